@@ -1,0 +1,1 @@
+"""Compiles a one-device JAX training program into a distributed one."""

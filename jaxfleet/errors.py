@@ -1,0 +1,101 @@
+"""Every exception that jaxfleet raises, sorted by who can act on it.
+
+::
+
+    JaxfleetError
+      ProgramError         the user's program is wrong
+        CaptureError         a training step cannot be captured as it is written
+        TextError            IR text does not parse
+        VerifyError          a program breaks a rule of the IR
+        FeedError            what was fed or fetched does not fit the program
+      PassError            a pass cannot run: its options, or what it was given
+      StrategyError        a strategy's fields contradict each other or the machine
+      ConnectError         a peer never answered; try again
+      PeerLostError        a peer answered, then went
+      ClosedError          this end was closed
+
+The first line of an error says what happened, with the values. Where it happened and what to do
+are notes, which Python prints under the message.
+"""
+
+from typing import Protocol
+
+
+class Located(Protocol):
+    """Describes what an error can point at: a line of the user's program."""
+
+    def where(self) -> str:
+        """Returns `file:line, in function` and the line itself, or an empty string."""
+        ...
+
+
+class JaxfleetError(Exception):
+    """Says what happened, where, and what to do.
+
+    Args:
+        what: the message; names the values that are wrong.
+        source: the line of the user's program it is about.
+        op: the operator it is about; printed, and its source is used where `source` is not given.
+        hint: what the user can do.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        source: Located | None = None,
+        op: object | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        located = source if source is not None else getattr(op, "source", None)
+        if located is not None and (where := located.where()):
+            self.add_note(f"  {where}")
+        if op is not None:
+            self.add_note(f"  op: {op}")
+        if hint is not None:
+            self.add_note(f"  hint: {hint}")
+
+    def __str__(self) -> str:
+        return self.what
+
+
+class ProgramError(JaxfleetError, ValueError):
+    """The user's program is wrong."""
+
+
+class CaptureError(ProgramError):
+    """A training step cannot be captured as it is written."""
+
+
+class TextError(ProgramError):
+    """IR text does not parse."""
+
+
+class VerifyError(ProgramError):
+    """A program breaks a rule of the IR."""
+
+
+class FeedError(ProgramError):
+    """What was fed or fetched does not fit the program."""
+
+
+class PassError(JaxfleetError, ValueError):
+    """A pass cannot run: its options, or the program that it was given."""
+
+
+class StrategyError(JaxfleetError, ValueError):
+    """A strategy's fields contradict each other or the machine."""
+
+
+class ConnectError(JaxfleetError, ConnectionError):
+    """A peer never answered; trying again may help."""
+
+
+class PeerLostError(JaxfleetError, ConnectionError):
+    """A peer answered, then went."""
+
+
+class ClosedError(JaxfleetError, RuntimeError):
+    """This end was closed."""

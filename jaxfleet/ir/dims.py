@@ -1,0 +1,293 @@
+"""Symbolic sizes: a batch is a letter, not a number.
+
+A size is an `int` or a `Dim`, a polynomial over letters with integer coefficients whose atoms may
+also be `floordiv(x, y)`, `mod(x, y)`, `max(x, y)` and `min(x, y)`. It is kept in one canonical
+order, so that equal sizes compare and print alike: `2*b+1`, `n*b`, `floordiv(b,4)`.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from jaxfleet.errors import TextError
+
+CALLS: Mapping[str, Callable[[int, int], int]] = {
+    "floordiv": lambda x, y: x // y,
+    "mod": lambda x, y: x % y,
+    "max": max,
+    "min": min,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Applies one of `CALLS` to two sizes."""
+
+    name: str
+    args: tuple["Size", "Size"]
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.args[0]},{self.args[1]})"
+
+
+Atom: TypeAlias = str | Call
+Factors: TypeAlias = tuple[tuple[Atom, int], ...]  # (atom, power), sorted by the atom's text
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A size that depends on letters; made by `letter`, arithmetic, or `parse_size`."""
+
+    terms: tuple[tuple[Factors, int], ...]  # (factors, coefficient), highest degree first
+
+    def __add__(self, other: "Size") -> "Size":
+        sums = dict(self.terms)
+        for factors, coefficient in _terms(other):
+            sums[factors] = sums.get(factors, 0) + coefficient
+        return _canonical(sums)
+
+    def __mul__(self, other: "Size") -> "Size":
+        sums: dict[Factors, int] = {}
+        for left, x in self.terms:
+            for right, y in _terms(other):
+                product = _multiply(left, right)
+                sums[product] = sums.get(product, 0) + x * y
+        return _canonical(sums)
+
+    def __neg__(self) -> "Size":
+        return self * -1
+
+    def __sub__(self, other: "Size") -> "Size":
+        return self + other * -1
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __rsub__(self, other: int) -> "Size":
+        return -self + other
+
+    @property
+    def letters(self) -> frozenset[str]:
+        """The letters that this size depends on."""
+        found: set[str] = set()
+        for factors, _ in self.terms:
+            for atom, _ in factors:
+                found |= {atom} if isinstance(atom, str) else letters(atom.args)
+        return frozenset(found)
+
+    def substitute(self, values: Mapping[str, "Size"]) -> "Size":
+        """Returns this size with letters replaced by sizes."""
+        total: Size = 0
+        for factors, coefficient in self.terms:
+            product: Size = coefficient
+            for atom, power in factors:
+                for _ in range(power):
+                    product = product * _substitute_atom(atom, values)
+            total = total + product
+        return total
+
+    def __str__(self) -> str:
+        text = ""
+        for factors, coefficient in self.terms:
+            sign = "-" if coefficient < 0 else "+" if text else ""
+            text += sign + _term_text(factors, abs(coefficient))
+        return text
+
+    def __repr__(self) -> str:
+        return f"Dim({self})"
+
+
+Size: TypeAlias = int | Dim
+
+
+def letter(name: str) -> Dim:
+    """Returns the size that is just this letter."""
+    return Dim(((((name, 1),), 1),))
+
+
+def call(name: str, x: Size, y: Size) -> Size:
+    """Returns `name(x, y)`, computed where both are numbers."""
+    if isinstance(x, int) and isinstance(y, int):
+        return CALLS[name](x, y)
+    if name == "floordiv" and isinstance(exact := divide_exactly(x, y), int | Dim):
+        return exact
+    return Dim(((((Call(name, (x, y)), 1),), 1),))
+
+
+def divide_exactly(x: Size, y: Size) -> Size | None:
+    """Returns `x / y` where it divides without a rest whatever the letters, else None."""
+    if x == y:
+        return 1
+    if isinstance(y, int):
+        if y == 0 or any(coefficient % y for _, coefficient in _terms(x)):
+            return None
+        return _canonical({factors: coefficient // y for factors, coefficient in _terms(x)})
+    if len(y.terms) != 1:
+        return None
+    (divisor, scale) = y.terms[0]
+    quotient: dict[Factors, int] = {}
+    for factors, coefficient in _terms(x):
+        rest = _cancel(factors, divisor)
+        if rest is None or coefficient % scale:
+            return None
+        quotient[rest] = coefficient // scale
+    return _canonical(quotient)
+
+
+def letters(sizes: tuple[Size, ...]) -> frozenset[str]:
+    """Returns the letters that any of the sizes depends on."""
+    return frozenset().union(*(size.letters for size in sizes if isinstance(size, Dim)))
+
+
+def substitute(size: Size, values: Mapping[str, Size]) -> Size:
+    """Returns the size with letters replaced by sizes."""
+    return size.substitute(values) if isinstance(size, Dim) else size
+
+
+def evaluate(size: Size, values: Mapping[str, int]) -> int:
+    """Returns the number that a size is, given its letters.
+
+    Raises:
+        KeyError: a letter has no value.
+    """
+    if isinstance(size, int):
+        return size
+    missing = sorted(size.letters - values.keys())
+    if missing:
+        raise KeyError(f"size {size}: no value for {', '.join(missing)}")
+    result = size.substitute(values)
+    assert isinstance(result, int)
+    return result
+
+
+def parse_size(text: str) -> Size:
+    """Reads a size; spaces do not matter, and `b^2` is a power.
+
+    Raises:
+        TextError: the text is not a size.
+    """
+    return _SizeParser(text).parse()
+
+
+def _terms(size: Size) -> tuple[tuple[Factors, int], ...]:
+    return size.terms if isinstance(size, Dim) else (((), size),)
+
+
+def _canonical(sums: Mapping[Factors, int]) -> Size:
+    terms = [(factors, coefficient) for factors, coefficient in sums.items() if coefficient]
+    if not terms:
+        return 0
+    if len(terms) == 1 and not terms[0][0]:
+        return terms[0][1]
+    terms.sort(key=lambda term: (-sum(power for _, power in term[0]), _term_text(term[0], 1)))
+    return Dim(tuple(terms))
+
+
+def _multiply(left: Factors, right: Factors) -> Factors:
+    powers = dict(left)
+    for atom, power in right:
+        powers[atom] = powers.get(atom, 0) + power
+    return tuple(sorted(powers.items(), key=lambda item: str(item[0])))
+
+
+def _cancel(factors: Factors, divisor: Factors) -> Factors | None:
+    powers = dict(factors)
+    for atom, power in divisor:
+        if powers.get(atom, 0) < power:
+            return None
+        powers[atom] -= power
+    return tuple((atom, power) for atom, power in powers.items() if power)
+
+
+def _substitute_atom(atom: Atom, values: Mapping[str, Size]) -> Size:
+    if isinstance(atom, str):
+        return values.get(atom, letter(atom))
+    x, y = (substitute(arg, values) for arg in atom.args)
+    return call(atom.name, x, y)
+
+
+def _term_text(factors: Factors, coefficient: int) -> str:
+    parts = [str(atom) if power == 1 else f"{atom}^{power}" for atom, power in factors]
+    if coefficient != 1 or not parts:
+        parts.insert(0, str(coefficient))
+    return "*".join(parts)
+
+
+class _SizeParser:
+    """Reads `sum := product (('+'|'-') product)*` by recursive descent."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = re.findall(r"\d+|[A-Za-z_]\w*|[-+*^(),]|\S", text)
+        self.at = 0
+
+    def parse(self) -> Size:
+        size = self._sum()
+        if self.at != len(self.tokens):
+            raise self._error()
+        return size
+
+    def _sum(self) -> Size:
+        total = -self._product() if self._take("-") else self._product()
+        while True:
+            if self._take("+"):
+                total = total + self._product()
+            elif self._take("-"):
+                total = total - self._product()
+            else:
+                return total
+
+    def _product(self) -> Size:
+        product = self._power()
+        while self._take("*"):
+            product = product * self._power()
+        return product
+
+    def _power(self) -> Size:
+        base = self._atom()
+        if not self._take("^"):
+            return base
+        result: Size = 1
+        for _ in range(int(self._next())):
+            result = result * base
+        return result
+
+    def _atom(self) -> Size:
+        token = self._next()
+        if token.isdigit():
+            return int(token)
+        if token == "(":
+            size = self._sum()
+            self._expect(")")
+            return size
+        if not re.fullmatch(r"[A-Za-z_]\w*", token):
+            raise self._error()
+        if not self._take("("):
+            return letter(token)
+        if token not in CALLS:
+            raise self._error()
+        x = self._sum()
+        self._expect(",")
+        y = self._sum()
+        self._expect(")")
+        return call(token, x, y)
+
+    def _next(self) -> str:
+        if self.at == len(self.tokens):
+            raise self._error()
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def _take(self, token: str) -> bool:
+        found = self.at < len(self.tokens) and self.tokens[self.at] == token
+        self.at += found
+        return found
+
+    def _expect(self, token: str) -> None:
+        if not self._take(token):
+            raise self._error()
+
+    def _error(self) -> TextError:
+        what = f"'{self.text}' is not a size (stopped at word {self.at + 1})"
+        return TextError(what, hint="sizes read like 784, b, 2*b+1, floordiv(b,4)")

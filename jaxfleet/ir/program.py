@@ -1,0 +1,313 @@
+"""The IR: Program, Block and Operator, all immutable; a rewrite returns a new Program.
+
+A Program has variables that outlive an operator's block (data, param, state, const) and blocks.
+Block 0 is the root; an operator that has sub-blocks names them in its attributes (`^1`). A block
+sees the variables of the blocks around it and those of the program; a block made from a jax
+function has arguments and results besides. State is updated in place: what a `param` or `state`
+variable holds when block 0 ends is its value in the next step.
+"""
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import overload
+
+from jaxfleet.errors import ProgramError
+from jaxfleet.ir.dims import Size
+from jaxfleet.ir.source import Source
+from jaxfleet.ir.types import Kind, Variable
+from jaxfleet.ir.values import Attrs, BlockRef, Literal, Operand, block_refs
+
+NO_SOURCE = Source()
+
+
+class Role(enum.Enum):
+    """What part of a training step an operator belongs to; passes select on it."""
+
+    FORWARD = "forward"
+    FORWARD_LOSS = "forward|loss"
+    BACKWARD = "backward"
+    BACKWARD_LOSS = "backward|loss"
+    OPTIMIZE = "optimize"
+    OPTIMIZE_LR_SCHED = "optimize|lr_sched"
+    LR_SCHED = "lr_sched"
+    RPC = "rpc"
+    DIST = "dist"
+
+
+class Operands(Sequence[Operand]):
+    """An operator's inputs or outputs: ordered (slot, operands) pairs.
+
+    As a sequence it is all operands in order, whatever their slots.
+    """
+
+    __slots__ = ("_flat", "slots")
+
+    def __init__(self, slots: Iterable[tuple[str, tuple[Operand, ...]]] = ()) -> None:
+        self.slots: tuple[tuple[str, tuple[Operand, ...]], ...] = _joined(slots)
+        self._flat: tuple[Operand, ...] = tuple(item for _, items in self.slots for item in items)
+
+    @classmethod
+    def of(cls, *operands: Operand) -> "Operands":
+        """Returns operands in one unnamed slot."""
+        return cls((("", operands),) if operands else ())
+
+    @classmethod
+    def named(cls, **slots: Operand | Sequence[Operand]) -> "Operands":
+        """Returns operands in named slots: `Operands.named(X="x", Y=["a", "b"])`."""
+        pairs = []
+        for slot, items in slots.items():
+            single = isinstance(items, str | Literal)
+            pairs.append((slot, (items,) if single else tuple(items)))
+        return cls(pairs)  # type: ignore[arg-type]  # mypy does not follow `single`
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The variables among the operands, in order, literals left out."""
+        return tuple(item for item in self._flat if isinstance(item, str))
+
+    def slot(self, name: str) -> tuple[Operand, ...]:
+        """Returns the operands of a slot, empty where there is no such slot."""
+        return next((items for slot, items in self.slots if slot == name), ())
+
+    def renamed(self, names: Mapping[str, Operand]) -> "Operands":
+        """Returns the same slots with variables replaced."""
+        if not any(item in names for item in self._flat if isinstance(item, str)):
+            return self
+        return Operands(
+            (slot, tuple(names.get(x, x) if isinstance(x, str) else x for x in items))
+            for slot, items in self.slots
+        )
+
+    def replaced(self, flat: Sequence[Operand]) -> "Operands":
+        """Returns the same slots, of the same lengths, holding other operands."""
+        rest = iter(flat)
+        return Operands((slot, tuple(next(rest) for _ in items)) for slot, items in self.slots)
+
+    @overload
+    def __getitem__(self, index: int) -> Operand: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Operand, ...]: ...
+    def __getitem__(self, index: int | slice) -> Operand | tuple[Operand, ...]:
+        return self._flat[index]
+
+    def __len__(self) -> int:
+        return len(self._flat)
+
+    def __add__(self, other: "Operands") -> "Operands":
+        merged = dict(self.slots)
+        for slot, items in other.slots:
+            merged[slot] = merged.get(slot, ()) + items
+        return Operands(merged.items())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Operands) and self.slots == other.slots
+
+    def __hash__(self) -> int:
+        return hash(self.slots)
+
+    def __repr__(self) -> str:
+        return f"Operands({self.slots!r})"
+
+
+def _joined(
+    slots: Iterable[tuple[str, tuple[Operand, ...]]],
+) -> tuple[tuple[str, tuple[Operand, ...]], ...]:
+    """Returns the slots with all unnamed operands in one slot, which goes first."""
+    bare: tuple[Operand, ...] = ()
+    named = []
+    for slot, items in slots:
+        if slot:
+            named.append((slot, tuple(items)))
+        else:
+            bare += tuple(items)
+    return (("", bare), *named) if bare else tuple(named)
+
+
+NO_OPERANDS = Operands()
+NO_ATTRS = Attrs()
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator.
+
+    Attributes:
+        type: what it does, a name known to `jaxfleet.ops`: `jax.dot_general`, `sgd`.
+        inputs: variables and literals that it reads.
+        outputs: variables that it writes.
+        attrs: its parameters; sub-blocks are `BlockRef`s among them.
+        role: the part of the step it belongs to.
+        role_var: (parameter, gradient) pairs that it is about.
+        source: the user's line; not part of what makes two operators equal.
+    """
+
+    type: str
+    inputs: Operands = NO_OPERANDS
+    outputs: Operands = NO_OPERANDS
+    attrs: Attrs = NO_ATTRS
+    role: Role = Role.FORWARD
+    role_var: tuple[tuple[str, str], ...] = ()
+    source: Source = field(default=NO_SOURCE, compare=False, repr=False)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The variables that it reads."""
+        return self.inputs.names
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The variables that it writes."""
+        return self.outputs.names
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The indices of its sub-blocks, in the order its attributes name them."""
+        return tuple(ref.index for value in self.attrs.values() for ref in block_refs(value))
+
+    def __str__(self) -> str:
+        from jaxfleet.ir.text import print_operator  # noqa: PLC0415  # text is built on this module
+
+        return print_operator(self)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A list of operators with the variables that are theirs alone.
+
+    Attributes:
+        index: its place in the program.
+        parent: the index of the block whose variables it sees, -1 for block 0.
+        variables: name to Variable, arguments included.
+        args: names of its arguments, for a block that is a function.
+        ops: in the order they run.
+        results: what a block that is a function returns.
+    """
+
+    index: int = 0
+    parent: int = -1
+    variables: Mapping[str, Variable] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+    ops: tuple[Operator, ...] = ()
+    results: tuple[Operand, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "variables", MappingProxyType(dict(self.variables)))
+        object.__setattr__(self, "ops", tuple(self.ops))
+
+    def with_ops(self, ops: Iterable[Operator], *, declare: Iterable[Variable] = ()) -> "Block":
+        """Returns the block with other operators, and with more variables declared."""
+        more = {variable.name: variable for variable in declare}
+        variables = {**self.variables, **more} if more else self.variables
+        return replace(self, ops=tuple(ops), variables=variables)
+
+    def without_unused(self, *, keep: Iterable[str] = ()) -> "Block":
+        """Returns the block without the variables that nothing in it names."""
+        used = set(keep) | set(self.args)
+        used |= {item for item in self.results if isinstance(item, str)}
+        for op in self.ops:
+            used.update(op.reads, op.writes)
+        kept = {name: variable for name, variable in self.variables.items() if name in used}
+        return self if len(kept) == len(self.variables) else replace(self, variables=kept)
+
+    def __hash__(self) -> int:
+        return hash((self.index, self.args, self.ops, self.results))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A whole program.
+
+    Attributes:
+        name: what it prints under.
+        variables: name to Variable, those that do not belong to one block.
+        blocks: block 0 is the root.
+        attrs: facts about the whole: `role="trainer"`.
+    """
+
+    name: str = "main"
+    variables: Mapping[str, Variable] = field(default_factory=dict)
+    blocks: tuple[Block, ...] = (Block(),)
+    attrs: Attrs = NO_ATTRS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "variables", MappingProxyType(dict(self.variables)))
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+
+    @property
+    def root(self) -> Block:
+        """Block 0."""
+        return self.blocks[0]
+
+    def with_blocks(self, blocks: Iterable[Block]) -> "Program":
+        """Returns the program with other blocks."""
+        return replace(self, blocks=tuple(blocks))
+
+    def with_block(self, block: Block) -> "Program":
+        """Returns the program with the block of that index replaced."""
+        blocks = list(self.blocks)
+        blocks[block.index] = block
+        return replace(self, blocks=tuple(blocks))
+
+    def with_variables(self, variables: Iterable[Variable]) -> "Program":
+        """Returns the program with these variables added or replaced."""
+        return replace(self, variables={**self.variables, **{v.name: v for v in variables}})
+
+    def of_kind(self, *kinds: Kind) -> tuple[Variable, ...]:
+        """Returns the program's variables of these kinds, in order of declaration."""
+        return tuple(v for v in self.variables.values() if v.kind in kinds)
+
+    def lookup(self, name: str, block: Block | None = None) -> Variable:
+        """Returns the variable a name means in a block (block 0 unless told).
+
+        Raises:
+            ProgramError: no such variable can be seen from there.
+        """
+        at = block if block is not None else self.root
+        for scope in self.scopes(at):
+            if name in scope:
+                return scope[name]
+        what = f"'{name}' is not declared in block {at.index} of program '{self.name}'"
+        raise ProgramError(what)
+
+    def scopes(self, block: Block) -> Iterator[Mapping[str, Variable]]:
+        """Yields what a block can see, innermost first."""
+        at = block
+        while True:
+            yield at.variables
+            if at.parent < 0:
+                break
+            at = self.blocks[at.parent]
+        yield self.variables
+
+    @cached_property
+    def op_count(self) -> int:
+        """How many operators there are, in all blocks."""
+        return sum(len(block.ops) for block in self.blocks)
+
+    def __str__(self) -> str:
+        from jaxfleet.ir.text import print_program  # noqa: PLC0415  # text is built on this module
+
+        return print_program(self)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.blocks, self.attrs))
+
+
+def block_of(program: Program, ref: object) -> Block:
+    """Returns the block that an attribute refers to.
+
+    Raises:
+        ProgramError: the attribute is not a reference to a block of this program.
+    """
+    if isinstance(ref, BlockRef) and 0 <= ref.index < len(program.blocks):
+        return program.blocks[ref.index]
+    what = f"{ref!r} does not name one of the {len(program.blocks)} blocks of '{program.name}'"
+    raise ProgramError(what)
+
+
+def shape_of(program: Program, operand: Operand, block: Block | None = None) -> tuple[Size, ...]:
+    """Returns the shape of a variable, or `()` for a literal."""
+    return () if isinstance(operand, Literal) else program.lookup(operand, block).shape

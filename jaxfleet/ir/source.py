@@ -1,0 +1,43 @@
+"""Where an operator comes from: a line of the user's program, and the pass that made it."""
+
+import linecache
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Points at a line of the user's program.
+
+    Attributes:
+        file: the file's path, as Python knows it.
+        line: counted from 1.
+        function: the function the line is in.
+        scope: the modules around it, as jax's name stack has them: `CNN/Conv_0`.
+        made_by: the pass that inserted the operator, or empty where the user wrote it.
+    """
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    scope: str = ""
+    made_by: str = ""
+
+    def where(self) -> str:
+        """Returns `train.py:14, in build_model` with the line's text under it."""
+        if not self.file:
+            return ""
+        place = f"{short_path(self.file)}:{self.line}, in {self.function}"
+        code = linecache.getline(self.file, self.line).strip()
+        return f"{place}\n    {code}" if code else place
+
+    def comment(self) -> str:
+        """Returns the one line that IR text shows: `train.py:14, in build_model; by dce`."""
+        place = f"{short_path(self.file)}:{self.line}, in {self.function}" if self.file else ""
+        scope = f"at {self.scope}" if self.scope else ""
+        made_by = f"by {self.made_by}" if self.made_by else ""
+        return "; ".join(part for part in (place, scope, made_by) if part)
+
+
+def short_path(path: str) -> str:
+    """Returns the last two parts of a path, which is what a reader looks for."""
+    return "/".join(path.replace("\\", "/").split("/")[-2:])

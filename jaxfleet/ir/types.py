@@ -1,0 +1,93 @@
+"""What is said of one value: Variable, its kind, and how a type reads (`f32[b,784]`)."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxfleet.ir.dims import Size
+
+# Short names as in jax and HLO; any other dtype keeps the name it has (`key<fry>`, `float0`).
+_SHORT: Mapping[str, str] = {
+    "bool": "bool",
+    "bfloat16": "bf16",
+    **{f"float{bits}": f"f{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"i{bits}" for bits in (2, 4, 8, 16, 32, 64)},
+    **{f"uint{bits}": f"u{bits}" for bits in (2, 4, 8, 16, 32, 64)},
+    **{f"complex{bits}": f"c{bits}" for bits in (64, 128)},
+}
+_LONG: Mapping[str, str] = {short: name for name, short in _SHORT.items()}
+
+
+def short_dtype(name: str) -> str:
+    """Returns the IR's name of a numpy dtype: `f32` for `float32`."""
+    return _SHORT.get(name, name)
+
+
+def long_dtype(short: str) -> str:
+    """Returns numpy's name of a dtype: `float32` for `f32`."""
+    return _LONG.get(short, short)
+
+
+class Kind(enum.Enum):
+    """What a variable is for.
+
+    `data` is fed; `param` and `state` live across steps; `const` never changes; `temp` lives
+    within one step.
+    """
+
+    DATA = "data"
+    PARAM = "param"
+    STATE = "state"
+    CONST = "const"
+    TEMP = "temp"
+
+    @property
+    def persistable(self) -> bool:
+        """Tells whether the variable outlives a step."""
+        return self in {Kind.PARAM, Kind.STATE}
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The value of a `const` variable.
+
+    Attributes:
+        digest: names the bytes; two constants are equal when their digests are.
+        value: a numpy array, or None where only the text of the program is at hand.
+    """
+
+    digest: str
+    value: Any = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A named value.
+
+    Attributes:
+        name: unique among the variables that an operator can see.
+        dtype: the IR's name of it: `f32`.
+        shape: a size for each axis.
+        kind: what it is for.
+        constant: its value, for a `const`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Size, ...]
+    kind: Kind = Kind.TEMP
+    constant: Constant | None = None
+
+    @property
+    def type(self) -> str:
+        """The type as it prints: `f32[b,784]`."""
+        return type_text(self.dtype, self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+def type_text(dtype: str, shape: tuple[Size, ...]) -> str:
+    """Returns a type as it prints: `f32[b,784]`."""
+    return f"{dtype}[{','.join(map(str, shape))}]"

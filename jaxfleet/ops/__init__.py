@@ -1,0 +1,11 @@
+"""What operators mean: the registry, jax's primitives, and fluid's families."""
+
+from jaxfleet.ops.registry import Array as Array
+from jaxfleet.ops.registry import Context as Context
+from jaxfleet.ops.registry import Dialect as Dialect
+from jaxfleet.ops.registry import Meaning as Meaning
+from jaxfleet.ops.registry import OpDef as OpDef
+from jaxfleet.ops.registry import find_op as find_op
+from jaxfleet.ops.registry import known_ops as known_ops
+from jaxfleet.ops.registry import register_dialect as register_dialect
+from jaxfleet.ops.registry import register_op as register_op

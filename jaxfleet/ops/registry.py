@@ -1,0 +1,123 @@
+"""What an operator type means: one JAX function each, and nothing is defined twice.
+
+An operator's shapes come from `jax.eval_shape` of its meaning, its gradient from `jax.vjp`, its
+lowering from calling it under `jit`. `jax.*` operators are jax primitives and need no entry.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from jaxfleet.errors import ProgramError
+from jaxfleet.ir import Block, Operator, Program, Size
+
+Array: TypeAlias = Any  # a jax array or tracer
+
+
+class Context(Protocol):
+    """What a meaning may ask about where it runs."""
+
+    @property
+    def axis_name(self) -> str | None:
+        """The mesh axis that the devices are on, or None on a single device."""
+        ...
+
+    def size(self, size: Size) -> int:
+        """Returns the number that a symbolic size is here."""
+        ...
+
+    def run_block(self, block: Block, args: Sequence[Array]) -> list[Array]:
+        """Runs a sub-block as a function of its arguments."""
+        ...
+
+    @property
+    def program(self) -> Program:
+        """The program that the operator is in."""
+        ...
+
+
+Meaning: TypeAlias = Callable[[Context, Operator, Sequence[Array]], Sequence[Array]]
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """Says what one operator type does.
+
+    Attributes:
+        type: the operator's type.
+        meaning: computes the outputs from the inputs, in operand order.
+        has_effect: it does something besides writing its outputs, so it is never dead.
+        is_collective: all devices must run it together, so none may skip or reorder it.
+    """
+
+    type: str
+    meaning: Meaning
+    has_effect: bool = False
+    is_collective: bool = False
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Says what every operator type under one prefix does: `jax.` for jax's primitives."""
+
+    prefix: str
+    define: Callable[[str], OpDef]
+
+
+@dataclass
+class _Registry:
+    ops: dict[str, OpDef] = field(default_factory=dict)
+    dialects: dict[str, Dialect] = field(default_factory=dict)
+
+
+_REGISTRY = _Registry()
+
+
+def register_op(
+    op_type: str, *, has_effect: bool = False, is_collective: bool = False
+) -> Callable[[Meaning], Meaning]:
+    """Registers the decorated function as what an operator type means."""
+
+    def register(meaning: Meaning) -> Meaning:
+        if op_type in _REGISTRY.ops:
+            raise ProgramError(f"operator type '{op_type}' is registered twice")
+        _REGISTRY.ops[op_type] = OpDef(op_type, meaning, has_effect, is_collective)
+        return meaning
+
+    return register
+
+
+def register_dialect(dialect: Dialect) -> None:
+    """Registers what the types under a prefix mean."""
+    _REGISTRY.dialects[dialect.prefix] = dialect
+
+
+def find_op(op: Operator | str) -> OpDef:
+    """Returns what an operator, or an operator type, means.
+
+    Raises:
+        ProgramError: no such type; the error lists the nearest ones.
+    """
+    op_type = op if isinstance(op, str) else op.type
+    found = _REGISTRY.ops.get(op_type)
+    if found is not None:
+        return found
+    for prefix, dialect in _REGISTRY.dialects.items():
+        if op_type.startswith(prefix):
+            definition = dialect.define(op_type)
+            _REGISTRY.ops[op_type] = definition
+            return definition
+    raise _unknown(op_type, op if isinstance(op, Operator) else None)
+
+
+def known_ops() -> Mapping[str, OpDef]:
+    """Returns the registered operator types, and the jax primitives asked for so far."""
+    return dict(_REGISTRY.ops)
+
+
+def _unknown(op_type: str, op: Operator | None) -> ProgramError:
+    import difflib  # noqa: PLC0415  # only an error needs it
+
+    near = difflib.get_close_matches(op_type, _REGISTRY.ops, n=3)
+    hint = f"did you mean {', '.join(near)}?" if near else "register it with register_op"
+    return ProgramError(f"no operator type '{op_type}'", op=op, hint=hint)
