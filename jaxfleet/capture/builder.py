@@ -1,0 +1,285 @@
+"""Turns a jaxpr into operators: calls inlined, loops and branches as sub-blocks, values named.
+
+The result is a `Draft`, still in single-assignment form, with the markers of
+`capture.marker` as `gradient` and `parameter` operators.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfleet.capture.marker import read_mark
+from jaxfleet.errors import CaptureError
+from jaxfleet.ir import (
+    Attrs,
+    Block,
+    BlockRef,
+    Kind,
+    Operand,
+    Operands,
+    Operator,
+    Role,
+    Source,
+    Variable,
+    Word,
+)
+from jaxfleet.ir.resources import make_constant
+from jaxfleet.ops import find_op, jax_adapter
+from jaxfleet.ops.jax_adapter import Equation, Jaxpr
+
+MARK = "jaxfleet.mark"  # the operator that stands for a marker until `finish` takes it out
+
+# Calls that only wrap a computation: the parameter that holds it. Their derivatives have been
+# taken by the time a training step is traced, so the computation is all that is left of them.
+_INLINED: Mapping[str, str] = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "call": "call_jaxpr",
+    "eval_jaxpr": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+_LOOPS = frozenset({"scan", "while", "cond", "remat2", "checkpoint", "reduce"})
+
+
+@dataclass
+class Draft:
+    """A traced step: operators in single-assignment form, by block.
+
+    Attributes:
+        blocks: block 0 is the step; it has no variables of its own kind but temporaries.
+        constants: by name.
+        results: what the step returned, flat.
+    """
+
+    blocks: list[Block]
+    constants: dict[str, Variable]
+    results: list[Operand]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the equations being read come from."""
+
+    stack: str = ""
+    source: Source | None = None  # set inside library functions, whose own lines say nothing
+
+
+@dataclass
+class _Open:
+    """A block being filled."""
+
+    index: int
+    parent: int
+    args: tuple[str, ...] = ()
+    variables: dict[str, Variable] = field(default_factory=dict)
+    ops: list[Operator] = field(default_factory=list)
+    results: tuple[Operand, ...] = ()
+
+
+def build(jaxpr: Jaxpr, inputs: Sequence[Operand]) -> Draft:
+    """Reads a closed jaxpr.
+
+    Args:
+        jaxpr: what `jax.make_jaxpr` returned.
+        inputs: the variable for each of its inputs.
+
+    Raises:
+        CaptureError: an equation has an effect or a parameter that is not data, or is not known.
+    """
+    builder = _Builder(set(x for x in inputs if isinstance(x, str)))
+    results = builder.read(jaxpr, list(inputs), _Place())
+    blocks = [
+        Block(b.index, b.parent, b.variables, b.args, tuple(b.ops), b.results)
+        for b in builder.blocks
+    ]
+    return Draft(blocks, builder.constants, results)
+
+
+class _Builder:
+    def __init__(self, taken: set[str]) -> None:
+        self.taken = taken
+        self.blocks = [_Open(0, -1)]
+        self.current = self.blocks[0]
+        self.constants: dict[str, Variable] = {}
+        self.by_digest: dict[str, str] = {}
+        self.count = 0
+
+    def read(self, closed: Jaxpr, inputs: list[Operand], place: _Place) -> list[Operand]:
+        jaxpr, consts = jax_adapter.open_jaxpr(closed)
+        values: dict[Any, Operand] = {}
+        for var, const in zip(jaxpr.constvars, consts, strict=True):
+            values[var] = self._constant(const)
+        values.update(zip(jaxpr.invars, inputs, strict=True))
+        for eqn in jaxpr.eqns:
+            self._equation(eqn, values, place)
+        return [self._value(values, atom) for atom in jaxpr.outvars]
+
+    def _equation(self, eqn: Equation, values: dict[Any, Operand], place: _Place) -> None:
+        name = eqn.primitive.name
+        inputs = [self._value(values, atom) for atom in eqn.invars]
+        stack = "/".join(part for part in (place.stack, jax_adapter.stack_of(eqn)) if part)
+        source = _source(eqn, place, stack)
+        if eqn.effects:
+            raise _has_effect(name, source)
+        if name in _INLINED:
+            body = eqn.params[_INLINED[name]]
+            inner = source if jax_adapter.is_library_function(body) else place.source
+            results = self.read(body, inputs, _Place(stack, inner))
+            values.update(zip(eqn.outvars, results, strict=True))
+            return
+        role = Role.BACKWARD if "transpose(" in stack else Role.FORWARD
+        op = self._operator(eqn, _Place(stack, place.source), source)
+        outputs = self._declare(eqn.outvars, source, name)
+        values.update(zip(eqn.outvars, outputs, strict=True))
+        self.current.ops.append(
+            Operator(
+                op.type,
+                Operands.of(*inputs),
+                Operands.of(*outputs),
+                op.attrs,
+                role,
+                source=source,
+            )
+        )
+
+    def _operator(self, eqn: Equation, place: _Place, source: Source) -> Operator:
+        """Returns the type and the attributes of an equation's operator."""
+        name = eqn.primitive.name
+        if name == "name" and (mark := read_mark(eqn.params["name"])) is not None:
+            if self.current.index:
+                what = "the optimizer's update runs inside a loop or a branch"
+                hint = "wrap the outermost optimizer: jf.distributed_optimizer(optax.MultiSteps(...))"
+                raise CaptureError(what, source=source, hint=hint)
+            return Operator(MARK, attrs=Attrs({"mark": mark.text()}))
+        if name == "dim_as_value":
+            dtype = Word(jax_adapter.dtype_text(eqn.outvars[0].aval.dtype))
+            dim = jax_adapter.size_of(eqn.params["dim"])
+            return Operator("jax.dim_value", attrs=Attrs({"dim": dim, "dtype": dtype}))
+        if name in _LOOPS:
+            return self._loop(eqn, place)
+        find_op(f"jax.{name}")
+        try:
+            return Operator(f"jax.{name}", attrs=jax_adapter.encode_params(eqn))
+        except TypeError as error:
+            what = f"jax.{name} has a parameter that is not data: {error}"
+            hint = "write this part of the step with functions of jax.numpy or jax.lax"
+            raise CaptureError(what, source=source, hint=hint) from error
+
+    def _loop(self, eqn: Equation, place: _Place) -> Operator:
+        name, params = eqn.primitive.name, eqn.params
+
+        def block(key: str) -> BlockRef:
+            return self._block(params[key], place)
+
+        match name:
+            case "scan":
+                loop = jax_adapter.loop_of(eqn)
+                attrs = {
+                    "body": block("jaxpr"),
+                    "length": jax_adapter.size_of(params["length"]),
+                    "num_carry": loop.num_carry,
+                    "num_consts": loop.num_consts,
+                    "reverse": bool(params["reverse"]),
+                    "unroll": jax_adapter.encode(params["unroll"]),
+                }
+            case "while":
+                attrs = {
+                    "body": block("body_jaxpr"),
+                    "body_nconsts": params["body_nconsts"],
+                    "cond": block("cond_jaxpr"),
+                    "cond_nconsts": params["cond_nconsts"],
+                }
+            case "cond":
+                branches = tuple(self._block(branch, place) for branch in params["branches"])
+                attrs = {"branches": branches}
+            case "reduce":
+                attrs = {"body": block("jaxpr"), "dimensions": tuple(params["dimensions"])}
+            case _:  # a recomputation: its policy has done its work when the gradient was taken
+                attrs = {
+                    "body": block("jaxpr"),
+                    "differentiated": bool(params["differentiated"]),
+                    "prevent_cse": jax_adapter.encode(params["prevent_cse"]),
+                }
+        op_type = "remat2" if name == "checkpoint" else name
+        return Operator(f"jax.{op_type}", attrs=Attrs(attrs))
+
+    def _block(self, closed: Jaxpr, place: _Place) -> BlockRef:
+        outer = self.current
+        block = _Open(len(self.blocks), outer.index)
+        self.blocks.append(block)
+        self.current = block
+        jaxpr, _ = jax_adapter.open_jaxpr(closed)
+        args = self._declare(jaxpr.invars, Source(scope=jax_adapter.clean_scope(place.stack)), "a")
+        block.args = tuple(args)
+        block.results = tuple(self.read(closed, list(args), place))
+        self.current = outer
+        return BlockRef(block.index)
+
+    def _declare(self, variables: Sequence[Any], source: Source, hint: str) -> list[str]:
+        prefix = source.scope.rsplit("/", 1)[-1] or hint
+        names = []
+        for var in variables:
+            self.count += 1
+            name = f"{_plain(prefix)}.{self.count}"
+            while name in self.taken:
+                name += "_"
+            dtype = jax_adapter.dtype_text(var.aval.dtype)
+            shape = jax_adapter.shape_text(var.aval.shape)
+            self.current.variables[name] = Variable(name, dtype, shape)
+            names.append(name)
+        return names
+
+    def _value(self, values: Mapping[Any, Operand], atom: Any) -> Operand:
+        if not jax_adapter.is_literal(atom):
+            return values[atom]
+        if atom.aval.shape == ():
+            return jax_adapter.literal_of(atom.val, atom.aval.dtype)
+        return self._constant(atom.val)
+
+    def _constant(self, value: Any) -> Operand:
+        if jax.dtypes.issubdtype(getattr(value, "dtype", np.float32), jax.dtypes.prng_key):
+            return self._key_constant(value)
+        array = np.asarray(value)
+        if array.shape == ():
+            return jax_adapter.literal_of(array, array.dtype)
+        constant = make_constant(array)
+        name = self.by_digest.get(constant.digest)
+        if name is None:
+            name = self.by_digest[constant.digest] = f"const.{len(self.constants)}"
+            dtype = jax_adapter.dtype_text(array.dtype)
+            self.constants[name] = Variable(name, dtype, array.shape, Kind.CONST, constant)
+        return name
+
+    def _key_constant(self, key: Any) -> Operand:
+        data = self._constant(jax.random.key_data(key))
+        self.count += 1
+        name = f"key.{self.count}"
+        dtype = jax_adapter.dtype_text(key.dtype)
+        self.current.variables[name] = Variable(name, dtype, key.shape)
+        attrs = Attrs({"impl": str(jax.random.key_impl(key))})
+        wrap = Operator("jax.random_wrap", Operands.of(data), Operands.of(name), attrs)
+        self.current.ops.append(wrap)
+        return name
+
+
+def _source(eqn: Equation, place: _Place, stack: str) -> Source:
+    scope = jax_adapter.clean_scope(stack)
+    own = place.source or jax_adapter.source_of(eqn)
+    return Source(own.file, own.line, own.function, scope)
+
+
+def _has_effect(name: str, source: Source) -> CaptureError:
+    what = f"the training step has a side effect: {name}"
+    hint = "return what you want to see as a metric, or take the call out of the step"
+    return CaptureError(what, source=source, hint=hint)
+
+
+def _plain(prefix: str) -> str:
+    kept = "".join(c if c.isalnum() or c == "_" else "_" for c in prefix)
+    return kept if kept[:1].isalpha() else f"v{kept}"

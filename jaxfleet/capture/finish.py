@@ -1,0 +1,256 @@
+"""Turns a draft into a Program: markers out, gradients named, state updated in place."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxfleet.capture.builder import MARK, Draft
+from jaxfleet.capture.gradients import Gradient, find_gradients
+from jaxfleet.capture.roles import ancestors_of, assign_roles, unmarked
+from jaxfleet.errors import CaptureError
+from jaxfleet.ir import Attrs, Kind, Operand, Operands, Operator, Program, Role, Variable
+from jaxfleet.ir.names import grad_name, unique
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Names what goes into a step and what comes out of it.
+
+    Attributes:
+        state: variables of the state, in the order of its leaves.
+        data: variables of the batch, in the order of its leaves.
+        new_state: what the step returned for each state leaf.
+        metrics: name and value of each metric.
+    """
+
+    state: Sequence[Variable]
+    data: Sequence[Variable]
+    new_state: Sequence[Operand]
+    metrics: Sequence[tuple[str, Operand]]
+
+
+def finish(draft: Draft, interface: Interface, *, name: str, attrs: Attrs) -> Program:
+    """Returns the program of a drafted step.
+
+    Raises:
+        CaptureError: a parameter is updated by a gradient that no marker saw, or a gradient's
+            parameter cannot be told.
+    """
+    root = draft.blocks[0]
+    types = {v.name: v for v in (*interface.state, *interface.data, *draft.constants.values())}
+    types |= root.variables
+    state_names = [variable.name for variable in interface.state]
+    gradients = find_gradients(root.ops, state=state_names, types=types)
+    params = {gradient.param for gradient in gradients}
+    _check_all_marked(root.ops, types, interface, params)
+    metrics = [value for _, value in interface.metrics if isinstance(value, str)]
+    ops = assign_roles(
+        root.ops, types=types, data=[v.name for v in interface.data], returned=metrics
+    )
+    ops, renames = _name_gradients(ops, gradients)
+    step = _Step(ops, {**types}, renames)
+    late = step.update_in_place(interface)
+    step.name_metrics(interface.metrics)
+    step.assign_late(late)
+    step.fetch(interface.metrics)
+    kinds = {name: Kind.PARAM if name in params else Kind.STATE for name in state_names}
+    top = [*interface.data, *(replace(v, kind=kinds[v.name]) for v in interface.state)]
+    declared = {variable.name: variable for variable in (*top, *draft.constants.values())}
+    temporaries = {n: v for n, v in step.types.items() if n not in declared}
+    block = replace(root, ops=tuple(step.ops), variables=temporaries).without_unused()
+    return Program(name, declared, (block, *draft.blocks[1:]), attrs)
+
+
+def _check_all_marked(
+    ops: Sequence[Operator],
+    types: Mapping[str, Variable],
+    interface: Interface,
+    params: set[str],
+) -> None:
+    """Refuses a step that trains a parameter past `distributed_optimizer`."""
+    reached = unmarked(ops, types)
+    gradients = [name for op in ops if op.role is Role.BACKWARD for name in op.writes]
+    read = ancestors_of(ops, gradients)
+    for variable, value in zip(interface.state, interface.new_state, strict=True):
+        origin = reached.get(value) if isinstance(value, str) else None
+        if origin is None or variable.name in params or variable.name not in read:
+            continue
+        if params:
+            what = f"the gradient of '{variable.name}' does not pass through distributed_optimizer"
+            hint = (
+                "wrap the outermost optimizer: jf.distributed_optimizer(optax.masked(...)), "
+                "not optax.masked(jf.distributed_optimizer(...))"
+            )
+        else:
+            what = f"'{variable.name}' is trained, but no optimizer is wrapped"
+            hint = "write tx = jf.distributed_optimizer(optax.adam(1e-3)) where the optimizer is made"
+        raise CaptureError(what, source=origin.source, hint=hint)
+
+
+def _name_gradients(
+    ops: Sequence[Operator], gradients: Sequence[Gradient]
+) -> tuple[list[Operator], dict[str, Operand]]:
+    """Takes the markers out and gives each gradient its name at the operator that makes it."""
+    by_mark = {gradient.marked: gradient for gradient in gradients}
+    written = {name for op in ops if op.type != MARK for name in op.writes}
+    renames: dict[str, Operand] = {}
+    pairs: dict[str, tuple[str, str]] = {}
+    kept: list[Operator] = []
+    taken: set[str] = set()
+    for op in ops:
+        if op.type != MARK:
+            kept.append(op)
+            continue
+        gradient = by_mark.get(op.writes[0])
+        if gradient is None:
+            renames[op.writes[0]] = op.inputs[0]
+            continue
+        name = unique(grad_name(gradient.param), taken)
+        taken.add(name)
+        renames[gradient.marked] = name
+        if isinstance(gradient.raw, str) and gradient.raw in written and gradient.raw not in pairs:
+            renames[gradient.raw] = name
+            pairs[gradient.raw] = (gradient.param, name)
+        else:
+            role_var = ((gradient.param, name),)
+            kept.append(
+                replace(op, type="assign", attrs=Attrs(), role=Role.BACKWARD, role_var=role_var)
+            )
+    with_pairs = [
+        replace(op, role_var=tuple(pairs[name] for name in op.writes if name in pairs))
+        if any(name in pairs for name in op.writes)
+        else op
+        for op in kept
+    ]
+    return with_pairs, renames
+
+
+class _Step:
+    """The operators of block 0 while their outputs get their final names."""
+
+    def __init__(
+        self, ops: Sequence[Operator], types: dict[str, Variable], renames: Mapping[str, Operand]
+    ) -> None:
+        self.types = types
+        self.renames = {old: _resolve(old, renames) for old in renames}
+        for old, new in self.renames.items():
+            if isinstance(new, str) and new not in types:
+                types[new] = replace(types[old], name=new)
+        self.ops = [_renamed(op, self.renames) for op in ops]
+
+    def update_in_place(self, interface: Interface) -> list[tuple[str, Operand]]:
+        """Lets operators write new state where the old is not read again.
+
+        Returns the other updates, for `assign_late`.
+        """
+        updates = [
+            (variable.name, self._final(value))
+            for variable, value in zip(interface.state, interface.new_state, strict=True)
+        ]
+        updates = [(name, value) for name, value in updates if name != value]
+        last_read, producer = self._places()
+        for _, value in (*updates, *interface.metrics):
+            if isinstance(value, str) and value not in producer:
+                last_read[value] = len(self.ops)  # an input that is returned as it came
+        in_place: dict[str, Operand] = {}
+        late: list[tuple[str, Operand]] = []
+        for name, value in updates:
+            place = self._place_to_rename(value, producer, in_place)
+            if place is not None and last_read.get(name, -1) <= place:
+                in_place[str(value)] = name
+            else:
+                late.append((name, value))
+        self._rename(in_place)
+        return [(name, _renamed_operand(value, in_place)) for name, value in late]
+
+    def name_metrics(self, metrics: Sequence[tuple[str, Operand]]) -> None:
+        """Gives the metrics their names, by a copy where a value has another name already."""
+        _, producer = self._places()
+        claimed: dict[str, Operand] = {}
+        copies: list[tuple[str, Operand]] = []
+        for name, operand in metrics:
+            value = self._final(operand)
+            if self._place_to_rename(value, producer, claimed) is not None:
+                claimed[str(value)] = name
+                self.types[name] = replace(self.types[str(value)], name=name)
+            else:
+                copies.append((name, value))
+        self._rename(claimed)
+        for name, value in copies:
+            self._assign(name, _renamed_operand(value, claimed), Role.FORWARD)
+
+    def assign_late(self, updates: Sequence[tuple[str, Operand]]) -> None:
+        """Assigns what cannot be written in place; a swap goes through copies."""
+        targets = {name for name, _ in updates}
+        copies: dict[str, Operand] = {}
+        values = [(name, self._final(value)) for name, value in updates]
+        for _, value in values:
+            if isinstance(value, str) and value in targets and value not in copies:
+                copy = unique(f"{value}.old", self.types)
+                self._assign(copy, value, Role.OPTIMIZE)
+                copies[value] = copy
+        for name, value in values:
+            self._assign(name, _renamed_operand(value, copies), Role.OPTIMIZE)
+
+    def fetch(self, metrics: Sequence[tuple[str, Operand]]) -> None:
+        """Fetches the metrics at the end of the step."""
+        if metrics:
+            role = self.ops[-1].role if self.ops else Role.FORWARD
+            names = Operands.of(*(name for name, _ in metrics))
+            self.ops.append(Operator("fetch", names, role=role))
+
+    def _place_to_rename(
+        self, value: Operand, producer: Mapping[str, int], claimed: Mapping[str, Operand]
+    ) -> int | None:
+        """Returns where a temporary is made, if it may get another name."""
+        if not isinstance(value, str) or value in claimed:
+            return None
+        place = producer.get(value)
+        if place is None or self.types[value].kind is not Kind.TEMP:
+            return None
+        is_gradient = any(value == gradient for _, gradient in self.ops[place].role_var)
+        return None if is_gradient else place
+
+    def _final(self, operand: Operand) -> Operand:
+        return self.renames.get(operand, operand) if isinstance(operand, str) else operand
+
+    def _places(self) -> tuple[dict[str, int], dict[str, int]]:
+        last_read: dict[str, int] = {}
+        producer: dict[str, int] = {}
+        for place, op in enumerate(self.ops):
+            last_read.update(dict.fromkeys(op.reads, place))
+            producer.update(dict.fromkeys(op.writes, place))
+        return last_read, producer
+
+    def _rename(self, names: Mapping[str, Operand]) -> None:
+        if names:
+            self.ops = [_renamed(op, names) for op in self.ops]
+            self.renames = {
+                old: _renamed_operand(new, names) for old, new in self.renames.items()
+            } | dict(names)
+
+    def _assign(self, name: str, value: Operand, role: Role) -> None:
+        if name not in self.types:
+            known = self.types[value] if isinstance(value, str) else None
+            dtype = known.dtype if known else value.dtype  # type: ignore[union-attr]
+            self.types[name] = Variable(name, dtype, known.shape if known else ())
+        self.ops.append(Operator("assign", Operands.of(value), Operands.of(name), role=role))
+
+
+def _resolve(name: str, renames: Mapping[str, Operand]) -> Operand:
+    seen: Operand = name
+    while isinstance(seen, str) and seen in renames and renames[seen] != seen:
+        seen = renames[seen]
+    return seen
+
+
+def _renamed_operand(operand: Operand, names: Mapping[str, Operand]) -> Operand:
+    return names.get(operand, operand) if isinstance(operand, str) else operand
+
+
+def _renamed(op: Operator, names: Mapping[str, Operand]) -> Operator:
+    inputs, outputs = op.inputs.renamed(names), op.outputs.renamed(names)
+    if inputs is op.inputs and outputs is op.outputs:
+        return op
+    return replace(op, inputs=inputs, outputs=outputs)
+
+

@@ -1,0 +1,109 @@
+"""Marks gradients, so that capture knows which value is whose gradient.
+
+`distributed_optimizer` gives every gradient that reaches the optimizer, and every parameter that
+comes with it, a name through `jax.ad_checkpoint.checkpoint_name`: an identity that survives
+tracing, `jit` and `vmap`, and compiles to nothing. Capture finds the names and takes them out.
+"""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxfleet.capture.trees import path_text
+from jaxfleet.errors import CaptureError
+
+GRADIENT = "jaxfleet.gradient"
+PARAMETER = "jaxfleet.parameter"
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What one marker says.
+
+    Attributes:
+        kind: `GRADIENT` or `PARAMETER`.
+        optimizer: which wrapped optimizer, numbered in the order they were made.
+        leaf: the place of the leaf in the gradients' tree.
+        path: its path there: `Dense_0/kernel`.
+    """
+
+    kind: str
+    optimizer: int
+    leaf: int
+    path: str
+
+    def text(self) -> str:
+        """Returns the name that carries it through tracing."""
+        return f"{self.kind}:{self.optimizer}:{self.leaf}:{self.path}"
+
+
+def read_mark(name: object) -> Mark | None:
+    """Returns what a name says, or None where it is not ours."""
+    text = str(name)
+    if not text.startswith((f"{GRADIENT}:", f"{PARAMETER}:")):
+        return None
+    kind, optimizer, leaf, path = text.split(":", 3)
+    return Mark(kind, int(optimizer), int(leaf), path)
+
+
+def distributed_optimizer(
+    optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """Wraps an Optax optimizer so that `distribute` can find its gradients.
+
+    On one device, and wherever the step is not captured, the result is the optimizer itself.
+    Wrap the outermost optimizer: `distributed_optimizer(optax.chain(...))`.
+
+    Args:
+        optimizer: any Optax transformation; also what has `init` and `update` like one
+            (`optax.MultiSteps`).
+
+    Raises:
+        CaptureError: the argument is no optimizer; or, when `update` runs, a gradient's shape
+            differs from its parameter's.
+    """
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        what = f"distributed_optimizer: {type(optimizer).__name__} is not an optimizer"
+        raise CaptureError(what, hint="pass an optax optimizer, such as optax.adam(1e-3)")
+    number = next(_numbers)
+    inner = optax.with_extra_args_support(optimizer)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        if params is not None:
+            _check_match(updates, params)
+            params = _mark(params, PARAMETER, number)
+        return inner.update(_mark(updates, GRADIENT, number), state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
+
+
+def _mark(tree: Any, kind: str, number: int) -> Any:
+    flat, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    marked = [
+        checkpoint_name(jnp.asarray(leaf), Mark(kind, number, place, path_text(path)).text())
+        for place, (path, leaf) in enumerate(flat)
+    ]
+    return jax.tree_util.tree_unflatten(treedef, marked)
+
+
+def _check_match(gradients: Any, params: Any) -> None:
+    found = dict(jax.tree_util.tree_flatten_with_path(gradients)[0])
+    wanted = dict(jax.tree_util.tree_flatten_with_path(params)[0])
+    for path, gradient in found.items():
+        param = wanted.get(path)
+        if param is None:
+            what = f"the gradient '{path_text(path)}' has no parameter of that name"
+            near = ", ".join(sorted(path_text(path) for path in wanted)[:5])
+            raise CaptureError(what, hint=f"the parameters are {near}, ...")
+        if jnp.shape(gradient) != jnp.shape(param):
+            what = (
+                f"the gradient of '{path_text(path)}' is {list(jnp.shape(gradient))}, "
+                f"but the parameter is {list(jnp.shape(param))}"
+            )
+            raise CaptureError(what, hint="differentiate with respect to these parameters")

@@ -1,0 +1,136 @@
+"""Says which part of the step each operator belongs to, and sorts the step by it.
+
+Backward operators are those that jax's name stack calls transposed, up to the markers; optimize
+operators follow from the markers, or feed nothing else; what only the optimizer's scalars need
+(a schedule, a step counter) is the learning-rate schedule.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from jaxfleet.capture.builder import MARK
+from jaxfleet.ir import Operator, Role, Variable
+
+_RANK = {Role.FORWARD: 0, Role.BACKWARD: 1, Role.LR_SCHED: 2, Role.OPTIMIZE: 3}
+
+
+def assign_roles(
+    ops: Sequence[Operator],
+    *,
+    types: Mapping[str, Variable],
+    data: Iterable[str],
+    returned: Iterable[str],
+) -> list[Operator]:
+    """Returns the operators with their roles, sorted by role where the order of values allows.
+
+    Args:
+        ops: a step in single-assignment form, markers included.
+        types: every variable of it.
+        data: the variables that are fed.
+        returned: what the step returns as metrics.
+    """
+    before = _ancestors(ops)
+    after = _descendants(ops, {name for op in ops if op.type == MARK for name in op.writes})
+    fed = _descendants(ops, set(data))
+    roles: list[Role] = []
+    producers: dict[str, Role] = {}
+    needed = set(returned)
+    feeds_optimizer = _feeds_only_the_optimizer(ops, before, after, fed, needed)
+    for place, op in enumerate(ops):
+        if place in before:
+            role = op.role
+        elif place in after:
+            role = Role.OPTIMIZE
+        elif place in feeds_optimizer:
+            role = Role.LR_SCHED if _is_scalar(op, types) else Role.OPTIMIZE
+        else:
+            role = op.role
+        if role is Role.FORWARD and any(producers.get(x) is Role.BACKWARD for x in op.reads):
+            role = Role.BACKWARD
+        roles.append(role)
+        producers.update(dict.fromkeys(op.writes, role))
+    with_roles = [replace(op, role=role) for op, role in zip(ops, roles, strict=True)]
+    return _sorted(with_roles, producers)
+
+
+def unmarked(ops: Sequence[Operator], types: Mapping[str, Variable]) -> dict[str, Operator]:
+    """Returns the values that backward operators reach without passing a marker.
+
+    Only floating-point values count: a test whether gradients are finite is not a gradient. The
+    operator beside each name is the backward operator that it comes from.
+    """
+    reached: dict[str, Operator] = {}
+    for op in ops:
+        if op.type == MARK:
+            continue
+        origin = next((reached[name] for name in op.reads if name in reached), None)
+        if origin is None and op.role is Role.BACKWARD:
+            origin = op
+        if origin is not None:
+            floats = [name for name in op.writes if types[name].dtype.lstrip("b").startswith("f")]
+            reached.update(dict.fromkeys(floats, origin))
+    return reached
+
+
+def ancestors_of(ops: Sequence[Operator], names: Iterable[str]) -> set[str]:
+    """Returns every variable that the named ones depend on, themselves included."""
+    needed = set(names)
+    for op in reversed(ops):
+        if needed.intersection(op.writes):
+            needed.update(op.reads)
+    return needed
+
+
+def _ancestors(ops: Sequence[Operator]) -> set[int]:
+    """Returns the places of operators that some marker depends on, markers included."""
+    needed: set[str] = set()
+    places: set[int] = set()
+    for place in reversed(range(len(ops))):
+        op = ops[place]
+        if op.type == MARK or needed.intersection(op.writes):
+            needed.update(op.reads)
+            places.add(place)
+    return places
+
+
+def _descendants(ops: Sequence[Operator], names: set[str]) -> set[int]:
+    reached = set(names)
+    places: set[int] = set()
+    for place, op in enumerate(ops):
+        if reached.intersection(op.reads):
+            reached.update(op.writes)
+            places.add(place)
+    return places
+
+
+def _feeds_only_the_optimizer(
+    ops: Sequence[Operator],
+    before: set[int],
+    after: set[int],
+    fed: set[int],
+    returned: set[str],
+) -> set[int]:
+    """Returns the places of operators whose results only the optimizer or the next step reads."""
+    elsewhere = set(returned)
+    places: set[int] = set()
+    for place in reversed(range(len(ops))):
+        op = ops[place]
+        if place in after:
+            continue
+        if place in before or place in fed or elsewhere.intersection(op.writes):
+            elsewhere.update(op.reads)
+        else:
+            places.add(place)
+    return places
+
+
+def _is_scalar(op: Operator, types: Mapping[str, Variable]) -> bool:
+    return all(types[name].shape == () for name in (*op.reads, *op.writes))
+
+
+def _sorted(ops: list[Operator], producers: Mapping[str, Role]) -> list[Operator]:
+    """Returns the operators sorted by role, unless some value would be read before it is made."""
+    for op in ops:
+        if any(_RANK[producers[name]] > _RANK[op.role] for name in op.reads if name in producers):
+            return ops
+    return sorted(ops, key=lambda op: _RANK[op.role])

@@ -1,0 +1,103 @@
+"""Runs a Program as a jax function: operator by operator, each by its meaning.
+
+Under `jit` this is how a Program becomes an XLA computation; without, it runs step by step.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jaxfleet.errors import ProgramError
+from jaxfleet.ir import Block, Literal, Operand, Operator, Program, Size, evaluate
+from jaxfleet.ir.types import Kind
+from jaxfleet.ops.jax_adapter import literal_value
+from jaxfleet.ops.registry import Array, find_op
+
+
+@dataclass
+class Interpreter:
+    """Runs the blocks of one program.
+
+    Attributes:
+        program: what to run.
+        sizes: a number for every letter in it.
+        axis_name: the mesh axis it runs over, or None.
+    """
+
+    program: Program
+    sizes: Mapping[str, int]
+    axis_name: str | None = None
+    _constants: dict[str, Array] = field(default_factory=dict)
+
+    def run(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs block 0 and returns what every name holds at its end.
+
+        Args:
+            values: an array for each data, param and state variable.
+
+        Raises:
+            ProgramError: a constant's value is missing, or an operator fails.
+        """
+        scope = {**self._values_of_constants(), **values}
+        self._run_ops(self.program.root, scope)
+        return scope
+
+    def run_block(self, block: Block, args: Sequence[Array]) -> list[Array]:
+        """Runs a block that is a function, and returns its results."""
+        scope = {**self._values_of_constants(), **dict(zip(block.args, args, strict=True))}
+        self._run_ops(block, scope)
+        return [_read(scope, result) for result in block.results]
+
+    def size(self, size: Size) -> int:
+        """Returns the number that a symbolic size is here."""
+        return evaluate(size, self.sizes)
+
+    def _run_ops(self, block: Block, scope: dict[str, Array]) -> None:
+        last_reads = _last_reads(block)
+        for place, op in enumerate(block.ops):
+            inputs = [_read(scope, operand) for operand in op.inputs]
+            outputs = self._run_op(op, inputs)
+            scope.update(zip(op.writes, outputs, strict=True))
+            for name in last_reads.get(place, ()):
+                scope.pop(name, None)
+
+    def _run_op(self, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
+        try:
+            return find_op(op).meaning(self, op, inputs)
+        except ProgramError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise ProgramError(f"{op.type}: {error}", op=op) from error
+
+    def _values_of_constants(self) -> dict[str, Array]:
+        if not self._constants:
+            for variable in self.program.of_kind(Kind.CONST):
+                constant = variable.constant
+                if constant is None or constant.value is None:
+                    what = f"constant '{variable.name}' has no value, only its digest"
+                    hint = "load the program with jaxfleet.ir.load_program"
+                    raise ProgramError(what, hint=hint)
+                self._constants[variable.name] = constant.value
+        return self._constants
+
+
+def _read(scope: Mapping[str, Array], operand: Operand) -> Array:
+    return literal_value(operand) if isinstance(operand, Literal) else scope[operand]
+
+
+def _last_reads(block: Block) -> dict[int, list[str]]:
+    """Returns, by operator, the temporaries that nothing reads after it.
+
+    A step that runs eagerly frees them there; under `jit` XLA does so by itself. What is fetched
+    is read when the step is over.
+    """
+    keep = {result for result in block.results if isinstance(result, str)}
+    keep.update(name for op in block.ops if op.type == "fetch" for name in op.reads)
+    last: dict[str, int] = {}
+    for place, op in enumerate(block.ops):
+        for name in (*op.reads, *op.writes):
+            if name in block.variables and name not in keep:
+                last[name] = place
+    places: dict[int, list[str]] = {}
+    for name, place in last.items():
+        places.setdefault(place, []).append(name)
+    return places

@@ -1,0 +1,245 @@
+"""The one place that knows how a JAX line spells its jaxprs, parameters and primitives.
+
+Everything here uses public surfaces (`jax.make_jaxpr`, `jax.extend.core`, `jax.export`,
+`jax.lax`). jax 0.10 and 0.12 differ in what a scan's equation holds and in whether a closed jaxpr
+is a class of its own; no other module sees that.
+"""
+
+import enum
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import ml_dtypes  # noqa: F401  # registers bfloat16 and its kin with numpy
+import numpy as np
+from jax import export, lax
+from jax.extend import core
+from jax.extend.core import primitives
+
+from jaxfleet.ir import Attr, Attrs, Dim, Literal, Size, Source, Struct, Word, parse_size
+from jaxfleet.ir.types import long_dtype, short_dtype
+
+Jaxpr: TypeAlias = Any
+Equation: TypeAlias = Any
+
+# Parameters that are left out of the IR where they are None, and put back when an operator runs.
+_OMITTED: Mapping[str, tuple[str, ...]] = {
+    "broadcast_in_dim": ("sharding",),
+    "convert_element_type": ("sharding",),
+    "iota": ("sharding",),
+    "reshape": ("sharding", "dimensions"),
+    "dot_general": ("precision", "out_sharding", "preferred_element_type"),
+    "conv_general_dilated": ("precision", "preferred_element_type"),
+    "gather": ("fill_value",),
+    **{f"reduce_{name}": ("out_sharding",) for name in ("sum", "max", "min", "prod")},
+    **{
+        name: ("accuracy",)
+        for name in (
+            *("cbrt", "cos", "exp", "exp2", "expm1", "log", "log1p", "log2", "logistic"),
+            *("rsqrt", "sin", "sqrt", "tan", "tanh"),
+        )
+    },
+}
+# Parameters that `jax.lax` makes by itself when the operator runs.
+_SCATTERS = ("", "-add", "-sub", "-mul", "-min", "-max")
+_REMADE: Mapping[str, tuple[str, ...]] = {f"scatter{kind}": ("update_jaxpr", "update_consts") for kind in _SCATTERS}
+_LIBRARIES = re.compile(r"[/\\](jax|jaxlib|flax|optax|chex|jaxfleet)[/\\]|importlib|<frozen|runpy")
+_WRAPPER = re.compile(r"[\w<>]*\(")
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Says how the operands of a scan divide."""
+
+    num_consts: int
+    num_carry: int
+
+
+def find_primitive(name: str) -> Any | None:
+    """Returns the primitive of a name, or None where this JAX line makes none public."""
+    return _primitive_table().get(name) or getattr(lax, f"{name}_p", None)
+
+
+@functools.cache
+def _primitive_table() -> Mapping[str, Any]:
+    found = (getattr(primitives, name) for name in dir(primitives) if name.endswith("_p"))
+    return {primitive.name: primitive for primitive in found}
+
+
+def is_closed(value: object) -> bool:
+    """Tells whether a parameter is a jaxpr, closed or not."""
+    return isinstance(value, core.ClosedJaxpr | core.Jaxpr)
+
+
+def open_jaxpr(value: Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
+    """Returns a jaxpr that may be closed as an open one, and the constants of its constvars."""
+    consts = getattr(value, "consts", ())
+    return (value.jaxpr if isinstance(value, core.ClosedJaxpr) else value), consts
+
+
+def is_literal(atom: object) -> bool:
+    """Tells whether an equation's input is a literal."""
+    return isinstance(atom, core.Literal)
+
+
+def effects_of(jaxpr: Jaxpr) -> Iterator[Equation]:
+    """Yields the equations that do something besides computing their outputs."""
+    for eqn in open_jaxpr(jaxpr)[0].eqns:
+        if eqn.effects:
+            yield eqn
+
+
+def loop_of(eqn: Equation) -> Loop:
+    """Returns how a scan's operands divide, whichever way this JAX line says it."""
+    params = eqn.params
+    if "num_consts" in params:
+        return Loop(params["num_consts"], params["num_carry"])
+    consts, carry, _ = params["ft_in"].unpack()
+    return Loop(len(consts), len(carry))
+
+
+def dtype_text(dtype: Any) -> str:
+    """Returns the IR's name of a dtype: `f32`, or `key<fry>` for random keys."""
+    return short_dtype(str(dtype.name))
+
+
+def numpy_dtype(short: str) -> np.dtype[Any]:
+    """Returns the numpy dtype of an IR name."""
+    return np.dtype(long_dtype(short))
+
+
+def size_of(size: Any) -> Size:
+    """Returns an axis's size as the IR's own data."""
+    return parse_size(str(size)) if export.is_symbolic_dim(size) else int(size)
+
+
+def shape_text(shape: Sequence[Any]) -> tuple[Size, ...]:
+    """Returns a shape as the IR's own data."""
+    return tuple(size_of(size) for size in shape)
+
+
+def literal_of(value: Any, dtype: Any) -> Literal:
+    """Returns a scalar literal."""
+    return Literal.of(np.asarray(value).astype(dtype).item(), dtype_text(dtype))
+
+
+def literal_value(literal: Literal) -> np.ndarray[Any, Any]:
+    """Returns a literal as a numpy scalar of its dtype."""
+    return np.asarray(literal.value, dtype=numpy_dtype(literal.dtype))
+
+
+def encode_params(eqn: Equation) -> Attrs:
+    """Returns the parameters of an equation without sub-jaxprs as attributes.
+
+    Raises:
+        TypeError: a parameter is not data.
+    """
+    omitted = _OMITTED.get(eqn.primitive.name, ())
+    remade = _REMADE.get(eqn.primitive.name, ())
+    found = {}
+    for name, value in eqn.params.items():
+        if name in remade or (name in omitted and (value is None or "sharding" in name)):
+            continue
+        found[name] = encode(value)
+    return Attrs(found)
+
+
+def encode(value: Any) -> Attr:
+    """Returns a parameter's value as data.
+
+    Raises:
+        TypeError: the value is a function or another object that is not data.
+    """
+    match value:
+        case None | bool() | str():
+            return value
+        case enum.Enum():
+            return Word(f"{type(value).__name__}.{value.name}")
+        case int() | np.integer():
+            return int(value)
+        case float() | np.floating():
+            return float(value)
+        case np.dtype():
+            return Word(dtype_text(value))
+        case core.Primitive():
+            return Word(f"primitive.{value.name}")
+        case tuple() if type(value).__name__ == "PRNGImpl":
+            return str(value.name)
+        case tuple() if hasattr(value, "_fields"):
+            names = value._fields
+            fields = {name: encode(getattr(value, name)) for name in names}
+            return Struct(type(value).__name__, Attrs(fields))
+        case tuple() | list():
+            return tuple(encode(item) for item in value)
+    if export.is_symbolic_dim(value):
+        return size_of(value)
+    raise TypeError(f"{type(value).__name__} {value!r:.80}")
+
+
+def decode(attr: Attr, size: Callable[[Size], int]) -> Any:
+    """Returns a parameter's value from data; symbolic sizes become numbers."""
+    match attr:
+        case Dim():
+            return size(attr)
+        case Literal():
+            return literal_value(attr)
+        case Word(text) if "." in text:
+            kind, member = text.split(".")
+            if kind == "primitive":
+                return find_primitive(member)
+            return (jax.memory.Space if kind == "MemorySpace" else getattr(lax, kind))[member]
+        case Word(text):
+            return float("nan") if text == "nan" else numpy_dtype(text)
+        case Struct():
+            fields = {name: decode(value, size) for name, value in attr.fields.items()}
+            return getattr(lax, attr.name)(**fields)
+        case tuple():
+            return tuple(decode(item, size) for item in attr)
+    return attr
+
+
+def bind(name: str, args: Sequence[Any], attrs: Attrs, size: Callable[[Size], int]) -> list[Any]:
+    """Runs a primitive by name.
+
+    Raises:
+        KeyError: this JAX line has no primitive of that name.
+    """
+    primitive = find_primitive(name)
+    if primitive is None:
+        raise KeyError(name)
+    params = {key: decode(value, size) for key, value in attrs.items()}
+    for key in _OMITTED.get(name, ()):
+        params.setdefault(key, None)
+    result = primitive.bind(*args, **params)
+    return list(result) if primitive.multiple_results else [result]
+
+
+def source_of(eqn: Equation) -> Source:
+    """Returns the user's line that made an equation: the innermost frame outside libraries."""
+    traceback = eqn.source_info.traceback
+    scope = clean_scope(str(eqn.source_info.name_stack))
+    for frame in traceback.frames if traceback is not None else ():
+        if not _LIBRARIES.search(frame.file_name):
+            return Source(frame.file_name, frame.line_num, frame.function_name, scope)
+    return Source(scope=scope)
+
+
+def stack_of(eqn: Equation) -> str:
+    """Returns an equation's name stack as jax prints it: `transpose(jvp(CNN))/Conv_0`."""
+    return str(eqn.source_info.name_stack)
+
+
+def clean_scope(stack: str) -> str:
+    """Returns a name stack without the transformations around its names."""
+    bare = _WRAPPER.sub("", stack).replace(")", "")
+    return "/".join(part for part in bare.split("/") if part)
+
+
+def is_library_function(jaxpr: Jaxpr) -> bool:
+    """Tells whether a jaxpr was traced from a function of a library, not of the user."""
+    info = getattr(open_jaxpr(jaxpr)[0], "debug_info", None)
+    where = str(getattr(info, "func_src_info", "") or "")
+    return not where or _LIBRARIES.search(where.replace(" at ", " at /")) is not None
