@@ -17,7 +17,7 @@ TRAITS = {
     "core": "one of the twelve kinds of program whose equality on N devices is shown at length",
     "batchnorm": "the state holds statistics of the batch",
     "random": "draws random numbers whose shape has the batch in it",
-    "row_keys": "makes one random key a row; the numbers may differ on N devices",
+    "device_keys": "draws so that N devices draw other numbers: a key a row, another generator",
     "row_outputs": "a metric has one row for each row of the batch",
     "int_metrics": "a metric is an integer or a boolean",
     "crosses_rows": "a row's loss depends on other rows by more than sums over the batch",

@@ -159,7 +159,8 @@ def build_adversarial(wrap: Wrap) -> Built:
 
     def train_step(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         value, grads = jax.value_and_grad(loss)(state["params"], batch)
-        return updated(tx, state, grads), {"loss": value}
+        state = updated(tx, state, grads)
+        return state, {"loss": value, "after": loss(state["params"], batch)}
 
     return Built({"params": params, "opt_state": tx.init(params)}, train_step, labelled)
 

@@ -1,5 +1,6 @@
 """Random numbers drawn in the step from a key in the state."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -93,8 +94,50 @@ def build_row_keys(wrap: Wrap) -> Built:
     return Built(state, train_step, labelled)
 
 
+def noisy_program(
+    wrap: Wrap, key: jax.Array, noise: Callable[[jax.Array, int], jax.Array]
+) -> Built:
+    """Builds a net whose hidden layer is multiplied by noise of shape [rows, 16]."""
+    tx = wrap(optax.sgd(0.1))
+    params = {"in": init_dense(29, FEATURES, 16), "out": init_dense(26, 16, CLASSES)}
+
+    def train_step(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        key, now = jax.random.split(state["key"])
+        factors = noise(now, batch["x"].shape[0])
+
+        def loss(params: Any) -> jax.Array:
+            hidden = factors * jnp.tanh(dense(params["in"], batch["x"]))
+            return row_losses(dense(params["out"], hidden), batch["y"]).mean()
+
+        value, grads = jax.value_and_grad(loss)(state["params"])
+        return updated(tx, {**state, "key": key}, grads), {"loss": value}
+
+    return Built({"params": params, "opt_state": tx.init(params), "key": key}, train_step, labelled)
+
+
+def build_heads_first(wrap: Wrap) -> Built:
+    """Builds noise drawn with the batch as its second axis: one number a head and row."""
+
+    def noise(key: jax.Array, rows: int) -> jax.Array:
+        heads = jax.random.uniform(key, (4, rows), minval=0.5, maxval=1.5)
+        return jnp.repeat(heads, 4, axis=0).T
+
+    return noisy_program(wrap, jax.random.key(8), noise)
+
+
+def build_rbg(wrap: Wrap) -> Built:
+    """Builds noise from the `rbg` generator, whose bits cannot be drawn row by row."""
+
+    def noise(key: jax.Array, rows: int) -> jax.Array:
+        return jax.random.bernoulli(key, 0.8, (rows, 16)) / 0.8
+
+    return noisy_program(wrap, jax.random.key(9, impl="rbg"), noise)
+
+
 CASES = (
     case("dropout", build_dropout, "core", "random"),
     case("variational", build_variational, "random"),
-    case("row_keys", build_row_keys, "random", "row_keys"),
+    case("row_keys", build_row_keys, "random", "device_keys"),
+    case("heads_first", build_heads_first, "random", "device_keys"),
+    case("rbg", build_rbg, "random", "device_keys"),
 )
