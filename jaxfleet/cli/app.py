@@ -1,0 +1,48 @@
+"""The `jaxfleet` command: finds the sub-command, and prints errors with their notes.
+
+Data goes to stdout, everything said about it to stderr. The exit status is 0 when all went well,
+1 when `diff` found a difference or a script failed, and 2 when an argument, a file or a program
+is wrong.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from jaxfleet.cli import diff, dump, opt, passes
+from jaxfleet.cli.output import USER_ERROR, log
+from jaxfleet.errors import JaxfleetError
+
+_COMMANDS = (opt, diff, passes, dump)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit status.
+
+    Args:
+        argv: the words after `jaxfleet`; those of this process unless given.
+    """
+    args = _parser().parse_args(argv)
+    try:
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (JaxfleetError, OSError) as error:
+        log(f"error: {error}")
+        for note in getattr(error, "__notes__", ()):
+            log(note)
+        return USER_ERROR
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jaxfleet", description="Compiles one-device JAX training programs; reads programs."
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        command.add_parser(commands)
+    return parser

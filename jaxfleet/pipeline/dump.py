@@ -1,0 +1,115 @@
+"""Writes what a pipeline did to a folder: numbered files, and only what changed.
+
+::
+
+    index.txt                   one line a pass: changed or not, operators, seconds, what it made
+    00_input.txt                the program, folded to what communicates, with source lines
+    01_grad_allreduce.txt       the same after the pass, with what it made
+    01_grad_allreduce.diff      what it changed, as a unified diff of the whole texts
+    full/00_input.txt           the whole program, which can be parsed again
+    full/01_grad_allreduce.txt
+"""
+
+import re
+from pathlib import Path
+
+from jaxfleet.pipeline.instruments import index_table
+from jaxfleet.pipeline.stage import Stage
+
+INDEX = "index.txt"
+_FULL = "full"
+_FIRST = "00_input"  # how the first line of an index of ours begins
+_LABEL = re.compile(r"^\d+_\w+", re.MULTILINE)
+
+
+class Dump:
+    """Writes each stage as soon as it is over, so that a pipeline that fails leaves its trace.
+
+    Files of an earlier dump in the same folder are removed first, so none is taken for new.
+
+    Args:
+        folder: where to write; made where it is missing.
+        source: add source lines to the diffs; all other texts have them.
+    """
+
+    def __init__(self, folder: Path | str, *, source: bool = False) -> None:
+        self.folder = Path(folder)
+        self.source = source
+        self._stages: list[Stage] = []
+
+    def __call__(self, stage: Stage) -> None:
+        if stage.pass_ is None:
+            self._stages.clear()
+            _remove_dump(self.folder)
+        self._stages.append(stage)
+        if stage.pass_ is None or stage.changed:
+            self._write(f"{stage.label}.txt", stage.text)
+            self._write(f"{_FULL}/{stage.label}.txt", stage.full_text)
+        if stage.changed:
+            self._write(f"{stage.label}.diff", stage.diff_text(source=self.source))
+        self._write(INDEX, index_table(self._stages))
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+
+
+def new_dump_folder(root: Path | str, name: str) -> Path:
+    """Makes a folder for one more pipeline's dump: `root/name`, `root/name~1` where that exists.
+
+    Several pipelines, of several processes, write under one root when the environment names it.
+    """
+    safe = re.sub(r"[^\w.@~+-]", "_", name)
+    folder, count = Path(root) / safe, 0
+    while True:
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:  # another pipeline's
+            count += 1
+            folder = Path(root) / f"{safe}~{count}"
+        else:
+            return folder
+
+
+def dump_folders(root: Path | str) -> list[Path]:
+    """Returns the folders that hold a dump, in order of time: the root, and those under it."""
+    root = Path(root)
+    folders = [root, *root.iterdir()] if root.is_dir() else []
+    found = [folder for folder in folders if _labels(folder)]
+    return sorted(found, key=lambda folder: ((folder / INDEX).stat().st_mtime_ns, folder.name))
+
+
+def remove_dumps(root: Path | str) -> None:
+    """Removes the dumps in a folder and right under it, and no other files."""
+    for folder in dump_folders(root):
+        _remove_dump(folder)
+        if folder != Path(root) and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def read_index(folder: Path | str) -> str:
+    """Returns the text of a dump's index."""
+    return (Path(folder) / INDEX).read_text(encoding="utf-8")
+
+
+def _remove_dump(folder: Path) -> None:
+    """Removes the files that the index of an earlier dump lists, and no other."""
+    labels = _labels(folder)
+    for label in labels:
+        for name in (f"{label}.txt", f"{label}.diff", f"{_FULL}/{label}.txt"):
+            (folder / name).unlink(missing_ok=True)
+    if labels:
+        (folder / INDEX).unlink()
+    full = folder / _FULL
+    if labels and full.is_dir() and not any(full.iterdir()):
+        full.rmdir()
+
+
+def _labels(folder: Path) -> list[str]:
+    """Returns what the index lists, or nothing where there is no index of ours."""
+    index = folder / INDEX
+    if not index.is_file():
+        return []
+    labels = _LABEL.findall(read_index(folder))
+    return labels if labels[:1] == [_FIRST] else []

@@ -1,0 +1,58 @@
+"""The registry of passes, by name."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TypeVar
+
+from jaxfleet.errors import PassError
+from jaxfleet.pipeline.base import Pass
+from jaxfleet.pipeline.options import checked_options
+
+_PASSES: dict[str, type[Pass]] = {}
+_Class = TypeVar("_Class", bound=type[Pass])
+
+
+def register_pass(name: str) -> Callable[[_Class], _Class]:
+    """Registers the decorated class under a name.
+
+    Raises:
+        PassError: another pass has the name, or it is no identifier.
+    """
+
+    def register(cls: _Class) -> _Class:
+        if not name.isidentifier():
+            raise PassError(f"a pass cannot be named '{name}'", hint="use letters, digits and _")
+        taken = _PASSES.get(name)
+        if taken is not None:
+            raise PassError(f"pass '{name}' is registered twice: {taken.__qualname__} has the name")
+        cls.name = name
+        _PASSES[name] = cls
+        return cls
+
+    return register
+
+
+def registered_passes() -> Mapping[str, type[Pass]]:
+    """Returns the passes registered so far, by name; importing jaxfleet.passes registers ours."""
+    return MappingProxyType(dict(sorted(_PASSES.items())))
+
+
+def make_pass(name: str, options: Mapping[str, object] | None = None) -> Pass:
+    """Returns the pass of a name with these options, and defaults for the others.
+
+    Raises:
+        PassError: no such pass, no such option, or a value of the wrong type.
+    """
+    cls = _PASSES.get(name)
+    if cls is None:
+        raise PassError(f"no pass '{name}'", hint=_nearest(name))
+    return cls(**checked_options(cls, options or {}))
+
+
+def _nearest(name: str) -> str:
+    if not _PASSES:
+        return "none are registered: import jaxfleet.passes"
+    near = difflib.get_close_matches(name, _PASSES, n=3)
+    known = f"the passes are {', '.join(sorted(_PASSES))}"
+    return f"did you mean {' or '.join(near)}? {known}" if near else known

@@ -1,0 +1,32 @@
+"""Checks what a pass makes of a program, both as text."""
+
+import difflib
+
+from jaxfleet.ir import Program, parse
+from jaxfleet.pipeline import Pass, pass_text, run_pipeline
+
+
+def check_pass(pass_: Pass, *, before: str, after: str) -> None:
+    """Checks that a pass turns one program into another, both valid.
+
+    Indentation and comments of the texts do not matter; everything else that prints does.
+
+    Raises:
+        AssertionError: the pass returned another program; shows a diff of the two texts.
+        TextError: one of the texts does not parse.
+        VerifyError: a program breaks a rule, before or after.
+    """
+    given = parse(before)
+    returned = run_pipeline(given, [pass_])
+    _check_same(f"{pass_text(pass_)} returned another program", parse(after), returned)
+    _check_same("the pass changed the program that it was given", parse(before), given)
+    _check_same("the result reads differently when parsed", returned, parse(str(returned)))
+
+
+def _check_same(what: str, expected: Program, found: Program) -> None:
+    texts = (str(expected), str(found))
+    if texts[0] == texts[1]:
+        return
+    lines = [text.splitlines() for text in texts]
+    diff = difflib.unified_diff(lines[0], lines[1], "expected", "found", n=100, lineterm="")
+    raise AssertionError("\n".join([f"{what}:", *diff]))

@@ -1,0 +1,18 @@
+"""Every pass's docstring shows a program before and after, and the pass does that."""
+
+import pytest
+
+import jaxfleet.passes
+from jaxfleet.pipeline import Pass, registered_passes
+from jaxfleet.testing import check_pass, docstring_programs
+
+SHIPPED = f"{jaxfleet.passes.__name__}."
+PASSES = [cls for cls in registered_passes().values() if cls.__module__.startswith(SHIPPED)]
+
+
+@pytest.mark.parametrize("cls", PASSES, ids=lambda cls: cls.name)
+def test_the_docstring_shows_what_the_pass_does(cls: type[Pass]) -> None:
+    examples = docstring_programs(cls)
+    assert examples, f"{cls.name}: no Before:: and After:: in the docstring"
+    for before, after in examples:
+        check_pass(cls(), before=before, after=after)
