@@ -1,6 +1,7 @@
 """What operators mean: the registry, jax's primitives, and fluid's families."""
 
 from jaxfleet.ops import basic as basic
+from jaxfleet.ops import collective as collective
 from jaxfleet.ops import jax_ops as jax_ops
 from jaxfleet.ops.interpret import Interpreter as Interpreter
 from jaxfleet.ops.registry import Array as Array
