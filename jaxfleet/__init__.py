@@ -1,1 +1,18 @@
-"""Compiles a one-device JAX training program into a distributed one."""
+"""Compiles a one-device JAX training program into a distributed one.
+
+::
+
+    import jaxfleet as jf
+
+    tx = jf.distributed_optimizer(optax.adam(1e-3))
+    step = jf.distribute(train_step, example=(state, batch), strategy="collective")
+    state, metrics = step(state, batch)
+"""
+
+from jaxfleet.capture import Captured as Captured
+from jaxfleet.capture import capture as capture
+from jaxfleet.capture import distributed_optimizer as distributed_optimizer
+from jaxfleet.runtime import DistributedStrategy as DistributedStrategy
+from jaxfleet.runtime import Step as Step
+from jaxfleet.runtime import distribute as distribute
+from jaxfleet.runtime import emulate_devices as emulate_devices

@@ -1,0 +1,1 @@
+"""What passes ask about a program: labels, optimize groups, fingerprints."""

@@ -1,0 +1,15 @@
+"""Turns Programs into compiled functions on devices."""
+
+from jaxfleet.lower.function import ProgramFunction as ProgramFunction
+from jaxfleet.lower.function import cut_axes as cut_axes
+from jaxfleet.lower.function import device_count as device_count
+from jaxfleet.lower.function import inputs_of as inputs_of
+from jaxfleet.lower.sizes import bind_sizes as bind_sizes
+from jaxfleet.lower.spmd import AXIS as AXIS
+from jaxfleet.lower.spmd import Layout as Layout
+from jaxfleet.lower.spmd import device_mesh as device_mesh
+from jaxfleet.lower.spmd import shardings as shardings
+from jaxfleet.lower.spmd import with_shard_map as with_shard_map
+from jaxfleet.lower.step import Interface as Interface
+from jaxfleet.lower.step import LoweredStep as LoweredStep
+from jaxfleet.lower.step import lower_step as lower_step

@@ -1,0 +1,6 @@
+"""Runs programs: distributed steps, executors and scopes."""
+
+from jaxfleet.runtime.devices import emulate_devices as emulate_devices
+from jaxfleet.runtime.step import Step as Step
+from jaxfleet.runtime.step import distribute as distribute
+from jaxfleet.runtime.strategy import DistributedStrategy as DistributedStrategy

@@ -1,0 +1,52 @@
+"""Which devices a step runs on, and emulated ones for a machine that has one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxfleet.errors import StrategyError
+
+
+def emulate_devices(count: int) -> None:
+    """Makes the CPU look like several devices, for trying a distributed step on one machine.
+
+    Call it before anything runs on jax: the number of devices is fixed when jax first starts.
+
+    Raises:
+        StrategyError: jax has started with another number of devices.
+    """
+    try:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError as error:
+        if len(jax.devices("cpu")) >= count:
+            return
+        what = f"{count} devices cannot be emulated: jax has started with {len(jax.devices())}"
+        hint = "call emulate_devices before the first array is made"
+        raise StrategyError(what, hint=hint) from error
+
+
+def choose_devices(count: int | None) -> Sequence[Any]:
+    """Returns the first `count` devices, or all.
+
+    Raises:
+        StrategyError: there are fewer.
+    """
+    devices = jax.devices()
+    if count is None:
+        return devices
+    if count > len(devices):
+        what = f"strategy: {count} devices are asked for, and jax has {len(devices)}"
+        hint = f"on a CPU, call jf.emulate_devices({count}) before jax starts"
+        raise StrategyError(what, hint=hint)
+    return devices[:count]
+
+
+def steps_must_not_overlap(devices: Sequence[Any]) -> bool:
+    """Tells whether a step must end before the next may start.
+
+    On XLA:CPU, all-reduces of several steps in flight wait for each other's threads, and with few
+    cores never end (seen: 4 emulated devices on 2 cores).
+    """
+    return len(devices) > 1 and devices[0].platform == "cpu"

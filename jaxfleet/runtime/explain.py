@@ -1,0 +1,131 @@
+"""Says in some twenty lines what was decided about a step, and why."""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+from jaxfleet.analysis.labels import infer
+from jaxfleet.capture import Captured
+from jaxfleet.ir import Dim, Kind, Operator, Program, Role, Variable
+from jaxfleet.ir.source import short_path
+from jaxfleet.lower import device_count
+from jaxfleet.ops.jax_adapter import numpy_dtype
+from jaxfleet.passes.grad_allreduce import mesh_of
+from jaxfleet.pipeline import Record
+from jaxfleet.runtime.devices import steps_must_not_overlap
+from jaxfleet.runtime.strategy import DistributedStrategy
+
+_MOST_NOTES = 6
+_OWN_ROWS = {"c_random_bits": "draws", "c_random_split": "keys"}
+
+
+def explain(
+    captured: Captured,
+    strategy: DistributedStrategy,
+    devices: Sequence[Any],
+    program: Program,
+    dumps: Record,
+) -> str:
+    """Returns the explanation of a step."""
+    lines = [
+        *_about_capture(captured),
+        *_about_devices(captured, strategy, devices),
+        *_about_communication(program, strategy),
+        *_about_notes(captured, program, dumps),
+        _about_passes(dumps),
+    ]
+    return "\n".join([lines[0], *(f"  {line}" for line in lines[1:])])
+
+
+def _about_capture(captured: Captured) -> Iterator[str]:
+    program = captured.program
+    batch = program.attrs.get("batch")
+    size = f"the letter {batch}: any size" if isinstance(batch, Dim) else f"{batch} rows"
+    yield f"step '{program.name}': {program.op_count} operators, the batch is {size}"
+    params = program.of_kind(Kind.PARAM)
+    rest = program.of_kind(Kind.STATE)
+    yield (
+        f"state: {len(params)} parameters of {_megabytes(params)}, "
+        f"{len(rest)} other leaves of {_megabytes(rest)}"
+    )
+    yield from captured.notes
+
+
+def _about_devices(
+    captured: Captured, strategy: DistributedStrategy, devices: Sequence[Any]
+) -> Iterator[str]:
+    rows, count = captured.signature.rows, len(devices)
+    kind = f"{count} {devices[0].platform} device{'s' if count > 1 else ''}"
+    share = f"; {rows} rows are {rows // count} on each" if count > 1 else ""
+    yield f"runs on {kind}{share}"
+    call = f"jit({strategy.lowering})" if count > 1 else "jit"
+    donation = "the new state takes the memory of the old" if strategy.donate else "no donation"
+    yield f"lowered to {call}; {donation}"
+    if steps_must_not_overlap(devices):
+        yield "each step ends before the next starts: XLA:CPU's all-reduces may deadlock otherwise"
+
+
+def _about_communication(program: Program, strategy: DistributedStrategy) -> Iterator[str]:
+    if device_count(program) == 1:
+        yield "one device: nothing is communicated"
+        return
+    reduced = [op for op in _ops(program) if op.type.startswith("c_allreduce")]
+    gradients = [op for op in reduced if op.role_var]
+    bytes_ = sum(_bytes(program.lookup(grad)) for op in gradients for _, grad in op.role_var)
+    yield f"gradients: {len(gradients)} all-reduces, {bytes_ / 1e6:.2f} MB a step"
+    others = [op for op in reduced if not op.role_var]
+    forward = [op for op in others if op.role in {Role.FORWARD, Role.FORWARD_LOSS}]
+    yield (
+        f"statistics, losses and metrics: {len(forward)} all-reduces forward, "
+        f"{len(others) - len(forward)} later"
+    )
+    local = [op for op in _ops(program) if op.type == "c_local"]
+    if strategy.local_statistics:
+        yield f"local_statistics: {len(local)} sums over the batch stay a device's own"
+    own = [_OWN_ROWS[op.type] for op in _ops(program) if op.type in _OWN_ROWS]
+    if own:
+        yield f"random numbers: each device makes its own rows of what one would ({len(own)} times)"
+
+
+def _about_notes(captured: Captured, program: Program, dumps: Record) -> Iterator[str]:
+    """Says where an operator runs on gathered rows, with the user's line."""
+    devices = device_count(program)
+    if devices == 1:
+        return
+    source = next(stage.before for stage in dumps if stage.name == "grad_allreduce")
+    mesh, cut = mesh_of(source, devices)
+    notes: dict[str, int] = {}
+    for op, why in infer(source, mesh, sharded_inputs=cut).notes:
+        place = f"{short_path(op.source.file)}:{op.source.line}" if op.source.file else op.type
+        text = f"{place}: {why}"
+        notes[text] = notes.get(text, 0) + 1
+    for text, count in list(notes.items())[:_MOST_NOTES]:
+        yield f"gathers at {text}" + (f" ({count} operators)" if count > 1 else "")
+    if len(notes) > _MOST_NOTES:
+        yield f"and at {len(notes) - _MOST_NOTES} more places"
+
+
+def _about_passes(dumps: Record) -> str:
+    parts = [
+        f"{stage.name} {stage.before.op_count} -> {stage.after.op_count}"
+        if stage.before.op_count != stage.after.op_count
+        else stage.name
+        for stage in list(dumps)[1:]
+    ]
+    seconds = sum(stage.seconds + stage.verify_seconds for stage in dumps)
+    return f"passes, with the operators they left: {', '.join(parts)}; {seconds:.2f} s"
+
+
+def _ops(program: Program) -> Iterator[Operator]:
+    for block in program.blocks:
+        yield from block.ops
+
+
+def _bytes(variable: Variable) -> int:
+    dtype = variable.dtype
+    width = 8 if dtype.startswith("key<") else numpy_dtype(dtype).itemsize
+    return width * prod(size for size in variable.shape if isinstance(size, int))
+
+
+def _megabytes(variables: Sequence[Variable]) -> str:
+    return f"{sum(map(_bytes, variables)) / 1e6:.2f} MB"

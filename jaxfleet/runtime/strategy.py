@@ -1,0 +1,70 @@
+"""DistributedStrategy: how a step is to be distributed."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxfleet.errors import StrategyError
+
+MODES = ("single", "collective")
+LOWERINGS = ("shard_map", "pmap")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedStrategy:
+    """Says how a training step is to be distributed.
+
+    Attributes:
+        mode: `single` runs on one device; `collective` cuts the batch over all devices.
+        devices: how many devices to use; all there are, unless given.
+        lowering: `shard_map`, or `pmap` for those who want it spelled so.
+        local_statistics: keep statistics of the batch (BatchNorm) per device, as is usual
+            elsewhere; the whole batch's by default, which costs an all-reduce a layer.
+        fuse_allreduce_bytes: join all-reduces up to this many bytes; 0 leaves each gradient its
+            own, which is what XLA:CPU does best with.
+        donate: let the new state take the memory of the old; a state can then be used once.
+        passes: further passes to run at the end, as text: `fuse_allreduce{flat=true}`.
+    """
+
+    mode: Literal["single", "collective"] = "collective"
+    devices: int | None = None
+    lowering: Literal["shard_map", "pmap"] = "shard_map"
+    local_statistics: bool = False
+    fuse_allreduce_bytes: int = 0
+    donate: bool = True
+    passes: str = ""
+
+    def __post_init__(self) -> None:
+        _check_choice("mode", self.mode, MODES)
+        _check_choice("lowering", self.lowering, LOWERINGS)
+        if self.devices is not None and self.devices < 1:
+            raise StrategyError(f"strategy: devices is {self.devices}, but must be at least 1")
+        if self.mode == "single" and self.devices not in (None, 1):
+            what = f"strategy: mode 'single' with {self.devices} devices"
+            raise StrategyError(what, hint="use mode='collective' for more than one device")
+        if self.fuse_allreduce_bytes < 0:
+            what = f"strategy: fuse_allreduce_bytes is {self.fuse_allreduce_bytes}"
+            raise StrategyError(what, hint="0 turns it off; 4 << 20 makes buckets of 4 MiB")
+
+
+def as_strategy(strategy: "DistributedStrategy | str | None") -> DistributedStrategy:
+    """Returns a strategy from a strategy, its mode's name, or nothing.
+
+    Raises:
+        StrategyError: no mode has that name, or it is no strategy.
+    """
+    if strategy is None:
+        return DistributedStrategy()
+    if isinstance(strategy, str):
+        _check_choice("mode", strategy, MODES)
+        return dataclasses.replace(DistributedStrategy(), mode=strategy)  # type: ignore[arg-type]
+    if not isinstance(strategy, DistributedStrategy):
+        what = f"strategy: a {type(strategy).__name__} is no strategy"
+        raise StrategyError(what, hint="pass a DistributedStrategy, or the name of a mode")
+    return strategy
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        what = f"strategy: {name} is {value!r}"
+        raise StrategyError(what, hint=f"choose one of {', '.join(map(repr, choices))}")

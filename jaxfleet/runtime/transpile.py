@@ -1,0 +1,58 @@
+"""From a captured step and a strategy to the program that runs: which passes, in which order."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxfleet.analysis.rules import meaning_rules
+from jaxfleet.env import read_environment
+from jaxfleet.ir import Program
+from jaxfleet.passes import DeadCodeElimination, Donate, FuseAllreduce, GradAllreduce
+from jaxfleet.pipeline import (
+    Dump,
+    Instrument,
+    Pass,
+    Record,
+    new_dump_folder,
+    parse_pipeline,
+    run_pipeline,
+)
+from jaxfleet.runtime.strategy import DistributedStrategy
+
+
+def pipeline_for(strategy: DistributedStrategy, *, devices: int) -> tuple[Pass, ...]:
+    """Returns the passes that a strategy asks for."""
+    passes: list[Pass] = [DeadCodeElimination()]
+    if devices > 1:
+        passes.append(
+            GradAllreduce(devices=devices, local_statistics=strategy.local_statistics)
+        )
+        if strategy.fuse_allreduce_bytes:
+            passes.append(FuseAllreduce(bucket_size_bytes=strategy.fuse_allreduce_bytes))
+    passes.extend(parse_pipeline(strategy.passes))
+    if strategy.donate:
+        passes.append(Donate())
+    return tuple(passes)
+
+
+def transpile(
+    program: Program, passes: Sequence[Pass], *, dump_dir: Path | None
+) -> tuple[Program, Record]:
+    """Runs the passes, and returns the result with what every pass did.
+
+    Args:
+        program: the captured step.
+        passes: from `pipeline_for`.
+        dump_dir: where to write dumps; the environment's directory, unless given.
+    """
+    record = Record()
+    instruments: list[Instrument] = [record]
+    environment = read_environment()
+    folder = dump_dir
+    if folder is None and environment.dump_dir is not None:
+        folder = new_dump_folder(environment.dump_dir, program.name)
+    if folder is not None:
+        instruments.append(Dump(folder, source=environment.dump_source))
+    result = run_pipeline(program, passes, instruments=instruments, rules=meaning_rules)
+    return result, record
+
+
