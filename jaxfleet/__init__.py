@@ -13,6 +13,8 @@ from jaxfleet.capture import Captured as Captured
 from jaxfleet.capture import capture as capture
 from jaxfleet.capture import distributed_optimizer as distributed_optimizer
 from jaxfleet.runtime import DistributedStrategy as DistributedStrategy
+from jaxfleet.runtime import Executor as Executor
+from jaxfleet.runtime import Scope as Scope
 from jaxfleet.runtime import Step as Step
 from jaxfleet.runtime import distribute as distribute
 from jaxfleet.runtime import emulate_devices as emulate_devices

@@ -3,7 +3,7 @@
 Under `jit` this is how a Program becomes an XLA computation; without, it runs step by step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxfleet.errors import ProgramError
@@ -28,17 +28,18 @@ class Interpreter:
     axis_name: str | None = None
     _constants: dict[str, Array] = field(default_factory=dict)
 
-    def run(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Runs block 0 and returns what every name holds at its end.
+    def run(self, values: Mapping[str, Array], *, keep: Iterable[str] = ()) -> dict[str, Array]:
+        """Runs block 0 and returns what names hold at its end.
 
         Args:
             values: an array for each data, param and state variable.
+            keep: temporaries to return too, besides those that a `fetch` names.
 
         Raises:
             ProgramError: a constant's value is missing, or an operator fails.
         """
         scope = {**self._values_of_constants(), **values}
-        self._run_ops(self.program.root, scope)
+        self._run_ops(self.program.root, scope, keep)
         return scope
 
     def run_block(self, block: Block, args: Sequence[Array]) -> list[Array]:
@@ -51,8 +52,10 @@ class Interpreter:
         """Returns the number that a symbolic size is here."""
         return evaluate(size, self.sizes)
 
-    def _run_ops(self, block: Block, scope: dict[str, Array]) -> None:
-        last_reads = _last_reads(block)
+    def _run_ops(
+        self, block: Block, scope: dict[str, Array], keep: Iterable[str] = ()
+    ) -> None:
+        last_reads = _last_reads(block, keep)
         for place, op in enumerate(block.ops):
             inputs = [_read(scope, operand) for operand in op.inputs]
             outputs = self._run_op(op, inputs)
@@ -84,18 +87,18 @@ def _read(scope: Mapping[str, Array], operand: Operand) -> Array:
     return literal_value(operand) if isinstance(operand, Literal) else scope[operand]
 
 
-def _last_reads(block: Block) -> dict[int, list[str]]:
+def _last_reads(block: Block, keep: Iterable[str]) -> dict[int, list[str]]:
     """Returns, by operator, the temporaries that nothing reads after it.
 
     A step that runs eagerly frees them there; under `jit` XLA does so by itself. What is fetched
     is read when the step is over.
     """
-    keep = {result for result in block.results if isinstance(result, str)}
-    keep.update(name for op in block.ops if op.type == "fetch" for name in op.reads)
+    kept = {*keep, *(result for result in block.results if isinstance(result, str))}
+    kept.update(name for op in block.ops if op.type == "fetch" for name in op.reads)
     last: dict[str, int] = {}
     for place, op in enumerate(block.ops):
         for name in (*op.reads, *op.writes):
-            if name in block.variables and name not in keep:
+            if name in block.variables and name not in kept:
                 last[name] = place
     places: dict[int, list[str]] = {}
     for name, place in last.items():

@@ -1,6 +1,8 @@
 """Runs programs: distributed steps, executors and scopes."""
 
 from jaxfleet.runtime.devices import emulate_devices as emulate_devices
+from jaxfleet.runtime.executor import Executor as Executor
+from jaxfleet.runtime.scope import Scope as Scope
 from jaxfleet.runtime.step import Step as Step
 from jaxfleet.runtime.step import distribute as distribute
 from jaxfleet.runtime.strategy import DistributedStrategy as DistributedStrategy
