@@ -109,6 +109,8 @@ def _prepare(program: Program, fetch: tuple[str, ...]) -> _Compiled:
         if name not in known:
             what = f"'{name}' is fetched, but program '{program.name}' has no such variable"
             raise FeedError(what, hint="fetch a variable of block 0 or of the program")
+    if device_count(program) > 1:
+        _check_complete(program, fetch)
     read = _read_before_written(program)
     written = {name for block in program.blocks for op in block.ops for name in op.writes}
     data = tuple(v for v in program.of_kind(Kind.DATA) if v.name in read or v.name in fetch)
@@ -121,6 +123,23 @@ def _prepare(program: Program, fetch: tuple[str, ...]) -> _Compiled:
     donated = frozenset(str(name) for name in wanted) & {v.name for v in state}
     function = _function(program, fetch, outputs, data)
     return _Compiled(program, function, data, state, donated, outputs)
+
+
+def _check_complete(program: Program, fetch: tuple[str, ...]) -> None:
+    """Refuses to fetch what may be a device's own part of a value."""
+    complete = {v.name for v in program.of_kind(Kind.PARAM, Kind.STATE)}
+    for op in program.root.ops:
+        if op.type == "fetch":
+            complete.update(op.reads)
+        elif op.type.startswith("c_allreduce_"):
+            complete.update(op.writes)
+        else:
+            complete.difference_update(name for name in op.writes if name not in program.variables)
+    for name in fetch:
+        if name not in complete:
+            what = f"'{name}' is fetched, but each device has only its part of it"
+            hint = "name it in a fetch operator before grad_allreduce, which then completes it"
+            raise FeedError(what, hint=hint)
 
 
 def _function(

@@ -23,6 +23,7 @@ program linear {batch=<b>}
     optimize
       step: f32[3] = jax.mul(0.5:f32, w@GRAD)
       w = jax.sub(w, step)
+      fetch(total, y)
 """  # noqa: E501  # an operator stands on one line
 
 STARTUP = """
@@ -65,8 +66,8 @@ def test_a_program_for_devices_gives_what_one_device_gives() -> None:
     program = GradAllreduce(devices=4).run(linear())
     for executor in (one, four):
         executor.run(parse(STARTUP))
-    wanted = one.run(linear(), feed={"x": rows(8)}, fetch=["total", "w@GRAD", "w"])
-    found = four.run(program, feed={"x": rows(8)}, fetch=["total", "w@GRAD", "w"])
+    wanted = one.run(linear(), feed={"x": rows(8)}, fetch=["total", "y", "w@GRAD", "w"])
+    found = four.run(program, feed={"x": rows(8)}, fetch=["total", "y", "w@GRAD", "w"])
     for left, right in zip(wanted, found, strict=True):
         np.testing.assert_array_equal(left, right)
 
@@ -107,6 +108,14 @@ def test_what_does_not_fit_the_program_is_refused(
     with pytest.raises(FeedError) as caught:
         executor.run(linear(), feed=feed, fetch=fetch)
     assert message in str(caught.value)
+
+
+def test_a_device_s_own_part_of_a_value_is_not_fetched() -> None:
+    executor = Executor()
+    executor.run(parse(STARTUP))
+    program = GradAllreduce(devices=2).run(linear())
+    with pytest.raises(FeedError, match="'step' is fetched, but each device has only its part"):
+        executor.run(program, feed={"x": rows(4)}, fetch=["step"])
 
 
 def test_state_that_is_not_in_the_scope_is_named() -> None:
