@@ -1,0 +1,53 @@
+"""The README's script prints what the README says, and its picture is the program's own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def fenced(marker: str) -> str:
+    """Returns the fenced block under a marker."""
+    match = re.search(rf"<!-- {marker} -->\s*```\w*\n(.*?)```", README, re.DOTALL)
+    assert match is not None, f"README.md has no block marked '{marker}'"
+    return match[1]
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Runs the script in a process of its own, and then prints what grad_allreduce did."""
+    folder = tmp_path_factory.mktemp("readme")
+    script = folder / "script.py"
+    more = '\nprint("----")\nprint(step.dumps["grad_allreduce"].diff)\n'
+    script.write_text(fenced("script") + more, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("----\n")
+
+
+@pytest.mark.processes
+def test_the_script_prints_what_the_readme_says(printed: list[str]) -> None:
+    without_seconds = re.compile(r"; [\d.]+ s$", re.MULTILINE)
+    found = without_seconds.sub("", printed[0]).strip()
+    assert found == without_seconds.sub("", fenced("output")).strip()
+
+
+@pytest.mark.processes
+def test_the_picture_is_the_program(printed: list[str]) -> None:
+    shown = fenced("picture").strip().splitlines()
+    assert len(shown) > 10  # noqa: PLR2004  # a picture, not a stub
+    assert printed[1].strip().splitlines()[: len(shown)] == shown
