@@ -1,3 +1,7 @@
 """Captures a user's training step as a Program."""
 
+from jaxfleet.capture.captured import Captured as Captured
+from jaxfleet.capture.captured import capture as capture
 from jaxfleet.capture.marker import distributed_optimizer as distributed_optimizer
+from jaxfleet.capture.signature import Signature as Signature
+from jaxfleet.capture.trees import Leaf as Leaf

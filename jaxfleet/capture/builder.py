@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxfleet.capture.draft import MARK, Draft
+from jaxfleet.capture.loops import is_loop, read_loop
 from jaxfleet.capture.marker import read_mark
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import (
@@ -26,11 +29,9 @@ from jaxfleet.ir import (
     Variable,
     Word,
 )
-from jaxfleet.ir.resources import make_constant
+from jaxfleet.ir.constants import make_constant
 from jaxfleet.ops import find_op, jax_adapter
 from jaxfleet.ops.jax_adapter import Equation, Jaxpr
-
-MARK = "jaxfleet.mark"  # the operator that stands for a marker until `finish` takes it out
 
 # Calls that only wrap a computation: the parameter that holds it. Their derivatives have been
 # taken by the time a training step is traced, so the computation is all that is left of them.
@@ -44,22 +45,6 @@ _INLINED: Mapping[str, str] = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
 }
-_LOOPS = frozenset({"scan", "while", "cond", "remat2", "checkpoint", "reduce"})
-
-
-@dataclass
-class Draft:
-    """A traced step: operators in single-assignment form, by block.
-
-    Attributes:
-        blocks: block 0 is the step; it has no variables of its own kind but temporaries.
-        constants: by name.
-        results: what the step returned, flat.
-    """
-
-    blocks: list[Block]
-    constants: dict[str, Variable]
-    results: list[Operand]
 
 
 @dataclass(frozen=True)
@@ -92,7 +77,7 @@ def build(jaxpr: Jaxpr, inputs: Sequence[Operand]) -> Draft:
     Raises:
         CaptureError: an equation has an effect or a parameter that is not data, or is not known.
     """
-    builder = _Builder(set(x for x in inputs if isinstance(x, str)))
+    builder = _Builder({x for x in inputs if isinstance(x, str)})
     results = builder.read(jaxpr, list(inputs), _Place())
     blocks = [
         Block(b.index, b.parent, b.variables, b.args, tuple(b.ops), b.results)
@@ -154,15 +139,16 @@ class _Builder:
         if name == "name" and (mark := read_mark(eqn.params["name"])) is not None:
             if self.current.index:
                 what = "the optimizer's update runs inside a loop or a branch"
-                hint = "wrap the outermost optimizer: jf.distributed_optimizer(optax.MultiSteps(...))"
+                hint = "wrap the outermost one: jf.distributed_optimizer(optax.MultiSteps(...))"
                 raise CaptureError(what, source=source, hint=hint)
             return Operator(MARK, attrs=Attrs({"mark": mark.text()}))
         if name == "dim_as_value":
             dtype = Word(jax_adapter.dtype_text(eqn.outvars[0].aval.dtype))
             dim = jax_adapter.size_of(eqn.params["dim"])
             return Operator("jax.dim_value", attrs=Attrs({"dim": dim, "dtype": dtype}))
-        if name in _LOOPS:
-            return self._loop(eqn, place)
+        if is_loop(eqn):
+            op_type, attrs = read_loop(eqn, lambda body: self._block(body, place))
+            return Operator(op_type, attrs=attrs)
         find_op(f"jax.{name}")
         try:
             return Operator(f"jax.{name}", attrs=jax_adapter.encode_params(eqn))
@@ -170,44 +156,6 @@ class _Builder:
             what = f"jax.{name} has a parameter that is not data: {error}"
             hint = "write this part of the step with functions of jax.numpy or jax.lax"
             raise CaptureError(what, source=source, hint=hint) from error
-
-    def _loop(self, eqn: Equation, place: _Place) -> Operator:
-        name, params = eqn.primitive.name, eqn.params
-
-        def block(key: str) -> BlockRef:
-            return self._block(params[key], place)
-
-        match name:
-            case "scan":
-                loop = jax_adapter.loop_of(eqn)
-                attrs = {
-                    "body": block("jaxpr"),
-                    "length": jax_adapter.size_of(params["length"]),
-                    "num_carry": loop.num_carry,
-                    "num_consts": loop.num_consts,
-                    "reverse": bool(params["reverse"]),
-                    "unroll": jax_adapter.encode(params["unroll"]),
-                }
-            case "while":
-                attrs = {
-                    "body": block("body_jaxpr"),
-                    "body_nconsts": params["body_nconsts"],
-                    "cond": block("cond_jaxpr"),
-                    "cond_nconsts": params["cond_nconsts"],
-                }
-            case "cond":
-                branches = tuple(self._block(branch, place) for branch in params["branches"])
-                attrs = {"branches": branches}
-            case "reduce":
-                attrs = {"body": block("jaxpr"), "dimensions": tuple(params["dimensions"])}
-            case _:  # a recomputation: its policy has done its work when the gradient was taken
-                attrs = {
-                    "body": block("jaxpr"),
-                    "differentiated": bool(params["differentiated"]),
-                    "prevent_cse": jax_adapter.encode(params["prevent_cse"]),
-                }
-        op_type = "remat2" if name == "checkpoint" else name
-        return Operator(f"jax.{op_type}", attrs=Attrs(attrs))
 
     def _block(self, closed: Jaxpr, place: _Place) -> BlockRef:
         outer = self.current
@@ -243,7 +191,7 @@ class _Builder:
         return self._constant(atom.val)
 
     def _constant(self, value: Any) -> Operand:
-        if jax.dtypes.issubdtype(getattr(value, "dtype", np.float32), jax.dtypes.prng_key):
+        if jnp.issubdtype(getattr(value, "dtype", np.float32), jax.dtypes.prng_key):
             return self._key_constant(value)
         array = np.asarray(value)
         if array.shape == ():

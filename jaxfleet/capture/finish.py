@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxfleet.capture.builder import MARK, Draft
+from jaxfleet.capture.draft import MARK, Draft
 from jaxfleet.capture.gradients import Gradient, find_gradients
 from jaxfleet.capture.roles import ancestors_of, assign_roles, unmarked
 from jaxfleet.errors import CaptureError
@@ -82,7 +82,7 @@ def _check_all_marked(
             )
         else:
             what = f"'{variable.name}' is trained, but no optimizer is wrapped"
-            hint = "write tx = jf.distributed_optimizer(optax.adam(1e-3)) where the optimizer is made"
+            hint = "write tx = jf.distributed_optimizer(optax.adam(1e-3)) where you make it"
         raise CaptureError(what, source=origin.source, hint=hint)
 
 
@@ -252,5 +252,3 @@ def _renamed(op: Operator, names: Mapping[str, Operand]) -> Operator:
     if inputs is op.inputs and outputs is op.outputs:
         return op
     return replace(op, inputs=inputs, outputs=outputs)
-
-

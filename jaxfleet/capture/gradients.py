@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxfleet.capture.builder import MARK
+from jaxfleet.capture.draft import MARK
 from jaxfleet.capture.marker import GRADIENT, PARAMETER, Mark, read_mark
 from jaxfleet.capture.roles import ancestors_of
 from jaxfleet.errors import CaptureError

@@ -72,7 +72,8 @@ def distributed_optimizer(
         what = f"distributed_optimizer: {type(optimizer).__name__} is not an optimizer"
         raise CaptureError(what, hint="pass an optax optimizer, such as optax.adam(1e-3)")
     number = next(_numbers)
-    inner = optax.with_extra_args_support(optimizer)
+    support = optax.with_extra_args_support  # type: ignore[attr-defined]  # lacks an `as`
+    inner = support(optimizer)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         if params is not None:

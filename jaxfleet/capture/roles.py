@@ -8,7 +8,7 @@ operators follow from the markers, or feed nothing else; what only the optimizer
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from jaxfleet.capture.builder import MARK
+from jaxfleet.capture.draft import MARK
 from jaxfleet.ir import Operator, Role, Variable
 
 _RANK = {Role.FORWARD: 0, Role.BACKWARD: 1, Role.LR_SCHED: 2, Role.OPTIMIZE: 3}

@@ -9,44 +9,14 @@ from jax import export
 
 from jaxfleet.capture.builder import build
 from jaxfleet.capture.finish import Interface, finish
-from jaxfleet.capture.trees import Leaf, leaf_names, leaves_of, spec_of
+from jaxfleet.capture.signature import Signature
+from jaxfleet.capture.tidy import tidy
+from jaxfleet.capture.trees import Leaf, leaf_names, spec_of
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Attrs, Kind, Program, Variable
 from jaxfleet.ops import jax_adapter
 
 BATCH_LETTER = "b"
-
-
-@dataclass(frozen=True)
-class Signature:
-    """Says how a step's pytrees map to variables.
-
-    Attributes:
-        state: leaves of the state, in order.
-        batch: leaves of the batch, in order.
-        state_tree: the state's structure.
-        batch_tree: the batch's structure.
-        rows: the example's global batch size, 0 where no leaf has a batch axis.
-    """
-
-    state: tuple[Leaf, ...]
-    batch: tuple[Leaf, ...]
-    state_tree: Any
-    batch_tree: Any
-    rows: int
-
-    @classmethod
-    def of(cls, state: Any, batch: Any) -> "Signature":
-        """Reads the signature off an example.
-
-        Raises:
-            CaptureError: a leaf is not an array, or the batch's leading axes differ.
-        """
-        state_leaves = tuple(leaves_of(state, "state", bare=True))
-        batch_leaves = tuple(leaves_of(batch, "batch"))
-        structure = jax.tree_util.tree_structure
-        rows = _rows(batch_leaves)
-        return cls(state_leaves, batch_leaves, structure(state), structure(batch), rows)
 
 
 @dataclass(frozen=True)
@@ -100,7 +70,8 @@ def trace(
     new_state, metrics = out[-1]
     variables = _variables(signature.state, specs, Kind.STATE)
     data = _variables(signature.batch, specs[len(variables) :], Kind.DATA)
-    draft = build(jaxpr, [v.name for v in (*variables, *data)])
+    draft = tidy(build(jaxpr, [v.name for v in (*variables, *data)]), (*variables, *data))
+    draft = draft.without_dead_ops()
     _check_state(new_state, signature, jaxpr)
     names = tuple(leaf_names(metrics, "metrics", bare=False))
     count = len(signature.state)
@@ -111,17 +82,8 @@ def trace(
     return Traced(program, jax.tree_util.tree_structure(metrics), names)
 
 
-def _rows(batch: Sequence[Leaf]) -> int:
-    sizes = {leaf.shape[0]: leaf.name for leaf in batch if leaf.shape}
-    if len(sizes) > 1:
-        listed = ", ".join(f"'{name}' has {rows}" for rows, name in sorted(sizes.items()))
-        what = f"the batch's leaves differ in their leading axis: {listed}"
-        raise CaptureError(what, hint="axis 0 of every batch leaf is the batch; scalars are free")
-    return next(iter(sizes), 0)
-
-
 def _pair(result: Any, step: Callable[..., Any]) -> tuple[Any, Any]:
-    if isinstance(result, tuple) and len(result) == 2:  # noqa: PLR2004  # (state, metrics)
+    if isinstance(result, tuple) and len(result) == 2:
         return result
     what = f"{getattr(step, '__name__', 'the step')} returns a {type(result).__name__}"
     hint = "a training step returns (state, metrics); metrics may be an empty dict"

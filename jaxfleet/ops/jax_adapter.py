@@ -8,7 +8,7 @@ is a class of its own; no other module sees that.
 import enum
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,10 +21,15 @@ from jax.extend.core import primitives
 
 from jaxfleet.ir import Attr, Attrs, Dim, Literal, Size, Source, Struct, Word, parse_size
 from jaxfleet.ir.types import long_dtype, short_dtype
+from jaxfleet.ops.frames import is_library
 
 Jaxpr: TypeAlias = Any
 Equation: TypeAlias = Any
 
+_HAVE_ACCURACY = (
+    *("cbrt", "cos", "exp", "exp2", "expm1", "log", "log1p", "log2", "logistic"),
+    *("rsqrt", "sin", "sqrt", "tan", "tanh"),
+)
 # Parameters that are left out of the IR where they are None, and put back when an operator runs.
 _OMITTED: Mapping[str, tuple[str, ...]] = {
     "broadcast_in_dim": ("sharding",),
@@ -35,18 +40,13 @@ _OMITTED: Mapping[str, tuple[str, ...]] = {
     "conv_general_dilated": ("precision", "preferred_element_type"),
     "gather": ("fill_value",),
     **{f"reduce_{name}": ("out_sharding",) for name in ("sum", "max", "min", "prod")},
-    **{
-        name: ("accuracy",)
-        for name in (
-            *("cbrt", "cos", "exp", "exp2", "expm1", "log", "log1p", "log2", "logistic"),
-            *("rsqrt", "sin", "sqrt", "tan", "tanh"),
-        )
-    },
+    **dict.fromkeys(_HAVE_ACCURACY, ("accuracy",)),
 }
 # Parameters that `jax.lax` makes by itself when the operator runs.
 _SCATTERS = ("", "-add", "-sub", "-mul", "-min", "-max")
-_REMADE: Mapping[str, tuple[str, ...]] = {f"scatter{kind}": ("update_jaxpr", "update_consts") for kind in _SCATTERS}
-_LIBRARIES = re.compile(r"[/\\](jax|jaxlib|flax|optax|chex|jaxfleet)[/\\]|importlib|<frozen|runpy")
+_REMADE: Mapping[str, tuple[str, ...]] = {
+    f"scatter{kind}": ("update_jaxpr", "update_consts") for kind in _SCATTERS
+}
 _WRAPPER = re.compile(r"[\w<>]*\(")
 
 
@@ -69,27 +69,15 @@ def _primitive_table() -> Mapping[str, Any]:
     return {primitive.name: primitive for primitive in found}
 
 
-def is_closed(value: object) -> bool:
-    """Tells whether a parameter is a jaxpr, closed or not."""
-    return isinstance(value, core.ClosedJaxpr | core.Jaxpr)
-
-
 def open_jaxpr(value: Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
     """Returns a jaxpr that may be closed as an open one, and the constants of its constvars."""
     consts = getattr(value, "consts", ())
-    return (value.jaxpr if isinstance(value, core.ClosedJaxpr) else value), consts
+    return getattr(value, "jaxpr", value), consts
 
 
 def is_literal(atom: object) -> bool:
     """Tells whether an equation's input is a literal."""
     return isinstance(atom, core.Literal)
-
-
-def effects_of(jaxpr: Jaxpr) -> Iterator[Equation]:
-    """Yields the equations that do something besides computing their outputs."""
-    for eqn in open_jaxpr(jaxpr)[0].eqns:
-        if eqn.effects:
-            yield eqn
 
 
 def loop_of(eqn: Equation) -> Loop:
@@ -166,17 +154,20 @@ def encode(value: Any) -> Attr:
             return Word(dtype_text(value))
         case core.Primitive():
             return Word(f"primitive.{value.name}")
-        case tuple() if type(value).__name__ == "PRNGImpl":
-            return str(value.name)
         case tuple() if hasattr(value, "_fields"):
-            names = value._fields
-            fields = {name: encode(getattr(value, name)) for name in names}
-            return Struct(type(value).__name__, Attrs(fields))
+            return _encode_named(value)
         case tuple() | list():
             return tuple(encode(item) for item in value)
     if export.is_symbolic_dim(value):
         return size_of(value)
     raise TypeError(f"{type(value).__name__} {value!r:.80}")
+
+
+def _encode_named(value: Any) -> Attr:
+    kind = type(value).__name__
+    if kind == "PRNGImpl":
+        return str(value.name)
+    return Struct(kind, Attrs({name: encode(getattr(value, name)) for name in value._fields}))
 
 
 def decode(attr: Attr, size: Callable[[Size], int]) -> Any:
@@ -222,7 +213,7 @@ def source_of(eqn: Equation) -> Source:
     traceback = eqn.source_info.traceback
     scope = clean_scope(str(eqn.source_info.name_stack))
     for frame in traceback.frames if traceback is not None else ():
-        if not _LIBRARIES.search(frame.file_name):
+        if not is_library(frame.file_name):
             return Source(frame.file_name, frame.line_num, frame.function_name, scope)
     return Source(scope=scope)
 
@@ -241,5 +232,5 @@ def clean_scope(stack: str) -> str:
 def is_library_function(jaxpr: Jaxpr) -> bool:
     """Tells whether a jaxpr was traced from a function of a library, not of the user."""
     info = getattr(open_jaxpr(jaxpr)[0], "debug_info", None)
-    where = str(getattr(info, "func_src_info", "") or "")
-    return not where or _LIBRARIES.search(where.replace(" at ", " at /")) is not None
+    where = str(getattr(info, "func_src_info", "") or "")  # `relu at /a/nn.py:12`
+    return is_library(where.rpartition(" at ")[2].rpartition(":")[0])

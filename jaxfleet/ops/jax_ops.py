@@ -102,7 +102,8 @@ def _remat(ctx: Context, op: Operator, args: Sequence[Array]) -> list[Array]:
     operands = list(args)
     if _attr(ctx, op, "differentiated") and prevent:
         flags = prevent if isinstance(prevent, tuple) else (True,) * len(operands)
-        held = iter(lax.optimization_barrier([x for x, f in zip(operands, flags, strict=True) if f]))
+        behind = [x for x, flag in zip(operands, flags, strict=True) if flag]
+        held = iter(lax.optimization_barrier(behind))
         operands = [next(held) if f else x for x, f in zip(operands, flags, strict=True)]
     return ctx.run_block(_block(ctx, op, "body"), operands)
 

@@ -1,0 +1,63 @@
+"""What goes into a step: the leaves of its state and of its batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from jaxfleet.capture.trees import Leaf, leaves_of
+from jaxfleet.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Says how a step's pytrees map to variables.
+
+    Attributes:
+        state: leaves of the state, in order.
+        batch: leaves of the batch, in order.
+        state_tree: the state's structure.
+        batch_tree: the batch's structure.
+        rows: the example's global batch size.
+    """
+
+    state: tuple[Leaf, ...]
+    batch: tuple[Leaf, ...]
+    state_tree: Any
+    batch_tree: Any
+    rows: int
+
+    @classmethod
+    def of(cls, state: Any, batch: Any) -> "Signature":
+        """Reads the signature off an example.
+
+        Raises:
+            CaptureError: a leaf is not an array; the batch's leading axes differ, or there is none.
+        """
+        state_leaves = tuple(leaves_of(state, "state", bare=True))
+        batch_leaves = tuple(leaves_of(batch, "batch"))
+        structure = jax.tree_util.tree_structure
+        rows = _rows(batch_leaves)
+        return cls(state_leaves, batch_leaves, structure(state), structure(batch), rows)
+
+    def with_rows(self, rows: int) -> "Signature":
+        """Returns the same signature for another batch size."""
+        batch = tuple(
+            replace(leaf, shape=(rows, *leaf.shape[1:])) if leaf.shape else leaf
+            for leaf in self.batch
+        )
+        return replace(self, batch=batch, rows=rows)
+
+
+def _rows(batch: Sequence[Leaf]) -> int:
+    sizes = {leaf.shape[0]: leaf.name for leaf in batch if leaf.shape}
+    if len(sizes) > 1:
+        listed = ", ".join(f"'{name}' has {rows}" for rows, name in sorted(sizes.items()))
+        what = f"the batch's leaves differ in their leading axis: {listed}"
+        raise CaptureError(what, hint="axis 0 of every batch leaf is the batch; scalars are free")
+    if not sizes:
+        found = ", ".join(f"'{leaf.name}'" for leaf in batch) or "nothing"
+        what = f"the batch has no leaf with rows: it holds {found}"
+        raise CaptureError(what, hint="axis 0 of a batch leaf is the batch; scalars come beside it")
+    return next(iter(sizes))

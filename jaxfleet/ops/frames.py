@@ -1,0 +1,56 @@
+"""Tells the user's lines from those of libraries."""
+
+import functools
+import importlib.util
+import os
+import sys
+import sysconfig
+from types import FrameType, TracebackType
+
+from jaxfleet.ir import Source
+
+_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "chex", "numpy", "jaxfleet")
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def is_library(file: str) -> bool:
+    """Tells whether a file belongs to a library or to Python, or was made by them."""
+    if file.startswith(("<frozen", "<string")) or not file:
+        return True
+    if any(file.startswith(folder) for folder in _library_folders()):
+        return True
+    return file.startswith(_python_folder()) and "-packages" not in file
+
+
+def line_of_caller() -> Source | None:
+    """Returns the user's line that is running: the innermost frame outside libraries."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # inspect would read every file
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return None
+
+
+def line_of_error(error: BaseException) -> Source | None:
+    """Returns the innermost of the user's lines that an exception went through."""
+    found = None
+    traceback: TracebackType | None = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not is_library(code.co_filename):
+            found = Source(code.co_filename, traceback.tb_lineno, code.co_name)
+        traceback = traceback.tb_next
+    return found
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    specs = [importlib.util.find_spec(name) for name in _LIBRARIES]
+    folders = [folder for s in specs if s for folder in s.submodule_search_locations or ()]
+    return tuple(f"{folder}{os.sep}" for folder in folders)
+
+
+@functools.cache
+def _python_folder() -> str:
+    return f"{sysconfig.get_paths()['stdlib']}{os.sep}"
