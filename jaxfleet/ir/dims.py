@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from jaxfleet.errors import TextError
+from jaxfleet.errors import ProgramError
 
+LETTER = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 CALLS: Mapping[str, Callable[[int, int], int]] = {
     "floordiv": lambda x, y: x // y,
     "mod": lambda x, y: x % y,
@@ -37,7 +38,7 @@ Factors: TypeAlias = tuple[tuple[Atom, int], ...]  # (atom, power), sorted by th
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A size that depends on letters; made by `letter`, arithmetic, or `parse_size`."""
+    """A size that depends on letters; made by `letter`, arithmetic, `call`, or `parse_size`."""
 
     terms: tuple[tuple[Factors, int], ...]  # (factors, coefficient), highest degree first
 
@@ -102,25 +103,41 @@ Size: TypeAlias = int | Dim
 
 
 def letter(name: str) -> Dim:
-    """Returns the size that is just this letter."""
+    """Returns the size that is just this letter, or any name that Python could take.
+
+    Raises:
+        ProgramError: the name is not one that `parse_size` would read back.
+    """
+    if LETTER.fullmatch(name) is None:
+        raise ProgramError(f"'{name}' cannot name a size", hint="use a letter such as b")
     return Dim(((((name, 1),), 1),))
 
 
 def call(name: str, x: Size, y: Size) -> Size:
-    """Returns `name(x, y)`, computed where both are numbers."""
+    """Returns `name(x, y)`, one of `CALLS`, simplified where that holds whatever the letters.
+
+    A letter is taken to be positive, so `floordiv(b,b)` is 1.
+    """
     if isinstance(x, int) and isinstance(y, int):
         return CALLS[name](x, y)
-    if name == "floordiv" and isinstance(exact := divide_exactly(x, y), int | Dim):
-        return exact
+    if name in {"max", "min"}:
+        if x == y:
+            return x
+    elif (exact := divide_exactly(x, y)) is not None:
+        return exact if name == "floordiv" else 0
     return Dim(((((Call(name, (x, y)), 1),), 1),))
 
 
 def divide_exactly(x: Size, y: Size) -> Size | None:
     """Returns `x / y` where it divides without a rest whatever the letters, else None."""
+    if y == 0:
+        return None
     if x == y:
         return 1
+    if x == 0:
+        return 0
     if isinstance(y, int):
-        if y == 0 or any(coefficient % y for _, coefficient in _terms(x)):
+        if any(coefficient % y for _, coefficient in _terms(x)):
             return None
         return _canonical({factors: coefficient // y for factors, coefficient in _terms(x)})
     if len(y.terms) != 1:
@@ -159,15 +176,6 @@ def evaluate(size: Size, values: Mapping[str, int]) -> int:
     result = size.substitute(values)
     assert isinstance(result, int)
     return result
-
-
-def parse_size(text: str) -> Size:
-    """Reads a size; spaces do not matter, and `b^2` is a power.
-
-    Raises:
-        TextError: the text is not a size.
-    """
-    return _SizeParser(text).parse()
 
 
 def _terms(size: Size) -> tuple[tuple[Factors, int], ...]:
@@ -212,82 +220,3 @@ def _term_text(factors: Factors, coefficient: int) -> str:
     if coefficient != 1 or not parts:
         parts.insert(0, str(coefficient))
     return "*".join(parts)
-
-
-class _SizeParser:
-    """Reads `sum := product (('+'|'-') product)*` by recursive descent."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.tokens = re.findall(r"\d+|[A-Za-z_]\w*|[-+*^(),]|\S", text)
-        self.at = 0
-
-    def parse(self) -> Size:
-        size = self._sum()
-        if self.at != len(self.tokens):
-            raise self._error()
-        return size
-
-    def _sum(self) -> Size:
-        total = -self._product() if self._take("-") else self._product()
-        while True:
-            if self._take("+"):
-                total = total + self._product()
-            elif self._take("-"):
-                total = total - self._product()
-            else:
-                return total
-
-    def _product(self) -> Size:
-        product = self._power()
-        while self._take("*"):
-            product = product * self._power()
-        return product
-
-    def _power(self) -> Size:
-        base = self._atom()
-        if not self._take("^"):
-            return base
-        result: Size = 1
-        for _ in range(int(self._next())):
-            result = result * base
-        return result
-
-    def _atom(self) -> Size:
-        token = self._next()
-        if token.isdigit():
-            return int(token)
-        if token == "(":
-            size = self._sum()
-            self._expect(")")
-            return size
-        if not re.fullmatch(r"[A-Za-z_]\w*", token):
-            raise self._error()
-        if not self._take("("):
-            return letter(token)
-        if token not in CALLS:
-            raise self._error()
-        x = self._sum()
-        self._expect(",")
-        y = self._sum()
-        self._expect(")")
-        return call(token, x, y)
-
-    def _next(self) -> str:
-        if self.at == len(self.tokens):
-            raise self._error()
-        self.at += 1
-        return self.tokens[self.at - 1]
-
-    def _take(self, token: str) -> bool:
-        found = self.at < len(self.tokens) and self.tokens[self.at] == token
-        self.at += found
-        return found
-
-    def _expect(self, token: str) -> None:
-        if not self._take(token):
-            raise self._error()
-
-    def _error(self) -> TextError:
-        what = f"'{self.text}' is not a size (stopped at word {self.at + 1})"
-        return TextError(what, hint="sizes read like 784, b, 2*b+1, floordiv(b,4)")

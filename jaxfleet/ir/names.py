@@ -1,9 +1,14 @@
 """Derived variable names, each form made in one place, in fluid's spelling."""
 
+import json
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
-PLAIN_NAME = re.compile(r"[A-Za-z_][\w./@$~+-]*")
+# `nan+1.0i` would read as a complex number.
+PLAIN_NAME = re.compile(r"(?!(?:inf|nan)\+)[A-Za-z_][\w./@$~+-]*")
+# As words and dtypes are spelled: a plain name, and what jax adds to some: `key<fry>`.
+PLAIN_WORD = re.compile(rf"{PLAIN_NAME.pattern}(?:<[^<>\[\]\s]*>)?")
 RESERVED = frozenset({"true", "false", "none", "nan", "inf"})
 
 
@@ -25,6 +30,18 @@ def trainer_name(name: str, trainer_id: int) -> str:
 def is_plain(name: str) -> bool:
     """Tells whether a name prints bare; any other is quoted in IR text."""
     return PLAIN_NAME.fullmatch(name) is not None and name not in RESERVED
+
+
+@lru_cache(maxsize=1 << 16)
+def name_text(name: str) -> str:
+    """Returns a name as it prints: bare where it can be, else quoted."""
+    return name if is_plain(name) else json.dumps(name)
+
+
+def dtype_text(dtype: str) -> str:
+    """Returns a dtype as it prints: `f32`, `key<fry>`; an odd one is quoted."""
+    plain = PLAIN_WORD.fullmatch(dtype) is not None and dtype not in RESERVED
+    return dtype if plain else json.dumps(dtype)
 
 
 def unique(name: str, taken: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from jaxfleet.errors import ProgramError
 from jaxfleet.ir.dims import Size
 from jaxfleet.ir.source import Source
 from jaxfleet.ir.types import Kind, Variable
-from jaxfleet.ir.values import Attrs, BlockRef, Literal, Operand, block_refs
+from jaxfleet.ir.values import Attrs, BlockRef, Literal, Operand
 
 NO_SOURCE = Source()
 
@@ -43,11 +43,15 @@ class Operands(Sequence[Operand]):
     As a sequence it is all operands in order, whatever their slots.
     """
 
-    __slots__ = ("_flat", "slots")
+    __slots__ = ("_flat", "_names", "slots")
 
     def __init__(self, slots: Iterable[tuple[str, tuple[Operand, ...]]] = ()) -> None:
         self.slots: tuple[tuple[str, tuple[Operand, ...]], ...] = _joined(slots)
-        self._flat: tuple[Operand, ...] = tuple(item for _, items in self.slots for item in items)
+        if len(self.slots) == 1:
+            self._flat: tuple[Operand, ...] = self.slots[0][1]
+        else:
+            self._flat = tuple(item for _, items in self.slots for item in items)
+        self._names: tuple[str, ...] = tuple(x for x in self._flat if isinstance(x, str))
 
     @classmethod
     def of(cls, *operands: Operand) -> "Operands":
@@ -57,16 +61,15 @@ class Operands(Sequence[Operand]):
     @classmethod
     def named(cls, **slots: Operand | Sequence[Operand]) -> "Operands":
         """Returns operands in named slots: `Operands.named(X="x", Y=["a", "b"])`."""
-        pairs = []
-        for slot, items in slots.items():
-            single = isinstance(items, str | Literal)
-            pairs.append((slot, (items,) if single else tuple(items)))
-        return cls(pairs)  # type: ignore[arg-type]  # mypy does not follow `single`
+        return cls(
+            (slot, (items,) if isinstance(items, str | Literal) else tuple(items))
+            for slot, items in slots.items()
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
         """The variables among the operands, in order, literals left out."""
-        return tuple(item for item in self._flat if isinstance(item, str))
+        return self._names
 
     def slot(self, name: str) -> tuple[Operand, ...]:
         """Returns the operands of a slot, empty where there is no such slot."""
@@ -74,7 +77,7 @@ class Operands(Sequence[Operand]):
 
     def renamed(self, names: Mapping[str, Operand]) -> "Operands":
         """Returns the same slots with variables replaced."""
-        if not any(item in names for item in self._flat if isinstance(item, str)):
+        if names.keys().isdisjoint(self._names):
             return self
         return Operands(
             (slot, tuple(names.get(x, x) if isinstance(x, str) else x for x in items))
@@ -95,6 +98,12 @@ class Operands(Sequence[Operand]):
 
     def __len__(self) -> int:
         return len(self._flat)
+
+    def __iter__(self) -> Iterator[Operand]:
+        return iter(self._flat)
+
+    def __contains__(self, operand: object) -> bool:
+        return operand in self._flat
 
     def __add__(self, other: "Operands") -> "Operands":
         merged = dict(self.slots)
@@ -165,7 +174,7 @@ class Operator:
     @property
     def blocks(self) -> tuple[int, ...]:
         """The indices of its sub-blocks, in the order its attributes name them."""
-        return tuple(ref.index for value in self.attrs.values() for ref in block_refs(value))
+        return tuple(ref.index for ref in self.attrs.block_refs)
 
     def __str__(self) -> str:
         from jaxfleet.ir.text import print_operator  # noqa: PLC0415  # text is built on this module

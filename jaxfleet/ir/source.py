@@ -35,7 +35,8 @@ class Source:
         place = f"{short_path(self.file)}:{self.line}, in {self.function}" if self.file else ""
         scope = f"at {self.scope}" if self.scope else ""
         made_by = f"by {self.made_by}" if self.made_by else ""
-        return "; ".join(part for part in (place, scope, made_by) if part)
+        text = "; ".join(part for part in (place, scope, made_by) if part)
+        return text if text.isprintable() else " ".join(text.split())
 
 
 def short_path(path: str) -> str:

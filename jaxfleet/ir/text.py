@@ -2,17 +2,18 @@
 
 One declaration or operator a line. A type is printed once, at the first line that names the
 variable; a write without a type is an update in place. Attributes are sorted. `^1` names a
-block, `<b>` a symbolic size, `2.0:f32` a literal. An operator's role is a heading. Source lines
-are comments, on request.
+block, `<b>` a symbolic size, `2.0:f32` a literal, `@c12ab` a constant's digest. An operator's
+role is a heading. Source lines are comments, on request.
 """
 
 import json
 from collections.abc import Iterator
 
+from jaxfleet.ir.constants import inline_values
 from jaxfleet.ir.dims import Dim
-from jaxfleet.ir.names import is_plain
+from jaxfleet.ir.names import name_text as name_text  # noqa: PLC0414  # other printers use it
 from jaxfleet.ir.program import Block, Operands, Operator, Program, Role
-from jaxfleet.ir.types import Constant, Kind, Variable
+from jaxfleet.ir.types import Kind, Variable
 from jaxfleet.ir.values import Attr, Attrs, BlockRef, Literal, Operand, Struct, Word
 
 
@@ -34,13 +35,7 @@ def print_operator(op: Operator, *, declared: Block | None = None) -> str:
         declared: the block whose types to print with the outputs; none unless given.
     """
     types = declared.variables if declared else {}
-    new = {name for name in op.writes if name in types}
-    return _operator_line(op, {name: types[name] for name in new})
-
-
-def name_text(name: str) -> str:
-    """Returns a name as it prints: bare where it can be, else quoted."""
-    return name if is_plain(name) else json.dumps(name)
+    return operator_text(op, {name: types[name] for name in op.writes if name in types})
 
 
 def operand_text(operand: Operand) -> str:
@@ -74,77 +69,53 @@ def attr_text(value: Attr) -> str:
         case Dim():
             return f"<{value}>"
         case Struct():
-            return value.name + attrs_text(value.fields)
+            return (name_text(value.name) if value.name else "") + attrs_text(value.fields)
         case tuple():
             return "[" + ", ".join(map(attr_text, value)) + "]"
 
 
-def _program_lines(program: Program, *, source: bool) -> Iterator[str]:
+def program_heading(program: Program) -> str:
+    """Returns a program's first line."""
     facts = f" {attrs_text(program.attrs)}" if program.attrs else ""
-    yield f"program {name_text(program.name)}{facts}"
-    for variable in program.variables.values():
-        yield f"  {_declaration(variable)}"
-    for block in program.blocks:
-        yield from _block_lines(block, source=source)
+    return f"program {name_text(program.name)}{facts}"
 
 
-def _declaration(variable: Variable) -> str:
+def declaration_text(variable: Variable) -> str:
+    """Returns the line that declares a variable: `param w: f32[784,128]`."""
     text = f"{variable.kind.value:<5} {variable_text(variable)}"
-    if variable.constant is not None:
-        text += f" = @{_constant_text(variable.constant)}"
-    return text
+    if variable.constant is None:
+        return text
+    values = inline_values(variable)
+    if values is not None:
+        return f"{text} = {attr_text(values)}"
+    return f"{text} = @{name_text(variable.constant.digest)}"
 
 
-def _constant_text(constant: Constant) -> str:
-    return constant.digest
+def block_heading(block: Block, pending: dict[str, Variable]) -> str:
+    """Returns the line that opens a block.
 
-
-def _block_lines(block: Block, *, source: bool) -> Iterator[str]:
-    yield f"  {_block_heading(block)}"
-    pending = {name: v for name, v in block.variables.items() if name not in block.args}
-    for variable in _read_before_written(block):
-        yield f"    {_declaration(pending.pop(variable.name))}"
-    role: Role | None = None
-    for op in block.ops:
-        if op.role is not role:
-            role = op.role
-            yield f"    {role.value}"
-        line = _operator_line(op, pending)
-        comment = op.source.comment() if source else ""
-        yield f"      {line}  # {comment}" if comment else f"      {line}"
-
-
-def _block_heading(block: Block) -> str:
+    Args:
+        block: the block.
+        pending: the variables whose type is still to be printed; those printed are taken out.
+    """
     text = f"block {block.index}"
-    if block.index and block.parent:
+    if block.parent != (0 if block.index else -1):
         text += f" in {block.parent}"
     if block.args or block.results:
-        args = ", ".join(variable_text(block.variables[name]) for name in block.args)
+        args = ", ".join(_maybe_typed(name, pending) for name in block.args)
         results = ", ".join(map(operand_text, block.results))
         text += f" ({args}) -> ({results})"
     return text
 
 
-def _read_before_written(block: Block) -> list[Variable]:
-    """Returns variables whose first mention is not a write of `temp` kind, in order."""
-    written: set[str] = set(block.args)
-    for op in block.ops:
-        written.update(name for name in op.writes if name in block.variables)
-    first = set(block.args)
-    early: dict[str, Variable] = {}
-    for op in block.ops:
-        for name in op.reads:
-            if name not in first and name in block.variables:
-                early.setdefault(name, block.variables[name])
-        first.update(op.writes)
-    for name, variable in block.variables.items():
-        if name not in written or (variable.kind is not Kind.TEMP and name not in block.args):
-            early.setdefault(name, variable)
-    return list(early.values())
+def operator_text(op: Operator, pending: dict[str, Variable]) -> str:
+    """Returns an operator's line, with the types of those outputs that have none yet.
 
-
-def _operator_line(op: Operator, pending: dict[str, Variable]) -> str:
-    left = _outputs_text(op.outputs, pending)
+    Args:
+        op: the operator.
+        pending: the variables whose type is still to be printed; those printed are taken out.
+    """
+    left = _operands_text(op.outputs, pending)
     text = f"{left} = " if left else ""
     text += f"{name_text(op.type)}({_operands_text(op.inputs, {})})"
     if op.attrs:
@@ -155,8 +126,54 @@ def _operator_line(op: Operator, pending: dict[str, Variable]) -> str:
     return text
 
 
-def _outputs_text(outputs: Operands, pending: dict[str, Variable]) -> str:
-    return _operands_text(outputs, pending)
+def commented_text(op: Operator, pending: dict[str, Variable], *, source: bool) -> str:
+    """Returns an operator's line as `operator_text` does, with its source line if asked for."""
+    line = operator_text(op, pending)
+    comment = op.source.comment() if source else ""
+    return f"{line}  # {comment}" if comment else line
+
+
+def declared_first(block: Block) -> list[Variable]:
+    """Returns the block's variables that no argument or output can declare, in order.
+
+    Those are the ones that are read before they are written, or never written, and those of
+    which there is more to say than their type.
+    """
+    written = set(block.args)
+    early: dict[str, Variable] = {}
+    for op in block.ops:
+        for name in op.reads:
+            if name not in written and name in block.variables:
+                early.setdefault(name, block.variables[name])
+        written.update(op.writes)
+    for name, variable in block.variables.items():
+        if name not in written or variable.kind is not Kind.TEMP or variable.constant is not None:
+            early.setdefault(name, variable)
+    return list(early.values())
+
+
+def _program_lines(program: Program, *, source: bool) -> Iterator[str]:
+    yield program_heading(program)
+    for variable in program.variables.values():
+        yield f"  {declaration_text(variable)}"
+    for block in program.blocks:
+        yield from _block_lines(block, source=source)
+
+
+def _block_lines(block: Block, *, source: bool) -> Iterator[str]:
+    early = declared_first(block)
+    pending = dict(block.variables)
+    for variable in early:
+        del pending[variable.name]
+    yield f"  {block_heading(block, pending)}"
+    for variable in early:
+        yield f"    {declaration_text(variable)}"
+    role: Role | None = None
+    for op in block.ops:
+        if op.role is not role:
+            role = op.role
+            yield f"    {role.value}"
+        yield f"      {commented_text(op, pending, source=source)}"
 
 
 def _operands_text(operands: Operands, pending: dict[str, Variable]) -> str:

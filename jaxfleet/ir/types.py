@@ -3,9 +3,11 @@
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from jaxfleet.ir.dims import Size
+from jaxfleet.ir.names import dtype_text, name_text
 
 # Short names as in jax and HLO; any other dtype keeps the name it has (`key<fry>`, `float0`).
 _SHORT: Mapping[str, str] = {
@@ -85,9 +87,10 @@ class Variable:
         return type_text(self.dtype, self.shape)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.type}"
+        return f"{name_text(self.name)}: {self.type}"
 
 
+@lru_cache(maxsize=1 << 12)
 def type_text(dtype: str, shape: tuple[Size, ...]) -> str:
     """Returns a type as it prints: `f32[b,784]`."""
-    return f"{dtype}[{','.join(map(str, shape))}]"
+    return f"{dtype_text(dtype)}[{','.join(map(str, shape))}]"

@@ -6,18 +6,32 @@ tuple of these. An operand is a variable's name or a `Literal`.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
+
+from jaxfleet.errors import ProgramError
 from jaxfleet.ir.dims import Dim
+from jaxfleet.ir.names import PLAIN_WORD, dtype_text
+
+_NOT_WORDS = frozenset({"true", "false", "none", "inf"})  # these read as other values
+_REAL = r"-?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|inf|nan)"
+_REAL_TEXT = re.compile(_REAL)
+_COMPLEX_TEXT = re.compile(rf"(?P<real>{_REAL})\+(?P<imag>{_REAL})i")
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A bare word: `f32`, `GatherScatterMode.CLIP`."""
+    """A bare word: `f32`, `key<fry>`, `GatherScatterMode.CLIP`."""
 
     text: str
+
+    def __post_init__(self) -> None:
+        if self.text in _NOT_WORDS or PLAIN_WORD.fullmatch(self.text) is None:
+            raise ProgramError(f"{self.text!r} is not a word", hint="give it as a string")
 
     def __str__(self) -> str:
         return self.text
@@ -28,6 +42,10 @@ class BlockRef:
     """Refers to a block of the same program: `^1`."""
 
     index: int
+
+    def __post_init__(self) -> None:
+        if self.index < 0:
+            raise ProgramError(f"{self.index} is no block's index")
 
     def __str__(self) -> str:
         return f"^{self.index}"
@@ -43,27 +61,35 @@ class Literal:
     text: str
     dtype: str
 
+    def __post_init__(self) -> None:
+        if not (
+            self.text in {"true", "false"}
+            or _REAL_TEXT.fullmatch(self.text)
+            or _COMPLEX_TEXT.fullmatch(self.text)
+        ):
+            raise ProgramError(f"{self.text!r} is not a literal's value", hint="use Literal.of")
+
     @classmethod
-    def of(cls, value: bool | int | float | complex, dtype: str) -> "Literal":
-        """Returns the literal of a Python number."""
-        if isinstance(value, bool):
-            return cls("true" if value else "false", dtype)
-        if isinstance(value, complex):
-            return cls(f"{value.real!r}+{value.imag!r}i", dtype)
-        return cls(repr(value), dtype)
+    def of(cls, value: complex | np.generic, dtype: str) -> "Literal":
+        """Returns the literal of a number, Python's or numpy's."""
+        number: Any = value.item() if isinstance(value, np.generic) else value
+        if isinstance(number, bool):
+            return cls("true" if number else "false", dtype)
+        if isinstance(number, complex):
+            return cls(f"{number.real!r}+{number.imag!r}i", dtype)
+        return cls(repr(number), dtype)
 
     @property
     def value(self) -> bool | int | float | complex:
         """The Python number."""
         if self.text in {"true", "false"}:
             return self.text == "true"
-        if self.text.endswith("i"):
-            real, imag = self.text[:-1].rsplit("+", 1)
-            return complex(float(real), float(imag))
+        if match := _COMPLEX_TEXT.fullmatch(self.text):
+            return complex(float(match["real"]), float(match["imag"]))
         return int(self.text) if self.text.lstrip("-").isdigit() else float(self.text)
 
     def __str__(self) -> str:
-        return f"{self.text}:{self.dtype}"
+        return f"{self.text}:{dtype_text(self.dtype)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +101,7 @@ class Struct:
 
 
 Attr: TypeAlias = (
-    "None | bool | int | float | str | Word | Dim | Literal | BlockRef | Struct | tuple[Attr, ...]"
+    "bool | int | float | str | Word | Dim | Literal | BlockRef | Struct | tuple[Attr, ...] | None"
 )
 Operand: TypeAlias = str | Literal
 
@@ -84,15 +110,23 @@ class Attrs(Mapping[str, Attr]):
     """An immutable mapping, kept sorted by key, that can be hashed and compared.
 
     A float that is not a number is stored as the word `nan`, so that it equals itself; `1` and
-    `1.0` and `true` are told apart.
+    `1.0` and `true` are told apart. A list is stored as a tuple, a numpy number as Python's.
+
+    Raises:
+        ProgramError: a value is not data, or a key is not a string.
     """
 
-    __slots__ = ("_hash", "_items")
+    __slots__ = ("_hash", "_items", "_refs")
 
     def __init__(self, items: Mapping[str, Attr] | None = None) -> None:
-        pairs = (items or {}).items()
-        self._items: dict[str, Attr] = {key: _normal(value) for key, value in sorted(pairs)}
+        self._items: dict[str, Attr] = {}
+        for key, value in sorted((items or {}).items()):
+            try:
+                self._items[key] = value if type(value) in _AS_IS else _normal(value)
+            except TypeError as error:
+                raise ProgramError(f"attribute '{key}' {error}") from None
         self._hash: int | None = None
+        self._refs: tuple[BlockRef, ...] | None = None
 
     def __getitem__(self, key: str) -> Attr:
         return self._items[key]
@@ -118,6 +152,13 @@ class Attrs(Mapping[str, Attr]):
     def __repr__(self) -> str:
         return f"Attrs({self._items!r})"
 
+    @property
+    def block_refs(self) -> tuple[BlockRef, ...]:
+        """Every block reference in the attributes, in order."""
+        if self._refs is None:
+            self._refs = tuple(ref for value in self._items.values() for ref in block_refs(value))
+        return self._refs
+
     def updated(self, **changes: Attr) -> "Attrs":
         """Returns these attributes with some replaced or added."""
         return Attrs({**self._items, **changes})
@@ -132,8 +173,7 @@ def block_refs(attr: Attr) -> Iterator[BlockRef]:
     if isinstance(attr, BlockRef):
         yield attr
     elif isinstance(attr, Struct):
-        for value in attr.fields.values():
-            yield from block_refs(value)
+        yield from attr.fields.block_refs
     elif isinstance(attr, tuple):
         for value in attr:
             yield from block_refs(value)
@@ -149,12 +189,26 @@ def map_attr(attr: Attr, leaf: Callable[[Attr], Attr]) -> Attr:
     return leaf(attr)
 
 
-def _normal(value: Attr) -> Attr:
-    if isinstance(value, float) and math.isnan(value):
-        return Word("nan")
-    if isinstance(value, tuple):
+_AS_IS = frozenset({type(None), bool, int, str, Word, Dim, Literal, BlockRef, Struct})
+
+
+def _normal(value: Any) -> Attr:
+    """Returns a value as attributes keep it; the error's text continues the attribute's name."""
+    if type(value) in _AS_IS:
+        kept: Attr = value
+        return kept
+    if isinstance(value, tuple | list):
         return tuple(_normal(item) for item in value)
-    return value
+    if isinstance(value, np.generic) and not isinstance(value, np.longdouble | np.clongdouble):
+        return _normal(value.item())
+    if isinstance(value, float):
+        return Word("nan") if math.isnan(value) else float(value)
+    # An enumeration's member may be an int or a string too, and would print as what it is not.
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise TypeError(f"holds {value!r}, which is not data")
 
 
 def _kinds(value: object) -> object:

@@ -1,0 +1,73 @@
+"""Names temporaries by their order, so that programs that differ only there become equal."""
+
+from dataclasses import replace
+
+from jaxfleet.ir.program import Block, Operator, Program
+from jaxfleet.ir.types import Kind
+from jaxfleet.ir.values import Operand
+
+
+def equivalent(a: Program, b: Program) -> bool:
+    """Tells whether two programs are equal but for the names of their blocks' temporaries.
+
+    What the programs themselves declare keeps its name: it is fed, kept or fetched by it.
+    """
+    return canonical(a) == canonical(b)
+
+
+def canonical(program: Program) -> Program:
+    """Returns the program with its blocks' temporaries called `%0`, `%1`, ... as they come up."""
+    names = _Names(program)
+    blocks = [_renamed(block, names) for block in program.blocks]
+    # A variable that nothing mentions has only its type to be known by.
+    for block in program.blocks:
+        for variable in sorted(block.variables.values(), key=lambda variable: variable.type):
+            names.of(variable.name, block)
+    return program.with_blocks(
+        replace(
+            new,
+            variables={
+                names.of(name, old): replace(variable, name=names.of(name, old))
+                for name, variable in old.variables.items()
+            },
+        )
+        for old, new in zip(program.blocks, blocks, strict=True)
+    )
+
+
+class _Names:
+    """Gives each temporary its new name when it is first asked for."""
+
+    def __init__(self, program: Program) -> None:
+        self._blocks = program.blocks
+        self._new: dict[tuple[int, str], str] = {}
+        self._count = 0
+
+    def of(self, name: str, block: Block) -> str:
+        at = block
+        while name not in at.variables:
+            if at.parent < 0:
+                return name
+            at = self._blocks[at.parent]
+        if at.variables[name].kind is not Kind.TEMP:
+            return name
+        key = (at.index, name)
+        if key not in self._new:
+            self._new[key] = f"%{self._count}"
+            self._count += 1
+        return self._new[key]
+
+
+def _renamed(block: Block, names: _Names) -> Block:
+    def operand(old: Operand) -> Operand:
+        return names.of(old, block) if isinstance(old, str) else old
+
+    def operator(op: Operator) -> Operator:
+        new = {name: names.of(name, block) for name in (*op.reads, *op.writes)}
+        role_var = tuple((names.of(p, block), names.of(g, block)) for p, g in op.role_var)
+        inputs, outputs = op.inputs.renamed(new), op.outputs.renamed(new)
+        return replace(op, inputs=inputs, outputs=outputs, role_var=role_var)
+
+    args = tuple(names.of(name, block) for name in block.args)
+    ops = tuple(operator(op) for op in block.ops)
+    return replace(block, args=args, ops=ops, results=tuple(map(operand, block.results)))

@@ -1,0 +1,224 @@
+"""Prints a program for reading: what matters in full, runs of the rest as one comment each.
+
+A captured step has hundreds of operators, of which a reader who asks what a pass did wants a
+dozen. The text reads like IR text, and is not meant to be parsed.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, takewhile
+
+from jaxfleet.ir.program import Block, Operator, Program, Role
+from jaxfleet.ir.text import (
+    block_heading,
+    commented_text,
+    declaration_text,
+    declared_first,
+    print_program,
+    program_heading,
+)
+from jaxfleet.ir.types import Variable
+
+_MAX_TYPES = 5  # operator types, or types of variables, that a folded line names
+
+
+@dataclass(frozen=True)
+class _Detail:
+    """How much to show.
+
+    Attributes:
+        scope: how many parts of their scope operators must share to be folded together.
+        path: how many parts of their path variables must share; None folds none of them.
+        owners: show operators that run sub-blocks.
+        blocks: show each sub-block; else those without an operator to keep are one line.
+        roles: fold operators of each role for themselves.
+    """
+
+    scope: int
+    path: int | None = None
+    owners: bool = True
+    blocks: bool = True
+    roles: bool = True
+
+
+_DETAILS = (
+    _Detail(scope=3),
+    _Detail(scope=2),
+    _Detail(scope=2, path=3),
+    _Detail(scope=1, path=3),
+    _Detail(scope=1, path=2),
+    _Detail(scope=0, path=2),
+    _Detail(scope=0, path=1, owners=False),
+    _Detail(scope=0, path=0, owners=False, blocks=False),
+    _Detail(scope=0, path=0, owners=False, blocks=False, roles=False),
+)
+
+
+def print_folded(
+    program: Program,
+    *,
+    keep: Callable[[Operator], bool],
+    max_lines: int = 120,
+    source: bool = True,
+) -> str:
+    """Returns a program's text with what a reader can do without folded into comments.
+
+    A program that fits is printed whole. Otherwise runs of operators of one role that are not
+    to be kept become comments such as `# 34 operators in CNN/Conv_0: add 10, dot_general 3`, by
+    as many parts of their scope as fit; then declarations are folded by their paths.
+
+    Args:
+        program: any program.
+        keep: tells which operators to show, however many they are.
+        max_lines: the most lines; more come out only where the kept operators need them.
+        source: add the source lines of the operators that are shown.
+    """
+    text = print_program(program, source=source)
+    if text.count("\n") < max_lines:
+        return text
+    lines: list[str] = []
+    for detail in _DETAILS:
+        lines = list(_Folded(program, keep, detail, source).lines())
+        if len(lines) <= max_lines:
+            break
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """A program's text at one level of detail."""
+
+    program: Program
+    keep: Callable[[Operator], bool]
+    detail: _Detail
+    source: bool
+
+    def lines(self) -> Iterator[str]:
+        yield program_heading(self.program)
+        yield from _indented(2, self._declarations(self.program.variables.values()))
+        for shown, blocks in groupby(self.program.blocks, key=self._is_shown):
+            if shown:
+                for block in blocks:
+                    yield from _indented(2, self._block(block))
+            else:
+                yield from _indented(2, [_folded_blocks(list(blocks))])
+
+    def _is_shown(self, block: Block) -> bool:
+        return self.detail.blocks or block.index == 0 or any(map(self.keep, block.ops))
+
+    def _is_kept(self, op: Operator) -> bool:
+        return self.keep(op) or (self.detail.owners and bool(op.blocks))
+
+    def _block(self, block: Block) -> Iterator[str]:
+        early = declared_first(block)
+        pending = dict(block.variables)
+        for variable in early:
+            del pending[variable.name]
+        yield block_heading(block, pending)
+        yield from _indented(2, self._declarations(early))
+        role: Role | None = None
+        for group in self._groups(block.ops):
+            if len(group) > 1 and not self.detail.roles:
+                role = None
+                yield f"  {self._group_text(group, pending)}"
+                continue
+            if group[0].role is not role:
+                role = group[0].role
+                yield f"  {role.value}"
+            yield f"    {self._group_text(group, pending)}"
+
+    def _groups(self, ops: Iterable[Operator]) -> Iterator[list[Operator]]:
+        """Yields the operators that stand on one line together."""
+
+        def key(op: Operator) -> tuple[bool, Role | None]:
+            return self._is_kept(op), op.role if self.detail.roles else None
+
+        for (kept, _), run in groupby(ops, key=key):
+            found = list(run)
+            yield from ([op] for op in found) if kept else _by_scope(found, self.detail.scope)
+
+    def _group_text(self, group: Sequence[Operator], pending: dict[str, Variable]) -> str:
+        if len(group) == 1:
+            return commented_text(group[0], pending, source=self.source)
+        for op in group:  # declared here, out of sight: what writes them later is an update
+            for name in op.writes:
+                pending.pop(name, None)
+        return _folded_operators(group)
+
+    def _declarations(self, variables: Iterable[Variable]) -> Iterator[str]:
+        parts = self.detail.path
+        for (kind, path), run in groupby(variables, key=lambda var: (var.kind, _path(var, parts))):
+            group = list(run)
+            if len(group) == 1 or path is None:
+                yield from map(declaration_text, group)
+            else:
+                label = _common_path(["/".join(_parts(var.name)[:-1]) for var in group])
+                types = Counter(variable.type for variable in group)
+                where = f" in {label}" if label else ""
+                yield f"# {len(group)} {kind.value}{where}: {_counts(types)}"
+
+
+def _path(variable: Variable, parts: int | None) -> str | None:
+    """Returns what a variable must share with its neighbours to be folded, None where it is not."""
+    folder = _parts(variable.name)[:-1]
+    if parts is None or (parts and not folder):
+        return None
+    return "/".join(folder[:parts])
+
+
+def _by_scope(ops: Iterable[Operator], parts: int) -> Iterator[list[Operator]]:
+    """Yields neighbours that share so many parts of their scope; no scope goes with any."""
+    group: list[Operator] = []
+    shared: list[str] | None = None
+    for op in ops:
+        scope = _parts(op.source.scope)[:parts]
+        if op.source.scope and shared is not None and scope != shared:
+            yield group
+            group = []
+        if op.source.scope:
+            shared = scope
+        group.append(op)
+    if group:
+        yield group
+
+
+def _folded_operators(ops: Sequence[Operator]) -> str:
+    scope = _common_path([op.source.scope for op in ops if op.source.scope])
+    where = f" in {scope}" if scope else ""
+    roles = Counter(op.role.value for op in ops)
+    which = f" ({_counts(roles)})" if len(roles) > 1 else ""
+    return f"# {len(ops)} operators{which}{where}: {_type_counts(ops)}"
+
+
+def _folded_blocks(blocks: Sequence[Block]) -> str:
+    first, last = blocks[0].index, blocks[-1].index
+    which = f"block {first}" if first == last else f"blocks {first} to {last}"
+    ops = [op for block in blocks for op in block.ops]
+    return f"# {which}, {len(ops)} operators: {_type_counts(ops)}"
+
+
+def _type_counts(ops: Iterable[Operator]) -> str:
+    return _counts(Counter(op.type.removeprefix("jax.") for op in ops))
+
+
+def _counts(counts: Counter[str]) -> str:
+    """Returns the most frequent with their numbers: `add 10, dot_general 3 and 2 other types`."""
+    common = ", ".join(f"{what} {count}" for what, count in counts.most_common(_MAX_TYPES))
+    rest = len(counts) - _MAX_TYPES
+    return f"{common} and {rest} other types" if rest > 0 else common
+
+
+def _common_path(paths: Sequence[str]) -> str:
+    """Returns the parts that all paths start with."""
+    columns = zip(*map(_parts, paths), strict=False)
+    common = takewhile(lambda column: len(set(column)) == 1, columns)
+    return "/".join(column[0] for column in common)
+
+
+def _parts(path: str) -> list[str]:
+    return path.split("/")
+
+
+def _indented(spaces: int, lines: Iterable[str]) -> Iterator[str]:
+    return (" " * spaces + line for line in lines)

@@ -1,0 +1,235 @@
+"""Reads programs from text; the grammar is in `jaxfleet.ir.text`, which prints it."""
+
+import re
+from dataclasses import dataclass, field
+
+from jaxfleet.errors import ProgramError, TextError
+from jaxfleet.ir.constants import constant_of
+from jaxfleet.ir.dims import Size
+from jaxfleet.ir.line import Line
+from jaxfleet.ir.program import (
+    NO_ATTRS,
+    NO_OPERANDS,
+    NO_SOURCE,
+    Block,
+    Operator,
+    Program,
+    Role,
+)
+from jaxfleet.ir.source import Source
+from jaxfleet.ir.types import Constant, Kind, Variable
+from jaxfleet.ir.value_parser import (
+    read_attrs,
+    read_inputs,
+    read_items,
+    read_operand,
+    read_outputs,
+    read_tuple,
+    read_type,
+    starts_literal,
+)
+from jaxfleet.ir.values import Attrs, Operand
+
+_COMMENT = re.compile(
+    r"#\s*(?:(?P<file>[^;]*?):(?P<line>\d+), in (?P<function>[^;]*))?"
+    r"(?:; )?(?:at (?P<scope>[^;]*))?(?:; )?(?:by (?P<made_by>[^;]*))?$"
+)
+_ROLES = {role.value: role for role in Role}
+_KINDS = {kind.value: kind for kind in Kind}
+_AFTER_A_NAME = frozenset({"(", ":", ",", "="})  # what follows a name that opens an operator's line
+
+
+def parse(text: str) -> Program:
+    """Reads one program.
+
+    Constants come back by digest, without their values, unless they are small enough to stand
+    in the text: `jaxfleet.ir.resources` adds the others.
+
+    Raises:
+        TextError: the text is not a program; the error names the line and what was expected.
+    """
+    programs = parse_all(text)
+    if not programs:
+        raise TextError("expected a program, found none", hint="it starts with 'program NAME'")
+    if len(programs) > 1:
+        names = ", ".join(f"'{program.name}'" for program in programs)
+        raise TextError(f"expected one program, found {names}", hint="use parse_all")
+    return programs[0]
+
+
+def parse_all(text: str) -> list[Program]:
+    """Reads every program in a text, one after another.
+
+    Raises:
+        TextError: as `parse` does.
+    """
+    drafts: list[_Draft] = []
+    for number, text_line in enumerate(text.split("\n"), start=1):
+        line = Line(text_line, number)
+        if line.empty:
+            continue
+        if _opens(line, "program"):
+            drafts.append(_program_heading(line))
+        elif not drafts:
+            raise line.expected("a line 'program NAME' first")
+        else:
+            drafts[-1].add(line)
+        line.end()
+    return [draft.finish() for draft in drafts]
+
+
+@dataclass
+class _DraftBlock:
+    """A block while its lines are being read."""
+
+    index: int
+    parent: int
+    variables: dict[str, Variable] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+    ops: list[Operator] = field(default_factory=list)
+    results: tuple[Operand, ...] = ()
+    role: Role | None = None
+
+    def read_name(self, line: Line) -> str:
+        """Takes a name; with a type behind it, the name is declared here."""
+        name = line.name()
+        if line.take(":"):
+            _declare(Variable(name, *read_type(line)), self.variables, line)
+        return name
+
+    def read_output(self, line: Line) -> Operand:
+        """Takes what an operator writes: a name, or a literal, which the verifier refuses."""
+        return read_operand(line) if starts_literal(line.peek()) else self.read_name(line)
+
+    def finish(self) -> Block:
+        return Block(
+            self.index, self.parent, self.variables, self.args, tuple(self.ops), self.results
+        )
+
+
+@dataclass
+class _Draft:
+    """A program while its lines are being read."""
+
+    name: str
+    attrs: Attrs
+    variables: dict[str, Variable] = field(default_factory=dict)
+    blocks: list[_DraftBlock] = field(default_factory=list)
+
+    def add(self, line: Line) -> None:
+        """Adds what one line says."""
+        if _opens(line, "block"):
+            self.blocks.append(_block_heading(line, place=len(self.blocks)))
+        elif _opens(line, *_KINDS):
+            scope = self.blocks[-1].variables if self.blocks else self.variables
+            _declare(_declaration(line), scope, line)
+        elif not self.blocks:
+            raise line.expected("a declaration or 'block 0'")
+        elif (role := _role_heading(line)) is not None:
+            self.blocks[-1].role = role
+        else:
+            self.blocks[-1].ops.append(_operator(self.blocks[-1], line))
+
+    def finish(self) -> Program:
+        blocks = tuple(block.finish() for block in self.blocks)
+        return Program(self.name, self.variables, blocks or (Block(),), self.attrs)
+
+
+def _opens(line: Line, *keywords: str) -> bool:
+    """Tells whether a keyword opens the line, rather than a variable or operator called that."""
+    following = line.peek(1)
+    return line.peek() in keywords and following != "" and following not in _AFTER_A_NAME
+
+
+def _program_heading(line: Line) -> _Draft:
+    line.expect("program")
+    return _Draft(line.name(), read_attrs(line) if line.peek() == "{" else NO_ATTRS)
+
+
+def _declaration(line: Line) -> Variable:
+    kind = _KINDS[line.next()]
+    name = line.name()
+    line.expect(":")
+    dtype, shape = read_type(line)
+    constant = _constant(line, dtype, shape) if line.take("=") else None
+    return Variable(name, dtype, shape, kind, constant)
+
+
+def _constant(line: Line, dtype: str, shape: tuple[Size, ...]) -> Constant:
+    """Takes a constant's digest, or its values."""
+    if line.take("@"):
+        return Constant(line.name())
+    if line.peek() != "[":
+        raise line.expected("'@' and a digest, or '[' and the values")
+    try:
+        return constant_of(read_tuple(line), dtype, shape)
+    except TextError:
+        raise
+    except ProgramError as error:
+        raise line.wrong(error.what) from None
+
+
+def _declare(variable: Variable, scope: dict[str, Variable], line: Line) -> None:
+    if variable.name in scope:
+        raise line.wrong(f"'{variable.name}' is declared twice")
+    scope[variable.name] = variable
+
+
+def _block_heading(line: Line, *, place: int) -> _DraftBlock:
+    line.expect("block")
+    index = line.integer()
+    if index != place:
+        raise line.wrong(f"expected block {place}", hint="blocks are numbered from 0, in order")
+    block = _DraftBlock(index, parent=-1 if index == 0 else 0)
+    if line.take("in"):
+        block.parent = line.integer()
+    if line.take("("):
+        block.args = read_items(line, ")", block.read_name)
+        line.expect("->")
+        line.expect("(")
+        block.results = read_items(line, ")", read_operand)
+    return block
+
+
+def _role_heading(line: Line) -> Role | None:
+    role = _ROLES.get(line.code)
+    if role is not None:
+        line.skip()
+    return role
+
+
+def _operator(block: _DraftBlock, line: Line) -> Operator:
+    if not line.peek(1):
+        what = "a role heading, a declaration or an operator"
+        raise line.expected(what, hint=f"the roles are {', '.join(_ROLES)}")
+    if block.role is None:
+        raise line.expected("a role heading such as 'forward' before the first operator")
+    outputs = NO_OPERANDS if line.peek(1) == "(" else read_outputs(line, block.read_output)
+    op_type = line.name()
+    line.expect("(")
+    inputs = read_inputs(line)
+    attrs = read_attrs(line) if line.peek() == "{" else NO_ATTRS
+    role_var = _role_var(line) if line.take("for") else ()
+    source = _source(line.comment) if line.comment else NO_SOURCE
+    return Operator(op_type, inputs, outputs, attrs, block.role, role_var, source)
+
+
+def _role_var(line: Line) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    while True:
+        line.expect("(")
+        param = line.name()
+        line.expect(",")
+        pairs.append((param, line.name()))
+        line.expect(")")
+        if not line.take(","):
+            return tuple(pairs)
+
+
+def _source(comment: str) -> Source:
+    match = _COMMENT.match(comment)
+    if match is None:
+        return NO_SOURCE
+    part = {key: value or "" for key, value in match.groupdict().items()}
+    line = int(part["line"] or 0)
+    return Source(part["file"], line, part["function"], part["scope"], part["made_by"])

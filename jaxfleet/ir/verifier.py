@@ -1,0 +1,305 @@
+"""The verifier: one readable rule a line, run between passes.
+
+The structural rules are here. Rules that need to know what an operator means (shapes,
+replication) live in `jaxfleet.analysis` and are handed in.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from jaxfleet.errors import VerifyError
+from jaxfleet.ir.constants import dtype_of
+from jaxfleet.ir.program import Block, Operands, Operator, Program
+from jaxfleet.ir.scopes import Scopes
+from jaxfleet.ir.types import Kind, Variable, type_text
+
+Finding: TypeAlias = tuple[str, Operator | None]  # what is wrong, and the operator it is about
+Rule: TypeAlias = Callable[[Program], Iterator[Finding]]
+
+_OUTLIVES_A_BLOCK = frozenset({Kind.DATA, Kind.PARAM, Kind.STATE})
+
+
+def verify(program: Program, *, more_rules: Iterable[Rule] = ()) -> None:
+    """Checks a program against the structural rules, then against further rules.
+
+    It takes time in proportion to the program's length.
+
+    Raises:
+        VerifyError: the first rule that is broken, with the operator.
+    """
+    for rule in (*STRUCTURAL_RULES, *more_rules):
+        for what, op in rule(program):
+            raise VerifyError(f"program '{program.name}': {what}", op=op)
+
+
+def there_is_a_root(program: Program) -> Iterator[Finding]:
+    """A program has block 0."""
+    if not program.blocks:
+        yield "it has no blocks", None
+
+
+def blocks_are_numbered_by_place(program: Program) -> Iterator[Finding]:
+    """A block's index is its place, and its parent comes before it."""
+    for place, block in enumerate(program.blocks):
+        if block.index != place:
+            yield f"block {block.index} stands at place {place}", None
+        if (block.parent != -1) if place == 0 else not 0 <= block.parent < place:
+            yield f"block {place} has parent {block.parent}", None
+
+
+def names_match_their_keys(program: Program) -> Iterator[Finding]:
+    """A variable is kept under its own name."""
+    for name, variable in _variables(program):
+        if name != variable.name:
+            yield f"variable '{variable.name}' is kept under '{name}'", None
+
+
+def everything_has_a_name(program: Program) -> Iterator[Finding]:
+    """A variable's name is not empty, and neither is an operator's type."""
+    for name, variable in _variables(program):
+        if not name:
+            yield f"a variable of type {variable.type} has no name", None
+    for op in _operators(program):
+        if not op.type:
+            yield "an operator has no type", op
+
+
+def sizes_are_not_negative(program: Program) -> Iterator[Finding]:
+    """A size is a number from 0 on, or depends on a letter."""
+    for _, variable in _variables(program):
+        for size in variable.shape:
+            if isinstance(size, int) and size < 0:
+                what = f"'{variable.name}' has type {variable.type}: {size} is no size"
+                yield f"{what}; give what is known only at run time a letter", None
+
+
+def constants_have_values(program: Program) -> Iterator[Finding]:
+    """A const has a value, and nothing else has one."""
+    for name, variable in _variables(program):
+        if variable.kind is Kind.CONST and variable.constant is None:
+            yield f"const '{name}' has no value", None
+        elif variable.kind is not Kind.CONST and variable.constant is not None:
+            yield f"{variable.kind.value} '{name}' has a constant's value", None
+
+
+def constants_have_their_types(program: Program) -> Iterator[Finding]:
+    """The value of a const, where it is at hand, has the type that is declared."""
+    for name, variable in _variables(program):
+        value = variable.constant.value if variable.constant is not None else None
+        if value is not None:
+            found = type_text(dtype_of(value), tuple(value.shape))
+            if found != variable.type:
+                yield f"const '{name}' is declared {variable.type}, its value is {found}", None
+
+
+def what_outlives_a_block_is_the_programs(program: Program) -> Iterator[Finding]:
+    """Data, parameters and state are declared by the program, not in a block."""
+    for block in program.blocks:
+        for name, variable in block.variables.items():
+            if variable.kind in _OUTLIVES_A_BLOCK:
+                what = f"{variable.kind.value} '{name}' is declared in block {block.index}"
+                yield f"{what}, and belongs to the program", None
+
+
+def names_mean_one_variable(program: Program) -> Iterator[Finding]:
+    """No variable hides one of an outer block or of the program that has its name."""
+    scopes = Scopes(program)
+    for name, inner, outer in scopes.hiding():
+        where = "the program's" if outer < 0 else f"that of block {outer}"
+        yield f"'{name}' of block {inner} hides {where}", None
+
+
+def sub_blocks_exist(program: Program) -> Iterator[Finding]:
+    """A block reference names a block other than the root."""
+    for op in _operators(program):
+        for index in op.blocks:
+            if not 0 < index < len(program.blocks):
+                yield f"^{index} names no sub-block", op
+
+
+def sub_blocks_stand_inside(program: Program) -> Iterator[Finding]:
+    """An operator's sub-block lies in the operator's own block, so no block runs itself."""
+    scopes = Scopes(program)
+    for block in program.blocks:
+        for op in block.ops:
+            for index in op.blocks:
+                if index == block.index or not scopes.is_inside(index, block.index):
+                    yield f"^{index} does not lie in block {block.index}, which runs it", op
+
+
+def sub_blocks_have_one_owner(program: Program) -> Iterator[Finding]:
+    """A sub-block is run by one operator, so that a rewrite of it changes nothing else."""
+    owners: dict[int, Operator] = {}
+    for op in _operators(program):
+        for index in op.blocks:
+            if owners.setdefault(index, op) is not op:
+                yield f"^{index} is run by two operators, the other is: {owners[index]}", op
+
+
+def arguments_are_distinct_temporaries(program: Program) -> Iterator[Finding]:
+    """An argument of a block is a temporary that the block declares, and it is named once."""
+    for block in program.blocks:
+        for name in block.args:
+            variable = block.variables.get(name)
+            if variable is None:
+                yield f"argument '{name}' of block {block.index} is not declared there", None
+            elif variable.kind is not Kind.TEMP:
+                kind = variable.kind.value
+                yield f"argument '{name}' of block {block.index} is a {kind}, not a temp", None
+        if len(set(block.args)) != len(block.args):
+            yield f"block {block.index} has an argument twice: {', '.join(block.args)}", None
+
+
+def operands_are_declared(program: Program) -> Iterator[Finding]:
+    """Every variable that an operator or a block's results name can be seen from there."""
+    scopes = Scopes(program)
+    for block in program.blocks:
+        unseen = scopes.unseen_from(block.index)
+        for op in block.ops:
+            for name in (*unseen(op.reads), *unseen(op.writes)):
+                yield f"'{name}' is not declared in block {block.index} or around it", op
+        for name in unseen(_result_names(block)):
+            yield f"'{name}', a result of block {block.index}, is not declared", None
+
+
+def slots_are_named_once(program: Program) -> Iterator[Finding]:
+    """An operator names each slot of its inputs, and of its outputs, once."""
+    for op in _operators(program):
+        for what, operands in (("input", op.inputs), ("output", op.outputs)):
+            if len(operands.slots) > 1 and (slot := _repeated_slot(operands)) is not None:
+                yield f"{what} slot '{slot}' is given twice", op
+
+
+def outputs_are_variables(program: Program) -> Iterator[Finding]:
+    """An operator writes variables, not literals."""
+    for op in _operators(program):
+        if len(op.writes) != len(op.outputs):
+            yield "a literal is written", op
+
+
+def outputs_are_distinct(program: Program) -> Iterator[Finding]:
+    """An operator writes no variable twice."""
+    for op in _operators(program):
+        if len(op.writes) > 1 and len(set(op.writes)) != len(op.writes):
+            yield f"'{_first_repeated(op.writes)}' is written twice by one operator", op
+
+
+def constants_are_not_written(program: Program) -> Iterator[Finding]:
+    """No operator writes a const."""
+    scopes = Scopes(program)
+    if not scopes.constants:
+        return
+    for block in program.blocks:
+        for op in block.ops:
+            for name in op.writes:
+                if name in scopes.constants and program.lookup(name, block).kind is Kind.CONST:
+                    yield f"const '{name}' is written", op
+
+
+def temporaries_are_written_before_read(program: Program) -> Iterator[Finding]:
+    """In the root and in function blocks, a block's own temporary is written before it is read."""
+    uses = _uses_with_sub_blocks(program)
+    for block in program.blocks:
+        if block.index and not (block.args or block.results):
+            continue  # the body of a loop may read what its last turn wrote
+        unwritten = {name for name, var in block.variables.items() if var.kind is Kind.TEMP}
+        unwritten.difference_update(block.args)
+        for op in block.ops:
+            early = [name for name in op.reads if name in unwritten]
+            unwritten.difference_update(op.writes)
+            for index in op.blocks:
+                unwritten -= uses[index].writes
+            for index in op.blocks:
+                early += sorted(unwritten & uses[index].reads)
+            for name in early:
+                yield f"'{name}' is read before anything writes it", op
+        for name in _result_names(block):
+            if name in unwritten:
+                yield f"'{name}', a result of block {block.index}, is never written", None
+
+
+def role_vars_are_declared(program: Program) -> Iterator[Finding]:
+    """The parameter of a (parameter, gradient) pair can be seen from its operator."""
+    scopes = Scopes(program)
+    for block in program.blocks:
+        unseen = scopes.unseen_from(block.index)
+        for op in block.ops:
+            for param, _ in op.role_var:
+                if unseen((param,)):
+                    yield f"'{param}', which the operator is for, is not declared", op
+
+
+# A rule may rely on those before it.
+STRUCTURAL_RULES: tuple[Rule, ...] = (
+    there_is_a_root,
+    blocks_are_numbered_by_place,
+    names_match_their_keys,
+    everything_has_a_name,
+    sizes_are_not_negative,
+    constants_have_values,
+    constants_have_their_types,
+    what_outlives_a_block_is_the_programs,
+    names_mean_one_variable,
+    sub_blocks_exist,
+    sub_blocks_stand_inside,
+    sub_blocks_have_one_owner,
+    arguments_are_distinct_temporaries,
+    operands_are_declared,
+    slots_are_named_once,
+    outputs_are_variables,
+    outputs_are_distinct,
+    constants_are_not_written,
+    temporaries_are_written_before_read,
+    role_vars_are_declared,
+)
+
+
+def _variables(program: Program) -> Iterator[tuple[str, Variable]]:
+    yield from program.variables.items()
+    for block in program.blocks:
+        yield from block.variables.items()
+
+
+def _operators(program: Program) -> Iterator[Operator]:
+    for block in program.blocks:
+        yield from block.ops
+
+
+def _result_names(block: Block) -> tuple[str, ...]:
+    return tuple(item for item in block.results if isinstance(item, str))
+
+
+def _repeated_slot(operands: Operands) -> str | None:
+    return _first_repeated([slot for slot, _ in operands.slots])
+
+
+def _first_repeated(names: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+@dataclass
+class _Uses:
+    """What a block reads and writes, what its operators' sub-blocks do included."""
+
+    reads: set[str]
+    writes: set[str]
+
+
+def _uses_with_sub_blocks(program: Program) -> list[_Uses]:
+    uses = [_Uses(set(), set()) for _ in program.blocks]
+    for block in reversed(program.blocks[1:]):  # a sub-block comes after the block that runs it
+        use = uses[block.index]
+        use.reads.update(_result_names(block))
+        for op in block.ops:
+            use.reads.update(op.reads)
+            use.writes.update(op.writes)
+            for index in op.blocks:
+                use.reads |= uses[index].reads
+                use.writes |= uses[index].writes
+    return uses
