@@ -18,7 +18,18 @@ from common import Bar, print_bars, print_table
 
 import jaxfleet.passes  # noqa: F401  # registers them
 from jaxfleet.analysis.rules import meaning_rules
-from jaxfleet.ir import Attrs, Block, Kind, Literal, Operands, Operator, Program, Role, Variable, letter
+from jaxfleet.ir import (
+    Attrs,
+    Block,
+    Kind,
+    Literal,
+    Operands,
+    Operator,
+    Program,
+    Role,
+    Variable,
+    letter,
+)
 from jaxfleet.pipeline import Stage, parse_pipeline, run_pipeline
 
 PIPELINE = "dce,grad_allreduce{devices=4},fuse_allreduce,donate"

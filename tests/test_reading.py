@@ -93,4 +93,4 @@ def test_the_diff_of_a_pass_shows_what_it_did(dumps: Path) -> None:
 def test_every_full_dump_is_a_program_again(dumps: Path) -> None:
     for path in sorted((dumps / "full").glob("*.txt")):
         program = load_program(path)
-        assert program.op_count > 100  # noqa: PLR2004  # the whole step, not a view of it
+        assert program.op_count > 100  # the whole step, not a view of it

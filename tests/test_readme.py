@@ -49,5 +49,5 @@ def test_the_script_prints_what_the_readme_says(printed: list[str]) -> None:
 @pytest.mark.processes
 def test_the_picture_is_the_program(printed: list[str]) -> None:
     shown = fenced("picture").strip().splitlines()
-    assert len(shown) > 10  # noqa: PLR2004  # a picture, not a stub
+    assert len(shown) > 10  # a picture, not a stub
     assert printed[1].strip().splitlines()[: len(shown)] == shown

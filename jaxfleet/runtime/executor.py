@@ -1,6 +1,6 @@
 """Executor: runs any Program, feeding and fetching by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,16 +152,17 @@ def _function(
     several = len(devices) > 1
     run = ProgramFunction(program, (*fetch, *written), AXIS if several else None)
 
-    def body(state: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def flat(state: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         fed = dict(zip((v.name for v in data), values, strict=True))
         _, results = run(state, fed)
         return results[len(fetch) :], results[: len(fetch)]
 
+    body: Callable[[Any, Any], tuple[Any, Any]] = flat
     if several:
         axes = cut_axes(program)
         cut = tuple(axes.get(v.name) for v in data)
         layout = Layout(cut, tuple(axes.get(name) for name in fetch))
-        body = with_shard_map(body, device_mesh(devices), layout)
+        body = with_shard_map(flat, device_mesh(devices), layout)
 
     def step(reused: Any, kept: Any, fed: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         new_state, fetched = body({**reused, **kept}, [fed[v.name] for v in data])

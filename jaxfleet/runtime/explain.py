@@ -16,6 +16,7 @@ from jaxfleet.runtime.devices import steps_must_not_overlap
 from jaxfleet.runtime.strategy import DistributedStrategy
 
 _MOST_NOTES = 6
+_THOUSAND = 1000
 _OWN_ROWS = {"c_random_bits": "draws", "c_random_split": "keys"}
 
 
@@ -31,7 +32,7 @@ def explain(
         *_about_capture(captured),
         *_about_devices(captured, strategy, devices),
         *_about_communication(program, strategy),
-        *_about_notes(captured, program, dumps),
+        *_about_notes(program, dumps),
         _about_passes(dumps),
     ]
     return "\n".join([lines[0], *(f"  {line}" for line in lines[1:])])
@@ -45,8 +46,8 @@ def _about_capture(captured: Captured) -> Iterator[str]:
     params = program.of_kind(Kind.PARAM)
     rest = program.of_kind(Kind.STATE)
     yield (
-        f"state: {len(params)} parameters of {_megabytes(params)}, "
-        f"{len(rest)} other leaves of {_megabytes(rest)}"
+        f"state: {_count(len(params), 'parameter')} of {_size(params)}, "
+        f"{_count(len(rest), 'other leaf', 'other leaves')} of {_size(rest)}"
     )
     yield from captured.notes
 
@@ -55,7 +56,7 @@ def _about_devices(
     captured: Captured, strategy: DistributedStrategy, devices: Sequence[Any]
 ) -> Iterator[str]:
     rows, count = captured.signature.rows, len(devices)
-    kind = f"{count} {devices[0].platform} device{'s' if count > 1 else ''}"
+    kind = _count(count, f"{devices[0].platform} device")
     share = f"; {rows} rows are {rows // count} on each" if count > 1 else ""
     yield f"runs on {kind}{share}"
     call = f"jit({strategy.lowering})" if count > 1 else "jit"
@@ -71,12 +72,12 @@ def _about_communication(program: Program, strategy: DistributedStrategy) -> Ite
         return
     reduced = [op for op in _ops(program) if op.type.startswith("c_allreduce")]
     gradients = [op for op in reduced if op.role_var]
-    bytes_ = sum(_bytes(program.lookup(grad)) for op in gradients for _, grad in op.role_var)
-    yield f"gradients: {len(gradients)} all-reduces, {bytes_ / 1e6:.2f} MB a step"
+    reduced_values = [program.lookup(grad) for op in gradients for _, grad in op.role_var]
+    yield f"gradients: {_count(len(gradients), 'all-reduce')} of {_size(reduced_values)} a step"
     others = [op for op in reduced if not op.role_var]
     forward = [op for op in others if op.role in {Role.FORWARD, Role.FORWARD_LOSS}]
     yield (
-        f"statistics, losses and metrics: {len(forward)} all-reduces forward, "
+        f"statistics, losses and metrics: {_count(len(forward), 'all-reduce')} forward, "
         f"{len(others) - len(forward)} later"
     )
     local = [op for op in _ops(program) if op.type == "c_local"]
@@ -87,7 +88,7 @@ def _about_communication(program: Program, strategy: DistributedStrategy) -> Ite
         yield f"random numbers: each device makes its own rows of what one would ({len(own)} times)"
 
 
-def _about_notes(captured: Captured, program: Program, dumps: Record) -> Iterator[str]:
+def _about_notes(program: Program, dumps: Record) -> Iterator[str]:
     """Says where an operator runs on gathered rows, with the user's line."""
     devices = device_count(program)
     if devices == 1:
@@ -127,5 +128,14 @@ def _bytes(variable: Variable) -> int:
     return width * prod(size for size in variable.shape if isinstance(size, int))
 
 
-def _megabytes(variables: Sequence[Variable]) -> str:
-    return f"{sum(map(_bytes, variables)) / 1e6:.2f} MB"
+def _size(variables: Sequence[Variable]) -> str:
+    total = float(sum(map(_bytes, variables)))
+    for unit in ("bytes", "kB", "MB"):
+        if total < _THOUSAND:
+            return f"{total:.3g} {unit}"
+        total /= _THOUSAND
+    return f"{total:.3g} GB"
+
+
+def _count(number: int, one: str, several: str = "") -> str:
+    return f"{number} {one}" if number == 1 else f"{number} {several or one + 's'}"
