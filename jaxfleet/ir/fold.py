@@ -6,7 +6,7 @@ dozen. The text reads like IR text, and is not meant to be parsed.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
 from jaxfleet.ir.program import Block, Operator, Program, Role
@@ -19,7 +19,9 @@ from jaxfleet.ir.text import (
     program_heading,
 )
 from jaxfleet.ir.types import Variable
+from jaxfleet.ir.values import Attrs, Word
 
+_MAX_FACTS = 5  # items of a list in the program's first line
 _MAX_TYPES = 5  # operator types, or types of variables, that a folded line names
 
 
@@ -95,7 +97,7 @@ class _Folded:
     source: bool
 
     def lines(self) -> Iterator[str]:
-        yield program_heading(self.program)
+        yield _short_heading(self.program)
         yield from _indented(2, self._declarations(self.program.variables.values()))
         for shown, blocks in groupby(self.program.blocks, key=self._is_shown):
             if shown:
@@ -159,6 +161,17 @@ class _Folded:
                 yield f"# {len(group)} {kind.value}{where}: {_counts(types)}"
 
 
+def _short_heading(program: Program) -> str:
+    """Returns a program's first line with long lists cut short: those of donated variables."""
+    facts = {
+        name: (*value[:2], Word(f"and-{len(value) - 2}-more"))
+        if isinstance(value, tuple) and len(value) > _MAX_FACTS
+        else value
+        for name, value in program.attrs.items()
+    }
+    return program_heading(replace(program, attrs=Attrs(facts)))
+
+
 def _path(variable: Variable, parts: int | None) -> str | None:
     """Returns what a variable must share with its neighbours to be folded, None where it is not."""
     folder = _parts(variable.name)[:-1]
@@ -168,18 +181,19 @@ def _path(variable: Variable, parts: int | None) -> str | None:
 
 
 def _by_scope(ops: Iterable[Operator], parts: int) -> Iterator[list[Operator]]:
-    """Yields neighbours that share so many parts of their scope; no scope goes with any."""
-    group: list[Operator] = []
-    shared: list[str] | None = None
-    for op in ops:
-        scope = _parts(op.source.scope)[:parts]
-        if op.source.scope and shared is not None and scope != shared:
-            yield group
-            group = []
-        if op.source.scope:
-            shared = scope
-        group.append(op)
-    if group:
+    """Yields neighbours that share so many parts of their scope.
+
+    Operators without a scope that stand between two of one scope go with those: they are
+    mostly what jax adds around the user's own.
+    """
+    groups: list[tuple[list[str], list[Operator]]] = []
+    for scope, run in groupby(ops, key=lambda op: _parts(op.source.scope)[:parts]):
+        if len(groups) > 1 and groups[-1][0] == [""] and groups[-2][0] == scope:
+            _, between = groups.pop()
+            groups[-1][1].extend([*between, *run])
+        else:
+            groups.append((scope, list(run)))
+    for _, group in groups:
         yield group
 
 
@@ -203,10 +217,10 @@ def _type_counts(ops: Iterable[Operator]) -> str:
 
 
 def _counts(counts: Counter[str]) -> str:
-    """Returns the most frequent with their numbers: `add 10, dot_general 3 and 2 other types`."""
+    """Returns the most frequent with their numbers: `add 10, dot_general 3 and 2 more`."""
     common = ", ".join(f"{what} {count}" for what, count in counts.most_common(_MAX_TYPES))
     rest = len(counts) - _MAX_TYPES
-    return f"{common} and {rest} other types" if rest > 0 else common
+    return f"{common} and {rest} more" if rest > 0 else common
 
 
 def _common_path(paths: Sequence[str]) -> str:

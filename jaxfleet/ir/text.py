@@ -1,9 +1,18 @@
 """Prints programs; `parse(print_program(p)) == p` for every program.
 
-One declaration or operator a line. A type is printed once, at the first line that names the
-variable; a write without a type is an update in place. Attributes are sorted. `^1` names a
-block, `<b>` a symbolic size, `2.0:f32` a literal, `@c12ab` a constant's digest. An operator's
-role is a heading. Source lines are comments, on request.
+One declaration or operator a line, under its program, block and role::
+
+    program NAME {fact=value, ...}
+      KIND NAME: TYPE                              data, param, state, const or temp
+      const NAME: TYPE = @DIGEST                   or [VALUE, ...], where they are few
+      block N in PARENT (NAME: TYPE, ...) -> (RESULT, ...)
+        ROLE
+          NAME: TYPE, SLOT=NAME = OP(OPERAND, SLOT=[OPERAND, ...]) {attr=value} for (PARAM, GRAD)
+
+A type is printed once, at the first line that names the variable; a write without a type is an
+update in place. Attributes are sorted. `^1` names a block, `<b>` a symbolic size, `2.0:f32` a
+literal. A name that could be read as anything else is quoted. `#` starts a comment; source lines
+are printed as comments, on request.
 """
 
 import json

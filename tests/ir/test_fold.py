@@ -56,7 +56,7 @@ def test_runs_of_operators_are_folded_by_their_scopes() -> None:
     text = print_folded(layers(16), keep=communicates, max_lines=60)
     lines = [line.strip() for line in text.splitlines()]
     assert "# 8 operators in Block_0: dot 4, add 4" in lines
-    assert "# 8 operators in Block_3: mul 4, neg 4" in lines
+    assert "# 7 operators in Block_3: mul 4, neg 3" in lines  # the last has no scope
     assert "# 16 operators: sgd 16" in lines
     assert len(lines) <= 60
 
@@ -119,6 +119,13 @@ def test_what_a_folded_operator_declared_is_an_update_where_it_is_shown() -> Non
     lines += ["t: f32[] = f(x)", *["g(x)"] * 20, "t = c_sum(t)"]
     text = print_folded(parse("\n".join(lines)), keep=communicates, max_lines=8)
     assert text.splitlines()[4:] == ["      # 21 operators: g 20, f 1", "      t = c_sum(t)"]
+
+
+def test_long_lists_in_the_heading_are_cut_short() -> None:
+    heading = f"program p {{devices=4, donate=[{', '.join('ABCDEFGH')}]}}"
+    program = parse("\n".join([heading, "block 0", "rpc", *["f()"] * 200]))
+    text = print_folded(program, keep=communicates)
+    assert text.startswith("program p {devices=4, donate=[A, B, and-6-more]}\n")
 
 
 @settings(max_examples=200)
