@@ -5,7 +5,10 @@ comes with it, a name through `jax.ad_checkpoint.checkpoint_name`: an identity t
 tracing, `jit` and `vmap`, and compiles to nothing. Capture finds the names and takes them out.
 """
 
+import contextlib
+import contextvars
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +19,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxfleet.capture.trees import path_text
 from jaxfleet.errors import CaptureError
+from jaxfleet.ops.frames import line_of_caller
 
 GRADIENT = "jaxfleet.gradient"
 PARAMETER = "jaxfleet.parameter"
 _numbers = itertools.count()
+_INSIDE = contextvars.ContextVar("inside the update of a wrapped optimizer", default=False)
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ def read_mark(name: object) -> Mark | None:
 
 
 def distributed_optimizer(
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation | optax.MultiSteps,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an Optax optimizer so that `distribute` can find its gradients.
 
@@ -72,16 +77,31 @@ def distributed_optimizer(
         what = f"distributed_optimizer: {type(optimizer).__name__} is not an optimizer"
         raise CaptureError(what, hint="pass an optax optimizer, such as optax.adam(1e-3)")
     number = next(_numbers)
-    support = optax.with_extra_args_support  # type: ignore[attr-defined]  # lacks an `as`
-    inner = support(optimizer)
+    takes_extra = isinstance(optimizer, optax.GradientTransformationExtraArgs | optax.MultiSteps)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         if params is not None:
             _check_match(updates, params)
             params = _mark(params, PARAMETER, number)
-        return inner.update(_mark(updates, GRADIENT, number), state, params, **extra)
+        marked = _mark(updates, GRADIENT, number)
+        with _updating():
+            return optimizer.update(marked, state, params, **(extra if takes_extra else {}))
 
     return optax.GradientTransformationExtraArgs(optimizer.init, update)
+
+
+@contextlib.contextmanager
+def _updating() -> Iterator[None]:
+    """Refuses a wrapped optimizer inside another, which would mark each gradient twice."""
+    if _INSIDE.get():
+        what = "a distributed_optimizer updates inside another one"
+        hint = "wrap the outermost optimizer only"
+        raise CaptureError(what, source=line_of_caller(), hint=hint)
+    token = _INSIDE.set(True)
+    try:
+        yield
+    finally:
+        _INSIDE.reset(token)
 
 
 def _mark(tree: Any, kind: str, number: int) -> Any:

@@ -46,18 +46,30 @@ class Interpreter:
         """Runs a block that is a function, and returns its results."""
         scope = {**self._values_of_constants(), **dict(zip(block.args, args, strict=True))}
         self._run_ops(block, scope)
-        return [_read(scope, result) for result in block.results]
+        return [_read(scope, result, None) for result in block.results]
+
+    def run_scope(self, block: Block, held: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs a block that sees the values around it.
+
+        Args:
+            block: has neither arguments nor results.
+            held: what the names that it reads hold, which are inputs of its operator.
+
+        Returns:
+            What names hold when it ends, the block's own temporaries left out.
+        """
+        scope = {**self._values_of_constants(), **held}
+        self._run_ops(block, scope)
+        return {name: value for name, value in scope.items() if name not in block.variables}
 
     def size(self, size: Size) -> int:
         """Returns the number that a symbolic size is here."""
         return evaluate(size, self.sizes)
 
-    def _run_ops(
-        self, block: Block, scope: dict[str, Array], keep: Iterable[str] = ()
-    ) -> None:
+    def _run_ops(self, block: Block, scope: dict[str, Array], keep: Iterable[str] = ()) -> None:
         last_reads = _last_reads(block, keep)
         for place, op in enumerate(block.ops):
-            inputs = [_read(scope, operand) for operand in op.inputs]
+            inputs = [_read(scope, operand, op) for operand in op.inputs]
             outputs = self._run_op(op, inputs)
             scope.update(zip(op.writes, outputs, strict=True))
             for name in last_reads.get(place, ()):
@@ -83,8 +95,14 @@ class Interpreter:
         return self._constants
 
 
-def _read(scope: Mapping[str, Array], operand: Operand) -> Array:
-    return literal_value(operand) if isinstance(operand, Literal) else scope[operand]
+def _read(scope: Mapping[str, Array], operand: Operand, op: Operator | None) -> Array:
+    if isinstance(operand, Literal):
+        return literal_value(operand)
+    if operand not in scope:
+        what = f"'{operand}' has no value"
+        hint = "an operator lists among its inputs what its sub-block reads"
+        raise ProgramError(what, op=op, hint=hint)
+    return scope[operand]
 
 
 def _last_reads(block: Block, keep: Iterable[str]) -> dict[int, list[str]]:

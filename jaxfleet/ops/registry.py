@@ -30,6 +30,10 @@ class Context(Protocol):
         """Runs a sub-block as a function of its arguments."""
         ...
 
+    def run_scope(self, block: Block, held: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs a sub-block that sees the values around it; returns what names hold at its end."""
+        ...
+
     @property
     def program(self) -> Program:
         """The program that the operator is in."""
