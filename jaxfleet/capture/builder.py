@@ -15,7 +15,8 @@ import numpy as np
 from jaxfleet.capture.draft import MARK, Draft
 from jaxfleet.capture.loops import is_loop, read_loop
 from jaxfleet.capture.marker import read_mark
-from jaxfleet.errors import CaptureError
+from jaxfleet.capture.refusals import has_effect, is_leaked, not_data, updates_in_loop
+from jaxfleet.errors import ProgramError
 from jaxfleet.ir import (
     Attrs,
     Block,
@@ -30,6 +31,7 @@ from jaxfleet.ir import (
     Word,
 )
 from jaxfleet.ir.constants import make_constant
+from jaxfleet.ir.names import unique
 from jaxfleet.ops import find_op, jax_adapter
 from jaxfleet.ops.jax_adapter import Equation, Jaxpr
 
@@ -49,10 +51,17 @@ _INLINED: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the equations being read come from."""
+    """Where the equations being read come from.
+
+    Attributes:
+        stack: jax's name stack around them.
+        source: what to give as their source, since they are of a library function.
+        around: the source of the loop that they are in, for those that have none of their own.
+    """
 
     stack: str = ""
-    source: Source | None = None  # set inside library functions, whose own lines say nothing
+    source: Source | None = None
+    around: Source | None = None
 
 
 @dataclass
@@ -99,6 +108,8 @@ class _Builder:
         jaxpr, consts = jax_adapter.open_jaxpr(closed)
         values: dict[Any, Operand] = {}
         for var, const in zip(jaxpr.constvars, consts, strict=True):
+            if isinstance(const, jax.core.Tracer):
+                raise is_leaked(const, jax_adapter.first_use(jaxpr, var))
             values[var] = self._constant(const)
         values.update(zip(jaxpr.invars, inputs, strict=True))
         for eqn in jaxpr.eqns:
@@ -111,15 +122,15 @@ class _Builder:
         stack = "/".join(part for part in (place.stack, jax_adapter.stack_of(eqn)) if part)
         source = _source(eqn, place, stack)
         if eqn.effects:
-            raise _has_effect(name, source)
+            raise has_effect(name, source)
         if name in _INLINED:
             body = eqn.params[_INLINED[name]]
             inner = source if jax_adapter.is_library_function(body) else place.source
-            results = self.read(body, inputs, _Place(stack, inner))
+            results = self.read(body, inputs, _Place(stack, inner, place.around))
             values.update(zip(eqn.outvars, results, strict=True))
             return
         role = Role.BACKWARD if "transpose(" in stack else Role.FORWARD
-        op = self._operator(eqn, _Place(stack, place.source), source)
+        op = self._operator(eqn, _Place(stack, place.source, source), source)
         outputs = self._declare(eqn.outvars, source, name)
         values.update(zip(eqn.outvars, outputs, strict=True))
         self.current.ops.append(
@@ -138,9 +149,7 @@ class _Builder:
         name = eqn.primitive.name
         if name == "name" and (mark := read_mark(eqn.params["name"])) is not None:
             if self.current.index:
-                what = "the optimizer's update runs inside a loop or a branch"
-                hint = "wrap the outermost one: jf.distributed_optimizer(optax.MultiSteps(...))"
-                raise CaptureError(what, source=source, hint=hint)
+                raise updates_in_loop(source)
             return Operator(MARK, attrs=Attrs({"mark": mark.text()}))
         if name == "dim_as_value":
             dtype = Word(jax_adapter.dtype_text(eqn.outvars[0].aval.dtype))
@@ -149,13 +158,11 @@ class _Builder:
         if is_loop(eqn):
             op_type, attrs = read_loop(eqn, lambda body: self._block(body, place))
             return Operator(op_type, attrs=attrs)
-        find_op(f"jax.{name}")
         try:
+            find_op(f"jax.{name}")
             return Operator(f"jax.{name}", attrs=jax_adapter.encode_params(eqn))
-        except TypeError as error:
-            what = f"jax.{name} has a parameter that is not data: {error}"
-            hint = "write this part of the step with functions of jax.numpy or jax.lax"
-            raise CaptureError(what, source=source, hint=hint) from error
+        except (ProgramError, TypeError) as error:
+            raise not_data(name, source, error) from error
 
     def _block(self, closed: Jaxpr, place: _Place) -> BlockRef:
         outer = self.current
@@ -174,9 +181,7 @@ class _Builder:
         names = []
         for var in variables:
             self.count += 1
-            name = f"{_plain(prefix)}.{self.count}"
-            while name in self.taken:
-                name += "_"
+            name = unique(f"{_plain(prefix)}.{self.count}", self.taken)
             dtype = jax_adapter.dtype_text(var.aval.dtype)
             shape = jax_adapter.shape_text(var.aval.shape)
             self.current.variables[name] = Variable(name, dtype, shape)
@@ -199,7 +204,8 @@ class _Builder:
         constant = make_constant(array)
         name = self.by_digest.get(constant.digest)
         if name is None:
-            name = self.by_digest[constant.digest] = f"const.{len(self.constants)}"
+            name = unique(f"const.{len(self.constants)}", self.taken)
+            self.by_digest[constant.digest] = name
             dtype = jax_adapter.dtype_text(array.dtype)
             self.constants[name] = Variable(name, dtype, array.shape, Kind.CONST, constant)
         return name
@@ -207,7 +213,7 @@ class _Builder:
     def _key_constant(self, key: Any) -> Operand:
         data = self._constant(jax.random.key_data(key))
         self.count += 1
-        name = f"key.{self.count}"
+        name = unique(f"key.{self.count}", self.taken)
         dtype = jax_adapter.dtype_text(key.dtype)
         self.current.variables[name] = Variable(name, dtype, key.shape)
         attrs = Attrs({"impl": str(jax.random.key_impl(key))})
@@ -219,13 +225,9 @@ class _Builder:
 def _source(eqn: Equation, place: _Place, stack: str) -> Source:
     scope = jax_adapter.clean_scope(stack)
     own = place.source or jax_adapter.source_of(eqn)
+    if not own.file and place.around is not None:
+        own = place.around
     return Source(own.file, own.line, own.function, scope)
-
-
-def _has_effect(name: str, source: Source) -> CaptureError:
-    what = f"the training step has a side effect: {name}"
-    hint = "return what you want to see as a metric, or take the call out of the step"
-    return CaptureError(what, source=source, hint=hint)
 
 
 def _plain(prefix: str) -> str:

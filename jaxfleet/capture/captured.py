@@ -1,21 +1,21 @@
 """Captures a training step: with the batch as a letter where that is sound, else by its size."""
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
+import numpy as np
 
-from jaxfleet.capture.check import find_difference
+from jaxfleet.capture.check import different_results, unlike
 from jaxfleet.capture.signature import Signature
-from jaxfleet.capture.trace import Traced, trace
+from jaxfleet.capture.trace import Step, Traced, trace
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Program
 from jaxfleet.ir.source import Source
-from jaxfleet.ops.frames import line_of_caller, line_of_error
-
-Step: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
+from jaxfleet.ops.frames import line_of_caller, line_of_error, line_of_function
 
 
 @dataclass(frozen=True)
@@ -64,62 +64,112 @@ def capture(step: Step, *, example: tuple[Any, Any], name: str | None = None) ->
         CaptureError: the step is not of the form that can be captured, or the example is not.
         Exception: whatever the user's step raises.
     """
+    _check_callable(step)
     state, batch = _pair_of(example)
     signature = Signature.of(state, batch)
-    title = name if name is not None else _name_of(step)
-    symbolic, refusal = _trace_with_letter(step, signature, title)
-    concrete = trace(step, signature, rows=signature.rows, name=title)
+    source = _Source(step, signature, name if name is not None else _name_of(step))
+    notes = _notes_on_types((state, batch), signature)
+    symbolic, refusal = _with_letter(source)
+    concrete = source.at(signature.rows, refused=refusal is not None)
     if symbolic is not None:
         leaves = [*jax.tree_util.tree_leaves(state), *jax.tree_util.tree_leaves(batch)]
-        check = _Check(step, signature, title, symbolic, leaves)
+        check = _Check(source, symbolic, leaves)
         refusal = check.at_example(concrete) or check.at_one_more()
         if refusal is None:
-            return _captured(symbolic, signature, None, ())
-    return _captured_by_size(step, concrete, signature, f"captured for each batch size: {refusal}")
+            return _captured(symbolic, signature, None, notes)
+    notes = (*notes, f"captured for each batch size: {refusal}")
+    return _captured_by_size(source, concrete, notes)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is traced: the user's step, for one signature."""
+
+    step: Step
+    signature: Signature
+    name: str
+
+    def trace(self, rows: int | None) -> Traced:
+        """Returns the trace for a number of rows, or for a letter."""
+        return trace(self.step, self.signature, rows=rows, name=self.name)
+
+    def at(self, rows: int, *, refused: bool) -> Traced:
+        """Returns the trace for a number of rows; an error there is the user's to see.
+
+        Args:
+            rows: the number.
+            refused: whether the trace with a letter failed as well.
+        """
+        try:
+            return self.trace(rows)
+        except Exception as error:
+            if not refused:
+                error.add_note(
+                    f"  note: the step traced once before, with the batch as a letter, and fails "
+                    f"with {rows} rows; it must not keep values of one trace for the next"
+                )
+            raise
+
+
+def _with_letter(source: _Source) -> tuple[Traced | None, str | None]:
+    """Returns the trace with the batch as a letter, or why there is none."""
+    try:
+        return source.trace(None), None
+    except Exception as error:  # noqa: BLE001  # the trace at the example's size tells whose it is
+        return None, _reason(error)
 
 
 @dataclass(frozen=True)
 class _Check:
     """Checks a trace with a letter against traces at numbers of rows."""
 
-    step: Step
-    signature: Signature
-    name: str
+    source: _Source
     symbolic: Traced
     leaves: Sequence[Any]
 
     def at_example(self, concrete: Traced) -> str | None:
-        """Returns why the letter does not serve the example's size, or None."""
-        return self._compare(concrete, self.signature.rows)
+        """Returns why the letter does not serve the example's size, or None.
+
+        Raises:
+            CaptureError: the step is traced otherwise each time.
+        """
+        rows = self.source.signature.rows
+        refusal = self._compare(concrete, rows)
+        if refusal is not None and (found := unlike(concrete, self.source.trace(rows), rows)):
+            what = f"the step computes '{found.names[0]}' in another way each time it is traced"
+            hint = "draw random numbers with jax.random, from a key in the state"
+            raise CaptureError(what, op=found.op, hint=hint)
+        return refusal
 
     def at_one_more(self) -> str | None:
         """Returns why it does not serve one row more, or None: also where no batch has so many."""
-        rows = self.signature.rows + 1
+        rows = self.source.signature.rows + 1
         try:
-            concrete = trace(self.step, self.signature, rows=rows, name=self.name)
+            concrete = self.source.trace(rows)
         except Exception:  # noqa: BLE001  # the step may well want an even number of rows
             return None
         return self._compare(concrete, rows)
 
     def _compare(self, concrete: Traced, rows: int) -> str | None:
-        found = find_difference(self.symbolic, concrete, self.signature, self.leaves, rows)
+        signature = self.source.signature
+        found = different_results(self.symbolic, concrete, signature, self.leaves, rows)
         if found is None:
             return None
         place = _place(found.op.source if found.op is not None else None)
         return f"with {rows} rows the step computes '{found.names[0]}' in another way ({place})"
 
 
-def _captured_by_size(step: Step, first: Traced, signature: Signature, note: str) -> Captured:
+def _captured_by_size(source: _Source, first: Traced, notes: tuple[str, ...]) -> Captured:
     """Returns a step captured at the signature's size, that is traced again for every other."""
+    signature = source.signature
 
     @functools.cache
     def at(rows: int) -> Captured:
         if rows == signature.rows:
             return captured
-        traced = trace(step, signature, rows=rows, name=first.program.name)
-        return _captured(traced, signature.with_rows(rows), rows, (note,), at)
+        return _captured(source.trace(rows), signature.with_rows(rows), rows, notes, at)
 
-    captured = _captured(first, signature, signature.rows, (note,), at)
+    captured = _captured(first, signature, signature.rows, notes, at)
     return captured
 
 
@@ -134,28 +184,50 @@ def _captured(
     return Captured(traced.program, signature, names, tree, notes, rows, at)
 
 
+def _notes_on_types(example: tuple[Any, Any], signature: Signature) -> tuple[str, ...]:
+    """Returns a line for each type of numpy array that jax takes as a narrower one."""
+    leaves = zip(
+        (*signature.state, *signature.batch), jax.tree_util.tree_leaves(example), strict=True
+    )
+    narrowed: dict[tuple[str, str], list[str]] = {}
+    for leaf, value in leaves:
+        if isinstance(value, np.ndarray | np.generic) and value.dtype != leaf.dtype:
+            narrowed.setdefault((value.dtype.name, leaf.dtype.name), []).append(leaf.name)
+    return tuple(
+        f"{', '.join(names)}: {was} is taken as {now}, since jax_enable_x64 is off"
+        for (was, now), names in narrowed.items()
+    )
+
+
+def _check_callable(step: Any) -> None:
+    """Refuses a step that cannot be called with a state and a batch."""
+    if not callable(step):
+        what = f"the training step is of type {type(step).__name__}, not a function"
+        raise CaptureError(what, source=line_of_caller(), hint="pass the function itself first")
+    try:
+        arguments = inspect.signature(step)
+    except (TypeError, ValueError):  # a function that is not Python's says nothing of itself
+        return
+    try:
+        arguments.bind(None, None)
+    except TypeError as error:
+        what = f"{_name_of(step)}{arguments} cannot be called as step(state, batch): {error}"
+        hint = "bind its other arguments with functools.partial, static ones too"
+        raise CaptureError(what, source=line_of_function(step), hint=hint) from None
+
+
 def _pair_of(example: Any) -> tuple[Any, Any]:
     if isinstance(example, tuple) and len(example) == 2:
         return example
-    what = f"the example is a {type(example).__name__}, not a pair"
-    hint = "write example=(state, batch)"
-    raise CaptureError(what, source=line_of_caller(), hint=hint)
+    size = f" of {len(example)}" if isinstance(example, tuple) else ""
+    what = f"the example is a {type(example).__name__}{size}, not a pair"
+    raise CaptureError(what, source=line_of_caller(), hint="write example=(state, batch)")
 
 
 def _name_of(step: Any) -> str:
     while isinstance(step, functools.partial):
         step = step.func
     return str(getattr(step, "__name__", type(step).__name__))
-
-
-def _trace_with_letter(
-    step: Step, signature: Signature, name: str
-) -> tuple[Traced | None, str | None]:
-    """Returns the trace, or why there is none."""
-    try:
-        return trace(step, signature, rows=None, name=name), None
-    except Exception as error:  # noqa: BLE001  # the trace at the example's size tells whose it is
-        return None, _reason(error)
 
 
 def _reason(error: Exception) -> str:

@@ -4,7 +4,7 @@ A Python branch on the batch size takes one side in silence when the size is a l
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -24,8 +24,8 @@ class Difference:
     """Says in what two traces of one step differ.
 
     Attributes:
-        names: state leaves and metrics that come out with other values.
-        op: the first operator of the trace at a number of rows that the other has not.
+        names: state leaves and metrics that come out otherwise.
+        op: the first operator of the second trace that the first has not.
     """
 
     names: tuple[str, ...]
@@ -35,12 +35,31 @@ class Difference:
 _NOISE = 0.1  # added to float state: zeros would hide what they are multiplied with
 
 
-def find_difference(
+def unlike(left: Traced, right: Traced, rows: int) -> Difference | None:
+    """Returns how two traces of one step are built otherwise, dead operators aside.
+
+    Args:
+        left: traced with a letter, or with a number of rows.
+        right: traced with a number of rows.
+        rows: what the letter stands for.
+    """
+    numbering = Numbering({BATCH_LETTER: rows})
+    before, after = numbering.of(left.program), numbering.of(right.program)
+    names = tuple(name for name in _returned(left) if before[name] != after[name])
+    if not names:
+        return None
+    known = set(before.values())
+    ops = right.program.root.ops
+    first = next((op for op in ops if any(after[name] not in known for name in op.writes)), None)
+    return Difference(names, first)
+
+
+def different_results(
     symbolic: Traced, concrete: Traced, signature: Signature, leaves: Sequence[Any], rows: int
 ) -> Difference | None:
     """Returns how a step traced with a letter differs from one traced at a number of rows.
 
-    Programs that are built alike are not run. Where they are not, since jax does some things in
+    Programs that are built alike are not run. Where they are not, since jax may do things in
     another way under a letter, both are run on the example's values.
 
     Args:
@@ -50,18 +69,12 @@ def find_difference(
         leaves: the example's values, state first; types will do.
         rows: what the letter stands for; the example's rows are repeated or left out to fit.
     """
-    numbering = Numbering({BATCH_LETTER: rows})
-    left, right = numbering.of(symbolic.program), numbering.of(concrete.program)
-    names = [name for name in _returned(symbolic) if left[name] != right[name]]
-    if not names:
+    found = unlike(symbolic, concrete, rows)
+    if found is None:
         return None
-    names = _differing(symbolic, concrete, names, _values(signature, leaves, rows), rows)
-    if not names:
-        return None
-    known = set(left.values())
-    ops = concrete.program.root.ops
-    first = next((op for op in ops if any(right[name] not in known for name in op.writes)), None)
-    return Difference(tuple(names), first)
+    values = _values(signature, leaves, rows)
+    names = _differing(symbolic, concrete, found.names, values, rows)
+    return replace(found, names=tuple(names)) if names else None
 
 
 def _differing(

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxfleet.capture.draft import MARK, Draft
-from jaxfleet.capture.gradients import Gradient, find_gradients
+from jaxfleet.capture.draft import Draft
+from jaxfleet.capture.gradients import find_gradients, name_gradients
 from jaxfleet.capture.roles import ancestors_of, assign_roles, unmarked
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Attrs, Kind, Operand, Operands, Operator, Program, Role, Variable
-from jaxfleet.ir.names import grad_name, unique
+from jaxfleet.ir.names import unique
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def finish(draft: Draft, interface: Interface, *, name: str, attrs: Attrs) -> Pr
     ops = assign_roles(
         root.ops, types=types, data=[v.name for v in interface.data], returned=metrics
     )
-    ops, renames = _name_gradients(ops, gradients)
+    ops, renames = name_gradients(ops, gradients, taken=types)
     step = _Step(ops, {**types}, renames)
     late = step.update_in_place(interface)
     step.name_metrics(interface.metrics)
@@ -70,58 +70,22 @@ def _check_all_marked(
     reached = unmarked(ops, types)
     gradients = [name for op in ops if op.role is Role.BACKWARD for name in op.writes]
     read = ancestors_of(ops, gradients)
+    updates = {name: op for op in ops for name in op.writes}
     for variable, value in zip(interface.state, interface.new_state, strict=True):
-        origin = reached.get(value) if isinstance(value, str) else None
-        if origin is None or variable.name in params or variable.name not in read:
+        if not isinstance(value, str) or value not in reached:
+            continue
+        if variable.name in params or variable.name not in read:
             continue
         if params:
             what = f"the gradient of '{variable.name}' does not pass through distributed_optimizer"
             hint = (
-                "wrap the outermost optimizer: jf.distributed_optimizer(optax.masked(...)), "
-                "not optax.masked(jf.distributed_optimizer(...))"
+                "wrap the outermost optimizer, so that it sees every gradient: "
+                "jf.distributed_optimizer(optax.masked(...)), not the other way round"
             )
         else:
             what = f"'{variable.name}' is trained, but no optimizer is wrapped"
             hint = "write tx = jf.distributed_optimizer(optax.adam(1e-3)) where you make it"
-        raise CaptureError(what, source=origin.source, hint=hint)
-
-
-def _name_gradients(
-    ops: Sequence[Operator], gradients: Sequence[Gradient]
-) -> tuple[list[Operator], dict[str, Operand]]:
-    """Takes the markers out and gives each gradient its name at the operator that makes it."""
-    by_mark = {gradient.marked: gradient for gradient in gradients}
-    written = {name for op in ops if op.type != MARK for name in op.writes}
-    renames: dict[str, Operand] = {}
-    pairs: dict[str, tuple[str, str]] = {}
-    kept: list[Operator] = []
-    taken: set[str] = set()
-    for op in ops:
-        if op.type != MARK:
-            kept.append(op)
-            continue
-        gradient = by_mark.get(op.writes[0])
-        if gradient is None:
-            renames[op.writes[0]] = op.inputs[0]
-            continue
-        name = unique(grad_name(gradient.param), taken)
-        taken.add(name)
-        renames[gradient.marked] = name
-        if isinstance(gradient.raw, str) and gradient.raw in written and gradient.raw not in pairs:
-            renames[gradient.raw] = name
-            pairs[gradient.raw] = (gradient.param, name)
-        else:
-            role_var = ((gradient.param, name),)
-            kept.append(
-                replace(op, type="assign", attrs=Attrs(), role=Role.BACKWARD, role_var=role_var)
-            )
-    with_pairs = [
-        replace(op, role_var=tuple(pairs[name] for name in op.writes if name in pairs))
-        if any(name in pairs for name in op.writes)
-        else op
-        for op in kept
-    ]
-    return with_pairs, renames
+        raise CaptureError(what, source=updates[value].source, hint=hint)
 
 
 class _Step:

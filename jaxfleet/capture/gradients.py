@@ -1,14 +1,15 @@
-"""Finds out which parameter each marked gradient belongs to."""
+"""Finds out which parameter each marked gradient belongs to, and names it after that."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from jaxfleet.capture.draft import MARK
 from jaxfleet.capture.marker import GRADIENT, PARAMETER, Mark, read_mark
 from jaxfleet.capture.roles import ancestors_of
 from jaxfleet.errors import CaptureError
-from jaxfleet.ir import Operand, Operator, Variable
+from jaxfleet.ir import Attrs, Operand, Operator, Role, Variable
+from jaxfleet.ir.names import grad_name, unique
 
 
 @dataclass(frozen=True)
@@ -38,65 +39,137 @@ def find_gradients(
     Raises:
         CaptureError: a gradient's parameter cannot be told.
     """
-    groups: dict[int, list[tuple[Mark, Operator]]] = defaultdict(list)
-    params: dict[tuple[int, int], Operand] = {}
-    for op in ops:
-        if op.type != MARK:
-            continue
-        mark = read_mark(op.attrs["mark"])
-        assert mark is not None
-        if mark.kind == PARAMETER:
-            params[mark.optimizer, mark.leaf] = op.inputs[0]
-        elif mark.kind == GRADIENT:
-            groups[mark.optimizer].append((mark, op))
+    finder = _Finder(ops, state, types)
     found = []
-    for marks in groups.values():
-        for mark, op in marks:
-            param = _param_of(mark, op, params, ops, state, types)
-            found.append(Gradient(param, op.inputs[0], op.writes[0]))
+    for op in ops:
+        mark = _mark_of(op)
+        if mark is not None and mark.kind == PARAMETER:
+            finder.params[mark.optimizer, mark.leaf] = op.inputs[0]
+        elif mark is not None and mark.kind == GRADIENT:
+            found.append(Gradient(finder.param_of(mark, op), op.inputs[0], op.writes[0]))
     return found
 
 
-def _param_of(
-    mark: Mark,
-    op: Operator,
-    params: Mapping[tuple[int, int], Operand],
-    ops: Sequence[Operator],
-    state: Sequence[str],
-    types: Mapping[str, Variable],
-) -> str:
-    given = params.get((mark.optimizer, mark.leaf))
-    if isinstance(given, str) and (origin := _origin(given, ops, state)) is not None:
-        return origin
-    needed = ancestors_of(ops, op.reads)
-    shape = types[op.writes[0]].shape
-    matches = [
-        name
-        for name in state
-        if types[name].shape == shape and name in needed and _ends_with(name, mark.path)
-    ]
-    if len(matches) == 1:
-        return matches[0]
-    where = f"the gradient '{mark.path or 'of the only parameter'}'"
-    if not matches:
-        what = f"{where} is {types[op.writes[0]].type}, and no state leaf fits it"
-    else:
-        what = f"{where} may belong to any of {', '.join(matches)}"
-    hint = "pass the parameters too: tx.update(gradients, optimizer_state, params)"
-    raise CaptureError(what, source=op.source, hint=hint)
+def name_gradients(
+    ops: Sequence[Operator], gradients: Sequence[Gradient], *, taken: Iterable[str]
+) -> tuple[list[Operator], dict[str, Operand]]:
+    """Takes the markers out, and gives each gradient its name at the operator that makes it.
+
+    Args:
+        ops: markers included.
+        gradients: from `find_gradients`.
+        taken: names that are in use.
+
+    Returns:
+        The operators, and what every name that is gone, or changes, becomes.
+    """
+    by_mark = {gradient.marked: gradient for gradient in gradients}
+    written = {name for op in ops if op.type != MARK for name in op.writes}
+    in_use = set(taken)
+    renames: dict[str, Operand] = {}
+    pairs: dict[str, tuple[str, str]] = {}  # the raw value -> (parameter, name)
+    kept: list[Operator] = []
+    for op in ops:
+        if op.type != MARK:
+            kept.append(op)
+        elif (gradient := by_mark.get(op.writes[0])) is None:
+            renames[op.writes[0]] = op.inputs[0]
+        else:
+            name = unique(grad_name(gradient.param), in_use)
+            in_use.add(name)
+            renames[gradient.marked] = name
+            pair, raw = (gradient.param, name), gradient.raw
+            if isinstance(raw, str) and raw in written and raw not in pairs:
+                renames[raw] = name
+                pairs[raw] = pair
+            else:  # the value is an input, or the gradient of another parameter too
+                kept.append(_copy(op, pair))
+    return [_with_pairs(op, pairs) for op in kept], renames
+
+
+def _copy(op: Operator, pair: tuple[str, str]) -> Operator:
+    return replace(op, type="assign", attrs=Attrs(), role=Role.BACKWARD, role_var=(pair,))
+
+
+def _with_pairs(op: Operator, pairs: Mapping[str, tuple[str, str]]) -> Operator:
+    found = tuple(pairs[name] for name in op.writes if name in pairs)
+    return replace(op, role_var=found) if found else op
+
+
+class _Finder:
+    """Tells parameters by the markers, which name them in the order of the step."""
+
+    def __init__(
+        self, ops: Sequence[Operator], state: Sequence[str], types: Mapping[str, Variable]
+    ) -> None:
+        self.ops = ops
+        self.state = state
+        self.types = types
+        self.params: dict[tuple[int, int], Operand] = {}  # (optimizer, leaf) -> the last given
+        self.found: dict[tuple[int, int], str] = {}  # what is updated again is found already
+        self.producers = {name: op for op in ops for name in op.writes}
+
+    @functools.cached_property
+    def used_by_some_gradient(self) -> set[str]:
+        """The values that any gradient depends on."""
+        gradients = [name for op in self.ops if _is_gradient(op) for name in op.reads]
+        return ancestors_of(self.ops, gradients)
+
+    def param_of(self, mark: Mark, op: Operator) -> str:
+        """Returns the state leaf whose gradient a marker marks."""
+        key = (mark.optimizer, mark.leaf)
+        if key not in self.found:
+            self.found[key] = self._find(mark, op, self.params.get(key))
+        return self.found[key]
+
+    def _find(self, mark: Mark, op: Operator, given: Operand | None) -> str:
+        origin = self._origin(given) if given is not None else None
+        matches = [origin] if origin is not None else self._matches(mark, op)
+        if len(matches) == 1:
+            return matches[0]
+        gradient = f"the gradient '{mark.path}'" if mark.path else "the gradient"
+        gradient = f"{gradient}, {self.types[op.writes[0]].type},"
+        if matches:
+            what = f"{gradient} may belong to any of {', '.join(matches)}"
+            hint = "pass the parameters too: tx.update(gradients, optimizer_state, params)"
+        elif given is not None:
+            what = f"{gradient} comes with a parameter that is no leaf of the state"
+            hint = "take the parameters from the state, not from outside of the step"
+        else:
+            what = f"{gradient} fits no leaf of the state"
+            hint = "keep the parameters in the state, and pass them too: tx.update(..., params)"
+        raise CaptureError(what, source=op.source, hint=hint)
+
+    def _matches(self, mark: Mark, op: Operator) -> list[str]:
+        """Returns the leaves of its path and shape that a gradient depends on."""
+        shape = self.types[op.writes[0]].shape
+        alike = [name for name in self.state if self.types[name].shape == shape]
+        alike = [name for name in alike if _ends_with(name, mark.path)]
+        used = [name for name in alike if name in self.used_by_some_gradient]
+        if len(used) < 2:
+            return used
+        needed = ancestors_of(self.ops, op.reads)  # takes a walk over the step for each gradient
+        return [name for name in used if name in needed]
+
+    def _origin(self, operand: Operand) -> str | None:
+        """Follows a value back through copies and casts to the state leaf that it is."""
+        known = set(self.state)
+        while operand not in known:
+            op = self.producers.get(operand) if isinstance(operand, str) else None
+            if op is None or op.type not in {MARK, "jax.convert_element_type", "jax.copy"}:
+                return None
+            operand = op.inputs[0]
+        return str(operand)
+
+
+def _mark_of(op: Operator) -> Mark | None:
+    return read_mark(op.attrs["mark"]) if op.type == MARK else None
+
+
+def _is_gradient(op: Operator) -> bool:
+    mark = _mark_of(op)
+    return mark is not None and mark.kind == GRADIENT
 
 
 def _ends_with(name: str, path: str) -> bool:
     return not path or name == path or name.endswith(f"/{path}")
-
-
-def _origin(name: str, ops: Sequence[Operator], state: Sequence[str]) -> str | None:
-    """Follows a value back through copies and casts to the state leaf that it is."""
-    known = set(state)
-    producers = {written: op for op in ops for written in op.writes}
-    while name not in known:
-        op = producers.get(name)
-        if op is None or op.type not in {MARK, "jax.convert_element_type", "jax.copy"}:
-            return None
-        name = op.reads[0]
-    return name

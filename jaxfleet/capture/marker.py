@@ -23,6 +23,7 @@ from jaxfleet.ops.frames import line_of_caller
 
 GRADIENT = "jaxfleet.gradient"
 PARAMETER = "jaxfleet.parameter"
+_LISTED = 5  # parameters that a hint names
 _numbers = itertools.count()
 _INSIDE = contextvars.ContextVar("inside the update of a wrapped optimizer", default=False)
 
@@ -75,7 +76,8 @@ def distributed_optimizer(
     """
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         what = f"distributed_optimizer: {type(optimizer).__name__} is not an optimizer"
-        raise CaptureError(what, hint="pass an optax optimizer, such as optax.adam(1e-3)")
+        hint = "pass an optimizer that is made, such as optax.adam(1e-3)"
+        raise CaptureError(what, source=line_of_caller(), hint=hint)
     number = next(_numbers)
     takes_extra = isinstance(optimizer, optax.GradientTransformationExtraArgs | optax.MultiSteps)
 
@@ -120,11 +122,13 @@ def _check_match(gradients: Any, params: Any) -> None:
         param = wanted.get(path)
         if param is None:
             what = f"the gradient '{path_text(path)}' has no parameter of that name"
-            near = ", ".join(sorted(path_text(path) for path in wanted)[:5])
-            raise CaptureError(what, hint=f"the parameters are {near}, ...")
+            known = ", ".join(sorted(path_text(path) for path in wanted)[:_LISTED])
+            hint = f"differentiate with respect to the parameters that update gets: {known}"
+            raise CaptureError(what, source=line_of_caller(), hint=hint)
         if jnp.shape(gradient) != jnp.shape(param):
             what = (
                 f"the gradient of '{path_text(path)}' is {list(jnp.shape(gradient))}, "
                 f"but the parameter is {list(jnp.shape(param))}"
             )
-            raise CaptureError(what, hint="differentiate with respect to these parameters")
+            hint = "give update the gradients as they come, and the parameters they belong to"
+            raise CaptureError(what, source=line_of_caller(), hint=hint)

@@ -53,23 +53,22 @@ def assign_roles(
     return _sorted(with_roles, producers)
 
 
-def unmarked(ops: Sequence[Operator], types: Mapping[str, Variable]) -> dict[str, Operator]:
+def unmarked(ops: Sequence[Operator], types: Mapping[str, Variable]) -> set[str]:
     """Returns the values that backward operators reach without passing a marker.
 
-    Only floating-point values count: a test whether gradients are finite is not a gradient. The
-    operator beside each name is the backward operator that it comes from.
+    Only floating-point values count: a test whether gradients are finite is not a gradient.
     """
-    reached: dict[str, Operator] = {}
+    reached: set[str] = set()
     for op in ops:
         if op.type == MARK:
             continue
-        origin = next((reached[name] for name in op.reads if name in reached), None)
-        if origin is None and op.role is Role.BACKWARD:
-            origin = op
-        if origin is not None:
-            floats = [name for name in op.writes if types[name].dtype.lstrip("b").startswith("f")]
-            reached.update(dict.fromkeys(floats, origin))
+        if op.role is Role.BACKWARD or not reached.isdisjoint(op.reads):
+            reached.update(name for name in op.writes if _is_float(types[name]))
     return reached
+
+
+def _is_float(variable: Variable) -> bool:
+    return variable.dtype.lstrip("b").startswith("f")
 
 
 def ancestors_of(ops: Sequence[Operator], names: Iterable[str]) -> set[str]:

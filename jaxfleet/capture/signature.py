@@ -8,6 +8,8 @@ import jax
 
 from jaxfleet.capture.trees import Leaf, leaves_of
 from jaxfleet.errors import CaptureError
+from jaxfleet.ir import Source
+from jaxfleet.ops.frames import line_of_caller
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,11 @@ class Signature:
         Raises:
             CaptureError: a leaf is not an array; the batch's leading axes differ, or there is none.
         """
-        state_leaves = tuple(leaves_of(state, "state", bare=True))
-        batch_leaves = tuple(leaves_of(batch, "batch"))
+        caller = line_of_caller()
+        state_leaves = tuple(leaves_of(state, "state", bare=True, source=caller))
+        batch_leaves = tuple(leaves_of(batch, "batch", source=caller))
         structure = jax.tree_util.tree_structure
-        rows = _rows(batch_leaves)
+        rows = _rows(batch_leaves, caller)
         return cls(state_leaves, batch_leaves, structure(state), structure(batch), rows)
 
     def with_rows(self, rows: int) -> "Signature":
@@ -50,14 +53,20 @@ class Signature:
         return replace(self, batch=batch, rows=rows)
 
 
-def _rows(batch: Sequence[Leaf]) -> int:
+def _rows(batch: Sequence[Leaf], caller: Source | None) -> int:
     sizes = {leaf.shape[0]: leaf.name for leaf in batch if leaf.shape}
     if len(sizes) > 1:
         listed = ", ".join(f"'{name}' has {rows}" for rows, name in sorted(sizes.items()))
         what = f"the batch's leaves differ in their leading axis: {listed}"
-        raise CaptureError(what, hint="axis 0 of every batch leaf is the batch; scalars are free")
+        hint = "axis 0 of every batch leaf is the batch; scalars are free"
+        raise CaptureError(what, source=caller, hint=hint)
     if not sizes:
         found = ", ".join(f"'{leaf.name}'" for leaf in batch) or "nothing"
         what = f"the batch has no leaf with rows: it holds {found}"
-        raise CaptureError(what, hint="axis 0 of a batch leaf is the batch; scalars come beside it")
-    return next(iter(sizes))
+        hint = "axis 0 of a batch leaf is the batch; scalars come beside it"
+        raise CaptureError(what, source=caller, hint=hint)
+    rows = next(iter(sizes))
+    if rows == 0:
+        what = f"the batch has no rows: '{batch[0].name}' has shape {list(batch[0].shape)}"
+        raise CaptureError(what, source=caller, hint="give an example of at least one row")
+    return rows

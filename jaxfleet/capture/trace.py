@@ -1,22 +1,27 @@
 """Traces a training step to a jaxpr, with the batch as a letter or as a number."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax import export
 
 from jaxfleet.capture.builder import build
 from jaxfleet.capture.finish import Interface, finish
+from jaxfleet.capture.returned import Returned, check_state, read_returned
 from jaxfleet.capture.signature import Signature
 from jaxfleet.capture.tidy import tidy
-from jaxfleet.capture.trees import Leaf, leaf_names, spec_of
+from jaxfleet.capture.trees import Leaf, spec_of
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Attrs, Kind, Program, Variable
 from jaxfleet.ops import jax_adapter
+from jaxfleet.ops.frames import line_of_error
 
 BATCH_LETTER = "b"
+
+Step: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Traced:
 
 
 def trace(
-    step: Callable[[Any, Any], tuple[Any, Any]],
+    step: Step,
     signature: Signature,
     *,
     rows: int | None,
@@ -52,42 +57,57 @@ def trace(
     Raises:
         CaptureError: the step is not of the form that can be captured.
     """
-    out: list[Any] = []
-
-    def flat(*leaves: Any) -> list[Any]:
-        count = len(signature.state)
-        unflatten = jax.tree_util.tree_unflatten
-        state = unflatten(signature.state_tree, leaves[:count])
-        result = step(state, unflatten(signature.batch_tree, leaves[count:]))
-        out.append(_pair(result, step))
-        return jax.tree_util.tree_leaves(out[-1])
-
-    sizes = rows if rows is not None else export.symbolic_shape(BATCH_LETTER)[0]
-    specs = [spec_of(leaf) for leaf in signature.state]
-    specs += [spec_of(leaf, (sizes, *leaf.shape[1:])) if leaf.shape else spec_of(leaf)
-              for leaf in signature.batch]  # fmt: skip
-    jaxpr = jax.make_jaxpr(flat)(*specs)
-    new_state, metrics = out[-1]
-    variables = _variables(signature.state, specs, Kind.STATE)
-    data = _variables(signature.batch, specs[len(variables) :], Kind.DATA)
-    draft = tidy(build(jaxpr, [v.name for v in (*variables, *data)]), (*variables, *data))
-    draft = draft.without_dead_ops()
-    _check_state(new_state, signature, jaxpr)
-    names = tuple(leaf_names(metrics, "metrics", bare=False))
+    returned: list[Returned] = []
+    size = rows if rows is not None else export.symbolic_shape(BATCH_LETTER)[0]
+    types = _types_of(signature, size)
+    jaxpr = _make_jaxpr(_reading(step, returned), signature, types)
+    check_state(returned[-1], jaxpr.out_avals, signature, step)
     count = len(signature.state)
-    pairs = list(zip(names, draft.results[count:], strict=True))
-    interface = Interface(variables, data, draft.results[:count], pairs)
-    attrs = Attrs({"batch": jax_adapter.size_of(sizes)})
+    state = _variables(signature.state, types[:count], Kind.STATE)
+    data = _variables(signature.batch, types[count:], Kind.DATA)
+    draft = build(jaxpr, [variable.name for variable in (*state, *data)])
+    draft = tidy(draft, (*state, *data)).without_dead_ops()
+    metrics = list(zip(returned[-1].metrics, draft.results[count:], strict=True))
+    interface = Interface(state, data, draft.results[:count], metrics)
+    attrs = Attrs({"batch": jax_adapter.size_of(size)})
     program = finish(draft, interface, name=name, attrs=attrs)
-    return Traced(program, jax.tree_util.tree_structure(metrics), names)
+    return Traced(program, returned[-1].metrics_tree, returned[-1].metrics)
 
 
-def _pair(result: Any, step: Callable[..., Any]) -> tuple[Any, Any]:
-    if isinstance(result, tuple) and len(result) == 2:
+def _types_of(signature: Signature, rows: Any) -> list[jax.ShapeDtypeStruct]:
+    """Returns the types to trace with, state first."""
+    batch = (
+        spec_of(leaf, (rows, *leaf.shape[1:])) if leaf.shape else spec_of(leaf)
+        for leaf in signature.batch
+    )
+    return [*map(spec_of, signature.state), *batch]
+
+
+def _reading(step: Step, returned: list[Returned]) -> Step:
+    """Returns the step, which also puts down the structure of what it returns."""
+
+    # jax names the user's function in its own errors by what `wraps` leaves on this one.
+    @functools.wraps(step)
+    def run(state: Any, batch: Any) -> tuple[Any, Any]:
+        result = step(state, batch)
+        returned.append(read_returned(result, step))
         return result
-    what = f"{getattr(step, '__name__', 'the step')} returns a {type(result).__name__}"
-    hint = "a training step returns (state, metrics); metrics may be an empty dict"
-    raise CaptureError(f"{what}, not (state, metrics)", hint=hint)
+
+    return run
+
+
+def _make_jaxpr(step: Step, signature: Signature, types: Sequence[Any]) -> jax_adapter.Jaxpr:
+    unflatten, count = jax.tree_util.tree_unflatten, len(signature.state)
+    state = unflatten(signature.state_tree, types[:count])
+    batch = unflatten(signature.batch_tree, types[count:])
+    try:
+        return jax.make_jaxpr(step)(state, batch)
+    except NameError as error:  # what jax raises for a name that no mesh or pmap has bound
+        if "axis name" not in str(error):
+            raise
+        what = f"the step reduces over devices by hand: {error}"
+        hint = "take pmean, psum and their like out: distribute completes sums by itself"
+        raise CaptureError(what, source=line_of_error(error), hint=hint) from error
 
 
 def _variables(leaves: Sequence[Leaf], specs: Sequence[Any], kind: Kind) -> list[Variable]:
@@ -100,25 +120,3 @@ def _variables(leaves: Sequence[Leaf], specs: Sequence[Any], kind: Kind) -> list
         )
         for leaf, spec in zip(leaves, specs, strict=False)
     ]
-
-
-def _check_state(new_state: Any, signature: Signature, jaxpr: Any) -> None:
-    """Refuses a step whose state changes its structure or a leaf's type."""
-    if (tree := jax.tree_util.tree_structure(new_state)) != signature.state_tree:
-        raise _structure_error(new_state, tree, signature)
-    for leaf, aval in zip(signature.state, jaxpr.out_avals, strict=False):
-        if tuple(aval.shape) != leaf.shape or aval.dtype != leaf.dtype:
-            before = f"{jax_adapter.dtype_text(leaf.dtype)}{list(leaf.shape)}"
-            after = f"{jax_adapter.dtype_text(aval.dtype)}{list(aval.shape)}"
-            what = f"the state leaf '{leaf.name}' goes in as {before} and comes out as {after}"
-            raise CaptureError(what, hint="cast it back, or start with the type it ends with")
-
-
-def _structure_error(new_state: Any, tree: Any, signature: Signature) -> CaptureError:
-    before = {leaf.name for leaf in signature.state}
-    after = set(leaf_names(new_state, "state", bare=True))
-    gone, new = sorted(before - after)[:3], sorted(after - before)[:3]
-    parts = [f"lost {', '.join(gone)}" if gone else "", f"gained {', '.join(new)}" if new else ""]
-    detail = "; ".join(part for part in parts if part) or f"{signature.state_tree} became {tree}"
-    what = f"the state that the step returns has another structure: {detail:.300}"
-    return CaptureError(what, hint="return the state with the structure it came with")

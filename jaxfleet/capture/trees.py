@@ -1,6 +1,6 @@
 """Names and types of a pytree's leaves."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfleet.errors import CaptureError
+from jaxfleet.ir import Source
 from jaxfleet.ir.names import unique
+
+_PREFIXES = ("state", "batch", "metrics")  # what the variables' names of the three trees begin with
+_LISTED = 8  # keys of a dict that a message names
 
 
 @dataclass(frozen=True)
@@ -40,25 +44,40 @@ def leaf_names(tree: Any, prefix: str, *, bare: bool) -> list[str]:
     Args:
         tree: any pytree.
         prefix: goes before each path.
-        bare: leave the prefix out where the path begins with a letter.
+        bare: leave the prefix out where the path begins with a letter, and with no prefix.
     """
     names: dict[str, None] = {}
-    for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    others = tuple(f"{name}/" for name in _PREFIXES)
+    for path, _ in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_iterator)[0]:
         text = path_text(path)
-        keep = bare and text[:1].isalpha()
+        keep = bare and text[:1].isalpha() and not f"{text}/".startswith(others)
         names[unique(text if keep else f"{prefix}/{text}" if text else prefix, names)] = None
     return list(names)
 
 
-def leaves_of(tree: Any, prefix: str, *, bare: bool = False) -> list[Leaf]:
+def leaves_of(
+    tree: Any, prefix: str, *, bare: bool = False, source: Source | None = None
+) -> list[Leaf]:
     """Returns the leaves of a pytree of arrays, array types and numbers.
+
+    Args:
+        tree: any pytree.
+        prefix: `state`, `batch` or `metrics`.
+        bare: as in `leaf_names`.
+        source: the line to point at where a leaf is something else.
 
     Raises:
         CaptureError: a leaf is something else; the error names its path.
     """
-    values = jax.tree_util.tree_leaves(tree)
+    values = jax.tree_util.tree_leaves(tree, is_leaf=_is_iterator)
     names = leaf_names(tree, prefix, bare=bare)
-    return [_leaf(name, value, prefix) for name, value in zip(names, values, strict=True)]
+    leaves = []
+    for name, value in zip(names, values, strict=True):
+        leaf = _leaf(name, value)
+        if leaf is None:
+            raise _not_an_array(name, value, prefix, source)
+        leaves.append(leaf)
+    return leaves
 
 
 def spec_of(leaf: Leaf, shape: Sequence[Any] | None = None) -> jax.ShapeDtypeStruct:
@@ -67,22 +86,76 @@ def spec_of(leaf: Leaf, shape: Sequence[Any] | None = None) -> jax.ShapeDtypeStr
     return jax.ShapeDtypeStruct(dims, leaf.dtype, weak_type=leaf.weak)
 
 
-def _leaf(name: str, value: Any, what_tree: str) -> Leaf:
+def difference(before: Any, after: Any, path: str = "") -> str:
+    """Returns in words where two tree structures first differ.
+
+    Args:
+        before: a structure, as `jax.tree_util.tree_structure` returns it.
+        after: another.
+        path: of the two in the trees that they are part of.
+    """
+    was, now = before.node_data(), after.node_data()
+    if was is None or now is None or was[0] is not now[0] or was[1] != now[1]:
+        where = f"'{path}' was" if path else "it was"
+        return f"{where} {_node_text(before)} and is {_node_text(after)}"
+    names = _child_names(before)
+    children = zip(names, before.children(), after.children(), strict=True)
+    for name, x, y in children:
+        if x != y:
+            return difference(x, y, f"{path}/{name}" if path else str(name))
+    return f"'{path}' changed"
+
+
+def _is_iterator(value: Any) -> bool:
+    """Tells whether a value is a generator or the like, of which jax would warn."""
+    return isinstance(value, Iterator)
+
+
+def _node_text(structure: Any) -> str:
+    node = structure.node_data()
+    if node is None:
+        return "a leaf" if structure.num_leaves else "None"
+    kind, names = node[0], _child_names(structure)
+    if kind is type(None):
+        return "None"
+    if names and isinstance(names[0], str):
+        return f"a {kind.__name__} with {', '.join(names[:_LISTED])}"
+    return f"a {kind.__name__} of {len(names)}"
+
+
+def _child_names(structure: Any) -> list[Any]:
+    kind, facts = structure.node_data()
+    if issubclass(kind, dict):
+        return list(facts)
+    return list(getattr(kind, "_fields", range(len(structure.children()))))
+
+
+def _leaf(name: str, value: Any) -> Leaf | None:
+    """Returns what is to be known of a leaf, or None where it is not an array."""
     if isinstance(value, bool | int | float | complex):
         return Leaf(name, (), jnp.result_type(value), weak=True)
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "OSUMmV":
-        raise _not_an_array(name, f"a numpy array of dtype {value.dtype}", what_tree)
     if isinstance(value, np.ndarray | np.generic):
-        return Leaf(name, value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
+        is_number = value.dtype.kind not in "OSUMm" and value.dtype.type is not np.void
+        dtype = jax.dtypes.canonicalize_dtype(value.dtype) if is_number else None
+        return Leaf(name, value.shape, dtype) if is_number else None
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
         return Leaf(name, value.shape, value.dtype, bool(getattr(value, "weak_type", False)))
-    raise _not_an_array(name, f"a {type(value).__name__}", what_tree)
+    return None
 
 
-def _not_an_array(name: str, found: str, what_tree: str) -> CaptureError:
-    what = f"the {what_tree} leaf '{name}' is {found}, not an array"
-    hint = (
-        "keep what is not an array out of the pytree: close over it, or mark the field static "
-        "(flax.struct.field(pytree_node=False))"
-    )
-    return CaptureError(what, hint=hint)
+def _not_an_array(name: str, value: Any, what_tree: str, source: Source | None) -> CaptureError:
+    kind = f"dtype {value.dtype}" if isinstance(value, np.ndarray) else f"type {_type_name(value)}"
+    what = f"the {what_tree} leaf '{name}' is of {kind}, not an array of numbers"
+    return CaptureError(what, source=source, hint=_HINTS[what_tree])
+
+
+def _type_name(value: Any) -> str:
+    return type(value).__name__
+
+
+_HINTS = {
+    "state": "keep what is no array out of the pytree: close over it, or make the field static "
+    "(flax.struct.field(pytree_node=False))",
+    "batch": "pass one batch of arrays, such as next(iter(loader)), and leave out what is no array",
+    "metrics": "return arrays as metrics, and add names and the like outside of the step",
+}

@@ -2,10 +2,13 @@
 
 import functools
 import importlib.util
+import inspect
 import os
 import sys
 import sysconfig
+from collections.abc import Callable
 from types import FrameType, TracebackType
+from typing import Any
 
 from jaxfleet.ir import Source
 
@@ -27,7 +30,7 @@ def line_of_caller() -> Source | None:
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # inspect would read every file
     while frame is not None:
         if not is_library(frame.f_code.co_filename):
-            return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
         frame = frame.f_back
     return None
 
@@ -39,9 +42,21 @@ def line_of_error(error: BaseException) -> Source | None:
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if not is_library(code.co_filename):
-            found = Source(code.co_filename, traceback.tb_lineno, code.co_name)
+            found = Source(code.co_filename, traceback.tb_lineno, code.co_qualname)
         traceback = traceback.tb_next
     return found
+
+
+def line_of_function(function: Callable[..., Any]) -> Source | None:
+    """Returns the line where a function is defined, or None for one that is not Python's."""
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    inner = inspect.unwrap(inner)
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+    if code is None:
+        return None
+    return Source(code.co_filename, code.co_firstlineno, code.co_qualname)
 
 
 @functools.cache

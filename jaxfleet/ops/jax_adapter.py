@@ -218,6 +218,13 @@ def source_of(eqn: Equation) -> Source:
     return Source(scope=scope)
 
 
+def first_use(jaxpr: Jaxpr, variable: Any) -> Source:
+    """Returns the user's line that first reads a variable of an open jaxpr."""
+    readers = (eqn for eqn in jaxpr.eqns if variable in eqn.invars)
+    eqn = next(readers, None)
+    return source_of(eqn) if eqn is not None else Source()
+
+
 def stack_of(eqn: Equation) -> str:
     """Returns an equation's name stack as jax prints it: `transpose(jvp(CNN))/Conv_0`."""
     return str(eqn.source_info.name_stack)

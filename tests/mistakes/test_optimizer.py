@@ -1,0 +1,223 @@
+"""Mistakes with the optimizer: not wrapped, wrapped in part, wrapped twice, in a loop."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import jaxfleet as jf
+from jaxfleet.errors import CaptureError
+from tests.mistakes.common import Batch, State, batch, loss, params, refused, training, wrapped
+
+OUTERMOST = "wrap the outermost"
+
+
+def test_an_optimizer_that_is_not_wrapped() -> None:
+    step, state = training(optax.sgd(0.1))
+    with refused(
+        CaptureError,
+        cause="'params/b' is trained, but no optimizer is wrapped",
+        line="optax.apply_updates(",
+        hint="tx = jf.distributed_optimizer(",
+    ):
+        jf.capture(step, example=(state, batch()))
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        jf.distributed_optimizer(wrapped()),
+        jf.distributed_optimizer(optax.chain(optax.clip(1.0), wrapped())),
+    ],
+    ids=["twice", "around a chain that holds a wrapped one"],
+)
+def test_an_optimizer_that_is_wrapped_inside_another(tx: Any) -> None:
+    step, state = training(tx)
+    with refused(
+        CaptureError,
+        cause="a distributed_optimizer updates inside another one",
+        line="tx.update(grads",
+        hint=OUTERMOST,
+    ):
+        jf.capture(step, example=(state, batch()))
+
+
+def test_a_mask_around_the_wrapped_optimizer() -> None:
+    step, state = training(optax.masked(wrapped(), {"b": False, "w": True}))
+    with refused(
+        CaptureError,
+        cause="the gradient of 'params/b' does not pass through distributed_optimizer",
+        line="optax.apply_updates(",
+        hint=OUTERMOST,
+    ):
+        jf.capture(step, example=(state, batch()))
+
+
+def test_one_part_of_a_multi_transform_that_is_not_wrapped() -> None:
+    parts: dict[Any, Any] = {"yes": wrapped(), "no": optax.sgd(0.1)}
+    step, state = training(optax.multi_transform(parts, {"b": "no", "w": "yes"}))
+    with refused(
+        CaptureError,
+        cause="the gradient of 'params/b' does not pass through distributed_optimizer",
+        line="optax.apply_updates(",
+        hint=OUTERMOST,
+    ):
+        jf.capture(step, example=(state, batch()))
+
+
+def test_multisteps_around_the_wrapped_optimizer() -> None:
+    step, state = training(optax.MultiSteps(wrapped(), every_k_schedule=2))
+    with refused(
+        CaptureError,
+        cause="the optimizer's update runs inside a loop or a branch",
+        line="tx.update(grads",
+        hint="jf.distributed_optimizer(optax.MultiSteps(...))",
+    ):
+        jf.capture(step, example=(state, batch()))
+
+
+def test_an_update_in_a_scan() -> None:
+    tx = wrapped()
+
+    def step(state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
+        def once(carry: Any, _: None) -> tuple[Any, jax.Array]:
+            params, opt_state = carry
+            value, grads = jax.value_and_grad(loss)(params, batch)
+            updates, opt_state = tx.update(grads, opt_state, params)
+            return (optax.apply_updates(params, updates), opt_state), value
+
+        start = (state["params"], state["opt_state"])
+        (params, opt_state), values = jax.lax.scan(once, start, None, length=2)
+        return {"params": params, "opt_state": opt_state}, {"loss": values.mean()}
+
+    with refused(
+        CaptureError,
+        cause="the optimizer's update runs inside a loop or a branch",
+        line="tx.update(grads, opt_state, params)",
+        hint=OUTERMOST,
+    ):
+        jf.capture(step, example=({"params": params(), "opt_state": tx.init(params())}, batch()))
+
+
+def test_an_update_in_a_branch() -> None:
+    tx = wrapped()
+
+    def step(state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
+        value, grads = jax.value_and_grad(loss)(state["params"], batch)
+
+        def update() -> State:
+            updates, opt_state = tx.update(grads, state["opt_state"], state["params"])
+            params = optax.apply_updates(state["params"], updates)
+            return {"params": params, "opt_state": opt_state}
+
+        return jax.lax.cond(value < 9.0, update, lambda: state), {"loss": value}
+
+    with refused(
+        CaptureError,
+        cause="the optimizer's update runs inside a loop or a branch",
+        line="tx.update(grads, state",
+        hint=OUTERMOST,
+    ):
+        jf.capture(step, example=({"params": params(), "opt_state": tx.init(params())}, batch()))
+
+
+def test_gradients_of_another_tree_than_the_parameters() -> None:
+    tx = wrapped()
+
+    def step(state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
+        grads = {"weights": jax.grad(loss)(state["params"], batch)["w"]}
+        tx.update(grads, state["opt_state"], state["params"])
+        return state, {}
+
+    with refused(
+        CaptureError,
+        cause="the gradient 'weights' has no parameter of that name",
+        line="tx.update(grads, state",
+        hint="the parameters that update gets: b, w",
+    ):
+        jf.capture(step, example=({"params": params(), "opt_state": tx.init(params())}, batch()))
+
+
+def test_a_gradient_of_another_shape_than_its_parameter() -> None:
+    tx = wrapped()
+
+    def step(state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
+        grads = jax.tree.map(jnp.sum, jax.grad(loss)(state["params"], batch))
+        tx.update(grads, state["opt_state"], state["params"])
+        return state, {}
+
+    with refused(
+        CaptureError,
+        cause="the gradient of 'b' is [], but the parameter is [2]",
+        line="tx.update(grads, state",
+        hint="give update the gradients as they come",
+    ):
+        jf.capture(step, example=({"params": params(), "opt_state": tx.init(params())}, batch()))
+
+
+def test_parameters_that_are_not_in_the_state() -> None:
+    tx, outside = wrapped(), params()
+
+    def step(state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
+        grads = jax.grad(loss)(outside, batch)
+        _, opt_state = tx.update(grads, state["opt_state"], outside)
+        return {"opt_state": opt_state}, {}
+
+    with refused(
+        CaptureError,
+        cause="the gradient 'b', f32[2], comes with a parameter that is no leaf of the state",
+        line="tx.update(grads, state",
+        hint="take the parameters from the state",
+    ):
+        jf.capture(step, example=({"opt_state": tx.init(params())}, batch()))
+
+
+def test_a_gradient_with_respect_to_the_batch() -> None:
+    tx = wrapped()
+
+    def step(state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
+        grads = jax.grad(lambda x: loss(state["params"], {**batch, "x": x}))(batch["x"])
+        _, opt_state = tx.update(grads, state["opt_state"])
+        return {**state, "opt_state": opt_state}, {}
+
+    with refused(
+        CaptureError,
+        cause="fits no leaf of the state",
+        line="tx.update(grads, state",
+        hint="keep the parameters in the state",
+    ):
+        jf.capture(
+            step, example=({"params": params(), "opt_state": tx.init(batch()["x"])}, batch())
+        )
+
+
+def test_two_parameters_that_a_gradient_may_belong_to() -> None:
+    tx = wrapped()
+
+    def step(state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
+        both = {"params": params(), "w": state["left"]["w"] * state["right"]["w"]}
+        grads = jax.grad(lambda w: loss({**both["params"], "w": w}, batch))(both["w"])
+        _, opt_state = tx.update({"w": grads}, state["opt_state"])
+        return {**state, "opt_state": opt_state}, {}
+
+    sides = {"left": {"w": params()["w"]}, "right": {"w": params()["w"]}}
+    with refused(
+        CaptureError,
+        cause="the gradient 'w', f32[4,2], may belong to any of left/w, right/w",
+        line='tx.update({"w": grads}',
+        hint="pass the parameters too",
+    ):
+        jf.capture(step, example=({**sides, "opt_state": tx.init(sides["left"])}, batch()))
+
+
+@pytest.mark.parametrize("thing", [0.1, optax.adam, optax.constant_schedule(0.1)])
+def test_wrapping_what_is_not_an_optimizer(thing: Any) -> None:
+    with refused(
+        CaptureError,
+        cause="is not an optimizer",
+        line="jf.distributed_optimizer(thing)",
+        hint="such as optax.adam(1e-3)",
+    ):
+        jf.distributed_optimizer(thing)
