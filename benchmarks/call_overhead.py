@@ -40,7 +40,7 @@ def measure(devices: int, plan: Plan) -> list[Bar]:
     mesh = Mesh(np.array(jax.devices()), ("devices",))
     batch = jax.device_put(rows, NamedSharding(mesh, PartitionSpec("devices")))
     raw, again = (Side(step.compiled, state, batch) for _ in range(2))
-    times = compare(raw, Side(step, state, batch, waits=True), again, plan)
+    times = compare(raw, Side(step, state, batch, waits=devices > 1), again, plan)
     where = f"{2 * LAYERS} parameters on {devices} devices"
     shown = (f"{times.baseline_ms:.2f}", f"{times.candidate_ms:.2f}", f"{times.ratio:.3f}")
     print_table(HEADS, [(where, *shown, "{:.3f} to {:.3f}".format(*times.itself))])

@@ -42,7 +42,9 @@ class ProgramFunction:
         fed = [(self.program.variables[name], value) for name, value in {**state, **data}.items()]
         check_types(fed)
         sizes = bind_sizes((variable, np.shape(value)) for variable, value in fed)
-        scope = Interpreter(self.program, sizes, self.axis_name).run({**state, **data}, keep=self.fetch)
+        scope = Interpreter(self.program, sizes, self.axis_name).run(
+            {**state, **data}, keep=self.fetch
+        )
         missing = [name for name in self.fetch if name not in scope]
         if missing:
             raise FeedError(f"'{missing[0]}' is fetched, but '{self.program.name}' never makes it")

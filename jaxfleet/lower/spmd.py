@@ -51,7 +51,11 @@ def with_shard_map(body: Body, mesh: Mesh, layout: Layout) -> Body:
 
 
 def with_pmap(body: Body, devices: Sequence[Any], layout: Layout) -> Body:
-    """Returns the same through `jax.pmap`, for those who want it spelled so."""
+    """Returns the same through `jax.pmap`, for those who want it spelled so.
+
+    `pmap` wants the devices as an axis of their own, which the reshapes add and take away; they
+    move no data. Under `jit`, which gives it donation and shardings, it is a `shard_map`.
+    """
     count = len(devices)
     mapped = jax.pmap(
         body,
@@ -86,5 +90,3 @@ def _join(value: Any, axis: int | None) -> Any:
 
 def _spec(axis: int | None) -> PartitionSpec:
     return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, AXIS)
-
-

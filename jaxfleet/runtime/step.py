@@ -10,12 +10,13 @@ import numpy as np
 
 from jaxfleet.capture import Captured, capture
 from jaxfleet.capture.trees import spec_of
-from jaxfleet.errors import FeedError
 from jaxfleet.ir import Program
 from jaxfleet.lower import Interface, LoweredStep, lower_step
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.devices import choose_devices, steps_must_not_overlap
 from jaxfleet.runtime.explain import explain
+from jaxfleet.runtime.feed import check_batch, check_rows, check_state, type_of, used_before
+from jaxfleet.runtime.place import place_batch, place_state
 from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
 from jaxfleet.runtime.transpile import pipeline_for, transpile
 
@@ -61,6 +62,7 @@ class Variant:
     program: Program
     dumps: Record
     lowered: LoweredStep
+    metrics_tree: Any
 
 
 class Step:
@@ -86,7 +88,7 @@ class Step:
         self._waits = steps_must_not_overlap(self.devices)
         self._variants: dict[int | None, Variant] = {}
         self._known: dict[tuple[Any, ...], Variant] = {}
-        self._analysed: Any = None
+        self._returned: list[int] = []  # the ids of the leaves of the last state that came out
         check_rows(captured.signature.rows, len(self.devices))
         self._example = self._variant(captured.signature.rows)
 
@@ -103,15 +105,25 @@ class Step:
         Raises:
             FeedError: the state or the batch is not like the example.
         """
-        leaves, tree = jax.tree_util.tree_flatten(batch)
-        key = (tree, *map(np.shape, leaves))
+        # What stands here is paid at every step, so it looks at the leaves as little as it can.
+        data, batch_tree = _flatten(batch)
+        key = (batch_tree, *map(_shape_and_dtype, data))
         variant = self._known.get(key)
         if variant is None:
-            variant = self._known[key] = self._variant(self._rows_of(leaves, tree))
-        result: tuple[Any, Any] = self._run(variant.lowered, state, batch)
+            rows = check_batch(data, batch_tree, self.captured, devices=len(self.devices))
+            variant = self._known[key] = self._variant(rows)
+        lowered = variant.lowered
+        data = place_batch(data, lowered.batch_shardings, state_ids=self._returned)
+        leaves, tree = _flatten(state)
+        if self._returned != list(map(id, leaves)):
+            leaves = self._taken(leaves, tree, data, lowered)
+        given, kept = lowered.shares.split(leaves)
+        written, fetched = self._run(lowered.flat, given, kept, data)
         if self._waits:
-            jax.block_until_ready(_one_leaf(result))
-        return result
+            jax.block_until_ready((fetched or written)[:1])  # when one is there, so are all
+        leaves = lowered.shares.updated(leaves, written)
+        self._returned = list(map(id, leaves))
+        return _unflatten(tree, leaves), _unflatten(variant.metrics_tree, fetched)
 
     @property
     def program(self) -> Program:
@@ -125,20 +137,31 @@ class Step:
 
     @property
     def compiled(self) -> Any:
-        """The jitted function under the step, with the same signature."""
+        """The step as one jitted function, `(state, batch) -> (state, metrics)`.
+
+        For `jax.export`, say: it checks and places nothing, and waits for nothing.
+        """
         return self._example.lowered.function
 
     def lower(self, state: Any = None, batch: Any = None) -> Any:
-        """Returns jax's `Lowered` of the step, for the example's types unless given others."""
-        if state is None or batch is None:
-            state, batch = self.example_types()
-        return self.compiled.lower(state, batch)
+        """Returns jax's `Lowered` of what a step runs: a function of the leaves.
+
+        Args:
+            state: a state or its types; the example's, unless given.
+            batch: a batch or its types; the example's, unless given.
+        """
+        types = self.example_types()
+        leaves = jax.tree_util.tree_leaves(types[0] if state is None else state)
+        data = jax.tree_util.tree_leaves(types[1] if batch is None else batch)
+        lowered = self._example.lowered
+        given, kept = lowered.shares.split(_types(leaves, lowered.state_sharding))
+        return lowered.flat.lower(given, kept, data)
 
     def example_types(self) -> tuple[Any, Any]:
         """Returns the types of the example's state and batch, as jax's `ShapeDtypeStruct`s."""
-        signature, unflatten = self.captured.signature, jax.tree_util.tree_unflatten
-        state = unflatten(signature.state_tree, [spec_of(leaf) for leaf in signature.state])
-        batch = unflatten(signature.batch_tree, [spec_of(leaf) for leaf in signature.batch])
+        signature = self.captured.signature
+        state = _unflatten(signature.state_tree, [spec_of(leaf) for leaf in signature.state])
+        batch = _unflatten(signature.batch_tree, [spec_of(leaf) for leaf in signature.batch])
         return state, batch
 
     def memory_analysis(self) -> Any:
@@ -159,8 +182,8 @@ class Step:
 
     def place(self, state: Any) -> Any:
         """Returns the state on the step's devices; a step does so itself when it has to."""
-        sharding = self._example.lowered.state_sharding
-        return state if sharding is None else jax.device_put(state, sharding)
+        leaves, tree = _flatten(state)
+        return _unflatten(tree, self._taken(leaves, tree, (), self._example.lowered))
 
     def __repr__(self) -> str:
         mode, count = self.strategy.mode, len(self.devices)
@@ -178,64 +201,28 @@ class Step:
                 lowering=self.strategy.lowering,
                 donate=self.strategy.donate,
             )
-            self._variants[captured.rows] = Variant(program, record, lowered)
+            variant = Variant(program, record, lowered, captured.metrics_tree)
+            self._variants[captured.rows] = variant
         return self._variants[captured.rows]
 
-    def _rows_of(self, leaves: Sequence[Any], tree: Any) -> int:
-        """Returns the rows of a batch that was not seen before, once it is found to be good."""
-        signature = self.captured.signature
-        if tree != signature.batch_tree:
-            what = f"the batch has another structure than the example: {tree}"
-            raise FeedError(what, hint=f"the example's is {signature.batch_tree}")
-        rows = {}
-        for leaf, value in zip(signature.batch, leaves, strict=True):
-            shape = np.shape(value)
-            if len(shape) != len(leaf.shape) or shape[1:] != leaf.shape[1:]:
-                what = f"'{leaf.name}' has shape {list(shape)}, in the example {list(leaf.shape)}"
-                raise FeedError(what, hint="only the number of rows may change")
-            if shape:
-                rows[shape[0]] = leaf.name
-        if len(rows) > 1:
-            listed = ", ".join(f"'{name}' has {count}" for count, name in rows.items())
-            raise FeedError(f"the batch's leaves differ in their rows: {listed}")
-        count = next(iter(rows))
-        check_rows(count, len(self.devices))
-        return count
+    def _taken(
+        self, leaves: Sequence[Any], tree: Any, data: Sequence[Any], lowered: LoweredStep
+    ) -> list[Any]:
+        """Returns a state that this step did not return itself, once it is found to be good."""
+        check_state(leaves, tree, self.captured)
+        given = lowered.shares.given
+        return place_state(leaves, lowered.state_sharding, given=given, beside=data)
 
-    def _run(self, lowered: LoweredStep, state: Any, batch: Any) -> Any:
+    def _run(self, flat: Any, given: Any, kept: Any, data: Any) -> Any:
         try:
-            return lowered.function(state, batch)
-        except FeedError:
-            raise
-        except ValueError:
-            if lowered.state_sharding is None:
-                raise
-            # A state that a checkpoint or another step committed elsewhere: jit refuses to move it.
-            placed = jax.device_put(batch, lowered.batch_shardings)
-            return lowered.function(self.place(state), placed)
+            return flat(given, kept, data)
         except RuntimeError as error:
             if "deleted" not in str(error):
                 raise
-            what = "the state was used before: the last step took its memory"
-            hint = "write state, metrics = step(state, batch), or set strategy.donate=False"
-            raise FeedError(what, hint=hint) from error
+            raise used_before("batch" if any(map(_is_deleted, data)) else "state") from error
 
     def _executable(self) -> Any:
-        if self._analysed is None:
-            self._analysed = self.lower().compile()
-        return self._analysed
-
-
-def check_rows(rows: int, devices: int) -> None:
-    """Refuses a batch that the devices cannot share.
-
-    Raises:
-        FeedError: the rows are no multiple of the devices.
-    """
-    if rows % devices:
-        what = f"a batch of {rows} rows cannot be divided among {devices} devices"
-        near = f"{rows - rows % devices} or {rows + devices - rows % devices}"
-        raise FeedError(what, hint=f"use a multiple of {devices}, such as {near}")
+        return self.lower().compile()  # jax keeps what it compiled, for this and for the call
 
 
 def _interface(captured: Captured) -> Interface:
@@ -250,8 +237,23 @@ def _interface(captured: Captured) -> Interface:
     )
 
 
-def _one_leaf(result: tuple[Any, Any]) -> Any:
-    """Returns one array of a step's result; when it is ready, so are all."""
-    state, metrics = result
-    leaves = jax.tree_util.tree_leaves(metrics) or jax.tree_util.tree_leaves(state)
-    return leaves[:1]
+def _types(leaves: Sequence[Any], sharding: Any) -> list[Any]:
+    """Returns types that lie where a step's arrays do: then jax compiles once for both."""
+    found = []
+    for leaf in leaves:
+        shape, dtype = type_of(leaf)
+        weak = isinstance(leaf, int | float) or bool(getattr(leaf, "weak_type", False))
+        found.append(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=weak))
+    return found
+
+
+def _shape_and_dtype(value: Any) -> tuple[Any, Any]:
+    return np.shape(value), getattr(value, "dtype", type(value))
+
+
+def _is_deleted(value: Any) -> bool:
+    return isinstance(value, jax.Array) and value.is_deleted()
+
+
+_flatten = jax.tree_util.tree_flatten
+_unflatten = jax.tree_util.tree_unflatten

@@ -23,9 +23,7 @@ def pipeline_for(strategy: DistributedStrategy, *, devices: int) -> tuple[Pass, 
     """Returns the passes that a strategy asks for."""
     passes: list[Pass] = [DeadCodeElimination()]
     if devices > 1:
-        passes.append(
-            GradAllreduce(devices=devices, local_statistics=strategy.local_statistics)
-        )
+        passes.append(GradAllreduce(devices=devices, local_statistics=strategy.local_statistics))
         if strategy.fuse_allreduce_bytes:
             passes.append(FuseAllreduce(bucket_size_bytes=strategy.fuse_allreduce_bytes))
     passes.extend(parse_pipeline(strategy.passes))
@@ -54,5 +52,3 @@ def transpile(
         instruments.append(Dump(folder, source=environment.dump_source))
     result = run_pipeline(program, passes, instruments=instruments, rules=meaning_rules)
     return result, record
-
-

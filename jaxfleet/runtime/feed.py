@@ -1,0 +1,105 @@
+"""Checks what a step is called with against the example that it was distributed with."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfleet.capture import Captured
+from jaxfleet.capture.trees import Leaf, difference
+from jaxfleet.errors import FeedError
+from jaxfleet.ops.jax_adapter import dtype_text
+
+
+def check_state(leaves: Sequence[Any], tree: Any, captured: Captured) -> None:
+    """Refuses a state that is not like the example's.
+
+    Raises:
+        FeedError: it names the leaf, what it is and what it should be.
+    """
+    signature = captured.signature
+    _check_structure("state", tree, signature.state_tree)
+    for leaf, value in zip(signature.state, leaves, strict=True):
+        _check_alive("state", value)
+        shape, dtype = type_of(value)
+        if shape != leaf.shape:
+            found = ",".join(map(str, shape))
+            variable = captured.program.variables[leaf.name]
+            what = f"'{leaf.name}' is fed an array of shape [{found}], but it is {variable.type}"
+            raise FeedError(what, hint="distribute the step again with an example of this state")
+        _check_dtype(leaf, dtype, captured)
+
+
+def check_batch(leaves: Sequence[Any], tree: Any, captured: Captured, *, devices: int) -> int:
+    """Returns the rows of a batch, once it is found to be like the example's.
+
+    Raises:
+        FeedError: it is not, or the devices cannot share it.
+    """
+    signature = captured.signature
+    _check_structure("batch", tree, signature.batch_tree)
+    rows: dict[int, str] = {}
+    for leaf, value in zip(signature.batch, leaves, strict=True):
+        _check_alive("batch", value)
+        shape, dtype = type_of(value)
+        if len(shape) != len(leaf.shape) or shape[1:] != leaf.shape[1:]:
+            what = f"'{leaf.name}' has shape {list(shape)}, in the example {list(leaf.shape)}"
+            raise FeedError(what, hint="only the number of rows may change")
+        _check_dtype(leaf, dtype, captured)
+        if shape:
+            rows[shape[0]] = leaf.name
+    if len(rows) > 1:
+        listed = ", ".join(f"'{name}' has {count}" for count, name in rows.items())
+        raise FeedError(f"the batch's leaves differ in their rows: {listed}")
+    count = next(iter(rows))
+    check_rows(count, devices)
+    return count
+
+
+def check_rows(rows: int, devices: int) -> None:
+    """Refuses a batch that the devices cannot share.
+
+    Raises:
+        FeedError: the rows are no multiple of the devices.
+    """
+    if rows % devices:
+        what = f"a batch of {rows} rows cannot be divided among {devices} devices"
+        near = f"{rows - rows % devices} or {rows + devices - rows % devices}"
+        raise FeedError(what, hint=f"use a multiple of {devices}, such as {near}")
+
+
+def used_before(tree: str) -> FeedError:
+    """Returns the error for a state, or a batch, whose memory is gone."""
+    what = f"the {tree} was used before: the last step took its memory"
+    hint = "write state, metrics = step(state, batch), or set strategy.donate=False"
+    return FeedError(what, hint=hint)
+
+
+def type_of(value: Any) -> tuple[tuple[int, ...], Any]:
+    """Returns the shape of a value, and its dtype as jax takes it."""
+    if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
+        return value.shape, value.dtype
+    if isinstance(value, bool | int | float | complex):
+        return (), jnp.result_type(value)
+    array = np.asarray(value)
+    return array.shape, jax.dtypes.canonicalize_dtype(array.dtype)
+
+
+def _check_structure(tree: str, found: Any, wanted: Any) -> None:
+    if found != wanted:
+        what = f"the {tree} has another structure than the example: {difference(wanted, found)}"
+        raise FeedError(what, hint=f"distribute the step again with an example of this {tree}")
+
+
+def _check_alive(tree: str, value: Any) -> None:
+    if isinstance(value, jax.Array) and value.is_deleted():
+        raise used_before(tree)
+
+
+def _check_dtype(leaf: Leaf, dtype: Any, captured: Captured) -> None:
+    if dtype != leaf.dtype:
+        variable = captured.program.variables[leaf.name]
+        what = f"'{leaf.name}' is fed {dtype_text(dtype)}, but it is {variable.type}"
+        raise FeedError(what, hint=f"convert it to {variable.dtype} before the step")
