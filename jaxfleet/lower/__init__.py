@@ -12,4 +12,5 @@ from jaxfleet.lower.spmd import shardings as shardings
 from jaxfleet.lower.spmd import with_shard_map as with_shard_map
 from jaxfleet.lower.step import Interface as Interface
 from jaxfleet.lower.step import LoweredStep as LoweredStep
+from jaxfleet.lower.step import Shares as Shares
 from jaxfleet.lower.step import lower_step as lower_step

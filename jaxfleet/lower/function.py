@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxfleet.errors import FeedError
@@ -82,7 +83,8 @@ def check_types(fed: Sequence[tuple[Variable, Any]]) -> None:
         FeedError: the error names both.
     """
     for variable, value in fed:
-        found = dtype_text(np.result_type(value) if isinstance(value, int | float) else value.dtype)
+        is_number = isinstance(value, bool | int | float | complex)
+        found = dtype_text(jnp.result_type(value) if is_number else value.dtype)
         if found != variable.dtype:
             what = f"'{variable.name}' is fed {found}, but it is {variable.type}"
             raise FeedError(what, hint=f"convert it to {variable.dtype} before the step")

@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 
+from jaxfleet.runtime.feed import used_before
+
 
 def place_state(
     values: Sequence[Any], sharding: Any, *, given: Sequence[int], beside: Sequence[Any]
@@ -45,10 +47,15 @@ def place_batch(
         values: the leaves.
         shardings: where each of them goes.
         state_ids: the ids of arrays whose memory the step takes.
+
+    Raises:
+        FeedError: an array's memory is gone.
     """
     for place, sharding in enumerate(shardings):
         value = values[place]
         if isinstance(value, jax.Array):
+            if value.is_deleted():
+                raise used_before("batch")
             if value.committed and not _lies_so(value, sharding):
                 value = jax.device_put(value, sharding)
             values[place] = value.copy() if id(value) in state_ids else value

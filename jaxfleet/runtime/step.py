@@ -1,5 +1,6 @@
 """Step: a distributed training step, with the signature of the user's own."""
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 
 from jaxfleet.capture import Captured, capture
 from jaxfleet.capture.trees import spec_of
+from jaxfleet.errors import JaxfleetError
 from jaxfleet.ir import Program
 from jaxfleet.lower import Interface, LoweredStep, lower_step
 from jaxfleet.pipeline import Record
@@ -117,6 +119,8 @@ class Step:
         leaves, tree = _flatten(state)
         if self._returned != list(map(id, leaves)):
             leaves = self._taken(leaves, tree, data, lowered)
+        elif len(self.devices) > 1 and any(map(_is_deleted, leaves)):
+            raise used_before("state")  # on one device jax finds it, on several it crashes
         given, kept = lowered.shares.split(leaves)
         written, fetched = self._run(lowered.flat, given, kept, data)
         if self._waits:
@@ -216,10 +220,10 @@ class Step:
     def _run(self, flat: Any, given: Any, kept: Any, data: Any) -> Any:
         try:
             return flat(given, kept, data)
-        except RuntimeError as error:
-            if "deleted" not in str(error):
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, JaxfleetError) or "deleted" not in str(error):
                 raise
-            raise used_before("batch" if any(map(_is_deleted, data)) else "state") from error
+            raise used_before("state") from error
 
     def _executable(self) -> Any:
         return self.lower().compile()  # jax keeps what it compiled, for this and for the call
@@ -251,9 +255,6 @@ def _shape_and_dtype(value: Any) -> tuple[Any, Any]:
     return np.shape(value), getattr(value, "dtype", type(value))
 
 
-def _is_deleted(value: Any) -> bool:
-    return isinstance(value, jax.Array) and value.is_deleted()
-
-
+_is_deleted = operator.methodcaller("is_deleted")
 _flatten = jax.tree_util.tree_flatten
 _unflatten = jax.tree_util.tree_unflatten

@@ -1,0 +1,228 @@
+"""Where a state may come from, what a step takes of it, and what it leaves."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxfleet as jf
+from jaxfleet.errors import FeedError
+from tests.runtime.toys import (
+    State,
+    assert_alike,
+    distributed,
+    plain,
+    rows,
+    start,
+    training,
+)
+
+
+def everywhere(devices: int) -> NamedSharding:
+    """Returns the whole on each device of a user's own mesh."""
+    return NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("mine",)), PartitionSpec())
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_step_takes_the_memory_of_the_state_it_returned(devices: int) -> None:
+    step, state = distributed(devices=devices)
+    state, _ = step(state, rows(8))
+    again, _ = step(state, rows(8))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(again))
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_without_donation_a_state_can_be_used_again(devices: int) -> None:
+    step, state = distributed(jf.DistributedStrategy(devices=devices, donate=False))
+    state, _ = step(state, rows(8))
+    first, second = step(state, rows(8)), step(state, rows(8))
+    assert_alike(first, second)
+    assert step.memory_analysis().alias_size_in_bytes == 0
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_all_results_are_there_once_a_step_returns_on_several_cpu_devices(devices: int) -> None:
+    step, state = distributed(devices=devices)
+    for _ in range(20):
+        state, metrics = step(state, rows(8))
+        ready = [leaf.is_ready() for leaf in jax.tree.leaves((state, metrics))]
+        assert devices == 1 or all(ready)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda state: jax.tree.map(np.asarray, state),
+        lambda state: jax.device_put(state, jax.devices()[0]),
+        lambda state: jax.device_put(state, jax.devices()[5]),
+        lambda state: jax.device_put(state, everywhere(4)),
+        lambda state: jax.device_put(state, everywhere(8)),
+    ],
+    ids=["numpy", "first device", "sixth device", "another mesh", "more devices"],
+)
+def test_a_state_may_come_from_anywhere(move: Any, devices: int) -> None:
+    step, state = distributed(devices=devices)
+    state, _ = step(move(state), rows(8))
+    state, metrics = step(state, rows(8))
+    assert_alike((state, metrics), plain(2, rows(8)))
+    assert all(len(leaf.sharding.device_set) == devices for leaf in jax.tree.leaves(state))
+
+
+def test_a_state_may_come_from_a_step_on_another_number_of_devices() -> None:
+    (two, state), (four, _), (one, _) = (distributed(devices=n) for n in (2, 4, 1))
+    for step in (two, four, one, two, four):
+        state, metrics = step(state, rows(8))
+    assert_alike((state, metrics), plain(5, rows(8)))
+
+
+def test_place_puts_a_state_where_the_step_wants_it() -> None:
+    step, state = distributed()
+    placed = step.place(state)
+    assert all(len(leaf.sharding.device_set) == 4 for leaf in jax.tree.leaves(placed))
+    assert_alike(step(placed, rows(8)), plain(1, rows(8)))
+
+
+def averaging(state: State) -> State:
+    """Returns the state with averages of the parameters: at first the parameters themselves."""
+    return {**state, "average": state["params"]}
+
+
+def with_averages(tx: optax.GradientTransformation) -> Any:
+    """Returns a step that also keeps averages of the parameters."""
+    train_step = training(tx)
+
+    def step(state: State, batch: Any) -> tuple[State, Any]:
+        average = state["average"]
+        state, metrics = train_step(state, batch)
+        average = jax.tree.map(lambda x, y: 0.9 * x + 0.1 * y, average, state["params"])
+        return {**state, "average": average}, metrics
+
+    return step
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize(
+    "share",
+    [lambda state: state, lambda state: jax.device_put(state, everywhere(4))],
+    ids=["one array twice", "two arrays in one buffer"],
+)
+def test_a_state_may_hold_one_array_twice(share: Any, devices: int) -> None:
+    tx = jf.distributed_optimizer(optax.adam(0.1))
+    example = (averaging(start(tx)), rows(8))
+    step = jf.distribute(with_averages(tx), example, jf.DistributedStrategy(devices=devices))
+    wanted, state = averaging(start(tx)), share(averaging(start(tx)))
+    for _ in range(3):
+        wanted, _ = jax.jit(with_averages(tx))(wanted, rows(8))
+        state, _ = step(state, rows(8))
+    assert_alike(state, wanted)
+    # And later too: here the averages start anew.
+    wanted, _ = jax.jit(with_averages(tx))(averaging(wanted), rows(8))
+    state, _ = step(averaging(state), rows(8))
+    assert_alike(state, wanted)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_batch_may_hold_an_array_of_the_state(devices: int) -> None:
+    tx = jf.distributed_optimizer(optax.adam(0.1))
+    train_step = training(tx)
+
+    def step(state: State, batch: Any) -> tuple[State, Any]:
+        scaled = {"x": batch["x"], "y": batch["y"] * (1.0 + batch["b"])}
+        return train_step(state, scaled)
+
+    state = start(tx)
+    batch = {**rows(8), "b": state["params"]["b"]}
+    distributed = jf.distribute(step, (state, batch), jf.DistributedStrategy(devices=devices))
+    wanted = start(tx)
+    for _ in range(3):
+        wanted, _ = jax.jit(step)(wanted, {**rows(8), "b": wanted["params"]["b"]})
+        state, _ = distributed(state, {**rows(8), "b": state["params"]["b"]})
+    assert_alike(state, wanted)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_what_a_step_only_reads_stays_the_array_that_it_was(devices: int) -> None:
+    tx = jf.distributed_optimizer(optax.adam(0.1))
+    train_step = training(tx)
+
+    def step(state: State, batch: Any) -> tuple[State, Any]:
+        shifted = {"x": batch["x"] + state["shift"], "y": batch["y"]}
+        return train_step(state, shifted)
+
+    state = {**start(tx), "shift": jnp.ones(())}
+    distributed = jf.distribute(step, (state, rows(8)), jf.DistributedStrategy(devices=devices))
+    state, _ = distributed(state, rows(8))
+    again, _ = distributed(state, rows(8))
+    assert again["shift"] is state["shift"]
+    assert not state["shift"].is_deleted()
+    assert state["params"]["w"].is_deleted()
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_an_evaluation_keeps_the_state(devices: int) -> None:
+    def evaluate(state: State, batch: Any) -> tuple[State, Any]:
+        errors = batch["x"] @ state["params"]["w"] - batch["y"]
+        return state, {"worst": jnp.abs(errors).max(), "mean": jnp.square(errors).mean()}
+
+    state = start(optax.adam(0.1))
+    step = jf.distribute(evaluate, (state, rows(8)), jf.DistributedStrategy(devices=devices))
+    state = step.place(state)
+    same, metrics = step(state, rows(24))
+    _, wanted = jax.jit(evaluate)(start(optax.adam(0.1)), rows(24))
+    assert_alike(metrics, wanted)
+    kept = zip(jax.tree.leaves(same), jax.tree.leaves(state), strict=True)
+    assert all(x is y and not x.is_deleted() for x, y in kept)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_step_needs_no_metrics(devices: int) -> None:
+    tx = jf.distributed_optimizer(optax.adam(0.1))
+    train_step = training(tx)
+
+    def step(state: State, batch: Any) -> tuple[State, Any]:
+        return train_step(state, batch)[0], {}
+
+    state = start(tx)
+    distributed = jf.distribute(step, (state, rows(8)), jf.DistributedStrategy(devices=devices))
+    state, metrics = distributed(state, rows(8))
+    assert metrics == {}
+    assert_alike(state, plain(1, rows(8))[0])
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_state_may_hold_arrays_of_random_keys(devices: int) -> None:
+    tx = jf.distributed_optimizer(optax.adam(0.1))
+    train_step = training(tx)
+
+    def step(state: State, batch: Any) -> tuple[State, Any]:
+        keys = jax.vmap(lambda key: jax.random.split(key)[0])(state["keys"])
+        noise = jax.random.normal(keys[1], batch["y"].shape)
+        return train_step({**state, "keys": keys}, {"x": batch["x"], "y": batch["y"] + noise})
+
+    def fresh() -> State:
+        return {**start(tx), "keys": jax.random.split(jax.random.key(3), 2)}
+
+    state, wanted = fresh(), fresh()
+    distributed = jf.distribute(step, (state, rows(8)), jf.DistributedStrategy(devices=devices))
+    for _ in range(3):
+        state, _ = distributed(state, rows(8))
+        wanted, _ = jax.jit(step)(wanted, rows(8))
+    assert_alike(state["params"], wanted["params"])
+    assert (jax.random.key_data(state["keys"]) == jax.random.key_data(wanted["keys"])).all()
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_state_that_another_function_took_is_refused(devices: int) -> None:
+    step, state = distributed(devices=devices)
+    state, _ = step(state, rows(8))
+    jax.block_until_ready(
+        jax.jit(lambda tree: jax.tree.map(jnp.negative, tree), donate_argnums=0)(state)
+    )
+    with pytest.raises(FeedError, match="the state was used before"):
+        step(state, rows(8))

@@ -1,0 +1,117 @@
+"""The examples do what their docstrings say, from any folder and on any output."""
+
+import os
+import pty
+import re
+import resource
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST_S = 60.0  # of a processor's time: other work on the machine does not count
+DEADLINE_S = 115.0
+LEAST_ACCURACY = 0.97
+MOST_BITS = 2.5
+
+pytestmark = pytest.mark.processes
+
+
+def command(name: str, *options: str) -> list[str]:
+    """Returns how an example is started."""
+    return [sys.executable, str(ROOT / "examples" / f"{name}.py"), *options]
+
+
+def environment() -> dict[str, str]:
+    """Returns an environment in which jaxfleet is the checkout's."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def run(folder: Path, name: str, *options: str) -> tuple[list[str], float]:
+    """Runs an example in a folder; returns its lines and the processor's seconds it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        command(name, *options),
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    took_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return done.stdout.splitlines(), took_s
+
+
+def run_on_a_terminal(folder: Path, name: str, *options: str) -> str:
+    """Runs an example on a pseudo-terminal, and returns all that it wrote there."""
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (24, 80))  # a bar is as wide as its terminal, and this one has none
+    process = subprocess.Popen(
+        command(name, *options), cwd=folder, env=environment(), stdout=its, stderr=its
+    )
+    os.close(its)
+    written = b""
+    try:
+        while piece := _read(ours):
+            written += piece
+        assert process.wait(DEADLINE_S) == 0, written.decode()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    return written.decode()
+
+
+def _read(terminal: int) -> bytes:
+    """Returns what comes next, or nothing once the other end is closed."""
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # Linux says so of a terminal that nobody writes to any more
+        return b""
+
+
+def test_digits_learns_within_a_minute_and_prints_plain_lines(tmp_path: Path) -> None:
+    lines, took_s = run(tmp_path, "digits")
+    assert took_s < LONGEST_S
+    epochs = [
+        line for line in lines if re.fullmatch(r"epoch \d+: loss [\d.]+  accuracy [\d.]+", line)
+    ]
+    assert len(epochs) == 15
+    assert not [line for line in lines if "\r" in line or "%|" in line]
+    explained = lines[15:-1]
+    assert len(explained) == 8
+    assert explained[0].startswith("step 'train_step': ")
+    assert any("4 cpu devices" in line for line in explained)
+    accuracy = re.fullmatch(r"test accuracy (\d\.\d{3})", lines[-1])
+    assert accuracy is not None
+    assert float(accuracy[1]) >= LEAST_ACCURACY
+
+
+def test_digits_draws_a_progress_bar_on_a_terminal(tmp_path: Path) -> None:
+    written = run_on_a_terminal(tmp_path, "digits", "--epochs", "2")
+    assert "100%|" in written
+    assert "\r" in written
+    assert "epoch 1:" not in written
+    assert "test accuracy" in written.splitlines()[-1]
+
+
+def test_digits_runs_on_one_device_too(tmp_path: Path) -> None:
+    lines, _ = run(tmp_path, "digits", "--epochs", "1", "--mode", "single")
+    assert any("1 cpu device" in line for line in lines)
+    assert lines[-1].startswith("test accuracy ")
+
+
+def test_transformer_learns_within_a_minute(tmp_path: Path) -> None:
+    lines, took_s = run(tmp_path, "transformer")
+    assert took_s < LONGEST_S
+    assert all(re.fullmatch(r"step +\d+: [\d.]+ bits per character", line) for line in lines[:-1])
+    bits = re.fullmatch(r"held-out bits per character: (\d\.\d\d)", lines[-1])
+    assert bits is not None
+    assert float(bits[1]) <= MOST_BITS

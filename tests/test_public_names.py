@@ -1,0 +1,73 @@
+"""Every name that a user may import from a package: whoever adds or takes one says so here."""
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+import jaxfleet
+
+PUBLIC = {
+    "jaxfleet": """
+        Captured DistributedStrategy Executor Scope Step capture distribute distributed_optimizer
+        emulate_devices
+    """,
+    "jaxfleet.analysis": "",
+    "jaxfleet.analysis.groups": """
+        Group OptimizeGroups Reason Rows cut_rows optimize_groups split_branches
+    """,
+    "jaxfleet.analysis.labels": """
+        BlockPlan Label Layout Mesh OpPlan Placing Plan REPLICATED SUM VARYING View infer sharded
+    """,
+    "jaxfleet.capture": """
+        Captured Leaf Signature capture distributed_optimizer
+    """,
+    "jaxfleet.cli": """
+        main
+    """,
+    "jaxfleet.ir": """
+        Attr Attrs Block BlockRef Constant Dim Finding Kind Literal Operand Operands Operator
+        Program ProgramDiff Role Rule Size Source Struct Variable Word block_name block_of
+        canonical diff equivalent evaluate grad_name letter load_program make_constant parse
+        parse_all parse_size print_folded print_operator print_program save_program shape_of
+        trainer_name unified_diff verify with_values
+    """,
+    "jaxfleet.lower": """
+        AXIS Interface Layout LoweredStep ProgramFunction Shares bind_sizes cut_axes device_count
+        device_mesh inputs_of lower_step shardings with_shard_map
+    """,
+    "jaxfleet.ops": """
+        Array Context Dialect Interpreter Meaning OpDef find_op known_ops register_dialect
+        register_op
+    """,
+    "jaxfleet.passes": """
+        DeadCodeElimination Donate FuseAllreduce GradAllreduce
+    """,
+    "jaxfleet.pipeline": """
+        Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders
+        made_by make_pass new_dump_folder options_of parse_pipeline pass_text pipeline_text
+        read_index register_pass registered_passes remove_dumps run_pipeline table
+    """,
+    "jaxfleet.runtime": """
+        DistributedStrategy Executor Scope Step distribute emulate_devices
+    """,
+    "jaxfleet.testing": """
+        check_pass docstring_programs
+    """,
+}
+
+
+def names_of(package: ModuleType) -> set[str]:
+    """Returns what a package has beside its modules and what begins with an underscore."""
+    found = vars(package).items()
+    return {
+        name
+        for name, value in found
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+
+
+def test_the_public_names_are_these() -> None:
+    walked = pkgutil.walk_packages(jaxfleet.__path__, "jaxfleet.")
+    packages = ["jaxfleet", *(module.name for module in walked if module.ispkg)]
+    found = {name: names_of(importlib.import_module(name)) for name in packages}
+    assert found == {name: set(names.split()) for name, names in PUBLIC.items()}
