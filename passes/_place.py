@@ -2,34 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from jaxfleet.analysis.labels import (
     REPLICATED,
-    SUM,
+    VARYING,
     BlockPlan,
     Label,
-    Layout,
     Mesh,
     OpPlan,
     Plan,
 )
-from jaxfleet.ir import (
-    Attr,
-    Attrs,
-    Block,
-    Kind,
-    Literal,
-    Operand,
-    Operands,
-    Operator,
-    Program,
-    Role,
-    Variable,
-)
-from jaxfleet.ir.names import unique
+from jaxfleet.ir import Block, Kind, Operand, Operator, Program
+from jaxfleet.passes._conversions import ON_THE_RING, Conversions, Value
 
 Mark = Callable[[Operator], Operator]
-_NO_ROLE_VAR: tuple[tuple[str, str], ...] = ()
 
 
 def place_blocks(program: Program, plan: Plan, mesh: Mesh, mark: Mark) -> Program:
@@ -41,17 +28,16 @@ def place_blocks(program: Program, plan: Plan, mesh: Mesh, mark: Mark) -> Progra
         mesh: the devices.
         mark: says of an operator which pass made it.
     """
+    taken = {*program.variables, *(name for block in program.blocks for name in block.variables)}
     blocks = [
-        _Placer(program, block, plan.blocks[block.index], plan.zeros, mesh, mark).run()
+        _Placer(program, block, plan.blocks[block.index], mesh, mark, taken).run()
         if block.index in plan.blocks
         else block
         for block in program.blocks
     ]
     final = plan.blocks[0].final
     variables = {
-        name: replace(v, shape=mesh.local_shape(v.shape, final[name]))
-        if v.kind is Kind.DATA
-        else v
+        name: replace(v, shape=mesh.local_shape(v.shape, final[name])) if v.kind is Kind.DATA else v
         for name, v in program.variables.items()
     }
     return replace(program, blocks=tuple(blocks), variables=variables)
@@ -62,192 +48,121 @@ class _Placer:
     """Rewrites one block.
 
     Attributes:
-        current: the variable that now holds a value under its planned label.
-        converted: (variable, label) to the variable that holds it under another label.
+        taken: the names that are in use anywhere in the program.
+        current: the variable that now holds a state variable's value under its planned label.
+        conversions: puts in what makes values lie otherwise.
     """
 
     program: Program
     block: Block
     plan: BlockPlan
-    zeros: frozenset[str]
     mesh: Mesh
     mark: Mark
+    taken: set[str]
     ops: list[Operator] = field(default_factory=list)
-    variables: dict[str, Variable] = field(default_factory=dict)
     current: dict[str, str] = field(default_factory=dict)
-    converted: dict[tuple[str, Label], str] = field(default_factory=dict)
+    conversions: Conversions = field(init=False)
+
+    def __post_init__(self) -> None:
+        def add(op: Operator) -> None:
+            self.ops.append(self.mark(op))
+
+        self.conversions = Conversions(self.program, self.block, self.mesh, self.taken, add)
 
     def run(self) -> Block:
-        block = self.block
-        for name, label in zip(block.args, self.plan.args, strict=True):
-            self._declare(block.variables[name], label)
+        block, plan = self.block, self.plan
+        for name, label in zip(block.args, plan.args, strict=True):
+            self.conversions.declare(block.variables[name], label)
         for name, variable in block.variables.items():
-            self.variables.setdefault(name, variable)
-        for op, op_plan in zip(block.ops, self.plan.ops, strict=True):
+            self.conversions.variables.setdefault(name, variable)
+        for op, op_plan in zip(block.ops, plan.ops, strict=True):
             self._place(op, op_plan)
-        results = tuple(
-            self._converted(operand, found, wanted, self._last(operand))
-            for operand, found, wanted in zip(
-                block.results, self.plan.found, self.plan.results, strict=True
-            )
-        )
+        results = tuple([self._result(place) for place in range(len(block.results))])
         if block.index == 0:
             self._complete_state()
-        return replace(block, ops=tuple(self.ops), variables=self.variables, results=results)
+        ops = self.conversions.remaking.without_unread(self.ops, results)
+        variables = self.conversions.variables
+        placed = replace(block, ops=tuple(ops), variables=variables, results=results)
+        return placed.without_unused() if len(ops) < len(self.ops) else placed
 
     def _place(self, op: Operator, plan: OpPlan) -> None:
-        inputs = [
-            self._converted(operand, label, wanted, op)
-            for operand, label, wanted in zip(
-                op.inputs, plan.labels, plan.placing.inputs, strict=True
-            )
-        ]
-        outputs = [
-            self._output(name, label) for name, label in zip(op.writes, plan.outputs, strict=True)
-        ]
-        completes = [op.writes[count] for count in plan.completed]
-        pairs = tuple(pair for pair in op.role_var if pair[1] in completes)
+        placing = plan.placing
+        inputs = op.inputs
+        if plan.labels != placing.inputs or self.current:
+            inputs = inputs.replaced([self._input(op, plan, i) for i in range(len(inputs))])
+        names = [self._output(x, label) for x, label in zip(op.writes, plan.outputs, strict=True)]
+        outputs = op.outputs if tuple(names) == op.writes else op.outputs.replaced(names)
+        done = {op.writes[count] for count in plan.completed}
         placed = replace(
             op,
-            type=plan.placing.op_type or op.type,
-            inputs=op.inputs.replaced(inputs),
-            outputs=op.outputs.replaced(outputs),
-            attrs=plan.placing.attrs,
-            role_var=tuple(pair for pair in op.role_var if pair not in pairs),
+            type=placing.op_type or op.type,
+            inputs=inputs,
+            outputs=outputs,
+            attrs=placing.attrs,
+            role_var=tuple([pair for pair in op.role_var if pair[1] not in done]),
         )
-        self.ops.append(self.mark(placed) if plan.placing.op_type else placed)
+        self.ops.append(self.mark(placed) if placing.op_type else placed)
+        self.conversions.remaking.note(op, inputs, placing)
         for count, how in plan.completed.items():
-            self._complete(outputs[count], how, op)
+            self._complete(op, op.writes[count], names[count], how)
 
-    def _complete(self, name: str, how: str, near: Operator) -> None:
+    def _input(self, op: Operator, plan: OpPlan, place: int) -> Operand:
+        operand, label, wanted = op.inputs[place], plan.labels[place], plan.placing.inputs[place]
+        value = Value(operand, self._held(operand), label, place in plan.zeros)
+        if op.type == "fetch" and label == VARYING:  # what is fetched keeps its name
+            insert = self.conversions.insert
+            insert("c_allreduce_avg", value.held, str(operand), op, ON_THE_RING)
+            return operand
+        return self.conversions.get(value, wanted, op)
+
+    def _result(self, place: int) -> Operand:
+        operand, plan = self.block.results[place], self.plan
+        value = Value(operand, self._held(operand), plan.found[place], place in plan.zeros)
+        return self.conversions.get(value, plan.results[place], self._last_op(operand))
+
+    def _complete(self, op: Operator, name: str, held: str, how: str) -> None:
         """Completes a value in place, right after the operator that makes it."""
-        role_var = tuple(pair for pair in near.role_var if pair[1] == name)
+        pairs = tuple([pair for pair in op.role_var if pair[1] == name])
+        insert = self.conversions.insert
         if how == "local":
-            self._insert("c_local", name, name, near, role_var, devices=self.mesh.devices)
+            insert("c_local", held, held, op, {"devices": self.mesh.devices}, pairs=pairs)
         else:
-            self._insert(f"c_allreduce_{how}", name, name, near, role_var, ring_id=0)
+            insert(f"c_allreduce_{how}", held, held, op, ON_THE_RING, pairs=pairs)
 
     def _complete_state(self) -> None:
         """Makes every state variable hold, on every device, what it must in the next step."""
+        insert, devices = self.conversions.insert, self.mesh.devices
         for variable in self.program.of_kind(Kind.PARAM, Kind.STATE):
-            label = self.plan.final[variable.name]
-            held = self.current.get(variable.name, variable.name)
-            near = self._last(variable.name)
-            if label.layout is Layout.VARYING:
-                self._insert("c_allreduce_avg", held, variable.name, near, _NO_ROLE_VAR, ring_id=0)
+            name, label = variable.name, self.plan.final[variable.name]
+            held, near = self._held(name), self._last_op(name)
+            if label == VARYING:
+                insert("c_allreduce_avg", held, name, near, ON_THE_RING)
             elif label.is_sharded:
-                self._insert(
-                    "c_allgather", held, variable.name, near, _NO_ROLE_VAR,
-                    axis=label.axis, devices=self.mesh.devices,
-                )  # fmt: skip
+                insert("c_allgather", held, name, near, {"axis": label.axis, "devices": devices})
+
+    def _held(self, operand: Operand) -> Operand:
+        return self.current.get(operand, operand) if isinstance(operand, str) else operand
 
     def _output(self, name: str, label: Label) -> str:
         """Declares what an operator writes, and forgets what was held of its old value."""
-        self.converted = {key: held for key, held in self.converted.items() if key[0] != name}
+        conversions = self.conversions
+        conversions.forget(name)
         self.current.pop(name, None)
-        variable = self.block.variables.get(name) or self.program.lookup(name, self.block)
+        if name in self.block.variables:
+            conversions.declare(self.block.variables[name], label)
+            return name
+        variable = self.program.lookup(name, self.block)
         if variable.kind.persistable and label != REPLICATED:
             # The state keeps its shape: rows, or a device's own value, go by another name.
-            held = unique(f"{name}.own", self.variables)
-            self.current[name] = held
-            self._declare(replace(variable, name=held, kind=Kind.TEMP), label)
-            return held
-        if name in self.block.variables:
-            self._declare(variable, label)
+            self.current[name] = conversions.new_temporary(variable, label, "own")
+            return self.current[name]
         return name
 
-    def _declare(self, variable: Variable, label: Label) -> None:
-        shape = self.mesh.local_shape(variable.shape, label)
-        self.variables[variable.name] = replace(variable, shape=shape)
-
-    def _converted(self, operand: Operand, label: Label, wanted: Label, near: Operator) -> Operand:
-        """Returns what holds an operand under the label that is wanted."""
-        held = self.current.get(operand, operand) if isinstance(operand, str) else operand
-        if label == wanted or (label.layout is Layout.VARYING and wanted == REPLICATED):
-            return held
-        if self._is_zero(operand) and not wanted.is_sharded:
-            return self._zero(operand, near) if label.is_sharded else held
-        if isinstance(operand, str) and (operand, wanted) in self.converted:
-            return self.converted[operand, wanted]
-        result = self._convert(operand, held, label, wanted, near)
-        if isinstance(operand, str):
-            self.converted[operand, wanted] = result
-        return result
-
-    def _is_zero(self, operand: Operand) -> bool:
-        return operand.value == 0 if isinstance(operand, Literal) else operand in self.zeros
-
-    def _zero(self, operand: Operand, near: Operator) -> str:
-        """Returns the whole of a value that is zero, which needs no device's rows."""
-        whole = self._whole(operand)
-        if (whole.name, REPLICATED) in self.converted:
-            return self.converted[whole.name, REPLICATED]
-        new = self.converted[whole.name, REPLICATED] = self._temporary(whole, REPLICATED, "zero")
-        zero = Literal.of(0 if whole.dtype[0] in "iu" else 0.0, whole.dtype)
-        shape = self.variables[new].shape
-        self._insert("jax.broadcast_in_dim", zero, new, near, broadcast_dimensions=(), shape=shape)
-        return new
-
-    def _convert(
-        self, operand: Operand, held: Operand, label: Label, wanted: Label, near: Operator
-    ) -> str:
-        whole = self._whole(operand)
-        devices = self.mesh.devices
-        if label.is_sharded and wanted.is_sharded:
-            middle = self._convert(operand, held, label, REPLICATED, near)
-            return self._convert(operand, middle, REPLICATED, wanted, near)
-        if label.is_sharded:
-            new = self._temporary(whole, wanted, "full")
-            self._insert("c_allgather", held, new, near, axis=label.axis, devices=devices)
-            return self._summand(new, whole, near) if wanted == SUM else new
-        if wanted.is_sharded:
-            new = self._temporary(whole, wanted, "rows")
-            op_type = "c_reducescatter" if label.is_sum else "c_split"
-            self._insert(op_type, held, new, near, axis=wanted.axis, devices=devices)
-            return new
-        assert wanted == SUM, f"no conversion from {label} to {wanted}"
-        return self._summand(held, whole, near)
-
-    def _summand(self, held: Operand, whole: Variable, near: Operator) -> str:
-        new = self._temporary(whole, SUM, "summand")
-        self._insert("c_summand", held, new, near)
-        return new
-
-    def _whole(self, operand: Operand) -> Variable:
-        if isinstance(operand, Literal):
-            return Variable("literal", operand.dtype, ())
-        return self.block.variables.get(operand) or self.program.lookup(operand, self.block)
-
-    def _temporary(self, whole: Variable, label: Label, suffix: str) -> str:
-        name = unique(f"{whole.name}.{suffix}", self.variables)
-        self._declare(replace(whole, name=name, kind=Kind.TEMP, constant=None), label)
-        return name
-
-    def _last(self, operand: Operand) -> Operator:
+    def _last_op(self, operand: Operand) -> Operator:
         """Returns the last operator that wrote a variable, for its role and source."""
-        for op in reversed(self.block.ops):
-            if operand in op.writes:
-                return op
-        return self.block.ops[-1] if self.block.ops else Operator("assign", role=Role.FORWARD)
+        known = self._last_writers.get(operand) if isinstance(operand, str) else None
+        return known or (self.block.ops[-1] if self.block.ops else Operator("assign"))
 
-    def _insert(
-        self,
-        op_type: str,
-        operand: Operand,
-        output: str,
-        near: Operator,
-        role_var: tuple[tuple[str, str], ...] = _NO_ROLE_VAR,
-        **attrs: Attr,
-    ) -> None:
-        op = Operator(
-            op_type,
-            Operands.of(operand),
-            Operands.of(output),
-            Attrs(attrs),
-            near.role,
-            role_var,
-            near.source,
-        )
-        self.ops.append(self.mark(op))
-
-
+    @cached_property
+    def _last_writers(self) -> dict[str, Operator]:
+        return {name: op for op in self.block.ops for name in op.writes}

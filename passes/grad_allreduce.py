@@ -1,12 +1,12 @@
 """Rewrite a one-device step for N devices that each have some rows of the batch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from jaxfleet.analysis.labels import Layout, Mesh, Plan, infer
 from jaxfleet.analysis.local_statistics import batch_statistics
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Dim, Kind, Operator, Program
+from jaxfleet.ir import Dim, Kind, Program
 from jaxfleet.passes._place import place_blocks
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
@@ -74,8 +74,8 @@ class GradAllreduce(Pass):
         mesh, cut = mesh_of(program, self.devices)
         plan = infer(program, mesh, sharded_inputs=cut)
         if self.local_statistics:
-            is_local: Callable[[Operator], bool] = batch_statistics(program, plan)
-            plan = infer(program, mesh, sharded_inputs=cut, is_local=is_local)
+            local = batch_statistics(program, plan)
+            plan = infer(program, mesh, sharded_inputs=cut, local=local)
         placed = place_blocks(program, plan, mesh, lambda op: made_by(op, self))
         attrs = program.attrs.updated(
             devices=self.devices, sharded=tuple((n, a) for n, a in _sharded(program, plan, cut))
@@ -95,7 +95,7 @@ def mesh_of(program: Program, devices: int) -> tuple[Mesh, dict[str, int]]:
         raise PassError(what, hint=f"use a multiple of {devices} rows")
     cut = {v.name: 0 for v in program.of_kind(Kind.DATA) if v.shape and v.shape[0] == batch}
     name = min(batch.letters) if isinstance(batch, Dim) else None
-    return Mesh(devices, name), cut
+    return Mesh(devices, name, batch if isinstance(batch, int) else None), cut
 
 
 def _sharded(program: Program, plan: Plan, cut: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -36,6 +36,7 @@ class Numbering:
 
     def __init__(self, sizes: Mapping[str, Size] | None = None) -> None:
         self.sizes = dict(sizes or {})
+        self._attrs: dict[Attrs, Attrs] = {}  # with letters, and without
         self._numbers: dict[Hashable, int] = {}
         self._literals: dict[int, Literal] = {}
         self._repeated: dict[int, int] = {}  # array -> the value that it holds over and over
@@ -82,7 +83,10 @@ class Numbering:
 
     def attrs(self, attrs: Attrs) -> Attrs:
         """Returns attributes with letters replaced, and all references to blocks alike."""
-        return Attrs({key: map_attr(value, self._leaf) for key, value in attrs.items()})
+        if attrs not in self._attrs:
+            replaced = {key: map_attr(value, self._leaf) for key, value in attrs.items()}
+            self._attrs[attrs] = Attrs(replaced)
+        return self._attrs[attrs]
 
     def _given(self, variable: Variable) -> int:
         what = variable.constant.digest if variable.constant else variable.name

@@ -22,6 +22,7 @@ from jaxfleet.ir import (
     Block,
     BlockRef,
     Kind,
+    Literal,
     Operand,
     Operands,
     Operator,
@@ -32,21 +33,8 @@ from jaxfleet.ir import (
 )
 from jaxfleet.ir.constants import make_constant
 from jaxfleet.ir.names import unique
-from jaxfleet.ops import find_op, jax_adapter
-from jaxfleet.ops.jax_adapter import Equation, Jaxpr
-
-# Calls that only wrap a computation: the parameter that holds it. Their derivatives have been
-# taken by the time a training step is traced, so the computation is all that is left of them.
-_INLINED: Mapping[str, str] = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "call": "call_jaxpr",
-    "eval_jaxpr": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-}
+from jaxfleet.ops import find_op, jax_adapter, jaxprs
+from jaxfleet.ops.jaxprs import Equation, Jaxpr
 
 
 @dataclass(frozen=True)
@@ -105,11 +93,11 @@ class _Builder:
         self.count = 0
 
     def read(self, closed: Jaxpr, inputs: list[Operand], place: _Place) -> list[Operand]:
-        jaxpr, consts = jax_adapter.open_jaxpr(closed)
+        jaxpr, consts = jaxprs.open_jaxpr(closed)
         values: dict[Any, Operand] = {}
         for var, const in zip(jaxpr.constvars, consts, strict=True):
             if isinstance(const, jax.core.Tracer):
-                raise is_leaked(const, jax_adapter.first_use(jaxpr, var))
+                raise is_leaked(const, jaxprs.first_use(jaxpr, var))
             values[var] = self._constant(const)
         values.update(zip(jaxpr.invars, inputs, strict=True))
         for eqn in jaxpr.eqns:
@@ -119,15 +107,21 @@ class _Builder:
     def _equation(self, eqn: Equation, values: dict[Any, Operand], place: _Place) -> None:
         name = eqn.primitive.name
         inputs = [self._value(values, atom) for atom in eqn.invars]
-        stack = "/".join(part for part in (place.stack, jax_adapter.stack_of(eqn)) if part)
+        stack = "/".join(part for part in (place.stack, jaxprs.stack_of(eqn)) if part)
         source = _source(eqn, place, stack)
         if eqn.effects:
             raise has_effect(name, source)
-        if name in _INLINED:
-            body = eqn.params[_INLINED[name]]
-            inner = source if jax_adapter.is_library_function(body) else place.source
-            results = self.read(body, inputs, _Place(stack, inner, place.around))
+        if (call := jaxprs.call_of(eqn)) is not None:
+            inner = source if jaxprs.is_library_function(call.body) else place.source
+            passed = [inputs[i] for i in call.inputs]
+            results = self.read(call.body, passed, _Place(stack, inner, place.around))
             values.update(zip(eqn.outvars, results, strict=True))
+            return
+        if name == "platform_index":  # the choice that it is for knows its platforms itself
+            values[eqn.outvars[0]] = Literal("0", "i32")
+            return
+        if name == "device_put" and not any(eqn.params["devices"]):  # a copy, and nothing else
+            values.update(zip(eqn.outvars, inputs, strict=True))
             return
         role = Role.BACKWARD if "transpose(" in stack else Role.FORWARD
         op = self._operator(eqn, _Place(stack, place.source, source), source)
@@ -169,8 +163,8 @@ class _Builder:
         block = _Open(len(self.blocks), outer.index)
         self.blocks.append(block)
         self.current = block
-        jaxpr, _ = jax_adapter.open_jaxpr(closed)
-        args = self._declare(jaxpr.invars, Source(scope=jax_adapter.clean_scope(place.stack)), "a")
+        jaxpr, _ = jaxprs.open_jaxpr(closed)
+        args = self._declare(jaxpr.invars, Source(scope=jaxprs.clean_scope(place.stack)), "a")
         block.args = tuple(args)
         block.results = tuple(self.read(closed, list(args), place))
         self.current = outer
@@ -189,7 +183,7 @@ class _Builder:
         return names
 
     def _value(self, values: Mapping[Any, Operand], atom: Any) -> Operand:
-        if not jax_adapter.is_literal(atom):
+        if not jaxprs.is_literal(atom):
             return values[atom]
         if atom.aval.shape == ():
             return jax_adapter.literal_of(atom.val, atom.aval.dtype)
@@ -223,8 +217,8 @@ class _Builder:
 
 
 def _source(eqn: Equation, place: _Place, stack: str) -> Source:
-    scope = jax_adapter.clean_scope(stack)
-    own = place.source or jax_adapter.source_of(eqn)
+    scope = jaxprs.clean_scope(stack)
+    own = place.source or jaxprs.source_of(eqn)
     if not own.file and place.around is not None:
         own = place.around
     return Source(own.file, own.line, own.function, scope)

@@ -3,7 +3,7 @@
 A Python branch on the batch size takes one side in silence when the size is a letter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from jaxfleet.analysis.fingerprint import Numbering
 from jaxfleet.capture.signature import Signature
 from jaxfleet.capture.trace import BATCH_LETTER, Traced
 from jaxfleet.capture.trees import Leaf
-from jaxfleet.ir import Kind, Operator
+from jaxfleet.ir import Kind, Operator, Program
 from jaxfleet.ops import Array, Interpreter
 
 
@@ -25,7 +25,8 @@ class Difference:
 
     Attributes:
         names: state leaves and metrics that come out otherwise.
-        op: the first operator of the second trace that the first has not.
+        op: the first operator of the second trace that the first has not, or of the first that
+            the second has not.
     """
 
     names: tuple[str, ...]
@@ -48,9 +49,16 @@ def unlike(left: Traced, right: Traced, rows: int) -> Difference | None:
     names = tuple(name for name in _returned(left) if before[name] != after[name])
     if not names:
         return None
-    known = set(before.values())
-    ops = right.program.root.ops
-    first = next((op for op in ops if any(after[name] not in known for name in op.writes)), None)
+
+    def new(program: Program, numbers: Mapping[str, int], others: Mapping[str, int]) -> Any:
+        known = set(others.values())
+        for op in program.root.ops:
+            made = [numbers[name] for name in op.writes]
+            if not known.issuperset(made) and numbering.known(made) is None:
+                return op
+        return None
+
+    first = new(right.program, after, before) or new(left.program, before, after)
     return Difference(names, first)
 
 

@@ -1,6 +1,7 @@
 """Finds out which parameter each marked gradient belongs to, and names it after that."""
 
 import functools
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -107,6 +108,9 @@ class _Finder:
         self.types = types
         self.params: dict[tuple[int, int], Operand] = {}  # (optimizer, leaf) -> the last given
         self.found: dict[tuple[int, int], str] = {}  # what is updated again is found already
+        self.by_last_part: dict[str, list[str]] = defaultdict(list)
+        for name in state:
+            self.by_last_part[_last_part(name)].append(name)
         self.producers = {name: op for op in ops for name in op.writes}
 
     @functools.cached_property
@@ -141,13 +145,14 @@ class _Finder:
         raise CaptureError(what, source=op.source, hint=hint)
 
     def _matches(self, mark: Mark, op: Operator) -> list[str]:
-        """Returns the leaves of its path and shape that a gradient depends on."""
+        """Returns the leaves of its path and shape, those that it depends on if there are any."""
         shape = self.types[op.writes[0]].shape
-        alike = [name for name in self.state if self.types[name].shape == shape]
+        alike = self.by_last_part[_last_part(mark.path)] if mark.path else self.state
+        alike = [name for name in alike if self.types[name].shape == shape]
         alike = [name for name in alike if _ends_with(name, mark.path)]
         used = [name for name in alike if name in self.used_by_some_gradient]
         if len(used) < 2:
-            return used
+            return used or alike
         needed = ancestors_of(self.ops, op.reads)  # takes a walk over the step for each gradient
         return [name for name in used if name in needed]
 
@@ -169,6 +174,10 @@ def _mark_of(op: Operator) -> Mark | None:
 def _is_gradient(op: Operator) -> bool:
     mark = _mark_of(op)
     return mark is not None and mark.kind == GRADIENT
+
+
+def _last_part(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _ends_with(name: str, path: str) -> bool:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from jaxfleet.ir import Attr, Attrs, BlockRef
-from jaxfleet.ops import jax_adapter
-from jaxfleet.ops.jax_adapter import Equation, Jaxpr
+from jaxfleet.ops import jax_adapter, jaxprs
+from jaxfleet.ops.jaxprs import Equation, Jaxpr
 
 _TYPES = {
     "scan": "jax.scan",
@@ -32,7 +32,7 @@ def read_loop(eqn: Equation, block: Callable[[Jaxpr], BlockRef]) -> tuple[str, A
     attrs: dict[str, Attr]
     match name:
         case "scan":
-            loop = jax_adapter.loop_of(eqn)
+            loop = jaxprs.loop_of(eqn)
             attrs = {
                 "body": block(params["jaxpr"]),
                 "length": jax_adapter.size_of(params["length"]),
@@ -50,6 +50,8 @@ def read_loop(eqn: Equation, block: Callable[[Jaxpr], BlockRef]) -> tuple[str, A
             }
         case "cond":
             attrs = {"branches": tuple(block(branch) for branch in params["branches"])}
+            if params.get("branches_platforms") is not None:
+                attrs["platforms"] = jax_adapter.encode(params["branches_platforms"])
         case "reduce":
             attrs = {"body": block(params["jaxpr"]), "dimensions": tuple(params["dimensions"])}
         case _:  # a recomputation: its policy has done its work when the gradient was taken

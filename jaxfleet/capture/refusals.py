@@ -5,6 +5,8 @@ from typing import Any
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Source
 
+_PLACEMENTS = frozenset({"device_put", "mesh_cast", "reshard", "shard_map", "sharding_constraint"})
+
 
 def updates_in_loop(source: Source) -> CaptureError:
     """Returns the error for a wrapped optimizer whose update is only a part of a computation."""
@@ -32,6 +34,9 @@ def not_data(name: str, source: Source, error: Exception) -> CaptureError:
     if "callback" in name:
         what = f"the training step calls back into Python: {name}"
         hint = "compute it before the step and pass it in the batch, or write it in jax.numpy"
+    elif name in _PLACEMENTS:
+        what = f"the training step places a value on devices by hand: {name}"
+        hint = "take the call out of the step: distribute places values by itself"
     else:
         what = f"jax.{name} cannot be written down as a program: {error}"
         hint = "write this part of the step with functions of jax.numpy or jax.lax"

@@ -16,7 +16,7 @@ from jaxfleet.capture.tidy import tidy
 from jaxfleet.capture.trees import Leaf, spec_of
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Attrs, Kind, Program, Variable
-from jaxfleet.ops import jax_adapter
+from jaxfleet.ops import jax_adapter, jaxprs
 from jaxfleet.ops.frames import line_of_error
 
 BATCH_LETTER = "b"
@@ -96,7 +96,7 @@ def _reading(step: Step, returned: list[Returned]) -> Step:
     return run
 
 
-def _make_jaxpr(step: Step, signature: Signature, types: Sequence[Any]) -> jax_adapter.Jaxpr:
+def _make_jaxpr(step: Step, signature: Signature, types: Sequence[Any]) -> jaxprs.Jaxpr:
     unflatten, count = jax.tree_util.tree_unflatten, len(signature.state)
     state = unflatten(signature.state_tree, types[:count])
     batch = unflatten(signature.batch_tree, types[count:])

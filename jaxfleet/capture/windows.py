@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from jaxfleet.capture.known import Known
 from jaxfleet.ir import Attrs, Literal, Operand, Size, Struct, Word, evaluate
 
@@ -65,10 +67,9 @@ class _Window:
         """Returns the chain that makes the part of the array."""
         links = []
         if self.sizes != self.whole:
-            strides = self.strides if any(stride != 1 for stride in self.strides) else None
-            attrs = Attrs(
-                {"start_indices": self.start, "limit_indices": self.ends, "strides": strides}
-            )
+            attrs = Attrs({"start_indices": self.start, "limit_indices": self.ends})
+            if any(stride != 1 for stride in self.strides):
+                attrs = attrs.updated(strides=self.strides)
             links.append(Link("jax.slice", attrs, self.sizes))
         if self.dropped:
             kept = tuple(s for axis, s in enumerate(self.sizes) if axis not in self.dropped)
@@ -102,13 +103,11 @@ def gather_as_slice(whole: Sequence[Size], indices: Known, attrs: Attrs) -> list
     if attrs["mode"] != _IN_BOUNDS or numbers["operand_batching_dims"]:
         return None
     sizes: Any = attrs["slice_sizes"]
-    dropped = numbers["collapsed_slice_dims"]
-    window = _window(whole, indices, numbers["start_index_map"], sizes, dropped)
-    if window is None:
-        return None
-    rank = len(whole) - len(window.dropped)
-    between = [axis for axis in range(rank) if axis not in numbers["offset_dims"]]
-    return window.cut() if _is_in_place(window, dropped, between) else None
+    axes = _Axes(
+        numbers["start_index_map"], numbers["collapsed_slice_dims"], numbers["offset_dims"]
+    )
+    window = _window(whole, indices, sizes, axes)
+    return window.cut() if window is not None else None
 
 
 def scatter_as_pad(
@@ -129,11 +128,9 @@ def scatter_as_pad(
     inserted, offsets = numbers["inserted_window_dims"], numbers["update_window_dims"]
     parts = iter(updates[axis] for axis in offsets)
     sizes = tuple(1 if axis in inserted else next(parts) for axis in range(len(whole)))
-    window = _window(whole, indices, numbers["scatter_dims_to_operand_dims"], sizes, inserted)
-    if window is None:
-        return None
-    between = [axis for axis in range(len(updates)) if axis not in offsets]
-    return window.put_back(zero) if _is_in_place(window, inserted, between) else None
+    axes = _Axes(numbers["scatter_dims_to_operand_dims"], inserted, offsets)
+    window = _window(whole, indices, sizes, axes)
+    return window.put_back(zero) if window is not None else None
 
 
 def dynamic_slice_as_slice(
@@ -158,36 +155,65 @@ def _fields(attrs: Attrs) -> dict[str, Any]:
     return dict(numbers.fields)
 
 
+@dataclass(frozen=True)
+class _Axes:
+    """What the axes of a gather or a scatter are for.
+
+    Attributes:
+        indexed: the axes of the whole, in the order of the last axis of the indices.
+        collapsed: axes of the whole, of size 1 in a window, that the result is without.
+        offsets: the axes of the result that are those of a window.
+    """
+
+    indexed: Sequence[int]
+    collapsed: Sequence[int]
+    offsets: Sequence[int]
+
+
 def _window(
-    whole: Sequence[Size],
-    indices: Known,
-    index_map: Sequence[int],
-    sizes: Sequence[Size],
-    dropped: Sequence[int],
+    whole: Sequence[Size], indices: Known, sizes: Sequence[Size], axes: _Axes
 ) -> _Window | None:
-    """Returns the window that starts at one index, or at evenly spaced ones along one axis."""
+    """Returns the window that all the windows, side by side, make up together, if they do.
+
+    Args:
+        whole: the shape that they are cut from.
+        indices: where each begins; along each axis but the last, one number steps evenly.
+        sizes: of each window.
+        axes: what the axes are for.
+    """
+    if indices.size == 0:
+        return None
     start: list[Size] = [0] * len(whole)
-    strides = [1] * len(whole)
-    if indices.ndim == 1:
-        for axis, index in zip(index_map, indices, strict=True):
-            start[axis] = index
-        return _Window(tuple(whole), tuple(start), tuple(sizes), tuple(strides), tuple(dropped))
-    places = indices.ravel().tolist()
-    if indices.ndim != 2 or len(index_map) != 1 or tuple(dropped) != tuple(index_map):
-        return None
-    stride = places[1] - places[0] if len(places) > 1 else 1
-    even = [places[0] + stride * i for i in range(len(places))]
-    if not isinstance(stride, int) or stride < 1 or places != even:
-        return None
-    axis = index_map[0]
-    start[axis], strides[axis] = places[0], stride
-    counts = [len(places) if i == axis else size for i, size in enumerate(sizes)]
-    return _Window(tuple(whole), tuple(start), tuple(counts), tuple(strides), ())
+    counts, strides = list(sizes), [1] * len(whole)
+    spread: dict[int, int] = {}  # axis of `indices` -> the axis of the whole along which it steps
+    for column, axis in enumerate(axes.indexed):
+        places = indices[..., column]
+        start[axis] = places.ravel().tolist()[0]
+        for along in range(places.ndim):
+            steps = _steps(places, along)
+            if steps == {0}:
+                continue
+            if len(steps) > 1 or min(steps) < 1 or axis not in axes.collapsed:
+                return None
+            spread[along], counts[axis], strides[axis] = axis, places.shape[along], min(steps)
+    for along, count in enumerate(indices.shape[:-1]):
+        free = [axis for axis in axes.collapsed if axis not in spread.values()]
+        if count == 1 and free:
+            spread.setdefault(along, free[0])
+    dropped = tuple(axis for axis in axes.collapsed if axis not in spread.values())
+    window = _Window(tuple(whole), tuple(start), tuple(counts), tuple(strides), dropped)
+    kept = [axis for axis in range(len(whole)) if axis not in dropped]
+    stepped = [kept.index(spread[along]) for along in sorted(spread)]
+    others = [place for place in range(len(kept)) if place not in axes.offsets]
+    is_whole = len(set(spread.values())) == len(spread) == indices.ndim - 1
+    return window if is_whole and stepped == others else None
 
 
-def _is_in_place(window: _Window, dropped: Sequence[int], between: Sequence[int]) -> bool:
-    """Tells whether evenly spaced windows come out along the axis that they were taken from."""
-    return list(between) == ([] if window.dropped == tuple(dropped) else list(dropped))
+def _steps(places: Known, along: int) -> set[int]:
+    """Returns the differences of neighbours along an axis; 0 where it has but one element."""
+    rows = np.moveaxis(places, along, 0).reshape(places.shape[along], -1)
+    steps = (rows[1:] - rows[:-1]).ravel().tolist()
+    return {step if isinstance(step, int) else -1 for step in steps} or {0}  # -1: not evenly
 
 
 def _at_least_0(size: Size) -> bool:

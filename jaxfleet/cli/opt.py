@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 import jaxfleet.passes  # noqa: F401  # registers them
+from jaxfleet.analysis.rules import meaning_rules
 from jaxfleet.cli.files import STDIN, read_programs, shown, write_programs
 from jaxfleet.cli.output import log
 from jaxfleet.errors import PassError
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _verify(programs: list[Program], name: str) -> None:
     for program in programs:
-        verify(program)
+        verify(program, more_rules=meaning_rules)
         size = f"{program.op_count} operators in {len(program.blocks)} blocks"
         log(f"{name}: program '{program.name}' is valid: {size}")
 
@@ -82,7 +83,7 @@ def _optimized(
     if args.dump_dir:
         folder = new_dump_folder(args.dump_dir, program.name) if several else args.dump_dir
         instruments.append(Dump(folder, source=args.source))
-    result = run_pipeline(program, passes, instruments=instruments)
+    result = run_pipeline(program, passes, instruments=instruments, rules=meaning_rules)
     for table in tables:
         log(f"program '{program.name}'\n{table}")
     return result

@@ -1,16 +1,13 @@
-"""The one place that knows how a JAX line spells its jaxprs, parameters and primitives.
+"""Writes the parameters of jax's primitives as attributes, reads them back, runs primitives.
 
-Everything here uses public surfaces (`jax.make_jaxpr`, `jax.extend.core`, `jax.export`,
-`jax.lax`). jax 0.10 and 0.12 differ in what a scan's equation holds and in whether a closed jaxpr
-is a class of its own; no other module sees that.
+Here and in `jaxprs` is all that knows how a JAX line spells things, by public surfaces only:
+`jax.make_jaxpr`, `jax.extend.core`, `jax.export`, `jax.lax`.
 """
 
 import enum
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import ml_dtypes  # noqa: F401  # registers bfloat16 and its kin with numpy
@@ -19,12 +16,9 @@ from jax import export, lax
 from jax.extend import core
 from jax.extend.core import primitives
 
-from jaxfleet.ir import Attr, Attrs, Dim, Literal, Size, Source, Struct, Word, parse_size
+from jaxfleet.ir import Attr, Attrs, Dim, Literal, Size, Struct, Word, parse_size
 from jaxfleet.ir.types import long_dtype, short_dtype
-from jaxfleet.ops.frames import is_library
-
-Jaxpr: TypeAlias = Any
-Equation: TypeAlias = Any
+from jaxfleet.ops.jaxprs import Equation
 
 _HAVE_ACCURACY = (
     *("cbrt", "cos", "exp", "exp2", "expm1", "log", "log1p", "log2", "logistic"),
@@ -39,6 +33,8 @@ _OMITTED: Mapping[str, tuple[str, ...]] = {
     "dot_general": ("precision", "out_sharding", "preferred_element_type"),
     "conv_general_dilated": ("precision", "preferred_element_type"),
     "gather": ("fill_value",),
+    "mul": ("out_dtype",),
+    "slice": ("strides",),
     **{f"reduce_{name}": ("out_sharding",) for name in ("sum", "max", "min", "prod")},
     **dict.fromkeys(_HAVE_ACCURACY, ("accuracy",)),
 }
@@ -47,15 +43,6 @@ _SCATTERS = ("", "-add", "-sub", "-mul", "-min", "-max")
 _REMADE: Mapping[str, tuple[str, ...]] = {
     f"scatter{kind}": ("update_jaxpr", "update_consts") for kind in _SCATTERS
 }
-_WRAPPER = re.compile(r"[\w<>]*\(")
-
-
-@dataclass(frozen=True)
-class Loop:
-    """Says how the operands of a scan divide."""
-
-    num_consts: int
-    num_carry: int
 
 
 def find_primitive(name: str) -> Any | None:
@@ -67,26 +54,6 @@ def find_primitive(name: str) -> Any | None:
 def _primitive_table() -> Mapping[str, Any]:
     found = (getattr(primitives, name) for name in dir(primitives) if name.endswith("_p"))
     return {primitive.name: primitive for primitive in found}
-
-
-def open_jaxpr(value: Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
-    """Returns a jaxpr that may be closed as an open one, and the constants of its constvars."""
-    consts = getattr(value, "consts", ())
-    return getattr(value, "jaxpr", value), consts
-
-
-def is_literal(atom: object) -> bool:
-    """Tells whether an equation's input is a literal."""
-    return isinstance(atom, core.Literal)
-
-
-def loop_of(eqn: Equation) -> Loop:
-    """Returns how a scan's operands divide, whichever way this JAX line says it."""
-    params = eqn.params
-    if "num_consts" in params:
-        return Loop(params["num_consts"], params["num_carry"])
-    consts, carry, _ = params["ft_in"].unpack()
-    return Loop(len(consts), len(carry))
 
 
 def dtype_text(dtype: Any) -> str:
@@ -206,38 +173,3 @@ def bind(name: str, args: Sequence[Any], attrs: Attrs, size: Callable[[Size], in
         params.setdefault(key, None)
     result = primitive.bind(*args, **params)
     return list(result) if primitive.multiple_results else [result]
-
-
-def source_of(eqn: Equation) -> Source:
-    """Returns the user's line that made an equation: the innermost frame outside libraries."""
-    traceback = eqn.source_info.traceback
-    scope = clean_scope(str(eqn.source_info.name_stack))
-    for frame in traceback.frames if traceback is not None else ():
-        if not is_library(frame.file_name):
-            return Source(frame.file_name, frame.line_num, frame.function_name, scope)
-    return Source(scope=scope)
-
-
-def first_use(jaxpr: Jaxpr, variable: Any) -> Source:
-    """Returns the user's line that first reads a variable of an open jaxpr."""
-    readers = (eqn for eqn in jaxpr.eqns if variable in eqn.invars)
-    eqn = next(readers, None)
-    return source_of(eqn) if eqn is not None else Source()
-
-
-def stack_of(eqn: Equation) -> str:
-    """Returns an equation's name stack as jax prints it: `transpose(jvp(CNN))/Conv_0`."""
-    return str(eqn.source_info.name_stack)
-
-
-def clean_scope(stack: str) -> str:
-    """Returns a name stack without the transformations around its names."""
-    bare = _WRAPPER.sub("", stack).replace(")", "")
-    return "/".join(part for part in bare.split("/") if part)
-
-
-def is_library_function(jaxpr: Jaxpr) -> bool:
-    """Tells whether a jaxpr was traced from a function of a library, not of the user."""
-    info = getattr(open_jaxpr(jaxpr)[0], "debug_info", None)
-    where = str(getattr(info, "func_src_info", "") or "")  # `relu at /a/nn.py:12`
-    return is_library(where.rpartition(" at ")[2].rpartition(":")[0])

@@ -90,7 +90,20 @@ def _cond(ctx: Context, op: Operator, args: Sequence[Array]) -> list[Array]:
     branches = [
         (lambda *operands, block=block: tuple(ctx.run_block(block, operands))) for block in blocks
     ]
+    platforms = op.attrs.get("platforms")
+    if isinstance(platforms, tuple):
+        return _by_platform(platforms, branches, args[1:])
     return list(lax.switch(args[0], branches, *args[1:]))
+
+
+def _by_platform(
+    platforms: Sequence[Any], branches: Sequence[Callable[..., Any]], args: Sequence[Array]
+) -> list[Array]:
+    """Runs the branch that is meant for the platform; none of the others is compiled."""
+    pairs = list(zip(platforms, branches, strict=True))
+    default = next((branch for names, branch in pairs if names is None), None)
+    chosen = {name: branch for names, branch in pairs if names is not None for name in names}
+    return list(lax.platform_dependent(*args, default=default, **chosen))
 
 
 def _remat(ctx: Context, op: Operator, args: Sequence[Array]) -> list[Array]:

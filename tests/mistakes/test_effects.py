@@ -125,9 +125,9 @@ def test_a_placement_on_devices_by_hand() -> None:
 
     with refused(
         CaptureError,
-        cause="sharding_constraint cannot be written down as a program",
+        cause="the training step places a value on devices by hand: sharding_constraint",
         line="with_sharding_constraint(",
-        hint="functions of jax.numpy or jax.lax",
+        hint="distribute places values by itself",
     ):
         jf.capture(placing, example=(state, batch()))
 

@@ -6,9 +6,10 @@ from jaxfleet.analysis.labels.label import SUM as SUM
 from jaxfleet.analysis.labels.label import VARYING as VARYING
 from jaxfleet.analysis.labels.label import Label as Label
 from jaxfleet.analysis.labels.label import Layout as Layout
-from jaxfleet.analysis.labels.label import Mesh as Mesh
-from jaxfleet.analysis.labels.label import Placing as Placing
 from jaxfleet.analysis.labels.label import sharded as sharded
+from jaxfleet.analysis.labels.mesh import Mesh as Mesh
+from jaxfleet.analysis.labels.placing import Placing as Placing
+from jaxfleet.analysis.labels.placing import View as View
 from jaxfleet.analysis.labels.plan import BlockPlan as BlockPlan
 from jaxfleet.analysis.labels.plan import OpPlan as OpPlan
 from jaxfleet.analysis.labels.plan import Plan as Plan

@@ -1,37 +1,32 @@
 """Rules for operators that work element by element.
 
-All inputs have one shape, or are scalars. If one is cut, all are cut alike. A sum stays partial
-through what is linear in it.
+All inputs have one shape, or are scalars, or have axes of one that stand for all. If one is cut,
+all are cut alike. A sum stays partial through what is linear in it.
 """
 
-from jaxfleet.analysis.labels.label import (
-    REPLICATED,
-    SUM,
-    VARYING,
-    Label,
-    Placing,
-    View,
-    along,
-    settle,
-    sharded,
-)
+from collections import Counter
+
+from jaxfleet.analysis.labels.label import REPLICATED, SUM, VARYING, Label, settle, sharded
+from jaxfleet.analysis.labels.placing import Placing, View, along, gathered, whole
 
 ADDITIVE = frozenset({"jax.add", "jax.sub", "jax.add_any"})
-LINEAR = frozenset({"assign", *(f"jax.{name}" for name in ("neg", "copy", "name", "real", "imag"))})
+LINEAR = frozenset(
+    {"assign", *(f"jax.{name}" for name in ("neg", "copy", "name", "real", "imag", "conj"))}
+)
 NONLINEAR = frozenset(
     f"jax.{name}"
     for name in (
         *("abs", "acos", "acosh", "and", "asin", "asinh", "atan", "atan2", "atanh"),
         *("bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz"),
-        *("complex", "conj", "cos", "cosh", "digamma", "eq", "eq_to", "erf", "erf_inv", "erfc"),
+        *("complex", "cos", "cosh", "digamma", "eq", "eq_to", "erf", "erf_inv", "erfc"),
         *("exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a", "igammac"),
         *("integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p", "log2", "logistic"),
         *("lt", "lt_to", "max", "min", "ne", "nextafter", "not", "one_minus_square", "or"),
-        *("polygamma", "polynomial", "population_count", "pow", "random_fold_in", "random_gamma"),
-        *("random_seed", "reduce_precision", "regularized_incomplete_beta", "rem", "round"),
+        *("polygamma", "polynomial", "population_count", "pow", "random_fold_in", "random_seed"),
+        *("random_gamma_grad", "random_unwrap", "random_wrap"),
+        *("reduce_precision", "regularized_incomplete_beta", "rem", "round"),
         *("rsqrt", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin"),
         *("sinh", "sqrt", "square", "stop_gradient", "tan", "tanh", "threefry2x32", "xor", "zeta"),
-        *("random_wrap", "random_unwrap"),  # the axis they add or take away is the last
     )
 )
 _WIDENING = frozenset({("bf16", "f32"), ("f16", "f32"), ("f32", "f64"), ("bf16", "f64")})
@@ -41,37 +36,46 @@ def nonlinear(view: View) -> Placing:
     """Wants complete values, unless they are rows."""
     axis = _common_axis(view)
     if axis is None:
-        inputs = tuple(settle(label) for label in view.labels)
-        return along(view, inputs, *[view.settled] * len(view.out_shapes))
-    inputs = tuple(_rows(view, place, axis) for place in range(len(view.labels)))
+        return whole(view)
+    if not _lines_up(view, axis):
+        return gathered(view, f"the rows of {view.op.type} do not line up")
+    inputs = [_beside_rows(view, place, axis) for place in range(len(view.labels))]
     return along(view, inputs, *[sharded(axis)] * len(view.out_shapes))
 
 
 def additive(view: View) -> Placing:
-    """Adds summands to summands; what every device has counts once."""
-    if _has_rows(view) or VARYING in view.labels or SUM not in view.labels:
+    """Adds summands to summands; what every device has counts once.
+
+    Where the result is needed complete, a sum is completed before it meets what is complete.
+    """
+    if view.has_rows or VARYING in view.labels or SUM not in view.labels:
         return nonlinear(view)
+    parts = (label.is_sum or place in view.zeros for place, label in enumerate(view.labels))
+    if view.completes and not all(parts):
+        return whole(view)
     return along(view, (SUM,) * len(view.labels), SUM)
 
 
 def linear(view: View) -> Placing:
     """Keeps every label."""
-    outputs = tuple(label if label.is_sum or label.is_sharded else settle(label)
-                    for label in view.labels)  # fmt: skip
-    return along(view, outputs, *outputs)
+    kept = [x if x.is_sum or x.is_sharded else settle(x) for x in view.labels]
+    return along(view, kept, *kept)
 
 
 def multiply(view: View) -> Placing:
     """Multiplies one summand by what is complete."""
-    if _has_rows(view) or view.labels.count(SUM) != 1:
+    if view.has_rows or view.labels.count(SUM) != 1 or _completes_smaller(view):
         return nonlinear(view)
-    return along(view, tuple(x if x.is_sum else settle(x) for x in view.labels), SUM)
+    return along(view, [x if x.is_sum else settle(x) for x in view.labels], SUM)
 
 
 def divide(view: View) -> Placing:
-    """Divides a summand by what is complete; integers round, so theirs is completed first."""
+    """Divides a summand by what is complete; integers round, so theirs is completed first.
+
+    Where one divides by zero, summands of both signs give nan and their sum infinity.
+    """
     is_float = view.out_dtypes[0].lstrip("b").startswith(("f", "c"))
-    if _has_rows(view) or view.labels[0] != SUM or view.labels[1].is_sum or not is_float:
+    if view.has_rows or not (view.labels[0].is_sum and is_float) or _completes_smaller(view):
         return nonlinear(view)
     return along(view, (SUM, settle(view.labels[1])), SUM)
 
@@ -86,21 +90,44 @@ def convert(view: View) -> Placing:
 
 def select(view: View) -> Placing:
     """Chooses among summands by what every device agrees on."""
-    if _has_rows(view) or VARYING in view.labels or SUM not in view.labels[1:]:
+    if view.has_rows or VARYING in view.labels or SUM not in view.labels[1:]:
         return nonlinear(view)
     return along(view, (REPLICATED, *[SUM] * (len(view.labels) - 1)), SUM)
 
 
-def _has_rows(view: View) -> bool:
-    return any(label.is_sharded for label in view.labels)
+def _completes_smaller(view: View) -> bool:
+    """Tells whether a sum had better be completed before it grows."""
+    grows = any(
+        label.is_sum and shape != view.out_shapes[0]
+        for label, shape in zip(view.labels, view.shapes, strict=True)
+    )
+    return view.completes and grows
 
 
 def _common_axis(view: View) -> int | None:
-    return next((label.axis for label in view.labels if label.is_sharded), None)
+    """Returns the axis along which most of the rows are cut."""
+    axes = Counter(label.axis for label in view.labels if label.is_sharded)
+    return axes.most_common(1)[0][0] if axes else None
 
 
-def _rows(view: View, place: int, axis: int) -> Label:
+def _lines_up(view: View, axis: int) -> bool:
+    """Tells whether the cut axis is the same one everywhere.
+
+    It is not where an operator splits elements, as a bitcast to bytes does, on the last axis.
+    """
+    rows = next(
+        shape[axis]
+        for shape, label in zip(view.shapes, view.labels, strict=True)
+        if label == sharded(axis)
+    )
+    ranks = {len(shape) for shape in view.shapes if shape}
+    return len(ranks) == 1 and all(
+        axis < len(shape) and shape[axis] == rows for shape in view.out_shapes
+    )
+
+
+def _beside_rows(view: View, place: int, axis: int) -> Label:
     """Returns how an input must lie beside rows: cut too, unless it has one row for all."""
-    shape = view.shapes[place]
-    has_rows = bool(shape) and shape[axis] != 1
-    return sharded(axis) if has_rows else settle(view.labels[place])
+    shape, label = view.shapes[place], view.labels[place]
+    has_rows = bool(shape) and (shape[axis] != 1 or label == sharded(axis))
+    return sharded(axis) if has_rows else settle(label)

@@ -5,26 +5,24 @@ is completed, once, right after the operator that makes it, if anything needs it
 found by running forward again with what was found before, until nothing is new.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 from jaxfleet.analysis.labels import control
-from jaxfleet.analysis.labels.label import (
-    REPLICATED,
-    VARYING,
-    Label,
-    Layout,
-    Mesh,
-    Placing,
-    View,
-    sharded,
-)
+from jaxfleet.analysis.labels.label import REPLICATED, VARYING, Label, sharded
+from jaxfleet.analysis.labels.mesh import Mesh
+from jaxfleet.analysis.labels.placing import Placing, View
 from jaxfleet.analysis.labels.plan import BlockPlan, Key, OpPlan, Plan
 from jaxfleet.analysis.labels.rules import place
-from jaxfleet.ir import Block, Kind, Literal, Operator, Program, Variable
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Block, Kind, Literal, Operand, Operator, Program, Variable
 
+_BROADCAST = "jax.broadcast_in_dim"
 _ZERO_KEEPING = frozenset(
-    {"jax.broadcast_in_dim", "jax.convert_element_type", "jax.reshape", "jax.transpose", "jax.neg"}
+    f"jax.{name}"
+    for name in ("broadcast_in_dim", "convert_element_type", "copy", "neg", "reshape", "transpose")
 )
 
 
@@ -33,18 +31,40 @@ def infer(
     mesh: Mesh,
     *,
     sharded_inputs: Mapping[str, int],
-    is_local: Callable[[Operator], bool] = lambda _: False,
+    local: AbstractSet[tuple[int, int]] = frozenset(),
 ) -> Plan:
     """Returns how a program runs on devices.
 
     Args:
-        program: a one-device program, or one already rewritten for devices.
+        program: a one-device program.
         mesh: the devices.
         sharded_inputs: data variables that are cut, and along which axis.
-        is_local: tells the operators whose sums over the batch each device keeps to itself, scaled
-            up to stand for the whole (local batch statistics).
+        local: operators, by block and place, whose sums over the batch each device keeps to
+            itself, scaled up to stand for the whole (local batch statistics).
+
+    Raises:
+        PassError: a sub-block reads rows of a block around it, past its arguments.
     """
-    return _Inference(program, mesh, sharded_inputs, is_local).run()
+    return _Inference(program, mesh, sharded_inputs, local).run()
+
+
+class _Held(NamedTuple):
+    """What is known of a value.
+
+    Attributes:
+        label: how it lies.
+        key: what made it, or None where it came from outside.
+        is_zero: it is zero whatever the data.
+    """
+
+    label: Label
+    key: Key | None = None
+    is_zero: bool = False
+
+
+_Env: TypeAlias = dict[str, _Held]
+_WHOLE = _Held(REPLICATED)
+_ZERO = _Held(REPLICATED, None, is_zero=True)
 
 
 @dataclass
@@ -52,11 +72,11 @@ class _Inference:
     program: Program
     mesh: Mesh
     sharded_inputs: Mapping[str, int]
-    is_local: Callable[[Operator], bool]
+    local: AbstractSet[tuple[int, int]]
     completed: set[Key] = field(default_factory=set)
     plans: dict[int, BlockPlan] = field(default_factory=dict)
-    zeros: set[str] = field(default_factory=set)
-    placed: dict[tuple[int, int, tuple[Label, ...]], Placing] = field(default_factory=dict)
+    around: list[_Env] = field(default_factory=list)  # of the blocks being planned
+    placed: dict[object, Placing] = field(default_factory=dict)
 
     def run(self) -> Plan:
         while True:
@@ -71,7 +91,7 @@ class _Inference:
             for op, plan in zip(self.program.blocks[index].ops, block_plan.ops, strict=True)
             if plan.placing.note
         ]
-        return Plan(self.plans, frozenset(self.zeros), tuple(notes))
+        return Plan(self.plans, tuple(notes))
 
     def enter(
         self, block: Block, args: Sequence[Label], results: Sequence[Label] | None = None
@@ -83,125 +103,137 @@ class _Inference:
             args: how its arguments would lie; the plan says how they must.
             results: how its results must lie; as they come, unless given.
         """
-        settled = [
-            REPLICATED if label.is_sum and self._is_completed((block.index, -1, place)) else label
+        settled = tuple(
+            REPLICATED if label.is_sum and (block.index, -1, place) in self.completed else label
             for place, label in enumerate(args)
-        ]
+        )
         env = {
-            name: (label, (block.index, -1, place))
+            name: _Held(label, (block.index, -1, place))
             for place, (name, label) in enumerate(zip(block.args, settled, strict=True))
         }
-        plan = self._block(block, tuple(settled), env)
-        found = []
-        for place, operand in enumerate(block.results):
-            label, key = env.get(str(operand), (REPLICATED, None)) if isinstance(
-                operand, str) else (REPLICATED, None)  # fmt: skip
-            wanted = label if results is None else results[place]
-            if key is not None and self._needs_completion(label, wanted):
-                self.completed.add(key)
-            found.append(label)
-        plan.found = tuple(found)
+        plan = self._block(block, settled, env)
+        found = [self._held(operand, env, None) for operand in block.results]
+        plan.found = tuple(value.label for value in found)
         plan.results = tuple(results) if results is not None else plan.found
+        plan.zeros = frozenset(place for place, value in enumerate(found) if value.is_zero)
+        for value, wanted in zip(found, plan.results, strict=True):
+            self._ask(value, wanted)
         return plan
+
+    def run_alone(self, block: Block) -> None:
+        """Plans a block that every device runs by itself, on whatever it is given."""
+        env = dict.fromkeys(block.variables, _WHOLE)
+        plan = BlockPlan((REPLICATED,) * len(block.args))
+        self.around.append(env)
+        for op in block.ops:
+            labels = tuple(self._held(operand, env, op).label for operand in op.inputs)
+            outputs = (REPLICATED,) * len(op.writes)
+            placing = Placing(labels, outputs, self.mesh.full_attrs(op.attrs))
+            plan.ops.append(OpPlan(labels, placing, outputs, {}, frozenset()))
+            for index in op.blocks:
+                self.run_alone(self.program.blocks[index])
+        self.around.pop()
+        plan.found = plan.results = (REPLICATED,) * len(block.results)
+        plan.final = dict.fromkeys(block.variables, REPLICATED)
+        self.plans[block.index] = plan
 
     def is_completed_arg(self, block: Block, place: int) -> bool:
         """Tells whether a block needs an argument complete."""
-        return self._is_completed((block.index, -1, place))
+        return (block.index, -1, place) in self.completed
 
     def _root(self) -> None:
-        root = self.program.root
-        env: dict[str, tuple[Label, Key | None]] = {}
-        for variable in self.program.variables.values():
-            axis = self.sharded_inputs.get(variable.name)
-            env[variable.name] = (REPLICATED if axis is None else sharded(axis), None)
-        plan = self._block(root, (), env)
+        env = dict.fromkeys(self.program.variables, _WHOLE)
+        env.update({name: _Held(sharded(axis)) for name, axis in self.sharded_inputs.items()})
+        plan = self._block(self.program.root, (), env)
         for variable in self.program.of_kind(Kind.PARAM, Kind.STATE):
-            label, key = env[variable.name]
-            if key is not None and self._needs_completion(label, REPLICATED):
-                self.completed.add(key)
-        plan.final = {name: label for name, (label, _) in env.items()}
+            self._ask(env[variable.name], REPLICATED)
+        plan.final = {name: value.label for name, value in env.items()}
 
-    def _block(
-        self, block: Block, args: tuple[Label, ...], env: dict[str, tuple[Label, Key | None]]
-    ) -> BlockPlan:
+    def _block(self, block: Block, args: tuple[Label, ...], env: _Env) -> BlockPlan:
         plan = BlockPlan(args)
+        self.around.append(env)
         for number, op in enumerate(block.ops):
-            operands = [
-                (REPLICATED, None) if isinstance(x, Literal) else env.get(x, (REPLICATED, None))
-                for x in op.inputs
-            ]
-            labels = tuple(label for label, _ in operands)
-            placing = self._place(block, number, op, labels)
-            for (label, key), wanted in zip(operands, placing.inputs, strict=True):
-                if key is not None and self._needs_completion(label, wanted):
-                    self.completed.add(key)
-            op_plan = OpPlan(labels, placing, placing.outputs)
-            self._complete_outputs(block, number, op, op_plan)
-            self._note_zero(op)
-            for count, name in enumerate(op.writes):
-                env[name] = (op_plan.outputs[count], (block.index, number, count))
-            plan.ops.append(op_plan)
-        plan.final = {name: label for name, (label, _) in env.items()}
+            plan.ops.append(self._op(block, number, op, env))
+        self.around.pop()
+        plan.final = {name: value.label for name, value in env.items()}
         self.plans[block.index] = plan
         return plan
 
+    def _op(self, block: Block, number: int, op: Operator, env: _Env) -> OpPlan:
+        values = [self._held(operand, env, op) for operand in op.inputs]
+        labels = tuple([value.label for value in values])
+        zeros = frozenset([place for place, value in enumerate(values) if value.is_zero])
+        placing = self._place(block, number, labels, zeros)
+        for value, wanted in zip(values, placing.inputs, strict=True):
+            self._ask(value, wanted)
+        outputs, completed = self._outputs(block, number, placing)
+        is_zero = bool(zeros) and len(values) == 1 and op.type in _ZERO_KEEPING
+        for count, name in enumerate(op.writes):
+            env[name] = _Held(outputs[count], (block.index, number, count), is_zero)
+        return OpPlan(labels, placing, outputs, completed, zeros)
+
+    def _held(self, operand: Operand, env: _Env, op: Operator | None) -> _Held:
+        if isinstance(operand, Literal):
+            return _ZERO if operand.value == 0 else _WHOLE
+        return env.get(operand) or self._held_outside(operand, op)
+
+    def _held_outside(self, name: str, op: Operator | None) -> _Held:
+        """Returns what is known of a name of the blocks around, which is read as it is."""
+        value = next((env[name] for env in reversed(self.around) if name in env), _WHOLE)
+        self._ask(value, REPLICATED)
+        if value.label.is_sharded or value.label == VARYING:
+            what = f"a sub-block reads '{name}', which is {value.label} in the block around it"
+            raise PassError(what, op=op, hint="make it an argument of the sub-block")
+        return _WHOLE
+
+    def _ask(self, value: _Held, wanted: Label) -> None:
+        """Has a summand completed where it is made, if that is how it is wanted.
+
+        Rows of a broadcast summand are made of the complete one; others are scattered.
+        """
+        if not (value.label.is_partial and value.key):
+            return
+        if wanted in {REPLICATED, VARYING} or (wanted.is_sharded and self._is_broadcast(value.key)):
+            self.completed.add(value.key)
+
+    def _is_broadcast(self, key: Key) -> bool:
+        block, number, _ = key
+        return number >= 0 and self.program.blocks[block].ops[number].type == _BROADCAST
+
     def _place(
-        self, block: Block, number: int, op: Operator, labels: tuple[Label, ...]
+        self, block: Block, number: int, labels: tuple[Label, ...], zeros: frozenset[int]
     ) -> Placing:
-        view = self._view(block, op, labels) if op.blocks else None
-        if view is not None:
+        op = block.ops[number]
+        keys = [(block.index, number, count) for count in range(len(op.writes))]
+        completes = not op.role_var and not self.completed.isdisjoint(keys)
+        known = (block.index, number, labels, zeros, completes)
+        if known in self.placed:
+            return self.placed[known]
+
+        def find(name: str) -> Variable:
+            return block.variables.get(name) or self.program.lookup(name, block)
+
+        view = View.of(op, labels, self.mesh, find, zeros=zeros, completes=completes)
+        if op.blocks:
             return control.place(self, view)
-        key = (block.index, number, labels)
-        if key not in self.placed:
-            self.placed[key] = place(self._view(block, op, labels))
-        return self.placed[key]
+        self.placed[known] = place(view)
+        return self.placed[known]
 
-    def _view(self, block: Block, op: Operator, labels: tuple[Label, ...]) -> View:
-        ins = [self._variable(block, x) if isinstance(x, str) else x for x in op.inputs]
-        outs = [self._variable(block, x) for x in op.writes]
-        return View(
-            op,
-            labels,
-            tuple(x.shape if isinstance(x, Variable) else () for x in ins),
-            tuple(x.shape for x in outs),
-            self.mesh,
-            tuple(x.dtype for x in ins),
-            tuple(x.dtype for x in outs),
-        )
-
-    def _variable(self, block: Block, name: str) -> Variable:
-        return block.variables.get(name) or self.program.lookup(name, block)
-
-    def _complete_outputs(self, block: Block, number: int, op: Operator, plan: OpPlan) -> None:
-        outputs = list(plan.outputs)
+    def _outputs(
+        self, block: Block, number: int, placing: Placing
+    ) -> tuple[tuple[Label, ...], dict[int, str]]:
+        """Returns how outputs lie in the end, and how those are completed that must be."""
+        op, outputs, completed = block.ops[number], list(placing.outputs), dict[int, str]()
         for count, label in enumerate(outputs):
-            if label.layout is not Layout.PARTIAL:
+            if not label.is_partial:
                 continue
-            key = (block.index, number, count)
-            if label.is_sum and not self._is_completed(key) and not _is_gradient(op, count):
-                continue
-            local = label.is_sum and self.is_local(op)
-            plan.completed[count] = "local" if local else label.how
-            outputs[count] = VARYING if local else REPLICATED
-        plan.outputs = tuple(outputs)
+            if label.is_sum and (block.index, number) in self.local:
+                completed[count], outputs[count] = "local", VARYING
+            elif not label.is_sum or self._is_needed(block, number, op, count):
+                completed[count], outputs[count] = label.how, REPLICATED
+        return tuple(outputs), completed
 
-    def _is_completed(self, key: Key) -> bool:
-        return key in self.completed
-
-    def _needs_completion(self, label: Label, wanted: Label) -> bool:
-        return label.layout is Layout.PARTIAL and wanted.layout in {
-            Layout.REPLICATED,
-            Layout.VARYING,
-        }
-
-    def _note_zero(self, op: Operator) -> None:
-        """Remembers what is zero whatever the data: a summand needs no work to become one."""
-        operand = op.inputs[0] if len(op.inputs) == 1 else None
-        is_zero = (isinstance(operand, Literal) and operand.value == 0) or operand in self.zeros
-        if is_zero and op.type in _ZERO_KEEPING:
-            self.zeros.update(op.writes)
-
-
-def _is_gradient(op: Operator, output: int) -> bool:
-    """Tells whether an output is a parameter's gradient, which is completed where it is made."""
-    return any(gradient == op.writes[output] for _, gradient in op.role_var)
+    def _is_needed(self, block: Block, number: int, op: Operator, count: int) -> bool:
+        """Tells whether a sum must be complete; a parameter's gradient always must."""
+        is_gradient = any(gradient == op.writes[count] for _, gradient in op.role_var)
+        return is_gradient or (block.index, number, count) in self.completed

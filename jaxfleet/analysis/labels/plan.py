@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from jaxfleet.analysis.labels.label import Label, Placing
+from jaxfleet.analysis.labels.label import Label
+from jaxfleet.analysis.labels.placing import Placing
 from jaxfleet.ir import Operator
 
 Key = tuple[int, int, int]  # block, place of the operator (-1 for an argument), output number
 
 
-@dataclass
+@dataclass(slots=True)
 class OpPlan:
     """How one operator runs.
 
@@ -18,20 +19,17 @@ class OpPlan:
         placing: how they must lie, and how its outputs then lie.
         outputs: how its outputs lie once those in `completed` are.
         completed: output number to how it is completed right after the operator.
+        zeros: which inputs are zero whatever the data, and so a summand for nothing.
     """
 
     labels: tuple[Label, ...]
     placing: Placing
     outputs: tuple[Label, ...]
-    completed: dict[int, str] = field(default_factory=dict)
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Tells whether nothing has to be put before or after the operator."""
-        return self.labels == self.placing.inputs and not self.completed
+    completed: Mapping[int, str]
+    zeros: frozenset[int]
 
 
-@dataclass
+@dataclass(slots=True)
 class BlockPlan:
     """How one block runs.
 
@@ -40,6 +38,7 @@ class BlockPlan:
         ops: a plan for each operator.
         found: how its results lie when its operators are done.
         results: how they must lie.
+        zeros: which results are zero whatever the data.
         final: how each variable lies at the end.
     """
 
@@ -47,6 +46,7 @@ class BlockPlan:
     ops: list[OpPlan] = field(default_factory=list)
     found: tuple[Label, ...] = ()
     results: tuple[Label, ...] = ()
+    zeros: frozenset[int] = frozenset()
     final: dict[str, Label] = field(default_factory=dict)
 
 
@@ -56,12 +56,10 @@ class Plan:
 
     Attributes:
         blocks: by index.
-        zeros: variables that are zero, and so a summand for nothing.
         notes: operators that run on gathered rows, or otherwise not as one would hope, and why.
     """
 
     blocks: Mapping[int, BlockPlan]
-    zeros: frozenset[str]
     notes: tuple[tuple[Operator, str], ...]
 
     def completions(self) -> Iterator[tuple[int, int, str]]:

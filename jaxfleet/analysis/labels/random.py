@@ -5,42 +5,36 @@ and the row's number alone, so each device can make its own. Any other generator
 each device, and the numbers differ from those of one device.
 """
 
-from jaxfleet.analysis.labels.label import (
-    Placing,
-    View,
-    along,
-    local_sizes,
-    settle,
-    sharded,
-)
-from jaxfleet.ir import Attr
+from jaxfleet.analysis.labels.label import settle, sharded
+from jaxfleet.analysis.labels.placing import Placing, View, along, local_sizes, whole
 
 THREEFRY = "key<fry>"
+OWN_ROWS = {"jax.random_bits": "c_random_bits", "jax.random_split": "c_random_split"}
 
 
-def random_bits(view: View) -> Placing:
-    """Draws this device's rows where the shape grows with the batch."""
-    return _rows(view, "c_random_bits", view.op.attrs["shape"])
+def draw(view: View) -> Placing:
+    """Draws this device's rows, or makes its keys, where the shape grows with the batch.
 
-
-def random_split(view: View) -> Placing:
-    """Makes this device's keys where their number grows with the batch."""
-    return _rows(view, "c_random_split", view.op.attrs["shape"])
-
-
-def _rows(view: View, op_type: str, shape: Attr) -> Placing:
-    label = view.labels[0]
-    assert isinstance(shape, tuple)
+    Keys that are rows each draw for themselves.
+    """
+    label, shape = view.labels[0], view.out_shapes[0]
     if label.is_sharded:
-        return along(view, (label,), sharded(label.axis))
-    out = view.out_shapes[0]
-    axis = view.mesh.batch_axis(out)
-    if axis is None:
-        return along(view, (settle(label),), view.settled)
+        return along(view, (label,), label)
     lead = len(view.shapes[0])
-    sizes = local_sizes(view, out, axis)
-    assert isinstance(sizes, tuple)
-    placing = along(view, (settle(label),), sharded(axis), shape=sizes[lead:])
+    axis = view.mesh.batch_axis(shape, among=range(lead, len(shape)))
+    if axis is None and lead == 0 and view.mesh.rows is not None:
+        # The batch is a number: a leading axis as long as it is most likely the batch. Where it
+        # is not, the rows are gathered, and are the same all the same.
+        axis = 0 if shape[:1] == (view.mesh.rows,) else None
+    return whole(view) if axis is None else drawn(view, axis)
+
+
+def drawn(view: View, axis: int) -> Placing:
+    """Draws a device's part of an axis of the result, each device with what all agree on."""
+    lead = len(view.shapes[0])
+    sizes = local_sizes(view, view.out_shapes[0], axis)
+    attrs = view.mesh.full_attrs(view.op.attrs).updated(
+        shape=sizes[lead:], rows_axis=axis - lead, devices=view.mesh.devices
+    )
     note = "" if view.dtypes[0] == THREEFRY else f"{view.dtypes[0]} draws from a key per device"
-    rows = placing.attrs.updated(rows_axis=axis - lead, devices=view.mesh.devices)
-    return Placing(placing.inputs, placing.outputs, rows, op_type=op_type, note=note)
+    return Placing((settle(view.labels[0]),), (sharded(axis),), attrs, OWN_ROWS[view.op.type], note)

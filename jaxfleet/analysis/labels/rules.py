@@ -3,20 +3,26 @@
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from jaxfleet.analysis.labels import collectives, elementwise, indexing, random, reduce, shape
-from jaxfleet.analysis.labels.label import Placing, View, along, gathered, settle
+from jaxfleet.analysis.labels import (
+    collectives,
+    contract,
+    elementwise,
+    indexing,
+    lookup,
+    random,
+    reduce,
+    sections,
+    shape,
+)
+from jaxfleet.analysis.labels.label import settle
+from jaxfleet.analysis.labels.placing import Placing, View, along, gathered, whole
 
 Rule: TypeAlias = Callable[[View], Placing]
 
 
-def dim_value(view: View) -> Placing:
-    """Gives the size of the whole batch."""
-    return along(view, (), view.settled)
-
-
 def fetch(view: View) -> Placing:
     """Returns rows as they are and completes the rest."""
-    return along(view, tuple(x if x.is_sharded else settle(x) for x in view.labels))
+    return along(view, [x if x.is_sharded else settle(x) for x in view.labels])
 
 
 RULES: Mapping[str, Rule] = {
@@ -35,32 +41,24 @@ RULES: Mapping[str, Rule] = {
     "jax.squeeze": shape.squeeze,
     "jax.concatenate": shape.concatenate,
     "jax.stack": shape.stack,
-    **dict.fromkeys(("jax.rev", "jax.cumsum", "jax.split"), shape.unmoved_linear),
-    **{
-        f"jax.{name}": shape.unmoved
-        for name in (
-            *("cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "top_k", "approx_top_k"),
-            *("pad", "fft", "reduce_window", "reduce_window_sum", "reduce_window_max"),
-            *("reduce_window_min", "select_and_scatter_add", "select_and_gather_add"),
-            *("select_and_scatter", "cholesky", "triangular_solve", "eigh", "svd", "qr", "lu"),
-        )
-    },
-    **{
-        f"jax.reduce_{name}": reduce.reduction for name in ("sum", "max", "min", "prod", "and", "or")
-    },
+    "jax.unstack": shape.unstack,
+    **dict.fromkeys(sections.LINEAR, sections.apart_linear),
+    **dict.fromkeys(sections.OTHERS, sections.apart),
+    "jax.pad": sections.pad,
+    **dict.fromkeys(reduce.REDUCTIONS, reduce.reduction),
     "jax.argmax": reduce.arg_reduction,
     "jax.argmin": reduce.arg_reduction,
-    "jax.dot_general": reduce.dot_general,
-    "jax.conv_general_dilated": reduce.convolution,
+    "jax.dot_general": contract.dot_general,
+    "jax.conv_general_dilated": contract.convolution,
     "jax.slice": indexing.static_slice,
     "jax.dynamic_slice": indexing.dynamic_slice,
     "jax.dynamic_update_slice": indexing.dynamic_update_slice,
-    "jax.gather": indexing.gather,
-    "jax.scatter-add": indexing.scatter_add,
-    **{f"jax.scatter{name}": indexing.scatter for name in ("", "-mul", "-min", "-max")},
-    "jax.random_bits": random.random_bits,
-    "jax.random_split": random.random_split,
-    "jax.dim_value": dim_value,
+    "jax.gather": lookup.gather,
+    "jax.scatter-add": lookup.scatter_add,
+    **{f"jax.scatter{name}": lookup.scatter for name in ("", "-mul", "-min", "-max")},
+    "jax.random_bits": random.draw,
+    "jax.random_split": random.draw,
+    "jax.dim_value": whole,
     "fetch": fetch,
     **collectives.RULES,
 }

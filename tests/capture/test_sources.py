@@ -1,0 +1,115 @@
+"""Every operator points at the user's line, also when a library made it."""
+
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxfleet as jf
+from jaxfleet.ir import Operator, Program, print_program
+
+BATCH = np.ones((4, 3), np.float32)
+
+
+def captured(step: Any, state: Any) -> Program:
+    return jf.capture(step, example=(state, BATCH)).program
+
+
+def ops_of(program: Program, op_type: str) -> list[Operator]:
+    return [op for block in program.blocks for op in block.ops if op.type == op_type]
+
+
+def line(op: Operator) -> str:
+    assert Path(op.source.file).name == "test_sources.py"
+    return op.source.where().split("\n")[-1].strip()
+
+
+def test_an_operator_of_the_users_points_at_its_line() -> None:
+    def step(state: Any, batch: Any) -> Any:
+        hidden = jnp.tanh(batch * state)  # here
+        return state, hidden.sum()
+
+    (op,) = ops_of(captured(step, jnp.ones(3)), "jax.tanh")
+    assert line(op) == "hidden = jnp.tanh(batch * state)  # here"
+    assert "step" in op.source.function
+
+
+def test_an_operator_of_a_library_points_at_the_call() -> None:
+    def step(state: Any, batch: Any) -> Any:
+        return state, optax.huber_loss(batch * state).mean()  # the call
+
+    program = captured(step, jnp.ones(3))
+    assert {line(op) for op in ops_of(program, "jax.abs")} == {
+        "return state, optax.huber_loss(batch * state).mean()  # the call"
+    }
+
+
+def test_the_optimizers_operators_point_at_the_update() -> None:
+    tx = jf.distributed_optimizer(optax.adam(0.1))
+
+    def step(state: Any, batch: Any) -> Any:
+        grads = jax.grad(lambda w: jnp.square(batch @ w).mean())(state["w"])
+        updates, opt = tx.update(grads, state["opt"], state["w"])  # the update
+        return {"w": state["w"] + updates, "opt": opt}, {}
+
+    program = captured(step, {"w": jnp.ones(3), "opt": tx.init(jnp.ones(3))})
+    assert "# the update" in line(ops_of(program, "jax.sqrt")[0])
+
+
+def test_what_a_library_puts_into_a_loop_points_at_the_loop() -> None:
+    tx = jf.distributed_optimizer(optax.MultiSteps(optax.adam(0.1), 2))
+
+    def step(state: Any, batch: Any) -> Any:
+        grads = jax.grad(lambda w: jnp.square(batch @ w).mean())(state["w"])
+        updates, opt = tx.update(grads, state["opt"], state["w"])  # the update
+        return {"w": state["w"] + updates, "opt": opt}, {}
+
+    program = captured(step, {"w": jnp.ones(3), "opt": tx.init(jnp.ones(3))})
+    assert program.blocks[1:]
+    assert "# the update" in line(ops_of(program, "jax.sqrt")[0])
+
+
+def test_a_gradient_points_at_the_line_that_it_is_the_derivative_of() -> None:
+    tx = jf.distributed_optimizer(optax.sgd(0.1))
+
+    def step(state: Any, batch: Any) -> Any:
+        def loss(w: jax.Array) -> jax.Array:
+            return jnp.square(batch @ w).mean()  # the loss
+
+        updates, _ = tx.update(jax.grad(loss)(state), tx.init(state), state)
+        return state + updates, {}
+
+    program = captured(step, jnp.ones(3))
+    (op,) = [op for op in program.root.ops if op.role_var]
+    assert "# the loss" in line(op)
+
+
+class Net(nn.Module):
+    """Two layers, for their scopes."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.Dense(2, name="last")(nn.Dense(4)(x))
+
+
+def test_scopes_are_the_modules_that_flax_names() -> None:
+    net = Net()
+    params = net.init(jax.random.key(0), BATCH)
+    program = captured(lambda state, batch: (state, net.apply(state, batch).sum()), params)
+    assert [op.source.scope for op in ops_of(program, "jax.dot_general")] == [
+        "Net/Dense_0",
+        "Net/last",
+    ]
+
+
+def test_source_lines_are_printed_on_request() -> None:
+    def step(state: Any, batch: Any) -> Any:
+        return state, jnp.tanh(batch * state).sum()
+
+    program = captured(step, jnp.ones(3))
+    assert "# capture/test_sources.py:" in print_program(program, source=True)
+    assert "test_sources" not in print_program(program)
