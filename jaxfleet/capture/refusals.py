@@ -11,7 +11,10 @@ _PLACEMENTS = frozenset({"device_put", "mesh_cast", "reshard", "shard_map", "sha
 def updates_in_loop(source: Source) -> CaptureError:
     """Returns the error for a wrapped optimizer whose update is only a part of a computation."""
     what = "the optimizer's update runs inside a loop or a branch"
-    hint = "wrap the outermost one: jf.distributed_optimizer(optax.MultiSteps(...))"
+    hint = (
+        "wrap the outermost optimizer, jf.distributed_optimizer(optax.MultiSteps(...)); where the "
+        "loop or branch is your own, call the step in a Python loop, or choose with jnp.where"
+    )
     return CaptureError(what, source=source, hint=hint)
 
 

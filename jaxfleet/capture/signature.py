@@ -58,7 +58,7 @@ def _rows(batch: Sequence[Leaf], caller: Source | None) -> int:
     if len(sizes) > 1:
         listed = ", ".join(f"'{name}' has {rows}" for rows, name in sorted(sizes.items()))
         what = f"the batch's leaves differ in their leading axis: {listed}"
-        hint = "axis 0 of every batch leaf is the batch; scalars are free"
+        hint = "axis 0 of every batch leaf is the batch; scalars and the state are not cut"
         raise CaptureError(what, source=caller, hint=hint)
     if not sizes:
         found = ", ".join(f"'{leaf.name}'" for leaf in batch) or "nothing"

@@ -52,7 +52,10 @@ def check_batch(leaves: Sequence[Any], tree: Any, captured: Captured, *, devices
             rows[shape[0]] = leaf.name
     if len(rows) > 1:
         listed = ", ".join(f"'{name}' has {count}" for count, name in rows.items())
-        raise FeedError(f"the batch's leaves differ in their rows: {listed}")
+        what = f"the batch's leaves differ in their rows: {listed}"
+        raise FeedError(
+            what, hint="axis 0 of every leaf is the batch; other arrays go to the state"
+        )
     count = next(iter(rows))
     check_rows(count, devices)
     return count
@@ -64,9 +67,12 @@ def check_rows(rows: int, devices: int) -> None:
     Raises:
         FeedError: the rows are no multiple of the devices.
     """
+    if rows == 0:
+        raise FeedError("the batch has no rows", hint="leave out a step that has nothing to learn")
     if rows % devices:
         what = f"a batch of {rows} rows cannot be divided among {devices} devices"
-        near = f"{rows - rows % devices} or {rows + devices - rows % devices}"
+        less = rows - rows % devices
+        near = f"{less} or {less + devices}" if less else str(devices)
         raise FeedError(what, hint=f"use a multiple of {devices}, such as {near}")
 
 
@@ -94,6 +100,9 @@ def _check_structure(tree: str, found: Any, wanted: Any) -> None:
 
 
 def _check_alive(tree: str, value: Any) -> None:
+    if isinstance(value, jax.core.Tracer):
+        what = f"the step is called inside a traced function: its {tree} holds a tracer"
+        raise FeedError(what, hint="a step is compiled already; call it outside jit, grad and scan")
     if isinstance(value, jax.Array) and value.is_deleted():
         raise used_before(tree)
 

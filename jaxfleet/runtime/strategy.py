@@ -59,7 +59,7 @@ def as_strategy(strategy: "DistributedStrategy | str | None") -> DistributedStra
         _check_choice("mode", strategy, MODES)
         return dataclasses.replace(DistributedStrategy(), mode=strategy)  # type: ignore[arg-type]
     if not isinstance(strategy, DistributedStrategy):
-        what = f"strategy: a {type(strategy).__name__} is no strategy"
+        what = f"strategy: {strategy!r} is no strategy"
         raise StrategyError(what, hint="pass a DistributedStrategy, or the name of a mode")
     return strategy
 

@@ -146,3 +146,36 @@ def test_state_and_batch_the_wrong_way_round() -> None:
     step, state = distributed()
     with pytest.raises(FeedError, match="the batch has another structure than the example"):
         step(batch(), state)
+
+
+def test_a_batch_of_fewer_rows_than_devices() -> None:
+    step, state = distributed()
+    with refused(
+        FeedError,
+        cause="a batch of 2 rows cannot be divided among 4 devices",
+        line="step(state, batch(2))",
+        hint="use a multiple of 4, such as 4",
+    ):
+        step(state, batch(2))
+
+
+def test_a_batch_without_rows() -> None:
+    step, state = distributed()
+    with refused(
+        FeedError,
+        cause="the batch has no rows",
+        line="step(state, batch(0))",
+        hint="leave out a step",
+    ):
+        step(state, batch(0))
+
+
+def test_a_step_inside_a_traced_function() -> None:
+    step, state = distributed()
+    with refused(
+        FeedError,
+        cause="the step is called inside a traced function",
+        line="jax.jit(lambda s, b: step(s, b))(state, batch())",
+        hint="call it outside jit",
+    ):
+        jax.jit(lambda s, b: step(s, b))(state, batch())

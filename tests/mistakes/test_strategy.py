@@ -18,8 +18,12 @@ def distribute(strategy: Any) -> jf.Step:
     ("strategy", "cause", "hint"),
     [
         ("colective", "strategy: mode is 'colective'", "'collective'"),
-        (4, "a int is no strategy", "pass a DistributedStrategy"),
-        (jf.DistributedStrategy, "a type is no strategy", "pass a DistributedStrategy"),
+        (4, "4 is no strategy", "pass a DistributedStrategy"),
+        (
+            jf.DistributedStrategy,
+            "DistributedStrategy'> is no strategy",
+            "pass a DistributedStrategy",
+        ),
     ],
     ids=["a misspelt name", "a number", "the class"],
 )
