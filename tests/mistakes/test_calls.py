@@ -175,7 +175,7 @@ def test_a_step_inside_a_traced_function() -> None:
     with refused(
         FeedError,
         cause="the step is called inside a traced function",
-        line="jax.jit(lambda s, b: step(s, b))(state, batch())",
+        line="jax.jit(step)(state, batch())",
         hint="call it outside jit",
     ):
-        jax.jit(lambda s, b: step(s, b))(state, batch())
+        jax.jit(step)(state, batch())
