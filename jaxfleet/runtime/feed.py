@@ -53,9 +53,7 @@ def check_batch(leaves: Sequence[Any], tree: Any, captured: Captured, *, devices
     if len(rows) > 1:
         listed = ", ".join(f"'{name}' has {count}" for count, name in rows.items())
         what = f"the batch's leaves differ in their rows: {listed}"
-        raise FeedError(
-            what, hint="axis 0 of every leaf is the batch; other arrays go to the state"
-        )
+        raise FeedError(what, hint="axis 0 of every leaf is the batch; other arrays are state")
     count = next(iter(rows))
     check_rows(count, devices)
     return count
