@@ -5,7 +5,7 @@ The result is a `Draft`, still in single-assignment form, with the markers of
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -111,32 +111,30 @@ class _Builder:
         source = _source(eqn, place, stack)
         if eqn.effects:
             raise has_effect(name, source)
+        results = self._seen_through(eqn, inputs, replace(place, stack=stack), source)
+        if results is None:
+            op = self._operator(eqn, _Place(stack, place.source, source), source)
+            results = [*self._declare(eqn.outvars, source, name)]
+            role = Role.BACKWARD if "transpose(" in stack else Role.FORWARD
+            reads, writes = Operands.of(*inputs), Operands.of(*results)
+            op = replace(op, inputs=reads, outputs=writes, role=role, source=source)
+            self.current.ops.append(op)
+        values.update(zip(eqn.outvars, results, strict=True))
+
+    def _seen_through(
+        self, eqn: Equation, inputs: list[Operand], place: _Place, source: Source
+    ) -> list[Operand] | None:
+        """Returns the results of an equation that needs no operator of its own, else None."""
+        name = eqn.primitive.name
         if (call := jaxprs.call_of(eqn)) is not None:
             inner = source if jaxprs.is_library_function(call.body) else place.source
             passed = [inputs[i] for i in call.inputs]
-            results = self.read(call.body, passed, _Place(stack, inner, place.around))
-            values.update(zip(eqn.outvars, results, strict=True))
-            return
+            return self.read(call.body, passed, replace(place, source=inner))
         if name == "platform_index":  # the choice that it is for knows its platforms itself
-            values[eqn.outvars[0]] = Literal("0", "i32")
-            return
+            return [Literal("0", "i32")]
         if name == "device_put" and not any(eqn.params["devices"]):  # a copy, and nothing else
-            values.update(zip(eqn.outvars, inputs, strict=True))
-            return
-        role = Role.BACKWARD if "transpose(" in stack else Role.FORWARD
-        op = self._operator(eqn, _Place(stack, place.source, source), source)
-        outputs = self._declare(eqn.outvars, source, name)
-        values.update(zip(eqn.outvars, outputs, strict=True))
-        self.current.ops.append(
-            Operator(
-                op.type,
-                Operands.of(*inputs),
-                Operands.of(*outputs),
-                op.attrs,
-                role,
-                source=source,
-            )
-        )
+            return inputs
+        return None
 
     def _operator(self, eqn: Equation, place: _Place, source: Source) -> Operator:
         """Returns the type and the attributes of an equation's operator."""

@@ -52,9 +52,10 @@ def finish(draft: Draft, interface: Interface, *, name: str, attrs: Attrs) -> Pr
     step.name_metrics(interface.metrics)
     step.assign_late(late)
     step.fetch(interface.metrics)
-    kinds = {name: Kind.PARAM if name in params else Kind.STATE for name in state_names}
-    top = [*interface.data, *(replace(v, kind=kinds[v.name]) for v in interface.state)]
-    declared = {variable.name: variable for variable in (*top, *draft.constants.values())}
+    declared = {v.name: v for v in (*interface.data, *interface.state, *draft.constants.values())}
+    declared |= {
+        name: replace(types[name], kind=Kind.PARAM) for name in state_names if name in params
+    }
     temporaries = {n: v for n, v in step.types.items() if n not in declared}
     block = replace(root, ops=tuple(step.ops), variables=temporaries).without_unused()
     return Program(name, declared, (block, *draft.blocks[1:]), attrs)
