@@ -1,0 +1,1 @@
+"""Checkpoints: written atomically, in parts, and read whole or in other parts."""

@@ -1,0 +1,1 @@
+"""Parameter servers: messages, networks, the server and the trainers' client."""
