@@ -1,6 +1,6 @@
 """Takes the operators of one group out of a step, as a program of their own."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from jaxfleet.analysis.groups.copier import Copier
@@ -8,6 +8,19 @@ from jaxfleet.analysis.groups.graph import Graph
 from jaxfleet.analysis.groups.inner import Inner
 from jaxfleet.ir import Block, Kind, Operand, Operands, Operator, Program, Role, Variable
 from jaxfleet.ir.names import unique
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """Some operators as a program.
+
+    Attributes:
+        program: it.
+        sources: the value of the graph that each variable fed to it stands for.
+    """
+
+    program: Program
+    sources: Mapping[str, int]
 
 
 def extract(
@@ -18,8 +31,8 @@ def extract(
     own: Sequence[str],
     fetched: Sequence[int] = (),
     name: str,
-) -> Program:
-    """Returns some operators of the optimize section as a program.
+) -> "Extracted":
+    """Takes some operators of the optimize section as a program.
 
     What they read and none of them makes is data, but for what is their own. A variable keeps its
     name; where two of its values come from outside, the second gets another.
@@ -46,7 +59,7 @@ class _Extraction:
     taken: set[str] = field(default_factory=set)
     temporaries: dict[str, Variable] = field(default_factory=dict)
 
-    def run(self, places: Sequence[int], fetched: Sequence[int], name: str) -> Program:
+    def run(self, places: Sequence[int], fetched: Sequence[int], name: str) -> Extracted:
         self.taken = set(self.own)
         copier = Copier(self.inner, [Block()])
         ops = [self._op(place, copier) for place in places]
@@ -55,7 +68,10 @@ class _Extraction:
             ops.append(Operator("fetch", parts, role=Role.OPTIMIZE))
         self._declare_constants(copier.blocks[1:])
         root = Block(variables=self.temporaries, ops=tuple(ops))
-        return Program(name, self.top, (root, *copier.blocks[1:]))
+        program = Program(name, self.top, (root, *copier.blocks[1:]))
+        values = {name: value for value, name in self.names.items()}
+        fed = {v.name: values[v.name] for v in program.of_kind(Kind.DATA)}
+        return Extracted(program, fed)
 
     def _op(self, place: int, copier: Copier) -> Operator:
         op, node = self.graph.program.root.ops[place], self.graph.nodes[place]

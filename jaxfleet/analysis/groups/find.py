@@ -7,7 +7,7 @@ because the sum of all squares reads all gradients, and LAMB reduces rows becaus
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jaxfleet.analysis.groups.extract import extract
+from jaxfleet.analysis.groups.extract import Extracted, extract
 from jaxfleet.analysis.groups.graph import Graph
 from jaxfleet.analysis.groups.inner import Inner, union
 from jaxfleet.analysis.groups.meeting import Meetings
@@ -36,7 +36,7 @@ def optimize_groups(program: Program) -> OptimizeGroups:
     known = sorting.crossing.union(sorting.lr, *sorting.groups.values())
     written = {name for place in nodes for name in split.root.ops[place].writes}
     return OptimizeGroups(
-        split,
+        owners.graph,
         groups,
         tuple(sorted(sorting.lr)),
         tuple(name for name, owner in state if not owner and name in written),
@@ -74,7 +74,8 @@ class _Groups:
         owners = self.sorting.owners
         (param,) = owners.names(mask)
         state = tuple(self.sorting.leaves.get(mask, ()))
-        program = self._program(mask, param, state)
+        extracted = self._extracted(mask, param, state)
+        program = extracted.program
         finals = [owners.graph.final[x] for x in (param, *state) if x in owners.graph.final]
         met = [value for value in finals if owners.full[value] & ~mask]
         fed, gradients = [v.name for v in program.of_kind(Kind.DATA)], self.gradients.get(param, [])
@@ -86,13 +87,14 @@ class _Groups:
             shared=tuple(name for name in fed if name not in gradients),
             ops=tuple(sorted(self.sorting.groups[mask])),
             program=program,
+            sources=extracted.sources,
             crossing=self.meetings.reason(met[0]) if met else self._outside(param),
             others=owners.names(union(owners.full[value] for value in met) & ~mask),
             rows=rows.rows,
             reason=rows.reason,
         )
 
-    def _program(self, mask: int, param: str, state: Sequence[str]) -> Program:
+    def _extracted(self, mask: int, param: str, state: Sequence[str]) -> Extracted:
         return extract(
             self.sorting.owners.graph,
             self.inner,

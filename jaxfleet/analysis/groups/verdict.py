@@ -1,9 +1,10 @@
 """What is said of optimize groups, and how it reads."""
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from jaxfleet.analysis.groups.graph import Graph
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Operator, Program, Variable, print_operator
 
@@ -59,6 +60,7 @@ class Group:
             array may be in several groups: each makes its own.
         program: these operators as a program of their own; `shared` and gradients are fed. What
             other parameters need of this one is fetched.
+        sources: the value of the section's graph that each variable fed to `program` stands for.
         crossing: why it is not separable, or None.
         others: the parameters that its update depends on besides its own.
         rows: whether it can run on some rows alone.
@@ -71,6 +73,7 @@ class Group:
     shared: tuple[str, ...]
     ops: tuple[int, ...]
     program: Program = field(repr=False)
+    sources: Mapping[str, int] = field(repr=False)
     crossing: Reason | None
     others: tuple[str, ...]
     rows: Rows
@@ -92,8 +95,7 @@ class OptimizeGroups:
     """The optimize section of a program, sorted by parameter.
 
     Attributes:
-        program: what the places of operators refer to: the program that was asked about, with its
-            branches over all parameters split.
+        graph: the optimize section as values.
         groups: one for each parameter, in their order.
         lr_ops: the operators of the learning-rate block: schedules, counters, bias corrections.
         lr_state: the state that it keeps.
@@ -102,13 +104,18 @@ class OptimizeGroups:
         other_ops: the operators that no update needs: metrics of the optimizer.
     """
 
-    program: Program = field(repr=False)
+    graph: Graph = field(repr=False)
     groups: tuple[Group, ...]
     lr_ops: tuple[int, ...]
     lr_state: tuple[str, ...]
     crossing_ops: tuple[int, ...]
     crossing_state: tuple[str, ...]
     other_ops: tuple[int, ...]
+
+    @property
+    def program(self) -> Program:
+        """What the places of operators refer to: the program, with its branches split."""
+        return self.graph.program
 
     def group(self, param: str) -> Group:
         """Returns the group of a parameter.
