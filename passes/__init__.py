@@ -1,6 +1,8 @@
 """Passes, one a file; importing this package registers them."""
 
 from jaxfleet.passes.dce import DeadCodeElimination as DeadCodeElimination
+from jaxfleet.passes.dispatch import Dispatch as Dispatch
 from jaxfleet.passes.donate import Donate as Donate
 from jaxfleet.passes.fuse_allreduce import FuseAllreduce as FuseAllreduce
 from jaxfleet.passes.grad_allreduce import GradAllreduce as GradAllreduce
+from jaxfleet.passes.slice_var import SliceVar as SliceVar

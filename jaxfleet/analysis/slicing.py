@@ -1,0 +1,81 @@
+"""Where parameters are cut: fluid's rule for the sizes, and what must stay whole."""
+
+from collections.abc import Sequence
+from math import prod
+
+from jaxfleet.analysis.groups import Group, OptimizeGroups, Rows
+from jaxfleet.analysis.slices import slices_of
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Program
+
+
+def block_sizes(shape: Sequence[int], servers: int, min_block_size: int) -> tuple[int, ...]:
+    """Returns how many elements each block of a parameter has, by fluid's rule.
+
+    There are as many blocks as servers, or fewer where a block would have less than
+    `min_block_size` elements. All have the same size, a multiple of whole rows where there are
+    two axes or more, but for the last, which has the rest. Rounding up to whole rows can leave
+    nothing for the last servers.
+
+    Args:
+        shape: the parameter's.
+        servers: the most blocks to make.
+        min_block_size: the fewest elements worth a block.
+
+    Raises:
+        PassError: `servers` or `min_block_size` is not positive.
+    """
+    for name, value in (("servers", servers), ("min_block_size", min_block_size)):
+        if value < 1:
+            raise PassError(f"{name} is {value}, but must be at least 1")
+    numel, row = prod(shape), prod(shape[1:])
+    if numel == 0:
+        return (0,)
+    count = min(servers, max(1, numel // min_block_size))
+    size = -(-numel // count)
+    size += -size % row
+    return tuple(min(size, numel - start) for start in range(0, numel, size))
+
+
+def slice_rows(shape: Sequence[int], servers: int, min_block_size: int) -> tuple[int, ...]:
+    """Returns how many rows each block of a parameter has, by fluid's rule; none of a scalar.
+
+    Raises:
+        PassError: `servers` or `min_block_size` is not positive.
+    """
+    sizes, row = block_sizes(shape, servers, min_block_size), prod(shape[1:])
+    if not shape:
+        return ()
+    return tuple(size // row for size in sizes) if prod(shape) else (shape[0],)
+
+
+def obstacle(group: Group) -> str | None:
+    """Returns why a parameter must stay whole whatever its size, with the user's line, or None.
+
+    One that two optimizers update has a gradient from each: both are cut where it is.
+    """
+    if group.rows is not Rows.LOCAL:
+        return group.reason.headline if group.reason is not None else f"it is {group.rows.value}"
+    for name in group.gradients:
+        gradient = group.program.variables[name]
+        if gradient.shape != group.param.shape:
+            return f"its gradient '{gradient}' has another shape than its own, {group.param.type}"
+    return None
+
+
+def why_whole(program: Program, groups: OptimizeGroups) -> dict[str, str]:
+    """Returns, by parameter, why `slice_var` did not cut it: a sentence with the user's line.
+
+    Args:
+        program: one that `slice_var` ran on.
+        groups: its optimize groups.
+
+    Raises:
+        PassError: `slice_var` has not run.
+    """
+    found: dict[str, str] = {}
+    for part in slices_of(program):
+        if part.is_whole:
+            why = obstacle(groups.group(part.param))
+            found[part.param] = why or "its elements make no more than one block"
+    return found

@@ -1,0 +1,126 @@
+"""Place the blocks of parameters on servers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jaxfleet.analysis.groups import optimize_groups
+from jaxfleet.analysis.holdings import Holding, holdings
+from jaxfleet.analysis.placing import METHODS, Balance, place
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Program
+from jaxfleet.pipeline import Pass, register_pass
+
+_FIRST_PORT = 6174  # fluid's
+_LAST_PORT = 65535
+_LITTLE_BYTES = 1 << 20  # in all: no server takes long over it
+_WORTH_IT = 0.9  # of what a server holds most: a placement that is hardly better is no way out
+
+
+@register_pass("dispatch")
+@dataclass(frozen=True)
+class Dispatch(Pass):
+    """Places every block of a parameter, with its optimizer state, on a server.
+
+    `round_robin` takes the servers in turn, as fluid does: even where parameters are cut.
+    `hash_name` goes by the CRC-32 of a block's name: where a block lives does not depend on the
+    others, so it stays when layers are added. `balanced` gives the largest blocks first, each to
+    the server that holds least: even where large parameters stay whole.
+
+    A step waits for its fullest server. One that holds more than `max_imbalance` times the mean
+    is refused where `balanced` would do better, since it makes the servers' work take that many
+    times as long as it needs. What is one block cannot be spread, and little takes no time to
+    move: neither is refused. Runs after `slice_var`.
+
+    Before::
+
+        program p {slices=[["b", [200]], ["w", [64, 64]]]}
+          data  x: f32[128,200]
+          param b: f32[200]
+          param w: f32[128,200]
+          block 0
+            backward
+              b@GRAD: f32[200] = jax.reduce_sum(x) {axes=[0]} for (b, b@GRAD)
+              w@GRAD: f32[128,200] = jax.neg(x) for (w, w@GRAD)
+            optimize
+              b = jax.sub(b, b@GRAD)
+              w = jax.sub(w, w@GRAD)
+
+    After::
+
+        program p {endpoints=["127.0.0.1:6174", "127.0.0.1:6175"], placement=[["b", "127.0.0.1:6174"], ["w.block0", "127.0.0.1:6175"], ["w.block1", "127.0.0.1:6174"]], slices=[["b", [200]], ["w", [64, 64]]]}
+          data  x: f32[128,200]
+          param b: f32[200]
+          param w: f32[128,200]
+          block 0
+            backward
+              b@GRAD: f32[200] = jax.reduce_sum(x) {axes=[0]} for (b, b@GRAD)
+              w@GRAD: f32[128,200] = jax.neg(x) for (w, w@GRAD)
+            optimize
+              b = jax.sub(b, b@GRAD)
+              w = jax.sub(w, w@GRAD)
+    """  # noqa: E501  # a program's attributes are one line
+
+    endpoints: tuple[str, ...] = ()  # host:port of each server
+    servers: int = 2  # how many, on ports of this machine from 6174, where no endpoints are given
+    method: str = "round_robin"  # or hash_name, or balanced
+    max_imbalance: float = 2.0  # the most the fullest server may hold, over the mean; 0: anything
+
+    runs_after = ("slice_var",)
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            what = f"dispatch: method is '{self.method}'"
+            raise PassError(what, hint=f"choose one of {', '.join(METHODS)}")
+        if not 1 <= self.servers <= _LAST_PORT - _FIRST_PORT:
+            raise PassError(f"dispatch: servers is {self.servers}, but must be at least 1")
+        if self.max_imbalance != 0 and not self.max_imbalance >= 1:
+            what = f"dispatch: max_imbalance is {self.max_imbalance}"
+            raise PassError(what, hint="it is at least 1, or 0 to allow anything")
+        _check_endpoints(self.endpoints)
+
+    def run(self, program: Program) -> Program:
+        if "placement" in program.attrs:
+            what = f"dispatch: program '{program.name}' is already placed"
+            raise PassError(what, hint="run it once, after slice_var")
+        endpoints = self.endpoints or local_endpoints(self.servers)
+        parts = holdings(program, optimize_groups(program))
+        placed = place(self.method, parts, endpoints)
+        self._check_balance(parts, endpoints, Balance.of(parts, placed, endpoints))
+        attrs = program.attrs.updated(endpoints=endpoints, placement=tuple(placed.items()))
+        return replace(program, attrs=attrs)
+
+    def _check_balance(
+        self, parts: Sequence[Holding], endpoints: Sequence[str], balance: Balance
+    ) -> None:
+        even = not self.max_imbalance or balance.ratio <= self.max_imbalance
+        if even or balance.total < _LITTLE_BYTES:
+            return
+        best = Balance.of(parts, place("balanced", parts, endpoints), endpoints)
+        if best.fullest > _WORTH_IT * balance.fullest:
+            return
+        held = ", ".join(f"{name} {size:,}" for name, size in balance.held_bytes.items())
+        what = (
+            f"dispatch: {self.method} puts {balance.ratio:.2f} times the mean on one server, "
+            f"more than max_imbalance={self.max_imbalance:g}; bytes: {held}"
+        )
+        hint = (
+            f"method=balanced puts {best.ratio:.2f} times the mean there; "
+            "slice_var with a smaller min_block_size makes more blocks; max_imbalance=0 allows it"
+        )
+        raise PassError(what, hint=hint)
+
+
+def local_endpoints(servers: int) -> tuple[str, ...]:
+    """Returns endpoints of this machine for so many servers, on ports from fluid's first."""
+    return tuple(f"127.0.0.1:{_FIRST_PORT + place}" for place in range(servers))
+
+
+def _check_endpoints(endpoints: Sequence[str]) -> None:
+    for endpoint in endpoints:
+        host, _, port = endpoint.rpartition(":")
+        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= _LAST_PORT):
+            what = f"dispatch: '{endpoint}' is no endpoint"
+            raise PassError(what, hint="give host:port, such as 127.0.0.1:6174")
+        if endpoints.count(endpoint) > 1:
+            what = f"dispatch: endpoint '{endpoint}' is given twice"
+            raise PassError(what, hint="each server has its own")

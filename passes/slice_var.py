@@ -1,0 +1,83 @@
+"""Cut parameters into blocks that several servers hold."""
+
+from dataclasses import dataclass, replace
+
+from jaxfleet.analysis.groups import Group, optimize_groups
+from jaxfleet.analysis.slices import known_shape
+from jaxfleet.analysis.slicing import obstacle, slice_rows
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Program
+from jaxfleet.pipeline import Pass, register_pass
+
+
+@register_pass("slice_var")
+@dataclass(frozen=True)
+class SliceVar(Pass):
+    """Decides along which rows each parameter is cut, so that every server can hold some.
+
+    A parameter on one server keeps that server busy and the others waiting. The rule is fluid's:
+    as many blocks as servers, none with less than `min_block_size` elements, all of them whole
+    rows. A parameter is cut only where its update, read operator by operator, gives on some rows
+    exactly what it gives there on all: a norm over the rows, or a factored second moment, keeps
+    it whole.
+
+    Its gradients are cut as it is, and so is its optimizer's state: leaves with as many rows as
+    the parameter are cut along the same rows, scalars are not, and each block has its own. Nothing
+    is written down of that, since it follows. The pass itself changes no operator: it writes
+    `slices`, the rows of every parameter's blocks, which `dispatch` and `insert_send_recv` read.
+
+    Before::
+
+        program p
+          data  x: f32[128,200]
+          param b: f32[200]
+          param w: f32[128,200]
+          block 0
+            backward
+              b@GRAD: f32[200] = jax.reduce_sum(x) {axes=[0]} for (b, b@GRAD)
+              w@GRAD: f32[128,200] = jax.neg(x) for (w, w@GRAD)
+            optimize
+              b = jax.sub(b, b@GRAD)
+              w = jax.sub(w, w@GRAD)
+
+    After::
+
+        program p {slices=[["b", [200]], ["w", [64, 64]]]}
+          data  x: f32[128,200]
+          param b: f32[200]
+          param w: f32[128,200]
+          block 0
+            backward
+              b@GRAD: f32[200] = jax.reduce_sum(x) {axes=[0]} for (b, b@GRAD)
+              w@GRAD: f32[128,200] = jax.neg(x) for (w, w@GRAD)
+            optimize
+              b = jax.sub(b, b@GRAD)
+              w = jax.sub(w, w@GRAD)
+    """
+
+    servers: int = 2  # the most blocks of a parameter
+    min_block_size: int = 8192  # the fewest elements of a block, but for what rounding leaves
+    slice: bool = True  # false keeps every parameter whole
+
+    def __post_init__(self) -> None:
+        for name, value in (("servers", self.servers), ("min_block_size", self.min_block_size)):
+            if value < 1:
+                raise PassError(f"slice_var: {name} is {value}, but must be at least 1")
+
+    def run(self, program: Program) -> Program:
+        for attr in ("slices", "placement"):
+            if attr in program.attrs:
+                what = f"slice_var: program '{program.name}' is already cut: it has '{attr}'"
+                raise PassError(what, hint="run it once, on a captured step")
+        groups = optimize_groups(program)
+        if not groups.groups:
+            what = f"slice_var: program '{program.name}' has no parameters"
+            raise PassError(what, hint="servers hold what an optimizer updates")
+        slices = tuple((group.name, self._rows(group)) for group in groups.groups)
+        return replace(program, attrs=program.attrs.updated(slices=slices))
+
+    def _rows(self, group: Group) -> tuple[int, ...]:
+        shape = known_shape(group.param)
+        if not self.slice or obstacle(group) is not None:
+            return shape[:1]
+        return slice_rows(shape, self.servers, self.min_block_size)
