@@ -1,6 +1,6 @@
 """What operators use and do beyond their own operands: in sub-blocks, and to the world."""
 
-from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from jaxfleet.errors import ProgramError
@@ -12,8 +12,8 @@ from jaxfleet.ops import find_op
 class Uses:
     """Names of variables that an operator, or a block, reads and writes."""
 
-    reads: Collection[str]
-    writes: Collection[str]
+    reads: AbstractSet[str]
+    writes: AbstractSet[str]
 
 
 class OuterUses:
@@ -34,11 +34,15 @@ class OuterUses:
             own = block.variables.keys()
             self._of_block[block.index] = Uses(reads - own, writes - own)
 
+    def of_block(self, index: int) -> Uses:
+        """Returns what a block uses of the variables around it."""
+        return self._of_block[index]
+
     def of(self, op: Operator) -> Uses:
         """Returns what an operator uses of the variables around it."""
         inner = [self._of_block[index] for index in op.blocks]
         if not inner:
-            return Uses(op.reads, op.writes)
+            return Uses(frozenset(op.reads), frozenset(op.writes))
         return Uses(
             set(op.reads).union(*(uses.reads for uses in inner)),
             set(op.writes).union(*(uses.writes for uses in inner)),

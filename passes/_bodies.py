@@ -1,0 +1,209 @@
+"""Divides the optimize section of a step into what servers run: bodies, and what they share.
+
+A body is a program: its param and state variables are its own, its data is what others make. Names
+are the step's; only what a counter held before the learning-rate block raised it, and what
+trainers feed, go by others.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from jaxfleet.analysis.groups import Group, OptimizeGroups, cut_rows
+from jaxfleet.analysis.groups.extract import Extracted, extract
+from jaxfleet.analysis.groups.inner import Inner
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Kind, Operands, Operator, Program, Role, Variable, trainer_name
+from jaxfleet.ir.embed import renamed
+from jaxfleet.passes._uses import OuterUses
+
+WAY_OUT = "train with mode='collective', or keep these parameters on one device"
+
+
+@dataclass(frozen=True)
+class Update:
+    """What updates one parameter.
+
+    Attributes:
+        group: its optimize group.
+        part: what it adds to what crosses parameters, with `parts` fetched; or None.
+        parts: the names of that.
+        rest: what updates it then.
+    """
+
+    group: Group
+    part: Program | None
+    parts: tuple[str, ...]
+    rest: Program
+
+
+@dataclass
+class Bodies:
+    """All that servers run for a step.
+
+    Attributes:
+        groups: the optimize section, sorted.
+        lr: the learning-rate block.
+        combine: what brings parameters together, or None.
+        updates: by parameter.
+        feeds: what trainers make and servers read, besides gradients, by the trainers' names.
+    """
+
+    groups: OptimizeGroups
+    lr: Program = field(init=False)
+    combine: Program | None = None
+    updates: dict[str, Update] = field(default_factory=dict)
+    feeds: dict[str, Variable] = field(default_factory=dict)
+    _before: set[str] = field(default_factory=set)
+    _inner: Inner = field(init=False)
+
+    def __post_init__(self) -> None:
+        groups, self._inner = self.groups, Inner(self.groups.program)
+        crossing = self._extracted(groups.crossing_ops, groups.crossing_state, "combine")
+        parts = self._parts_of(crossing)
+        for group in groups.groups:
+            self.updates[group.name] = self._update(group, parts.get(group.name, {}))
+        if groups.crossing_ops:
+            names = {name: part for found in parts.values() for name, part in found.items()}
+            combine = self._renamed(crossing.program, crossing.sources, names)
+            self.combine = self._with_before(combine, groups.crossing_state)
+        lr = self._extracted(groups.lr_ops, groups.lr_state, "lr")
+        named = self._renamed(lr.program, lr.sources, {})
+        self.lr = self._with_before(named, groups.lr_state)
+
+    def cut(self, param: str, rows: int | None) -> Program:
+        """Returns what updates some rows of a parameter, with the letter `rows`; None for all."""
+        update = self.updates[param]
+        if rows is None:
+            return update.rest
+        if update.part is not None:
+            what = f"'{param}' is cut, but all of it is read beside other parameters"
+            raise PassError(what, hint="run slice_var, which keeps such a parameter whole")
+        program = cut_rows(update.group)
+        return self._renamed(program, update.group.sources, {}, keep=update.group.gradients)
+
+    @property
+    def server_state(self) -> frozenset[str]:
+        """The state that only servers have."""
+        own = {name for group in self.groups.groups for name in group.state}
+        return frozenset(own | set(self.groups.crossing_state))
+
+    def _extracted(self, places: Sequence[int], own: Sequence[str], what: str) -> Extracted:
+        graph = self.groups.graph
+        name = f"{graph.program.name}.{what}"
+        return extract(graph, self._inner, places, own=own, name=name)
+
+    def _parts_of(self, crossing: Extracted) -> dict[str, dict[str, str]]:
+        """Returns, by parameter, what crossing operators read of it, and what that goes by."""
+        graph = self.groups.graph
+        owners = {name: g.name for g in self.groups.groups for name in (*g.gradients, *g.state)}
+        owners.update({group.name: group.name for group in self.groups.groups})
+        made = {place: g.name for g in self.groups.groups for place in g.ops}
+        found: dict[str, dict[str, str]] = {}
+        for name, number in crossing.sources.items():
+            value = graph.values[number]
+            if value.place in made:
+                found.setdefault(made[value.place], {})[name] = value.name
+            elif value.place < 0 and value.name in owners:
+                found.setdefault(owners[value.name], {})[name] = f"{value.name}.part"
+        return found
+
+    def _update(self, group: Group, wanted: Mapping[str, str]) -> Update:
+        program = self._renamed(group.program, group.sources, {}, keep=group.gradients)
+        ops = tuple(op for op in program.root.ops if op.type != "fetch")
+        program = program.with_block(program.root.with_ops(ops))
+        if not wanted:
+            return Update(group, None, (), program)
+        return self._divided(group, program, wanted)
+
+    def _divided(self, group: Group, program: Program, wanted: Mapping[str, str]) -> Update:
+        """Divides a body into what others wait for and the rest."""
+        parts = tuple(dict.fromkeys(wanted.values()))
+        copied = [part for part in parts if part.endswith(".part")]
+        declared, ops = {}, list(program.root.ops)
+        for name in reversed(copied):
+            source = name.removesuffix(".part")
+            like = program.variables[source]
+            declared[name] = replace(like, name=name, kind=Kind.TEMP)
+            made = Operator("assign", Operands.of(source), Operands.of(name), role=Role.OPTIMIZE)
+            ops.insert(0, made)
+        block = program.root.with_ops(ops, declare=declared.values())
+        first = _first_ops(OuterUses(program), ops, parts)
+        crossing = {name for place in self.groups.crossing_ops
+                    for name in self.groups.program.root.ops[place].writes}  # fmt: skip
+        _refuse_second_round(group, [ops[place] for place in sorted(first)], crossing)
+        rest = [op for place, op in enumerate(ops) if place not in first]
+        part = program.with_block(block.with_ops(ops[place] for place in sorted(first)))
+        return Update(group, part, parts, program.with_block(block.with_ops(rest)))
+
+    def _renamed(
+        self,
+        program: Program,
+        sources: Mapping[str, int],
+        names: Mapping[str, str],
+        keep: Collection[str] = (),
+    ) -> Program:
+        fed = [v.name for v in program.of_kind(Kind.DATA) if v.name not in keep]
+        known = {name: names.get(name) or self._name(sources[name]) for name in fed}
+        return renamed(program, {old: new for old, new in known.items() if old != new})
+
+    def _name(self, number: int) -> str:
+        """Returns what a value from outside a body goes by on a server."""
+        graph, value = self.groups.graph, self.groups.graph.values[number]
+        shared = {*self.groups.lr_state, *self.groups.crossing_state}
+        if value.place >= 0:
+            return value.name
+        if value.name in shared:
+            if graph.values[graph.final[value.name]].place < 0:
+                return value.name
+            self._before.add(value.name)
+            return f"{value.name}.before"
+        self.feeds[value.name] = graph.variable(number)
+        return trainer_name(value.name, 0)
+
+    def _with_before(self, program: Program, state: Sequence[str]) -> Program:
+        """Returns a body that first keeps what others read of its state before it changes."""
+        names = [name for name in state if name in self._before]
+        block = program.root
+        ops = [_assign(name, f"{name}.before") for name in names]
+        kept = [
+            replace(program.variables[name], name=f"{name}.before", kind=Kind.TEMP)
+            for name in names
+        ]
+        return program.with_block(block.with_ops([*ops, *block.ops], declare=kept))
+
+
+def _assign(source: str, target: str) -> Operator:
+    return Operator("assign", Operands.of(source), Operands.of(target), role=Role.LR_SCHED)
+
+
+def _refuse_second_round(group: Group, ops: Sequence[Operator], crossing: AbstractSet[str]) -> None:
+    for op in ops:
+        if not crossing.isdisjoint(op.reads):
+            what = (
+                f"'{group.name}' adds to what crosses parameters what depends on parameters that "
+                "crossed before: servers would have to exchange twice in a step"
+            )
+            raise PassError(what, op=op, hint=WAY_OUT)
+
+
+def _first_ops(uses: OuterUses, ops: Sequence[Operator], names: Collection[str]) -> set[int]:
+    """Returns the operators that names need, and those that must read state before they do."""
+    found: set[int] = set()
+    wanted: set[int] = set()
+    while True:
+        live = set(names)
+        for place in reversed(range(len(ops))):
+            if place in wanted or live.intersection(ops[place].writes):
+                found.add(place)
+                live -= set(ops[place].writes)
+                live.update(uses.of(ops[place]).reads)
+        late = {
+            place
+            for writer in found
+            for place in range(writer)
+            if place not in found and not uses.of(ops[place]).reads.isdisjoint(ops[writer].writes)
+        }
+        if not late:
+            return found
+        wanted |= late

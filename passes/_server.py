@@ -1,0 +1,253 @@
+"""Writes the program of one server: `listen_and_serv`, and the blocks that it runs."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from jaxfleet.analysis.slices import Slice
+from jaxfleet.ir import (
+    Attr,
+    Attrs,
+    Block,
+    BlockRef,
+    Kind,
+    Operands,
+    Operator,
+    Program,
+    Role,
+    Source,
+    Variable,
+    block_name,
+    trainer_name,
+)
+from jaxfleet.ir.embed import embed
+from jaxfleet.passes._bodies import Bodies
+from jaxfleet.passes._uses import OuterUses
+
+Mark = Callable[[Operator], Operator]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all programs of a job agree on.
+
+    Attributes:
+        trainers: how many there are.
+        endpoints: of the servers, in order.
+        slices: of all parameters.
+        placement: the endpoint of each slice, by its name.
+        summed: the gradients of which every trainer has a summand; of another, trainer 0 has all.
+        exports: by parameter, what servers make for trainers besides it; under "", what is made
+            of several parameters.
+    """
+
+    trainers: int
+    endpoints: tuple[str, ...]
+    slices: tuple[Slice, ...]
+    placement: Mapping[str, str]
+    summed: frozenset[str]
+    exports: Mapping[str, tuple[str, ...]]
+
+    def of(self, param: str) -> tuple[Slice, ...]:
+        """Returns the slices of a parameter."""
+        return tuple(cut for cut in self.slices if cut.param == param)
+
+    def name(self, name: str, cut: Slice) -> str:
+        """Returns what a leaf or a gradient of a parameter is called in a slice of it."""
+        return name if cut.is_whole else block_name(name, cut.index)
+
+    def senders(self, gradient: str) -> range:
+        """Returns the trainers that send a gradient."""
+        return range(self.trainers if gradient in self.summed else 1)
+
+    def sharers(self) -> tuple[str, ...]:
+        """Returns the servers that hold anything, and so take part in exchanges."""
+        held = set(self.placement.values())
+        return tuple(endpoint for endpoint in self.endpoints if endpoint in held)
+
+
+def server_program(bodies: Bodies, job: Job, endpoint: str, mark: Mark) -> Program:
+    """Returns the program of the server at an endpoint."""
+    return _Server(bodies, job, endpoint, mark).run()
+
+
+@dataclass
+class _Server:
+    bodies: Bodies
+    job: Job
+    endpoint: str
+    mark: Mark
+    top: dict[str, Variable] = field(default_factory=dict)
+    shared: dict[str, Variable] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=lambda: [Block()])
+    runs: list[int] = field(default_factory=list)
+    merges: dict[str, int] = field(default_factory=dict)  # gradient of a slice: block
+    parts: list[int] = field(default_factory=list)
+    _parent: int = 0
+
+    def run(self) -> Program:
+        bodies, here = self.bodies, self._here()
+        lr = combine = -1
+        if here and bodies.lr.root.ops:
+            lr = self._parent = self._add(bodies.lr)
+        for cut in here:
+            if (part := bodies.updates[cut.param].part) is not None:
+                self.parts.append(self._add(part, cut))
+        if here and bodies.combine is not None:
+            exchange = self._exchange()
+            self.shared.update(self._remote_parts(exchange))
+            combine = self._add(bodies.combine, before=[exchange])
+        for cut in here:
+            sizes = {} if cut.is_whole else {"rows": cut.rows}
+            body = bodies.cut(cut.param, cut.rows if sizes else None)
+            self._add(body, cut, sizes=sizes)
+        if not here:
+            self.runs.append(1)
+            self.blocks.append(Block(1, 0))
+        return self._program(lr, combine)
+
+    def _here(self) -> list[Slice]:
+        return [cut for cut in self.job.slices if self.job.placement[cut.name] == self.endpoint]
+
+    def _add(
+        self,
+        body: Program,
+        cut: Slice | None = None,
+        *,
+        before: Sequence[Operator] = (),
+        sizes: Mapping[str, int] | None = None,
+    ) -> int:
+        """Adds a body as a block; returns its number."""
+        index, job = len(self.blocks), self.job
+        names: dict[str, str] = {}
+        if cut is not None and not cut.is_whole:
+            group = self.bodies.groups.group(cut.param)
+            own = (cut.param, *group.gradients, *group.state, *job.exports.get(cut.param, ()))
+            names = {name: job.name(name, cut) for name in own}
+        made = embed(
+            body,
+            index=index,
+            inner_from=index + 1,
+            parent=self._parent,
+            names=names,
+            sizes=sizes or {},
+        )
+        ops: list[Operator] = list(before)
+        declared: dict[str, Variable] = {}
+        for variable in made.variables.values():
+            if variable.kind in {Kind.PARAM, Kind.STATE, Kind.CONST} or variable.name.endswith(
+                trainer_name("", 0)
+            ):
+                self.top[variable.name] = variable
+        if cut is not None:
+            for gradient in self.bodies.groups.group(cut.param).gradients:
+                like = made.variables[names.get(gradient, gradient)]
+                ops += self._merge(gradient, like, index, declared)
+        block = made.root.with_ops(map(self.mark, ops), declare=declared.values())
+        block = block.with_ops([*block.ops, *made.root.ops])
+        self.blocks += [block, *made.inner]
+        self.runs.append(index)
+        return index
+
+    def _merge(
+        self, gradient: str, like: Variable, index: int, declared: dict[str, Variable]
+    ) -> Iterator[Operator]:
+        """Yields what merges a gradient, where no block before did."""
+        if like.name in self.merges:
+            return
+        self.merges[like.name] = index
+        declared[like.name] = replace(like, kind=Kind.TEMP)
+        buffers = [trainer_name(like.name, t) for t in self.job.senders(gradient)]
+        for name in buffers:
+            self.top[name] = replace(like, name=name, kind=Kind.DATA)
+        yield Operator(
+            "sum",
+            Operands.named(X=buffers),
+            Operands.named(Out=like.name),
+            role=Role.OPTIMIZE,
+            source=self._source(gradient),
+        )
+
+    def _source(self, gradient: str) -> Source:
+        ops = self.bodies.groups.program.root.ops
+        found = [op.source for op in ops if gradient in op.writes]
+        return found[-1] if found else Operator("sum").source
+
+    def _exchange(self) -> Operator:
+        """Returns what sends this server's parts to the others, and waits for theirs."""
+        here: list[str] = []
+        there: dict[str, str] = {}
+        for update in self.bodies.updates.values():
+            for cut in self.job.of(update.group.name):
+                at = self.job.placement[cut.name]
+                if at == self.endpoint:
+                    here += update.parts
+                else:
+                    there.update(dict.fromkeys(update.parts, at))
+        attrs: dict[str, Attr] = {
+            "endpoints": self.job.sharers(),
+            "epmap": tuple(there.values()),
+        }
+        inputs, outputs = Operands.named(X=here), Operands.named(Out=list(there))
+        return Operator("exchange", inputs, outputs, Attrs(attrs), Role.RPC)
+
+    def _remote_parts(self, exchange: Operator) -> dict[str, Variable]:
+        assert self.bodies.combine is not None
+        fed = self.bodies.combine.variables
+        return {name: replace(fed[name], kind=Kind.TEMP) for name in exchange.writes}
+
+    def _program(self, lr: int, combine: int) -> Program:
+        buffers = [v for v in self.top.values() if v.kind is Kind.DATA]
+        attrs: dict[str, Attr] = {
+            "Fanin": self.job.trainers,
+            "combine_block_id": combine,
+            "distributed_mode": 0,
+            "endpoint": self.endpoint,
+            "grad_to_block_id": tuple(f"{g}:{block}" for g, block in self.merges.items()),
+            "lr_decay_block_id": lr,
+            "optimize_blocks": tuple(BlockRef(index) for index in self.runs),
+            "part_block_ids": tuple(self.parts),
+            "pserver_id": self.job.endpoints.index(self.endpoint),
+        }
+        inputs = Operands.named(X=[v.name for v in buffers])
+        serve = Operator("listen_and_serv", inputs, attrs=Attrs(attrs), role=Role.RPC)
+        step = self.bodies.groups.program
+        facts: dict[str, Attr] = {
+            "endpoint": self.endpoint,
+            "endpoints": self.job.endpoints,
+            "pserver_id": attrs["pserver_id"],
+            "role": "pserver",
+            "slices": step.attrs.get("slices", ()),
+            "trainers": self.job.trainers,
+        }
+        root = Block(ops=(self.mark(serve),))
+        kinds = [Kind.DATA, Kind.PARAM, Kind.STATE, Kind.CONST]
+        top = sorted(self.top.values(), key=lambda v: kinds.index(v.kind))
+        program = Program(
+            f"{step.name}.pserver{attrs['pserver_id']}",
+            {v.name: v for v in top},
+            (root, *self.blocks[1:]),
+            Attrs(facts),
+        )
+        return self._hoisted(program)
+
+    def _hoisted(self, program: Program) -> Program:
+        """Declares in block 0 what one block makes and another reads, or trainers do."""
+        uses = OuterUses(program)
+        wanted = {name for names in self.job.exports.values() for name in names}
+        wanted |= {
+            self.job.name(name, cut)
+            for cut in self._here()
+            for name in self.job.exports.get(cut.param, ())
+        }
+        for index in self.runs:
+            wanted |= uses.of_block(index).reads
+        blocks = list(program.blocks)
+        shared = dict(self.shared)
+        for index in self.runs:
+            block = blocks[index]
+            made = {name: v for name, v in block.variables.items() if name in wanted}
+            shared.update(made)
+            rest = {name: v for name, v in block.variables.items() if name not in shared}
+            blocks[index] = replace(block, variables=rest).without_unused()
+        blocks[0] = replace(blocks[0], variables=shared)
+        return program.with_blocks(blocks)

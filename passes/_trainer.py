@@ -1,0 +1,191 @@
+"""Writes a trainer's program: the step without its optimize section, and what travels instead."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from jaxfleet.analysis.slices import Slice
+from jaxfleet.ir import (
+    Attr,
+    Attrs,
+    Kind,
+    Operands,
+    Operator,
+    Program,
+    Role,
+    Variable,
+    trainer_name,
+)
+from jaxfleet.passes._bodies import Bodies
+from jaxfleet.passes._server import Job, Mark
+from jaxfleet.passes._work import Work
+
+
+def trainer_program(bodies: Bodies, job: Job, work: Work, trainer_id: int, mark: Mark) -> Program:
+    """Returns the program of a trainer."""
+    return _Trainer(bodies, job, work, trainer_id, mark).run()
+
+
+@dataclass
+class _Trainer:
+    bodies: Bodies
+    job: Job
+    work: Work
+    trainer_id: int
+    mark: Mark
+    ops: list[Operator] = field(default_factory=list)
+    declared: dict[str, Variable] = field(default_factory=dict)
+    collectives: int = 0
+
+    def run(self) -> Program:
+        program, work = self.bodies.groups.program, self.work
+        root = program.root
+        tail: list[Operator] = []
+        for place, op in enumerate(root.ops):
+            if place in work.completions:
+                ((param, gradient),) = op.role_var
+                self._send(param, gradient, op)
+            elif place in work.tail:
+                tail.append(self._with_endpoint(_renamed(op, work.old_reads.get(place, {}))))
+            elif place in work.places:
+                self.ops.append(self._with_endpoint(op))
+            self._feeds_after(op)
+        self._keep_old()
+        self._rpc(Operator("send_barrier", attrs=self._to_all(), role=Role.RPC))
+        self._receive()
+        self.ops += tail
+        dropped = self.bodies.server_state
+        variables = {n: v for n, v in program.variables.items() if n not in dropped}
+        facts = program.attrs.updated(role="trainer", trainers=self.job.trainers)
+        facts = Attrs({k: v for k, v in facts.items() if k not in {"slices", "placement"}})
+        block = root.with_ops(self.ops, declare=self.declared.values())
+        made = replace(program, variables=variables, attrs=facts).with_block(block.without_unused())
+        return replace(made, name=f"{program.name}.trainer{self.trainer_id}")
+
+    def _with_endpoint(self, op: Operator) -> Operator:
+        """Returns the operator; a collective, with the server that does it."""
+        if not self.work.is_collective(op):
+            return op
+        return replace(op, attrs=op.attrs.updated(endpoint=self._next_endpoint()))
+
+    def _next_endpoint(self) -> str:
+        self.collectives += 1
+        return self.job.endpoints[self.collectives % len(self.job.endpoints)]
+
+    def _send(self, param: str, gradient: str, near: Operator) -> None:
+        cuts, is_summed = self.job.of(param), gradient in self.job.summed
+        if not is_summed and self.trainer_id:
+            return
+        own = self.job.trainers > 1 and is_summed
+        names = [
+            trainer_name(name, self.trainer_id) if own else name
+            for name in (self.job.name(gradient, cut) for cut in cuts)
+        ]
+        like = self.bodies.groups.program.lookup(gradient)
+        for name, cut in zip(names, cuts, strict=True):
+            if name != gradient:
+                self.declared[name] = replace(like, name=name, shape=cut.shape, kind=Kind.TEMP)
+        if len(cuts) > 1:
+            attrs = Attrs({"sections": tuple(cut.rows for cut in cuts)})
+            self._rpc(
+                Operator(
+                    "split_byref",
+                    Operands.named(X=gradient),
+                    Operands.named(Out=names),
+                    attrs,
+                    Role.DIST,
+                    source=near.source,
+                )
+            )
+        elif names[0] != gradient:
+            made = self.ops.pop() if self.ops and self.ops[-1].writes == (gradient,) else None
+            if made is None:
+                self.ops.append(
+                    Operator("assign", Operands.of(gradient), Operands.of(names[0]),
+                             role=Role.BACKWARD, source=near.source)
+                )  # fmt: skip
+            else:
+                self.ops.append(replace(made, outputs=made.outputs.renamed({gradient: names[0]})))
+        epmap = tuple(self.job.placement[cut.name] for cut in cuts)
+        self._rpc(
+            Operator(
+                "send",
+                Operands.named(X=names),
+                attrs=Attrs({"epmap": epmap}),
+                role=Role.RPC,
+                role_var=((param, gradient),),
+                source=near.source,
+            )
+        )
+
+    def _feeds_after(self, op: Operator) -> None:
+        """Sends what servers read besides gradients, once it is made; trainer 0 does."""
+        gradients = {name: g.name for g in self.bodies.groups.groups for name in g.gradients}
+        for name in op.writes:
+            if name in gradients and name not in self.job.summed:
+                self._send(gradients[name], name, op)
+
+    def _keep_old(self) -> None:
+        """Keeps what parameters held before the servers' values come, for what reads that later."""
+        if not self.trainer_id:
+            for name in self.bodies.feeds:
+                to = self.job.sharers()
+                attrs = Attrs({"epmap": to})
+                names = Operands.named(X=[name] * len(to))
+                self._rpc(Operator("send", names, attrs=attrs, role=Role.RPC))
+        old = {old: new for names in self.work.old_reads.values() for old, new in names.items()}
+        for param, name in old.items():
+            self._declare(param, name)
+            self.ops.append(Operator("assign", Operands.of(param), Operands.of(name)))
+
+    def _receive(self) -> None:
+        joins: list[Operator] = []
+        for name, cuts in self._received():
+            joins += self._receive_one(name, cuts)
+        self._rpc(Operator("fetch_barrier", attrs=self._to_all(), role=Role.RPC))
+        for op in joins:
+            self._rpc(op)
+
+    def _received(self) -> Iterator[tuple[str, Sequence[Slice]]]:
+        for group in self.bodies.groups.groups:
+            cuts = self.job.of(group.name)
+            yield group.name, cuts
+            for name in self.job.exports.get(group.name, ()):
+                yield name, cuts
+        for name in self.job.exports.get("", ()):
+            yield name, ()
+
+    def _receive_one(self, name: str, cuts: Sequence[Slice]) -> Iterator[Operator]:
+        like = self.bodies.groups.program.lookup(name)
+        names = [self.job.name(name, cut) for cut in cuts] or [name]
+        if like.name not in self.bodies.groups.program.variables or like.kind is not Kind.PARAM:
+            self.declared.setdefault(name, replace(like, kind=Kind.TEMP))
+        for part, cut in zip(names, cuts, strict=False):
+            if part != name:
+                shape = (cut.rows, *like.shape[1:])
+                self.declared[part] = replace(like, name=part, shape=shape, kind=Kind.TEMP)
+        epmap = tuple(self.job.placement[cut.name] for cut in cuts) or self.job.sharers()[:1]
+        attrs: dict[str, Attr] = {"epmap": epmap, "trainer_id": self.trainer_id}
+        self._rpc(Operator("recv", outputs=Operands.named(Out=names), attrs=Attrs(attrs),
+                           role=Role.RPC))  # fmt: skip
+        if len(names) > 1:
+            yield Operator(
+                "concat",
+                Operands.named(X=names),
+                Operands.named(Out=name),
+                Attrs({"axis": 0}),
+                Role.DIST,
+            )
+
+    def _declare(self, like: str, name: str) -> None:
+        variable = self.bodies.groups.program.lookup(like)
+        self.declared[name] = replace(variable, name=name, kind=Kind.TEMP)
+
+    def _to_all(self) -> Attrs:
+        return Attrs({"endpoints": self.job.endpoints, "trainer_id": self.trainer_id})
+
+    def _rpc(self, op: Operator) -> None:
+        self.ops.append(self.mark(op))
+
+
+def _renamed(op: Operator, names: Mapping[str, str]) -> Operator:
+    return replace(op, inputs=op.inputs.renamed(names))

@@ -1,0 +1,131 @@
+"""Says which operators of a step trainers run, and what they must get from servers for it."""
+
+from dataclasses import dataclass, field
+
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Kind, Operator
+from jaxfleet.passes._bodies import WAY_OUT, Bodies
+from jaxfleet.passes._uses import Effects, OuterUses
+
+
+@dataclass
+class Work:
+    """What trainers do of a step.
+
+    Attributes:
+        bodies: what servers do.
+        completions: the operators that complete gradients for the optimizer.
+        places: the operators of block 0 that trainers run.
+        tail: those of them that run after the servers' values have come.
+        old_reads: by operator of the tail, parameters that it reads as they were before.
+        exports: what trainers need of servers, by parameter; "" for what is of several.
+    """
+
+    bodies: Bodies
+    completions: dict[int, str] = field(default_factory=dict)
+    places: set[int] = field(default_factory=set)
+    tail: set[int] = field(default_factory=set)
+    old_reads: dict[int, dict[str, str]] = field(default_factory=dict)
+    exports: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _makers: list[dict[str, int]] = field(default_factory=list)
+    _effects: Effects = field(default_factory=Effects)
+
+    def __post_init__(self) -> None:
+        groups = self.bodies.groups
+        self._root = groups.program.root.ops
+        self._server_of = {place: group.name for group in groups.groups for place in group.ops}
+        self._server_of.update(dict.fromkeys(groups.crossing_ops, ""))
+        self._find_completions()
+        self._find_makers()
+        self._visit(self._start())
+        self._find_tail()
+        self._refuse_late_feeds()
+
+    def is_collective(self, op: Operator) -> bool:
+        """Tells whether trainers must run an operator together."""
+        return self._effects.is_collective(op)
+
+    @property
+    def summed(self) -> frozenset[str]:
+        """The gradients of which every trainer has a summand."""
+        return frozenset(self.completions.values())
+
+    def _find_completions(self) -> None:
+        wanted = {name for group in self.bodies.groups.groups for name in group.gradients}
+        for place, op in enumerate(self._root):
+            pairs = [gradient for _, gradient in op.role_var if gradient in op.writes]
+            is_sum = op.type == "c_allreduce_sum" and len(op.writes) == 1
+            if is_sum and pairs and pairs[0] in wanted:
+                # Whoever else needs all of the gradient gets it from the server that sums it.
+                self.completions[place] = pairs[0]
+                self._server_of[place] = op.role_var[0][0]
+
+    def _find_makers(self) -> None:
+        """Finds, for every operator, which one made what it reads; -1 for none."""
+        uses, made = OuterUses(self.bodies.groups.program), dict[str, int]()
+        for place, op in enumerate(self._root):
+            used = uses.of(op)
+            self._makers.append({name: made.get(name, -1) for name in used.reads})
+            made.update(dict.fromkeys(used.writes, place))
+        self._last = made
+
+    def _start(self) -> list[int]:
+        program = self.bodies.groups.program
+        params = {group.name for group in self.bodies.groups.groups}
+        own = [
+            v.name
+            for v in program.of_kind(Kind.PARAM, Kind.STATE)
+            if v.name not in params and v.name not in self.bodies.server_state
+        ]
+        found = [self._last[name] for name in own if name in self._last]
+        gradients = {name for group in self.bodies.groups.groups for name in group.gradients}
+        found += [self._last[name] for name in (*sorted(gradients), *self.bodies.feeds)
+                  if name in self._last]  # fmt: skip
+        found += [at for at, op in enumerate(self._root) if self._effects.has_effect(op)]
+        return found
+
+    def _visit(self, left: list[int]) -> None:
+        while left:
+            place = left.pop()
+            if place in self.places:
+                continue
+            self.places.add(place)
+            for name, maker in self._makers[place].items():
+                if maker in self._server_of:
+                    self._receive(name, maker)
+                elif maker >= 0:
+                    left.append(maker)
+                elif name in self.bodies.server_state:
+                    what = f"trainers read '{name}', which only servers have"
+                    raise PassError(what, op=self._root[place], hint=WAY_OUT)
+
+    def _receive(self, name: str, maker: int) -> None:
+        param = self._server_of[maker]
+        if name == param:
+            return
+        known = self.exports.get(param, ())
+        if name not in known:
+            self.exports[param] = (*known, name)
+
+    def _find_tail(self) -> None:
+        for place in sorted(self.places):
+            makers = self._makers[place]
+            if any(maker in self._server_of or maker in self.tail for maker in makers.values()):
+                self.tail.add(place)
+        params = {group.name for group in self.bodies.groups.groups}
+        for place in self.tail:
+            old = [name for name, maker in self._makers[place].items()
+                   if name in params and maker == -1]  # fmt: skip
+            if old:
+                self.old_reads[place] = {name: f"{name}.before" for name in old}
+        fetches = [at for at in self.places if self._root[at].type == "fetch"]
+        self.tail.update(fetches)
+
+    def _refuse_late_feeds(self) -> None:
+        for name in self.bodies.feeds:
+            if (maker := self._last.get(name, -1)) in self.tail:
+                what = (
+                    f"the optimizer reads '{name}', which trainers make of what servers give them "
+                    "in the same step"
+                )
+                raise PassError(what, op=self._root[maker], hint=WAY_OUT)

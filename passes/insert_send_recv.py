@@ -1,0 +1,57 @@
+"""Divide a step between trainers and parameter servers: write the program of one of them."""
+
+from dataclasses import dataclass
+
+from jaxfleet.analysis.groups import optimize_groups
+from jaxfleet.analysis.slices import endpoints_of, placement_of, slices_of
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Operator, Program
+from jaxfleet.passes._bodies import Bodies
+from jaxfleet.passes._server import Job, server_program
+from jaxfleet.passes._trainer import trainer_program
+from jaxfleet.passes._work import Work
+from jaxfleet.pipeline import Pass, made_by, register_pass
+
+
+@register_pass("insert_send_recv")
+@dataclass(frozen=True)
+class InsertSendRecv(Pass):
+    """Writes a trainer's program, or a server's.
+
+    A trainer's is the step without its optimize section: where the sum of a gradient was
+    completed, the trainer sends its summand (`split_byref`, `send`); at the end it waits
+    (`send_barrier`) and receives the parameters (`recv`, `fetch_barrier`, `concat`). A server's
+    has `listen_and_serv`, and a block for each slice that is placed there.
+    """
+
+    trainer_id: int = 0  # whose program, of the trainers
+    server: int = -1  # the server whose program is written instead; -1 for a trainer's
+    trainers: int = 1
+
+    runs_after = ("grad_allreduce", "slice_var", "dispatch")
+
+    def run(self, program: Program) -> Program:
+        if "role" in program.attrs:
+            raise PassError(f"insert_send_recv: the program is already a {program.attrs['role']}'s")
+        endpoints = endpoints_of(program)
+        if not -1 <= self.server < len(endpoints):
+            raise PassError(f"insert_send_recv: server {self.server} of {len(endpoints)}")
+        if not 0 <= self.trainer_id < self.trainers:
+            what = f"insert_send_recv: trainer {self.trainer_id} of {self.trainers}"
+            raise PassError(what)
+        bodies = Bodies(optimize_groups(program))
+        work = Work(bodies)
+        job = Job(
+            self.trainers,
+            endpoints,
+            slices_of(program),
+            placement_of(program),
+            work.summed,
+            work.exports,
+        )
+        if self.server >= 0:
+            return server_program(bodies, job, endpoints[self.server], self._mark)
+        return trainer_program(bodies, job, work, self.trainer_id, self._mark)
+
+    def _mark(self, op: Operator) -> Operator:
+        return made_by(op, self)
