@@ -77,5 +77,5 @@ def why_whole(program: Program, groups: OptimizeGroups) -> dict[str, str]:
     for part in slices_of(program):
         if part.is_whole:
             why = obstacle(groups.group(part.param))
-            found[part.param] = why or "its elements make no more than one block"
+            found[part.param] = why or "is a single block by its size and the options"
     return found

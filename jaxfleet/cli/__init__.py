@@ -1,3 +1,3 @@
-"""The command line: `jaxfleet opt`, `diff`, `passes` and `dump`."""
+"""The command line: `jaxfleet opt`, `diff`, `passes`, `dump` and `plan`."""
 
 from jaxfleet.cli.app import main as main

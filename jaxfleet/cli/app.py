@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxfleet.cli import diff, dump, opt, passes
+from jaxfleet.cli import diff, dump, opt, passes, plan
 from jaxfleet.cli.output import USER_ERROR, log
 from jaxfleet.errors import JaxfleetError
 
-_COMMANDS = (opt, diff, passes, dump)
+_COMMANDS = (opt, diff, passes, dump, plan)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

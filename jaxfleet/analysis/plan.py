@@ -1,0 +1,255 @@
+"""Says what servers would hold and what would travel in a step, without running anything."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from jaxfleet.analysis.groups import OptimizeGroups, optimize_groups
+from jaxfleet.analysis.groups.verdict import listed
+from jaxfleet.analysis.holdings import Holding, bytes_of, holdings
+from jaxfleet.analysis.placing import Balance, place
+from jaxfleet.analysis.slices import endpoints_of, placement_of
+from jaxfleet.analysis.slicing import why_whole
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Program
+from jaxfleet.pipeline import table
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """What one server holds, and what it gets and gives in a step, in bytes.
+
+    Attributes:
+        endpoint: its own.
+        parts: the slices that are placed there.
+        param_bytes: of the parameters.
+        state_bytes: of their optimizer state, and of the state that every server keeps.
+        from_trainers: all trainers' gradients.
+        to_trainers: the parameters, once for each trainer.
+        to_servers: its parts of what crosses parameters, once for each other server.
+    """
+
+    endpoint: str
+    parts: tuple[Holding, ...]
+    param_bytes: int
+    state_bytes: int
+    from_trainers: int
+    to_trainers: int
+    to_servers: int
+
+
+@dataclass(frozen=True)
+class Reductions:
+    """What trainers complete through servers besides gradients: losses, metrics, statistics.
+
+    Attributes:
+        count: how many values.
+        size_bytes: of those whose size is known, sent once and received once by each trainer.
+        of_the_batch: how many have the batch's size, which is not known.
+    """
+
+    count: int = 0
+    size_bytes: int = 0
+    of_the_batch: int = 0
+
+    @classmethod
+    def of(cls, program: Program) -> "Reductions":
+        """Returns those of a program that `grad_allreduce` rewrote for the trainers."""
+        sizes: list[int | None] = []
+        for block in program.blocks:
+            for op in block.ops:
+                if op.type.startswith(("c_allreduce", "c_allgather")) and not op.role_var:
+                    for name in op.reads:
+                        variable = program.lookup(name, block)
+                        known = all(isinstance(size, int) for size in variable.shape)
+                        sizes.append(bytes_of(variable) if known else None)
+        known_sizes = [size for size in sizes if size is not None]
+        return cls(len(sizes), sum(known_sizes), len(sizes) - len(known_sizes))
+
+
+@dataclass(frozen=True)
+class TransferPlan:
+    """Where every slice lives, and what travels in a step. It prints as text.
+
+    Attributes:
+        name: the program's.
+        trainers: how many.
+        servers: in the order of their endpoints.
+        push_bytes: the gradients that each trainer sends in a step.
+        pull_bytes: the parameters that each trainer receives in a step.
+        reductions: what else trainers complete over all of them.
+        balance: how evenly the servers are filled.
+        best: how evenly `balanced` would fill them.
+        whole: why parameters are not cut, and which.
+    """
+
+    name: str
+    trainers: int
+    servers: tuple[ServerPlan, ...]
+    push_bytes: int
+    pull_bytes: int
+    reductions: Reductions
+    balance: Balance = field(repr=False)
+    best: Balance = field(repr=False)
+    whole: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def __str__(self) -> str:
+        lines = [*self._blocks(), *self.summary()]
+        return "\n".join([self._headline(), *(f"  {line}" for line in lines)])
+
+    def summary(self) -> Iterator[str]:
+        """Yields what travels, the balance, and what is whole: all but the list of blocks."""
+        yield "bytes in each step:"
+        rows = [("", "receives", "sends", "to other servers")]
+        rows += [
+            (s.endpoint, f"{s.from_trainers:,}", f"{s.to_trainers:,}", f"{s.to_servers:,}")
+            for s in self.servers
+        ]
+        rows.append(("each trainer", f"{self.pull_bytes:,}", f"{self.push_bytes:,}", ""))
+        yield from (f"  {line}" for line in table(rows, right=(1, 2, 3)).splitlines())
+        yield from self._reduced()
+        yield self._balance()
+        for why, params in self.whole:
+            yield f"whole: {listed(params)}: {why}"
+
+    def to_json(self) -> dict[str, object]:
+        """Returns the plan as data that json can write."""
+        return {
+            "program": self.name,
+            "trainers": self.trainers,
+            "servers": [_server_json(server) for server in self.servers],
+            "trainer": {"push_bytes": self.push_bytes, "pull_bytes": self.pull_bytes},
+            "reductions": {
+                "count": self.reductions.count,
+                "bytes": self.reductions.size_bytes,
+                "of_the_batch": self.reductions.of_the_batch,
+            },
+            "balance": round(self.balance.ratio, 4),
+            "best_balance": round(self.best.ratio, 4),
+            "whole": [{"why": why, "params": list(params)} for why, params in self.whole],
+        }
+
+    def _headline(self) -> str:
+        servers, trainers = len(self.servers), self.trainers
+        return (
+            f"plan of '{self.name}': {servers} server{'s' * (servers != 1)}, "
+            f"{trainers} trainer{'s' * (trainers != 1)}"
+        )
+
+    def _blocks(self) -> Iterator[str]:
+        for server in self.servers:
+            yield (
+                f"{server.endpoint} holds {server.param_bytes:,} bytes of parameters, "
+                f"{server.state_bytes:,} of optimizer state"
+            )
+            rows = [
+                (
+                    part.slice.name,
+                    "x".join(map(str, part.slice.shape)) or "scalar",
+                    f"{part.param_bytes:,}",
+                    f"{part.state_bytes:,}",
+                )
+                for part in server.parts
+            ]
+            lines = table(rows, right=(1, 2, 3)).splitlines() if rows else ["nothing"]
+            yield from (f"  {line}" for line in lines)
+
+    def _reduced(self) -> Iterator[str]:
+        count, unsized = self.reductions.count, self.reductions.of_the_batch
+        if count:
+            line = f"metrics and statistics: {count} completed over all trainers"
+            line += f", {self.reductions.size_bytes:,} bytes each way for each trainer"
+            yield line + (f"; {unsized} of the batch's size not counted" if unsized else "")
+
+    def _balance(self) -> str:
+        line = f"balance: the fullest server holds {self.balance.ratio:.2f} times the mean"
+        if round(self.best.ratio, 2) < round(self.balance.ratio, 2):
+            return f"{line}; method balanced: {self.best.ratio:.2f}"
+        return line
+
+
+def transfer_plan(program: Program, *, trainers: int) -> TransferPlan:
+    """Returns what a step's servers hold, and what travels.
+
+    Args:
+        program: a step that `slice_var` and `dispatch` ran on; where `grad_allreduce` did too,
+            for the trainers, what they complete besides gradients is counted.
+        trainers: how many.
+
+    Raises:
+        PassError: one of the two passes has not run.
+    """
+    if trainers < 1:
+        raise PassError(f"plan: trainers is {trainers}, but must be at least 1")
+    return _Planner(program, trainers).run()
+
+
+@dataclass
+class _Planner:
+    program: Program
+    trainers: int
+
+    @cached_property
+    def groups(self) -> OptimizeGroups:
+        return optimize_groups(self.program)
+
+    def run(self) -> TransferPlan:
+        endpoints, placement = endpoints_of(self.program), placement_of(self.program)
+        parts = holdings(self.program, self.groups)
+        there = {name: [x for x in parts if placement[x.slice.name] == name] for name in endpoints}
+        return TransferPlan(
+            name=self.program.name,
+            trainers=self.trainers,
+            servers=tuple(self._server(*each, len(endpoints)) for each in there.items()),
+            push_bytes=sum(part.push_bytes for part in parts),
+            pull_bytes=sum(part.param_bytes for part in parts),
+            reductions=Reductions.of(self.program),
+            balance=Balance.of(parts, placement, endpoints),
+            best=Balance.of(parts, place("balanced", parts, endpoints), endpoints),
+            whole=self._whole(),
+        )
+
+    def _server(self, endpoint: str, parts: list[Holding], servers: int) -> ServerPlan:
+        params = sum(part.param_bytes for part in parts)
+        return ServerPlan(
+            endpoint=endpoint,
+            parts=tuple(parts),
+            param_bytes=params,
+            state_bytes=sum(part.state_bytes for part in parts) + self._common_bytes(),
+            from_trainers=self.trainers * sum(part.push_bytes for part in parts),
+            to_trainers=self.trainers * params,
+            to_servers=(servers - 1) * sum(part.part_bytes for part in parts),
+        )
+
+    def _common_bytes(self) -> int:
+        """Returns the bytes of the state that every server keeps: schedules' counters."""
+        names = (*self.groups.lr_state, *self.groups.crossing_state)
+        return sum(bytes_of(self.groups.program.variables[name]) for name in names)
+
+    def _whole(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        found: dict[str, list[str]] = {}
+        for param, why in why_whole(self.program, self.groups).items():
+            found.setdefault(why, []).append(param)
+        return tuple((why, tuple(params)) for why, params in found.items())
+
+
+def _server_json(server: ServerPlan) -> dict[str, object]:
+    return {
+        "endpoint": server.endpoint,
+        "param_bytes": server.param_bytes,
+        "state_bytes": server.state_bytes,
+        "from_trainers": server.from_trainers,
+        "to_trainers": server.to_trainers,
+        "to_servers": server.to_servers,
+        "blocks": [
+            {
+                "name": part.slice.name,
+                "param": part.slice.param,
+                "start": part.slice.start,
+                "shape": list(part.slice.shape),
+                "param_bytes": part.param_bytes,
+                "state_bytes": part.state_bytes,
+            }
+            for part in server.parts
+        ],
+    }
