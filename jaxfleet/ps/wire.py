@@ -89,7 +89,7 @@ def decode(frames: Sequence[Frame], limits: Limits) -> Message:
     """
     if not 1 <= len(frames) <= limits.max_tensors + 1:
         raise FrameError(f"a message has 1 to {limits.max_tensors + 1} frames, not {len(frames)}")
-    _at_most("a message", sum(_size(frame) for frame in frames), limits.max_message_bytes)
+    _at_most("a message", sum(frame_bytes(frame) for frame in frames), limits.max_message_bytes)
     header = _header(frames[0], limits)
     number = _integer("number", header["number"], 0)
     try:
@@ -106,6 +106,11 @@ def decode(frames: Sequence[Frame], limits: Limits) -> Message:
     except FrameError as error:
         error.number = number
         raise
+
+
+def frame_bytes(frame: Frame) -> int:
+    """Returns how many bytes a frame has."""
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
 
 
 def _in_wire_order(tensor: Tensor) -> np.ndarray:
@@ -126,14 +131,10 @@ def _check_sizes(message: Message, frames: Sequence[Frame], limits: Limits) -> N
     """Refuses here what the other end would only drop."""
     what = f"a {message.kind.value} message"
     _at_most(f"{what}: the arrays' number", len(message.tensors), limits.max_tensors)
-    _at_most(f"{what}: its header", _size(frames[0]), limits.max_body_bytes)
+    _at_most(f"{what}: its header", frame_bytes(frames[0]), limits.max_body_bytes)
     for tensor, frame in zip(message.tensors, frames[1:], strict=True):
-        _at_most(f"{what}: array '{tensor.name}'", _size(frame), limits.max_bytes)
-    _at_most(what, sum(_size(frame) for frame in frames), limits.max_message_bytes)
-
-
-def _size(frame: Frame) -> int:
-    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
+        _at_most(f"{what}: array '{tensor.name}'", frame_bytes(frame), limits.max_bytes)
+    _at_most(what, sum(frame_bytes(frame) for frame in frames), limits.max_message_bytes)
 
 
 def _at_most(what: str, size: int, limit: int) -> None:
@@ -165,7 +166,7 @@ class _Counter:
 
 
 def _header(frame: Frame, limits: Limits) -> dict[str, Any]:
-    _at_most("the header", _size(frame), limits.max_body_bytes)
+    _at_most("the header", frame_bytes(frame), limits.max_body_bytes)
     counter = _Counter(limits.max_values)
     try:
         header = msgpack.unpackb(
@@ -251,8 +252,8 @@ def _tensor(spec: Any, frame: Frame, limits: Limits) -> Tensor:
     _at_most(
         f"array '{name}'", math.prod(max(n, 1) for n in shape) * dtype.itemsize, limits.max_bytes
     )
-    if _size(frame) != (expected := math.prod(shape) * dtype.itemsize):
-        raise FrameError(f"array '{name}' is {expected} bytes, and {_size(frame)} came")
+    if frame_bytes(frame) != (expected := math.prod(shape) * dtype.itemsize):
+        raise FrameError(f"array '{name}' is {expected} bytes, and {frame_bytes(frame)} came")
     array = np.frombuffer(memoryview(frame).toreadonly(), np.uint8)
     if dtype == np.bool_ and array.size and array.max() > 1:
         raise FrameError(f"array '{name}' is of truth values, and holds others")

@@ -1,0 +1,78 @@
+"""A job's secret, and the keys that both ends make of it.
+
+Who knows the secret knows both key pairs. The server's public key is never sent, so who does not
+know it cannot even begin to talk; and the server takes no client key but the one.
+"""
+
+import hashlib
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from jaxfleet.errors import StrategyError
+
+LEAST_BYTES = 16
+
+_SALT = b"jaxfleet parameter servers 1"  # the same everywhere: both ends must come to the same keys
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The two key pairs of a job, as CURVE takes them: 40 characters each."""
+
+    server_public: bytes
+    server_secret: bytes
+    client_public: bytes
+    client_secret: bytes
+
+    def __repr__(self) -> str:
+        return "Keys(...)"
+
+
+def read_secret(path: str | Path) -> bytes:
+    """Returns the secret that a file holds, without white space around it.
+
+    Raises:
+        StrategyError: there is no such file, others may read it, or it is too short.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            secret = file.read().strip()
+    except OSError as error:
+        hint = 'make one: python -c "import secrets; print(secrets.token_hex())"'
+        raise StrategyError(f"the secret's file cannot be read: {error}", hint=hint) from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        what = f"others than its owner may use the secret's file '{path}', whose mode is {mode:o}"
+        raise StrategyError(what, hint=f"chmod 600 {path}")
+    check_secret(secret)
+    return secret
+
+
+def check_secret(secret: bytes) -> None:
+    """Refuses what is too short to be guessed by nobody.
+
+    Raises:
+        StrategyError: it is.
+    """
+    if len(secret) < LEAST_BYTES:
+        raise StrategyError(
+            f"a secret has at least {LEAST_BYTES} bytes, and this one has {len(secret)}",
+            hint='make one: python -c "import secrets; print(secrets.token_hex())"',
+        )
+
+
+def derive_keys(secret: bytes) -> Keys:
+    """Returns the keys of a secret, which take a moment to make so that guessing takes long.
+
+    Raises:
+        StrategyError: the secret is too short.
+    """
+    check_secret(secret)
+    both = hashlib.scrypt(secret, salt=_SALT, n=1 << 14, r=8, p=1, dklen=64)
+    server, client = (z85.encode(half) for half in (both[:32], both[32:]))
+    return Keys(zmq.curve_public(server), server, zmq.curve_public(client), client)

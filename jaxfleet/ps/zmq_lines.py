@@ -1,0 +1,101 @@
+"""A client's lines to all servers, over ZeroMQ."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import zmq
+
+from jaxfleet.errors import ConnectError
+from jaxfleet.ps.chunks import Joiner, split
+from jaxfleet.ps.limits import Limits
+from jaxfleet.ps.messages import Message
+from jaxfleet.ps.secret import Keys
+from jaxfleet.ps.wire import FrameError, decode, encode
+from jaxfleet.ps.zmq_ends import End, Timing, make_socket, receive_parts, send_parts, use_keys
+
+
+class ZmqLines:
+    """A DEALER for each server, so that each has a line of its own.
+
+    Args:
+        addresses: of the servers, as ZeroMQ names them.
+        limits: how much a message may hold.
+        timing: how soon things are noticed.
+        keys: of the job's secret.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], *, limits: Limits, timing: Timing, keys: Keys | None
+    ) -> None:
+        self._limits = limits
+        self._addresses = tuple(addresses)
+        self._end = End("the lines to the servers are")
+        self._readable: deque[int] = deque()
+        self._rejected = 0
+        self._joiners = [Joiner(limits) for _ in addresses]
+        self._sockets = [self._connect(address, timing, keys) for address in addresses]
+        self._servers = {line: server for server, line in enumerate(self._sockets)}
+
+    def _connect(self, address: str, timing: Timing, keys: Keys | None) -> "zmq.Socket[bytes]":
+        line = make_socket(self._end.context, zmq.DEALER, self._limits, timing)
+        self._end.watch(line)
+        line.setsockopt(zmq.IPV6, int("[" in address))
+        if keys is not None:
+            use_keys(line, keys, server=False)
+        line.connect(address)
+        return line
+
+    @property
+    def rejected(self) -> int:
+        """How many frames from servers were no messages."""
+        return self._rejected
+
+    def send(self, server: int, message: Message) -> None:
+        with self._end.used():
+            try:
+                for parts in split(encode(message, limits=self._limits)):
+                    send_parts(self._sockets[server], parts)
+            except zmq.Again as error:
+                what = f"server {server} at {self._addresses[server]} takes no more messages"
+                hint = "it is not there, or has stopped; see its log"
+                raise ConnectError(what, hint=hint) from error
+
+    def receive(self, timeout_s: float) -> tuple[int, Message] | None:
+        until = time.monotonic() + timeout_s
+        with self._end.used():
+            while True:
+                if self._readable:
+                    if (found := self._take()) is not None:
+                        return found
+                    if time.monotonic() < until:
+                        continue
+                events, _ = self._end.wait(until)
+                self._readable.extend(
+                    s
+                    for line, s in self._servers.items()
+                    if line in events and s not in self._readable
+                )
+                if not self._readable and time.monotonic() >= until:
+                    return None
+
+    def _take(self) -> tuple[int, Message] | None:
+        """Reads once from the server whose turn it is; those that have more stay in line."""
+        server = self._readable.popleft()
+        try:
+            parts = receive_parts(self._sockets[server], most=self._limits.max_tensors + 2)
+        except zmq.Again:
+            return None
+        except FrameError:
+            self._rejected += 1
+            return None
+        self._readable.append(server)
+        try:
+            frames = self._joiners[server].add(parts)
+            return None if frames is None else (server, decode(frames, self._limits))
+        except FrameError:
+            self._rejected += 1
+            return None
+
+    def close(self) -> None:
+        self._end.close()

@@ -1,0 +1,163 @@
+"""A server's end of all lines to it, over ZeroMQ."""
+
+import threading
+import time
+from collections.abc import Sequence
+
+import zmq
+
+from jaxfleet.ps.chunks import Joiner, PieceError, split
+from jaxfleet.ps.limits import Limits
+from jaxfleet.ps.messages import Kind, Message
+from jaxfleet.ps.network import Peer
+from jaxfleet.ps.secret import Keys
+from jaxfleet.ps.wire import Frame, FrameError, decode, encode
+from jaxfleet.ps.zmq_ends import (
+    End,
+    Timing,
+    TooManyPartsError,
+    make_socket,
+    receive_parts,
+    send_parts,
+    use_keys,
+)
+
+_ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks whom it may let in
+
+
+class ZmqListener:
+    """A ROUTER: it names each connection, and answers go to the one that they are for.
+
+    Args:
+        address: to bind, as ZeroMQ names it.
+        host: as the user named it.
+        limits: how much a message may hold.
+        timing: how soon things are noticed.
+        keys: of the job's secret.
+
+    Raises:
+        zmq.ZMQError: the address cannot be bound.
+    """
+
+    def __init__(
+        self, address: str, *, host: str, limits: Limits, timing: Timing, keys: Keys | None
+    ) -> None:
+        self._limits = limits
+        self._timing = timing
+        self._rejected = 0
+        self._joiners: dict[Peer, tuple[Joiner, float]] = {}  # with when each took something
+        self._end = End(f"the listener at {host} is")
+        self._router = make_socket(self._end.context, zmq.ROUTER, limits, timing)
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 0)  # nobody takes another's name
+        self._router.setsockopt(zmq.IPV6, int("[" in address))
+        self._end.watch(self._router)
+        try:
+            if keys is not None:
+                use_keys(self._router, keys, server=True)
+                self._let_in_only(keys)
+            self._router.bind(address)
+        except zmq.ZMQError:
+            self._end.close()
+            raise
+        port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+        self._endpoint = f"{host}:{port}"
+
+    def _let_in_only(self, keys: Keys) -> None:
+        asked = self._end.context.socket(zmq.REP)
+        asked.setsockopt(zmq.LINGER, 0)
+        asked.bind(_ZAP)
+        # A thread of its own: the one that serves may be busy for longer than a handshake waits.
+        answering = (asked, zmq.utils.z85.decode(keys.client_public))
+        threading.Thread(target=_answer, args=answering, name="jaxfleet-zap", daemon=True).start()
+
+    @property
+    def endpoint(self) -> str:
+        return self._endpoint
+
+    @property
+    def rejected(self) -> int:
+        return self._rejected
+
+    def receive(self, timeout_s: float) -> tuple[Peer, Message] | None:
+        until = time.monotonic() + timeout_s
+        with self._end.used():
+            while True:
+                try:
+                    if (found := self._take()) is not None:
+                        return found
+                    if time.monotonic() < until:
+                        continue
+                except zmq.Again:
+                    self._forget_stale()
+                events, rang = self._end.wait(until)
+                if rang or not events:
+                    return None
+
+    def _take(self) -> tuple[Peer, Message] | None:
+        """Reads once. What is no message is answered, and counted."""
+        try:
+            name, *parts = receive_parts(self._router, most=self._limits.max_tensors + 3)
+        except TooManyPartsError as error:
+            self._reject(error.first, error)
+            return None
+        peer = name.tobytes()
+        try:
+            frames = self._joined(peer, parts)
+            return None if frames is None else (peer, decode(frames, self._limits))
+        except PieceError:
+            self._rejected += (
+                1  # each piece after the first that is wrong is too: one answer is enough
+            )
+        except FrameError as error:
+            self._reject(peer, error)
+        return None
+
+    def _joined(self, peer: Peer, parts: Sequence[Frame]) -> Sequence[Frame] | None:
+        found = self._joiners.pop(peer, None)
+        joiner = Joiner(self._limits) if found is None else found[0]
+        frames = joiner.add(parts)
+        if joiner.busy:
+            self._joiners[peer] = joiner, time.monotonic()
+        return frames
+
+    def _forget_stale(self) -> None:
+        """Gives up what connections began to send and left."""
+        if self._joiners:
+            since = time.monotonic() - self._timing.half_open_s
+            self._joiners = {p: (j, at) for p, (j, at) in self._joiners.items() if at > since}
+
+    def _reject(self, peer: Peer, error: FrameError) -> None:
+        self._rejected += 1
+        body = {
+            "error": "bad_message",
+            "what": error.what,
+            "hint": "run the same jaxfleet everywhere",
+        }
+        sender = f"server at {self._endpoint}"
+        self._send(peer, Message(Kind.ERROR, sender, number=error.number, body=body))
+
+    def send(self, peer: Peer, message: Message) -> None:
+        with self._end.used():
+            self._send(peer, message)
+
+    def _send(self, peer: Peer, message: Message) -> None:
+        for parts in split(encode(message, limits=self._limits)):
+            send_parts(self._router, [peer, *parts])
+
+    def wake(self) -> None:
+        self._end.ring()
+
+    def close(self) -> None:
+        self._end.close()
+
+
+def _answer(asked: "zmq.Socket[bytes]", client: bytes) -> None:
+    """Answers ZeroMQ's questions by RFC 27 until the context ends."""
+    try:
+        while True:
+            version, number, _, _, _, mechanism, *keys = asked.recv_multipart()
+            known = mechanism == b"CURVE" and keys == [client]
+            status = (b"200", b"OK", b"jaxfleet") if known else (b"400", b"not this job's", b"")
+            asked.send_multipart([version, number, *status, b""])
+    except zmq.ZMQError:
+        asked.close()
