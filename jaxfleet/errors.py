@@ -13,6 +13,7 @@
       ConnectError         a peer never answered; try again
       PeerLostError        a peer answered, then went
       ClosedError          this end was closed
+      CheckpointError      a checkpoint cannot be written, or is damaged, or has not what is asked
 
 The first line of an error says what happened, with the values. Where it happened and what to do
 are notes, which Python prints under the message.
@@ -99,3 +100,7 @@ class PeerLostError(JaxfleetError, ConnectionError):
 
 class ClosedError(JaxfleetError, RuntimeError):
     """This end was closed."""
+
+
+class CheckpointError(JaxfleetError, OSError):
+    """A checkpoint cannot be written, or is damaged, or has not what is asked of it."""

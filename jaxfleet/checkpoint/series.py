@@ -1,0 +1,96 @@
+"""Checkpoints of one run, a folder for each step, of which the last few are kept."""
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxfleet.checkpoint.files import entries, remove
+from jaxfleet.checkpoint.layout import MANIFEST, TEMPORARY, unique
+from jaxfleet.checkpoint.reading import open_checkpoint
+from jaxfleet.errors import CheckpointError
+
+_STEP = re.compile(r"step-(\d{8,18})")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=3)
+
+
+@dataclass(frozen=True)
+class CheckpointSeries:
+    """Checkpoints under `root`, numbered by step.
+
+    Attributes:
+        root: holds a folder for each; made by the first save.
+        keep: how many `prune` leaves.
+    """
+
+    root: Path
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise CheckpointError(f"a series that keeps {self.keep} checkpoints", hint="keep=1")
+
+    def path(self, step: int) -> Path:
+        """Returns the folder of a step."""
+        return self.root / f"step-{step:08d}"
+
+    def steps(self) -> tuple[int, ...]:
+        """Returns the steps that were committed, damaged ones too, in order."""
+        return tuple(step for step in self._folders() if (self.path(step) / MANIFEST).is_file())
+
+    def latest(self, *, warn: Callable[[str], None] = _warn) -> int | None:
+        """Returns the last step whose checkpoint is good, read to its last byte.
+
+        Args:
+            warn: is told of each that is damaged, and which error it gave.
+
+        Returns:
+            The step, or None where there is none.
+        """
+        for step in reversed(self.steps()):
+            try:
+                open_checkpoint(self.path(step)).verify()
+            except CheckpointError as error:
+                warn(f"the checkpoint of step {step} is passed over: {error}")
+            else:
+                return step
+        return None
+
+    def prune(self) -> None:
+        """Removes all but the last `keep` good checkpoints, and what is left of broken saves.
+
+        A folder without a commit that is newer than the last good checkpoint may be one that is
+        being written, and stays.
+        """
+        good = [step for step in self.steps() if self._opens(step)][-self.keep :]
+        for name in entries(self.root):
+            if name.startswith(TEMPORARY):
+                remove(self.root / name)
+        for step in self._folders():
+            committed = (self.path(step) / MANIFEST).is_file()
+            if good and (step < good[0] or (step < good[-1] and not committed)):
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        """Removes a checkpoint so that at no moment half of one is there."""
+        aside = self.root / unique(f"{TEMPORARY}{self.path(step).name}")
+        try:
+            self.path(step).rename(aside)
+        except FileNotFoundError:
+            return
+        remove(aside)
+
+    def _folders(self) -> list[int]:
+        found = (_STEP.fullmatch(name) for name in entries(self.root))
+        return sorted(int(match[1]) for match in found if match)
+
+    def _opens(self, step: int) -> bool:
+        try:
+            open_checkpoint(self.path(step))
+        except CheckpointError:
+            return False
+        return True

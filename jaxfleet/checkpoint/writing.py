@@ -1,0 +1,112 @@
+"""Writes one part of a checkpoint."""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from jaxfleet.checkpoint.data import DataWriter
+from jaxfleet.checkpoint.files import entries, measure, remove_empty, staged_folder, sync
+from jaxfleet.checkpoint.layout import DATA, PART_MANIFEST, is_ours, part_folder
+from jaxfleet.checkpoint.pieces import PartReceipt, Piece, Plain
+from jaxfleet.checkpoint.records import PartRecord, PieceRecord, record_of
+from jaxfleet.checkpoint.sealed import check_facts, write_sealed
+from jaxfleet.errors import CheckpointError
+
+
+def write_part(
+    folder: Path,
+    part: str,
+    pieces: Iterable[Piece],
+    *,
+    step: int,
+    facts: Mapping[str, Plain] | None = None,
+) -> PartReceipt:
+    """Writes what one process holds, and returns what `commit` must know of it.
+
+    The pieces are taken one at a time and held up to 64 MiB, so a generator needs little memory.
+    When this returns all is on the disk. A checkpoint that is in the folder stays as it is, until
+    `commit`.
+
+    Args:
+        folder: the checkpoint's, the same for all processes; made where there is none.
+        part: the process, such as `server 0`; no two processes may say the same.
+        pieces: rows of arrays.
+        step: the step that they belong to.
+        facts: plain data about this part, for whoever reads it.
+
+    Raises:
+        CheckpointError: the disk is full or fails, a piece is none, or the folder holds other
+            things. Nothing of the part is left.
+    """
+    final = folder / part_folder(part)
+    known = check_facts(step, facts)
+    try:
+        _make(folder)
+        return _write(final, PartRecord(part, step, known, 0, ()), pieces)
+    except OSError as error:
+        remove_empty(folder)
+        if isinstance(error, CheckpointError):
+            raise
+        raise cannot_write(f"part '{part}' of step {step}", folder, error) from error
+
+
+def _write(final: Path, record: PartRecord, pieces: Iterable[Piece]) -> PartReceipt:
+    with staged_folder(final) as stage:
+        data = stage / DATA
+        data.mkdir()
+        written = _write_pieces(data, record.part, pieces)
+        record = replace(record, pieces=written, data_bytes=measure(data)[1])
+        sha256 = write_sealed(stage / PART_MANIFEST, record.to_plain())
+        files, size = measure(stage)
+    return PartReceipt(record.part, final.name, files, size, sha256)
+
+
+def _write_pieces(data: Path, part: str, pieces: Iterable[Piece]) -> tuple[PieceRecord, ...]:
+    records: list[PieceRecord] = []
+    writer = DataWriter(data)
+    try:
+        for number, piece in enumerate(pieces):
+            record = _record(part, piece)
+            blocks = writer.add(number, record, np.asarray(piece.array))
+            records.append(replace(record, blocks=blocks))
+        writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+    return tuple(records)
+
+
+def _record(part: str, piece: Piece) -> PieceRecord:
+    try:
+        return record_of(piece)
+    except ValueError as error:
+        hint = "a piece is rows of an array of numbers or truth values"
+        raise CheckpointError(f"part '{part}' cannot be saved: {error}", hint=hint) from error
+
+
+def _make(folder: Path) -> None:
+    """Makes the checkpoint's folder, or sees that it is one.
+
+    A save removes what older saves left, so it must not run in a folder of other things.
+    """
+    if foreign := [name for name in entries(folder) if not is_ours(name)]:
+        what = f"{folder} holds {foreign[0]!r}, which is no part of a checkpoint"
+        raise CheckpointError(what, hint="save into a folder of its own")
+    folder.mkdir(parents=True, exist_ok=True)
+    sync(folder.parent)
+
+
+def cannot_write(what: str, folder: Path, error: OSError) -> CheckpointError:
+    """Returns the error for a disk that is full or fails."""
+    reason = error.strerror or str(error)
+    try:
+        room = f"{shutil.disk_usage(folder.parent).free / 1e6:.1f} MB are free there; "
+    except OSError:
+        room = ""
+    hint = f"{room}what this save had written was removed, and older checkpoints are as they were"
+    failed = CheckpointError(f"cannot write {what} to {folder}: {reason}", hint=hint)
+    failed.errno = error.errno
+    return failed

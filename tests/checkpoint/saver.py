@@ -1,0 +1,56 @@
+"""Saves again and again, in a process that a test kills or leaves no room: `saver.py root how`."""
+
+import resource
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from jaxfleet.checkpoint import CheckpointSeries, save_arrays
+from jaxfleet.errors import CheckpointError
+
+ROWS = 1 << 13  # of 1024 floats: 32 MiB, which takes long enough to be killed in
+
+
+def arrays(step: int, rows: int = ROWS) -> dict[str, np.ndarray]:
+    return {"w": np.full((rows, 1024), step, np.float32), "step": np.array(step)}
+
+
+def say(*lines: object) -> None:
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()
+
+
+def forever(root: Path) -> None:
+    series = CheckpointSeries(root)
+    step = 1
+    while True:
+        save_arrays(series.path(step), arrays(step), step=step)
+        say(step)
+        series.prune()
+        step += 1
+
+
+def same_folder(root: Path) -> None:
+    step = 1
+    while True:
+        save_arrays(root / "c", arrays(step), step=step)
+        say(step)
+        step += 1
+
+
+def without_room(root: Path) -> None:
+    """Saves one that fits and one that does not, where no file may pass 1 MiB."""
+    series = CheckpointSeries(root)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    save_arrays(series.path(1), arrays(1, rows=16), step=1)
+    try:
+        save_arrays(series.path(2), arrays(2), step=2)
+    except CheckpointError as error:
+        say(error, *error.__notes__)
+
+
+if __name__ == "__main__":
+    {"forever": forever, "same_folder": same_folder, "without_room": without_room}[sys.argv[2]](
+        Path(sys.argv[1])
+    )
