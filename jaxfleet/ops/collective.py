@@ -96,27 +96,27 @@ def alltoall(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Ar
 @register_op("c_split")
 def split(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
     """Keeps this device's rows of what every device has."""
-    if ctx.axis_name is None:
+    if ctx.device is None:
         return list(inputs)
     axis, devices = attr(ctx, op, "axis"), attr(ctx, op, "devices")
     rows = inputs[0].shape[axis] // devices
-    start = lax.axis_index(ctx.axis_name) * rows
+    start = ctx.device * rows
     return [lax.dynamic_slice_in_dim(inputs[0], start, rows, axis)]
 
 
 @register_op("c_summand")
 def summand(ctx: Context, _: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
     """Makes what every device has a sum that has it once: the first device keeps it."""
-    if ctx.axis_name is None:
+    if ctx.device is None:
         return list(inputs)
     value = jnp.asarray(inputs[0])
-    return [jnp.where(lax.axis_index(ctx.axis_name) == 0, value, jnp.zeros_like(value))]
+    return [jnp.where(ctx.device == 0, value, jnp.zeros_like(value))]
 
 
 @register_op("c_local")
 def local(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
     """Scales a device's summand up to stand for the whole sum: local batch statistics."""
-    if ctx.axis_name is None:
+    if ctx.device is None:
         return list(inputs)
     return [inputs[0] * jnp.asarray(attr(ctx, op, "devices"), inputs[0].dtype)]
 

@@ -6,6 +6,8 @@ Under `jit` this is how a Program becomes an XLA computation; without, it runs s
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from jax import lax
+
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Block, Literal, Operand, Operator, Program, Size, evaluate
 from jaxfleet.ir.types import Kind
@@ -21,11 +23,13 @@ class Interpreter:
         program: what to run.
         sizes: a number for every letter in it.
         axis_name: the mesh axis it runs over, or None.
+        trainer: which of the trainers this is, where there are several and no mesh.
     """
 
     program: Program
     sizes: Mapping[str, int]
     axis_name: str | None = None
+    trainer: Array | None = None
     _constants: dict[str, Array] = field(default_factory=dict)
 
     def run(self, values: Mapping[str, Array], *, keep: Iterable[str] = ()) -> dict[str, Array]:
@@ -61,6 +65,11 @@ class Interpreter:
         scope = {**self._values_of_constants(), **held}
         self._run_ops(block, scope)
         return {name: value for name, value in scope.items() if name not in block.variables}
+
+    @property
+    def device(self) -> Array | None:
+        """Which of the devices, or trainers, this is; None on a single one."""
+        return self.trainer if self.axis_name is None else lax.axis_index(self.axis_name)
 
     def size(self, size: Size) -> int:
         """Returns the number that a symbolic size is here."""

@@ -24,8 +24,8 @@ def iota(ctx: Context, op: Operator, _: Sequence[Array]) -> Sequence[Array]:
     """Counts this device's rows from where they start in the whole batch."""
     shape, dimension = attr(ctx, op, "shape"), attr(ctx, op, "dimension")
     counted = lax.broadcasted_iota(np.int32, shape, dimension)
-    if ctx.axis_name is not None:
-        counted += lax.axis_index(ctx.axis_name) * shape[dimension]
+    if ctx.device is not None:
+        counted += ctx.device * shape[dimension]
     return [counted.astype(attr(ctx, op, "dtype"))]
 
 
@@ -64,7 +64,7 @@ def _is_threefry(key: Array) -> bool:
 
 
 def _own_key(ctx: Context, key: Array) -> Array:
-    return key if ctx.axis_name is None else jax.random.fold_in(key, lax.axis_index(ctx.axis_name))
+    return key if ctx.device is None else jax.random.fold_in(key, ctx.device)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class _Rows:
     @classmethod
     def of(cls, ctx: Context, op: Operator) -> "_Rows":
         """Reads an operator's attributes."""
-        device = 0 if ctx.axis_name is None else lax.axis_index(ctx.axis_name)
+        device = 0 if ctx.device is None else ctx.device
         shape, axis = attr(ctx, op, "shape"), attr(ctx, op, "rows_axis")
         return cls(tuple(shape), axis, attr(ctx, op, "devices"), jnp.asarray(device, np.uint32))
 

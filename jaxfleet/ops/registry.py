@@ -22,6 +22,11 @@ class Context(Protocol):
         """The mesh axis that the devices are on, or None on a single device."""
         ...
 
+    @property
+    def device(self) -> Array | None:
+        """Which of the devices, or trainers, this is, from 0 on; None on a single one."""
+        ...
+
     def size(self, size: Size) -> int:
         """Returns the number that a symbolic size is here."""
         ...

@@ -1,0 +1,152 @@
+"""Cuts a trainer's program where it talks to servers: what lies between is compiled.
+
+A segment is a run of operators of block 0 that need no server. The operators of the host stay as
+they are, for the runtime to do.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import jax
+
+from jaxfleet.ir import Block, Operator, Program, Size
+from jaxfleet.ir.embed import embed
+from jaxfleet.lower.blocks import ExecutableCache, _Key, _reads, _writes
+from jaxfleet.ops import Array, Interpreter, find_op
+
+HOST_OPS = frozenset(
+    {"split_byref", "send", "send_barrier", "recv", "fetch_barrier", "concat", "fetch"}
+)
+Run: TypeAlias = Callable[..., Sequence[Array]]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Operators that run on the device, as one function.
+
+    Attributes:
+        reads: the variables that it takes, in order, besides which trainer this is.
+        writes: the variables that it returns, in order.
+        run: `(trainer, *reads) -> writes`, compiled at the first call.
+    """
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    run: Run = field(repr=False)
+
+
+def runs_on_host(op: Operator) -> bool:
+    """Tells whether an operator of a trainer's program is the runtime's to do."""
+    return op.type in HOST_OPS or ("endpoint" in op.attrs and find_op(op).is_collective)
+
+
+def segments(
+    program: Program, sizes: Mapping[str, int], *, cache: ExecutableCache
+) -> list[Segment | tuple[Operator, ...]]:
+    """Returns segments, and between them the operators of the host that stand together.
+
+    Args:
+        program: a trainer's.
+        sizes: a number for every letter: the rows of this trainer.
+        cache: where executables are kept.
+    """
+    bound = _with_numbers(program, sizes)
+    runs = list(_runs(bound.root.ops))
+    blocks = _as_blocks(bound, [ops for on_host, ops in runs if not on_host])
+    found: list[Segment | tuple[Operator, ...]] = []
+    for on_host, ops in runs:
+        if on_host:
+            found.append(tuple(ops))
+        else:
+            index = 1 + sum(isinstance(item, Segment) for item in found)
+            found.append(_segment(blocks, index, cache))
+    return found
+
+
+def _with_numbers(program: Program, sizes: Mapping[str, int]) -> Program:
+    made = embed(program, index=0, inner_from=1, parent=-1, names={}, sizes=sizes)
+    return replace(program, variables=made.variables, blocks=(made.root, *made.inner))
+
+
+def _runs(ops: Sequence[Operator]) -> Iterator[tuple[bool, list[Operator]]]:
+    """Yields the operators in runs: on the host or not, in order."""
+    waiting: list[Operator] = []
+    for op in ops:
+        if waiting and runs_on_host(op) != runs_on_host(waiting[0]):
+            yield runs_on_host(waiting[0]), waiting
+            waiting = []
+        waiting.append(op)
+    if waiting:
+        yield runs_on_host(waiting[0]), waiting
+
+
+def _as_blocks(program: Program, runs: Sequence[Sequence[Operator]]) -> Program:
+    """Returns a program in which every run is a block; what runs share stays in block 0."""
+    count = len(runs)
+    made = embed(program, index=0, inner_from=1 + count, parent=-1, names={}, sizes={})
+    moved = _moved_ops(made.root, runs)
+    homes = _homes(made.root, moved)
+    blocks = [replace(made.root, ops=(), variables=_of(made.root, homes, 0))]
+    parents: dict[int, int] = {}
+    for index, ops in enumerate(moved, start=1):
+        blocks.append(Block(index, 0, _of(made.root, homes, index), ops=ops))
+        parents.update({inner: index for op in ops for inner in op.blocks})
+    inner = [replace(b, parent=parents.get(b.index, b.parent)) for b in made.inner]
+    return replace(program, variables=made.variables, blocks=(*blocks, *inner))
+
+
+def _moved_ops(root: Block, runs: Sequence[Sequence[Operator]]) -> list[tuple[Operator, ...]]:
+    """Returns the same runs of the embedded operators, whose blocks have new numbers."""
+    device = iter(op for op in root.ops if not runs_on_host(op))
+    return [tuple(next(device) for _ in run) for run in runs]
+
+
+def _homes(root: Block, runs: Sequence[Sequence[Operator]]) -> dict[str, int]:
+    """Returns the one run that uses each variable, or 0 for what several do, or the host."""
+    homes: dict[str, int] = {}
+    for op in root.ops:
+        if runs_on_host(op):
+            homes.update(dict.fromkeys((*op.reads, *op.writes), 0))
+    for index, ops in enumerate(runs, start=1):
+        for op in ops:
+            for name in (*op.reads, *op.writes):
+                if homes.setdefault(name, index) != index:
+                    homes[name] = 0
+    return homes
+
+
+def _of(root: Block, homes: Mapping[str, int], index: int) -> dict[str, Any]:
+    return {name: v for name, v in root.variables.items() if homes.get(name, 0) == index}
+
+
+def _segment(program: Program, index: int, cache: ExecutableCache) -> Segment:
+    block = program.blocks[index]
+    reads, writes = _reads(program, block), _writes(program, block)
+    key = "trainer\n" + _Key(program).of(block, reads, writes, ())
+    compiled = cache.get(key, lambda: _jitted(program, block, reads, writes))
+    return Segment(reads, writes, compiled)
+
+
+def _jitted(program: Program, block: Block, reads: Sequence[str], writes: Sequence[str]) -> Run:
+    several = program.attrs.get("devices", 1) != 1
+
+    def run(trainer: Array, *values: Array) -> list[Array]:
+        held = dict(zip(reads, values, strict=True))
+        interpreter = Interpreter(program, {}, trainer=trainer if several else None)
+        after = interpreter.run_scope(replace(block, variables=_inner(block, writes)), held)
+        return [after[name] for name in writes]
+
+    run.__name__ = f"{program.name}_segment{block.index}"
+    return jax.jit(run)
+
+
+def _inner(block: Block, writes: Sequence[str]) -> dict[str, Any]:
+    return {name: v for name, v in block.variables.items() if name not in writes}
+
+
+def rows_of(program: Program, rows: int) -> dict[str, int]:
+    """Returns the number for the batch letter: a trainer's rows."""
+    batch: Size | object = program.attrs.get("batch")
+    letters = getattr(batch, "letters", frozenset())
+    return dict.fromkeys(letters, rows)

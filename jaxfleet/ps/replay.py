@@ -1,0 +1,50 @@
+"""What a trainer has sent since a server's last checkpoint, for the case that the server dies."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from jaxfleet.ps.messages import Message
+
+
+@dataclass
+class ReplayLog:
+    """Pushes to one server by step.
+
+    Attributes:
+        limit_bytes: the most it keeps; 0 keeps nothing, and then no server can be brought level.
+        bytes: what it keeps.
+    """
+
+    limit_bytes: int
+    bytes: int = 0
+    _steps: dict[int, list[Message]] = field(default_factory=dict)
+
+    def add(self, message: Message) -> None:
+        """Keeps a push."""
+        if self.limit_bytes:
+            self._steps.setdefault(message.step, []).append(message)
+            self.bytes += _size(message)
+
+    def forget(self, step: int) -> None:
+        """Forgets what a checkpoint after a step holds."""
+        for old in [known for known in self._steps if known <= step]:
+            self.bytes -= sum(map(_size, self._steps.pop(old)))
+
+    def after(self, step: int) -> Iterator[tuple[int, list[Message]]]:
+        """Yields what was pushed after a step, step by step."""
+        for known in sorted(self._steps):
+            if known > step:
+                yield known, list(self._steps[known])
+
+    @property
+    def is_full(self) -> bool:
+        """Tells whether a checkpoint is due."""
+        return bool(self.limit_bytes) and self.bytes >= self.limit_bytes
+
+    def first_step(self) -> int | None:
+        """Returns the first step that it has, None where it has none."""
+        return min(self._steps, default=None)
+
+
+def _size(message: Message) -> int:
+    return sum(tensor.array.nbytes for tensor in message.tensors)

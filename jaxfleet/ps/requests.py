@@ -1,0 +1,51 @@
+"""Requests under way: what was asked of which server, and what has come back so far."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from jaxfleet.ps.messages import Message, Tensor
+
+
+@dataclass(eq=False)
+class Request:
+    """One request to one server, until all of its answer is there.
+
+    Attributes:
+        server: which server.
+        message: as it was sent, and is sent again where that server starts again.
+        wants: the names that its answer has still to bring; empty where any answer will do.
+        sink: takes each array as it comes.
+        answer: the last message of the answer, once it is complete.
+    """
+
+    server: int
+    message: Message
+    wants: set[str] = field(default_factory=set)
+    sink: Callable[[Tensor], None] | None = None
+    answer: Message | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Tells whether all of the answer is there."""
+        return self.answer is not None
+
+    def take(self, message: Message) -> None:
+        """Takes an answer, or a part of it; one that came before changes nothing."""
+        for tensor in message.tensors:
+            if self.sink is not None and (not self.wants or tensor.name in self.wants):
+                self.sink(tensor)
+            self.wants.discard(tensor.name)
+        if not self.wants:
+            self.answer = message
+
+    def __str__(self) -> str:
+        body, kind = self.message.body, self.message.kind.value
+        names = sorted(self.wants)
+        if names:
+            more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+            return f"{kind} of {', '.join(names[:2])}{more}"
+        if kind == "reduce":
+            return f"sum '{body.get('key')}' over all trainers"
+        if kind == "barrier":
+            return f"barrier '{body.get('name')}'"
+        return kind
