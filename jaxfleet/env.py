@@ -3,14 +3,35 @@
 Every variable is listed here with what it means; everything else takes values as arguments.
 """
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NoReturn
+
+from jaxfleet.errors import StrategyError
 
 _DUMP_DIR = "JAXFLEET_DUMP_DIR"
 _DUMP_SOURCE = "JAXFLEET_DUMP_SOURCE"
+
+_ROLE = "TRAINING_ROLE"
+_ROLE_TOO = "PADDLE_TRAINING_ROLE"  # what fluid calls it in collective jobs
+_ENDPOINTS = "PADDLE_PSERVERS_IP_PORT_LIST"
+_TRAINERS = "PADDLE_TRAINERS_NUM"
+_TRAINER_ID = "PADDLE_TRAINER_ID"
+_CURRENT = "PADDLE_CURRENT_ENDPOINT"
+_IP = "POD_IP"
+_PORT = "PADDLE_PORT"
+_JOB = "JAXFLEET_JOB"
+_SECRET_FILE = "JAXFLEET_SECRET_FILE"
+_CHECKPOINT_DIR = "JAXFLEET_CHECKPOINT_DIR"
+_SERVER_RETURN = "JAXFLEET_SERVERS_RETURN"
+_OF_CLUSTERS = (
+    *(_ROLE, _ROLE_TOO, _ENDPOINTS, _TRAINERS, _TRAINER_ID, _CURRENT, _IP, _PORT),
+    *(_JOB, _SECRET_FILE, _CHECKPOINT_DIR, _SERVER_RETURN),
+)
 
 
 @dataclass(frozen=True)
@@ -49,3 +70,176 @@ def dumping_to(folder: Path, *, source: bool = False) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Holds which process of a job this one is, and who the others are.
+
+    Attributes:
+        role: `TRAINING_ROLE`, or `PADDLE_TRAINING_ROLE`: `TRAINER` or `PSERVER`.
+        trainers: `PADDLE_TRAINERS_NUM`; how many trainers the job has.
+        endpoints: `PADDLE_PSERVERS_IP_PORT_LIST`; where the servers listen, in their order.
+        trainer_id: `PADDLE_TRAINER_ID`; a trainer's number from 0, None for a server.
+        current_endpoint: `PADDLE_CURRENT_ENDPOINT`, or `POD_IP` and `PADDLE_PORT`; a server's own,
+            None for a trainer.
+        job: `JAXFLEET_JOB`; what tells jobs apart that share a network.
+        secret_file: `JAXFLEET_SECRET_FILE`; who knows what it holds may take part.
+        checkpoint_dir: `JAXFLEET_CHECKPOINT_DIR`; where servers keep checkpoints of their own.
+        server_return_s: `JAXFLEET_SERVERS_RETURN`; how long trainers wait for a server that went.
+    """
+
+    role: Literal["trainer", "pserver"]
+    trainers: int
+    endpoints: tuple[str, ...]
+    trainer_id: int | None = None
+    current_endpoint: str | None = None
+    job: str = "default"
+    secret_file: Path | None = None
+    checkpoint_dir: Path | None = None
+    server_return_s: float = 0.0
+
+    @property
+    def server_id(self) -> int | None:
+        """The server's place among the endpoints, None for a trainer."""
+        here = self.current_endpoint
+        return None if here is None else self.endpoints.index(here)
+
+
+def read_cluster() -> Cluster | None:
+    """Returns which process of which job this is, or None where the environment names no role.
+
+    Raises:
+        StrategyError: a variable is missing, is no such value, or contradicts another.
+    """
+    role = _read_role()
+    if role is None:
+        return None
+    endpoints, trainers = _read_endpoints(), _read_number(_TRAINERS, least=1)
+    secret_file, checkpoint_dir = _get(_SECRET_FILE), _get(_CHECKPOINT_DIR)
+    return Cluster(
+        role=role,
+        trainers=trainers,
+        endpoints=endpoints,
+        trainer_id=_read_trainer_id(trainers) if role == "trainer" else None,
+        current_endpoint=_read_current(endpoints) if role == "pserver" else None,
+        job=_get(_JOB) or "default",
+        secret_file=Path(secret_file) if secret_file else None,
+        checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
+        server_return_s=_read_seconds(_SERVER_RETURN),
+    )
+
+
+def cluster_environment(cluster: Cluster) -> dict[str, str]:
+    """Returns the whole environment of a child with this role: this process's, and the role's.
+
+    What this process's environment says of another role or job is not in it.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in _OF_CLUSTERS}
+    settings: Mapping[str, object] = {
+        _ROLE: cluster.role.upper(),
+        _ENDPOINTS: ",".join(cluster.endpoints),
+        _TRAINERS: cluster.trainers,
+        _TRAINER_ID: cluster.trainer_id,
+        _CURRENT: cluster.current_endpoint,
+        _JOB: cluster.job,
+        _SECRET_FILE: cluster.secret_file,
+        _CHECKPOINT_DIR: cluster.checkpoint_dir,
+        _SERVER_RETURN: cluster.server_return_s or None,
+    }
+    return kept | {name: str(value) for name, value in settings.items() if value is not None}
+
+
+def _get(name: str) -> str:
+    """Returns a variable without the space around it; an unset one is as an empty one."""
+    return os.environ.get(name, "").strip()
+
+
+def _refuse(name: str, what: str, hint: str) -> NoReturn:
+    raise StrategyError(f"environment variable {name} {what}", hint=hint)
+
+
+def _read_role() -> Literal["trainer", "pserver"] | None:
+    role, too = _get(_ROLE), _get(_ROLE_TOO)
+    if role and too and role != too:
+        what = f"is {role}, but {_ROLE_TOO} is {too}"
+        _refuse(_ROLE, what, "set one of the two, or both to the same role")
+    match role or too:
+        case "":
+            return None
+        case "TRAINER":
+            return "trainer"
+        case "PSERVER":
+            return "pserver"
+        case other:
+            what = f"is {other!r}, which is no role"
+            _refuse(_ROLE if role else _ROLE_TOO, what, "a role is TRAINER or PSERVER")
+
+
+def _read_endpoints() -> tuple[str, ...]:
+    endpoints = tuple(word.strip() for word in _get(_ENDPOINTS).split(","))
+    if endpoints == ("",):
+        hint = "list where the servers listen: 10.0.0.1:6174,10.0.0.2:6174"
+        _refuse(_ENDPOINTS, "is not set", hint)
+    for at, endpoint in enumerate(endpoints):
+        _check_endpoint(_ENDPOINTS, endpoint)
+        if endpoint in endpoints[:at]:
+            _refuse(_ENDPOINTS, f"names {endpoint} twice", "every server has its own endpoint")
+    return endpoints
+
+
+def _check_endpoint(name: str, endpoint: str) -> None:
+    host, colon, port = endpoint.rpartition(":")
+    if not host or not colon or any(letter.isspace() for letter in host):
+        _refuse(name, f"has {endpoint!r}, which is no endpoint", "write 10.0.0.1:6174")
+    if _whole(port) is None or not 1 <= int(port) <= 65535:
+        what = f"has {endpoint!r}, whose port is not one"
+        _refuse(name, what, "a port is a whole number from 1 to 65535")
+
+
+def _read_trainer_id(trainers: int) -> int:
+    trainer = _read_number(_TRAINER_ID, least=0)
+    if trainer >= trainers:
+        what = f"is {trainer}, but {_TRAINERS} is {trainers}"
+        _refuse(_TRAINER_ID, what, f"trainers are numbered from 0 to {trainers - 1}")
+    return trainer
+
+
+def _read_current(endpoints: tuple[str, ...]) -> str:
+    current, address, port = _get(_CURRENT), _get(_IP), _get(_PORT)
+    made = f"{address}:{port}" if address and port else ""
+    if not current and not made:
+        missing = _CURRENT if not address and not port else _PORT if address else _IP
+        hint = f"a server needs {_CURRENT}, or {_IP} and {_PORT}"
+        _refuse(missing, "is not set", hint)
+    name = _CURRENT if current else f"{_IP} with {_PORT}"
+    here = current or made
+    if here not in endpoints:
+        what = f"is {here}, which is not in {_ENDPOINTS}: {', '.join(endpoints)}"
+        _refuse(name, what, "write the endpoint as it stands in the list")
+    return here
+
+
+def _read_number(name: str, *, least: int) -> int:
+    text = _get(name)
+    number = _whole(text)
+    if number is None or number < least:
+        what = f"is {text!r}, not a whole number from {least} on" if text else "is not set"
+        _refuse(name, what, "every process of a job needs it")
+    return number
+
+
+def _whole(text: str) -> int | None:
+    """Returns the number that plain digits write, None for any other text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _read_seconds(name: str) -> float:
+    text = _get(name)
+    try:
+        seconds = float(text or 0.0)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        _refuse(name, f"is {text!r}, not a time", "it is a number of seconds, such as 60")
+    return seconds

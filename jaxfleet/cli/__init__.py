@@ -1,3 +1,3 @@
-"""The command line: `jaxfleet opt`, `diff`, `passes`, `dump` and `plan`."""
+"""The command line: `jaxfleet opt`, `diff`, `passes`, `dump`, `plan` and `launch`."""
 
 from jaxfleet.cli.app import main as main

@@ -2,7 +2,7 @@
 
 Data goes to stdout, everything said about it to stderr. The exit status is 0 when all went well,
 1 when `diff` found a difference or a script failed, and 2 when an argument, a file or a program
-is wrong.
+is wrong. `launch` ends as the first process of its job that failed.
 """
 
 import argparse
@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxfleet.cli import diff, dump, opt, passes, plan
+from jaxfleet.cli import diff, dump, launch, opt, passes, plan
 from jaxfleet.cli.output import USER_ERROR, log
 from jaxfleet.errors import JaxfleetError
 
-_COMMANDS = (opt, diff, passes, dump, plan)
+_COMMANDS = (opt, diff, passes, dump, plan, launch)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,92 @@
+"""What a launch waits for, in one queue: ends of processes, signals to us, and times."""
+
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import TypeAlias
+
+from jaxfleet.launch.process import Process
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process has ended; what it started may still run."""
+
+    process: Process
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A process and all that it started have ended, and what they wrote was shown."""
+
+    process: Process
+
+
+@dataclass(frozen=True)
+class Told:
+    """This process was sent a signal, or what is as good as one."""
+
+    number: signal.Signals
+
+
+@dataclass(frozen=True)
+class Due:
+    """It is time to start a server again."""
+
+    index: int
+
+
+Event: TypeAlias = Ended | Gone | Told | Due
+
+
+class Events:
+    """Holds events until they are asked for. Any thread, and a signal's handler, may put one."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def put(self, event: Event) -> None:
+        self._queue.put(event)
+
+    def put_later(self, event: Event, seconds: float) -> None:
+        """Puts an event after a while."""
+        timer = threading.Timer(seconds, self._queue.put, [event])
+        timer.daemon = True
+        timer.start()
+
+    def next(self, deadline: float) -> Event | None:
+        """Returns the next event, or None at the deadline."""
+        left = deadline - time.monotonic()
+        try:
+            return self._queue.get(timeout=min(max(left, 0.0), threading.TIMEOUT_MAX))
+        except queue.Empty:
+            return None
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Puts the signals that ask this process to stop here, while it lasts.
+
+        Signals come to the main thread alone; in another one this does nothing. One that is
+        ignored, as `nohup` and a shell's background jobs have it, stays so.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        heard = [each for each in _STOPPING if signal.getsignal(each) != signal.SIG_IGN]
+        before = [(each, signal.signal(each, self._tell)) for each in heard]
+        try:
+            yield
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)
+
+    def _tell(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self.put(Told(signal.Signals(number)))

@@ -1,0 +1,158 @@
+"""One process of a job: its start, what it writes, and its end with all that it started."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import BinaryIO
+
+from jaxfleet.launch.console import Console
+from jaxfleet.launch.keeper import Keeper
+from jaxfleet.launch.reader import Reader
+
+_LAST_LINES = 20
+_DRAIN_S = 5.0  # to show what a process wrote before it ended
+_KILL_S = 2.0
+_LOOK_S = 0.05
+
+# A process waits here until the guard knows it, so none is ever without a guard. The pipe it waits
+# at ends with this process, and the shell with it.
+_GATE = 'read -r go && exec "$@" </dev/null'
+
+
+class Process:
+    """Runs a command in a session of its own.
+
+    Args:
+        name: `trainer 0`.
+        command: the program and its arguments.
+        environment: the whole of it.
+        console: where its lines are shown.
+        log: the file that gets what it writes, or none.
+        keeper: ends it if this process is killed.
+        grace_s: how long what it leaves behind may take to end.
+        on_end: called from another thread when it has ended.
+        on_gone: called so when all that it started has ended too, and what they wrote was shown.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        console: Console,
+        log: BinaryIO | None,
+        keeper: Keeper,
+        grace_s: float,
+        on_end: Callable[["Process"], None],
+        on_gone: Callable[["Process"], None],
+    ) -> None:
+        self.name = name
+        self.last: deque[str] = deque(maxlen=_LAST_LINES)
+        self.told: signal.Signals | None = None  # what we ended it with
+        self._keeper, self._grace_s = keeper, grace_s
+        self._on_end, self._on_gone = on_end, on_gone
+        self._began, self._ended_at = time.monotonic(), 0.0
+        self._empty = threading.Event()  # nobody is in its group, whose number may be another's
+        self._gone = threading.Event()
+        self._popen = subprocess.Popen(  # noqa: S603  # the user's own command
+            ["/bin/sh", "-c", _GATE, "sh", *command],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            bufsize=0,
+        )
+        self.pid = self._popen.pid
+        self._readers = [
+            Reader(stream, name=name, console=console, last=self.last, log=log, error=error)
+            for stream, error in ((self._popen.stdout, False), (self._popen.stderr, True))
+            if stream is not None
+        ]
+        self._open_gate()
+        threading.Thread(target=self._follow, name=f"waits for {name}", daemon=True).start()
+
+    @property
+    def status(self) -> int | None:
+        """The exit status as a shell has it, 128 + n for signal n; None while it runs."""
+        code = self._popen.returncode
+        return 128 - code if code is not None and code < 0 else code
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran, or has run."""
+        return (self._ended_at or time.monotonic()) - self._began
+
+    @property
+    def gone(self) -> bool:
+        """Whether it and all that it started have ended, and what they wrote was shown."""
+        return self._gone.is_set()
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        code = self._popen.returncode
+        if code is None:
+            return "still runs"
+        if self.told is not None:
+            return f"stopped with {self.told.name}"
+        if code < 0:
+            return f"killed by {_signal_name(-code)}"
+        return f"ended with exit code {code}" if code else "ended well"
+
+    def tell(self, number: signal.Signals) -> None:
+        """Sends a signal to it and all that it started; one that is stopped wakes up for it."""
+        if self._empty.is_set():
+            return
+        if self._popen.returncode is None:
+            self.told = number
+        self._signal(number)
+        self._signal(signal.SIGCONT)
+
+    def _open_gate(self) -> None:
+        self._keeper.watch(self.pid)
+        assert self._popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._popen.stdin as gate:
+            gate.write(b"\n")
+
+    def _follow(self) -> None:
+        self._popen.wait()
+        self._ended_at = time.monotonic()
+        self._on_end(self)
+        self._end_rest()
+        for reader in self._readers:
+            reader.finish(_DRAIN_S)
+        self._gone.set()
+        self._on_gone(self)
+
+    def _end_rest(self) -> None:
+        """Ends what it left behind in its group."""
+        for number, wait_s in ((signal.SIGTERM, self._grace_s), (signal.SIGKILL, _KILL_S)):
+            deadline = time.monotonic() + wait_s
+            alive = self._signal(number)
+            while alive and time.monotonic() < deadline:
+                time.sleep(_LOOK_S)
+                alive = self._signal(0)
+        self._empty.set()
+        self._keeper.forget(self.pid)
+
+    def _signal(self, number: int) -> bool:
+        """Returns whether its group has anybody in it."""
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):  # macOS says the second of one that has ended
+            return False
+        return True
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
