@@ -38,7 +38,8 @@ class Part:
             yield from read_blocks(self.folder / DATA, number, record, start, stop)
         except OSError as error:
             what = f"`{record.name}` cannot be read from {self.folder}: {error}"
-            raise CheckpointError(what, hint=DAMAGED) from error
+            hint = DAMAGED if self.folder.is_dir() else "a newer save replaced it: open it again"
+            raise CheckpointError(what, hint=hint) from error
 
 
 @dataclass(frozen=True)

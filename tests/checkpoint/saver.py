@@ -1,12 +1,15 @@
 """Saves again and again, in a process that a test kills or leaves no room: `saver.py root how`."""
 
+import json
 import resource
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from jaxfleet.checkpoint import CheckpointSeries, save_arrays
+from jaxfleet.checkpoint import CheckpointSeries, Piece, save_arrays, write_part
 from jaxfleet.errors import CheckpointError
 
 ROWS = 1 << 13  # of 1024 floats: 32 MiB, which takes long enough to be killed in
@@ -39,6 +42,15 @@ def same_folder(root: Path) -> None:
         step += 1
 
 
+def part(root: Path, number: int) -> None:
+    """Writes one of three parts, and prints its receipt."""
+    whole = arrays(7, rows=90)["w"] * np.arange(90, dtype=np.float32)[:, None]
+    rows = Piece("w", whole[30 * number : 30 * number + 30], 30 * number, whole.shape)
+    count = Piece.whole("step", np.array(7), shared=True)
+    receipt = write_part(root, f"server {number}", [rows, count], step=7)
+    say(json.dumps(receipt.to_plain()))
+
+
 def without_room(root: Path) -> None:
     """Saves one that fits and one that does not, where no file may pass 1 MiB."""
     series = CheckpointSeries(root)
@@ -50,7 +62,12 @@ def without_room(root: Path) -> None:
         say(error, *error.__notes__)
 
 
+HOW: dict[str, Callable[[Path], None]] = {
+    "forever": forever,
+    "same_folder": same_folder,
+    "without_room": without_room,
+    **{f"part {number}": partial(part, number=number) for number in range(3)},
+}
+
 if __name__ == "__main__":
-    {"forever": forever, "same_folder": same_folder, "without_room": without_room}[sys.argv[2]](
-        Path(sys.argv[1])
-    )
+    HOW[sys.argv[2]](Path(sys.argv[1]))

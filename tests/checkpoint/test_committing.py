@@ -166,6 +166,16 @@ def test_saving_again_replaces_in_one_step(tmp_path: Path) -> None:
     ]
 
 
+def test_a_reader_is_told_that_the_checkpoint_was_replaced(tmp_path: Path) -> None:
+    save_arrays(tmp_path / "c", {"w": WHOLE}, step=1)
+    found = open_checkpoint(tmp_path / "c")
+    save_arrays(tmp_path / "c", {"w": WHOLE}, step=2)
+    with pytest.raises(CheckpointError, match="`w` cannot be read") as caught:
+        found.read("w")
+    assert "open it again" in caught.value.__notes__[0]
+    assert not found.parts[0].folder.exists()
+
+
 def test_a_commit_removes_what_broken_saves_left(tmp_path: Path) -> None:
     write(tmp_path / "c", a=[rows(0, 6)])
     (tmp_path / "c" / "tmp-part-b-01234567").mkdir()

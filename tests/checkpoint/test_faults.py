@@ -2,19 +2,20 @@
 
 import errno
 import itertools
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxfleet.checkpoint import CheckpointSeries, open_checkpoint, save_arrays
+from jaxfleet.checkpoint import CheckpointSeries, PartReceipt, commit, open_checkpoint, save_arrays
 from jaxfleet.errors import CheckpointError
 
 SAVER = str(Path(__file__).with_name("saver.py"))
@@ -75,6 +76,19 @@ def test_a_process_killed_in_replacing_a_checkpoint_leaves_the_old_one(tmp_path:
     found.verify()
     save_arrays(tmp_path / "c", {"w": W}, step=99)
     assert len(list((tmp_path / "c").iterdir())) == 2
+
+
+@pytest.mark.processes
+def test_several_processes_write_one_checkpoint_at_once(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        savers = [stack.enter_context(saver(tmp_path, f"part {number}")) for number in range(3)]
+        said = [process.communicate(timeout=60)[0] for process in savers]
+    receipts = [PartReceipt.from_plain(json.loads(line)) for line in said]
+    commit(tmp_path, receipts, step=7)
+    found = open_checkpoint(tmp_path)
+    assert found.read("step") == 7
+    assert (found.read("w")[:, 0] == 7 * np.arange(90)).all()
+    assert found.read("w", 29, 61).shape == (32, 1024)
 
 
 @pytest.mark.processes

@@ -169,6 +169,17 @@ def test_a_name_may_be_any_text_and_names_no_file(tmp_path: Path, name: str) -> 
     assert [path.name for path in (tmp_path / "in").iterdir()] == ["c"]
 
 
+@pytest.mark.parametrize("place", ["a b", "ü", "a?b#c", "%41", "x" * 200, "file:", "~"])
+def test_a_folder_may_have_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_arrays(Path(place), {"w": numbers(3)}, step=1)
+    assert same(open_checkpoint(Path(place)).read("w"), numbers(3))
+    assert same(open_checkpoint(tmp_path / place).read("w"), numbers(3))
+    assert [path.name for path in tmp_path.iterdir()] == [place]
+
+
 def test_a_receipt_travels_as_plain_data(tmp_path: Path) -> None:
     receipt = write_part(tmp_path, "server 0", [Piece.whole("w", numbers(2))], step=1)
     assert PartReceipt.from_plain(receipt.to_plain()) == receipt
