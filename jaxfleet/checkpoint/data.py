@@ -11,6 +11,8 @@ to 0.4 s; read and compared with the checksums at 1.1 GB/s; one row in 3.5 ms.
 """
 
 import hashlib
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -136,8 +138,13 @@ def _little_endian(array: np.ndarray) -> np.ndarray:
 _TENSORSTORE_ERRORS = (ValueError, KeyError, IndexError, RuntimeError, TypeError)
 
 
+_SYSTEM_ERROR = re.compile(r"\[os_error_code='(\d{1,6})'")
+
+
 def _short(error: BaseException) -> DataError:
-    """Returns what tensorstore says, without its long account of the spec."""
+    """Returns what the system said, or what tensorstore says without its account of the spec."""
+    if code := _SYSTEM_ERROR.search(str(error)):
+        return DataError(int(code[1]), os.strerror(int(code[1])))
     return DataError(str(error).partition(" [")[0])
 
 

@@ -59,7 +59,7 @@ def without_room(root: Path) -> None:
     try:
         save_arrays(series.path(2), arrays(2), step=2)
     except CheckpointError as error:
-        say(error, *error.__notes__)
+        say(error, error.errno, *error.__notes__)
 
 
 HOW: dict[str, Callable[[Path], None]] = {

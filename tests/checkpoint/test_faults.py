@@ -96,7 +96,7 @@ def test_a_file_that_cannot_grow_is_named_and_nothing_is_left(tmp_path: Path) ->
     with saver(tmp_path, "without_room") as process:
         said = process.communicate(timeout=60)[0]
     assert "cannot write part 'all' of step 2 to" in said
-    assert "File too large" in said
+    assert f": File too large\n{errno.EFBIG}\n" in said
     assert "older checkpoints are as they were" in said
     series = CheckpointSeries(tmp_path)
     assert series.latest() == 1
