@@ -34,7 +34,11 @@ class ZmqLines:
         self._readable: deque[int] = deque()
         self._rejected = 0
         self._joiners = [Joiner(limits) for _ in addresses]
-        self._sockets = [self._connect(address, timing, keys) for address in addresses]
+        try:
+            self._sockets = [self._connect(address, timing, keys) for address in addresses]
+        except zmq.ZMQError as error:
+            self._end.close()
+            raise ConnectError(f"cannot connect to {', '.join(addresses)}: {error}") from error
         self._servers = {line: server for server, line in enumerate(self._sockets)}
 
     def _connect(self, address: str, timing: Timing, keys: Keys | None) -> "zmq.Socket[bytes]":

@@ -164,6 +164,13 @@ def test_what_is_no_endpoint_is_refused(endpoint: str) -> None:
         ZmqNetwork().connect([endpoint])
 
 
+def test_a_host_that_cannot_be_is_named() -> None:
+    with pytest.raises(ConnectError, match="not a host"):
+        ZmqNetwork().connect(["not a host:1"])
+    with pytest.raises(ConnectError, match="the host 'not a host' is not known"):
+        ZmqNetwork().listen("not a host:1")
+
+
 def test_localhost_is_an_endpoint_too() -> None:
     network = ZmqNetwork()
     with echoing(network, "localhost:0") as listener, lines_to(network, listener.endpoint) as lines:
