@@ -1,9 +1,10 @@
 """Says what servers would hold and what would travel in a step, without running anything."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
+from jaxfleet.analysis.extras import Extras
 from jaxfleet.analysis.groups import OptimizeGroups, optimize_groups
 from jaxfleet.analysis.groups.verdict import listed
 from jaxfleet.analysis.holdings import Holding, bytes_of, holdings
@@ -39,35 +40,6 @@ class ServerPlan:
 
 
 @dataclass(frozen=True)
-class Reductions:
-    """What trainers complete through servers besides gradients: losses, metrics, statistics.
-
-    Attributes:
-        count: how many values.
-        size_bytes: of those whose size is known, sent once and received once by each trainer.
-        of_the_batch: how many have the batch's size, which is not known.
-    """
-
-    count: int = 0
-    size_bytes: int = 0
-    of_the_batch: int = 0
-
-    @classmethod
-    def of(cls, program: Program) -> "Reductions":
-        """Returns those of a program that `grad_allreduce` rewrote for the trainers."""
-        sizes: list[int | None] = []
-        for block in program.blocks:
-            for op in block.ops:
-                if op.type.startswith(("c_allreduce", "c_allgather")) and not op.role_var:
-                    for name in op.reads:
-                        variable = program.lookup(name, block)
-                        known = all(isinstance(size, int) for size in variable.shape)
-                        sizes.append(bytes_of(variable) if known else None)
-        known_sizes = [size for size in sizes if size is not None]
-        return cls(len(sizes), sum(known_sizes), len(sizes) - len(known_sizes))
-
-
-@dataclass(frozen=True)
 class TransferPlan:
     """Where every slice lives, and what travels in a step. It prints as text.
 
@@ -77,7 +49,7 @@ class TransferPlan:
         servers: in the order of their endpoints.
         push_bytes: the gradients that each trainer sends in a step.
         pull_bytes: the parameters that each trainer receives in a step.
-        reductions: what else trainers complete over all of them.
+        extras: what else travels.
         balance: how evenly the servers are filled.
         best: how evenly `balanced` would fill them.
         whole: why parameters are not cut, and which.
@@ -88,7 +60,7 @@ class TransferPlan:
     servers: tuple[ServerPlan, ...]
     push_bytes: int
     pull_bytes: int
-    reductions: Reductions
+    extras: Extras
     balance: Balance = field(repr=False)
     best: Balance = field(repr=False)
     whole: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -107,7 +79,7 @@ class TransferPlan:
         ]
         rows.append(("each trainer", f"{self.pull_bytes:,}", f"{self.push_bytes:,}", ""))
         yield from (f"  {line}" for line in table(rows, right=(1, 2, 3)).splitlines())
-        yield from self._reduced()
+        yield from self.extras.lines()
         yield self._balance()
         for why, params in self.whole:
             yield f"whole: {listed(params)}: {why}"
@@ -119,11 +91,7 @@ class TransferPlan:
             "trainers": self.trainers,
             "servers": [_server_json(server) for server in self.servers],
             "trainer": {"push_bytes": self.push_bytes, "pull_bytes": self.pull_bytes},
-            "reductions": {
-                "count": self.reductions.count,
-                "bytes": self.reductions.size_bytes,
-                "of_the_batch": self.reductions.of_the_batch,
-            },
+            "extras": asdict(self.extras),
             "balance": round(self.balance.ratio, 4),
             "best_balance": round(self.best.ratio, 4),
             "whole": [{"why": why, "params": list(params)} for why, params in self.whole],
@@ -154,13 +122,6 @@ class TransferPlan:
             lines = table(rows, right=(1, 2, 3)).splitlines() if rows else ["nothing"]
             yield from (f"  {line}" for line in lines)
 
-    def _reduced(self) -> Iterator[str]:
-        count, unsized = self.reductions.count, self.reductions.of_the_batch
-        if count:
-            line = f"metrics and statistics: {count} completed over all trainers"
-            line += f", {self.reductions.size_bytes:,} bytes each way for each trainer"
-            yield line + (f"; {unsized} of the batch's size not counted" if unsized else "")
-
     def _balance(self) -> str:
         line = f"balance: the fullest server holds {self.balance.ratio:.2f} times the mean"
         if round(self.best.ratio, 2) < round(self.balance.ratio, 2):
@@ -168,26 +129,30 @@ class TransferPlan:
         return line
 
 
-def transfer_plan(program: Program, *, trainers: int) -> TransferPlan:
+def transfer_plan(
+    program: Program, *, trainers: int, trainer: Program | None = None
+) -> TransferPlan:
     """Returns what a step's servers hold, and what travels.
 
     Args:
-        program: a step that `slice_var` and `dispatch` ran on; where `grad_allreduce` did too,
-            for the trainers, what they complete besides gradients is counted.
+        program: a step that `slice_var` and `dispatch` ran on.
         trainers: how many.
+        trainer: the program that `insert_send_recv` made of it for trainer 0; without it, only
+            gradients, parameters and what crosses them are counted.
 
     Raises:
         PassError: one of the two passes has not run.
     """
     if trainers < 1:
         raise PassError(f"plan: trainers is {trainers}, but must be at least 1")
-    return _Planner(program, trainers).run()
+    return _Planner(program, trainers, trainer).run()
 
 
 @dataclass
 class _Planner:
     program: Program
     trainers: int
+    trainer: Program | None
 
     @cached_property
     def groups(self) -> OptimizeGroups:
@@ -196,14 +161,15 @@ class _Planner:
     def run(self) -> TransferPlan:
         endpoints, placement = endpoints_of(self.program), placement_of(self.program)
         parts = holdings(self.program, self.groups)
+        push, pull = sum(x.push_bytes for x in parts), sum(x.param_bytes for x in parts)
         there = {name: [x for x in parts if placement[x.slice.name] == name] for name in endpoints}
         return TransferPlan(
             name=self.program.name,
             trainers=self.trainers,
             servers=tuple(self._server(*each, len(endpoints)) for each in there.items()),
-            push_bytes=sum(part.push_bytes for part in parts),
-            pull_bytes=sum(part.param_bytes for part in parts),
-            reductions=Reductions.of(self.program),
+            push_bytes=push,
+            pull_bytes=pull,
+            extras=Extras.of(self.trainer, push_bytes=push, pull_bytes=pull),
             balance=Balance.of(parts, placement, endpoints),
             best=Balance.of(parts, place("balanced", parts, endpoints), endpoints),
             whole=self._whole(),

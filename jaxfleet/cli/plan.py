@@ -9,7 +9,7 @@ from jaxfleet.analysis.plan import TransferPlan, transfer_plan
 from jaxfleet.analysis.rules import meaning_rules
 from jaxfleet.cli.files import STDIN, read_programs
 from jaxfleet.ir import Program
-from jaxfleet.passes import Dispatch, GradAllreduce, SliceVar
+from jaxfleet.passes import Dispatch, GradAllreduce, InsertSendRecv, SliceVar
 from jaxfleet.pipeline import Pass, run_pipeline
 
 _EXAMPLE = """\
@@ -56,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan(program: Program, args: argparse.Namespace) -> TransferPlan:
     placed = run_pipeline(program, _passes(program, args), rules=meaning_rules)
-    return transfer_plan(placed, trainers=args.trainers)
+    insert = InsertSendRecv(trainers=args.trainers)
+    trainer = run_pipeline(placed, [insert]) if args.trainers > 0 else None
+    return transfer_plan(placed, trainers=args.trainers, trainer=trainer)
 
 
 def _passes(program: Program, args: argparse.Namespace) -> list[Pass]:

@@ -8,11 +8,13 @@ import optax
 import pytest
 
 from jaxfleet.analysis.plan import transfer_plan
+from jaxfleet.capture import capture, distributed_optimizer
 from jaxfleet.cli import main
 from jaxfleet.errors import PassError
 from jaxfleet.ir import print_program
 from jaxfleet.pipeline import parse_pipeline, run_pipeline
 from tests.analysis.groups_steps import step_of
+from tests.zoo import ZOO
 
 MLP = {
     "b1": np.zeros(16, np.float32),
@@ -72,7 +74,8 @@ def test_the_plan_as_data(adam: str, capsys: pytest.CaptureFixture[str]) -> None
         assert server["param_bytes"] == sum(each["param_bytes"] for each in server["blocks"])
     starts = {b["name"]: b["start"] for server in plan["servers"] for b in server["blocks"]}
     assert starts["params/w1.block1"] == 22
-    assert plan["reductions"] == {"count": 1, "bytes": 4, "of_the_batch": 0}
+    extras = {"count": 1, "size_bytes": 4, "of_the_batch": 0}
+    assert plan["extras"] == {**extras, "fed_bytes": 0, "answered_bytes": 0}
 
 
 def test_whole_parameters_and_a_better_method_are_said(
@@ -138,3 +141,22 @@ def test_numbers_that_make_no_job_are_user_errors(
 def test_a_plan_needs_a_placed_program() -> None:
     with pytest.raises(PassError, match="has no attribute 'endpoints'"):
         transfer_plan(step_of(optax.sgd(0.1), MLP), trainers=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("schedule", "bytes besides gradients: trainer 0 sends them"),
+        ("aux_metrics", "each trainer receives 1,172 bytes besides parameters"),
+        ("worst_rows", "; 1 of the batch's size not counted"),
+    ],
+)
+def test_what_else_travels_is_counted(
+    name: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = ZOO[name]
+    built = case.build(distributed_optimizer)
+    step = capture(built.train_step, example=(built.state, built.batch(0, case.rows)))
+    path = tmp_path / "step.txt"
+    path.write_text(str(step.program))
+    assert wanted in printed([str(path)], capsys)
