@@ -81,6 +81,7 @@ class _Server:
     blocks: list[Block] = field(default_factory=lambda: [Block()])
     runs: list[int] = field(default_factory=list)
     merges: dict[str, int] = field(default_factory=dict)  # gradient of a slice: block
+    holds: list[Attr] = field(default_factory=list)  # name here, leaf, first row (-1: a copy)
     parts: list[int] = field(default_factory=list)
     _parent: int = 0
 
@@ -123,6 +124,7 @@ class _Server:
             group = self.bodies.groups.group(cut.param)
             own = (cut.param, *group.gradients, *group.state, *job.exports.get(cut.param, ()))
             names = {name: job.name(name, cut) for name in own}
+            self.holds += self._held(body, names, cut)
         made = embed(
             body,
             index=index,
@@ -147,6 +149,12 @@ class _Server:
         self.blocks += [block, *made.inner]
         self.runs.append(index)
         return index
+
+    def _held(self, body: Program, names: Mapping[str, str], cut: Slice) -> Iterator[Attr]:
+        """Yields what a slice's variables are of the step's; a copy of what is not in rows."""
+        for variable in body.of_kind(Kind.PARAM, Kind.STATE):
+            is_cut = bool(variable.shape) and not isinstance(variable.shape[0], int)
+            yield names[variable.name], variable.name, cut.start if is_cut else -1
 
     def _merge(
         self, gradient: str, like: Variable, index: int, declared: dict[str, Variable]
@@ -214,6 +222,7 @@ class _Server:
         facts: dict[str, Attr] = {
             "endpoint": self.endpoint,
             "endpoints": self.job.endpoints,
+            "holds": tuple(self.holds),
             "pserver_id": attrs["pserver_id"],
             "role": "pserver",
             "slices": step.attrs.get("slices", ()),

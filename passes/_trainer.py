@@ -52,7 +52,8 @@ class _Trainer:
         self._keep_old()
         self._rpc(Operator("send_barrier", attrs=self._to_all(), role=Role.RPC))
         self._receive()
-        self.ops += tail
+        for op in tail:
+            self.ops.append(self._gathered(op) if op.type == "fetch" else op)
         dropped = self.bodies.server_state
         variables = {n: v for n, v in program.variables.items() if n not in dropped}
         facts = program.attrs.updated(role="trainer", trainers=self.job.trainers)
@@ -70,6 +71,22 @@ class _Trainer:
     def _next_endpoint(self) -> str:
         self.collectives += 1
         return self.job.endpoints[self.collectives % len(self.job.endpoints)]
+
+    def _gathered(self, fetch: Operator) -> Operator:
+        """Gathers what is fetched in rows; returns the fetch of the whole."""
+        program, names = self.bodies.groups.program, dict[str, str]()
+        axes = {name: axis for name, axis in sharded_axes(program) if name in fetch.reads}
+        for name, axis in axes.items():
+            names[name] = f"{name}.whole"
+            like = program.lookup(name)
+            shape = list(like.shape)
+            shape[axis] = shape[axis] * self.job.trainers
+            whole = replace(like, name=names[name], shape=tuple(shape), kind=Kind.TEMP)
+            self.declared[whole.name] = whole
+            attrs = Attrs({"axis": axis, "devices": self.job.trainers})
+            op = Operator("c_allgather", Operands.of(name), Operands.of(names[name]), attrs)
+            self.ops.append(self.mark(self._with_endpoint(op)))
+        return _renamed(fetch, names)
 
     def _send(self, param: str, gradient: str, near: Operator) -> None:
         cuts, is_summed = self.job.of(param), gradient in self.job.summed
@@ -189,3 +206,13 @@ class _Trainer:
 
 def _renamed(op: Operator, names: Mapping[str, str]) -> Operator:
     return replace(op, inputs=op.inputs.renamed(names))
+
+
+def sharded_axes(program: Program) -> Iterator[tuple[str, int]]:
+    """Yields what goes in or comes out in rows, with the axis."""
+    pairs = program.attrs.get("sharded", ())
+    assert isinstance(pairs, tuple)
+    for pair in pairs:
+        match pair:
+            case (str(name), int(axis)):
+                yield name, axis

@@ -6,7 +6,8 @@ from typing import Literal
 
 from jaxfleet.errors import StrategyError
 
-MODES = ("single", "collective")
+MODES = ("single", "collective", "pserver")
+METHODS = ("round_robin", "hash_name", "balanced")
 LOWERINGS = ("shard_map", "pmap")
 
 
@@ -15,7 +16,9 @@ class DistributedStrategy:
     """Says how a training step is to be distributed.
 
     Attributes:
-        mode: `single` runs on one device; `collective` cuts the batch over all devices.
+        mode: `single` runs on one device; `collective` cuts the batch over all devices; `pserver`
+            cuts it over trainers, and keeps parameters and optimizer state on servers: processes
+            that `jaxfleet launch` starts.
         devices: how many devices to use; all there are, unless given.
         lowering: `shard_map`, or `pmap` for those who want it spelled so.
         local_statistics: keep statistics of the batch (BatchNorm) per device, as is usual
@@ -23,20 +26,45 @@ class DistributedStrategy:
         fuse_allreduce_bytes: join all-reduces up to this many bytes; 0 leaves each gradient its
             own, which is what XLA:CPU does best with.
         donate: let the new state take the memory of the old; a state can then be used once.
+        slice_var: servers: cut parameters into slices, one a server.
+        min_block_size: servers: the fewest elements of a slice.
+        dispatch: servers: `round_robin`, `hash_name` or `balanced`.
+        max_imbalance: servers: the most that the fullest may hold, over the mean; 0: anything.
+        send_cuts: trainers: send gradients in so many groups, each as soon as it is made.
+        batch: trainers: what a step is called with is the whole batch, `global`, of which it takes
+            its rows, or its own rows only, `local`.
+        lost_after_s: a peer that sends no heartbeat for so many seconds is lost.
+        step_timeout_s: the most seconds that a living peer may take over a step.
+        replay_bytes: trainers: what to keep of pushes, to bring a server level that starts again.
         passes: further passes to run at the end, as text: `fuse_allreduce{flat=true}`.
     """
 
-    mode: Literal["single", "collective"] = "collective"
+    mode: Literal["single", "collective", "pserver"] = "collective"
     devices: int | None = None
     lowering: Literal["shard_map", "pmap"] = "shard_map"
     local_statistics: bool = False
     fuse_allreduce_bytes: int = 0
     donate: bool = True
+    slice_var: bool = True
+    min_block_size: int = 8192
+    dispatch: Literal["round_robin", "hash_name", "balanced"] = "round_robin"
+    max_imbalance: float = 4.0
+    send_cuts: int = 1
+    batch: Literal["global", "local"] = "global"
+    lost_after_s: float = 10.0
+    step_timeout_s: float = 600.0
+    replay_bytes: int = 1 << 28
     passes: str = ""
 
     def __post_init__(self) -> None:
         _check_choice("mode", self.mode, MODES)
         _check_choice("lowering", self.lowering, LOWERINGS)
+        _check_choice("dispatch", self.dispatch, METHODS)
+        _check_choice("batch", self.batch, ("global", "local"))
+        for name in ("min_block_size", "send_cuts", "lost_after_s", "step_timeout_s"):
+            if not getattr(self, name) > 0:
+                what = f"strategy: {name} is {getattr(self, name)}, but must be positive"
+                raise StrategyError(what)
         if self.devices is not None and self.devices < 1:
             raise StrategyError(f"strategy: devices is {self.devices}, but must be at least 1")
         if self.mode == "single" and self.devices not in (None, 1):

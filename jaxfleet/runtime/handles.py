@@ -1,0 +1,39 @@
+"""Stands in a trainer's state for what only servers hold."""
+
+from typing import Any, NoReturn
+
+from jaxfleet.errors import FeedError
+
+
+class Handle:
+    """A leaf of the state that lives on servers; it holds no memory, and cannot be read.
+
+    Attributes:
+        name: the variable's.
+        shape: numbers.
+        dtype: numpy's, or jax's dtype of random keys.
+        servers: which servers have it.
+    """
+
+    __slots__ = ("dtype", "name", "servers", "shape")
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: Any, servers: str) -> None:
+        self.name, self.shape, self.dtype, self.servers = name, shape, dtype, servers
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"<'{self.name}' {self.dtype}{list(self.shape)} on {self.servers}>"
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        what = f"'{self.name}' lives on {self.servers} and cannot be read here"
+        raise FeedError(what, hint="state = step.pull(state) brings it to this process")
+
+    __array__ = __jax_array__ = __float__ = __int__ = __bool__ = __index__ = _refuse
+    __getitem__ = __iter__ = __len__ = __neg__ = __abs__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __pow__ = __matmul__ = __rmatmul__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse

@@ -1,0 +1,226 @@
+"""TrainerStep: a step of a parameter-server job, with the signature of the user's own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from jaxfleet.capture import Captured
+from jaxfleet.errors import FeedError
+from jaxfleet.ir import Program
+from jaxfleet.lower import ExecutableCache
+from jaxfleet.pipeline import Record
+from jaxfleet.ps.client import Client
+from jaxfleet.ps.trainer import Trainer
+from jaxfleet.runtime.feed import check_batch, check_rows, check_state
+from jaxfleet.runtime.handles import Handle
+from jaxfleet.runtime.job_programs import JobPrograms
+from jaxfleet.runtime.served_state import ServedState
+from jaxfleet.runtime.strategy import DistributedStrategy
+
+Programs = Callable[[Program], JobPrograms]
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """The step for one way the batch is captured."""
+
+    programs: JobPrograms
+    trainer: Trainer
+    captured: Captured
+
+
+class TrainerStep:
+    """A step that runs on a trainer and updates on servers: `state, metrics = step(state, batch)`.
+
+    Attributes:
+        strategy: how it is distributed.
+        captured: the one-device program.
+        client: the lines to the servers.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        strategy: DistributedStrategy,
+        programs: Programs,
+        connect: Callable[[JobPrograms], Client],
+        cache: ExecutableCache | None = None,
+    ) -> None:
+        self.captured, self.strategy = captured, strategy
+        self._programs = programs
+        self._cache = cache if cache is not None else ExecutableCache()
+        self._variants: dict[int | None, _Variant] = {}
+        rows = captured.signature.rows
+        example = captured.at(rows)
+        self._job = programs(example.program)
+        self._connect = connect
+        self._client: Client | None = None
+        self._served = ServedState(captured, self._job)
+        self._returned: list[Any] = []
+        self._place = -1
+
+    @property
+    def program(self) -> Program:
+        """This trainer's program."""
+        return self._job.trainer
+
+    @property
+    def server_programs(self) -> tuple[Program, ...]:
+        """The servers' programs."""
+        return self._job.servers
+
+    @property
+    def dumps(self) -> Record:
+        """What every pass did to the trainer's program."""
+        return self._job.dumps
+
+    @property
+    def client(self) -> Client:
+        """The lines to the servers; opened when they are first needed."""
+        if self._client is None:
+            self._client = self._connect(self._job)
+            self._client.step = max(self._client.open(), 0)
+        return self._client
+
+    def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
+        """Runs one step.
+
+        Args:
+            state: as `train_step` takes it, or as the last step returned it. What did not come
+                from the last step goes to the servers first; all trainers do so at the same step.
+            batch: the whole batch, or this trainer's rows where the strategy says `local`.
+
+        Returns:
+            What `train_step` returns; state that only servers have comes as handles.
+
+        Raises:
+            FeedError: the state or the batch is not like the example.
+            PeerLostError: a server, or another trainer, went or takes too long.
+        """
+        leaves, tree = jax.tree_util.tree_flatten(state)
+        data, batch_tree = jax.tree_util.tree_flatten(batch)
+        variant, rows = self._variant(data, batch_tree)
+        leaves = self._given(leaves, tree)
+        client = self.client
+        client.step += 1
+        client.doing(f"step {client.step}")
+        held = self._served.held(leaves)
+        fed = self._rows(data, rows, variant)
+        new, fetched = variant.trainer.run(held, fed, self._own_rows(rows, variant))
+        self._returned = self._served.leaves(new)
+        metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
+        self._keep_replay_short()
+        return jax.tree_util.tree_unflatten(tree, self._returned), metrics
+
+    def pull(self, state: Any) -> Any:
+        """Returns the state with values in the place of handles.
+
+        Args:
+            state: what the last step returned.
+
+        Raises:
+            FeedError: it is not the last one: servers hold only the newest.
+        """
+        leaves, tree = jax.tree_util.tree_flatten(state)
+        if not self._is_newest(leaves):
+            what = "the state is not what the last step returned, and servers hold only the newest"
+            raise FeedError(what, hint="pull the state that step(...) returned last")
+        wanted = [leaf.name for leaf in leaves if isinstance(leaf, Handle)]
+        values = self._served.pull(self.client, wanted)
+        full = [values[x.name] if isinstance(x, Handle) else x for x in leaves]
+        return jax.tree_util.tree_unflatten(tree, full)
+
+    def close(self) -> None:
+        """Tells the servers that this trainer is done; they end when all are."""
+        if self._client is not None:
+            self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
+            self.close()
+        elif self._client is not None:
+            self._client.abandon()
+
+    def __repr__(self) -> str:
+        servers = len(self._job.servers)
+        return f"TrainerStep('{self.captured.program.name}', servers={servers})"
+
+    def _variant(self, data: Sequence[Any], batch_tree: Any) -> tuple[_Variant, int]:
+        rows = check_batch(data, batch_tree, self.captured, devices=1)
+        trainers = self.client.me.trainers
+        local = self.strategy.batch == "local"
+        if not local:
+            check_rows(rows, trainers)
+        captured = self.captured.at(rows * trainers if local else rows)
+        if captured.rows not in self._variants:
+            first = captured.rows == self.captured.rows
+            programs = self._job if first else self._programs(captured.program)
+            _check_same_servers(self._job, programs)
+            trainer = Trainer(programs.trainer, self.client, self._cache)
+            self._variants[captured.rows] = _Variant(programs, trainer, captured)
+        return self._variants[captured.rows], rows
+
+    def _own_rows(self, rows: int, variant: _Variant) -> int:
+        divided = self.strategy.batch == "global" and not variant.programs.is_whole
+        return rows // self.client.me.trainers if divided else rows
+
+    def _rows(self, data: Sequence[Any], rows: int, variant: _Variant) -> dict[str, Any]:
+        """Returns this trainer's rows of the batch."""
+        names = [leaf.name for leaf in self.captured.signature.batch]
+        own = self._own_rows(rows, variant)
+        if own == rows:
+            return dict(zip(names, data, strict=True))
+        start = own * self.client.me.trainer
+        cut = [x[start : start + own] if np.ndim(x) else x for x in data]
+        return dict(zip(names, cut, strict=True))
+
+    def _is_newest(self, leaves: Sequence[Any]) -> bool:
+        same = len(leaves) == len(self._returned)
+        return same and all(map(_is_same, leaves, self._returned))
+
+    def _given(self, leaves: list[Any], tree: Any) -> list[Any]:
+        """Returns a state whose values the servers have; sends them what they lack."""
+        if self._is_newest(leaves):
+            return leaves
+        self._check_state(leaves, tree)
+        known = self._returned or [None] * len(leaves)
+        changed = [
+            at for at, (x, old) in enumerate(zip(leaves, known, strict=True)) if x is not old
+        ]
+        fresh = self._served.assign(
+            self.client, [(at, leaves[at]) for at in changed], replace=bool(self._returned)
+        )
+        return [fresh.get(at, leaf) for at, leaf in enumerate(leaves)]
+
+    def _check_state(self, leaves: Sequence[Any], tree: Any) -> None:
+        known = {id(leaf) for leaf in self._returned}
+        for leaf in leaves:
+            if isinstance(leaf, Handle) and id(leaf) not in known:
+                what = f"{leaf!r} is of another step"
+                raise FeedError(what, hint="begin with real values: pull them, or restore them")
+        spec = [_stand_in(leaf) if isinstance(leaf, Handle) else leaf for leaf in leaves]
+        check_state(spec, tree, self.captured)
+
+    def _keep_replay_short(self) -> None:
+        if self.client.is_replay_full:
+            self._served.save_own(self.client)
+
+
+def _is_same(left: Any, right: Any) -> bool:
+    return left is right
+
+
+def _stand_in(handle: Handle) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(handle.shape, handle.dtype)
+
+
+def _check_same_servers(first: JobPrograms, other: JobPrograms) -> None:
+    if first.servers != other.servers:
+        what = "the optimizer depends on the number of rows in the batch, which has changed"
+        raise FeedError(what, hint="give every step a batch of the same size")

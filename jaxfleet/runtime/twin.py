@@ -1,0 +1,161 @@
+"""The in-process twin: trainers and servers of a job in one process, the same way every time.
+
+::
+
+    twin = Twin(train_step, example=(state, batch), strategy=strategy, servers=2, trainers=2)
+    result = twin.run(state, batches)
+
+Nothing is a stand-in but the network: programs, messages, servers and steps are the real ones.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxfleet.capture import Captured, capture
+from jaxfleet.ir import Program
+from jaxfleet.lower import ExecutableCache
+from jaxfleet.ps.client import Client
+from jaxfleet.ps.memory_network import MemoryNetwork
+from jaxfleet.ps.server import Server, ServerCore, ServerOptions
+from jaxfleet.runtime.job import membership, patience_of, programs_for
+from jaxfleet.runtime.job_programs import JobPrograms
+from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
+from jaxfleet.runtime.trainer_step import TrainerStep
+
+_FOREVER_S = 1e9  # nobody is lost in one process
+
+
+@dataclass(frozen=True)
+class TwinResult:
+    """What a run gave.
+
+    Attributes:
+        states: the last state of each trainer, with values in the place of handles.
+        metrics: of every step, for each trainer.
+    """
+
+    states: tuple[Any, ...]
+    metrics: tuple[tuple[Any, ...], ...]
+
+
+class Twin:
+    """A job in one process.
+
+    Args:
+        train_step: a step, or one that was captured.
+        example: a state and a batch.
+        strategy: how the step is cut and placed; its mode need not be `pserver`.
+        servers: how many.
+        trainers: how many.
+        cache: where executables are kept; pass one to several twins, and they share them.
+    """
+
+    def __init__(
+        self,
+        train_step: Callable[[Any, Any], tuple[Any, Any]] | Captured,
+        example: tuple[Any, Any] | None = None,
+        strategy: DistributedStrategy | str | None = None,
+        *,
+        servers: int = 2,
+        trainers: int = 2,
+        cache: ExecutableCache | None = None,
+    ) -> None:
+        if not isinstance(train_step, Captured):
+            assert example is not None, "a step that is not captured yet needs an example"
+            train_step = capture(train_step, example=example)
+        self.captured, self.strategy = train_step, as_strategy(strategy)
+        self.trainers = trainers
+        self.endpoints = tuple(f"127.0.0.1:{6174 + n}" for n in range(servers))
+        self.cache = cache if cache is not None else ExecutableCache()
+
+    def run(
+        self, state: Any, batches: Sequence[Any], *, network: MemoryNetwork | None = None
+    ) -> TwinResult:
+        """Trains on the batches, from a state.
+
+        Args:
+            state: where all trainers start.
+            batches: global batches, one a step.
+            network: with faults, say; a plain one unless given.
+        """
+        return self.play(lambda step: _trained(step, state, batches), network=network)
+
+    def play(
+        self,
+        script: Callable[[TrainerStep], tuple[Any, tuple[Any, ...]]],
+        *,
+        network: MemoryNetwork | None = None,
+        checkpoint_dir: Path | None = None,
+    ) -> TwinResult:
+        """Runs a script on every trainer: it is given the step, and returns state and metrics."""
+        net = network if network is not None else MemoryNetwork()
+        people: dict[str, Callable[[], Any]] = {}
+        for number in range(len(self.endpoints)):
+            people[f"server {number}"] = lambda n=number: self._serve(net, n, checkpoint_dir)
+        for number in range(self.trainers):
+            people[f"trainer {number}"] = lambda n=number: self._train(net, n, script)
+        results = net.run(people, longest_s=600.0)
+        ends = [results[f"trainer {number}"] for number in range(self.trainers)]
+        return TwinResult(tuple(end[0] for end in ends), tuple(end[1] for end in ends))
+
+    def programs(self, trainer: int = 0) -> JobPrograms:
+        """Returns the programs of a trainer and of the servers."""
+        return self._make(trainer)(self.captured.at(self.captured.signature.rows).program)
+
+    def _make(self, trainer: int) -> Callable[[Program], JobPrograms]:
+        return programs_for(
+            self.strategy, trainer=trainer, trainers=self.trainers, endpoints=self.endpoints
+        )
+
+    def _serve(self, network: MemoryNetwork, number: int, folder: Path | None) -> int:
+        endpoint = self.endpoints[number]
+        options = ServerOptions(
+            server=number,
+            lost_after_s=_FOREVER_S,
+            step_timeout_s=_FOREVER_S,
+            checkpoint_dir=folder,
+        )
+        core = ServerCore(endpoint, self.cache, network.clock, options)
+        server = Server(
+            core,
+            network.listen(endpoint),
+            connect=network.connect,
+            clock=network.clock,
+            threaded=False,
+        )
+        code = server.serve()
+        if core.failure is not None:
+            raise core.failure
+        return code
+
+    def _train(
+        self,
+        network: MemoryNetwork,
+        number: int,
+        script: Callable[[TrainerStep], tuple[Any, tuple[Any, ...]]],
+    ) -> tuple[Any, tuple[Any, ...]]:
+        def connect(job: JobPrograms) -> Client:
+            me = membership(
+                job,
+                name="twin",
+                trainer=number,
+                trainers=self.trainers,
+                endpoints=self.endpoints,
+            )
+            lines = network.connect(self.endpoints)
+            return Client(lines, me, patience=patience_of(self.strategy), clock=network.clock)
+
+        with TrainerStep(
+            self.captured, self.strategy, self._make(number), connect, self.cache
+        ) as step:
+            return script(step)
+
+
+def _trained(step: TrainerStep, state: Any, batches: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
+    metrics = []
+    for batch in batches:
+        state, measured = step(state, batch)
+        metrics.append(measured)
+    return step.pull(state), tuple(metrics)
