@@ -1,0 +1,114 @@
+"""Jobs of small scripts, which stand for trainers and servers and need no JAX."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxfleet.launch import Job
+
+WAIT_S = 30.0
+IDLE = "import time; time.sleep(60)"
+DEAF = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+"""
+# Writes who it is to a file, so that a test can look for it afterwards.
+NOTE = """
+import os, pathlib, sys
+role = os.environ["TRAINING_ROLE"].lower()
+which = os.environ.get("PADDLE_TRAINER_ID") or os.environ["PADDLE_CURRENT_ENDPOINT"][-5:]
+pathlib.Path({folder!r}, f"{{role}}-{{which}}-{{os.getpid()}}").touch()
+"""
+
+
+def python(code: str) -> tuple[str, ...]:
+    """Returns the command that runs a script given as text."""
+    return (sys.executable, "-I", "-S", "-c", code)
+
+
+def job(trainer: str, server: str = IDLE, **options: Any) -> Job:
+    """Returns a job whose trainers and servers run scripts given as text, and end soon."""
+    settings = {"grace_s": 1.0, "timeout_s": WAIT_S} | options
+    return Job(trainer=python(trainer), server=python(server), **settings)
+
+
+def noting(folder: Path) -> str:
+    """Returns the code with which a process leaves its number in a folder."""
+    return NOTE.format(folder=str(folder))
+
+
+def waiting(folder: Path) -> str:
+    """Returns the code that waits until something is in a folder."""
+    here = f"list(pathlib.Path({str(folder)!r}).iterdir())"
+    return f"import pathlib, time\nwhile not {here}:\n    time.sleep(0.05)\n"
+
+
+def starting(code: str) -> str:
+    """Returns the code that starts another process and does not wait for it."""
+    return f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {code!r}])\n"
+
+
+def noted(folder: Path, role: str = "") -> list[int]:
+    """Returns the numbers of the processes that were there."""
+    return [int(path.name.rpartition("-")[2]) for path in folder.glob(f"{role}*-*")]
+
+
+def runs(pid: int) -> bool:
+    """Returns whether there is such a process, and it is more than what its parent has to reap."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return not stat.parent.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(reached: Callable[[], bool], what: str) -> None:
+    """Waits for something that other processes do."""
+    deadline = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < deadline, f"waited for {what}"
+        time.sleep(0.05)
+
+
+LAUNCH = """
+import sys
+from jaxfleet.launch import Job, launch
+job = Job(trainer={trainer!r}, server={server!r}, servers={servers}, trainers={trainers},
+          grace_s={grace_s}, timeout_s={timeout_s}, checkpoint_dir=None)
+sys.exit(launch(job))
+"""
+
+
+@contextmanager
+def launching(job: Job) -> Iterator[subprocess.Popen[str]]:
+    """Launches a job from a process of its own, which a test can send signals to."""
+    code = LAUNCH.format_map(vars(job))
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        with launcher:
+            try:
+                yield launcher
+            finally:
+                if launcher.poll() is None:
+                    launcher.send_signal(signal.SIGTERM)
+                    launcher.communicate(timeout=WAIT_S)
+    finally:
+        if launcher.poll() is None:
+            launcher.kill()

@@ -1,0 +1,76 @@
+"""Ports of two launches never meet."""
+
+import socket
+import sys
+
+import pytest
+
+from jaxfleet.errors import StrategyError
+from jaxfleet.launch.ports import Ports
+
+
+def listening(endpoint: str) -> socket.socket:
+    host, _, port = endpoint.rpartition(":")
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        server.bind((host, int(port)))
+        server.listen()
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
+def test_two_launches_at_once_get_different_ports() -> None:
+    one, other = Ports(20), Ports(20)
+    try:
+        assert len({*one.endpoints, *other.endpoints}) == 40
+    finally:
+        one.close()
+        other.close()
+
+
+def test_a_server_can_listen_where_its_port_is_held_and_again_after_its_end() -> None:
+    ports = Ports(1)
+    try:
+        for _ in range(2):
+            ports.give(0)
+            listening(ports.endpoints[0]).close()
+    finally:
+        ports.close()
+
+
+def test_ports_that_are_asked_for_follow_each_other() -> None:
+    free = Ports(1)
+    free.close()
+    first = int(free.endpoints[0].rpartition(":")[2])
+    if first > 65533:
+        pytest.skip("no room above it")
+    try:
+        ports = Ports(2, first=first)
+    except StrategyError:
+        pytest.skip("somebody has the next one")
+    ports.close()
+    assert ports.endpoints == (f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}")
+
+
+def test_a_port_that_somebody_listens_at_is_refused_by_name() -> None:
+    free = Ports(1)
+    free.close()
+    server = listening(free.endpoints[0])
+    port = server.getsockname()[1]
+    with server, pytest.raises(StrategyError, match=f"port {port} of 127.0.0.1 cannot be had"):
+        Ports(1, first=port)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port is let go for its server")
+def test_a_port_stays_held_between_a_servers_lives() -> None:
+    ports = Ports(1)
+    port = int(ports.endpoints[0].rpartition(":")[2])
+    try:
+        ports.give(0)
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("127.0.0.1", port))
+    finally:
+        ports.close()

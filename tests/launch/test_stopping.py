@@ -1,0 +1,88 @@
+"""Whatever ends a launch, none of its processes is left."""
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jaxfleet.launch import Job
+from tests.launch.jobs import (
+    DEAF,
+    IDLE,
+    WAIT_S,
+    job,
+    launching,
+    noted,
+    noting,
+    runs,
+    starting,
+    wait_until,
+)
+
+pytestmark = pytest.mark.processes
+
+SAYS_BYE = """
+import time
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def four_and_a_child(folder: Path) -> Job:
+    """Returns a job of two servers and two trainers, each of which starts a process more."""
+    note = noting(folder)
+    trainer = note + starting(note + IDLE) + SAYS_BYE
+    return job(trainer, note + IDLE, servers=2, trainers=2)
+
+
+def send(launcher: "subprocess.Popen[str]", folder: Path, number: int) -> tuple[str, str]:
+    """Sends a signal once all processes are there; returns what was written by the end."""
+    wait_until(lambda: len(noted(folder)) == 6, "six processes")
+    launcher.send_signal(number)
+    return launcher.communicate(timeout=WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_stops_everything(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    with launching(four_and_a_child(tmp_path)) as launcher:
+        out, err = send(launcher, tmp_path, number)
+    assert launcher.returncode == status
+    assert not any(runs(pid) for pid in noted(tmp_path))
+    assert f"got {number.name}; stopping all" in err
+    assert ("interrupted" in out) == (number == signal.SIGINT)
+
+
+def test_a_launch_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    with launching(four_and_a_child(tmp_path)) as launcher:
+        send(launcher, tmp_path, signal.SIGKILL)
+    assert launcher.returncode == -signal.SIGKILL
+    wait_until(lambda: not any(runs(pid) for pid in noted(tmp_path)), "the end of all processes")
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
+    deaf = DEAF + noting(tmp_path) + IDLE
+    with launching(job(deaf, grace_s=60.0)) as launcher:
+        wait_until(lambda: len(noted(tmp_path)) == 1, "a trainer")
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.stderr is not None
+        while "stopping all" not in launcher.stderr.readline():
+            pass
+        launcher.send_signal(signal.SIGINT)
+        launcher.communicate(timeout=WAIT_S)
+    assert launcher.returncode == 130
+    assert not any(runs(pid) for pid in noted(tmp_path))
+
+
+def test_a_launch_whose_output_nobody_reads_ends(tmp_path: Path) -> None:
+    talks = noting(tmp_path) + "import time\nwhile True: print('x', flush=True); time.sleep(0.05)"
+    with launching(job(talks)) as launcher:
+        wait_until(lambda: len(noted(tmp_path)) == 1, "a trainer")
+        assert launcher.stdout is not None
+        launcher.stdout.close()
+        launcher.wait(WAIT_S)
+    assert not any(runs(pid) for pid in noted(tmp_path))
