@@ -32,8 +32,9 @@ PUBLIC = {
         trainer_name unified_diff verify with_values
     """,
     "jaxfleet.lower": """
-        AXIS Interface Layout LoweredStep ProgramFunction Shares bind_sizes cut_axes device_count
-        device_mesh inputs_of lower_step shardings with_shard_map
+        AXIS ExecutableCache HostType Interface Layout LoweredBlock LoweredStep ProgramFunction
+        Shares bind_sizes cut_axes device_count device_mesh host_type inputs_of lower_block
+        lower_step shardings to_device to_host with_shard_map
     """,
     "jaxfleet.ops": """
         Array Context Dialect Interpreter Meaning OpDef find_op known_ops register_dialect
@@ -46,6 +47,9 @@ PUBLIC = {
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders
         made_by make_pass new_dump_folder options_of parse_pipeline pass_text pipeline_text
         read_index register_pass registered_passes remove_dumps run_pipeline table
+    """,
+    "jaxfleet.ps.server": """
+        Server ServerCore ServerOptions
     """,
     "jaxfleet.runtime": """
         DistributedStrategy Executor Scope Step distribute emulate_devices

@@ -4,6 +4,7 @@ from jaxfleet.ops import basic as basic
 from jaxfleet.ops import collective as collective
 from jaxfleet.ops import jax_ops as jax_ops
 from jaxfleet.ops import own_rows as own_rows
+from jaxfleet.ops import rewriting as rewriting
 from jaxfleet.ops.interpret import Interpreter as Interpreter
 from jaxfleet.ops.registry import Array as Array
 from jaxfleet.ops.registry import Context as Context

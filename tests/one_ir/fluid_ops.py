@@ -33,16 +33,6 @@ def mean(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
     return [inputs[0].mean()]
 
 
-@register_op("scale")
-def scale(_: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
-    return [inputs[0] * op.attrs["scale"]]
-
-
-@register_op("sum")
-def sum_all(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
-    return [sum(inputs[1:], start=inputs[0])]
-
-
 @register_op("sgd")
 def sgd(_: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
     (param,), (grad,) = op.inputs.slot("Param"), op.inputs.slot("Grad")

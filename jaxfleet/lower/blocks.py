@@ -1,0 +1,249 @@
+"""Makes a compiled function of one block of a program: lists of arrays in and out.
+
+A parameter server's program is such blocks. Two blocks that differ in names alone share an
+executable.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxfleet.errors import ProgramError
+from jaxfleet.ir import Block, Program, Variable, print_operator
+from jaxfleet.ir.program import Operands, Role
+from jaxfleet.ir.values import Attr, Attrs, BlockRef, Operand, map_attr
+from jaxfleet.lower.host_arrays import device_dtype
+from jaxfleet.ops import Array, Interpreter
+from jaxfleet.ops.jax_adapter import dtype_text
+
+Run = Callable[..., Sequence[Array]]
+
+
+@dataclass
+class ExecutableCache:
+    """Keeps executables by what their blocks do, for all that it is handed to.
+
+    Attributes:
+        compiled: how many were compiled.
+    """
+
+    compiled: int = 0
+    _held: dict[str, Run] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, key: str, build: Callable[[], Run]) -> Run:
+        """Returns the executable of a key; builds it where nobody has."""
+        with self._lock:
+            if key not in self._held:
+                self._held[key] = build()
+                self.compiled += 1
+            return self._held[key]
+
+
+@dataclass
+class LoweredBlock:
+    """A block as a function.
+
+    Attributes:
+        reads: the variables that it takes, in order: those that it does not declare.
+        writes: the variables that it returns, in order.
+        donated: those whose memory its results take; their arrays are gone afterwards.
+    """
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    donated: tuple[str, ...]
+    _build: Callable[[], Run] = field(repr=False)
+    _run: Run | None = field(default=None, repr=False)
+
+    def function(self, values: Sequence[Array]) -> Sequence[Array]:
+        """Runs the block on what it reads and returns what it writes; compiles at the first call.
+
+        Raises:
+            ProgramError: an operator fails.
+        """
+        return self.compile()(*values)
+
+    def compile(self) -> Run:
+        """Returns the executable.
+
+        Raises:
+            ProgramError: an operator fails, or makes what was not declared.
+        """
+        if self._run is None:
+            self._run = self._build()
+        return self._run
+
+
+def lower_block(
+    program: Program, index: int, *, donate: Collection[str], cache: ExecutableCache | None = None
+) -> LoweredBlock:
+    """Lowers one block.
+
+    Args:
+        program: declares what the block reads, with numbers for sizes.
+        index: the block's.
+        donate: variables that it may overwrite where it updates them.
+        cache: where executables are kept; those of this block alone, unless given.
+    """
+    block = program.blocks[index]
+    reads, writes = _reads(program, block), _writes(program, block)
+    donated = tuple(name for name in reads if name in donate and name in writes)
+    cache = cache if cache is not None else ExecutableCache()
+
+    def build() -> Run:
+        key = _Key(program).of(block, reads, writes, donated)
+        return cache.get(key, lambda: _compiled(program, block, reads, writes, donated))
+
+    return LoweredBlock(reads, writes, donated, build)
+
+
+def _reads(program: Program, block: Block) -> tuple[str, ...]:
+    """Returns what a block reads before it writes it and does not declare, constants left out."""
+    found: dict[str, None] = {}
+    written: set[str] = set()
+    for op in block.ops:
+        for name in op.reads:
+            if name in written or name in block.variables:
+                continue
+            if program.lookup(name, block).constant is None:
+                found[name] = None
+        written.update(op.writes)
+    return tuple(found)
+
+
+def _writes(program: Program, block: Block) -> tuple[str, ...]:
+    """Returns what a block writes for others: what it does not declare, or a block in it reads."""
+    shared: set[str] = set()
+    run_here = {index for op in block.ops for index in op.blocks}
+    for other in program.blocks:
+        if other.parent == block.index and other.index not in run_here:
+            shared.update(name for op in other.ops for name in op.reads)
+    names = dict.fromkeys(name for op in block.ops for name in op.writes)
+    return tuple(name for name in names if name not in block.variables or name in shared)
+
+
+def _compiled(
+    program: Program,
+    block: Block,
+    reads: Sequence[str],
+    writes: Sequence[str],
+    donated: Collection[str],
+) -> Run:
+    own = {name: v for name, v in block.variables.items() if name not in writes}
+    body = replace(block, variables=own)
+    declared = {name: program.lookup(name, block) for name in (*reads, *writes)}
+
+    def run(*values: Array) -> list[Array]:
+        held = dict(zip(reads, values, strict=True))
+        after = Interpreter(program, {}).run_scope(body, held)
+        return [_result(after[name], declared[name], values) for name in writes]
+
+    run.__name__ = f"{program.name}.block{block.index}"
+    places = tuple(place for place, name in enumerate(reads) if name in donated)
+    specs = [_spec(declared[name]) for name in reads]
+    compiled: Run = jax.jit(run, donate_argnums=places).lower(*specs).compile()
+    return compiled
+
+
+def _result(value: Array, variable: Variable, values: Sequence[Array]) -> Array:
+    """Returns what a block makes of a variable, in memory of its own.
+
+    Raises:
+        ProgramError: it is not of the declared type.
+    """
+    if any(value is given for given in values):
+        value = jnp.array(value, copy=True)  # a caller writes anew into what it passed
+    value = jnp.asarray(value)
+    if dtype_text(value.dtype) != variable.dtype or value.shape != variable.shape:
+        found = f"{dtype_text(value.dtype)}{list(value.shape)}"
+        what = f"'{variable.name}' is declared {variable.type}, and an operator makes {found}"
+        raise ProgramError(what)
+    return value
+
+
+def _spec(variable: Variable) -> jax.ShapeDtypeStruct:
+    if not all(isinstance(size, int) for size in variable.shape):
+        what = f"'{variable.name}' is {variable.type}: a block is compiled for numbers"
+        raise ProgramError(what, hint="give the letters numbers first")
+    shape: Any = variable.shape
+    return jax.ShapeDtypeStruct(shape, device_dtype(variable.dtype))
+
+
+class _Key:
+    """Writes a block with its names numbered: equal text, equal executable."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._names: dict[tuple[int, str], str] = {}
+        self._blocks: dict[int, int] = {}
+        self._lines: list[str] = []
+
+    def of(
+        self,
+        block: Block,
+        reads: Sequence[str],
+        writes: Sequence[str],
+        donated: Collection[str],
+    ) -> str:
+        """Returns the text of a block and of all that its operators run."""
+        self._block(block)
+        for name in reads:
+            self._lines.append(f"read {self._name(name, block)} {name in donated}")
+        self._lines += [f"write {self._name(name, block)}" for name in writes]
+        return "\n".join(self._lines)
+
+    def _block(self, block: Block) -> None:
+        inner: list[int] = []
+        args = " ".join(self._name(name, block) for name in block.args)
+        self._lines.append(f"block {self._blocks.setdefault(block.index, 0)} {args}")
+        for op in block.ops:
+            inner += [index for index in op.blocks if index not in self._blocks]
+            for index in op.blocks:
+                self._blocks.setdefault(index, len(self._blocks))
+            plain = replace(
+                op,
+                inputs=self._operands(op.inputs, block),
+                outputs=self._operands(op.outputs, block),
+                attrs=Attrs({k: map_attr(v, self._numbered) for k, v in op.attrs.items()}),
+                role=Role.FORWARD,
+                role_var=(),
+            )
+            self._lines.append(print_operator(plain))
+        self._lines.append("results " + " ".join(self._operand(x, block) for x in block.results))
+        for index in inner:
+            self._block(self._program.blocks[index])
+
+    def _operands(self, operands: Operands, block: Block) -> Operands:
+        return operands.renamed({name: self._name(name, block) for name in operands.names})
+
+    def _operand(self, operand: Operand, block: Block) -> str:
+        return self._name(operand, block) if isinstance(operand, str) else str(operand)
+
+    def _numbered(self, attr: Attr) -> Attr:
+        return BlockRef(self._blocks[attr.index]) if isinstance(attr, BlockRef) else attr
+
+    def _name(self, name: str, block: Block) -> str:
+        at, scope = _declared(self._program, name, block)
+        if (at, name) not in self._names:
+            new = f"v{len(self._names)}"
+            self._names[at, name] = new
+            constant = scope[name].constant
+            value = f" = @{constant.digest}" if constant is not None else ""
+            self._lines.append(f"{new}: {scope[name].type}{value}")
+        return self._names[at, name]
+
+
+def _declared(program: Program, name: str, block: Block) -> tuple[int, Mapping[str, Variable]]:
+    """Returns the block that declares what a name means, -1 for the program, and its variables."""
+    at = block
+    while name not in at.variables:
+        if at.parent < 0:
+            program.lookup(name, block)  # raises where there is none
+            return -1, program.variables
+        at = program.blocks[at.parent]
+    return at.index, at.variables

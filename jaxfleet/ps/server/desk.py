@@ -1,0 +1,128 @@
+"""What leaves a server's state machine: answers, errors, and work for the machine."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxfleet.errors import JaxfleetError
+from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
+from jaxfleet.ps.network import Peer
+
+
+class RefusedError(JaxfleetError):
+    """A request cannot be done; the state is as it was.
+
+    Args:
+        code: what a client makes an exception of: `refused`, `bad_message`, ...
+        what: what is wrong.
+        hint: what the user can do.
+    """
+
+    def __init__(self, code: str, what: str, *, hint: str | None = None) -> None:
+        super().__init__(what)
+        self.code = code
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Request:
+    """A message that is to be answered.
+
+    Attributes:
+        peer: where the answer goes.
+        message: the request.
+        trainer: who asked.
+        since: when it came.
+    """
+
+    peer: Peer
+    message: Message
+    trainer: int
+    since: float
+
+    @property
+    def step(self) -> int:
+        """The step that it is about."""
+        return self.message.step
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work that takes a while, done in the order it was given.
+
+    Attributes:
+        what: what the server says that it does meanwhile.
+        run: does it; may run on another thread.
+        then: takes what it gave, on the server's own thread.
+        failed: takes an error that concerns nobody but who asked; without it the server ends.
+    """
+
+    what: str
+    run: Callable[[], Any]
+    then: Callable[[Any], None]
+    failed: Callable[[Exception], None] | None = None
+
+
+@dataclass
+class Desk:
+    """Collects what leaves.
+
+    Attributes:
+        name: the server's: `server 0`.
+        out: messages with the connections they go to.
+        jobs: work that is to be started.
+        errors: how many errors were sent.
+    """
+
+    name: str = "server"
+    out: list[tuple[Peer, Message]] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
+    errors: int = 0
+
+    def answer(
+        self,
+        peer: Peer,
+        message: Message,
+        kind: Kind,
+        body: Mapping[str, Plain] | None = None,
+        tensors: tuple[Tensor, ...] = (),
+    ) -> None:
+        """Answers a request."""
+        reply = Message(kind, self.name, message.step, message.number, body or {}, tensors)
+        self.out.append((peer, reply))
+
+    def error(self, peer: Peer, message: Message, refusal: RefusedError) -> None:
+        """Answers a request by an error."""
+        self.errors += 1
+        body = {"error": refusal.code, "what": refusal.what, "hint": refusal.hint}
+        self.answer(peer, message, Kind.ERROR, body)
+
+
+def refusal_of(code: str, error: Exception) -> RefusedError:
+    """Returns an exception as an error for a peer, with its notes."""
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    return RefusedError(code, f"{error}\n{notes}" if notes else str(error))
+
+
+def text_of(message: Message, name: str) -> str:
+    """Returns a string of a message's body.
+
+    Raises:
+        RefusedError: it has none.
+    """
+    value = message.body.get(name)
+    if not isinstance(value, str):
+        raise RefusedError("bad_message", f"a {message.kind.value} needs '{name}', a string")
+    return value
+
+
+def names_of(message: Message) -> tuple[str, ...]:
+    """Returns the names that a message lists.
+
+    Raises:
+        RefusedError: it lists none.
+    """
+    value = message.body.get("names")
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise RefusedError("bad_message", f"a {message.kind.value} needs 'names', a list")
+    return tuple(str(name) for name in value)

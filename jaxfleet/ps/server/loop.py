@@ -1,0 +1,140 @@
+"""Runs a server: takes messages from the network, computes, and carries the answers back."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxfleet.ps.messages import Message
+from jaxfleet.ps.network import Lines, Listener, Peer
+from jaxfleet.ps.server.core import ServerCore
+from jaxfleet.ps.server.desk import Job
+
+_TICK_S = 0.2
+
+
+class Server:
+    """One server.
+
+    Args:
+        core: what it does with messages.
+        listener: where they come from.
+        connect: makes lines to servers, to send parts of a step to the others; `Network.connect`.
+        clock: the core's.
+        threaded: compute on a thread of its own, so that messages are answered meanwhile.
+    """
+
+    def __init__(
+        self,
+        core: ServerCore,
+        listener: Listener,
+        *,
+        connect: Callable[[Sequence[str]], Lines],
+        clock: Callable[[], float] = time.monotonic,
+        threaded: bool = True,
+    ) -> None:
+        self._core = core
+        self._listener = listener
+        self._connect = connect
+        self._clock = clock
+        self._lines: Lines | None = None
+        self._ticked = clock()
+        self._worker = _Worker(listener.wake) if threaded else None
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Makes `serve` return soon; any thread may call it."""
+        self._stop.set()
+        self._listener.wake()
+
+    def serve(self) -> int:
+        """Serves until all trainers said bye, and returns the process's exit code.
+
+        The code is 1 where a block failed, or no trainer lives any more.
+        """
+        try:
+            while not self._core.finished and not self._stop.is_set():
+                self._turn()
+        finally:
+            if self._worker is not None:
+                self._worker.close()
+            if self._lines is not None:
+                self._lines.close()
+            self._listener.close()
+        return 0 if self._core.failure is None else 1
+
+    def _turn(self) -> None:
+        found = self._listener.receive(_TICK_S)
+        if found is not None:
+            self._send(self._core.handle(*found))
+        self._compute()
+        now = self._clock()
+        if now - self._ticked >= _TICK_S:
+            self._ticked = now
+            self._send(self._core.tick(now))
+            self._drain()
+        self._send_parts()
+
+    def _compute(self) -> None:
+        if self._worker is None:
+            self._send(self._core.run_jobs())
+            return
+        for job, result, error in self._worker.results():
+            done = self._core.fail(job, error) if error else self._core.finish(job, result)
+            self._send(done)
+        for job in self._core.take_jobs():
+            self._worker.put(job)
+
+    def _send(self, replies: Sequence[tuple[Peer, Message]]) -> None:
+        for peer, message in replies:
+            self._listener.send(peer, message)
+
+    def _send_parts(self) -> None:
+        """Sends what is for other servers."""
+        for server, message in self._core.take_links():
+            if self._lines is None:
+                self._lines = self._connect(self._core.servers)
+            self._lines.send(server, message)
+
+    def _drain(self) -> None:
+        """Takes what other servers answered, which can only be that a message was refused."""
+        while self._lines is not None and self._lines.receive(0.0) is not None:
+            pass
+
+
+class _Worker:
+    """A thread that does one job after another."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._todo: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Job, Any, Exception | None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="jaxfleet server", daemon=True)
+        self._thread.start()
+
+    def put(self, job: Job) -> None:
+        """Hands a job in."""
+        self._todo.put(job)
+
+    def results(self) -> list[tuple[Job, Any, Exception | None]]:
+        """Returns what is done."""
+        found = []
+        while True:
+            try:
+                found.append(self._done.get_nowait())
+            except queue.Empty:
+                return found
+
+    def close(self) -> None:
+        """Lets the thread end; a job that hangs does not keep the process."""
+        self._todo.put(None)
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while (job := self._todo.get()) is not None:
+            try:
+                self._done.put((job, job.run(), None))
+            except Exception as error:  # noqa: BLE001  # whatever it is, the trainers hear of it
+                self._done.put((job, None, error))
+            self._wake()

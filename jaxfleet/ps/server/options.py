@@ -1,0 +1,31 @@
+"""What a server is told before any trainer comes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Says which job a server serves, how long it waits, and where it keeps its state.
+
+    Attributes:
+        server: its number among the servers; found by its endpoint unless given.
+        job: the job's name; the first trainer's unless given.
+        trainers: how many there are; as the first says unless given.
+        lost_after_s: who is not heard of for so long is lost.
+        step_timeout_s: the longest that anyone waits for a peer that lives.
+        heartbeat_s: how often it tells other servers that it lives.
+        queued_bytes: the most bytes of gradients for later steps that it holds.
+        checkpoint_dir: where it keeps its own checkpoints, in `server<i>`; none unless given.
+        keep: how many of them.
+    """
+
+    server: int | None = None
+    job: str | None = None
+    trainers: int | None = None
+    lost_after_s: float = 10.0
+    step_timeout_s: float = 600.0
+    heartbeat_s: float = 1.0
+    queued_bytes: int = 8 << 30
+    checkpoint_dir: Path | None = None
+    keep: int = 2

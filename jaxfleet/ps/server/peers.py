@@ -1,0 +1,170 @@
+"""Knows the trainers: who said hello, who was heard of when, who left."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from jaxfleet.ps.messages import PROTOCOL, Message, Plain
+from jaxfleet.ps.network import Peer
+from jaxfleet.ps.server.options import ServerOptions
+
+
+@dataclass
+class Known:
+    """What is known of a trainer, or of another server.
+
+    Attributes:
+        peer: its connection.
+        heard: when it last sent anything.
+        said: when its last heartbeat came.
+        doing: what that said.
+        session: tells one process from the next with the same number.
+        left: it said bye.
+        step: the greatest that it sent anything for.
+        incarnation: that of a server.
+    """
+
+    peer: Peer
+    heard: float
+    said: float
+    doing: str = "hello"
+    session: Plain = None
+    left: bool = False
+    step: int = 0
+    incarnation: Plain = None
+
+    def text(self, now: float) -> str:
+        """Says what it last did: `last heartbeat 0.3 s ago: compiling`."""
+        return f"last heartbeat {now - self.said:.1f} s ago: {self.doing}"
+
+
+@dataclass
+class Trainers:
+    """The trainers of a job, who must all say the same of it.
+
+    Attributes:
+        options: how long one may be silent.
+        facts: what the first one said of the job.
+        first: which trainer that was.
+        restored: the hash of the job's program that the server goes on with.
+        by_id: those that said hello.
+    """
+
+    options: ServerOptions
+    facts: dict[str, Plain] = field(default_factory=dict)
+    first: int = -1
+    restored: str | None = None
+    by_id: dict[int, Known] = field(default_factory=dict)
+    _ids: dict[Peer, int] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """How many the job has, 0 before the first hello."""
+        count = self.facts.get("trainers", self.options.trainers or 0)
+        assert isinstance(count, int)
+        return count
+
+    def id_of(self, peer: Peer) -> int | None:
+        """Returns which trainer a connection is."""
+        return self._ids.get(peer)
+
+    def hello(self, peer: Peer, message: Message, now: float) -> str | None:
+        """Takes a trainer in; returns why not, if it may not come in."""
+        body = message.body
+        refusal = self._misfit(body) or self._taken(peer, body, now)
+        if refusal is not None:
+            return refusal
+        number = body["trainer"]
+        assert isinstance(number, int)
+        if not self.facts:
+            self.facts = {name: body[name] for name in _FACTS}
+            self.first = number
+        old = self.by_id.get(number)
+        if old is not None:
+            self._ids.pop(old.peer, None)
+        self._ids[peer] = number
+        self.by_id[number] = Known(peer, now, now, session=body.get("session"))
+        return None
+
+    def heard(self, peer: Peer, message: Message, now: float) -> None:
+        """Notes that a trainer sent something."""
+        known = self.by_id[self._ids[peer]]
+        known.heard = now
+        known.step = max(known.step, message.step)
+        doing = message.body.get("doing")
+        if isinstance(doing, str):
+            known.said, known.doing = now, doing
+
+    def is_lost(self, number: int, now: float) -> bool:
+        """Tells whether a trainer that came was not heard of for too long."""
+        known = self.by_id.get(number)
+        if known is None or known.left:
+            return False
+        return now - known.heard > self.options.lost_after_s
+
+    def lost(self, now: float) -> list[str]:
+        """Returns those that are lost: `trainer 1`."""
+        return [f"trainer {number}" for number in self.by_id if self.is_lost(number, now)]
+
+    def all_left(self) -> bool:
+        """Tells whether all said bye."""
+        return 0 < self.count <= sum(known.left for known in self.by_id.values())
+
+    def none_lives(self, now: float) -> bool:
+        """Tells whether nobody is there who was not lost and did not leave."""
+        return all(known.left or self.is_lost(n, now) for n, known in self.by_id.items())
+
+    def staying(self) -> list[int]:
+        """Returns the numbers of those that did not say bye, come or not."""
+        return [n for n in range(self.count) if n not in self.by_id or not self.by_id[n].left]
+
+    def present(self) -> Iterable[Known]:
+        """Returns those that came and did not say bye."""
+        return [known for known in self.by_id.values() if not known.left]
+
+    def _misfit(self, body: Mapping[str, Plain]) -> str | None:
+        protocol = body.get("protocol")
+        if protocol != PROTOCOL:
+            return f"the trainer speaks protocol {protocol}, and this server {PROTOCOL}"
+        number, count, servers = (body.get(key) for key in ("trainer", "trainers", "servers"))
+        if not _is_count(count) or not _is_count(number) or not isinstance(servers, list):
+            return f"a hello needs trainer, trainers and servers, and says {dict(body)}"
+        assert isinstance(number, int)
+        assert isinstance(count, int)
+        if number >= count:
+            return f"there is no trainer {number} of {count}"
+        wanted: dict[str, Plain] = {}
+        if self.options.job is not None:
+            wanted["job"] = self.options.job
+        if self.options.trainers is not None:
+            wanted["trainers"] = self.options.trainers
+        if self.restored is not None:
+            wanted["program"] = self.restored
+        for name, value in wanted.items():
+            if body.get(name) != value:
+                return f"trainer {number} says {name} {body.get(name)}, and the server {value}"
+        for name, value in self.facts.items():
+            if body.get(name) != value:
+                found = f"trainer {number} says {name} {body.get(name)}"
+                return f"{found}, and trainer {self.first} says {value}"
+        return None
+
+    def _taken(self, peer: Peer, body: Mapping[str, Plain], now: float) -> str | None:
+        number = body["trainer"]
+        assert isinstance(number, int)
+        other = self._ids.get(peer)
+        if other is not None and other != number:
+            return f"this connection is trainer {other}'s, and says it is trainer {number}"
+        old = self.by_id.get(number)
+        if old is None or old.left or old.peer == peer or self.is_lost(number, now):
+            return None
+        session = body.get("session")
+        if session is not None and session == old.session:
+            return None
+        return f"there is a trainer {number} already, {old.text(now)}"
+
+
+_FACTS = ("job", "trainers", "servers", "program")
+
+
+def _is_count(value: Plain) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 20

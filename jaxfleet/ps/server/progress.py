@@ -1,0 +1,173 @@
+"""Follows one step after another: which gradients came, which blocks may run, which ran."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxfleet.ps.messages import Tensor
+from jaxfleet.ps.server.plan import BlockPlan, Merge, ServerPlan
+
+Sent = Mapping[str, list[np.ndarray]]
+
+
+@dataclass
+class Progress:
+    """Where a server is in its steps.
+
+    Attributes:
+        plan: its program.
+        applied: the last step whose blocks all ran; -1 without a state.
+        wanted: the greatest step that anybody asked for; a server that gets no gradients goes by
+            it.
+        handed: by block, the last step for which it was handed to the machine.
+        done: by block, the last step for which it ran.
+        queued_bytes: of gradients and parts that wait.
+        duplicates: arrays that came again.
+    """
+
+    plan: ServerPlan
+    applied: int = -1
+    wanted: int = -1
+    handed: dict[int, int] = field(default_factory=dict)
+    done: dict[int, int] = field(default_factory=dict)
+    queued_bytes: int = 0
+    duplicates: int = 0
+    _pushed: dict[int, dict[str, dict[int, np.ndarray]]] = field(default_factory=dict)
+    _parts: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """The step that is under way, or comes next."""
+        return self.applied + 1
+
+    def restart(self, step: int) -> None:
+        """Takes a step as applied, whatever was before; forgets what waits for others."""
+        self.applied = step
+        self.handed = {block.index: step for block in self.plan.blocks}
+        self.done = dict(self.handed)
+        self._pushed.clear()
+        self._parts = {later: parts for later, parts in self._parts.items() if later > step}
+        self.queued_bytes = 0
+
+    def push(self, step: int, trainer: int, tensors: Iterable[Tensor]) -> None:
+        """Takes gradients; those that came before, or too late, change nothing."""
+        for tensor in tensors:
+            block = self._block_of(tensor.name)
+            if step <= self.handed.get(block.index, -1):
+                self.duplicates += 1
+                continue
+            by_trainer = self._pushed.setdefault(step, {}).setdefault(tensor.name, {})
+            if trainer in by_trainer:
+                self.duplicates += 1
+                continue
+            by_trainer[trainer] = tensor.array
+            self.queued_bytes += tensor.array.nbytes
+
+    def take_parts(self, step: int, tensors: Iterable[Tensor]) -> None:
+        """Takes what another server sent for a step."""
+        if step <= self.applied:
+            return
+        parts = self._parts.setdefault(step, {})
+        for tensor in tensors:
+            if tensor.name in parts:
+                self.duplicates += 1
+            parts.setdefault(tensor.name, tensor.array)
+
+    def hand_out(self) -> list[tuple[BlockPlan, Sent]]:
+        """Returns the blocks that may run now, in order, with what was sent for them."""
+        if self.applied < 0 or not self._starts():
+            return []
+        found = []
+        for block in self.plan.blocks:
+            if self.handed[block.index] < self.step and self._is_ready(block):
+                self.handed[block.index] = self.step
+                found.append((block, self._take(block)))
+        return found
+
+    def ran(self, block: BlockPlan) -> bool:
+        """Notes that a block ran; tells whether the step is applied with it."""
+        self.done[block.index] = self.step
+        if any(self.done[other.index] < self.step for other in self.plan.blocks):
+            return False
+        self._pushed.pop(self.step, None)
+        self._parts.pop(self.step, None)
+        self.applied += 1
+        return True
+
+    def follow(self, step: int) -> None:
+        """Notes that somebody asks for what a step makes."""
+        self.wanted = max(self.wanted, step)
+        if not self.plan.blocks and self.applied >= 0:
+            self.applied = max(self.applied, step)
+
+    def missing(self) -> dict[str, list[str]]:
+        """Returns who holds the step up, with the names of what did not come."""
+        found: dict[str, list[str]] = {}
+        pushed, parts = self._pushed.get(self.step, {}), self._parts.get(self.step, {})
+        for block in self.plan.blocks:
+            if self.handed.get(block.index, -1) >= self.step:
+                continue
+            for merge in block.merges:
+                for trainer in merge.senders:
+                    if trainer not in pushed.get(merge.name, {}):
+                        found.setdefault(f"trainer {trainer}", []).append(merge.name)
+            if block.exchanges and self.plan.exchange is not None:
+                for name, server in self.plan.exchange.there.items():
+                    if name not in parts:
+                        found.setdefault(f"server {server}", []).append(name)
+        return found
+
+    def misfit(self, trainer: int, tensors: Iterable[Tensor]) -> str | None:
+        """Says why gradients are none of this program's, if they are not."""
+        for tensor in tensors:
+            merge = self.plan.merges.get(tensor.name)
+            if merge is None:
+                return f"there is no gradient '{tensor.name}' here"
+            if trainer not in merge.senders:
+                return f"'{tensor.name}' does not come from trainer {trainer}"
+            wanted = merge.type
+            if tensor.array.dtype != wanted.dtype or tensor.array.shape != wanted.shape:
+                found = f"{tensor.array.dtype}{list(tensor.array.shape)}"
+                return f"'{tensor.name}' is {found}, not {wanted.dtype}{list(wanted.shape)}"
+        return None
+
+    def _block_of(self, gradient: str) -> BlockPlan:
+        return self._blocks[self.plan.makers_of_merges[gradient]]
+
+    @property
+    def _blocks(self) -> Mapping[int, BlockPlan]:
+        return self.plan.by_index
+
+    def _starts(self) -> bool:
+        """Tells whether the step may start: nothing of it runs before some gradient is complete."""
+        if any(step == self.step for step in self.handed.values()):
+            return True
+        if not self.plan.merges:
+            return self.wanted >= self.step
+        return any(block.merges and self._has_all(block.merges) for block in self.plan.blocks)
+
+    def _is_ready(self, block: BlockPlan) -> bool:
+        if any(self.handed[other] < self.step for other in block.after):
+            return False
+        if not self._has_all(block.merges):
+            return False
+        if not block.exchanges or self.plan.exchange is None:
+            return True
+        return self.plan.exchange.there.keys() <= self._parts.get(self.step, {}).keys()
+
+    def _has_all(self, merges: Iterable[Merge]) -> bool:
+        pushed = self._pushed.get(self.step, {})
+        return all(len(pushed.get(merge.name, ())) == len(merge.senders) for merge in merges)
+
+    def _take(self, block: BlockPlan) -> Sent:
+        pushed = self._pushed.get(self.step, {})
+        taken: dict[str, list[np.ndarray]] = {}
+        for merge in block.merges:
+            by_trainer = pushed.pop(merge.name)
+            taken[merge.name] = [by_trainer[trainer] for trainer in merge.senders]
+            self.queued_bytes -= sum(array.nbytes for array in taken[merge.name])
+        if block.exchanges and self.plan.exchange is not None:
+            parts = self._parts[self.step]
+            taken.update({name: [parts[name]] for name in self.plan.exchange.there})
+        return taken

@@ -1,0 +1,213 @@
+"""Writes what a server holds into checkpoints, and reads it from them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxfleet.checkpoint import (
+    CheckpointSeries,
+    PartReceipt,
+    Piece,
+    commit,
+    open_checkpoint,
+    write_part,
+)
+from jaxfleet.checkpoint.pieces import Plain
+from jaxfleet.errors import CheckpointError
+from jaxfleet.ir import Kind, Program, parse, print_program
+from jaxfleet.ir.resources import with_values
+from jaxfleet.ps.server.plan import ServerPlan
+
+_BLOCK = ".block"
+_VALUE = "values/"
+_CONSTANT = "constants/"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a slice lies in its leaf.
+
+    Attributes:
+        leaf: the leaf's name.
+        start: the slice's first row.
+        rows: how many rows the leaf has.
+    """
+
+    leaf: str
+    start: int
+    rows: int
+
+
+def find_cuts(plan: ServerPlan) -> dict[str, Cut]:
+    """Returns where each slice lies that the server holds; what is whole is left out."""
+    rows = _rows(plan.program)
+    cuts = {}
+    for name in plan.state:
+        leaf, number = _split(name)
+        if number is not None and number < len(rows.get(leaf, ())):
+            cuts[name] = Cut(leaf, sum(rows[leaf][:number]), sum(rows[leaf]))
+    for block in plan.blocks:
+        ends = {_split(name)[1]: cuts[name] for name in block.makes if name in cuts}
+        for name in block.makes:
+            leaf, number = _split(name)
+            if name in plan.state and name not in cuts and number in ends:
+                like = ends[number]
+                cuts[name] = Cut(leaf, like.start, like.rows)
+    return cuts
+
+
+def save_part(
+    folder: Path, plan: ServerPlan, arrays: Mapping[str, np.ndarray], step: int
+) -> PartReceipt:
+    """Writes this server's part of a checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    cuts = find_cuts(plan)
+    owned = _owned(plan)
+    pieces = (
+        Piece(cuts[name].leaf, array, cuts[name].start, (cuts[name].rows, *array.shape[1:]))
+        if name in cuts
+        else Piece.whole(name, array, shared=name not in owned)
+        for name, array in arrays.items()
+    )
+    return write_part(folder, f"server {plan.server}", pieces, step=step)
+
+
+def load_state(folder: Path, plan: ServerPlan) -> tuple[dict[str, np.ndarray], int]:
+    """Reads what this server holds from a checkpoint, however it was cut.
+
+    Returns:
+        The arrays, and the checkpoint's step.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or has not what the server needs.
+    """
+    checkpoint, cuts = open_checkpoint(folder), find_cuts(plan)
+    arrays = {}
+    for name in plan.state:
+        wanted = plan.types[name]
+        if name in cuts:
+            cut = cuts[name]
+            array = checkpoint.read(cut.leaf, cut.start, cut.start + wanted.shape[0])
+        else:
+            array = checkpoint.read(name)
+        if array.dtype != wanted.dtype or array.shape != wanted.shape:
+            what = f"'{name}' is {array.dtype}{list(array.shape)} in {folder}"
+            raise CheckpointError(f"{what}, not {wanted.dtype}{list(wanted.shape)}")
+        arrays[name] = array
+    return arrays, checkpoint.step
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a server's own checkpoint holds.
+
+    Attributes:
+        program: the server's, with the values of its constants.
+        arrays: its state.
+        step: the last step that is in it.
+        job_program: the hash of the job's program.
+    """
+
+    program: Program
+    arrays: Mapping[str, np.ndarray]
+    step: int
+    job_program: str
+
+
+@dataclass(frozen=True)
+class OwnCheckpoints:
+    """A server's own checkpoints, from which it goes on when it is started again.
+
+    Attributes:
+        series: where they are.
+    """
+
+    series: CheckpointSeries
+
+    def save(
+        self, plan: ServerPlan, arrays: Mapping[str, np.ndarray], step: int, *, job_program: str
+    ) -> PartReceipt:
+        """Writes the state with the program, and removes older ones.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        folder = self.series.path(step)
+        facts: dict[str, Plain] = {
+            "program": print_program(plan.program),
+            "job_program": job_program,
+        }
+        pieces = [Piece.whole(_VALUE + name, array) for name, array in arrays.items()]
+        pieces += [Piece.whole(_CONSTANT + digest, a) for digest, a in _constants(plan.program)]
+        receipt = write_part(folder, f"server {plan.server}", pieces, step=step)
+        commit(folder, [receipt], step=step, facts=facts)
+        self.series.prune()
+        return receipt
+
+    def restore(self) -> Restored | None:
+        """Reads the last good one.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        step = self.series.latest()
+        if step is None:
+            return None
+        checkpoint = open_checkpoint(self.series.path(step))
+        read = {name: checkpoint.read(name) for name in checkpoint.names()}
+        program = with_values(parse(str(checkpoint.facts["program"])), _under(_CONSTANT, read))
+        job_program = str(checkpoint.facts["job_program"])
+        return Restored(program, _under(_VALUE, read), step, job_program)
+
+
+def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
+
+
+def _constants(program: Program) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the values of constants by digest, each once."""
+    seen = set()
+    for scope in (program.variables, *(block.variables for block in program.blocks)):
+        for variable in scope.values():
+            constant = variable.constant
+            if constant is not None and constant.digest not in seen:
+                seen.add(constant.digest)
+                yield constant.digest, np.asarray(constant.value)
+
+
+def _rows(program: Program) -> dict[str, tuple[int, ...]]:
+    """Returns the rows of each block of each parameter, as the program's attribute has them."""
+    found = {}
+    listed = program.attrs.get("slices", ())
+    assert isinstance(listed, tuple)
+    for item in listed:
+        assert isinstance(item, tuple)
+        name, rows = item
+        assert isinstance(rows, tuple)
+        found[str(name)] = tuple(int(str(count)) for count in rows)
+    return found
+
+
+def _split(name: str) -> tuple[str, int | None]:
+    """Returns a slice's leaf and its number: `w` and 1 for `w.block1`."""
+    leaf, found, number = name.rpartition(_BLOCK)
+    return (leaf, int(number)) if found and number.isdigit() else (name, None)
+
+
+def _owned(plan: ServerPlan) -> set[str]:
+    """Returns the variables that no other server holds: those updated along with a parameter."""
+    found: set[str] = set()
+    for block in plan.blocks:
+        made = [name for name in block.makes if name in plan.state]
+        if any(plan.state[name].kind is Kind.PARAM for name in made):
+            found.update(made)
+    return found
