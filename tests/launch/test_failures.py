@@ -77,6 +77,14 @@ def test_a_script_that_ignores_sigterm_is_killed(
     assert not any(runs(pid) for pid in noted(tmp_path))
 
 
+def test_a_process_that_stands_still_is_stopped_too(tmp_path: Path) -> None:
+    stands = noting(tmp_path) + "import signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    began = time.monotonic()
+    assert launch(job(waiting(tmp_path) + "raise SystemExit(4)", stands, grace_s=20.0)) == 4
+    assert time.monotonic() - began < 15
+    assert not any(runs(pid) for pid in noted(tmp_path))
+
+
 def test_what_a_trainer_started_ends_with_it(tmp_path: Path) -> None:
     child = noting(tmp_path) + IDLE
     assert launch(job(starting(child) + waiting(tmp_path))) == 0

@@ -2,11 +2,36 @@
 
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from jaxfleet.errors import StrategyError
+from jaxfleet.launch import launch
 from jaxfleet.launch.ports import Ports
+from tests.launch.jobs import job
+
+SERVES = """
+import os, socket, time
+host, _, port = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind((host, int(port)))
+server.listen()
+time.sleep(60)
+"""
+REACHES = """
+import os, socket, time
+for endpoint in os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(","):
+    host, _, port = endpoint.rpartition(":")
+    while True:
+        try:
+            socket.create_connection((host, int(port))).close()
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+time.sleep(0.5)
+"""
 
 
 def listening(endpoint: str) -> socket.socket:
@@ -74,3 +99,11 @@ def test_a_port_stays_held_between_a_servers_lives() -> None:
             stranger.bind(("127.0.0.1", port))
     finally:
         ports.close()
+
+
+@pytest.mark.processes
+def test_two_launches_at_once_both_go_well(capsys: pytest.CaptureFixture[str]) -> None:
+    with ThreadPoolExecutor(2) as both:
+        launches = [both.submit(launch, job(REACHES, SERVES, servers=2)) for _ in range(2)]
+        assert [each.result() for each in launches] == [0, 0]
+    assert "started again" not in capsys.readouterr().err
