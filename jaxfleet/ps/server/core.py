@@ -88,7 +88,6 @@ class ServerCore:
         """Looks at the time: who is lost, who waited for too long."""
         self._look_at_waits(now)
         body: dict[str, Plain] = {**self._word(now), "job": self._holder.job}
-        body["saved"] = self._holder.saved
         self._holder.links.beat(body, self.desk.name, now, self.options.heartbeat_s)
         self._look_for_life(now)
         return self._carried()
@@ -192,14 +191,17 @@ class ServerCore:
             self._complete(meeting)
         self._look_at_waits(now)
 
-    def _heartbeat(self, request: Request) -> None:
-        self.desk.answer(request.peer, request.message, Kind.HEARTBEAT, self._word(self._clock()))
-
     def _word(self, now: float) -> dict[str, Plain]:
         lost: list[Plain] = list(self.trainers.lost(now))
         doing = self._jobs[0].what if self._jobs else f"after step {self._holder.step}"
         step = self._holder.step
-        return {"doing": doing, "incarnation": self.incarnation, "step": step, "lost": lost}
+        return {
+            "doing": doing,
+            "incarnation": self.incarnation,
+            "step": step,
+            "lost": lost,
+            "saved": self._holder.saved,
+        }
 
     # --- what comes --------------------------------------------------------------------------
 
@@ -217,6 +219,10 @@ class ServerCore:
 
     def _from_trainer(self, peer: Peer, message: Message) -> None:
         trainer, now = self.trainers.id_of(peer), self._clock()
+        if message.kind is Kind.HEARTBEAT:  # on lines of its own, which say no hello
+            self.trainers.beat(message, now)
+            self.desk.answer(peer, message, Kind.HEARTBEAT, self._word(now))
+            return
         if trainer is None:
             what = f"{message.sender} sent {message.kind.value} before hello"
             raise RefusedError("bad_message", what, hint="say hello first, and on a new connection")
@@ -235,7 +241,6 @@ class ServerCore:
             Kind.SAVE: self._holder.save,
             Kind.LOAD: self._holder.load,
             Kind.STATS: self._stats,
-            Kind.HEARTBEAT: self._heartbeat,
             Kind.BYE: self._bye,
         }
         handler = handlers.get(message.kind)

@@ -310,9 +310,7 @@ class Holder:
         if self._progress is not None:
             self._progress.follow(request.step)
         pull = Pull(request, list(dict.fromkeys(names)))
-        if not names:
-            self.desk.answer(request.peer, request.message, Kind.VALUES)
-        elif self.step >= 0:
+        if self.step >= 0:
             self._check_pull(pull)
         if not any(_same(pull.request, other.request) for other in self.pulls):
             self.pulls.append(pull)
@@ -350,8 +348,13 @@ class Holder:
             if ready:
                 pull.left = [name for name in pull.left if name not in ready]
                 self._send_values(pull.request, ready)
-            if not pull.left:
-                self.pulls.remove(pull)
+            if pull.left:
+                continue
+            if not names_of(pull.request.message):
+                if self.step < pull.request.step:
+                    continue  # it asks for nothing but that the step is applied
+                self.desk.answer(pull.request.peer, pull.request.message, Kind.VALUES)
+            self.pulls.remove(pull)
 
     def _send_values(self, request: Request, names: Sequence[str]) -> None:
         held = [(name, self._held(name)) for name in names]

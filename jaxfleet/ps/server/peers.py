@@ -90,9 +90,14 @@ class Trainers:
         known = self.by_id[self._ids[peer]]
         known.heard = now
         known.step = max(known.step, message.step)
-        doing = message.body.get("doing")
-        if isinstance(doing, str):
-            known.said, known.doing = now, doing
+
+    def beat(self, message: Message, now: float) -> None:
+        """Notes a heartbeat, which comes on a line of its own: its session says whose it is."""
+        number = message.sender.removeprefix("trainer ")
+        known = self.by_id.get(int(number)) if number.isdigit() and len(number) < 8 else None
+        if known is not None and known.session == message.body.get("session"):
+            known.heard = known.said = now
+            known.doing = str(message.body.get("doing", ""))[:_LONGEST]
 
     def is_lost(self, number: int, now: float) -> bool:
         """Tells whether a trainer that came was not heard of for too long."""
@@ -163,6 +168,7 @@ class Trainers:
         return f"there is a trainer {number} already, {old.text(now)}"
 
 
+_LONGEST = 200  # characters of what a trainer says that it does
 _FACTS = ("job", "trainers", "servers", "program")
 
 

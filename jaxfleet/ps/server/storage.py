@@ -31,7 +31,7 @@ class Cut:
 
     Attributes:
         leaf: the leaf's name.
-        start: the slice's first row.
+        start: the slice's first row; -1 for a copy of all of it.
         rows: how many rows the leaf has.
     """
 
@@ -42,19 +42,21 @@ class Cut:
 
 def find_cuts(plan: ServerPlan) -> dict[str, Cut]:
     """Returns where each slice lies that the server holds; what is whole is left out."""
-    rows = _rows(plan.program)
+    rows, held = _rows(plan.program), _held(plan.program)
     cuts = {}
     for name in plan.state:
         leaf, number = _split(name)
         if number is not None and number < len(rows.get(leaf, ())):
             cuts[name] = Cut(leaf, sum(rows[leaf][:number]), sum(rows[leaf]))
     for block in plan.blocks:
-        ends = {_split(name)[1]: cuts[name] for name in block.makes if name in cuts}
-        for name in block.makes:
-            leaf, number = _split(name)
-            if name in plan.state and name not in cuts and number in ends:
-                like = ends[number]
-                cuts[name] = Cut(leaf, like.start, like.rows)
+        touched = dict.fromkeys((*block.makes, *block.lowered.reads))
+        totals = [cuts[name] for name in touched if name in cuts]
+        for name in touched:
+            if name not in plan.state or name in cuts or not totals:
+                continue
+            leaf, start = held.get(name, (_split(name)[0], totals[0].start))
+            if _split(name)[1] is not None:
+                cuts[name] = Cut(leaf, start, totals[0].rows)
     return cuts
 
 
@@ -68,12 +70,19 @@ def save_part(
     """
     cuts = find_cuts(plan)
     owned = _owned(plan)
-    pieces = (
-        Piece(cuts[name].leaf, array, cuts[name].start, (cuts[name].rows, *array.shape[1:]))
-        if name in cuts
-        else Piece.whole(name, array, shared=name not in owned)
-        for name, array in arrays.items()
-    )
+
+    def piece(name: str, array: np.ndarray) -> Piece:
+        cut = cuts.get(name)
+        if cut is None:
+            return Piece.whole(name, array, shared=name not in owned)
+        if cut.start < 0:
+            return Piece.whole(cut.leaf, array, shared=True)
+        return Piece(cut.leaf, array, cut.start, (cut.rows, *array.shape[1:]))
+
+    # Of copies that this server has several of, one is enough.
+    copies: dict[str, str] = {c.leaf: name for name, c in cuts.items() if c.start < 0}
+    kept = [n for n in arrays if n not in cuts or cuts[n].start >= 0 or copies[cuts[n].leaf] == n]
+    pieces = (piece(name, arrays[name]) for name in kept)
     return write_part(folder, f"server {plan.server}", pieces, step=step)
 
 
@@ -90,11 +99,11 @@ def load_state(folder: Path, plan: ServerPlan) -> tuple[dict[str, np.ndarray], i
     arrays = {}
     for name in plan.state:
         wanted = plan.types[name]
-        if name in cuts:
-            cut = cuts[name]
+        cut = cuts.get(name, Cut(name, -1, 0))
+        if cut.start >= 0:
             array = checkpoint.read(cut.leaf, cut.start, cut.start + wanted.shape[0])
         else:
-            array = checkpoint.read(name)
+            array = checkpoint.read(cut.leaf)
         if array.dtype != wanted.dtype or array.shape != wanted.shape:
             what = f"'{name}' is {array.dtype}{list(array.shape)} in {folder}"
             raise CheckpointError(f"{what}, not {wanted.dtype}{list(wanted.shape)}")
@@ -194,6 +203,18 @@ def _rows(program: Program) -> dict[str, tuple[int, ...]]:
         name, rows = item
         assert isinstance(rows, tuple)
         found[str(name)] = tuple(int(str(count)) for count in rows)
+    return found
+
+
+def _held(program: Program) -> dict[str, tuple[str, int]]:
+    """Returns the leaf and the first row of each slice that the program's attribute names."""
+    found = {}
+    listed = program.attrs.get("holds", ())
+    assert isinstance(listed, tuple)
+    for item in listed:
+        match item:
+            case (str(name), str(leaf), int(start)):
+                found[name] = (leaf, start)
     return found
 
 
