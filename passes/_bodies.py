@@ -13,10 +13,11 @@ from jaxfleet.analysis.groups import Group, OptimizeGroups, cut_rows
 from jaxfleet.analysis.groups.extract import Extracted, extract
 from jaxfleet.analysis.groups.inner import Inner
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Kind, Operands, Operator, Program, Role, Variable, trainer_name
+from jaxfleet.ir import Kind, Operands, Operator, Program, Role, Variable
 from jaxfleet.ir.embed import renamed
 from jaxfleet.passes._uses import OuterUses
 
+BEFORE = ".before"  # what a counter held when the step began
 WAY_OUT = "train with mode='collective', or keep these parameters on one device"
 
 
@@ -68,8 +69,7 @@ class Bodies:
             combine = self._renamed(crossing.program, crossing.sources, names)
             self.combine = self._with_before(combine, groups.crossing_state)
         lr = self._extracted(groups.lr_ops, groups.lr_state, "lr")
-        named = self._renamed(lr.program, lr.sources, {})
-        self.lr = self._with_before(named, groups.lr_state)
+        self.lr = self._learning_rates(lr)
 
     def cut(self, param: str, rows: int | None) -> Program:
         """Returns what updates some rows of a parameter, with the letter `rows`; None for all."""
@@ -87,6 +87,14 @@ class Bodies:
         """The state that only servers have."""
         own = {name for group in self.groups.groups for name in group.state}
         return frozenset(own | set(self.groups.crossing_state))
+
+    def _learning_rates(self, extracted: Extracted) -> Program:
+        """Returns the learning-rate block: what updates need of it, and the state behind that."""
+        bodies = [body for update in self.updates.values() for body in (update.part, update.rest)]
+        fed = [v.name for body in [*bodies, self.combine] if body for v in body.of_kind(Kind.DATA)]
+        program = _only(extracted.program, {name.removesuffix(BEFORE) for name in fed})
+        state = [name for name in self.groups.lr_state if name in program.variables]
+        return self._with_before(self._renamed(program, extracted.sources, {}), state)
 
     def _extracted(self, places: Sequence[int], own: Sequence[str], what: str) -> Extracted:
         graph = self.groups.graph
@@ -157,17 +165,17 @@ class Bodies:
             if graph.values[graph.final[value.name]].place < 0:
                 return value.name
             self._before.add(value.name)
-            return f"{value.name}.before"
+            return f"{value.name}{BEFORE}"
         self.feeds[value.name] = graph.variable(number)
-        return trainer_name(value.name, 0)
+        return value.name
 
     def _with_before(self, program: Program, state: Sequence[str]) -> Program:
         """Returns a body that first keeps what others read of its state before it changes."""
         names = [name for name in state if name in self._before]
         block = program.root
-        ops = [_assign(name, f"{name}.before") for name in names]
+        ops = [_assign(name, f"{name}{BEFORE}") for name in names]
         kept = [
-            replace(program.variables[name], name=f"{name}.before", kind=Kind.TEMP)
+            replace(program.variables[name], name=f"{name}{BEFORE}", kind=Kind.TEMP)
             for name in names
         ]
         return program.with_block(block.with_ops([*ops, *block.ops], declare=kept))
@@ -207,3 +215,23 @@ def _first_ops(uses: OuterUses, ops: Sequence[Operator], names: Collection[str])
         if not late:
             return found
         wanted |= late
+
+
+def _only(program: Program, names: AbstractSet[str]) -> Program:
+    """Returns what a program needs to make names, and to update the state that it reads for it."""
+    uses, ops = OuterUses(program), program.root.ops
+    wanted = set(names)
+    while True:
+        live, found = set(wanted), set[int]()
+        for place in reversed(range(len(ops))):
+            if not live.isdisjoint(ops[place].writes):
+                found.add(place)
+                live.update(uses.of(ops[place]).reads)
+        state = {v.name for v in program.of_kind(Kind.STATE)}
+        if live & state <= wanted:
+            break
+        wanted |= live & state
+    kept = [ops[place] for place in sorted(found)]
+    used = live.union(*(uses.of(op).writes for op in kept))
+    variables = {name: v for name, v in program.variables.items() if name in used}
+    return replace(program, variables=variables).with_block(program.root.with_ops(kept))

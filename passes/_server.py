@@ -135,11 +135,11 @@ class _Server:
         )
         ops: list[Operator] = list(before)
         declared: dict[str, Variable] = {}
-        for variable in made.variables.values():
-            if variable.kind in {Kind.PARAM, Kind.STATE, Kind.CONST} or variable.name.endswith(
-                trainer_name("", 0)
-            ):
-                self.top[variable.name] = variable
+        for name, variable in made.variables.items():
+            if variable.kind in {Kind.PARAM, Kind.STATE, Kind.CONST}:
+                self.top[name] = variable
+            elif name in self.bodies.feeds:
+                ops += self._merge(name, variable, index, declared)
         if cut is not None:
             for gradient in self.bodies.groups.group(cut.param).gradients:
                 like = made.variables[names.get(gradient, gradient)]

@@ -34,31 +34,35 @@ class _Trainer:
     mark: Mark
     ops: list[Operator] = field(default_factory=list)
     declared: dict[str, Variable] = field(default_factory=dict)
+    received: set[str] = field(default_factory=set)
     collectives: int = 0
 
     def run(self) -> Program:
         program, work = self.bodies.groups.program, self.work
-        root = program.root
-        tail: list[Operator] = []
-        for place, op in enumerate(root.ops):
+        fetches: list[Operator] = []
+        for place, op in enumerate(program.root.ops):
             if place in work.completions:
                 ((param, gradient),) = op.role_var
                 self._send(param, gradient, op)
-            elif place in work.tail:
-                tail.append(self._with_endpoint(_renamed(op, work.old_reads.get(place, {}))))
+            elif op.type == "fetch":
+                fetches.append(op)
             elif place in work.places:
+                if not work.needs.get(place, set()) <= self.received:
+                    self._receive(place)
                 self.ops.append(self._with_endpoint(op))
             self._feeds_after(op)
-        self._keep_old()
-        self._rpc(Operator("send_barrier", attrs=self._to_all(), role=Role.RPC))
-        self._receive()
-        for op in tail:
-            self.ops.append(self._gathered(op) if op.type == "fetch" else op)
-        dropped = self.bodies.server_state
+        self._send_feeds()
+        self._receive(len(program.root.ops))
+        for op in fetches:
+            self.ops.append(self._gathered(op))
+        return self._program()
+
+    def _program(self) -> Program:
+        program, dropped = self.bodies.groups.program, self.bodies.server_state
         variables = {n: v for n, v in program.variables.items() if n not in dropped}
         facts = program.attrs.updated(role="trainer", trainers=self.job.trainers)
         facts = Attrs({k: v for k, v in facts.items() if k not in {"slices", "placement"}})
-        block = root.with_ops(self.ops, declare=self.declared.values())
+        block = program.root.with_ops(self.ops, declare=self.declared.values())
         made = replace(program, variables=variables, attrs=facts).with_block(block.without_unused())
         return replace(made, name=f"{program.name}.trainer{self.trainer_id}")
 
@@ -141,28 +145,45 @@ class _Trainer:
             if name in gradients and name not in self.job.summed:
                 self._send(gradients[name], name, op)
 
-    def _keep_old(self) -> None:
-        """Keeps what parameters held before the servers' values come, for what reads that later."""
-        if not self.trainer_id:
-            for name in self.bodies.feeds:
-                to = self.job.sharers()
-                attrs = Attrs({"epmap": to})
-                names = Operands.named(X=[name] * len(to))
-                self._rpc(Operator("send", names, attrs=attrs, role=Role.RPC))
-        old = {old: new for names in self.work.old_reads.values() for old, new in names.items()}
-        for param, name in old.items():
-            self._declare(param, name)
-            self.ops.append(Operator("assign", Operands.of(param), Operands.of(name)))
+    def _send_feeds(self) -> None:
+        """Sends what servers read besides gradients; trainer 0 does."""
+        if self.trainer_id:
+            return
+        for name in self.bodies.feeds:
+            to = self._readers(name)
+            attrs = Attrs({"epmap": to})
+            names = Operands.named(X=[name] * len(to))
+            self._rpc(Operator("send", names, attrs=attrs, role=Role.RPC))
 
-    def _receive(self) -> None:
+    def _readers(self, feed: str) -> tuple[str, ...]:
+        """Returns the servers that read what trainers feed them."""
+        bodies, job = self.bodies, self.job
+        common = [bodies.lr] if bodies.combine is None else [bodies.lr, bodies.combine]
+        if any(feed in body.variables for body in common):
+            return job.sharers()
+        readers = {
+            job.placement[cut.name]
+            for param, update in bodies.updates.items()
+            for body in (update.part, update.rest)
+            if body is not None and feed in body.variables
+            for cut in job.of(param)
+        }
+        return tuple(endpoint for endpoint in job.endpoints if endpoint in readers)
+
+    def _receive(self, before: int) -> None:
+        """Receives what servers have made by an operator of the step."""
+        made = {name for name, place in self.work.made.items() if place < before}
+        found = [(name, cuts) for name, cuts in self._receivable() if name in made - self.received]
+        self.received |= made
+        self._rpc(Operator("send_barrier", attrs=self._to_all(), role=Role.RPC))
         joins: list[Operator] = []
-        for name, cuts in self._received():
+        for name, cuts in found:
             joins += self._receive_one(name, cuts)
         self._rpc(Operator("fetch_barrier", attrs=self._to_all(), role=Role.RPC))
         for op in joins:
             self._rpc(op)
 
-    def _received(self) -> Iterator[tuple[str, Sequence[Slice]]]:
+    def _receivable(self) -> Iterator[tuple[str, Sequence[Slice]]]:
         for group in self.bodies.groups.groups:
             cuts = self.job.of(group.name)
             yield group.name, cuts
@@ -192,10 +213,6 @@ class _Trainer:
                 Attrs({"axis": 0}),
                 Role.DIST,
             )
-
-    def _declare(self, like: str, name: str) -> None:
-        variable = self.bodies.groups.program.lookup(like)
-        self.declared[name] = replace(variable, name=name, kind=Kind.TEMP)
 
     def _to_all(self) -> Attrs:
         return Attrs({"endpoints": self.job.endpoints, "trainer_id": self.trainer_id})

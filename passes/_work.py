@@ -16,16 +16,16 @@ class Work:
         bodies: what servers do.
         completions: the operators that complete gradients for the optimizer.
         places: the operators of block 0 that trainers run.
-        tail: those of them that run after the servers' values have come.
-        old_reads: by operator of the tail, parameters that it reads as they were before.
+        needs: what those of them read that servers make, by operator.
+        made: the operator of the step that makes what servers make for trainers, by name.
         exports: what trainers need of servers, by parameter; "" for what is of several.
     """
 
     bodies: Bodies
     completions: dict[int, str] = field(default_factory=dict)
     places: set[int] = field(default_factory=set)
-    tail: set[int] = field(default_factory=set)
-    old_reads: dict[int, dict[str, str]] = field(default_factory=dict)
+    needs: dict[int, set[str]] = field(default_factory=dict)
+    made: dict[str, int] = field(default_factory=dict)
     exports: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _makers: list[dict[str, int]] = field(default_factory=list)
     _effects: Effects = field(default_factory=Effects)
@@ -38,7 +38,6 @@ class Work:
         self._find_completions()
         self._find_makers()
         self._visit(self._start())
-        self._find_tail()
         self._refuse_late_feeds()
 
     def is_collective(self, op: Operator) -> bool:
@@ -72,6 +71,7 @@ class Work:
     def _start(self) -> list[int]:
         program = self.bodies.groups.program
         params = {group.name for group in self.bodies.groups.groups}
+        self.made.update((name, self._last[name]) for name in params)
         own = [
             v.name
             for v in program.of_kind(Kind.PARAM, Kind.STATE)
@@ -92,6 +92,7 @@ class Work:
             self.places.add(place)
             for name, maker in self._makers[place].items():
                 if maker in self._server_of:
+                    self.needs.setdefault(place, set()).add(name)
                     self._receive(name, maker)
                 elif maker >= 0:
                     left.append(maker)
@@ -101,29 +102,25 @@ class Work:
 
     def _receive(self, name: str, maker: int) -> None:
         param = self._server_of[maker]
+        self.made[name] = maker
         if name == param:
             return
         known = self.exports.get(param, ())
         if name not in known:
             self.exports[param] = (*known, name)
 
-    def _find_tail(self) -> None:
+    def _late(self) -> set[int]:
+        """Returns the operators that depend on what servers make in the same step."""
+        found: set[int] = set()
         for place in sorted(self.places):
-            makers = self._makers[place]
-            if any(maker in self._server_of or maker in self.tail for maker in makers.values()):
-                self.tail.add(place)
-        params = {group.name for group in self.bodies.groups.groups}
-        for place in self.tail:
-            old = [name for name, maker in self._makers[place].items()
-                   if name in params and maker == -1]  # fmt: skip
-            if old:
-                self.old_reads[place] = {name: f"{name}.before" for name in old}
-        fetches = [at for at in self.places if self._root[at].type == "fetch"]
-        self.tail.update(fetches)
+            if place in self.needs or not found.isdisjoint(self._makers[place].values()):
+                found.add(place)
+        return found
 
     def _refuse_late_feeds(self) -> None:
+        late = self._late()
         for name in self.bodies.feeds:
-            if (maker := self._last.get(name, -1)) in self.tail:
+            if (maker := self._last.get(name, -1)) in late:
                 what = (
                     f"the optimizer reads '{name}', which trainers make of what servers give them "
                     "in the same step"

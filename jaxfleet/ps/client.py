@@ -4,6 +4,7 @@ One thread uses it. Requests return at once; `wait` receives until they are answ
 to their sinks as they come, and notices servers that fail, go, or have started again.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class Membership:
         endpoints: of the servers.
         program: the hash of what all trainers run.
         programs: each server's program as text, with the values of its constants.
+        session: tells this process from another that takes its place.
     """
 
     job: str
@@ -40,6 +42,7 @@ class Membership:
     endpoints: tuple[str, ...]
     program: str
     programs: Sequence[tuple[str, Mapping[str, np.ndarray]]] = field(repr=False)
+    session: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 @dataclass
@@ -61,7 +64,7 @@ class Client:
         me: who this is.
         patience: deadlines.
         heartbeat: knows which servers live; without one, only deadlines count.
-        replay_bytes: how much to keep of what was pushed, to bring a server level that starts again.
+        replay_bytes: how much to keep of what was pushed, to bring a server level again.
         clock: the time in seconds.
     """
 
@@ -205,6 +208,7 @@ class Client:
             "trainers": me.trainers,
             "servers": list(me.endpoints),
             "program": me.program,
+            "session": me.session,
         }
         return self.request(server, Kind.HELLO, body=body)
 
@@ -269,6 +273,7 @@ class Client:
             return
         for server, known in enumerate(self._servers):
             pulse = self._heartbeat.pulse(server)
+            known.replay.forget(pulse.saved)
             if known.incarnation and pulse.incarnation not in ("", None, known.incarnation):
                 self._bring_level(server)
             elif known.incarnation and self._heartbeat.silent_s(server) > self._limit_s():

@@ -29,7 +29,8 @@ class Pulse:
     doing: str = ""
     incarnation: Plain = None
     step: int = -1
-    lost: tuple[int, ...] = ()
+    lost: tuple[str, ...] = ()
+    saved: int = -1
 
 
 class Heartbeat:
@@ -42,6 +43,7 @@ class Heartbeat:
         network: carries the beats.
         endpoints: of the servers.
         sender: who beats: `trainer 0`.
+        session: what its hello said, by which servers know whose beats these are.
         every_s: how often.
         lost_after_s: after how long without a beat a server is lost.
         clock: tells the time in seconds.
@@ -54,6 +56,7 @@ class Heartbeat:
         endpoints: Sequence[str],
         *,
         sender: str,
+        session: str = "",
         every_s: float = 1.0,
         lost_after_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
@@ -62,6 +65,7 @@ class Heartbeat:
         self._network = network
         self._endpoints = tuple(endpoints)
         self._sender = sender
+        self._session = session
         self._every_s = every_s
         self._lost_after_s = lost_after_s
         self._clock = clock
@@ -123,7 +127,7 @@ class Heartbeat:
                 self._closing.wait(self._every_s)
 
     def _say(self, lines: Lines) -> None:
-        body: dict[str, Plain] = {"doing": self._doing}
+        body: dict[str, Plain] = {"doing": self._doing, "session": self._session}
         number = next(self._numbers)
         for server in range(len(self._endpoints)):
             lines.send(server, Message(Kind.HEARTBEAT, self._sender, number=number, body=body))
@@ -148,10 +152,12 @@ class Heartbeat:
         if message.kind is not Kind.HEARTBEAT:
             return  # an error, say: whoever sends one lives
         doing, step, lost = body.get("doing"), body.get("step"), body.get("lost")
+        saved = body.get("saved")
         self._pulses[server] = Pulse(
             last_heard_s=self._clock(),
             doing=doing if isinstance(doing, str) else "",
             incarnation=body.get("incarnation"),
             step=step if isinstance(step, int) else -1,
-            lost=tuple(t for t in lost if isinstance(t, int)) if isinstance(lost, list) else (),
+            lost=tuple(map(str, lost)) if isinstance(lost, list) else (),
+            saved=saved if isinstance(saved, int) else -1,
         )

@@ -19,7 +19,9 @@ from jaxfleet.runtime.devices import choose_devices, steps_must_not_overlap
 from jaxfleet.runtime.explain import explain
 from jaxfleet.runtime.feed import check_batch, check_rows, check_state, type_of, used_before
 from jaxfleet.runtime.place import place_batch, place_state
+from jaxfleet.runtime.processes import ServerStep, job_step
 from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
+from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.runtime.transpile import pipeline_for, transpile
 
 
@@ -30,7 +32,7 @@ def distribute(
     *,
     dump_dir: str | Path | None = None,
     name: str | None = None,
-) -> "Step":
+) -> "Step | TrainerStep | ServerStep":
     """Compiles a one-device training step into a distributed one.
 
     The result computes what the step computes on one device with the whole batch: sums over the
@@ -47,13 +49,15 @@ def distribute(
 
     Raises:
         CaptureError: the step cannot be captured.
-        StrategyError: the strategy does not fit the machine.
+        StrategyError: the strategy does not fit the machine, or this process is of no job.
         FeedError: the example's batch cannot be divided among the devices.
     """
     chosen = as_strategy(strategy)
+    folder = Path(dump_dir) if dump_dir is not None else None
+    if chosen.mode == "pserver":
+        return job_step(capture(train_step, example=example, name=name), chosen, folder)
     devices = choose_devices(1 if chosen.mode == "single" else chosen.devices)
     captured = capture(train_step, example=example, name=name)
-    folder = Path(dump_dir) if dump_dir is not None else None
     return Step(captured, chosen, devices, folder)
 
 

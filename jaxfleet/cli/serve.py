@@ -1,0 +1,55 @@
+"""`jaxfleet serve`: runs one parameter server of a job; `jaxfleet launch` starts it."""
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from jaxfleet.env import Cluster, read_cluster
+from jaxfleet.errors import ConnectError, StrategyError
+from jaxfleet.launch import PORT_TAKEN
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command and its arguments."""
+    parser = commands.add_parser(
+        "serve",
+        help="run one parameter server; its role is read from the environment",
+        description="Runs one parameter server. Its place in the job is read from the environment "
+        "(TRAINING_ROLE=PSERVER, PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_CURRENT_ENDPOINT, "
+        "PADDLE_TRAINERS_NUM); it gets its program from the trainers.",
+    )
+    add = parser.add_argument
+    add("--lost-after", type=float, default=10.0, metavar="S", help="seconds without a heartbeat")
+    add("--step-timeout", type=float, default=600.0, metavar="S", help="seconds for a step at most")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until the job ends."""
+    cluster = read_cluster()
+    if cluster is None or cluster.role != "pserver" or cluster.current_endpoint is None:
+        what = "this process is no server of a job"
+        raise StrategyError(what, hint="set TRAINING_ROLE=PSERVER, or use jaxfleet launch")
+    try:
+        return _serve(cluster, args)
+    except ConnectError as error:
+        print(f"jaxfleet: {error}", file=sys.stderr, flush=True)
+        return PORT_TAKEN
+
+
+def _serve(cluster: Cluster, args: argparse.Namespace) -> int:
+    from jaxfleet.ps.serve import serve  # noqa: PLC0415  # jax, which the other commands do without
+    from jaxfleet.ps.server import ServerOptions  # noqa: PLC0415
+
+    options = ServerOptions(
+        server=cluster.server_id,
+        job=cluster.job,
+        trainers=cluster.trainers,
+        lost_after_s=args.lost_after,
+        step_timeout_s=args.step_timeout,
+        checkpoint_dir=cluster.checkpoint_dir,
+    )
+    assert cluster.current_endpoint is not None
+    print(f"serving at {cluster.current_endpoint}, process {os.getpid()}", flush=True)
+    return serve(cluster.current_endpoint, options, secret_file=cluster.secret_file)

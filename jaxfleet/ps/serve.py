@@ -1,0 +1,54 @@
+"""Runs a server process: a network, a server, and its end."""
+
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+from jaxfleet.lower import ExecutableCache
+from jaxfleet.ps.network import Network
+from jaxfleet.ps.secret import read_secret
+from jaxfleet.ps.server import Server, ServerCore, ServerOptions
+from jaxfleet.ps.zmq_network import ZmqNetwork
+
+
+def network_of(secret_file: Path | None) -> Network:
+    """Returns the network of a job, with its secret where it has one."""
+    return ZmqNetwork(secret=None if secret_file is None else read_secret(secret_file))
+
+
+def serve(endpoint: str, options: ServerOptions, *, secret_file: Path | None = None) -> int:
+    """Serves a job until it ends; returns the process's exit code.
+
+    Args:
+        endpoint: where to listen.
+        options: which job, how long to wait, where to keep the state.
+        secret_file: holds the job's secret.
+
+    Raises:
+        ConnectError: the endpoint is taken, or may not be bound.
+        CheckpointError: the server's last own checkpoint cannot be read.
+        JaxfleetError: a block failed, or no trainer lives.
+    """
+    network = network_of(secret_file)
+    listener = network.listen(endpoint)
+    core = ServerCore(listener.endpoint, ExecutableCache(), time.monotonic, options)
+    server = Server(core, listener, connect=network.connect)
+    _stop_on_signals(server)
+    code = server.serve()
+    if core.failure is not None:
+        raise core.failure
+    return code
+
+
+def _stop_on_signals(server: Server) -> None:
+    """Makes an interrupt or a termination end the server in good order."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def stop(_: int, __: FrameType | None) -> None:
+        server.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)

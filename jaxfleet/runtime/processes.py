@@ -1,0 +1,125 @@
+"""A step in a process of a parameter-server job: which one, its environment says."""
+
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jaxfleet.capture import Captured
+from jaxfleet.env import Cluster, read_cluster
+from jaxfleet.errors import StrategyError
+from jaxfleet.ir import Program
+from jaxfleet.ps.client import Client
+from jaxfleet.ps.heartbeat import Heartbeat
+from jaxfleet.ps.serve import network_of, serve
+from jaxfleet.ps.server import ServerOptions
+from jaxfleet.runtime.job import membership, patience_of, programs_for
+from jaxfleet.runtime.job_programs import JobPrograms
+from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.runtime.trainer_step import TrainerStep
+
+
+def job_step(
+    captured: Captured, strategy: DistributedStrategy, dump_dir: Path | None
+) -> "TrainerStep | ServerStep":
+    """Returns the step of this process.
+
+    Raises:
+        StrategyError: the process is of no job.
+    """
+    cluster = read_cluster()
+    if cluster is None:
+        what = "mode 'pserver' needs servers and trainers, and this process is of no job"
+        hint = "start the script with: jaxfleet launch --servers 2 --trainers 2 SCRIPT"
+        raise StrategyError(what, hint=hint)
+    if cluster.role == "pserver":
+        return ServerStep(captured, strategy, cluster)
+    trainer = cluster.trainer_id
+    assert trainer is not None
+    programs = programs_for(
+        strategy,
+        trainer=trainer,
+        trainers=cluster.trainers,
+        endpoints=cluster.endpoints,
+        dump_dir=dump_dir,
+    )
+    return TrainerStep(captured, strategy, programs, _Connect(cluster, strategy))
+
+
+class _Connect:
+    """Makes a trainer's lines to the servers of its job."""
+
+    def __init__(self, cluster: Cluster, strategy: DistributedStrategy) -> None:
+        self.cluster, self.strategy = cluster, strategy
+
+    def __call__(self, job: JobPrograms) -> Client:
+        cluster, trainer = self.cluster, self.cluster.trainer_id
+        assert trainer is not None
+        network = network_of(cluster.secret_file)
+        me = membership(
+            job,
+            name=cluster.job,
+            trainer=trainer,
+            trainers=cluster.trainers,
+            endpoints=cluster.endpoints,
+        )
+        heartbeat = Heartbeat(
+            network,
+            cluster.endpoints,
+            sender=f"trainer {trainer}",
+            session=me.session,
+            every_s=min(1.0, self.strategy.lost_after_s / 5),
+            lost_after_s=self.strategy.lost_after_s,
+        )
+        returns = cluster.server_return_s
+        return Client(
+            network.connect(cluster.endpoints),
+            me,
+            patience=patience_of(self.strategy, server_return_s=returns),
+            heartbeat=heartbeat,
+            replay_bytes=self.strategy.replay_bytes if returns else 0,
+        )
+
+
+class ServerStep:
+    """A step in a server's process: what it does is serve.
+
+    The script of a job runs in servers too where they are not started by `jaxfleet launch`. The
+    first call of the step serves until the job ends, and ends the process; `serve` says so openly.
+    """
+
+    def __init__(self, captured: Captured, strategy: DistributedStrategy, cluster: Cluster) -> None:
+        self.captured, self.strategy, self._cluster = captured, strategy, cluster
+
+    @property
+    def program(self) -> Program:
+        """This server's program."""
+        cluster = self._cluster
+        programs = programs_for(
+            self.strategy, trainer=0, trainers=cluster.trainers, endpoints=cluster.endpoints
+        )
+        assert cluster.server_id is not None
+        return programs(self.captured.at(self.captured.signature.rows).program).servers[
+            cluster.server_id
+        ]
+
+    def serve(self) -> int:
+        """Serves until the job ends; returns the exit code that the process should have.
+
+        Raises:
+            ConnectError: the endpoint is taken, or may not be bound.
+        """
+        cluster = self._cluster
+        assert cluster.current_endpoint is not None
+        options = ServerOptions(
+            server=cluster.server_id,
+            job=cluster.job,
+            trainers=cluster.trainers,
+            lost_after_s=self.strategy.lost_after_s,
+            step_timeout_s=self.strategy.step_timeout_s,
+            checkpoint_dir=cluster.checkpoint_dir,
+        )
+        return serve(cluster.current_endpoint, options, secret_file=cluster.secret_file)
+
+    def __call__(self, _: Any, __: Any) -> NoReturn:
+        """Serves, and ends the process."""
+        sys.exit(self.serve())
