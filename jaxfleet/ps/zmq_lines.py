@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 import zmq
 
@@ -11,7 +12,7 @@ from jaxfleet.ps.chunks import Joiner, split
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.messages import Message
 from jaxfleet.ps.secret import Keys
-from jaxfleet.ps.wire import FrameError, decode, encode
+from jaxfleet.ps.wire import Frame, FrameError, decode, encode
 from jaxfleet.ps.zmq_ends import End, Timing, make_socket, receive_parts, send_parts, use_keys
 
 
@@ -42,7 +43,7 @@ class ZmqLines:
         self._servers = {line: server for server, line in enumerate(self._sockets)}
 
     def _connect(self, address: str, timing: Timing, keys: Keys | None) -> "zmq.Socket[bytes]":
-        line = make_socket(self._end.context, zmq.DEALER, self._limits, timing)
+        line = make_socket(self._end.context, zmq.DEALER, timing)
         self._end.watch(line)
         line.setsockopt(zmq.IPV6, int("[" in address))
         if keys is not None:
@@ -57,13 +58,20 @@ class ZmqLines:
 
     def send(self, server: int, message: Message) -> None:
         with self._end.used():
-            try:
-                for parts in split(encode(message, limits=self._limits)):
-                    send_parts(self._sockets[server], parts)
-            except zmq.Again as error:
-                what = f"server {server} at {self._addresses[server]} takes no more messages"
-                hint = "it is not there, or has stopped; see its log"
-                raise ConnectError(what, hint=hint) from error
+            for parts in split(encode(message, limits=self._limits)):
+                self._send_parts(server, parts)
+
+    def _send_parts(self, server: int, parts: Sequence[Frame]) -> None:
+        line = self._sockets[server]
+        try:
+            send_parts(line, parts)
+        except zmq.Again:
+            # ZeroMQ gave the line up, as it does where what answered did not speak as it should:
+            # without the secret, or a stranger on the port. The next one there may.
+            with suppress(zmq.ZMQError):
+                line.disconnect(self._addresses[server])
+            line.connect(self._addresses[server])
+            send_parts(line, parts)
 
     def receive(self, timeout_s: float) -> tuple[int, Message] | None:
         until = time.monotonic() + timeout_s

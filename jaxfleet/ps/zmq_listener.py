@@ -47,7 +47,7 @@ class ZmqListener:
         self._rejected = 0
         self._joiners: dict[Peer, tuple[Joiner, float]] = {}  # with when each took something
         self._end = End(f"the listener at {host} is")
-        self._router = make_socket(self._end.context, zmq.ROUTER, limits, timing)
+        self._router = make_socket(self._end.context, zmq.ROUTER, timing)
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 0)  # nobody takes another's name
         self._router.setsockopt(zmq.IPV6, int("[" in address))
         self._end.watch(self._router)

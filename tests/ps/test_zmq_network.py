@@ -197,6 +197,17 @@ def test_who_has_another_secret_or_none_hears_nothing(secret: bytes | None) -> N
         assert ask(friend) is not None
 
 
+def test_a_line_outlives_a_stranger_on_the_port() -> None:
+    endpoint = free_endpoint()
+    with lines_to(ZmqNetwork(timing=QUICK), endpoint) as lines:
+        with echoing(ZmqNetwork(secret=SECRET), endpoint):
+            for _ in range(10):
+                assert ask(lines, timeout_s=0.1) is None
+        with echoing(ZmqNetwork(), endpoint):
+            lines.send(0, Message(Kind.PULL, "trainer 0"))
+            assert lines.receive(10.0) is not None
+
+
 def test_a_server_without_a_secret_answers_nobody_with_one() -> None:
     with (
         echoing(ZmqNetwork()) as listener,
@@ -365,7 +376,7 @@ def test_a_large_message_arrives_aligned() -> None:
         arrived = listener.receive(30.0)
         assert arrived is not None
         assert same(large(3), arrived[1])
-        assert all(tensor.array.ctypes.data % 64 == 0 for tensor in arrived[1].tensors[1:])
+        assert all(tensor.array.ctypes.data % 64 == 0 for tensor in arrived[1].tensors)
     listener.close()
 
 
@@ -384,10 +395,10 @@ def test_pieces_that_do_not_fit_are_refused() -> None:
     limits = Limits()
     opening, *pieces = ([bytes(f) for f in parts] for parts in split(encode(large(3))))
     joiner = Joiner(limits)
-    assert joiner.add(opening) is None
-    assert joiner.busy
-    for wrong in ([pieces[0][0]], [pieces[0][0], b"x"], [*pieces[0], b""]):
+    mark = pieces[0][0]
+    for wrong in ([mark], [mark, b"x"], [*pieces[0], b""]):
         assert joiner.add(opening) is None
+        assert joiner.busy
         with pytest.raises(FrameError, match="a piece of a message"):
             joiner.add(wrong)
         with pytest.raises(FrameError, match="without what goes before it"):
@@ -396,11 +407,16 @@ def test_pieces_that_do_not_fit_are_refused() -> None:
     assert joiner.add(opening) is None
     assert joiner.add([b"whole"]) == [b"whole"]  # whoever sent the opening went
     assert not joiner.busy
-    mark = opening[0][:2]
-    for sizes in (b"", b"x" * 7, b"\xff" * 8 * (len(opening) - 1), bytes(8 * (len(opening) - 1))):
-        with pytest.raises(FrameError, match=r"a large message opens|is too large"):
-            joiner.add([mark + sizes, *opening[1:]])
-    assert len(pieces[0][1]) == CHUNK_BYTES
+    assert max(len(piece) for _, piece in pieces) == CHUNK_BYTES
+
+
+@pytest.mark.parametrize("sizes", [b"", b"x" * 7, b"\xff" * 80, bytes(8 * 5000), b"\xff\0\0\0" * 2])
+def test_an_opening_of_nonsense_is_refused(sizes: bytes) -> None:
+    opening = [bytes(frame) for frame in next(iter(split(encode(large(3)))))]
+    with pytest.raises(FrameError, match=r"a large message opens|is too large"):
+        Joiner(Limits()).add([opening[0][:2] + sizes])
+    with pytest.raises(FrameError, match="a large message opens"):
+        Joiner(Limits()).add([*opening, b"more"])
 
 
 def test_half_a_large_message_is_forgotten() -> None:
