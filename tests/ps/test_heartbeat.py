@@ -68,8 +68,8 @@ def test_a_server_says_what_it_does_and_is_lost_when_it_ends() -> None:
         {"server": partial(answer, listener, heard, beats=6), "trainer": watch, "heart": heart.run}
     )
     assert heard == ["compiling"] * 6
-    last = Pulse(last_heard_s=5.0, doing="step 6", incarnation=7, step=6, lost=(1,))
-    assert seen[0][1:] == (False, Pulse(4.0, "step 5", 7, 5, (1,)))
+    last = Pulse(last_heard_s=5.0, doing="step 6", incarnation=7, step=6, lost=("trainer 1",))
+    assert seen[0][1:] == (False, Pulse(4.0, "step 5", 7, 5, ("trainer 1",)))
     assert seen[1][1:] == (False, last)
     assert seen[2][1:] == (True, last)
 
