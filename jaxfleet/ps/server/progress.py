@@ -168,6 +168,6 @@ class Progress:
             taken[merge.name] = [by_trainer[trainer] for trainer in merge.senders]
             self.queued_bytes -= sum(array.nbytes for array in taken[merge.name])
         if block.exchanges and self.plan.exchange is not None:
-            parts = self._parts[self.step]
+            parts = self._parts.get(self.step, {})  # none where no other server takes part
             taken.update({name: [parts[name]] for name in self.plan.exchange.there})
         return taken
