@@ -22,7 +22,7 @@ class Pulse:
         doing: what it did then.
         incarnation: another after it started again; None if it never said.
         step: the last step that it had applied; -1 if none.
-        lost: the trainers that it had not heard of for too long.
+        lost: the trainers that it had not heard of for too long, by name.
     """
 
     last_heard_s: float | None = None

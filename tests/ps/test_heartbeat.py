@@ -35,7 +35,7 @@ def answer(listener: Listener, heard: list[str], *, beats: int) -> None:
                 "doing": f"step {step}",
                 "incarnation": 7,
                 "step": step,
-                "lost": [1],
+                "lost": ["trainer 1"],
             }
             listener.send(
                 peer, Message(Kind.HEARTBEAT, "server 0", number=message.number, body=body)
