@@ -23,6 +23,7 @@ class Pulse:
         incarnation: another after it started again; None if it never said.
         step: the last step that it had applied; -1 if none.
         lost: the trainers that it had not heard of for too long, by name.
+        saved: the step of its last checkpoint; -1 if none.
     """
 
     last_heard_s: float | None = None

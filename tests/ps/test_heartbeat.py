@@ -42,9 +42,14 @@ def answer(listener: Listener, heard: list[str], *, beats: int) -> None:
             )
 
 
-def on_memory(network: MemoryNetwork, **options: float) -> Heartbeat:
+def on_memory(network: MemoryNetwork, *, lost_after_s: float = 10.0) -> Heartbeat:
     return Heartbeat(
-        network, [PLACE], sender="trainer 0", clock=network.clock, thread=False, **options
+        network,
+        [PLACE],
+        sender="trainer 0",
+        clock=network.clock,
+        thread=False,
+        lost_after_s=lost_after_s,
     )
 
 
