@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from jaxfleet.analysis.groups import Group, optimize_groups
 from jaxfleet.analysis.slices import known_shape
-from jaxfleet.analysis.slicing import obstacle, slice_rows
+from jaxfleet.analysis.slicing import exact_rows, obstacle
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program
 from jaxfleet.pipeline import Pass, register_pass
@@ -17,9 +17,9 @@ class SliceVar(Pass):
 
     A parameter on one server keeps that server busy and the others waiting. The rule is fluid's:
     as many blocks as servers, none with less than `min_block_size` elements, all of them whole
-    rows. A parameter is cut only where its update, read operator by operator, gives on some rows
-    exactly what it gives there on all: a norm over the rows, or a factored second moment, keeps
-    it whole.
+    rows; and none has a single element, which XLA would compute otherwise than many. A parameter
+    is cut only where its update, read operator by operator, gives on some rows exactly what it
+    gives there on all: a norm over the rows, or a factored second moment, keeps it whole.
 
     Its gradients are cut as it is, and so is its optimizer's state: leaves with as many rows as
     the parameter are cut along the same rows, scalars are not, and each block has its own. Nothing
@@ -80,4 +80,4 @@ class SliceVar(Pass):
         shape = known_shape(group.param)
         if not self.slice or obstacle(group) is not None:
             return shape[:1]
-        return slice_rows(shape, self.servers, self.min_block_size)
+        return exact_rows(shape, self.servers, self.min_block_size)

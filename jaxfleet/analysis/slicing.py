@@ -25,9 +25,7 @@ def block_sizes(shape: Sequence[int], servers: int, min_block_size: int) -> tupl
     Raises:
         PassError: `servers` or `min_block_size` is not positive.
     """
-    for name, value in (("servers", servers), ("min_block_size", min_block_size)):
-        if value < 1:
-            raise PassError(f"{name} is {value}, but must be at least 1")
+    check_positive(servers, min_block_size)
     numel, row = prod(shape), prod(shape[1:])
     if numel == 0:
         return (0,)
@@ -35,6 +33,17 @@ def block_sizes(shape: Sequence[int], servers: int, min_block_size: int) -> tupl
     size = -(-numel // count)
     size += -size % row
     return tuple(min(size, numel - start) for start in range(0, numel, size))
+
+
+def check_positive(servers: int, min_block_size: int) -> None:
+    """Checks the options of the rule.
+
+    Raises:
+        PassError: one is not positive.
+    """
+    for name, value in (("servers", servers), ("min_block_size", min_block_size)):
+        if value < 1:
+            raise PassError(f"{name} is {value}, but must be at least 1")
 
 
 def slice_rows(shape: Sequence[int], servers: int, min_block_size: int) -> tuple[int, ...]:
@@ -47,6 +56,23 @@ def slice_rows(shape: Sequence[int], servers: int, min_block_size: int) -> tuple
     if not shape:
         return ()
     return tuple(size // row for size in sizes) if prod(shape) else (shape[0],)
+
+
+def exact_rows(shape: Sequence[int], servers: int, min_block_size: int) -> tuple[int, ...]:
+    """Returns how many rows each block of a parameter has: by fluid's rule, with two elements each.
+
+    XLA divides a single number otherwise than it divides many by the same one (which it does by
+    multiplying with the reciprocal), so a block of one element could differ in the last digit from
+    the same element beside others. What rounding leaves alone goes to the block before it.
+
+    Raises:
+        PassError: `servers` or `min_block_size` is not positive.
+    """
+    check_positive(servers, min_block_size)
+    rows = slice_rows(shape, servers, max(min_block_size, 2))
+    if len(rows) > 1 and rows[-1] * prod(shape[1:]) == 1:
+        return (*rows[:-2], rows[-2] + 1)
+    return rows
 
 
 def obstacle(group: Group) -> str | None:

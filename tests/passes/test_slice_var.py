@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxfleet.analysis.groups import optimize_groups
 from jaxfleet.analysis.slices import slices_of
-from jaxfleet.analysis.slicing import block_sizes, slice_rows, why_whole
+from jaxfleet.analysis.slicing import block_sizes, exact_rows, slice_rows, why_whole
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, parse
 from jaxfleet.passes import SliceVar
@@ -93,6 +93,24 @@ def test_blocks_are_equal_whole_rows_but_for_the_last(
     if len(shape) == 1:
         count = min(servers, max(1, shape[0] // smallest))
         assert rows[0] == ceil(shape[0] / count)
+
+
+@pytest.mark.parametrize(
+    ("shape", "servers", "rows"),
+    [
+        ((5,), 7, (3, 2)),  # fluid: five of one
+        ((16,), 7, (3, 3, 3, 3, 4)),  # fluid: the last alone
+        ((2,), 2, (2,)),
+        ((3, 8), 3, (1, 1, 1)),  # a row is more than an element
+        ((5, 1), 3, (3, 2)),
+        ((1,), 2, (1,)),
+        ((), 2, ()),
+    ],
+)
+def test_no_block_is_left_with_one_element_alone(
+    shape: tuple[int, ...], servers: int, rows: tuple[int, ...]
+) -> None:
+    assert exact_rows(shape, servers, 1) == rows
 
 
 @pytest.mark.parametrize(("servers", "smallest"), [(0, 1), (1, 0), (-2, 1)])

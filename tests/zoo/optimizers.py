@@ -1,6 +1,6 @@
 """Optax beyond one optimizer: chains, masks, schedules, hyperparameters, accumulation."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -9,6 +9,8 @@ import optax
 from tests.zoo.base import Built, Wrap, case, plain_program
 from tests.zoo.data import CLASSES, FEATURES, labelled
 from tests.zoo.layers import init_mlp, mlp, row_losses
+
+CONTRIB: Any = optax.contrib  # its names are there, but mypy does not see them
 
 
 def mlp_program(tx: optax.GradientTransformation) -> Built:
@@ -66,6 +68,11 @@ def build_freeze(wrap: Wrap) -> Built:
     return mlp_program(wrap(optax.multi_transform(parts, labels)))
 
 
+def around(tx: optax.GradientTransformation) -> Callable[[Wrap], Built]:
+    """Returns what builds the net around one optimizer."""
+    return lambda wrap: mlp_program(wrap(tx))
+
+
 CASES = (
     case("clipping", build_clipping, "core"),
     case("clipping_outside", build_clipping_outside, "marker_inside"),
@@ -73,4 +80,9 @@ CASES = (
     case("multisteps", build_multisteps, "core"),
     case("multisteps_outside", build_multisteps_outside, "marker_inside"),
     case("freeze", build_freeze),
+    # Norms of a parameter, of the whole of it: layer-wise, factored, orthogonal.
+    case("lamb", around(optax.lamb(1e-2))),
+    case("lars", around(optax.lars(0.1))),
+    case("adafactor", around(optax.adafactor(1e-2, min_dim_size_to_factor=2))),
+    case("muon", around(CONTRIB.muon(1e-2))),
 )
