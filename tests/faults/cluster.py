@@ -1,0 +1,226 @@
+"""Real processes of a small job, which tests kill, stop, and start again."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from jaxfleet.env import Cluster, cluster_environment
+from jaxfleet.launch.ports import Ports
+from tests.faults import training
+
+WAIT_S = 40.0
+LOST_S = 2.0  # after so long without a word a peer of these jobs is lost
+STEP_S = 6.0  # what a living peer may take
+TRAINING = Path(training.__file__)
+
+
+@dataclass
+class Started:
+    """A process, and where its output is.
+
+    Attributes:
+        name: `trainer 0`.
+        process: it.
+        log: what it wrote.
+    """
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kills it, and waits until it is gone."""
+        self.process.kill()
+        self.process.wait(WAIT_S)
+
+    def text(self) -> str:
+        """Returns what it wrote so far."""
+        return self.log.read_text(errors="replace")
+
+    def reaches(self, text: str, timeout_s: float = WAIT_S) -> None:
+        """Waits until it wrote something."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.text():
+            ended = self.process.poll()
+            assert ended is None or text in self.text(), f"{self.name} ended with {ended}"
+            assert time.monotonic() < deadline, f"{self.name} did not write '{text}'"
+            time.sleep(0.02)
+
+    def ends(self, timeout_s: float = WAIT_S) -> int:
+        """Waits for its end; returns its exit code."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            # The default handler of faulthandler's signal is what shows where it hangs.
+            raise AssertionError(f"{self.name} did not end within {timeout_s} s") from None
+
+    def fails(self, *words: str, timeout_s: float = WAIT_S) -> str:
+        """Waits for its end by an error that says something; returns all that it wrote."""
+        code, text = self.ends(timeout_s), self.text()
+        assert code != 0, f"{self.name} ended with 0"
+        missing = [word for word in words if word not in text]
+        assert not missing, f"{self.name} did not say {missing}"
+        return text
+
+
+@dataclass
+class Jobs:
+    """Starts the processes of one job, and ends what is left of them.
+
+    Attributes:
+        folder: of logs, checkpoints and results.
+        servers: how many.
+        trainers: how many.
+        returns_s: how long trainers wait for a server; with it, servers keep checkpoints.
+        options: of the training script, after its name.
+        secret: the secret's file.
+        job: the job's name.
+    """
+
+    folder: Path
+    servers: int = 1
+    trainers: int = 2
+    returns_s: float = 0.0
+    options: Sequence[str] = ()
+    secret: Path | None = None
+    job: str = "faults"
+    started: list[Started] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        ports = Ports(self.servers, first=0)
+        self.endpoints = tuple(ports.endpoints)
+        ports.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        left = [one for one in self.started if one.process.poll() is None]
+        for one in left:
+            one.process.kill()
+            one.process.wait(WAIT_S)
+        if error is not None or left:
+            for one in self.started:
+                print(f"--- {one.name}: exit code {one.process.returncode}\n{one.text()}")
+        if error is None:
+            assert not left, f"{[one.name for one in left]} did not end"
+
+    def cluster(self, **changed: object) -> Cluster:
+        """Returns who takes part, for a trainer or a server."""
+        found = Cluster(
+            role="trainer",
+            trainers=self.trainers,
+            endpoints=self.endpoints,
+            job=self.job,
+            secret_file=self.secret,
+            server_return_s=self.returns_s,
+        )
+        return replace(found, **changed)  # type: ignore[arg-type]
+
+    def server(self, number: int = 0, *, prefix: Sequence[str] = (), **changed: object) -> Started:
+        """Starts a server, for the first time or again."""
+        keeps = self.folder / "own" if self.returns_s else None
+        settings = {"role": "pserver", "current_endpoint": self.endpoints[number]}
+        cluster = self.cluster(**settings | {"checkpoint_dir": keeps} | changed)
+        command = [*prefix, sys.executable, "-m", "jaxfleet", "serve"]
+        times = [f"--lost-after={LOST_S}", f"--step-timeout={STEP_S}"]
+        return self.start(f"server {number}", [*command, *times], cluster)
+
+    def trainer(self, number: int, *options: str, **changed: object) -> Started:
+        """Starts a trainer."""
+        cluster = self.cluster(trainer_id=number, **changed)
+        out = f"--out={self.result(number)}"
+        command = [sys.executable, str(TRAINING), out, *self.options, *options]
+        return self.start(f"trainer {number}", command, cluster)
+
+    def all_servers(self) -> list[Started]:
+        """Starts all servers."""
+        return [self.server(number) for number in range(self.servers)]
+
+    def all_trainers(self, *options: str) -> list[Started]:
+        """Starts all trainers."""
+        return [self.trainer(number, *options) for number in range(self.trainers)]
+
+    def start(self, name: str, command: Sequence[str], cluster: Cluster) -> Started:
+        """Starts a process; its output goes to a file."""
+        log = self.folder / f"{len(self.started)}-{name.replace(' ', '-')}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command,
+                env=cluster_environment(cluster) | SETTINGS,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+        self.started.append(Started(name, process, log))
+        return self.started[-1]
+
+    def result(self, number: int) -> Path:
+        """Returns where a trainer leaves its last state."""
+        return self.folder / f"result-{number}.npz"
+
+    def results(self) -> list[dict[str, np.ndarray]]:
+        """Returns the last states of all trainers."""
+        return [read(self.result(number)) for number in range(self.trainers)]
+
+
+# One thread is enough for such small arrays, and leaves something to the others.
+SETTINGS = {
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONPATH": str(Path(__file__).parents[2]),
+    "JAX_PLATFORMS": "cpu",
+    "NPROC": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONWARNINGS": "default",
+}
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """Returns the arrays of a file."""
+    with np.load(path) as found:
+        return {name: found[name] for name in found.files}
+
+
+def check_same(results: Sequence[dict[str, np.ndarray]], wanted: dict[str, np.ndarray]) -> None:
+    """Checks that all states are the same, to the last bit."""
+    for found in results:
+        assert found.keys() == wanted.keys()
+        for name, array in wanted.items():
+            assert array.dtype == found[name].dtype
+            np.testing.assert_array_equal(
+                array.reshape(-1).view(np.uint8), found[name].reshape(-1).view(np.uint8), name
+            )
+
+
+def wait_until(reached: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+    """Waits for something that other processes do."""
+    deadline = time.monotonic() + timeout_s
+    while not reached():
+        assert time.monotonic() < deadline, f"waited for {what}"
+        time.sleep(0.02)
+
+
+def memory_mb(pid: int) -> float:
+    """Returns how much memory a process holds."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

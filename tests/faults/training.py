@@ -1,0 +1,138 @@
+"""A small training script of two layers; run by trainers, and in one process for what is right.
+
+It takes its time over each step, so that a test can do something in the middle.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxfleet as jf
+
+ROWS, INPUTS, HIDDEN, CLASSES = 16, 12, 16, 5
+RATE = 0.05
+
+
+def optimizer(kind: str, rate: float) -> optax.GradientTransformation:
+    """Returns what updates the parameters; a clipping one makes servers exchange parts."""
+    if kind == "clip":
+        return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(rate))
+    return optax.adam(rate)
+
+
+def forward(params: Any, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """Returns logits, and the statistics of the batch by which the hidden layer is normalized."""
+    hidden = x @ params["a"] + params["b"]
+    mean, variance = hidden.mean(0), hidden.var(0)
+    hidden = jnp.tanh((hidden - mean) / jnp.sqrt(variance + 1e-3))
+    return hidden @ params["c"] + params["d"], (mean, variance)
+
+
+def make_step(kind: str, rate: float = RATE) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """Returns the training step."""
+    tx = jf.distributed_optimizer(optimizer(kind, rate))
+
+    def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
+        params, opt, running = state
+
+        def loss_fn(params: Any) -> tuple[jax.Array, Any]:
+            if kind == "norm":
+                logits, statistics = forward(params, batch["x"])
+            else:
+                hidden = jnp.tanh(batch["x"] @ params["a"] + params["b"])
+                logits, statistics = hidden @ params["c"] + params["d"], running
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+            return losses.mean(), statistics
+
+        (loss, statistics), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+        updates, opt = tx.update(grads, opt, params)
+        if kind == "norm":
+            running = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, running, statistics)
+        return (optax.apply_updates(params, updates), opt, running), {"loss": loss}
+
+    return train_step
+
+
+def start(kind: str) -> Any:
+    """Returns the state before the first step."""
+    draw = np.random.default_rng(0)
+    params = {
+        "a": draw.normal(size=(INPUTS, HIDDEN)).astype(np.float32),
+        "b": np.zeros(HIDDEN, np.float32),
+        "c": draw.normal(size=(HIDDEN, CLASSES)).astype(np.float32),
+        "d": np.zeros(CLASSES, np.float32),
+    }
+    running = (np.zeros(HIDDEN, np.float32), np.ones(HIDDEN, np.float32))
+    params, running = jax.tree.map(jnp.asarray, (params, running))
+    return params, optimizer(kind, RATE).init(params), running
+
+
+def batches(steps: int) -> Iterator[Any]:
+    """Yields whole batches."""
+    draw = np.random.default_rng(1)
+    for _ in range(steps):
+        x = draw.normal(size=(ROWS, INPUTS)).astype(np.float32)
+        yield {"x": x, "y": draw.integers(0, CLASSES, ROWS).astype(np.int32)}
+
+
+def named(state: Any) -> dict[str, np.ndarray]:
+    """Returns the arrays of a state by name."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def strategy(args: argparse.Namespace) -> jf.DistributedStrategy:
+    """Returns how the step is distributed."""
+    return jf.DistributedStrategy(
+        mode="pserver",
+        min_block_size=32,
+        lost_after_s=args.lost_after,
+        step_timeout_s=args.step_timeout,
+        replay_bytes=args.replay_bytes,
+    )
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """Returns what the script was told."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--kind", default="plain", choices=["plain", "clip", "norm"])
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--rate", type=float, default=RATE)
+    parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--save-at", type=int, default=-1)
+    parser.add_argument("--lost-after", type=float, default=2.0)
+    parser.add_argument("--step-timeout", type=float, default=6.0)
+    parser.add_argument("--replay-bytes", type=int, default=1 << 20)
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """Trains, and leaves the last state in a file."""
+    args = arguments()
+    state = start(args.kind)
+    example = (state, next(batches(1)))
+    train_step = make_step(args.kind, args.rate)
+    step = jf.distribute(train_step, example=example, strategy=strategy(args))
+    with step:
+        for at, batch in enumerate(batches(args.steps), 1):
+            if at == args.raise_at:
+                raise RuntimeError("the script failed")
+            state, metrics = step(state, batch)
+            print(f"step {at}. loss {metrics['loss']:.4f}", flush=True)
+            time.sleep(args.pause)
+        last = step.pull(state)
+        np.savez(args.out, **named(last))
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
