@@ -24,6 +24,9 @@ from jaxfleet.ps.server.storage import OwnCheckpoints
 
 Replies = list[tuple[Peer, Message]]
 
+_STILL_S = 1.0  # longer than this between two looks at the time, a process stood still
+_MOST_MEETINGS = 4096  # that a trainer waits in
+
 
 class ServerCore:
     """One server of a job.
@@ -53,7 +56,7 @@ class ServerCore:
         self.desk = Desk()
         self.trainers = Trainers(self.options)
         self._clock = clock
-        self._lively = clock()
+        self._lively = self._ticked = clock()
         self._counts: Counter[str] = Counter()
         self._meetings = Meetings()
         self._jobs: list[Job] = []
@@ -82,13 +85,17 @@ class ServerCore:
                 self._from_trainer(peer, message)
         except RefusedError as refusal:
             self.desk.error(peer, message, refusal)
+        except Exception as error:  # noqa: BLE001  # no message may end the server
+            self.desk.error(peer, message, refusal_of("failed", error))
         return self._carried()
 
     def tick(self, now: float) -> Replies:
         """Looks at the time: who is lost, who waited for too long."""
+        self._forgive(now)
         self._look_at_waits(now)
-        body: dict[str, Plain] = {**self._word(now), "job": self._holder.job}
-        self._holder.links.beat(body, self.desk.name, now, self.options.heartbeat_s)
+        if self._holder.job:  # else nobody has said yet where the others are
+            body: dict[str, Plain] = {**self._word(now), "job": self._holder.job}
+            self._holder.links.beat(body, self.desk.name, now, self.options.heartbeat_s)
         self._look_for_life(now)
         return self._carried()
 
@@ -206,12 +213,12 @@ class ServerCore:
     # --- what comes --------------------------------------------------------------------------
 
     def _from_server(self, message: Message) -> None:
-        number = message.sender.removeprefix("server ")
+        number = self._holder.links.number_of(message.sender)
         job = message.body.get("job")
-        if not number.isdigit() or (self._holder.job and job != self._holder.job):
+        if number is None or (self._holder.job and job != self._holder.job):
             raise RefusedError("refused", f"{message.sender} of job {job} is no server of this job")
         if message.kind is Kind.HEARTBEAT:
-            self._holder.links.heard(int(number), message, self._clock())
+            self._holder.links.heard(number, message, self._clock())
         elif message.kind is Kind.PARTS:
             self._holder.parts(message)
         else:
@@ -225,7 +232,7 @@ class ServerCore:
             return
         if trainer is None:
             what = f"{message.sender} sent {message.kind.value} before hello"
-            raise RefusedError("bad_message", what, hint="say hello first, and on a new connection")
+            raise RefusedError("stranger", what, hint="say hello first, and on a new connection")
         if message.sender != f"trainer {trainer}":
             what = f"trainer {trainer}'s connection says it is {message.sender}"
             raise RefusedError("bad_message", what)
@@ -287,15 +294,27 @@ class ServerCore:
         if not meeting.requests or not set(self._wanted(meeting)) <= meeting.requests.keys():
             return
         requests = meeting.in_order()
-        meeting.answer = ()
-        if meeting.key[0] == "reduce":
-            meeting.answer = reduce_tensors(str(requests[0].body["how"]), requests)
+        if meeting.key[0] == "reduce" and not self._reduced(meeting):
+            return
+        meeting.answer = meeting.answer or ()
         if meeting.key[0] == "assign":
             self._holder.replace(requests[0], lambda: self._answer_all(meeting))
         else:
             self._answer_all(meeting)
         steps = [known.step for known in self.trainers.present()]
         self._meetings.forget(min(steps, default=0) - 1)
+
+    def _reduced(self, meeting: Meeting) -> bool:
+        """Reduces what all brought; tells them where it cannot be done."""
+        requests = meeting.in_order()
+        try:
+            meeting.answer = reduce_tensors(str(requests[0].body["how"]), requests)
+        except (TypeError, ValueError) as error:
+            self._meetings.drop(meeting)
+            for request in meeting.requests.values():
+                self.desk.error(request.peer, request.message, refusal_of("failed", error))
+            return False
+        return True
 
     def _wanted(self, meeting: Meeting) -> Sequence[int]:
         """Returns who must come; at a barrier those that left are not waited for."""
@@ -311,6 +330,14 @@ class ServerCore:
         self.desk.answer(request.peer, request.message, kind, {}, meeting.answer or ())
 
     # --- time --------------------------------------------------------------------------------
+
+    def _forgive(self, now: float) -> None:
+        """Counts no silence against others for the time that this process stood still."""
+        stood_still = now - self._ticked - _STILL_S
+        self._ticked = now
+        if stood_still > 0:
+            for known in (*self.trainers.by_id.values(), *self._holder.links.known.values()):
+                known.heard = min(known.heard + stood_still, now)
 
     def _look_at_waits(self, now: float) -> None:
         """Answers by errors those that wait for somebody who will not come."""

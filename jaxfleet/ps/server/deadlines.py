@@ -35,7 +35,8 @@ def complaint(
         if known is not None and known.left:
             text = f"{who} said bye after step {known.step}"
             return _error("peer_lost", request, things, text, waited)
-        if known is not None and now - known.heard > options.lost_after_s:
+        patience = options.lost_after_s + (options.server_return_s if kind == "server" else 0.0)
+        if known is not None and now - known.heard > patience:
             silent = f"not heard of for {now - known.heard:.1f} s"
             text = f"{who} is lost: {silent}, {known.text(now)}"
             return _error("peer_lost", request, things, text, waited)

@@ -121,7 +121,9 @@ class Holder:
     def _define(self, text: str, constants: Sequence[Tensor]) -> None:
         try:
             self._take(_with_constants(_parsed(text), constants))
-        except JaxfleetError as error:
+        except RefusedError:
+            raise
+        except Exception as error:  # whatever is wrong with the program, the server lives on
             raise refusal_of("bad_message", error) from error
         self._text = text
         machine = self._parts()[0]

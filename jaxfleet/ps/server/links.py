@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
 from jaxfleet.ps.server.peers import Known
 
+_LONGEST = 200  # characters of what a server says that it does
 _AGAIN_S = 1.0  # parts that seem to be missing there are not sent again sooner
 
 
@@ -32,11 +33,15 @@ class Links:
             self._kept.setdefault(server, {})[message.step] = message
             self._post(server, message, now)
 
+    def number_of(self, sender: str) -> int | None:
+        """Returns which of the other servers a message names as its sender."""
+        return next((number for number in self.others if sender == f"server {number}"), None)
+
     def heard(self, server: int, message: Message, now: float) -> None:
         """Takes a heartbeat of another server: sends again what it lacks."""
         body = message.body
-        old = self.known.get(server)
-        fresh = Known(b"", now, now, str(body.get("doing")), incarnation=body.get("incarnation"))
+        old, doing = self.known.get(server), str(body.get("doing"))[:_LONGEST]
+        fresh = Known(b"", now, now, doing, incarnation=str(body.get("incarnation")))
         self.known[server] = fresh
         step, saved = (body.get(key) for key in ("step", "saved"))
         if not isinstance(step, int):
@@ -47,7 +52,7 @@ class Links:
             self._sent.pop((server, done), None)
         restarted = old is None or old.incarnation != fresh.incarnation
         for later in sorted(kept) if restarted else [n for n in kept if n == step + 1]:
-            if restarted or now - self._sent[server, later] >= _AGAIN_S:
+            if restarted or now - self._sent.get((server, later), 0.0) >= _AGAIN_S:
                 self._post(server, kept[later], now)
 
     def beat(self, body: Mapping[str, Plain], sender: str, now: float, every_s: float) -> None:

@@ -14,6 +14,7 @@ class ServerOptions:
         trainers: how many there are; as the first says unless given.
         lost_after_s: who is not heard of for so long is lost.
         step_timeout_s: the longest that anyone waits for a peer that lives.
+        server_return_s: how much longer another server may be silent, which may be started again.
         heartbeat_s: how often it tells other servers that it lives.
         queued_bytes: the most bytes of gradients for later steps that it holds.
         checkpoint_dir: where it keeps its own checkpoints, in `server<i>`; none unless given.
@@ -25,6 +26,7 @@ class ServerOptions:
     trainers: int | None = None
     lost_after_s: float = 10.0
     step_timeout_s: float = 600.0
+    server_return_s: float = 0.0
     heartbeat_s: float = 1.0
     queued_bytes: int = 8 << 30
     checkpoint_dir: Path | None = None

@@ -94,7 +94,7 @@ class Trainers:
     def beat(self, message: Message, now: float) -> None:
         """Notes a heartbeat, which comes on a line of its own: its session says whose it is."""
         number = message.sender.removeprefix("trainer ")
-        known = self.by_id.get(int(number)) if number.isdigit() and len(number) < 8 else None
+        known = self.by_id.get(int(number)) if number.isascii() and number.isdigit() and len(number) < 8 else None
         if known is not None and known.session == message.body.get("session"):
             known.heard = known.said = now
             known.doing = str(message.body.get("doing", ""))[:_LONGEST]

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Block, Kind, Operator, Program, Variable, verify
-from jaxfleet.ir.values import BlockRef
+from jaxfleet.ir.values import Attr, BlockRef
 from jaxfleet.lower import ExecutableCache, HostType, LoweredBlock, host_type, lower_block
 
 _TRAINER = ".trainer_"
@@ -131,8 +131,6 @@ def read_plan(program: Program, cache: ExecutableCache) -> ServerPlan:
     serve = _serve(program)
     indices = _optimize_blocks(serve)
     server, endpoints = _number(program, "pserver_id"), _endpoints(program)
-    combine = serve.attrs.get("combine_block_id", -1)
-    combine = combine.index if isinstance(combine, BlockRef) else combine
     heads = {index: _head(program.blocks[index]) for index in indices}
     bare = _without_heads(program, heads)
     donate = {variable.name for variable in program.of_kind(Kind.STATE)}
@@ -164,8 +162,7 @@ def _serve(program: Program) -> Operator:
 
 
 def _optimize_blocks(serve: Operator) -> tuple[int, ...]:
-    refs = serve.attrs.get("optimize_blocks", ())
-    assert isinstance(refs, tuple)
+    refs = _items(serve.attrs.get("optimize_blocks", ()), "optimize_blocks")
     return tuple(ref.index for ref in refs if isinstance(ref, BlockRef))
 
 
@@ -177,9 +174,13 @@ def _number(program: Program, name: str) -> int:
 
 
 def _endpoints(program: Program) -> tuple[str, ...]:
-    value = program.attrs.get("endpoints", ())
-    assert isinstance(value, tuple)
-    return tuple(map(str, value))
+    return tuple(map(str, _items(program.attrs.get("endpoints", ()), "endpoints")))
+
+
+def _items(value: Attr, name: str) -> tuple[Attr, ...]:
+    if not isinstance(value, tuple):
+        raise ProgramError(f"{name} is no list, but {value!r}")
+    return value
 
 
 def _head(block: Block) -> tuple[Operator, ...]:
@@ -227,9 +228,8 @@ def _senders(op: Operator) -> Iterator[int]:
 
 
 def _exchange(op: Operator, server: int, endpoints: tuple[str, ...]) -> Exchange:
-    sources, sharers = op.attrs.get("epmap", ()), op.attrs.get("endpoints", endpoints)
-    assert isinstance(sources, tuple)
-    assert isinstance(sharers, tuple)
+    sources = _items(op.attrs.get("epmap", ()), "epmap")
+    sharers = _items(op.attrs.get("endpoints", endpoints), "endpoints")
     numbers = [endpoints.index(str(endpoint)) for endpoint in sources]
     others = tuple(endpoints.index(str(endpoint)) for endpoint in sharers)
     there = dict(zip(op.writes, numbers, strict=True))

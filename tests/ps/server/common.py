@@ -114,11 +114,11 @@ program p.pserver{server} {{endpoint="127.0.0.1:700{server + 1}", endpoints=["12
 """  # noqa: E501
 
 
-def hello(trainer: int = 0, **changed: Any) -> dict[str, Plain]:
+def hello(number: int = 0, /, **changed: Any) -> dict[str, Plain]:
     body: dict[str, Plain] = {
         "protocol": PROTOCOL,
         "job": "j",
-        "trainer": trainer,
+        "trainer": number,
         "trainers": 2,
         "servers": [ENDPOINT],
         "program": "abc",

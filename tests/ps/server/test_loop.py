@@ -1,0 +1,101 @@
+"""A server's loop: messages in, answers out, work on a thread of its own."""
+
+import queue
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from jaxfleet.ps.memory_network import MemoryNetwork
+from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
+from jaxfleet.ps.network import Peer
+from jaxfleet.ps.server import Server, ServerCore
+from tests.ps.server.common import CACHE, ENDPOINT, SGD, hello, sgd_after, sgd_grads, sgd_state
+
+
+class QueueListener:
+    """Stands in for a listener: two queues."""
+
+    endpoint = ENDPOINT
+    rejected = 0
+
+    def __init__(self) -> None:
+        self.inbox: queue.SimpleQueue[tuple[Peer, Message] | None] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[tuple[Peer, Message]] = queue.SimpleQueue()
+
+    def receive(self, timeout_s: float) -> tuple[Peer, Message] | None:
+        try:
+            return self.inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def send(self, peer: Peer, message: Message) -> None:
+        self.outbox.put((peer, message))
+
+    def wake(self) -> None:
+        self.inbox.put(None)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_server_serves_until_all_said_bye(threaded: bool) -> None:
+    listener = QueueListener()
+    core = ServerCore(ENDPOINT, CACHE, time.monotonic)
+    server = Server(core, listener, connect=MemoryNetwork().connect, threaded=threaded)
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(server.serve()), daemon=True)
+    thread.start()
+    say(listener, 0, Kind.HELLO, hello(0))
+    say(listener, 1, Kind.HELLO, hello(1))
+    say(listener, 0, Kind.DEFINE, {"program": SGD})
+    say(listener, 0, Kind.ASSIGN, {}, sgd_state())
+    kinds = [listener.outbox.get(timeout=30)[1].kind for _ in range(4)]
+    assert kinds == [Kind.WELCOME, Kind.WELCOME, Kind.OK, Kind.OK]
+    for trainer in (0, 1):
+        say(listener, trainer, Kind.PUSH, {}, sgd_grads(trainer, 1), step=1)
+    say(listener, 1, Kind.PULL, {"names": ["b"]}, step=1)
+    values = listener.outbox.get(timeout=30)[1]
+    np.testing.assert_array_equal(values.tensors[0].array, sgd_after(1)["b"])
+    for trainer in (0, 1):
+        say(listener, trainer, Kind.BYE)
+    thread.join(30)
+    assert codes == [0]
+
+
+def test_a_server_stops_when_it_is_told_to() -> None:
+    listener = QueueListener()
+    core = ServerCore(ENDPOINT, CACHE, time.monotonic)
+    server = Server(core, listener, connect=MemoryNetwork().connect)
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    server.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_block_that_fails_ends_the_server_with_a_code() -> None:
+    listener = QueueListener()
+    core = ServerCore(ENDPOINT, CACHE, time.monotonic)
+    server = Server(core, listener, connect=MemoryNetwork().connect)
+    say(listener, 0, Kind.HELLO, hello(0))
+    say(listener, 0, Kind.DEFINE, {"program": SGD.replace("sub(b, s2)", "sub(b, w.block1)")})
+    assert server.serve() == 1
+    kinds = [listener.outbox.get(timeout=1)[1].kind for _ in range(3)]
+    assert kinds == [Kind.WELCOME, Kind.OK, Kind.ERROR]
+
+
+def say(
+    listener: QueueListener,
+    trainer: int,
+    kind: Kind,
+    body: dict[str, Plain] | None = None,
+    arrays: dict[str, np.ndarray] | None = None,
+    *,
+    step: int = 0,
+) -> None:
+    tensors = tuple(Tensor(name, array) for name, array in (arrays or {}).items())
+    message = Message(kind, f"trainer {trainer}", step, 1, body or {}, tensors)
+    listener.inbox.put((b"%d" % trainer, message))
