@@ -22,7 +22,45 @@ class InsertSendRecv(Pass):
     completed, the trainer sends its summand (`split_byref`, `send`); at the end it waits
     (`send_barrier`) and receives the parameters (`recv`, `fetch_barrier`, `concat`). A server's
     has `listen_and_serv`, and a block for each slice that is placed there.
-    """
+
+    Before::
+
+        program p {endpoints=["s:1", "s:2"], placement=[["b", "s:1"], ["w.block0", "s:2"], ["w.block1", "s:1"]], slices=[["b", [3]], ["w", [2, 2]]]}
+          data  x: f32[4,3]
+          param b: f32[3]
+          param w: f32[4,3]
+          block 0
+            backward
+              b@GRAD: f32[3] = jax.reduce_sum(x) {axes=[0]} for (b, b@GRAD)
+              w@GRAD: f32[4,3] = jax.neg(x) for (w, w@GRAD)
+            optimize
+              b = jax.sub(b, b@GRAD)
+              w = jax.sub(w, w@GRAD)
+
+    After::
+
+        program p.trainer0 {endpoints=["s:1", "s:2"], role="trainer", trainers=1}
+          data  x: f32[4,3]
+          param b: f32[3]
+          param w: f32[4,3]
+          block 0
+            backward
+              b@GRAD: f32[3] = jax.reduce_sum(x) {axes=[0]} for (b, b@GRAD)
+            rpc
+              send(X=b@GRAD) {epmap=["s:1"]} for (b, b@GRAD)
+            backward
+              w@GRAD: f32[4,3] = jax.neg(x) for (w, w@GRAD)
+            dist
+              Out=[w@GRAD.block0: f32[2,3], w@GRAD.block1: f32[2,3]] = split_byref(X=w@GRAD) {sections=[2, 2]}
+            rpc
+              send(X=[w@GRAD.block0, w@GRAD.block1]) {epmap=["s:2", "s:1"]} for (w, w@GRAD)
+              send_barrier() {endpoints=["s:1", "s:2"], trainer_id=0}
+              Out=b = recv() {epmap=["s:1"], trainer_id=0}
+              Out=[w.block0: f32[2,3], w.block1: f32[2,3]] = recv() {epmap=["s:2", "s:1"], trainer_id=0}
+              fetch_barrier() {endpoints=["s:1", "s:2"], trainer_id=0}
+            dist
+              Out=w = concat(X=[w.block0, w.block1]) {axis=0}
+    """  # noqa: E501  # a program's attributes are one line
 
     trainer_id: int = 0  # whose program, of the trainers
     server: int = -1  # the server whose program is written instead; -1 for a trainer's
