@@ -21,15 +21,22 @@ PUBLIC = {
     "jaxfleet.capture": """
         Captured Leaf Signature capture distributed_optimizer
     """,
+    "jaxfleet.checkpoint": """
+        Checkpoint CheckpointSeries PartReceipt Piece commit discard open_checkpoint save_arrays
+        write_part
+    """,
     "jaxfleet.cli": """
         main
     """,
     "jaxfleet.ir": """
         Attr Attrs Block BlockRef Constant Dim Finding Kind Literal Operand Operands Operator
-        Program ProgramDiff Role Rule Size Source Struct Variable Word block_name block_of
-        canonical diff equivalent evaluate grad_name letter load_program make_constant parse
-        parse_all parse_size print_folded print_operator print_program save_program shape_of
-        trainer_name unified_diff verify with_values
+        Program ProgramDiff Role Rule Size Source Struct Variable Word block_name block_of canonical
+        diff equivalent evaluate grad_name letter load_program make_constant parse parse_all
+        parse_size print_folded print_operator print_program save_program shape_of trainer_name
+        unified_diff verify with_values
+    """,
+    "jaxfleet.launch": """
+        Job PORT_TAKEN launch
     """,
     "jaxfleet.lower": """
         AXIS ExecutableCache HostType Interface Layout LoweredBlock LoweredStep ProgramFunction
@@ -41,13 +48,15 @@ PUBLIC = {
         register_op
     """,
     "jaxfleet.passes": """
-        DeadCodeElimination Donate FuseAllreduce GradAllreduce
+        DeadCodeElimination Dispatch Donate FuseAllreduce GradAllreduce InsertSendRecv MergeSends
+        ScheduleSends SliceVar
     """,
     "jaxfleet.pipeline": """
-        Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders
-        made_by make_pass new_dump_folder options_of parse_pipeline pass_text pipeline_text
-        read_index register_pass registered_passes remove_dumps run_pipeline table
+        Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders made_by
+        make_pass new_dump_folder options_of parse_pipeline pass_text pipeline_text read_index
+        register_pass registered_passes remove_dumps run_pipeline table
     """,
+    "jaxfleet.ps": "",
     "jaxfleet.ps.server": """
         Server ServerCore ServerOptions
     """,
