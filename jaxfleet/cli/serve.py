@@ -48,6 +48,7 @@ def _serve(cluster: Cluster, args: argparse.Namespace) -> int:
         trainers=cluster.trainers,
         lost_after_s=args.lost_after,
         step_timeout_s=args.step_timeout,
+        server_return_s=cluster.server_return_s,
         checkpoint_dir=cluster.checkpoint_dir,
     )
     assert cluster.current_endpoint is not None

@@ -7,12 +7,14 @@ to their sinks as they come, and notices servers that fail, go, or have started 
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
 from jaxfleet.ps.heartbeat import Heartbeat
+from jaxfleet.ps.known_server import KnownServer, StartedAgainError
 from jaxfleet.ps.messages import PROTOCOL, Kind, Message, Plain, Tensor
 from jaxfleet.ps.network import Lines
 from jaxfleet.ps.options import Patience
@@ -45,17 +47,6 @@ class Membership:
     session: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
-@dataclass
-class _Server:
-    """What a client knows of one server."""
-
-    replay: ReplayLog
-    number: int = 0
-    incarnation: str = ""
-    step: int = -1
-    waiting: dict[int, Request] = field(default_factory=dict)
-
-
 class Client:
     """A trainer's lines to the servers of its job.
 
@@ -84,7 +75,7 @@ class Client:
         self._lines, self._patience, self._clock = lines, patience, clock
         self._heartbeat = heartbeat
         self._name = f"trainer {me.trainer}"
-        self._servers = [_Server(ReplayLog(replay_bytes)) for _ in me.endpoints]
+        self._servers = [KnownServer(ReplayLog(replay_bytes)) for _ in me.endpoints]
 
     def open(self) -> int:
         """Says hello to all servers, and gives them their programs where they have none.
@@ -99,10 +90,16 @@ class Client:
         hellos = [self._hello(server) for server in range(len(self._servers))]
         self.wait(hellos, self._patience.connect_s, ConnectError)
         for server, hello in enumerate(hellos):
-            self._welcomed(server, hello)
+            assert hello.answer is not None
+            self._servers[server].welcome(hello.answer)
+        steps = [server.step for server in self._servers]
+        if len({max(step, 0) for step in steps}) > 1:
+            what = f"the servers go on from steps {', '.join(map(str, steps))}, which differ"
+            hint = "give them empty folders for checkpoints, and restore a checkpoint of the job"
+            raise ProgramError(what, hint=hint)
         if self.me.trainer == 0:
             self.wait([self._define(server) for server in range(len(self._servers))])
-        return min(server.step for server in self._servers)
+        return min(steps)
 
     def doing(self, text: str) -> None:
         """Says what this trainer does, for heartbeats."""
@@ -123,14 +120,19 @@ class Client:
         """Sends a request, and returns it for `wait`."""
         message = self._message(server, kind, step, body or {}, tuple(tensors))
         found = Request(server, message, set(wants), sink)
-        self._servers[server].waiting[message.number] = found
+        known = self._servers[server]
+        known.waiting[message.number] = found
+        if kind is not Kind.ASSIGN or message.body.get("replace"):
+            known.replay.add_together(message, self.step)
         self._send(server, message)
         return found
 
     def push(self, server: int, tensors: Iterable[Tensor]) -> None:
         """Sends gradients of the present step; nothing answers."""
         message = self._message(server, Kind.PUSH, None, {}, tuple(tensors))
-        self._servers[server].replay.add(message)
+        known = self._servers[server]
+        known.pushed = max(known.pushed, message.step)
+        known.replay.add(message)
         self._send(server, message)
 
     def wait(
@@ -145,7 +147,7 @@ class Client:
             PeerLostError: a server, or a trainer that a server waits for, went or takes too long.
             ProgramError: a server refuses a request.
         """
-        limit = timeout_s if timeout_s is not None else self._patience.step_timeout_s * 1.1 + 5
+        limit = timeout_s if timeout_s is not None else self._longest_s()
         deadline = self._clock() + limit
         while not all(request.is_done for request in requests):
             left = deadline - self._clock()
@@ -156,6 +158,9 @@ class Client:
                 self._take(*received)
             else:
                 self._look_at_servers(requests)
+            for server, known in enumerate(self._servers):
+                if not (known.is_level or known.is_returning):
+                    self._bring_level(server)
 
     def forget_saved(self, server: int, step: int) -> None:
         """Forgets what was kept for a server until its checkpoint after a step."""
@@ -168,11 +173,12 @@ class Client:
 
     def close(self) -> None:
         """Says bye to the servers that still listen, and closes."""
-        byes = [self.request(server, Kind.BYE) for server in range(len(self._servers))]
         try:
-            self.wait(byes, timeout_s=2.0)
-        except JaxfleetError:
-            pass  # a server that is gone needs no bye
+            with suppress(JaxfleetError):
+                self._save_last()
+            with suppress(JaxfleetError):  # a server that is gone needs no bye
+                servers = range(len(self._servers))
+                self.wait([self.request(server, Kind.BYE) for server in servers], timeout_s=2.0)
         finally:
             self.abandon()
 
@@ -181,6 +187,12 @@ class Client:
         if self._heartbeat is not None:
             self._heartbeat.close()
         self._lines.close()
+
+    def _save_last(self) -> None:
+        """Lets servers keep what they cannot be brought level with once this trainer left."""
+        pushed = [at for at, known in enumerate(self._servers) if known.replay.first_step()]
+        self.doing("last checkpoint")
+        self.wait([self.request(server, Kind.SAVE) for server in pushed])
 
     def _message(
         self,
@@ -212,13 +224,6 @@ class Client:
         }
         return self.request(server, Kind.HELLO, body=body)
 
-    def _welcomed(self, server: int, hello: Request) -> None:
-        assert hello.answer is not None
-        body, known = hello.answer.body, self._servers[server]
-        known.incarnation = str(body.get("incarnation", ""))
-        step = body.get("step", -1)
-        known.step = step if isinstance(step, int) else -1
-
     def _define(self, server: int) -> Request:
         text, constants = self.me.programs[server]
         tensors = [Tensor(name, value) for name, value in constants.items()]
@@ -228,13 +233,22 @@ class Client:
         self.received_bytes += sum(tensor.array.nbytes for tensor in message.tensors)
         known = self._servers[server]
         request = known.waiting.get(message.number)
-        if message.kind is Kind.ERROR:
+        if message.kind is Kind.ERROR and message.number not in known.repeated:
+            self._take_error(server, message)
+        elif request is not None:  # else it is the answer to what was asked twice
+            request.take(message)
+            if request.is_done:
+                known.has_answered(request)
+
+    def _take_error(self, server: int, message: Message) -> None:
+        known = self._servers[server]
+        if message.body.get("error") != "stranger" or not known.is_open:
             self._raise(server, message)
-        if request is None:
-            return  # the answer to what was asked twice
-        request.take(message)
-        if request.is_done:
-            del known.waiting[message.number]
+        if known.is_returning and not known.is_greeted:
+            return  # it says so of what it was sent before the hello
+        if known.is_returning:
+            raise StartedAgainError(server)
+        known.is_level = False
 
     def _raise(self, server: int, message: Message) -> None:
         body, where = message.body, self._server_name(server)
@@ -268,43 +282,93 @@ class Client:
         return f"; its last heartbeat said '{pulse.doing}'"
 
     def _look_at_servers(self, requests: Sequence[Request]) -> None:
-        """Brings servers level that started again; gives up on those that are gone."""
+        """Notes which servers started again; gives up on those that are gone."""
         if self._heartbeat is None:
             return
         for server, known in enumerate(self._servers):
             pulse = self._heartbeat.pulse(server)
             known.replay.forget(pulse.saved)
-            if known.incarnation and pulse.incarnation not in ("", None, known.incarnation):
-                self._bring_level(server)
-            elif known.incarnation and self._heartbeat.silent_s(server) > self._limit_s():
-                waits = [r for r in requests if r.server == server and not r.is_done]
-                for_what = f" while {self._name} waited for {waits[0]}" if waits else ""
-                what = (
-                    f"{self._server_name(server)} was lost at step {self.step}{for_what}: no "
-                    f"heartbeat for {self._limit_s():.1f} s; its last said '{pulse.doing}'"
-                )
-                raise PeerLostError(what, hint="look at that server's log; start the job again")
+            if pulse.incarnation and str(pulse.incarnation) not in known.welcomes:
+                self._see_new(server, str(pulse.incarnation))
+            elif known.is_open and self._heartbeat.silent_s(server) > self._limit_s():
+                raise self._lost(server, requests, pulse.doing)
+
+    def _see_new(self, server: int, incarnation: str) -> None:
+        known = self._servers[server]
+        if known.is_open and not known.is_returning:
+            known.is_level = False
+        elif known.greeted in ("", incarnation):
+            known.greeted = incarnation  # the hello that is under way is for this one
+        elif known.is_open:
+            raise StartedAgainError(server)
+        else:
+            known.greeted = incarnation
+            for request in known.waiting.values():
+                self._send(server, request.message)
+
+    def _lost(self, server: int, requests: Sequence[Request], doing: str) -> PeerLostError:
+        waits = [r for r in requests if r.server == server and not r.is_done]
+        for_what = f" while {self._name} waited for {waits[0]}" if waits else ""
+        what = (
+            f"{self._server_name(server)} was lost at step {self.step}{for_what}: no "
+            f"heartbeat for {self._limit_s():.1f} s; its last said '{doing}'"
+        )
+        return PeerLostError(what, hint="look at that server's log; start the job again")
 
     def _limit_s(self) -> float:
         return self._patience.lost_after_s + self._patience.server_return_s
 
+    def _longest_s(self) -> float:
+        # Servers notice first who is missing, and say who it is.
+        return self._patience.step_timeout_s * 1.1 + 5 + self._patience.server_return_s
+
     def _bring_level(self, server: int) -> None:
         """Sends a server that started again what came after its checkpoint."""
-        known, waiting = self._servers[server], dict(self._servers[server].waiting)
+        known = self._servers[server]
+        known.is_returning = True
+        try:
+            while not known.is_level:
+                before = dict(known.waiting)
+                try:
+                    self._return(server, list(before.values()))
+                    known.is_level = True
+                except StartedAgainError as again:
+                    if again.server != server:
+                        raise
+                finally:
+                    known.waiting = {n: r for n, r in known.waiting.items() if n in before}
+        finally:
+            known.is_returning = False
+
+    def _return(self, server: int, waiting: Sequence[Request]) -> None:
+        known = self._servers[server]
+        known.greeted, known.is_greeted = "", False
         hello = self._hello(server)
         self.wait([hello])
-        self._welcomed(server, hello)
-        first = known.replay.first_step()
-        if known.step < 0 or (first is not None and first > known.step + 1):
-            what = (
-                f"{self._server_name(server)} came back at step {known.step}, and {self._name} "
-                f"has kept pushes only from step {first}"
-            )
-            raise PeerLostError(what, hint="raise strategy.replay_bytes, or restore a checkpoint")
+        assert hello.answer is not None
+        known.welcome(hello.answer)
+        known.is_greeted = True
+        lost = known.is_behind()
+        if lost is not None:
+            what = f"{self._server_name(server)} cannot go on at step {self.step}: {lost}"
+            hint = "let servers keep checkpoints; raise strategy.replay_bytes; start the job again"
+            raise PeerLostError(what, hint=hint)
+        if self.me.trainer == 0 and not hello.answer.body.get("defined"):
+            self.wait([self._define(server)])
+        self._replay(server, waiting)
+
+    def _replay(self, server: int, waiting: Sequence[Request]) -> None:
+        known = self._servers[server]
+        own = {request.message.number for request in waiting}
+        for message in known.replay.together(self.step):
+            if message.number not in own:
+                known.repeated.add(message.number)
+                self._send(server, message)
         for step, pushes in known.replay.after(known.step):
             for message in pushes:
                 self._send(server, message)
             if step < self.step:
                 self.wait([self.request(server, Kind.PULL, step=step, body={"names": []})])
-        for request in waiting.values():
-            self._send(server, request.message)
+        for request in waiting:
+            if not request.is_done:
+                self._send(server, request.message)

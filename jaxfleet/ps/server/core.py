@@ -24,7 +24,6 @@ from jaxfleet.ps.server.storage import OwnCheckpoints
 
 Replies = list[tuple[Peer, Message]]
 
-_STILL_S = 1.0  # longer than this between two looks at the time, a process stood still
 _MOST_MEETINGS = 4096  # that a trainer waits in
 
 
@@ -56,7 +55,7 @@ class ServerCore:
         self.desk = Desk()
         self.trainers = Trainers(self.options)
         self._clock = clock
-        self._lively = self._ticked = clock()
+        self._lively = clock()
         self._counts: Counter[str] = Counter()
         self._meetings = Meetings()
         self._jobs: list[Job] = []
@@ -91,13 +90,17 @@ class ServerCore:
 
     def tick(self, now: float) -> Replies:
         """Looks at the time: who is lost, who waited for too long."""
-        self._forgive(now)
         self._look_at_waits(now)
         if self._holder.job:  # else nobody has said yet where the others are
             body: dict[str, Plain] = {**self._word(now), "job": self._holder.job}
             self._holder.links.beat(body, self.desk.name, now, self.options.heartbeat_s)
         self._look_for_life(now)
         return self._carried()
+
+    def forgive(self, seconds: float) -> None:
+        """Counts no silence against others for a time in which this process stood still."""
+        for known in (*self.trainers.by_id.values(), *self._holder.links.known.values()):
+            known.heard = min(known.heard + seconds, self._clock())
 
     def take_jobs(self) -> list[Job]:
         """Returns the work that is to be done next, in order; each goes to `finish` or `fail`."""
@@ -330,14 +333,6 @@ class ServerCore:
         self.desk.answer(request.peer, request.message, kind, {}, meeting.answer or ())
 
     # --- time --------------------------------------------------------------------------------
-
-    def _forgive(self, now: float) -> None:
-        """Counts no silence against others for the time that this process stood still."""
-        stood_still = now - self._ticked - _STILL_S
-        self._ticked = now
-        if stood_still > 0:
-            for known in (*self.trainers.by_id.values(), *self._holder.links.known.values()):
-                known.heard = min(known.heard + stood_still, now)
 
     def _look_at_waits(self, now: float) -> None:
         """Answers by errors those that wait for somebody who will not come."""

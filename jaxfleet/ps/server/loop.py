@@ -12,6 +12,7 @@ from jaxfleet.ps.server.core import ServerCore
 from jaxfleet.ps.server.desk import Job
 
 _TICK_S = 0.2
+_STILL_S = 1.0  # longer than this between two ticks, the process stood still
 
 
 class Server:
@@ -71,6 +72,8 @@ class Server:
         self._compute()
         now = self._clock()
         if now - self._ticked >= _TICK_S:
+            if now - self._ticked > _STILL_S:
+                self._core.forgive(now - self._ticked)
             self._ticked = now
             self._send(self._core.tick(now))
             self._drain()

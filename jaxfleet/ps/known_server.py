@@ -1,0 +1,82 @@
+"""What a trainer knows of one server: which of its lives it is in, and what waits for it."""
+
+from dataclasses import dataclass, field
+
+from jaxfleet.ps.messages import Kind, Message
+from jaxfleet.ps.replay import ReplayLog
+from jaxfleet.ps.requests import Request
+
+
+class StartedAgainError(Exception):
+    """A server started again while it was brought level; it is begun anew.
+
+    Args:
+        server: which.
+    """
+
+    def __init__(self, server: int) -> None:
+        super().__init__(f"server {server} started again")
+        self.server = server
+
+
+@dataclass
+class KnownServer:
+    """One server.
+
+    Attributes:
+        replay: what was sent, to bring it level.
+        number: of the last request.
+        step: the last step that it had applied when it said welcome.
+        pushed: the last step of which it was sent gradients.
+        has_state: it has told that it has a state.
+        waiting: requests by number.
+        welcomes: the incarnations that said welcome.
+        greeted: the incarnation that the last hello was for, once that is known.
+        is_greeted: it said welcome since it was found to have started again.
+        is_level: it has all that this trainer sent.
+        is_returning: it is being brought level.
+        repeated: numbers of requests that were sent again for others' sake alone.
+    """
+
+    replay: ReplayLog
+    number: int = 0
+    step: int = -1
+    pushed: int = -1
+    has_state: bool = False
+    waiting: dict[int, Request] = field(default_factory=dict)
+    welcomes: set[str] = field(default_factory=set)
+    greeted: str = ""
+    is_greeted: bool = False
+    is_level: bool = True
+    is_returning: bool = False
+    repeated: set[int] = field(default_factory=set)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it ever said welcome."""
+        return bool(self.welcomes)
+
+    def welcome(self, message: Message) -> None:
+        """Takes the answer to a hello."""
+        body = message.body
+        step = body.get("step")
+        self.greeted = str(body.get("incarnation", ""))
+        self.welcomes.add(self.greeted)
+        self.step = step if isinstance(step, int) else -1
+        self.has_state = self.has_state or self.step >= 0
+
+    def has_answered(self, request: Request) -> None:
+        """Notes an answer that is complete."""
+        del self.waiting[request.message.number]
+        kind = request.message.kind
+        self.has_state = self.has_state or kind in {Kind.ASSIGN, Kind.PULL, Kind.SAVE}
+
+    def is_behind(self) -> str | None:
+        """Says what of this trainer's work is lost for good, if any is."""
+        first = self.replay.first_step()
+        if self.step < 0 and self.has_state:
+            return "it came back without a state"
+        if self.pushed > self.step and (first is None or first > self.step + 1):
+            kept = "none" if first is None else f"those from step {first} on"
+            return f"it came back at step {self.step}, and of later pushes, {kept} are kept"
+        return None
