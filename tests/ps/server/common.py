@@ -173,6 +173,15 @@ class Bench:
         assert self.one(0, Kind.ASSIGN, 0, {"replace": False}, state).kind is Kind.OK
         return self
 
+    def wait(self, seconds: float) -> list[tuple[bytes, Message]]:
+        """Lets time pass while the server looks on; returns what it sends by itself."""
+        replies = []
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(self.now + 0.5, end)
+            replies += self.core.tick(self.now)
+        return replies
+
     def push(self, trainer: int, step: int, arrays: dict[str, np.ndarray]) -> Any:
         return self.send(trainer, Kind.PUSH, step, arrays=arrays)
 
