@@ -1,0 +1,128 @@
+"""Runs programs of the zoo on the in-process twin, and what they are compared with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+import jaxfleet as jf
+from jaxfleet.lower import ExecutableCache
+from jaxfleet.runtime.twin import Twin, TwinResult
+from tests.runtime.comparing import Array, arrays, on_one_device, tolerance
+from tests.zoo import ZOO, Built
+
+STEPS = 20
+EXECUTABLES = ExecutableCache()  # blocks of equal text compile once for all cases
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a job is cut and placed.
+
+    Attributes:
+        servers: how many.
+        min_block_size: the fewest elements of a slice; 0: nothing is sliced.
+        dispatch: how slices are placed.
+        trainers: how many.
+    """
+
+    servers: int = 1
+    min_block_size: int = 0
+    dispatch: Literal["round_robin", "hash_name", "balanced"] = "round_robin"
+    trainers: int = 1
+
+    @property
+    def strategy(self) -> jf.DistributedStrategy:
+        """The same as a strategy; servers may be as unequal as they like."""
+        return jf.DistributedStrategy(
+            mode="pserver",
+            slice_var=self.min_block_size > 0,
+            min_block_size=max(self.min_block_size, 1),
+            dispatch=self.dispatch,
+            max_imbalance=0,
+        )
+
+    def __str__(self) -> str:
+        """Returns what stands in a test's name."""
+        cut = f"from{self.min_block_size}" if self.min_block_size else "whole"
+        return f"{self.servers}s-{cut}-{self.dispatch}-{self.trainers}t"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A program of the zoo, captured once."""
+
+    built: Built
+    captured: jf.Captured
+    batches: tuple[Any, ...]
+
+
+@cache
+def prepared(name: str) -> Prepared:
+    """Returns a program of the zoo, and the batches that every case trains on."""
+    entry = ZOO[name]
+    built = entry.build(jf.distributed_optimizer)
+    batches = tuple(built.batch(step, entry.rows) for step in range(STEPS))
+    return Prepared(built, jf.capture(built.train_step, example=(built.state, batches[0])), batches)
+
+
+def run(name: str, cut: Cut, *, steps: int = STEPS) -> TwinResult:
+    """Trains a program of the zoo on trainers and servers."""
+    ready = prepared(name)
+    twin = Twin(
+        ready.captured,
+        strategy=cut.strategy,
+        servers=cut.servers,
+        trainers=cut.trainers,
+        cache=EXECUTABLES,
+    )
+    return twin.run(ready.built.state, ready.batches[:steps])
+
+
+@cache
+def on_one_server(name: str, trainers: int) -> list[Array]:
+    """Returns the state that trainers end with where one server holds everything whole."""
+    return arrays(run(name, Cut(trainers=trainers)).states[0])
+
+
+def assert_same(found: Any, wanted: Any, where: str) -> None:
+    """Fails unless two trees are equal bit by bit, one of them perhaps a list of arrays."""
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(found)]
+    for path, x, y in zip(paths, arrays(found), arrays(wanted), strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype), f"{path} {where}"
+        assert x.tobytes() == y.tobytes(), f"{path} {where}: {_apart(x, y)}"
+
+
+def assert_near_one_device(name: str, state: Any, metrics: Sequence[Any]) -> None:
+    """Fails unless the last state, and the metrics of every step, are those of one device.
+
+    Trainers add their sums over rows one to the other, one device adds all rows up in an order of
+    XLA's: float32 differs by some units in the last place a step. What computes below float32 has
+    coarser units. What draws other numbers on several devices is not compared at all.
+    """
+    if "device_keys" in ZOO[name].traits:
+        return
+    allowed = tolerance(ZOO[name])
+    for step, (found, wanted) in enumerate(zip(metrics, on_one_device(name, STEPS), strict=False)):
+        count = len(arrays(found))
+        _assert_near(found, wanted[len(wanted) - count :], allowed, f"step {step}")
+    end = on_one_device(name, STEPS)[len(metrics) - 1]
+    _assert_near(state, end[: len(arrays(state))], allowed, "at the end")
+
+
+def _assert_near(found: Any, wanted: Sequence[Array], allowed: float, where: str) -> None:
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(found)]
+    for path, x, y in zip(paths, arrays(found), wanted, strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype), f"{path} {where}"
+        if np.issubdtype(x.dtype, np.integer) or x.dtype == bool:
+            np.testing.assert_array_equal(x, y, err_msg=f"{path} {where}")
+        else:
+            x, y = x.astype(np.float64), y.astype(np.float64)
+            np.testing.assert_allclose(x, y, rtol=allowed, atol=allowed, err_msg=f"{path} {where}")
+
+
+def _apart(x: Array, y: Array) -> str:
+    return f"{int((x != y).sum())} of {x.size} elements differ"
