@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
+from jaxfleet.errors import (
+    CheckpointError,
+    ConnectError,
+    JaxfleetError,
+    PeerLostError,
+    ProgramError,
+)
 from jaxfleet.ps.heartbeat import Heartbeat
 from jaxfleet.ps.known_server import KnownServer, StartedAgainError
 from jaxfleet.ps.messages import PROTOCOL, Kind, Message, Plain, Tensor
@@ -21,6 +27,11 @@ from jaxfleet.ps.options import Patience
 from jaxfleet.ps.replay import ReplayLog
 from jaxfleet.ps.requests import Request
 
+_ERRORS: Mapping[str, type[JaxfleetError]] = {
+    "peer_lost": PeerLostError,
+    "timeout": PeerLostError,
+    "checkpoint": CheckpointError,
+}
 _POLL_S = 0.25  # how often a wait looks at heartbeats
 
 
@@ -254,8 +265,7 @@ class Client:
         body, where = message.body, self._server_name(server)
         what = f"{body.get('what', 'no reason given')} (said {where})"
         hint = str(body["hint"]) if body.get("hint") else None
-        lost = body.get("error") in {"peer_lost", "timeout"}
-        raise (PeerLostError if lost else ProgramError)(what, hint=hint)
+        raise _ERRORS.get(str(body.get("error")), ProgramError)(what, hint=hint)
 
     def _server_name(self, server: int) -> str:
         return f"server {server} at {self.me.endpoints[server]}"

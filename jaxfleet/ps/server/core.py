@@ -24,8 +24,6 @@ from jaxfleet.ps.server.storage import OwnCheckpoints
 
 Replies = list[tuple[Peer, Message]]
 
-_MOST_MEETINGS = 4096  # that a trainer waits in
-
 
 class ServerCore:
     """One server of a job.
@@ -60,6 +58,8 @@ class ServerCore:
         self._meetings = Meetings()
         self._jobs: list[Job] = []
         self._server = self.options.server
+        if self._server is not None:
+            self.desk.name = f"server {self._server}"
         own = self._own_checkpoints()
         self._holder = Holder(self.desk, cache, clock, self.options.queued_bytes, own)
         self._holder.incarnation = self.incarnation
@@ -67,8 +67,6 @@ class ServerCore:
         if own is not None and (restored := own.restore()) is not None:
             self._holder.restore(restored)
             self.trainers.restored = restored.job_program
-        if self._server is not None:
-            self.desk.name = f"server {self._server}"
 
     # --- what a loop uses --------------------------------------------------------------------
 
@@ -92,7 +90,7 @@ class ServerCore:
         """Looks at the time: who is lost, who waited for too long."""
         self._look_at_waits(now)
         if self._holder.job:  # else nobody has said yet where the others are
-            body: dict[str, Plain] = {**self._word(now), "job": self._holder.job}
+            body: dict[str, Plain] = {**self._word(now), "program": self._holder.job_program}
             self._holder.links.beat(body, self.desk.name, now, self.options.heartbeat_s)
         self._look_for_life(now)
         return self._carried()
@@ -217,9 +215,9 @@ class ServerCore:
 
     def _from_server(self, message: Message) -> None:
         number = self._holder.links.number_of(message.sender)
-        job = message.body.get("job")
-        if number is None or (self._holder.job and job != self._holder.job):
-            raise RefusedError("refused", f"{message.sender} of job {job} is no server of this job")
+        program = message.body.get("program")
+        if number is None or program != self._holder.job_program:
+            raise RefusedError("refused", f"{message.sender} is no other server of this job")
         if message.kind is Kind.HEARTBEAT:
             self._holder.links.heard(number, message, self._clock())
         elif message.kind is Kind.PARTS:
@@ -286,6 +284,7 @@ class ServerCore:
         self._join(("barrier", request.step, text_of(request.message, "name")), request)
 
     def _join(self, key: Key, request: Request) -> None:
+        self._meetings.check_room(key, request, self.options.queued_bytes)
         meeting = self._meetings.join(key, request)
         if meeting.answer is not None:
             self._answer(meeting, request)

@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxfleet.errors import JaxfleetError
+from jaxfleet.errors import CheckpointError, JaxfleetError
 from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
 from jaxfleet.ps.network import Peer
+
+_LONGEST = 2000  # characters of an error
 
 
 class RefusedError(JaxfleetError):
@@ -94,14 +96,22 @@ class Desk:
     def error(self, peer: Peer, message: Message, refusal: RefusedError) -> None:
         """Answers a request by an error."""
         self.errors += 1
-        body = {"error": refusal.code, "what": refusal.what, "hint": refusal.hint}
+        what = refusal.what  # may repeat what came, so it is cut
+        what = what if len(what) <= _LONGEST else f"{what[:_LONGEST]} ..."
+        body = {"error": refusal.code, "what": what, "hint": refusal.hint}
         self.answer(peer, message, Kind.ERROR, body)
 
 
 def refusal_of(code: str, error: Exception) -> RefusedError:
     """Returns an exception as an error for a peer, with its notes."""
+    code = "checkpoint" if isinstance(error, CheckpointError) else code
     notes = "\n".join(getattr(error, "__notes__", ()))
     return RefusedError(code, f"{error}\n{notes}" if notes else str(error))
+
+
+def tensors_bytes(message: Message) -> int:
+    """Returns how many bytes the arrays of a message have."""
+    return sum(tensor.array.nbytes for tensor in message.tensors)
 
 
 def text_of(message: Message, name: str) -> str:

@@ -19,15 +19,20 @@ from jaxfleet.ps.server.desk import (
     Request,
     names_of,
     refusal_of,
+    tensors_bytes,
     text_of,
 )
 from jaxfleet.ps.server.links import Links, parts_message
 from jaxfleet.ps.server.machine import Machine
 from jaxfleet.ps.server.plan import BlockPlan, ServerPlan, read_plan
 from jaxfleet.ps.server.progress import Progress
-from jaxfleet.ps.server.storage import OwnCheckpoints, Restored, load_state, save_part
+from jaxfleet.ps.server.storage import Aside, OwnCheckpoints, Restored, load_state, save_part
 
 Arrays = Mapping[str, np.ndarray]
+
+_MOST_WAITING = 1 << 14  # requests of a kind that wait, of all trainers
+_PER_NAME = 512  # bytes that a name costs besides its array
+_MOST_AHEAD = 1 << 16  # steps that another server may be ahead
 
 
 @dataclass
@@ -84,7 +89,6 @@ class Holder:
     _assigned: set[str] = field(default_factory=set)
     _extras: dict[str, np.ndarray] = field(default_factory=dict)
     _extras_step: int = 0
-    _early_parts: list[Message] = field(default_factory=list)
     _busy: bool = False  # a save or a load was handed out
 
     @property
@@ -105,7 +109,12 @@ class Holder:
         machine, progress = self._parts()
         self._host.update(machine.assign(restored.arrays))
         progress.restart(restored.step)
-        self.saved = restored.step
+        self.saved, self.job_program = restored.step, restored.job_program
+        aside = restored.aside
+        self._extras, self._extras_step = dict(aside.extras), aside.extras_step
+        for step, parts in aside.parts.items():
+            tensors = [Tensor(name, array) for name, array in parts.items()]
+            self.links.keep(self._parts_message(step, tensors))
 
     def define(self, request: Request) -> None:
         """Takes the program; the same one again changes nothing."""
@@ -135,9 +144,6 @@ class Holder:
         self._progress = Progress(plan)
         if plan.exchange is not None:
             self.links.others = plan.exchange.others
-        early, self._early_parts = self._early_parts, []
-        for message in early:
-            self.parts(message)
 
     def _parts(self) -> tuple[Machine, Progress]:
         if self._machine is None or self._progress is None:
@@ -158,7 +164,8 @@ class Holder:
 
         if progress.applied >= 0:
             progress.duplicates += len(message.tensors)
-            self._keep_extras(message)
+            if message.step == progress.applied:
+                self._keep_extras(message)
             done(None)
             return
         fresh = [tensor for tensor in message.tensors if tensor.name not in self._assigned]
@@ -188,6 +195,9 @@ class Holder:
         self._parts()
         plan = self._plan
         assert plan is not None
+        held = sum(array.nbytes + _PER_NAME for array in self._extras.values())
+        if held + tensors_bytes(message) > self.queued_bytes:
+            raise RefusedError("bad_message", f"trainers' own state has {held} bytes already")
         for tensor in message.tensors:
             if tensor.name not in plan.state:
                 if plan.server != 0:
@@ -212,13 +222,17 @@ class Holder:
         state = machine.plan.state
         own = {tensor.name: tensor.array for tensor in tensors if tensor.name in state}
 
+        def go_on() -> None:
+            progress.restart(step)
+            answer(None)
+            self.go_on()
+
         def then(views: Arrays) -> None:
             self._host.update(views)
             if (replace or progress.applied < 0) and not machine.missing():
-                progress.restart(step)
-                self._save_own()
-            answer(None)
-            self.go_on()
+                self._save_own(step, go_on)  # nobody sees a state that may be lost again
+            else:
+                answer(None)
 
         self.desk.jobs.append(Job("taking a state", lambda: machine.assign(own), then))
 
@@ -240,7 +254,7 @@ class Holder:
             misfit = f"there is no step {message.step}; they start at 1"
         if misfit is not None:
             raise RefusedError("bad_message", misfit)
-        bytes_ = sum(tensor.array.nbytes for tensor in message.tensors)
+        bytes_ = tensors_bytes(message)
         if message.step > progress.step and progress.queued_bytes + bytes_ > self.queued_bytes:
             what = f"step {message.step} is {message.step - progress.step} steps ahead, and"
             what = f"{what} {progress.queued_bytes} bytes of later steps wait already"
@@ -250,9 +264,8 @@ class Holder:
 
     def parts(self, message: Message) -> None:
         """Takes what another server sent for a step."""
-        if self._plan is None or self._progress is None:
-            self._early_parts = [*self._early_parts, message][-1024:]
-            return
+        _, progress = self._parts()
+        assert self._plan is not None
         exchange = self._plan.exchange
         for tensor in message.tensors:
             server = exchange.there.get(tensor.name) if exchange is not None else None
@@ -261,7 +274,11 @@ class Holder:
                 raise RefusedError("bad_message", f"'{tensor.name}' is no part of {message.sender}")
             if (tensor.array.dtype, tensor.array.shape) != (wanted.dtype, wanted.shape):
                 raise RefusedError("bad_message", f"part '{tensor.name}' has another type")
-        self._progress.take_parts(message.step, message.tensors)
+        if progress.queued_bytes + tensors_bytes(message) > self.queued_bytes:
+            raise RefusedError("bad_message", f"too much waits for later steps than {self.step}")
+        if message.step > progress.step + _MOST_AHEAD:
+            raise RefusedError("bad_message", f"step {message.step} is far from {self.step}")
+        progress.take_parts(message.step, message.tensors)
         self.go_on()
 
     def go_on(self) -> None:
@@ -297,8 +314,17 @@ class Holder:
         makers = {self._plan.makers[name] for name in exchange.here}
         if all(self._progress.done[maker] >= step for maker in makers):
             tensors = [Tensor(name, self._host[name]) for name in exchange.here]
-            body: dict[str, Plain] = {"job": self.job, "incarnation": self.incarnation}
-            self.links.send(parts_message(self.desk.name, step, tensors, body), self.clock())
+            self.links.send(self._parts_message(step, tensors), self.clock())
+
+    def _parts_message(self, step: int, tensors: Sequence[Tensor]) -> Message:
+        body: dict[str, Plain] = {"program": self.job_program, "incarnation": self.incarnation}
+        return parts_message(self.desk.name, step, tensors, body)
+
+    def _aside(self) -> Aside:
+        """Returns what goes into an own checkpoint besides the state."""
+        kept = self.links.kept()
+        parts = {step: {t.name: t.array for t in m.tensors} for step, m in kept.items()}
+        return Aside(dict(self._extras), self._extras_step, parts)
 
     # --- values go out -----------------------------------------------------------------------
 
@@ -315,8 +341,14 @@ class Holder:
         if self.step >= 0:
             self._check_pull(pull)
         if not any(_same(pull.request, other.request) for other in self.pulls):
+            self._check_room(self.pulls)
             self.pulls.append(pull)
         self.go_on()
+
+    def _check_room(self, waiting: Sequence[object]) -> None:
+        if len(waiting) >= _MOST_WAITING:
+            what = f"{len(waiting)} requests wait at {self.desk.name} already"
+            raise RefusedError("bad_message", what, hint="wait for answers before asking for more")
 
     def missing(self, request: Request) -> dict[str, list[str]]:
         """Returns who a request that waits here waits for, and what of each did not come."""
@@ -426,6 +458,7 @@ class Holder:
 
     def _wait_between(self, request: Request) -> None:
         if not any(_same(request, other) for other in self.between):
+            self._check_room(self.between)
             self.between.append(request)
         self.go_on()
 
@@ -433,7 +466,7 @@ class Holder:
         _, progress = self._parts()
         if self._busy or any(step > progress.applied for step in progress.handed.values()):
             return
-        for request in self.between:
+        for request in list(self.between):
             if request.message.kind is Kind.LOAD:
                 self._start_load(request)
             elif request.step <= progress.applied:
@@ -441,11 +474,16 @@ class Holder:
             else:
                 continue
             self.between.remove(request)
-            return
+            if self._busy:
+                return
 
     def _start_save(self, request: Request) -> None:
         machine, progress = self._parts()
         path, step, own = request.message.body.get("path"), progress.applied, self.own
+        if path is None and self.saved == step:
+            self.desk.answer(request.peer, request.message, Kind.OK, {"step": step})
+            return
+        aside = self._aside()
         if path is not None and request.step != step:
             what = f"a save of step {request.step} came when step {step} was applied"
             self.desk.error(request.peer, request.message, RefusedError("bad_message", what))
@@ -455,7 +493,8 @@ class Holder:
             arrays = machine.views(machine.plan.state)
             if path is None:
                 assert own is not None
-                return own.save(machine.plan, arrays, step, job_program=self.job_program)
+                program = self.job_program
+                return own.save(machine.plan, arrays, step, job_program=program, aside=aside)
             return save_part(Path(str(path)), machine.plan, arrays, step)
 
         def then(receipt: Any) -> None:
@@ -479,9 +518,11 @@ class Holder:
         def then(loaded: tuple[Arrays, int]) -> None:
             views, step = loaded
             self._host.update(views)
+            self._save_own(step, lambda: loaded_and_kept(step))
+
+        def loaded_and_kept(step: int) -> None:
             progress.restart(step)
             self.on_load()
-            self._save_own()
             self.desk.answer(request.peer, request.message, Kind.OK, {"step": step})
             self._free()
 
@@ -505,19 +546,20 @@ class Holder:
         self._busy = False
         self.go_on()
 
-    def _save_own(self) -> None:
-        """Writes an own checkpoint of the step that was just taken in."""
-        machine, progress = self._parts()
-        own, step = self.own, progress.applied
+    def _save_own(self, step: int, after: Callable[[], None]) -> None:
+        """Writes an own checkpoint of the state that was just taken in."""
+        machine, own, aside = self._parts()[0], self.own, self._aside()
         if own is None:
+            after()
             return
 
         def run() -> Any:
-            arrays = machine.views(machine.plan.state)
-            return own.save(machine.plan, arrays, step, job_program=self.job_program)
+            arrays, program = machine.views(machine.plan.state), self.job_program
+            return own.save(machine.plan, arrays, step, job_program=program, aside=aside)
 
         def then(_: Any) -> None:
             self.saved = step
+            after()
 
         self.desk.jobs.append(Job("saving", run, then))
 

@@ -33,6 +33,15 @@ class Links:
             self._kept.setdefault(server, {})[message.step] = message
             self._post(server, message, now)
 
+    def keep(self, message: Message) -> None:
+        """Keeps parts that were sent in an earlier life, until others say what they lack."""
+        for server in self.others:
+            self._kept.setdefault(server, {})[message.step] = message
+
+    def kept(self) -> dict[int, Message]:
+        """Returns the parts that some other server may still ask for, by step."""
+        return {step: m for steps in self._kept.values() for step, m in steps.items()}
+
     def number_of(self, sender: str) -> int | None:
         """Returns which of the other servers a message names as its sender."""
         return next((number for number in self.others if sender == f"server {number}"), None)

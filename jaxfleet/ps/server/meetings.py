@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from jaxfleet.ps.messages import Message, Tensor
-from jaxfleet.ps.server.desk import Request
+from jaxfleet.ps.server.desk import RefusedError, Request, tensors_bytes
 
 REDUCTIONS: Mapping[str, Callable[..., np.ndarray]] = {
     "sum": np.add,
@@ -18,6 +18,8 @@ REDUCTIONS: Mapping[str, Callable[..., np.ndarray]] = {
     "xor": np.bitwise_xor,
 }
 GATHER = "gather"
+
+_MOST_WAITING = 1024  # meetings that one trainer waits in
 
 Key = tuple[str, int, str]  # what for, the step, its name
 
@@ -79,6 +81,21 @@ class Meetings:
                     f"{other.sender} sent {_outline(other)}, {message.sender} {_outline(message)}"
                 )
         return None
+
+    def check_room(self, key: Key, request: Request, most_bytes: int) -> None:
+        """Refuses to begin more than a server can hold.
+
+        Raises:
+            RefusedError: too much waits for others already.
+        """
+        if key in self._held:
+            return
+        met = [meeting.requests.get(request.trainer) for meeting in self.waiting()]
+        waiting = [old for old in met if old is not None]
+        held = sum(tensors_bytes(old.message) for old in [*waiting, request])
+        if len(waiting) >= _MOST_WAITING or held > most_bytes:
+            what = f"trainer {request.trainer} waits in {len(waiting)} meetings, of {held} bytes"
+            raise RefusedError("bad_message", what, hint="wait for answers before asking for more")
 
     def drop(self, meeting: Meeting) -> None:
         """Forgets a meeting that will not be."""

@@ -94,7 +94,8 @@ class Trainers:
     def beat(self, message: Message, now: float) -> None:
         """Notes a heartbeat, which comes on a line of its own: its session says whose it is."""
         number = message.sender.removeprefix("trainer ")
-        known = self.by_id.get(int(number)) if number.isascii() and number.isdigit() and len(number) < 8 else None
+        plain = number.isascii() and number.isdigit() and len(number) < 8
+        known = self.by_id.get(int(number)) if plain else None
         if known is not None and known.session == message.body.get("session"):
             known.heard = known.said = now
             known.doing = str(message.body.get("doing", ""))[:_LONGEST]
@@ -130,9 +131,12 @@ class Trainers:
         protocol = body.get("protocol")
         if protocol != PROTOCOL:
             return f"the trainer speaks protocol {protocol}, and this server {PROTOCOL}"
+        session = body.get("session")
+        if session is not None and (not isinstance(session, str) or len(session) > _LONGEST):
+            return "a session is a short text"
         number, count, servers = (body.get(key) for key in ("trainer", "trainers", "servers"))
         if not _is_count(count) or not _is_count(number) or not isinstance(servers, list):
-            return f"a hello needs trainer, trainers and servers, and says {dict(body)}"
+            return f"a hello needs trainer, trainers and servers, and says {sorted(body)}"
         assert isinstance(number, int)
         assert isinstance(count, int)
         if number >= count:

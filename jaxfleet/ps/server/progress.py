@@ -46,9 +46,10 @@ class Progress:
         self.applied = step
         self.handed = {block.index: step for block in self.plan.blocks}
         self.done = dict(self.handed)
-        self._pushed.clear()
+        # What is there of later steps came after this state, from who was faster to send it again.
+        self._pushed = {later: found for later, found in self._pushed.items() if later > step}
         self._parts = {later: parts for later, parts in self._parts.items() if later > step}
-        self.queued_bytes = 0
+        self.queued_bytes = self._count_bytes()
 
     def push(self, step: int, trainer: int, tensors: Iterable[Tensor]) -> None:
         """Takes gradients; those that came before, or too late, change nothing."""
@@ -72,7 +73,9 @@ class Progress:
         for tensor in tensors:
             if tensor.name in parts:
                 self.duplicates += 1
-            parts.setdefault(tensor.name, tensor.array)
+                continue
+            parts[tensor.name] = tensor.array
+            self.queued_bytes += tensor.array.nbytes
 
     def hand_out(self) -> list[tuple[BlockPlan, Sent]]:
         """Returns the blocks that may run now, in order, with what was sent for them."""
@@ -91,7 +94,8 @@ class Progress:
         if any(self.done[other.index] < self.step for other in self.plan.blocks):
             return False
         self._pushed.pop(self.step, None)
-        self._parts.pop(self.step, None)
+        for array in self._parts.pop(self.step, {}).values():
+            self.queued_bytes -= array.nbytes
         self.applied += 1
         return True
 
@@ -131,6 +135,11 @@ class Progress:
                 found = f"{tensor.array.dtype}{list(tensor.array.shape)}"
                 return f"'{tensor.name}' is {found}, not {wanted.dtype}{list(wanted.shape)}"
         return None
+
+    def _count_bytes(self) -> int:
+        pushed = (by for names in self._pushed.values() for by in names.values())
+        parts = sum(array.nbytes for names in self._parts.values() for array in names.values())
+        return parts + sum(array.nbytes for by in pushed for array in by.values())
 
     def _block_of(self, gradient: str) -> BlockPlan:
         return self._blocks[self.plan.makers_of_merges[gradient]]

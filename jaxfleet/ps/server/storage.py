@@ -1,7 +1,7 @@
 """Writes what a server holds into checkpoints, and reads it from them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,8 @@ from jaxfleet.ps.server.plan import ServerPlan
 _BLOCK = ".block"
 _VALUE = "values/"
 _CONSTANT = "constants/"
+_EXTRA = "extras/"
+_PART = "parts/"
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,39 @@ class Restored:
     arrays: Mapping[str, np.ndarray]
     step: int
     job_program: str
+    aside: "Aside"
+
+
+@dataclass(frozen=True)
+class Aside:
+    """What a server keeps besides its state, and others may still ask it for.
+
+    Attributes:
+        extras: what the trainers' own state starts from.
+        extras_step: the step that those are of.
+        parts: what was sent to other servers, by step and name.
+    """
+
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)
+    extras_step: int = 0
+    parts: Mapping[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yields them as they are written."""
+        for name, array in self.extras.items():
+            yield Piece.whole(_EXTRA + name, array)
+        for step, arrays in self.parts.items():
+            for name, array in arrays.items():
+                yield Piece.whole(f"{_PART}{step}/{name}", array)
+
+    @classmethod
+    def read(cls, arrays: Mapping[str, np.ndarray], extras_step: int) -> "Aside":
+        """Returns what was written."""
+        parts: dict[int, dict[str, np.ndarray]] = {}
+        for key, array in _under(_PART, arrays).items():
+            step, _, name = key.partition("/")
+            parts.setdefault(int(step), {})[name] = array
+        return cls(_under(_EXTRA, arrays), extras_step, parts)
 
 
 @dataclass(frozen=True)
@@ -139,7 +174,13 @@ class OwnCheckpoints:
     series: CheckpointSeries
 
     def save(
-        self, plan: ServerPlan, arrays: Mapping[str, np.ndarray], step: int, *, job_program: str
+        self,
+        plan: ServerPlan,
+        arrays: Mapping[str, np.ndarray],
+        step: int,
+        *,
+        job_program: str,
+        aside: Aside | None = None,
     ) -> PartReceipt:
         """Writes the state with the program, and removes older ones.
 
@@ -147,12 +188,15 @@ class OwnCheckpoints:
             CheckpointError: it cannot be written.
         """
         folder = self.series.path(step)
+        aside = aside or Aside()
         facts: dict[str, Plain] = {
             "program": print_program(plan.program),
             "job_program": job_program,
+            "extras_step": aside.extras_step,
         }
         pieces = [Piece.whole(_VALUE + name, array) for name, array in arrays.items()]
         pieces += [Piece.whole(_CONSTANT + digest, a) for digest, a in _constants(plan.program)]
+        pieces += aside.pieces()
         receipt = write_part(folder, f"server {plan.server}", pieces, step=step)
         commit(folder, [receipt], step=step, facts=facts)
         self.series.prune()
@@ -171,7 +215,8 @@ class OwnCheckpoints:
         read = {name: checkpoint.read(name) for name in checkpoint.names()}
         program = with_values(parse(str(checkpoint.facts["program"])), _under(_CONSTANT, read))
         job_program = str(checkpoint.facts["job_program"])
-        return Restored(program, _under(_VALUE, read), step, job_program)
+        aside = Aside.read(read, int(str(checkpoint.facts["extras_step"])))
+        return Restored(program, _under(_VALUE, read), step, job_program, aside)
 
 
 def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -103,7 +103,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     save_arrays(tmp_path / "c", {"w": np.zeros((7, 3), np.float32)}, step=3)
     bench = Bench().started(SGD, sgd_state())
     code, text = error_of(bench.send(0, Kind.LOAD, body={"path": str(tmp_path / "c")}))
-    assert code == "failed"
+    assert code == "checkpoint"
     assert "float32[4, 3]" in text
     _step(bench, 1)
     np.testing.assert_array_equal(bench.pull(0, 1, "b")["b"], sgd_after(1)["b"])
@@ -113,7 +113,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
 def test_a_save_that_fails_is_an_error_for_who_asked(path: str) -> None:
     bench = Bench().started(SGD, sgd_state())
     code, _ = error_of(bench.send(0, Kind.SAVE, 0, {"path": path}))
-    assert code == "failed"
+    assert code == "checkpoint"
     assert not bench.core.finished
     _step(bench, 1)
     assert bench.core.step == 1
