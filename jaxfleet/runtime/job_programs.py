@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxfleet.analysis.rules import meaning_rules
 from jaxfleet.ir import Program
 from jaxfleet.passes import (
     DeadCodeElimination,
@@ -16,7 +17,7 @@ from jaxfleet.passes import (
     SliceVar,
 )
 from jaxfleet.passes._uses import Effects
-from jaxfleet.pipeline import Pass, Record, parse_pipeline
+from jaxfleet.pipeline import Pass, Record, parse_pipeline, run_pipeline
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.transpile import transpile
 
@@ -83,8 +84,9 @@ def job_programs(
     more = [ScheduleSends(cuts=strategy.send_cuts), MergeSends(), *parse_pipeline(strategy.passes)]
     mine = InsertSendRecv(trainers=trainers, trainer_id=trainer)
     made, record = transpile(program, [*first, mine, *more], dump_dir=dump_dir)
+    placed = run_pipeline(program, first, rules=meaning_rules)
     servers = tuple(
-        transpile(program, [*first, InsertSendRecv(trainers=trainers, server=n)], dump_dir=None)[0]
+        transpile(placed, [InsertSendRecv(trainers=trainers, server=n)], dump_dir=None)[0]
         for n in range(len(endpoints))
     )
     return JobPrograms(made, servers, record, whole, _digest(program, servers))
