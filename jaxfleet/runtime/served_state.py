@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxfleet.capture import Captured
-from jaxfleet.ir import Kind, Program
-from jaxfleet.lower import host_type, to_device, to_host
+from jaxfleet.ir import Kind, Program, Variable
+from jaxfleet.lower import host_type, to_device
 from jaxfleet.ps.aligned import aligned_empty
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.messages import Kind as Message
@@ -16,6 +15,7 @@ from jaxfleet.ps.messages import Tensor
 from jaxfleet.ps.requests import Request
 from jaxfleet.runtime.handles import Handle
 from jaxfleet.runtime.job_programs import JobPrograms
+from jaxfleet.runtime.saving import on_host
 
 
 class ServedState:
@@ -27,6 +27,7 @@ class ServedState:
     """
 
     def __init__(self, captured: Captured, job: JobPrograms) -> None:
+        self.captured = captured
         self._leaves = captured.signature.state
         self._program = captured.program
         self._mine = {v.name for v in job.trainer.of_kind(Kind.PARAM, Kind.STATE)}
@@ -38,6 +39,19 @@ class ServedState:
             for leaf in self._leaves
             if leaf.name not in self._mine
         }
+
+    @property
+    def mine(self) -> list[Variable]:
+        """The leaves that trainers have and change themselves."""
+        found = [self._program.variables[leaf.name] for leaf in self._leaves]
+        served = {v.name for v in self._program.of_kind(Kind.PARAM) if v.name in self._pieces}
+        return [v for v in found if v.name in self._mine - served]
+
+    @property
+    def params(self) -> list[str]:
+        """The leaves that servers have and trainers receive."""
+        mine = {variable.name for variable in self.mine}
+        return [leaf.name for leaf in self._leaves if leaf.name in self._mine - mine]
 
     def held(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """Returns what a trainer's program reads, by name."""
@@ -59,7 +73,7 @@ class ServedState:
         All trainers call it at the same step. Every trainer goes on with what trainer 0 had.
         """
         client.doing("giving the state to servers")
-        arrays = {self._leaves[at].name: self._on_host(value) for at, value in changed}
+        arrays = {self._leaves[at].name: on_host(value) for at, value in changed}
         if replace or client.me.trainer == 0:
             servers = range(len(client.me.endpoints))
             client.wait([self._assign_to(client, s, arrays, replace=replace) for s in servers])
@@ -99,11 +113,7 @@ class ServedState:
     def own(self, leaves: Sequence[Any]) -> dict[str, np.ndarray]:
         """Returns what only trainers have, on the host."""
         pairs = zip(self._leaves, leaves, strict=True)
-        return {
-            leaf.name: self._on_host(value)
-            for leaf, value in pairs
-            if leaf.name not in self._pieces
-        }
+        return {leaf.name: on_host(value) for leaf, value in pairs if leaf.name not in self._pieces}
 
     def _pull_from(self, client: Client, server: int, parts: Mapping[str, np.ndarray]) -> Request:
         def take(tensor: Tensor) -> None:
@@ -125,9 +135,6 @@ class ServedState:
     def _buffer(self, name: str) -> np.ndarray:
         held = host_type(self._program.variables[name])
         return aligned_empty(held.shape, held.dtype)
-
-    def _on_host(self, value: Any) -> np.ndarray:
-        return np.asarray(to_host(jax.numpy.asarray(value))[0], order="C")
 
 
 Piece = tuple[int, str, int, int | None]  # server, name there, first row, rows (None: all)

@@ -20,6 +20,7 @@ from jaxfleet.runtime.explain import explain
 from jaxfleet.runtime.feed import check_batch, check_rows, check_state, type_of, used_before
 from jaxfleet.runtime.place import place_batch, place_state
 from jaxfleet.runtime.processes import ServerStep, job_step
+from jaxfleet.runtime.saving import open_for, read_leaves, save_leaves
 from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.runtime.transpile import pipeline_for, transpile
@@ -187,6 +188,32 @@ class Step:
     def explain(self) -> str:
         """Returns about twenty lines on what was decided, and why."""
         return explain(self.captured, self.strategy, self.devices, self.program, self.dumps)
+
+    def save(self, path: str | Path, state: Any, *, number: int = 0) -> None:
+        """Writes a checkpoint, which a step in any mode restores.
+
+        Args:
+            path: a folder; a checkpoint that is there is replaced once the new one is complete.
+            state: what to save.
+            number: how many steps led to it, to be found in the checkpoint.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        leaves, tree = _flatten(state)
+        check_state(leaves, tree, self.captured)
+        save_leaves(path, self.captured, leaves, step=number)
+
+    def restore(self, path: str | Path) -> Any:
+        """Returns the state of a checkpoint, written in any mode.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or of another step.
+        """
+        variables = [self.captured.program.variables[x.name] for x in self.captured.signature.state]
+        read = read_leaves(open_for(path, self.captured), variables)
+        tree = self.captured.signature.state_tree
+        return self.place(_unflatten(tree, [read[v.name] for v in variables]))
 
     def place(self, state: Any) -> Any:
         """Returns the state on the step's devices; a step does so itself when it has to."""

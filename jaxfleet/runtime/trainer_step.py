@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import jax
@@ -17,6 +18,7 @@ from jaxfleet.ps.trainer import Trainer
 from jaxfleet.runtime.feed import check_batch, check_rows, check_state
 from jaxfleet.runtime.handles import Handle
 from jaxfleet.runtime.job_programs import JobPrograms
+from jaxfleet.runtime.job_saving import restore_job, save_job
 from jaxfleet.runtime.served_state import ServedState
 from jaxfleet.runtime.strategy import DistributedStrategy
 
@@ -132,6 +134,38 @@ class TrainerStep:
         values = self._served.pull(self.client, wanted)
         full = [values[x.name] if isinstance(x, Handle) else x for x in leaves]
         return jax.tree_util.tree_unflatten(tree, full)
+
+    def save(self, path: str | Path, state: Any) -> None:
+        """Writes a checkpoint, which a step in any mode restores; all trainers call it together.
+
+        Every server writes what it holds, trainer 0 the rest, and then that it is complete.
+
+        Args:
+            path: a folder that all processes of the job see. A checkpoint that is there is
+                replaced once the new one is complete.
+            state: what the last step returned.
+
+        Raises:
+            CheckpointError: it cannot be written; what was there before stays.
+            FeedError: the state is not the last one.
+        """
+        leaves, tree = jax.tree_util.tree_flatten(state)
+        if not self._is_newest(leaves):
+            leaves = self._given(leaves, tree)
+            self._returned = leaves
+        save_job(self.client, self._served, Path(path).absolute(), leaves)
+
+    def restore(self, path: str | Path) -> Any:
+        """Returns the state of a checkpoint, written in any mode; all trainers call it together.
+
+        Args:
+            path: a folder that all processes of the job see.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or of another step.
+        """
+        self._returned = restore_job(self.client, self._served, path)
+        return jax.tree_util.tree_unflatten(self.captured.signature.state_tree, self._returned)
 
     def close(self) -> None:
         """Tells the servers that this trainer is done; they end when all are."""

@@ -10,6 +10,7 @@ Nothing is a stand-in but the network: programs, messages, servers and steps are
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,9 @@ class Twin:
         net = network if network is not None else MemoryNetwork()
         people: dict[str, Callable[[], Any]] = {}
         for number in range(len(self.endpoints)):
-            people[f"server {number}"] = lambda n=number: self._serve(net, n, checkpoint_dir)
+            people[f"server {number}"] = partial(self._serve, net, number, checkpoint_dir)
         for number in range(self.trainers):
-            people[f"trainer {number}"] = lambda n=number: self._train(net, n, script)
+            people[f"trainer {number}"] = partial(self._train, net, number, script)
         results = net.run(people, longest_s=600.0)
         ends = [results[f"trainer {number}"] for number in range(self.trainers)]
         return TwinResult(tuple(end[0] for end in ends), tuple(end[1] for end in ends))

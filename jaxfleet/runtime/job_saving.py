@@ -1,0 +1,97 @@
+"""Checkpoints of a job: every server writes its part, trainer 0 the rest and the manifest."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxfleet.checkpoint import PartReceipt, Piece, commit, discard, write_part
+from jaxfleet.errors import CheckpointError, JaxfleetError
+from jaxfleet.ps.client import Client
+from jaxfleet.ps.messages import Kind, Tensor
+from jaxfleet.runtime.saving import open_for, read_leaves
+from jaxfleet.runtime.served_state import ServedState
+
+
+def save_job(client: Client, served: ServedState, path: Path, leaves: Sequence[Any]) -> None:
+    """Writes a checkpoint of the present step.
+
+    Raises:
+        CheckpointError: it cannot be written; what was there before stays.
+    """
+    client.doing("saving")
+    error: Exception | None = None
+    if client.me.trainer == 0:
+        try:
+            _save(client, served, path, leaves)
+        except (JaxfleetError, OSError) as found:
+            error = found
+    _agree(client, f"save {path}", error)
+
+
+def restore_job(client: Client, served: ServedState, path: str | Path) -> list[Any]:
+    """Makes servers take up a checkpoint, and returns the leaves that trainers go on with.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or of another step.
+    """
+    client.doing("restoring")
+    checkpoint = open_for(path, served.captured)
+    error: Exception | None = None
+    if client.me.trainer == 0:
+        body: dict[str, Any] = {"path": str(Path(path).absolute())}
+        try:
+            client.wait([client.request(s, Kind.LOAD, body=body) for s in _servers(client)])
+        except JaxfleetError as found:
+            error = found
+    _agree(client, f"restore {path}", error)
+    client.step = checkpoint.step
+    values = {**read_leaves(checkpoint, served.mine), **served.pull(client, served.params)}
+    return served.leaves(values)
+
+
+def _save(client: Client, served: ServedState, path: Path, leaves: Sequence[Any]) -> None:
+    step, receipts = client.step, list[PartReceipt]()
+    asked = [client.request(s, Kind.SAVE, body={"path": str(path)}) for s in _servers(client)]
+    try:
+        pieces = [Piece.whole(name, array) for name, array in served.own(leaves).items()]
+        receipts.append(write_part(path, "trainers", pieces, step=step))
+        client.wait(asked)
+        for request in asked:
+            assert request.answer is not None
+            receipts.append(_receipt(request.answer.body.get("receipt")))
+        commit(path, receipts, step=step)
+    except BaseException:
+        discard(path, receipts)
+        raise
+
+
+def _receipt(plain: object) -> PartReceipt:
+    if not isinstance(plain, dict):
+        raise CheckpointError("a server does not say what it wrote")
+    return PartReceipt.from_plain(plain)
+
+
+def _agree(client: Client, what: str, error: Exception | None) -> None:
+    """Waits for all trainers; all raise where trainer 0 failed."""
+    failed = np.asarray([error is not None], np.int32)
+    found: list[int] = []
+
+    def take(tensor: Tensor) -> None:
+        found.append(int(tensor.array[0]))
+
+    body: dict[str, Any] = {"key": what, "how": "max"}
+    tensors = [Tensor("failed", failed)]
+    request = client.request(
+        0, Kind.REDUCE, body=body, tensors=tensors, wants=["failed"], sink=take
+    )
+    client.wait([request])
+    if error is not None:
+        raise error
+    if found[0]:
+        raise CheckpointError(f"trainer 0 could not {what}", hint="its own error says why")
+
+
+def _servers(client: Client) -> range:
+    return range(len(client.me.endpoints))
