@@ -88,6 +88,7 @@ class Jobs:
         options: of the training script, after its name.
         secret: the secret's file.
         job: the job's name.
+        step_s: what servers wait for living peers.
     """
 
     folder: Path
@@ -97,6 +98,7 @@ class Jobs:
     options: Sequence[str] = ()
     secret: Path | None = None
     job: str = "faults"
+    step_s: float = STEP_S
     started: list[Started] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -142,7 +144,7 @@ class Jobs:
         settings = {"role": "pserver", "current_endpoint": self.endpoints[number]}
         cluster = self.cluster(**settings | {"checkpoint_dir": keeps} | changed)
         command = [*prefix, sys.executable, "-m", "jaxfleet", "serve"]
-        times = [f"--lost-after={LOST_S}", f"--step-timeout={STEP_S}"]
+        times = [f"--lost-after={LOST_S}", f"--step-timeout={self.step_s}"]
         return self.start(f"server {number}", [*command, *times], cluster)
 
     def trainer(self, number: int, *options: str, **changed: object) -> Started:

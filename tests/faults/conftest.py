@@ -1,0 +1,26 @@
+"""What undisturbed jobs end with, computed once in this process."""
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from jaxfleet.runtime.twin import Twin
+from tests.faults import training
+
+Undisturbed = Callable[[str, int], dict[str, np.ndarray]]
+
+
+@functools.cache
+def _train(kind: str, steps: int) -> dict[str, np.ndarray]:
+    state, data = training.start(kind), list(training.batches(steps))
+    strategy = training.strategy(training.arguments([]))
+    twin = Twin(training.make_step(kind), (state, data[0]), strategy, servers=2, trainers=2)
+    return training.named(twin.run(state, data).states[0])
+
+
+@pytest.fixture(scope="session")
+def undisturbed() -> Undisturbed:
+    """Returns what gives the last state of a kind of job after so many steps."""
+    return _train
