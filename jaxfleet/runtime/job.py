@@ -59,5 +59,6 @@ def patience_of(strategy: DistributedStrategy, *, server_return_s: float = 0.0) 
     return Patience(
         lost_after_s=strategy.lost_after_s,
         step_timeout_s=strategy.step_timeout_s,
+        connect_s=strategy.connect_s,
         server_return_s=server_return_s,
     )

@@ -35,6 +35,7 @@ class DistributedStrategy:
             its rows, or its own rows only, `local`.
         lost_after_s: a peer that sends no heartbeat for so many seconds is lost.
         step_timeout_s: the most seconds that a living peer may take over a step.
+        connect_s: trainers: the most seconds until all servers have answered for the first time.
         replay_bytes: trainers: what to keep of pushes, to bring a server level that starts again.
         passes: further passes to run at the end, as text: `fuse_allreduce{flat=true}`.
     """
@@ -53,6 +54,7 @@ class DistributedStrategy:
     batch: Literal["global", "local"] = "global"
     lost_after_s: float = 10.0
     step_timeout_s: float = 600.0
+    connect_s: float = 120.0
     replay_bytes: int = 1 << 28
     passes: str = ""
 
@@ -61,7 +63,8 @@ class DistributedStrategy:
         _check_choice("lowering", self.lowering, LOWERINGS)
         _check_choice("dispatch", self.dispatch, METHODS)
         _check_choice("batch", self.batch, ("global", "local"))
-        for name in ("min_block_size", "send_cuts", "lost_after_s", "step_timeout_s"):
+        positive = ("min_block_size", "send_cuts", "lost_after_s", "step_timeout_s", "connect_s")
+        for name in positive:
             if not getattr(self, name) > 0:
                 what = f"strategy: {name} is {getattr(self, name)}, but must be positive"
                 raise StrategyError(what)
