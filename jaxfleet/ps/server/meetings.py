@@ -125,9 +125,10 @@ def _reduced(how: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
     if len(arrays) == 1:
         return arrays[0].copy()
     reduce = REDUCTIONS[how]
-    total: np.ndarray = np.asarray(reduce(arrays[0], arrays[1], dtype=arrays[0].dtype))
-    for array in arrays[2:]:
-        total = np.asarray(reduce(total, array, dtype=total.dtype))
+    with np.errstate(all="ignore"):  # what is infinite or no number is so on one device too
+        total: np.ndarray = np.asarray(reduce(arrays[0], arrays[1], dtype=arrays[0].dtype))
+        for array in arrays[2:]:
+            total = np.asarray(reduce(total, array, dtype=total.dtype))
     return total
 
 
