@@ -7,6 +7,7 @@ from pathlib import Path
 from types import FrameType
 
 from jaxfleet.lower import ExecutableCache
+from jaxfleet.ps.allocation import keep_freed_memory
 from jaxfleet.ps.network import Network
 from jaxfleet.ps.secret import read_secret
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
@@ -31,6 +32,7 @@ def serve(endpoint: str, options: ServerOptions, *, secret_file: Path | None = N
         CheckpointError: the server's last own checkpoint cannot be read.
         JaxfleetError: a block failed, or no trainer lives.
     """
+    keep_freed_memory()
     network = network_of(secret_file)
     listener = network.listen(endpoint)
     core = ServerCore(listener.endpoint, ExecutableCache(), time.monotonic, options)

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxfleet.ir import Operator, Program, Variable
@@ -12,7 +11,7 @@ from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.lower.host_arrays import host_type, to_device, to_host
 from jaxfleet.lower.segments import Segment, rows_of, segments
 from jaxfleet.ops import Array
-from jaxfleet.ps.aligned import aligned_empty
+from jaxfleet.ps.buffers import Buffers
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.collectives import asked_for, finished
 from jaxfleet.ps.messages import Kind, Tensor
@@ -31,6 +30,7 @@ class Trainer:
     def __init__(self, program: Program, client: Client, cache: ExecutableCache) -> None:
         self.program, self.client = program, client
         self._cache = cache
+        self.buffers = Buffers()
         self._rank = np.int32(client.me.trainer)
         self._by_rows: dict[int, list[Segment | tuple[Operator, ...]]] = {}
         self._fetched = next(
@@ -186,11 +186,11 @@ class _HostRun:
 
     def _buffer(self, name: str) -> np.ndarray:
         held = host_type(self.trainer.variable(name))
-        return aligned_empty(held.shape, held.dtype)
+        return self.trainer.buffers.take(held.shape, held.dtype)
 
     def _on_host(self, name: str) -> np.ndarray:
         value = self.values[name]
-        return value if isinstance(value, np.ndarray) else to_host(jax.numpy.asarray(value))[0]
+        return value if isinstance(value, np.ndarray) else to_host(value)[0]
 
     def _wire_name(self, name: str) -> str:
         return name.removesuffix(f".trainer_{self.trainer.client.me.trainer}")

@@ -29,16 +29,17 @@ def explain(
 ) -> str:
     """Returns the explanation of a step."""
     lines = [
-        *_about_capture(captured),
+        *about_capture(captured),
         *_about_devices(captured, strategy, devices),
         *_about_communication(program, strategy),
-        *_about_notes(program, dumps),
-        _about_passes(dumps),
+        *about_notes(program, dumps),
+        about_passes(dumps),
     ]
     return "\n".join([lines[0], *(f"  {line}" for line in lines[1:])])
 
 
-def _about_capture(captured: Captured) -> Iterator[str]:
+def about_capture(captured: Captured) -> Iterator[str]:
+    """Says what was captured."""
     program = captured.program
     batch = program.attrs.get("batch")
     size = f"the letter {batch}: any size" if isinstance(batch, Dim) else f"{batch} rows"
@@ -88,7 +89,7 @@ def _about_communication(program: Program, strategy: DistributedStrategy) -> Ite
         yield f"random numbers: each device makes its own rows of what one would ({len(own)} times)"
 
 
-def _about_notes(program: Program, dumps: Record) -> Iterator[str]:
+def about_notes(program: Program, dumps: Record) -> Iterator[str]:
     """Says where an operator runs on gathered rows, with the user's line."""
     devices = device_count(program)
     if devices == 1:
@@ -106,7 +107,8 @@ def _about_notes(program: Program, dumps: Record) -> Iterator[str]:
         yield f"and at {len(notes) - _MOST_NOTES} more places"
 
 
-def _about_passes(dumps: Record) -> str:
+def about_passes(dumps: Record) -> str:
+    """Says which passes ran, and how long."""
     parts = [
         f"{stage.name} {stage.before.op_count} -> {stage.after.op_count}"
         if stage.before.op_count != stage.after.op_count

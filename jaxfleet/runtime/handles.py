@@ -1,6 +1,6 @@
 """Stands in a trainer's state for what only servers hold."""
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from jaxfleet.errors import FeedError
 
@@ -24,6 +24,10 @@ class Handle:
     def ndim(self) -> int:
         """How many axes it has."""
         return len(self.shape)
+
+    def again(self) -> Self:
+        """Returns another handle of the same leaf."""
+        return type(self)(self.name, self.shape, self.dtype, self.servers)
 
     def __repr__(self) -> str:
         return f"<'{self.name}' {self.dtype}{list(self.shape)} on {self.servers}>"

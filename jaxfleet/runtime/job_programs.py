@@ -30,6 +30,7 @@ class JobPrograms:
         trainer: this trainer's program.
         servers: each server's.
         dumps: what every pass did to the trainer's program.
+        trainers: how many there are.
         is_whole: every trainer computes the whole batch, since it cannot be divided.
         digest: the same in all processes of a job that run the same programs.
     """
@@ -37,6 +38,7 @@ class JobPrograms:
     trainer: Program
     servers: tuple[Program, ...]
     dumps: Record
+    trainers: int
     is_whole: bool
     digest: str
 
@@ -89,7 +91,7 @@ def job_programs(
         transpile(placed, [InsertSendRecv(trainers=trainers, server=n)], dump_dir=None)[0]
         for n in range(len(endpoints))
     )
-    return JobPrograms(made, servers, record, whole, _digest(program, servers))
+    return JobPrograms(made, servers, record, trainers, whole, _digest(program, servers))
 
 
 def _has_inner_collectives(program: Program) -> bool:

@@ -8,6 +8,7 @@ from jaxfleet.capture import Captured
 from jaxfleet.env import Cluster, read_cluster
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
+from jaxfleet.ps.allocation import keep_freed_memory
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.heartbeat import Heartbeat
 from jaxfleet.ps.serve import network_of, serve
@@ -54,6 +55,7 @@ class _Connect:
     def __call__(self, job: JobPrograms) -> Client:
         cluster, trainer = self.cluster, self.cluster.trainer_id
         assert trainer is not None
+        keep_freed_memory()
         network = network_of(cluster.secret_file)
         me = membership(
             job,

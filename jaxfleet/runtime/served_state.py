@@ -59,9 +59,12 @@ class ServedState:
         return {leaf.name: value for leaf, value in pairs if leaf.name in self._mine}
 
     def leaves(self, new: Mapping[str, Any]) -> list[Any]:
-        """Returns the leaves of a state; handles for what only servers have."""
+        """Returns the leaves of a state; handles for what only servers have.
+
+        They are new at every step, so that those of an earlier one are known for what they are.
+        """
         return [
-            new[leaf.name] if leaf.name in self._mine else self._handles[leaf.name]
+            new[leaf.name] if leaf.name in self._mine else self._handles[leaf.name].again()
             for leaf in self._leaves
         ]
 

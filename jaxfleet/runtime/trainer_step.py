@@ -1,5 +1,6 @@
 """TrainerStep: a step of a parameter-server job, with the signature of the user's own."""
 
+import atexit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from jaxfleet.lower import ExecutableCache
 from jaxfleet.pipeline import Record
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.trainer import Trainer
+from jaxfleet.runtime.explain_job import explain_job
 from jaxfleet.runtime.feed import check_batch, check_rows, check_state
 from jaxfleet.runtime.handles import Handle
 from jaxfleet.runtime.job_programs import JobPrograms
@@ -79,11 +81,16 @@ class TrainerStep:
         """What every pass did to the trainer's program."""
         return self._job.dumps
 
+    def explain(self) -> str:
+        """Returns about twenty lines on what was decided, and why."""
+        return explain_job(self.captured, self.strategy, self._job)
+
     @property
     def client(self) -> Client:
         """The lines to the servers; opened when they are first needed."""
         if self._client is None:
             self._client = self._connect(self._job)
+            atexit.register(self.close)  # a script that ends has no more gradients to send
             self._client.step = max(self._client.open(), 0)
         return self._client
 
@@ -170,6 +177,7 @@ class TrainerStep:
     def close(self) -> None:
         """Tells the servers that this trainer is done; they end when all are."""
         if self._client is not None:
+            atexit.unregister(self.close)
             self._client.close()
 
     def __enter__(self) -> Self:
@@ -179,6 +187,7 @@ class TrainerStep:
         if error is None:
             self.close()
         elif self._client is not None:
+            atexit.unregister(self.close)
             self._client.abandon()
 
     def __repr__(self) -> str:
