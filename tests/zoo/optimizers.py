@@ -77,6 +77,7 @@ CASES = (
     case("clipping", build_clipping, "core"),
     case("clipping_outside", build_clipping_outside, "marker_inside"),
     case("schedule", build_schedule, "core"),
+    case("injected_rate", around(optax.inject_hyperparams(optax.adam)(learning_rate=1e-2))),
     case("multisteps", build_multisteps, "core"),
     case("multisteps_outside", build_multisteps_outside, "marker_inside"),
     case("freeze", build_freeze),
