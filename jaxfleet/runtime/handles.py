@@ -36,7 +36,9 @@ class Handle:
         what = f"'{self.name}' lives on {self.servers} and cannot be read here"
         raise FeedError(what, hint="state = step.pull(state) brings it to this process")
 
-    __array__ = __jax_array__ = __float__ = __int__ = __bool__ = __index__ = _refuse
+    # jax asks whether it is there before it reads an argument, and says nothing of servers then.
+    __jax_array__ = property(_refuse)
+    __array__ = __float__ = __int__ = __bool__ = __index__ = _refuse
     __getitem__ = __iter__ = __len__ = __neg__ = __abs__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
     __truediv__ = __rtruediv__ = __pow__ = __matmul__ = __rmatmul__ = _refuse
