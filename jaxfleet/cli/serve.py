@@ -34,7 +34,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _serve(cluster, args)
     except ConnectError as error:
-        print(f"jaxfleet: {error}", file=sys.stderr, flush=True)
+        print(
+            f"jaxfleet: {error}",
+            *getattr(error, "__notes__", ()),
+            sep="\n",
+            file=sys.stderr,
+            flush=True,
+        )
         return PORT_TAKEN
 
 

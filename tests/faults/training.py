@@ -95,6 +95,7 @@ def strategy(args: argparse.Namespace) -> jf.DistributedStrategy:
         min_block_size=32,
         lost_after_s=args.lost_after,
         step_timeout_s=args.step_timeout,
+        connect_s=args.connect,
         replay_bytes=args.replay_bytes,
     )
 
@@ -108,9 +109,10 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--raise-at", type=int, default=-1)
-    parser.add_argument("--save-at", type=int, default=-1)
+    parser.add_argument("--stop-at", type=int, default=-1)
     parser.add_argument("--lost-after", type=float, default=2.0)
     parser.add_argument("--step-timeout", type=float, default=6.0)
+    parser.add_argument("--connect", type=float, default=30.0)
     parser.add_argument("--replay-bytes", type=int, default=1 << 20)
     return parser.parse_args(words)
 
@@ -126,6 +128,8 @@ def main() -> None:
         for at, batch in enumerate(batches(args.steps), 1):
             if at == args.raise_at:
                 raise RuntimeError("the script failed")
+            if at == args.stop_at:
+                break
             state, metrics = step(state, batch)
             print(f"step {at}. loss {metrics['loss']:.4f}", flush=True)
             time.sleep(args.pause)

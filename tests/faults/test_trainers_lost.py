@@ -1,0 +1,97 @@
+"""A trainer that dies, stands still, fails or leaves early ends the others by an error that says so."""
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cluster import LOST_S, STEP_S, Jobs, Started, check_same
+from tests.faults.conftest import Undisturbed
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(80)]
+
+MARGIN_S = 4.0  # for a machine that has other things to do
+LONG = ("--steps=500", "--pause=0.05", "--step-timeout=30")
+
+
+def start(jobs: Jobs, *options: str) -> tuple[Started, list[Started]]:
+    """Starts a job of one server, and returns it and its trainers after some steps."""
+    server = jobs.server()
+    trainers = [jobs.trainer(0), jobs.trainer(1, *options)]
+    trainers[0].reaches("step 3.")
+    return server, trainers
+
+
+def test_a_trainer_that_is_killed_is_named_to_the_others(tmp_path: Path) -> None:
+    with Jobs(tmp_path, options=LONG) as jobs:
+        server, (left, killed) = start(jobs)
+        time.sleep(0.6)  # it says what it does every 0.4 s
+        killed.kill()
+        since = time.monotonic()
+        text = left.fails("PeerLostError: trainer 1 is lost: not heard of for")
+        assert time.monotonic() - since < LOST_S + MARGIN_S
+        found = re.search(r"last heartbeat [\d.]+ s ago: step (\d+); trainer 0 waited", text)
+        assert found is not None
+        waited = re.search(r"trainer 0 waited [\d.]+ s in (pull|reduce) of step (\d+) for ", text)
+        assert waited is not None
+        assert int(found[1]) <= int(waited[2])  # a heartbeat is older than what it is followed by
+        server.fails("no trainer lives: trainer 1, trainer 0", timeout_s=LOST_S + STEP_S + MARGIN_S)
+
+
+def test_a_trainer_that_stands_still_is_named_and_fails_when_it_goes_on(tmp_path: Path) -> None:
+    with Jobs(tmp_path, options=LONG, step_s=30.0) as jobs:
+        server, (left, stopped) = start(jobs)
+        stopped.send(signal.SIGSTOP)
+        since = time.monotonic()
+        left.fails("PeerLostError: trainer 1 is lost", "last heartbeat")
+        assert time.monotonic() - since < LOST_S + MARGIN_S
+        stopped.send(signal.SIGCONT)
+        stopped.fails("PeerLostError", timeout_s=LOST_S + MARGIN_S)
+        server.kill()  # it would wait for others to come, for as long as a step may take
+
+
+def test_a_script_that_raises_is_its_own_error_and_named_to_the_others(tmp_path: Path) -> None:
+    with Jobs(tmp_path, options=LONG, step_s=30.0) as jobs:
+        server, (left, failed) = start(jobs, "--raise-at=6")
+        failed.fails("RuntimeError: the script failed")
+        left.fails("PeerLostError: trainer 1 is lost", timeout_s=LOST_S + MARGIN_S)
+        server.kill()  # it would wait for others to come, for as long as a step may take
+
+
+def test_a_trainer_that_leaves_early_is_named_to_the_others(tmp_path: Path) -> None:
+    with Jobs(tmp_path, options=LONG, step_s=30.0) as jobs:
+        server, (left, early) = start(jobs, "--stop-at=6")
+        assert early.ends() == 0
+        left.fails("PeerLostError: trainer 1 said bye after step 5", timeout_s=MARGIN_S)
+        server.kill()  # it would wait for others to come, for as long as a step may take
+
+
+def test_a_server_that_stands_still_for_a_moment_changes_nothing(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    # Longer than trainers may be silent, and shorter than servers may be.
+    options = ["--steps=14", "--pause=0.05", "--step-timeout=30"]
+    with Jobs(tmp_path, servers=2, returns_s=20.0, step_s=30.0, options=options) as jobs:
+        servers, trainers = jobs.all_servers(), jobs.all_trainers()
+        trainers[0].reaches("step 3.")
+        servers[0].send(signal.SIGSTOP)
+        time.sleep(LOST_S + 1.5)
+        servers[0].send(signal.SIGCONT)
+        assert [one.ends() for one in (*trainers, *servers)] == [0, 0, 0, 0]
+        check_same(jobs.results(), undisturbed("plain", 14))
+
+
+def test_a_server_that_stands_still_is_named(tmp_path: Path) -> None:
+    with Jobs(tmp_path, options=LONG, step_s=30.0) as jobs:
+        server, trainers = start(jobs)
+        server.send(signal.SIGSTOP)
+        since = time.monotonic()
+        for trainer in trainers:
+            trainer.fails(
+                "PeerLostError: server 0 at", "was lost at step", "no heartbeat for 2.0 s"
+            )
+        assert time.monotonic() - since < LOST_S + MARGIN_S
+        server.send(signal.SIGCONT)
+        server.kill()  # it would wait for others to come, for as long as a step may take
