@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxfleet.analysis.rules import meaning_rules
@@ -51,6 +51,7 @@ def job_programs(
     trainers: int,
     endpoints: Sequence[str],
     dump_dir: Path | None = None,
+    like: JobPrograms | None = None,
 ) -> JobPrograms:
     """Returns the programs of a job.
 
@@ -61,6 +62,7 @@ def job_programs(
         trainers: how many there are.
         endpoints: of the servers.
         dump_dir: where to write dumps.
+        like: those of another trainer, which has the same servers.
 
     Raises:
         PassError: the step cannot be divided between trainers and servers.
@@ -86,6 +88,8 @@ def job_programs(
     more = [ScheduleSends(cuts=strategy.send_cuts), MergeSends(), *parse_pipeline(strategy.passes)]
     mine = InsertSendRecv(trainers=trainers, trainer_id=trainer)
     made, record = transpile(program, [*first, mine, *more], dump_dir=dump_dir)
+    if like is not None:
+        return replace(like, trainer=made, dumps=record)
     placed = run_pipeline(program, first, rules=meaning_rules)
     servers = tuple(
         transpile(placed, [InsertSendRecv(trainers=trainers, server=n)], dump_dir=None)[0]

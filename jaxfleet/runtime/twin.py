@@ -20,8 +20,8 @@ from jaxfleet.lower import ExecutableCache
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.memory_network import MemoryNetwork
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
-from jaxfleet.runtime.job import membership, patience_of, programs_for
-from jaxfleet.runtime.job_programs import JobPrograms
+from jaxfleet.runtime.job import membership, patience_of
+from jaxfleet.runtime.job_programs import JobPrograms, job_programs
 from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
 from jaxfleet.runtime.trainer_step import TrainerStep
 
@@ -70,6 +70,7 @@ class Twin:
         self.trainers = trainers
         self.endpoints = tuple(f"127.0.0.1:{6174 + n}" for n in range(servers))
         self.cache = cache if cache is not None else ExecutableCache()
+        self._jobs: dict[str, list[JobPrograms]] = {}  # by the captured program's text
 
     def run(
         self, state: Any, batches: Sequence[Any], *, network: MemoryNetwork | None = None
@@ -106,9 +107,20 @@ class Twin:
         return self._make(trainer)(self.captured.at(self.captured.signature.rows).program)
 
     def _make(self, trainer: int) -> Callable[[Program], JobPrograms]:
-        return programs_for(
-            self.strategy, trainer=trainer, trainers=self.trainers, endpoints=self.endpoints
-        )
+        def make(program: Program) -> JobPrograms:
+            jobs = self._jobs.setdefault(str(program), [])
+            made = job_programs(
+                program,
+                self.strategy,
+                trainer=trainer,
+                trainers=self.trainers,
+                endpoints=self.endpoints,
+                like=jobs[0] if jobs else None,
+            )
+            jobs.append(made)
+            return made
+
+        return make
 
     def _serve(self, network: MemoryNetwork, number: int, folder: Path | None) -> int:
         endpoint = self.endpoints[number]

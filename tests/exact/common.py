@@ -14,6 +14,7 @@ from jaxfleet.runtime.twin import Twin, TwinResult
 from tests.runtime.comparing import Array, arrays, on_one_device, tolerance
 from tests.zoo import ZOO, Built
 
+Method = Literal["round_robin", "hash_name", "balanced"]
 STEPS = 20
 EXECUTABLES = ExecutableCache()  # blocks of equal text compile once for all cases
 
@@ -31,7 +32,7 @@ class Cut:
 
     servers: int = 1
     min_block_size: int = 0
-    dispatch: Literal["round_robin", "hash_name", "balanced"] = "round_robin"
+    dispatch: Method = "round_robin"
     trainers: int = 1
 
     @property
@@ -120,8 +121,8 @@ def _assert_near(found: Any, wanted: Sequence[Array], allowed: float, where: str
         if np.issubdtype(x.dtype, np.integer) or x.dtype == bool:
             np.testing.assert_array_equal(x, y, err_msg=f"{path} {where}")
         else:
-            x, y = x.astype(np.float64), y.astype(np.float64)
-            np.testing.assert_allclose(x, y, rtol=allowed, atol=allowed, err_msg=f"{path} {where}")
+            wide = x.astype(np.float64), y.astype(np.float64)
+            np.testing.assert_allclose(*wide, rtol=allowed, atol=allowed, err_msg=f"{path} {where}")
 
 
 def _apart(x: Array, y: Array) -> str:
