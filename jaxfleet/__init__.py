@@ -16,5 +16,7 @@ from jaxfleet.runtime import DistributedStrategy as DistributedStrategy
 from jaxfleet.runtime import Executor as Executor
 from jaxfleet.runtime import Scope as Scope
 from jaxfleet.runtime import Step as Step
+from jaxfleet.runtime import Twin as Twin
 from jaxfleet.runtime import distribute as distribute
 from jaxfleet.runtime import emulate_devices as emulate_devices
+from jaxfleet.runtime import verify as verify

@@ -91,18 +91,18 @@ def lower_block(
         cache: where executables are kept; those of this block alone, unless given.
     """
     block = program.blocks[index]
-    reads, writes = _reads(program, block), _writes(program, block)
+    reads, writes = outer_reads(program, block), outer_writes(program, block)
     donated = tuple(name for name in reads if name in donate and name in writes)
     cache = cache if cache is not None else ExecutableCache()
 
     def build() -> Run:
-        key = _Key(program).of(block, reads, writes, donated)
+        key = block_key(program, block, reads, writes, donated)
         return cache.get(key, lambda: _compiled(program, block, reads, writes, donated))
 
     return LoweredBlock(reads, writes, donated, build)
 
 
-def _reads(program: Program, block: Block) -> tuple[str, ...]:
+def outer_reads(program: Program, block: Block) -> tuple[str, ...]:
     """Returns what a block reads before it writes it and does not declare, constants left out."""
     found: dict[str, None] = {}
     written: set[str] = set()
@@ -116,7 +116,7 @@ def _reads(program: Program, block: Block) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _writes(program: Program, block: Block) -> tuple[str, ...]:
+def outer_writes(program: Program, block: Block) -> tuple[str, ...]:
     """Returns what a block writes for others: what it does not declare, or a block in it reads."""
     shared: set[str] = set()
     run_here = {index for op in block.ops for index in op.blocks}
@@ -174,8 +174,19 @@ def _spec(variable: Variable) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, device_dtype(variable.dtype))
 
 
+def block_key(
+    program: Program,
+    block: Block,
+    reads: Sequence[str],
+    writes: Sequence[str],
+    donated: Collection[str] = (),
+) -> str:
+    """Returns the text of a block with its names numbered: equal text, equal executable."""
+    return _Key(program).of(block, reads, writes, donated)
+
+
 class _Key:
-    """Writes a block with its names numbered: equal text, equal executable."""
+    """Writes a block with its names numbered."""
 
     def __init__(self, program: Program) -> None:
         self._program = program

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jaxfleet.ir import Block, Operator, Program, Size
+from jaxfleet.ir import Block, Dim, Operator, Program
 from jaxfleet.ir.embed import embed
-from jaxfleet.lower.blocks import ExecutableCache, _Key, _reads, _writes
+from jaxfleet.lower.blocks import ExecutableCache, block_key, outer_reads, outer_writes
 from jaxfleet.ops import Array, Interpreter, find_op
 
 HOST_OPS = frozenset(
@@ -122,8 +122,8 @@ def _of(root: Block, homes: Mapping[str, int], index: int) -> dict[str, Any]:
 
 def _segment(program: Program, index: int, cache: ExecutableCache) -> Segment:
     block = program.blocks[index]
-    reads, writes = _reads(program, block), _writes(program, block)
-    key = "trainer\n" + _Key(program).of(block, reads, writes, ())
+    reads, writes = outer_reads(program, block), outer_writes(program, block)
+    key = "trainer\n" + block_key(program, block, reads, writes)
     compiled = cache.get(key, lambda: _jitted(program, block, reads, writes))
     return Segment(reads, writes, compiled)
 
@@ -147,6 +147,5 @@ def _inner(block: Block, writes: Sequence[str]) -> dict[str, Any]:
 
 def rows_of(program: Program, rows: int) -> dict[str, int]:
     """Returns the number for the batch letter: a trainer's rows."""
-    batch: Size | object = program.attrs.get("batch")
-    letters = getattr(batch, "letters", frozenset())
-    return dict.fromkeys(letters, rows)
+    batch = program.attrs.get("batch")
+    return dict.fromkeys(batch.letters, rows) if isinstance(batch, Dim) else {}

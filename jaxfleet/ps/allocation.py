@@ -27,4 +27,5 @@ def keep_freed_memory() -> bool:
         (_TRIM_THRESHOLD, _KEPT_BYTES),
         (_TOP_PAD, _PAD_BYTES),
     )
-    return all([mallopt(number, value) == 1 for number, value in settings])
+    done = [mallopt(number, value) for number, value in settings]
+    return done == [1] * len(settings)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-Plain: TypeAlias = "None | bool | int | float | str | list[Plain] | dict[str, Plain]"
+Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
 
 PROTOCOL = 1
 

@@ -13,7 +13,7 @@ Peer: TypeAlias = bytes  # a listener's name for one connection
 
 
 class Lines(Protocol):
-    """A client's lines to all servers of a job, waited on together. One thread at a time uses them."""
+    """A client's lines to all servers, waited on together. One thread at a time uses them."""
 
     def send(self, server: int, message: Message) -> None:
         """Sends a message to a server, some time soon; never waits for the server.

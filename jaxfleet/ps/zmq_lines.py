@@ -14,6 +14,7 @@ from jaxfleet.ps.messages import Message
 from jaxfleet.ps.secret import Keys
 from jaxfleet.ps.wire import Frame, FrameError, decode, encode
 from jaxfleet.ps.zmq_ends import End, Timing, make_socket, receive_parts, send_parts, use_keys
+from jaxfleet.ps.zmq_local import answers, local_address, local_name
 
 
 class ZmqLines:
@@ -30,13 +31,13 @@ class ZmqLines:
         self, addresses: Sequence[str], *, limits: Limits, timing: Timing, keys: Keys | None
     ) -> None:
         self._limits = limits
-        self._addresses = tuple(addresses)
+        self._addresses = tuple(map(_nearest, addresses))
         self._end = End("the lines to the servers are")
         self._readable: deque[int] = deque()
         self._rejected = 0
         self._joiners = [Joiner(limits) for _ in addresses]
         try:
-            self._sockets = [self._connect(address, timing, keys) for address in addresses]
+            self._sockets = [self._connect(address, timing, keys) for address in self._addresses]
         except zmq.ZMQError as error:
             self._end.close()
             raise ConnectError(f"cannot connect to {', '.join(addresses)}: {error}") from error
@@ -111,3 +112,10 @@ class ZmqLines:
 
     def close(self) -> None:
         self._end.close()
+
+
+def _nearest(address: str) -> str:
+    """Returns the server's Unix socket where it has one on this machine, else the address."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    name = local_name(host, int(port))
+    return address if name is None or not answers(name) else local_address(name)

@@ -21,6 +21,7 @@ from jaxfleet.ps.zmq_ends import (
     send_parts,
     use_keys,
 )
+from jaxfleet.ps.zmq_local import local_address, local_name
 
 _ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks whom it may let in
 
@@ -56,10 +57,12 @@ class ZmqListener:
                 use_keys(self._router, keys, server=True)
                 self._let_in_only(keys)
             self._router.bind(address)
+            port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+            if (name := local_name(host, int(port))) is not None:
+                self._router.bind(local_address(name))
         except zmq.ZMQError:
             self._end.close()
             raise
-        port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
         self._endpoint = f"{host}:{port}"
 
     def _let_in_only(self, keys: Keys) -> None:
