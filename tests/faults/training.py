@@ -4,6 +4,7 @@ It takes its time over each step, so that a test can do something in the middle.
 """
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import optax
 
 import jaxfleet as jf
+from jaxfleet.ps.messages import Kind
 
 ROWS, INPUTS, HIDDEN, CLASSES = 16, 12, 16, 5
 RATE = 0.05
@@ -135,7 +137,10 @@ def main() -> None:
             time.sleep(args.pause)
         last = step.pull(state)
         np.savez(args.out, **named(last))
-    print("done", flush=True)
+        asked = [step.client.request(s, Kind.STATS) for s in range(len(step.server_programs))]
+        step.client.wait(asked)
+        stats = [dict(one.answer.body) for one in asked if one.answer is not None]
+        args.out.with_suffix(".json").write_text(json.dumps(stats))
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ class ServerCore:
         self.incarnation = secrets.token_hex(8)
         self.failure: Exception | None = None
         self.stopped = False
+        self.rejected = 0  # frames that were no messages, as the listener counts them
         self.desk = Desk()
         self.trainers = Trainers(self.options)
         self._clock = clock
@@ -258,7 +259,8 @@ class ServerCore:
 
     def _stats(self, request: Request) -> None:
         counts: dict[str, Plain] = dict(self._counts)
-        body = {**self._holder.stats(), "errors": self.desk.errors, "messages": counts}
+        refused: dict[str, Plain] = {"errors": self.desk.errors, "rejected": self.rejected}
+        body = {**self._holder.stats(), **refused, "messages": counts}
         self.desk.answer(request.peer, request.message, Kind.OK, body)
 
     # --- what all do together ----------------------------------------------------------------

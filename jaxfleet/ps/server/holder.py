@@ -30,7 +30,7 @@ from jaxfleet.ps.server.storage import Aside, OwnCheckpoints, Restored, load_sta
 
 Arrays = Mapping[str, np.ndarray]
 
-_MOST_WAITING = 1 << 14  # requests of a kind that wait, of all trainers
+_MOST_WAITING = 512  # requests of a kind, of one trainer: each is looked at as others come
 _PER_NAME = 512  # bytes that a name costs besides its array
 _MOST_AHEAD = 1 << 16  # steps that another server may be ahead
 
@@ -341,13 +341,13 @@ class Holder:
         if self.step >= 0:
             self._check_pull(pull)
         if not any(_same(pull.request, other.request) for other in self.pulls):
-            self._check_room(self.pulls)
+            self._check_room([pull.request for pull in self.pulls], request)
             self.pulls.append(pull)
         self.go_on()
 
-    def _check_room(self, waiting: Sequence[object]) -> None:
-        if len(waiting) >= _MOST_WAITING:
-            what = f"{len(waiting)} requests wait at {self.desk.name} already"
+    def _check_room(self, waiting: Sequence[Request], request: Request) -> None:
+        if sum(other.trainer == request.trainer for other in waiting) >= _MOST_WAITING:
+            what = f"{_MOST_WAITING} requests of {request.message.sender} wait already"
             raise RefusedError("bad_message", what, hint="wait for answers before asking for more")
 
     def missing(self, request: Request) -> dict[str, list[str]]:
@@ -458,7 +458,7 @@ class Holder:
 
     def _wait_between(self, request: Request) -> None:
         if not any(_same(request, other) for other in self.between):
-            self._check_room(self.between)
+            self._check_room(self.between, request)
             self.between.append(request)
         self.go_on()
 

@@ -75,6 +75,7 @@ class Server:
             if now - self._ticked > _STILL_S:
                 self._core.forgive(now - self._ticked)
             self._ticked = now
+            self._core.rejected = self._listener.rejected
             self._send(self._core.tick(now))
             self._drain()
         self._send_parts()
