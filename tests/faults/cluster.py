@@ -150,7 +150,7 @@ class Jobs:
     def trainer(self, number: int, *options: str, **changed: object) -> Started:
         """Starts a trainer."""
         cluster = self.cluster(trainer_id=number, **changed)
-        out = f"--out={self.result(number)}"
+        out = f"--out={self.folder}"
         command = [sys.executable, str(TRAINING), out, *self.options, *options]
         return self.start(f"trainer {number}", command, cluster)
 
@@ -162,13 +162,14 @@ class Jobs:
         """Starts all trainers."""
         return [self.trainer(number, *options) for number in range(self.trainers)]
 
-    def start(self, name: str, command: Sequence[str], cluster: Cluster) -> Started:
+    def start(self, name: str, command: Sequence[str], cluster: Cluster | None) -> Started:
         """Starts a process; its output goes to a file."""
         log = self.folder / f"{len(self.started)}-{name.replace(' ', '-')}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
                 command,
-                env=cluster_environment(cluster) | SETTINGS,
+                env=(dict(os.environ) if cluster is None else cluster_environment(cluster))
+                | SETTINGS,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

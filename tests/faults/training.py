@@ -133,14 +133,15 @@ def main() -> None:
             if at == args.stop_at:
                 break
             state, metrics = step(state, batch)
-            print(f"step {at}. loss {metrics['loss']:.4f}", flush=True)
+            print(f"step {at}. loss {metrics['loss']:.4f}", flush=True)  # noqa: T201
             time.sleep(args.pause)
         last = step.pull(state)
-        np.savez(args.out, **named(last))
+        out = args.out / f"result-{step.client.me.trainer}"
+        np.savez(out, **named(last))
         asked = [step.client.request(s, Kind.STATS) for s in range(len(step.server_programs))]
         step.client.wait(asked)
         stats = [dict(one.answer.body) for one in asked if one.answer is not None]
-        args.out.with_suffix(".json").write_text(json.dumps(stats))
+        out.with_suffix(".json").write_text(json.dumps(stats))
 
 
 if __name__ == "__main__":

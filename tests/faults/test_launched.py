@@ -1,0 +1,57 @@
+"""A launched job whose server is killed goes on by itself, and one that is interrupted ends."""
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cluster import TRAINING, Jobs, Started, check_same
+from tests.faults.conftest import Undisturbed
+from tests.launch.jobs import runs
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(100)]
+
+
+def launched(jobs: Jobs, *options: str) -> Started:
+    """Launches a job of two servers and two trainers."""
+    launch = [sys.executable, "-m", "jaxfleet", "launch", "--servers=2", "--trainers=2"]
+    script = [str(TRAINING), f"--out={jobs.folder}", "--pause=0.15", *options]
+    return jobs.start("launch", [*launch, *script], None)
+
+
+def numbers(text: str) -> dict[str, list[int]]:
+    """Returns the numbers of the processes that a launch started, by name."""
+    found: dict[str, list[int]] = {}
+    for name, number in re.findall(r"((?:server|trainer) \d): process (\d+)", text):
+        found.setdefault(name, []).append(int(number))
+    return found
+
+
+def test_a_server_that_is_killed_is_started_again_and_the_result_is_right(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with Jobs(tmp_path) as jobs:
+        job = launched(jobs, "--steps=14", "--kind=norm", "--step-timeout=60")
+        job.reaches("step 4.")
+        (victim,) = numbers(job.text())["server 0"]
+        os.kill(victim, signal.SIGKILL)
+        assert job.ends() == 0
+        text = job.text()
+        assert "it is started again (1 of 3)" in text
+        assert not any(runs(pid) for pids in numbers(text).values() for pid in pids)
+        check_same(jobs.results(), undisturbed("norm", 14))
+
+
+def test_a_job_that_is_interrupted_leaves_nobody(tmp_path: Path) -> None:
+    with Jobs(tmp_path) as jobs:
+        job = launched(jobs, "--steps=500")
+        job.reaches("step 2.")
+        since = time.monotonic()
+        job.send(signal.SIGINT)
+        assert job.ends() == 128 + signal.SIGINT
+        assert time.monotonic() - since < 15.0
+        assert not any(runs(pid) for pids in numbers(job.text()).values() for pid in pids)
