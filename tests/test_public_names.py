@@ -8,8 +8,8 @@ import jaxfleet
 
 PUBLIC = {
     "jaxfleet": """
-        Captured DistributedStrategy Executor Scope Step capture distribute distributed_optimizer
-        emulate_devices
+        Captured DistributedStrategy Executor Scope Step Twin capture distribute
+        distributed_optimizer emulate_devices verify
     """,
     "jaxfleet.analysis": "",
     "jaxfleet.analysis.groups": """
@@ -61,7 +61,8 @@ PUBLIC = {
         Server ServerCore ServerOptions
     """,
     "jaxfleet.runtime": """
-        DistributedStrategy Executor Scope Step distribute emulate_devices
+        DistributedStrategy Executor Handle Scope ServerStep Step TrainerStep Twin distribute
+        emulate_devices verify
     """,
     "jaxfleet.testing": """
         check_pass docstring_programs
