@@ -36,6 +36,7 @@ def measure(devices: int, plan: Plan) -> list[Bar]:
     state = {"params": params, "opt": tx.init(params)}
     rows = np.random.default_rng(0).normal(size=(32, 16)).astype(np.float32)
     step = jf.distribute(train_step, example=(state, rows), strategy="collective")
+    assert isinstance(step, jf.Step)
     state, _ = step(state, rows)  # the state that comes out is where the next call wants it
     mesh = Mesh(np.array(jax.devices()), ("devices",))
     batch = jax.device_put(rows, NamedSharding(mesh, PartitionSpec("devices")))

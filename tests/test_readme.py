@@ -51,3 +51,46 @@ def test_the_picture_is_the_program(printed: list[str]) -> None:
     shown = fenced("picture").strip().splitlines()
     assert len(shown) > 10  # a picture, not a stub
     assert printed[1].strip().splitlines()[: len(shown)] == shown
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Prints, in a process of its own, the programs of the script's trainers and servers."""
+    folder = tmp_path_factory.mktemp("programs")
+    head = fenced("script").split("step = jf.distribute")[0]
+    more = """
+made = jf.Twin(train_step, (state, batch), servers=2, trainers=2).programs()
+print(made.trainer, made.servers[0], sep="\\n----\\n")
+print("----")
+print(jf.verify(train_step, state, [batch] * 20, servers=2, trainers=2))
+"""
+    script = folder / "script.py"
+    script.write_text(head + more, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("----\n")
+
+
+@pytest.mark.processes
+def test_the_trainers_picture_is_the_end_of_its_program(programs: list[str]) -> None:
+    shown = fenced("trainer").strip("\n")
+    assert "send(" in shown
+    assert programs[0].strip("\n").endswith(shown)
+
+
+@pytest.mark.processes
+def test_the_servers_picture_is_its_whole_program(programs: list[str]) -> None:
+    assert programs[1].strip() == fenced("server").strip()
+
+
+@pytest.mark.processes
+def test_verify_says_that_trainers_agree_with_one_device(programs: list[str]) -> None:
+    assert "the same state on all trainers" in programs[2]

@@ -11,11 +11,37 @@ from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.lower.host_arrays import host_type, to_device, to_host
 from jaxfleet.lower.segments import Segment, rows_of, segments
 from jaxfleet.ops import Array
+from jaxfleet.ps.aligned import aligned_copy
 from jaxfleet.ps.buffers import Buffers
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.collectives import asked_for, finished
 from jaxfleet.ps.messages import Kind, Tensor
 from jaxfleet.ps.requests import Request
+
+
+@dataclass
+class Copies:
+    """Counts arrays that travelled, and the copies that were made of them in this process.
+
+    Attributes:
+        sent: arrays that went to servers.
+        sent_copies: copies on their way from the device to the network.
+        received: arrays that came.
+        received_copies: copies on their way from the network to the device.
+    """
+
+    sent: int = 0
+    sent_copies: int = 0
+    received: int = 0
+    received_copies: int = 0
+
+    def __add__(self, other: "Copies") -> "Copies":
+        return Copies(
+            self.sent + other.sent,
+            self.sent_copies + other.sent_copies,
+            self.received + other.received,
+            self.received_copies + other.received_copies,
+        )
 
 
 class Trainer:
@@ -30,7 +56,7 @@ class Trainer:
     def __init__(self, program: Program, client: Client, cache: ExecutableCache) -> None:
         self.program, self.client = program, client
         self._cache = cache
-        self.buffers = Buffers()
+        self.buffers, self.copies = Buffers(), Copies()
         self._rank = np.int32(client.me.trainer)
         self._by_rows: dict[int, list[Segment | tuple[Operator, ...]]] = {}
         self._fetched = next(
@@ -139,7 +165,9 @@ class _HostRun:
             )
 
     def _answer(self, tensor: Tensor) -> None:
-        self.answers[tensor.name] = np.array(tensor.array)
+        self.answers[tensor.name] = aligned_copy(tensor.array)
+        copies = self.trainer.copies
+        copies.received, copies.received_copies = copies.received + 1, copies.received_copies + 1
 
     def _receive(self) -> None:
         receives = [op for op in self.ops if op.type == "recv"]
@@ -169,7 +197,9 @@ class _HostRun:
         self.wholes[op.writes[0]] = whole
 
     def _take(self, tensor: Tensor) -> None:
-        np.copyto(self.targets[tensor.name], tensor.array, casting="no")  # the only copy
+        np.copyto(self.targets[tensor.name], tensor.array, casting="no")
+        copies = self.trainer.copies
+        copies.received, copies.received_copies = copies.received + 1, copies.received_copies + 1
 
     def _finish(self, collectives: Sequence[Operator]) -> None:
         me = self.trainer.client.me
@@ -182,15 +212,20 @@ class _HostRun:
             self._set(name, whole)
 
     def _set(self, name: str, value: np.ndarray) -> None:
-        self.values[name], _ = to_device(value, self.trainer.variable(name).dtype)
+        self.values[name], copied = to_device(value, self.trainer.variable(name).dtype)
+        self.trainer.copies.received_copies += copied
 
     def _buffer(self, name: str) -> np.ndarray:
         held = host_type(self.trainer.variable(name))
         return self.trainer.buffers.take(held.shape, held.dtype)
 
     def _on_host(self, name: str) -> np.ndarray:
-        value = self.values[name]
-        return value if isinstance(value, np.ndarray) else to_host(value)[0]
+        value, copied = self.values[name], False
+        if not isinstance(value, np.ndarray):
+            value, copied = to_host(value)
+        self.trainer.copies.sent += 1
+        self.trainer.copies.sent_copies += copied
+        return value
 
     def _wire_name(self, name: str) -> str:
         return name.removesuffix(f".trainer_{self.trainer.client.me.trainer}")

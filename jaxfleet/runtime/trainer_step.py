@@ -2,7 +2,7 @@
 
 import atexit
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +15,8 @@ from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.pipeline import Record
 from jaxfleet.ps.client import Client
-from jaxfleet.ps.trainer import Trainer
+from jaxfleet.ps.messages import Kind
+from jaxfleet.ps.trainer import Copies, Trainer
 from jaxfleet.runtime.explain_job import explain_job
 from jaxfleet.runtime.feed import check_batch, check_rows, check_state
 from jaxfleet.runtime.handles import Handle
@@ -141,6 +142,23 @@ class TrainerStep:
         values = self._served.pull(self.client, wanted)
         full = [values[x.name] if isinstance(x, Handle) else x for x in leaves]
         return jax.tree_util.tree_unflatten(tree, full)
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what was counted here (`trainer`) and by every server (`servers`)."""
+        client = self.client
+        asked = [client.request(n, Kind.STATS) for n in range(len(client.me.endpoints))]
+        client.wait(asked)
+        copies = Copies()
+        for variant in self._variants.values():
+            copies += variant.trainer.copies
+        mine = {
+            "step": client.step,
+            "sent_bytes": client.sent_bytes,
+            "received_bytes": client.received_bytes,
+            **asdict(copies),
+        }
+        servers = [dict(x.answer.body) if x.answer is not None else {} for x in asked]
+        return {"trainer": mine, "servers": servers}
 
     def save(self, path: str | Path, state: Any) -> None:
         """Writes a checkpoint, which a step in any mode restores; all trainers call it together.
