@@ -115,3 +115,32 @@ def test_transformer_learns_within_a_minute(tmp_path: Path) -> None:
     bits = re.fullmatch(r"held-out bits per character: (\d\.\d\d)", lines[-1])
     assert bits is not None
     assert float(bits[1]) <= MOST_BITS
+
+
+def test_digits_learns_with_servers_and_trainers_as_on_one_device(tmp_path: Path) -> None:
+    launched = [sys.executable, "-m", "jaxfleet", "launch", "--servers", "2", "--trainers", "2"]
+    script = [str(ROOT / "examples" / "digits.py"), "--mode", "pserver", "--epochs", "2"]
+    done = subprocess.run(
+        [*launched, *script],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    alone, _ = run(tmp_path, "digits", "--mode", "single", "--epochs", "2")
+    expected = losses(alone)
+    assert len(expected) == 2
+    for trainer in ("trainer 0", "trainer 1"):
+        found = losses([line for line in done.stdout.splitlines() if line.startswith(trainer)])
+        # 36 steps of BatchNorm and Adam from sums in another order; 4 digits are printed.
+        assert found == pytest.approx(expected, rel=5e-3)
+
+
+def losses(lines: list[str]) -> list[float]:
+    """Returns the loss of each epoch."""
+    found = (re.search(r"epoch \d+: loss ([\d.]+)", line) for line in lines)
+    return [float(match[1]) for match in found if match is not None]
