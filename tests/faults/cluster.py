@@ -122,7 +122,7 @@ class Jobs:
             one.process.wait(WAIT_S)
         if error is not None or left:
             for one in self.started:
-                print(f"--- {one.name}: exit code {one.process.returncode}\n{one.text()}")
+                print(f"--- {one.name}: exit code {one.process.returncode}\n{one.text()}")  # noqa: T201
         if error is None:
             assert not left, f"{[one.name for one in left]} did not end"
 

@@ -1,4 +1,4 @@
-"""What somebody might send who means harm: valid messages changed a little, and things that are none."""
+"""What somebody might send who means harm: messages changed a little, and what is none."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A server that is sent harmful things goes on, keeps its state, and holds little memory for them."""
+"""A server that is sent harmful things goes on, and holds little memory for them."""
 
 import json
 import random
@@ -76,7 +76,8 @@ def attack(
 def well_named() -> list[Message]:
     """Returns what the trainers of a small server send, in their words."""
     found = []
-    for message in valid(["127.0.0.1:7001"], "j"):
+    for plain in valid(["127.0.0.1:7001"], "j"):
+        message = plain
         if message.kind is Kind.HELLO:
             message = replace(message, body=hello(1))
         if message.kind is Kind.PULL:
@@ -132,12 +133,11 @@ def test_what_waits_for_others_is_bounded() -> None:
     assert set(codes) == {"bad_message"}
     many = {"huge": np.zeros(1 << 21, np.uint8)}
     assert error_of(bench.send(0, Kind.ASSIGN, 0, {"replace": False}, many))[0] == "bad_message"
-    for at in range(2000):
+    for _ in range(1000):
         pulled = bench.send(1, Kind.PULL, 9, {"names": ["b"]})
         if pulled:
             break
     assert error_of(pulled)[0] == "bad_message"
-    assert at < 1000
 
 
 def test_an_error_repeats_little_of_what_it_is_about() -> None:

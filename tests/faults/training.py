@@ -125,7 +125,7 @@ def main() -> None:
     state = start(args.kind)
     example = (state, next(batches(1)))
     train_step = make_step(args.kind, args.rate)
-    step = jf.distribute(train_step, example=example, strategy=strategy(args))
+    step: Any = jf.distribute(train_step, example=example, strategy=strategy(args))
     with step:
         for at, batch in enumerate(batches(args.steps), 1):
             if at == args.raise_at:
@@ -137,7 +137,7 @@ def main() -> None:
             time.sleep(args.pause)
         last = step.pull(state)
         out = args.out / f"result-{step.client.me.trainer}"
-        np.savez(out, **named(last))
+        np.savez(out, allow_pickle=False, **named(last))
         asked = [step.client.request(s, Kind.STATS) for s in range(len(step.server_programs))]
         step.client.wait(asked)
         stats = [dict(one.answer.body) for one in asked if one.answer is not None]
