@@ -20,8 +20,9 @@ def add_parser(commands: Any) -> None:
         "PADDLE_TRAINERS_NUM); it gets its program from the trainers.",
     )
     add = parser.add_argument
-    add("--lost-after", type=float, default=10.0, metavar="S", help="seconds without a heartbeat")
-    add("--step-timeout", type=float, default=600.0, metavar="S", help="seconds for a step at most")
+    of_job = "; as the trainers' strategy says unless both are given"
+    add("--lost-after", type=float, metavar="S", help=f"seconds without a heartbeat{of_job}")
+    add("--step-timeout", type=float, metavar="S", help=f"seconds for a step at most{of_job}")
     parser.set_defaults(run=run)
 
 
@@ -52,8 +53,9 @@ def _serve(cluster: Cluster, args: argparse.Namespace) -> int:
         server=cluster.server_id,
         job=cluster.job,
         trainers=cluster.trainers,
-        lost_after_s=args.lost_after,
-        step_timeout_s=args.step_timeout,
+        lost_after_s=args.lost_after or ServerOptions.lost_after_s,
+        step_timeout_s=args.step_timeout or ServerOptions.step_timeout_s,
+        as_trainers_say=args.lost_after is None or args.step_timeout is None,
         server_return_s=cluster.server_return_s,
         checkpoint_dir=cluster.checkpoint_dir,
     )

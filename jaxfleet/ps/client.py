@@ -232,6 +232,8 @@ class Client:
             "servers": list(me.endpoints),
             "program": me.program,
             "session": me.session,
+            "lost_after_s": self._patience.lost_after_s,
+            "step_timeout_s": self._patience.step_timeout_s,
         }
         return self.request(server, Kind.HELLO, body=body)
 

@@ -167,6 +167,7 @@ class ServerCore:
         if refusal is not None:
             hint = "start all trainers and servers with the same job, script and strategy"
             raise RefusedError("refused", refusal, hint=hint)
+        self.options = self.trainers.options = self.options.after_hello(message.body)
         servers = self.servers
         if self._server is None:
             self._server = servers.index(self.endpoint)

@@ -1,7 +1,11 @@
 """What a server is told before any trainer comes."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from jaxfleet.ps.messages import Plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +18,7 @@ class ServerOptions:
         trainers: how many there are; as the first says unless given.
         lost_after_s: who is not heard of for so long is lost.
         step_timeout_s: the longest that anyone waits for a peer that lives.
+        as_trainers_say: take both of these from the first trainer's hello instead.
         server_return_s: how much longer another server may be silent, which may be started again.
         heartbeat_s: how often it tells other servers that it lives.
         queued_bytes: the most bytes of gradients for later steps that it holds.
@@ -26,8 +31,28 @@ class ServerOptions:
     trainers: int | None = None
     lost_after_s: float = 10.0
     step_timeout_s: float = 600.0
+    as_trainers_say: bool = False
     server_return_s: float = 0.0
     heartbeat_s: float = 1.0
     queued_bytes: int = 8 << 30
     checkpoint_dir: Path | None = None
     keep: int = 2
+
+    def after_hello(self, body: Mapping[str, Plain]) -> "ServerOptions":
+        """Returns the options once the first trainer has said how patient the job is."""
+        if not self.as_trainers_say:
+            return self
+        lost, timeout = body.get("lost_after_s"), body.get("step_timeout_s")
+        return replace(
+            self,
+            lost_after_s=_seconds(lost, self.lost_after_s),
+            step_timeout_s=_seconds(timeout, self.step_timeout_s),
+            as_trainers_say=False,
+        )
+
+
+def _seconds(value: Plain, default: float) -> float:
+    """Returns a number of seconds that a message holds, the default where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return default
+    return float(value) if 0 < value < math.inf else default

@@ -1,0 +1,27 @@
+"""How patient a server is, it is told, or learns from the first trainer."""
+
+import math
+
+import pytest
+
+from jaxfleet.ps.messages import Plain
+from jaxfleet.ps.server import ServerOptions
+
+TOLD: dict[str, Plain] = {"lost_after_s": 2.0, "step_timeout_s": 30}
+
+
+def test_the_trainers_times_are_taken_where_the_server_has_none() -> None:
+    found = ServerOptions(as_trainers_say=True).after_hello(TOLD)
+    assert (found.lost_after_s, found.step_timeout_s) == (2.0, 30.0)
+    assert found.after_hello({"lost_after_s": 99.0}) == found  # the first one's count
+
+
+def test_times_that_were_given_stay() -> None:
+    given = ServerOptions(lost_after_s=5.0)
+    assert given.after_hello(TOLD) == given
+
+
+@pytest.mark.parametrize("value", [None, True, "2", -1.0, 0, math.inf, math.nan, [2.0]])
+def test_what_is_no_time_is_passed_over(value: Plain) -> None:
+    found = ServerOptions(as_trainers_say=True).after_hello({"lost_after_s": value})
+    assert found.lost_after_s == ServerOptions.lost_after_s
