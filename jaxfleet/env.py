@@ -100,6 +100,11 @@ class Cluster:
     server_return_s: float = 0.0
 
     @property
+    def own_checkpoints(self) -> Path | None:
+        """Where the servers of this job keep theirs: no job goes on from another's."""
+        return None if self.checkpoint_dir is None else self.checkpoint_dir / self.job
+
+    @property
     def server_id(self) -> int | None:
         """The server's place among the endpoints, None for a trainer."""
         here = self.current_endpoint

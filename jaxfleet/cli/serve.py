@@ -57,7 +57,7 @@ def _serve(cluster: Cluster, args: argparse.Namespace) -> int:
         step_timeout_s=args.step_timeout or ServerOptions.step_timeout_s,
         as_trainers_say=args.lost_after is None or args.step_timeout is None,
         server_return_s=cluster.server_return_s,
-        checkpoint_dir=cluster.checkpoint_dir,
+        checkpoint_dir=cluster.own_checkpoints,
     )
     assert cluster.current_endpoint is not None
     print(f"serving at {cluster.current_endpoint}, process {os.getpid()}", flush=True)

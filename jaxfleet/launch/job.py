@@ -1,8 +1,9 @@
 """What a launch is asked to run: the commands, how many of each, and what becomes of failures."""
 
 import math
+import secrets
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxfleet.errors import StrategyError
@@ -14,6 +15,10 @@ PORT_TAKEN = 98
 _MOST_PROCESSES = 1024
 
 
+def _new_name() -> str:
+    return f"job-{secrets.token_hex(4)}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """Says what to run on this machine.
@@ -23,7 +28,8 @@ class Job:
         server: the command of every server.
         trainers: how many trainers.
         servers: how many servers.
-        name: the job's id, which its processes tell each other.
+        name: the job's id, which its processes tell each other; a new one unless given. Servers
+            keep their checkpoints under it, so no job goes on from another's.
         port: the first server's port, the others' follow; 0 finds free ones.
         log_dir: where each process's output is written too, each to a file of its own.
         checkpoint_dir: where servers keep checkpoints of their own; a temporary folder unless
@@ -40,7 +46,7 @@ class Job:
     server: tuple[str, ...] = (sys.executable, "-m", "jaxfleet", "serve")
     trainers: int = 1
     servers: int = 1
-    name: str = "default"
+    name: str = field(default_factory=_new_name)
     port: int = 0
     log_dir: Path | None = None
     checkpoint_dir: Path | None = None

@@ -225,7 +225,8 @@ class _HostRun:
             value, copied = to_host(value)
         self.trainer.copies.sent += 1
         self.trainer.copies.sent_copies += copied
-        return value
+        found: np.ndarray = value
+        return found
 
     def _wire_name(self, name: str) -> str:
         return name.removesuffix(f".trainer_{self.trainer.client.me.trainer}")

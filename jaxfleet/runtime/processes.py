@@ -119,7 +119,7 @@ class ServerStep:
             lost_after_s=self.strategy.lost_after_s,
             step_timeout_s=self.strategy.step_timeout_s,
             server_return_s=cluster.server_return_s,
-            checkpoint_dir=cluster.checkpoint_dir,
+            checkpoint_dir=cluster.own_checkpoints,
         )
         return serve(cluster.current_endpoint, options, secret_file=cluster.secret_file)
 

@@ -63,6 +63,7 @@ class TrainerStep:
         self._job = programs(example.program)
         self._connect = connect
         self._client: Client | None = None
+        self._found = -1  # the step that servers were at when this trainer came
         self._served = ServedState(captured, self._job)
         self._returned: list[Any] = []
         self._place = -1
@@ -92,7 +93,8 @@ class TrainerStep:
         if self._client is None:
             self._client = self._connect(self._job)
             atexit.register(self.close)  # a script that ends has no more gradients to send
-            self._client.step = max(self._client.open(), 0)
+            self._found = self._client.open()
+            self._client.step = max(self._found, 0)
         return self._client
 
     def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
@@ -250,6 +252,8 @@ class TrainerStep:
         if self._is_newest(leaves):
             return leaves
         self._check_state(leaves, tree)
+        if not self._returned:
+            self._refuse_another_state()
         known = self._returned or [None] * len(leaves)
         changed = [
             at for at, (x, old) in enumerate(zip(leaves, known, strict=True)) if x is not old
@@ -258,6 +262,17 @@ class TrainerStep:
             self.client, [(at, leaves[at]) for at in changed], replace=bool(self._returned)
         )
         return [fresh.get(at, leaf) for at, leaf in enumerate(leaves)]
+
+    def _refuse_another_state(self) -> None:
+        """Refuses to begin where servers go on: from checkpoints of an earlier run, that is."""
+        trainer = self.client.me.trainer
+        if self._found > 0 or (self._found == 0 and trainer == 0):
+            what = (
+                f"trainer {trainer} begins with a state of its own, and the servers go on from "
+                f"their checkpoints of step {self._found}"
+            )
+            hint = "launch with another --job or --checkpoint-dir; or begin with step.restore(path)"
+            raise FeedError(what, hint=hint)
 
     def _check_state(self, leaves: Sequence[Any], tree: Any) -> None:
         known = {id(leaf) for leaf in self._returned}

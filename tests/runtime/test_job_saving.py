@@ -209,3 +209,15 @@ def test_verify_compares_with_one_device() -> None:
     assert found.same_on_all
     assert 0 < found.largest < 1e-5
     assert "off from one device by at most" in str(found)
+
+
+def test_a_new_run_does_not_go_on_from_the_servers_of_an_old_one(tmp_path: Path) -> None:
+    _, start = training("adam")
+
+    def script(step: TrainerStep) -> tuple[Any, tuple[Any, ...]]:
+        return go_on(step, start, BATCHES[:2]), ()
+
+    twin("adam").play(script, checkpoint_dir=tmp_path)
+    with pytest.raises(FeedError, match="the servers go on from their checkpoints") as caught:
+        twin("adam").play(script, checkpoint_dir=tmp_path)
+    assert "step.restore(path)" in "".join(caught.value.__notes__)
