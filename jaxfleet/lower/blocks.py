@@ -4,6 +4,7 @@ A parameter server's program is such blocks. Two blocks that differ in names alo
 executable.
 """
 
+import platform
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,8 @@ from jaxfleet.ops import Array, Interpreter
 from jaxfleet.ops.jax_adapter import dtype_text
 
 Run = Callable[..., Sequence[Array]]
+
+_X86 = ("x86_64", "AMD64")  # as `platform.machine` calls it
 
 
 @dataclass
@@ -146,8 +149,22 @@ def _compiled(
     run.__name__ = f"{program.name}.block{block.index}"
     places = tuple(place for place, name in enumerate(reads) if name in donated)
     specs = [_spec(declared[name]) for name in reads]
-    compiled: Run = jax.jit(run, donate_argnums=places).lower(*specs).compile()
+    lowered = jax.jit(run, donate_argnums=places).lower(*specs)
+    compiled: Run = lowered.compile(compiler_options=_options())
     return compiled
+
+
+def _options() -> dict[str, str | bool]:
+    """Returns what makes a block give on some rows, to the bit, what it gives there on all.
+
+    In `a * b + c * d` a fused multiply-add rounds one product and not the other. Which one, LLVM
+    picks anew in each loop that it makes of a block, and how it makes them depends on the number
+    of rows: with JAX 0.12 one element in a hundred differs in its last digit. Without such
+    instructions none does; `tests/lower/test_blocks.py` looks. It costs an update about a tenth of
+    its time. On other processors than x86 there is no such choice.
+    """
+    has_choice = jax.default_backend() == "cpu" and platform.machine() in _X86
+    return {"xla_cpu_max_isa": "AVX"} if has_choice else {}
 
 
 def _result(value: Array, variable: Variable, values: Sequence[Array]) -> Array:

@@ -9,7 +9,7 @@ import ctypes
 import sys
 
 # The numbers of glibc's `mallopt`, from its malloc.h.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 _KEPT_BYTES = 1 << 30
 _PAD_BYTES = 1 << 26
 _LARGEST_MMAP_THRESHOLD = 1 << 25  # what glibc takes at most
@@ -26,6 +26,7 @@ def keep_freed_memory() -> bool:
         (_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD),
         (_TRIM_THRESHOLD, _KEPT_BYTES),
         (_TOP_PAD, _PAD_BYTES),
+        (_ARENA_MAX, 1),  # glibc gives back what is free in the others, whatever it was told
     )
     done = [mallopt(number, value) for number, value in settings]
     return done == [1] * len(settings)

@@ -81,7 +81,6 @@ def use_keys(made: "zmq.Socket[bytes]", keys: Keys, *, server: bool) -> None:
     if server:
         made.setsockopt(zmq.CURVE_SERVER, 1)
         made.setsockopt(zmq.CURVE_SECRETKEY, keys.server_secret)
-        made.setsockopt(zmq.ZAP_DOMAIN, b"jaxfleet")
         return
     made.setsockopt(zmq.CURVE_SERVERKEY, keys.server_public)
     made.setsockopt(zmq.CURVE_PUBLICKEY, keys.client_public)

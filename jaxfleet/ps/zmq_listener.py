@@ -55,7 +55,7 @@ class ZmqListener:
         try:
             if keys is not None:
                 use_keys(self._router, keys, server=True)
-                self._let_in_only(keys)
+            self._let_in(keys)
             self._router.bind(address)
             port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
             if (name := local_name(host, int(port))) is not None:
@@ -65,12 +65,21 @@ class ZmqListener:
             raise
         self._endpoint = f"{host}:{port}"
 
-    def _let_in_only(self, keys: Keys) -> None:
+    def _let_in(self, keys: Keys | None) -> None:
+        """Lets in who has the job's secret, or everybody who speaks as ZeroMQ does since 2013.
+
+        A peer of an older protocol that says its name while the socket closes would end this
+        process (libzmq 4.3.5, zmtp_engine.cpp:422); libzmq turns it away where it has to ask.
+        """
+        self._router.setsockopt(zmq.ZAP_DOMAIN, b"jaxfleet")
         asked = self._end.context.socket(zmq.REP)
         asked.setsockopt(zmq.LINGER, 0)
         asked.bind(_ZAP)
+        wanted = [b"NULL"]
+        if keys is not None:
+            wanted = [b"CURVE", zmq.utils.z85.decode(keys.client_public)]
         # A thread of its own: the one that serves may be busy for longer than a handshake waits.
-        answering = (asked, zmq.utils.z85.decode(keys.client_public))
+        answering = (asked, wanted)
         threading.Thread(target=_answer, args=answering, name="jaxfleet-zap", daemon=True).start()
 
     @property
@@ -154,12 +163,12 @@ class ZmqListener:
         self._end.close()
 
 
-def _answer(asked: "zmq.Socket[bytes]", client: bytes) -> None:
+def _answer(asked: "zmq.Socket[bytes]", wanted: Sequence[bytes]) -> None:
     """Answers ZeroMQ's questions by RFC 27 until the context ends."""
     try:
         while True:
-            version, number, _, _, _, mechanism, *keys = asked.recv_multipart()
-            known = mechanism == b"CURVE" and keys == [client]
+            version, number, _, _, _, *shown = asked.recv_multipart()
+            known = shown == wanted
             status = (b"200", b"OK", b"jaxfleet") if known else (b"400", b"not this job's", b"")
             asked.send_multipart([version, number, *status, b""])
     except zmq.ZMQError:

@@ -104,6 +104,14 @@ class ServerStep:
             cluster.server_id
         ]
 
+    def explain(self) -> str:
+        """Returns a line on which server this process is, and what it has to do."""
+        program, cluster = self.program, self._cluster
+        where = f"server {cluster.server_id} of {len(cluster.endpoints)}"
+        count = sum(len(block.ops) for block in program.blocks[1:])
+        work = f"{count} operators in {len(program.blocks) - 1} blocks"
+        return f"{where} runs '{program.name}': {work}"
+
     def serve(self) -> int:
         """Serves until the job ends; returns the exit code that the process should have.
 

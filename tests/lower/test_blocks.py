@@ -179,3 +179,47 @@ def test_operators_of_the_host_do_not_run_on_a_device() -> None:
     block = lower_block(parse(text.replace("[c, w, w]", "[w, w, w]")), 1, donate=())
     with pytest.raises(ProgramError, match="'send' runs on the host"):
         block.compile()
+
+
+# Sums of products, of which a processor may round one less: which, is the compiler's choice.
+PRODUCTS = """
+program p
+  param w: f32[rows,cols]
+  state m: f32[rows,cols]
+  state n: f32[rows,cols]
+  block 0
+    temp g: f32[rows,cols]
+    rpc
+      listen_and_serv() {optimize_blocks=[^1]}
+  block 1
+    optimize
+      a: f32[rows,cols] = jax.mul(g, n)
+      b: f32[rows,cols] = jax.mul(w, m)
+      c: f32[rows,cols] = jax.mul(w, g)
+      half: f32[rows,cols] = jax.mul(m, 0.3:f32)
+      m = jax.add(half, a)
+      fifth: f32[rows,cols] = jax.mul(n, 0.7:f32)
+      n = jax.add(fifth, c)
+      left: f32[rows,cols] = jax.mul(a, 0.05:f32)
+      right: f32[rows,cols] = jax.mul(b, 0.01:f32)
+      down: f32[rows,cols] = jax.sub(w, left)
+      w = jax.sub(down, right)
+"""
+
+
+@pytest.mark.parametrize("cols", [1, 5, 6, 16])
+def test_a_block_gives_on_some_rows_what_it_gives_there_on_all(cols: int) -> None:
+    rng, cache = np.random.default_rng(cols), ExecutableCache()
+    whole = {name: rng.uniform(0.1, 0.9, (24, cols)).astype(np.float32) for name in "wmng"}
+
+    def run(start: int, rows: int) -> list[Any]:
+        text = PRODUCTS.replace("rows", str(rows)).replace("cols", str(cols))
+        block = lower_block(parse(text), 1, donate=(), cache=cache)
+        values = [jnp.asarray(whole[name][start : start + rows]) for name in block.reads]
+        return [np.asarray(x) for x in block.function(values)]
+
+    wanted = run(0, 24)
+    for rows in (2, 3, 8, 11):  # one element alone is divided in another way, whatever is done
+        for start in range(0, 24 - rows, rows):
+            for found, all_rows in zip(run(start, rows), wanted, strict=True):
+                assert found.tobytes() == all_rows[start : start + rows].tobytes()

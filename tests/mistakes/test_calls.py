@@ -18,7 +18,9 @@ DEVICES = 4
 def distributed() -> tuple[jf.Step, State]:
     step, state = training(wrapped())
     strategy = jf.DistributedStrategy(devices=DEVICES)
-    return jf.distribute(step, example=(state, batch()), strategy=strategy), state
+    found = jf.distribute(step, example=(state, batch()), strategy=strategy)
+    assert isinstance(found, jf.Step)
+    return found, state
 
 
 def test_an_example_whose_rows_the_devices_cannot_share() -> None:

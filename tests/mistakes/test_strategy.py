@@ -11,7 +11,9 @@ from tests.mistakes.common import batch, refused, training, wrapped
 
 def distribute(strategy: Any) -> jf.Step:
     step, state = training(wrapped())
-    return jf.distribute(step, (state, batch()), strategy)
+    found = jf.distribute(step, (state, batch()), strategy)
+    assert isinstance(found, jf.Step)
+    return found
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def main() -> None:
     rows = rng.normal(size=(ROWS_A_DEVICE * args.devices, FEATURES)).astype(np.float32)
     train_step, state = make()
     step = jf.distribute(train_step, example=(state, rows))
+    assert isinstance(step, jf.Step)
     (between,) = [kind(step, rows) for kind in KINDS if kind.__name__ == args.between]
     state, first = step(state, rows)
     for _ in range(args.steps - 1):

@@ -70,7 +70,9 @@ def from_zoo(name: str) -> jf.Step:
 
 def distributed(train_step: Any, state: Any, batch: Any) -> jf.Step:
     """Returns a step on several devices."""
-    return jf.distribute(train_step, (state, batch), jf.DistributedStrategy(devices=DEVICES))
+    step = jf.distribute(train_step, (state, batch), jf.DistributedStrategy(devices=DEVICES))
+    assert isinstance(step, jf.Step)
+    return step
 
 
 def assert_exports(step: jf.Step, platform: str) -> None:

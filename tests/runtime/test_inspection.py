@@ -32,6 +32,7 @@ def test_a_step_shows_its_name_its_mode_and_its_devices() -> None:
 def test_a_name_can_be_given() -> None:
     tx = jf.distributed_optimizer(optax.sgd(0.1))
     step = jf.distribute(training(tx), (start(tx), rows(8)), "single", name="mine")
+    assert isinstance(step, jf.Step)
     assert step.program.name == "mine"
     assert repr(step) == "Step('mine', mode='single', devices=1)"
     assert "jit_mine" in step.as_text()

@@ -172,6 +172,7 @@ def test_an_evaluation_keeps_the_state(devices: int) -> None:
 
     state = start(optax.adam(0.1))
     step = jf.distribute(evaluate, (state, rows(8)), jf.DistributedStrategy(devices=devices))
+    assert isinstance(step, jf.Step)
     state = step.place(state)
     same, metrics = step(state, rows(24))
     _, wanted = jax.jit(evaluate)(start(optax.adam(0.1)), rows(24))

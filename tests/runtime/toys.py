@@ -50,7 +50,9 @@ def distributed(
     """Returns the step on devices, and a state for it."""
     tx = jf.distributed_optimizer(optax.adam(0.1))
     chosen = jf.DistributedStrategy(devices=devices) if strategy is None else strategy
-    return jf.distribute(training(tx), (start(tx), rows(8)), chosen), start(tx)
+    step = jf.distribute(training(tx), (start(tx), rows(8)), chosen)
+    assert isinstance(step, jf.Step)
+    return step, start(tx)
 
 
 def plain(steps: int, batch: Any) -> tuple[State, Any]:

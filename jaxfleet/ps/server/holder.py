@@ -1,6 +1,6 @@
 """Takes in, updates and hands out what a server holds: all requests that are about its values."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,14 @@ from jaxfleet.ps.server.desk import (
 from jaxfleet.ps.server.links import Links, parts_message
 from jaxfleet.ps.server.machine import Machine
 from jaxfleet.ps.server.plan import BlockPlan, ServerPlan, read_plan
-from jaxfleet.ps.server.progress import Progress
+from jaxfleet.ps.server.progress import Progress, Sent
 from jaxfleet.ps.server.storage import Aside, OwnCheckpoints, Restored, load_state, save_part
 
 Arrays = Mapping[str, np.ndarray]
 
 _MOST_WAITING = 512  # requests of a kind, of one trainer: each is looked at as others come
 _PER_NAME = 512  # bytes that a name costs besides its array
+_TOGETHER_BYTES = 1 << 20  # of gradients, of blocks that run as one job
 _MOST_AHEAD = 1 << 16  # steps that another server may be ahead
 
 
@@ -289,20 +290,24 @@ class Holder:
         self._serve_pulls()
         self._serve_between()
         if not self._busy:
-            for block, sent in progress.hand_out():
-                self._start(block, sent, progress.step)
+            for blocks in _together(progress.hand_out()):
+                self._start(blocks, progress.step)
 
-    def _start(self, block: BlockPlan, sent: Mapping[str, list[np.ndarray]], step: int) -> None:
+    def _start(self, blocks: Sequence[tuple[BlockPlan, Sent]], step: int) -> None:
         machine, progress = self._parts()
 
-        def then(views: Arrays) -> None:
-            self._host.update(views)
-            if progress.ran(block) and step > self._extras_step + 1:
-                self._extras.clear()
-            self._send_parts(step, views)
+        def run() -> list[Arrays]:
+            return [machine.run(block, sent) for block, sent in blocks]
+
+        def then(made: Sequence[Arrays]) -> None:
+            for (block, _), views in zip(blocks, made, strict=True):
+                self._host.update(views)
+                if progress.ran(block) and step > self._extras_step + 1:
+                    self._extras.clear()
+                self._send_parts(step, views)
             self.go_on()
 
-        self.desk.jobs.append(Job(f"step {step}", lambda: machine.run(block, sent), then))
+        self.desk.jobs.append(Job(f"step {step}", run, then))
 
     def _send_parts(self, step: int, made: Arrays) -> None:
         """Sends this server's parts where the last of them was made."""
@@ -582,6 +587,20 @@ class Holder:
             "queued_bytes": self._progress.queued_bytes,
             "executables": self.cache.compiled,
         }
+
+
+def _together(ready: Iterable[tuple[BlockPlan, Sent]]) -> list[list[tuple[BlockPlan, Sent]]]:
+    """Puts small blocks together, each lot one job: one answer then says what all of them made."""
+    found: list[list[tuple[BlockPlan, Sent]]] = []
+    room = 0
+    for block, sent in ready:
+        size = sum(array.nbytes for arrays in sent.values() for array in arrays)
+        if size > room or not found:
+            found.append([])
+            room = _TOGETHER_BYTES
+        found[-1].append((block, sent))
+        room -= size
+    return found
 
 
 def _same(one: Request, other: Request) -> bool:
