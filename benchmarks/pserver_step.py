@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ import optax
 from common import Bar, print_bars, print_table
 
 import jaxfleet as jf
+from jaxfleet.ir import Program
+from jaxfleet.lower import ExecutableCache
+from jaxfleet.lower.host_arrays import device_dtype
+from jaxfleet.lower.segments import Segment, rows_of, segments
 
 SIZES = (784, 1024, 1024, 10)
 ROWS = 64  # a trainer's
@@ -86,6 +91,33 @@ def train(mode: str, trainers: int, steps: int, out: Path | None, cuts: int) -> 
     return seconds[WARM_UP:]
 
 
+def compute_only(trainers: int, steps: int) -> list[float]:
+    """Returns the seconds of a trainer's segments, one after the other, with nothing sent."""
+    state, batch = start(ROWS * trainers)
+    strategy = jf.DistributedStrategy(mode="pserver")
+    twin = jf.Twin(train_step, (state, batch), strategy, servers=1, trainers=trainers)
+    program = twin.programs().trainer
+    numbers = rows_of(program, ROWS)
+    plan = segments(program, numbers, cache=ExecutableCache())
+    held = {name: _some(program, name, numbers) for name in program.variables}
+    seconds = []
+    for _ in range(steps + WARM_UP):
+        started, values = time.perf_counter(), dict(held)
+        for item in plan:
+            if isinstance(item, Segment):
+                made = item.run(np.int32(0), *[values[name] for name in item.reads])
+                values.update(zip(item.writes, jax.block_until_ready(made), strict=True))
+        seconds.append(time.perf_counter() - started)
+    return seconds[WARM_UP:]
+
+
+def _some(program: Program, name: str, numbers: Mapping[str, int]) -> jax.Array:
+    """Returns an array for a variable: a segment takes as long whatever is in it."""
+    variable = program.variables[name]
+    shape = tuple(size if isinstance(size, int) else ROWS for size in variable.shape)
+    return jnp.full(shape, 0.01, device_dtype(variable.dtype))
+
+
 def launched(servers: int, trainers: int, steps: int, cuts: int) -> tuple[list[float], float]:
     """Trains in processes; returns the seconds of every step of every trainer, and bytes a step."""
     with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +146,9 @@ def main() -> None:
     if arguments.out is not None:
         train("pserver", arguments.trainers, steps, arguments.out, arguments.cuts)
         return
-    rows, bars = [_row("one process alone", train("single", 1, steps, None, 1), 0.0)], []
+    rows = [_row("one process alone", train("single", 1, steps, None, 1), 0.0)]
+    rows.append(_row("a trainer's segments alone", compute_only(2, steps), 0.0))
+    bars = []
     for trainers, servers in ((2, 1), (1, 1), (2, 2)):
         seconds, moved = launched(servers, trainers, steps, arguments.cuts)
         what = f"{trainers} trainers + {servers} servers"
