@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,7 @@ def compute_only(trainers: int, steps: int) -> list[float]:
     program = twin.programs().trainer
     numbers = rows_of(program, ROWS)
     plan = segments(program, numbers, cache=ExecutableCache())
-    held = {name: _some(program, name, numbers) for name in program.variables}
+    held = {name: _some(program, name) for name in program.variables}
     seconds = []
     for _ in range(steps + WARM_UP):
         started, values = time.perf_counter(), dict(held)
@@ -111,7 +110,7 @@ def compute_only(trainers: int, steps: int) -> list[float]:
     return seconds[WARM_UP:]
 
 
-def _some(program: Program, name: str, numbers: Mapping[str, int]) -> jax.Array:
+def _some(program: Program, name: str) -> jax.Array:
     """Returns an array for a variable: a segment takes as long whatever is in it."""
     variable = program.variables[name]
     shape = tuple(size if isinstance(size, int) else ROWS for size in variable.shape)
