@@ -77,7 +77,7 @@ class Joiner:
 
     def _opening(self, parts: Sequence[Frame]) -> tuple[int, ...]:
         count, left_over = divmod(frame_bytes(parts[0]) - len(_OPENING), 8)
-        if len(parts) != 1 or left_over or not 0 < count <= self._limits.max_tensors + 1:
+        if len(parts) != 1 or left_over or not 0 < count <= self._limits.max_tensors + 2:
             raise FrameError("a large message opens with the size of each of its frames")
         sizes = struct.unpack(f"<{count}Q", parts[0][len(_OPENING) :])
         header_bytes, *array_bytes = sizes

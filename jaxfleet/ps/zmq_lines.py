@@ -12,9 +12,11 @@ from jaxfleet.ps.chunks import Joiner, split
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.messages import Message
 from jaxfleet.ps.secret import Keys
+from jaxfleet.ps.shared_arena import Lender
+from jaxfleet.ps.shared_frames import Borrower, is_placed, place
 from jaxfleet.ps.wire import Frame, FrameError, decode, encode
 from jaxfleet.ps.zmq_ends import End, Timing, make_socket, receive_parts, send_parts, use_keys
-from jaxfleet.ps.zmq_local import answers, local_address, local_name
+from jaxfleet.ps.zmq_local import local_address, local_name, who_answers
 
 
 class ZmqLines:
@@ -25,13 +27,23 @@ class ZmqLines:
         limits: how much a message may hold.
         timing: how soon things are noticed.
         keys: of the job's secret.
+        share_memory: with servers that see it.
     """
 
     def __init__(
-        self, addresses: Sequence[str], *, limits: Limits, timing: Timing, keys: Keys | None
+        self,
+        addresses: Sequence[str],
+        *,
+        limits: Limits,
+        timing: Timing,
+        keys: Keys | None,
+        share_memory: bool,
     ) -> None:
         self._limits = limits
-        self._addresses = tuple(map(_nearest, addresses))
+        nearest = [_nearest(address) for address in addresses]
+        self._addresses = tuple(address for address, _ in nearest)
+        self._lenders = [Lender() if near and share_memory else None for _, near in nearest]
+        self._borrower = Borrower(limits)
         self._end = End("the lines to the servers are")
         self._readable: deque[int] = deque()
         self._rejected = 0
@@ -59,7 +71,10 @@ class ZmqLines:
 
     def send(self, server: int, message: Message) -> None:
         with self._end.used():
-            for parts in split(encode(message, limits=self._limits)):
+            frames: Sequence[Frame] = encode(message, limits=self._limits)
+            if (lender := self._lenders[server]) is not None:
+                frames = place(frames, lender)
+            for parts in split(frames):
                 self._send_parts(server, parts)
 
     def _send_parts(self, server: int, parts: Sequence[Frame]) -> None:
@@ -96,7 +111,7 @@ class ZmqLines:
         """Reads once from the server whose turn it is; those that have more stay in line."""
         server = self._readable.popleft()
         try:
-            parts = receive_parts(self._sockets[server], most=self._limits.max_tensors + 2)
+            parts = receive_parts(self._sockets[server], most=self._limits.max_tensors + 3)
         except zmq.Again:
             return None
         except FrameError:
@@ -105,6 +120,8 @@ class ZmqLines:
         self._readable.append(server)
         try:
             frames = self._joiners[server].add(parts)
+            if frames is not None and is_placed(frames):
+                frames = self._borrower.find(frames)
             return None if frames is None else (server, decode(frames, self._limits))
         except FrameError:
             self._rejected += 1
@@ -112,10 +129,16 @@ class ZmqLines:
 
     def close(self) -> None:
         self._end.close()
+        for lender in self._lenders:
+            if lender is not None:
+                lender.close()
 
 
-def _nearest(address: str) -> str:
-    """Returns the server's Unix socket where it has one on this machine, else the address."""
+def _nearest(address: str) -> tuple[str, bool]:
+    """Returns where to reach a server: its Unix socket where it has one; and if it sees memory."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     name = local_name(host, int(port))
-    return address if name is None or not answers(name) else local_address(name)
+    pid = None if name is None else who_answers(name)
+    if name is None or pid is None:
+        return address, False
+    return local_address(name), pid > 0

@@ -11,6 +11,8 @@ from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.messages import Kind, Message
 from jaxfleet.ps.network import Peer
 from jaxfleet.ps.secret import Keys
+from jaxfleet.ps.shared_arena import Lender
+from jaxfleet.ps.shared_frames import Borrower, is_placed, place
 from jaxfleet.ps.wire import Frame, FrameError, decode, encode
 from jaxfleet.ps.zmq_ends import (
     End,
@@ -23,6 +25,8 @@ from jaxfleet.ps.zmq_ends import (
 )
 from jaxfleet.ps.zmq_local import local_address, local_name
 
+_MOST_LENDERS = 256
+_LONGEST_UNUSED_S = 600.0  # then what was sent was read long ago, or never will be
 _ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks whom it may let in
 
 
@@ -35,18 +39,29 @@ class ZmqListener:
         limits: how much a message may hold.
         timing: how soon things are noticed.
         keys: of the job's secret.
+        share_memory: with peers that share theirs.
 
     Raises:
         zmq.ZMQError: the address cannot be bound.
     """
 
     def __init__(
-        self, address: str, *, host: str, limits: Limits, timing: Timing, keys: Keys | None
+        self,
+        address: str,
+        *,
+        host: str,
+        limits: Limits,
+        timing: Timing,
+        keys: Keys | None,
+        share_memory: bool,
     ) -> None:
+        self._share_memory = share_memory
         self._limits = limits
         self._timing = timing
         self._rejected = 0
         self._joiners: dict[Peer, tuple[Joiner, float]] = {}  # with when each took something
+        self._borrower = Borrower(limits)
+        self._lenders: dict[Peer, Lender] = {}  # for those that lent something themselves
         self._end = End(f"the listener at {host} is")
         self._router = make_socket(self._end.context, zmq.ROUTER, timing)
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 0)  # nobody takes another's name
@@ -108,13 +123,16 @@ class ZmqListener:
     def _take(self) -> tuple[Peer, Message] | None:
         """Reads once. What is no message is answered, and counted."""
         try:
-            name, *parts = receive_parts(self._router, most=self._limits.max_tensors + 3)
+            name, *parts = receive_parts(self._router, most=self._limits.max_tensors + 4)
         except TooManyPartsError as error:
             self._reject(error.first, error)
             return None
         peer = name.tobytes()
         try:
             frames = self._joined(peer, parts)
+            if frames is not None and is_placed(frames):
+                frames = self._borrower.find(frames)
+                self._lend_to(peer)
             return None if frames is None else (peer, decode(frames, self._limits))
         except PieceError:
             self._rejected += (
@@ -134,9 +152,19 @@ class ZmqListener:
 
     def _forget_stale(self) -> None:
         """Gives up what connections began to send and left."""
+        now = time.monotonic()
         if self._joiners:
-            since = time.monotonic() - self._timing.half_open_s
+            since = now - self._timing.half_open_s
             self._joiners = {p: (j, at) for p, (j, at) in self._joiners.items() if at > since}
+        unused = [p for p, it in self._lenders.items() if it.used_at < now - _LONGEST_UNUSED_S]
+        for peer in unused:
+            self._lenders.pop(peer).close()
+
+    def _lend_to(self, peer: Peer) -> None:
+        """Notes that a peer is on this machine, and sees the memory of processes here."""
+        is_new = peer not in self._lenders
+        if is_new and self._share_memory and len(self._lenders) < _MOST_LENDERS:
+            self._lenders[peer] = Lender()
 
     def _reject(self, peer: Peer, error: FrameError) -> None:
         self._rejected += 1
@@ -153,7 +181,10 @@ class ZmqListener:
             self._send(peer, message)
 
     def _send(self, peer: Peer, message: Message) -> None:
-        for parts in split(encode(message, limits=self._limits)):
+        frames: Sequence[Frame] = encode(message, limits=self._limits)
+        if (lender := self._lenders.get(peer)) is not None:
+            frames = place(frames, lender)
+        for parts in split(frames):
             send_parts(self._router, [peer, *parts])
 
     def wake(self) -> None:
@@ -161,6 +192,8 @@ class ZmqListener:
 
     def close(self) -> None:
         self._end.close()
+        for lender in self._lenders.values():
+            lender.close()
 
 
 def _answer(asked: "zmq.Socket[bytes]", wanted: Sequence[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""The shorter way between processes of one machine: a Unix socket beside the TCP port.
+"""The shorter way between processes of one machine: a Unix socket beside the TCP port, and memory.
 
 A listener on this machine's own address has both; who finds the Unix socket there takes it. The
 same bytes cost the kernel half as much on it (measured on loopback, 7.4 MB each way: 1.1 ms of a
@@ -6,9 +6,13 @@ core instead of 2.3). Its name is abstract, so no file is left behind, and as fa
 loopback reaches, so does it. Linux alone has such names.
 """
 
+import os
 import socket
+import struct
 import sys
+from pathlib import Path
 
+_CREDENTIALS = struct.Struct("iII")  # process, user, group
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 
 
@@ -24,12 +28,22 @@ def local_address(name: str) -> str:
     return f"ipc://@{name}"
 
 
-def answers(name: str) -> bool:
-    """Tells whether somebody listens on the Unix socket now."""
+def who_answers(name: str) -> int | None:
+    """Returns the process that listens on the Unix socket now, 0 where it cannot be seen."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0.5)
         try:
             probe.connect(f"\0{name}")
         except OSError:
-            return False
-        return True
+            return None
+        found = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _ = _CREDENTIALS.unpack(found)
+    return int(pid) if user == os.getuid() and _is_in_sight(pid) else 0
+
+
+def _is_in_sight(pid: int) -> bool:
+    """Tells whether a number names the same process there and here."""
+    try:
+        return Path(f"/proc/{pid}/ns/pid").samefile("/proc/self/ns/pid")
+    except OSError:
+        return False

@@ -10,6 +10,7 @@ import zmq
 from jaxfleet.errors import ConnectError, StrategyError
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.secret import derive_keys
+from jaxfleet.ps.shared_arena import can_share
 from jaxfleet.ps.zmq_ends import Timing
 from jaxfleet.ps.zmq_lines import ZmqLines
 from jaxfleet.ps.zmq_listener import ZmqListener
@@ -28,6 +29,8 @@ class ZmqNetwork:
         limits: how much a message may hold.
         secret: the job's, from `jaxfleet.ps.secret.read_secret`.
         timing: how soon things are noticed.
+        share_memory: let processes of this machine and user find large arrays in shared memory,
+            where the system can do that.
     """
 
     def __init__(
@@ -36,7 +39,9 @@ class ZmqNetwork:
         limits: Limits | None = None,
         secret: bytes | None = None,
         timing: Timing | None = None,
+        share_memory: bool = True,
     ) -> None:
+        self._share_memory = share_memory and can_share()
         self._limits = limits or Limits()
         self._timing = timing or Timing()
         self._keys = None if secret is None else derive_keys(secret)
@@ -48,7 +53,13 @@ class ZmqNetwork:
             StrategyError: an endpoint is no `host:port`.
         """
         addresses = [_address(*_host_and_port(endpoint)) for endpoint in endpoints]
-        return ZmqLines(addresses, limits=self._limits, timing=self._timing, keys=self._keys)
+        return ZmqLines(
+            addresses,
+            limits=self._limits,
+            timing=self._timing,
+            keys=self._keys,
+            share_memory=self._share_memory,
+        )
 
     def listen(self, endpoint: str) -> ZmqListener:
         """Returns a server's end; port 0 takes a free one.
@@ -71,6 +82,7 @@ class ZmqNetwork:
                 limits=self._limits,
                 timing=self._timing,
                 keys=self._keys,
+                share_memory=self._share_memory,
             )
         except zmq.ZMQError as error:
             raise _refused(endpoint, error) from error

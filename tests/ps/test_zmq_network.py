@@ -370,8 +370,8 @@ def large(count: int) -> Message:
 
 
 def test_a_large_message_arrives_aligned() -> None:
-    listener = ZmqNetwork().listen(ANYWHERE)
-    with lines_to(ZmqNetwork(), listener.endpoint) as lines:
+    listener = ZmqNetwork(share_memory=False).listen(ANYWHERE)
+    with lines_to(ZmqNetwork(share_memory=False), listener.endpoint) as lines:
         lines.send(0, large(3))
         arrived = listener.receive(30.0)
         assert arrived is not None
@@ -381,7 +381,7 @@ def test_a_large_message_arrives_aligned() -> None:
 
 
 def test_two_large_messages_may_arrive_at_once() -> None:
-    network = ZmqNetwork()
+    network = ZmqNetwork(share_memory=False)
     listener = network.listen(ANYWHERE)
     with lines_to(network, listener.endpoint) as one, lines_to(network, listener.endpoint) as two:
         for lines in (one, two):

@@ -1,0 +1,130 @@
+r"""Puts the large frames of a message into memory that the receiver sees, and finds them there.
+
+What is sent in their place is a first frame that says where each is: `\xc1m`, then a fixed record
+for each frame of the message, of size 0 for those that travel in it. On one machine an array is
+then copied once on its way, instead of into the kernel and out of it.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxfleet.ps.limits import Limits
+from jaxfleet.ps.shared_arena import (
+    ARENA_BYTES,
+    BLOCKS,
+    HEADER_BYTES,
+    NAME,
+    TOKEN_BYTES,
+    Block,
+    Lender,
+    flags_of,
+)
+from jaxfleet.ps.wire import Frame, FrameError, frame_bytes
+
+_MARK = b"\xc1m"  # no msgpack begins with c1, so no header does
+_RECORD = struct.Struct(f"<II{TOKEN_BYTES}sIQQ")
+_NOT_SHARED = bytes(_RECORD.size)
+_LEAST_BYTES = 1 << 16  # a smaller frame costs less in the message
+_MOST_MAPPED = 64
+_SEALED = fcntl.F_SEAL_SHRINK
+
+
+def place(frames: Sequence[Frame], lender: Lender) -> Sequence[Frame]:
+    """Returns what to send in the place of a message's frames; the same where nothing is shared."""
+    blocks = [
+        lender.lend(memoryview(frame)) if frame_bytes(frame) >= _LEAST_BYTES else None
+        for frame in frames
+    ]
+    if not any(blocks):
+        return frames
+    first = _MARK + b"".join(_NOT_SHARED if block is None else _packed(block) for block in blocks)
+    return [first, *(b"" if block else frame for block, frame in zip(blocks, frames, strict=True))]
+
+
+def is_placed(parts: Sequence[Frame]) -> bool:
+    """Tells whether parts are what `place` made of a message."""
+    return bool(parts) and bytes(parts[0][:2]) == _MARK
+
+
+def _packed(block: Block) -> bytes:
+    return _RECORD.pack(block.pid, block.fd, block.token, block.flag, block.start, block.size)
+
+
+class Borrower:
+    """Finds frames in the memory of other processes of this machine.
+
+    Args:
+        limits: how much a message may hold.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._mapped: dict[bytes, np.ndarray] = {}  # by token
+
+    def find(self, parts: Sequence[Frame]) -> Sequence[Frame]:
+        """Returns a message's frames; what nobody uses any more goes back to its lender.
+
+        Raises:
+            FrameError: the first part does not say where they are.
+        """
+        records, frames = memoryview(parts[0])[len(_MARK) :], parts[1:]
+        count = len(frames)
+        if not 0 < count <= self._limits.max_tensors + 1 or len(records) != count * _RECORD.size:
+            raise FrameError("a message does not say where each of its frames is")
+        return [
+            self._found(Block(*_RECORD.unpack_from(records, at * _RECORD.size)), frame)
+            for at, frame in enumerate(frames)
+        ]
+
+    def _found(self, block: Block, frame: Frame) -> Frame:
+        if not block.size:
+            return frame
+        if frame_bytes(frame):
+            raise FrameError("a frame is in a message and in shared memory too")
+        fits = HEADER_BYTES <= block.start <= ARENA_BYTES - block.size and block.flag < BLOCKS
+        if not fits or block.size > self._limits.max_bytes:
+            raise FrameError("a frame lies outside of the memory that is shared")
+        memory = self._mapped.get(block.token)
+        if memory is None:
+            memory = self._map(block)
+        lent = memory[block.start : block.start + block.size]
+        # Whatever is made of it keeps this very array, and so the block.
+        weakref.finalize(lent, _give_back, flags_of(memory), block.flag).atexit = False
+        return lent.data.toreadonly()
+
+    def _map(self, block: Block) -> np.ndarray:
+        try:
+            memory = _mapped(f"/proc/{block.pid}/fd/{block.fd}")
+        except (OSError, ValueError) as error:
+            raise FrameError(f"memory of process {block.pid} cannot be shared: {error}") from error
+        if memory[:TOKEN_BYTES].tobytes() != block.token:
+            raise FrameError(f"memory of process {block.pid} is not what a message says it is")
+        while len(self._mapped) >= _MOST_MAPPED:
+            del self._mapped[next(iter(self._mapped))]
+        self._mapped[block.token] = memory
+        return memory
+
+
+def _mapped(path: str) -> np.ndarray:
+    """Maps an arena. What is no arena is not even opened: a sender may name anything."""
+    if not str(Path(path).readlink()).startswith(f"/memfd:{NAME}"):
+        raise ValueError("it is no memory that jaxfleet shares")
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALED
+        if not sealed or os.fstat(fd).st_size != ARENA_BYTES:
+            raise ValueError("it has another size, or may get one")
+        return np.frombuffer(mmap.mmap(fd, ARENA_BYTES), np.uint8)
+    finally:
+        os.close(fd)
+
+
+def _give_back(flags: np.ndarray, flag: int) -> None:
+    flags[flag] = 0

@@ -1,0 +1,217 @@
+"""Large arrays between processes of one machine: lent, found, given back, never just believed."""
+
+import gc
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxfleet.ps import shared_arena
+from jaxfleet.ps.limits import Limits
+from jaxfleet.ps.messages import Kind, Message, Tensor
+from jaxfleet.ps.network import Lines, Listener
+from jaxfleet.ps.shared_arena import ARENA_BYTES, BLOCKS, HEADER_BYTES, Lender, can_share
+from jaxfleet.ps.shared_frames import Borrower, is_placed, place
+from jaxfleet.ps.wire import Frame, FrameError, decode, encode
+from jaxfleet.ps.zmq_network import ZmqNetwork
+from tests.ps.test_wire import same
+from tests.ps.test_zmq_network import ask, dealer, echoing, lines_to
+
+pytestmark = pytest.mark.skipif(not can_share(), reason="this system shares no memory")
+
+LARGE = 1 << 20
+LIMITS = Limits()
+
+
+def push(*arrays: np.ndarray) -> Message:
+    tensors = (Tensor(f"w{at}", array) for at, array in enumerate(arrays))
+    return Message(Kind.PUSH, "trainer 0", 1, 1, {}, tuple(tensors))
+
+
+def numbers(size: int = LARGE) -> np.ndarray:
+    return np.arange(size, dtype=np.float32)
+
+
+def first_byte(array: np.ndarray) -> int:
+    """Returns where an array is in memory."""
+    return array.ctypes.data
+
+
+def bytes_of(frames: list[Frame]) -> list[bytes]:
+    return [bytes(frame) for frame in frames]
+
+
+def test_large_frames_are_lent_and_small_ones_travel() -> None:
+    message = push(numbers(), np.ones(3, np.float32))
+    placed = place(encode(message), Lender())
+    assert is_placed(placed)
+    assert [len(bytes(frame)) for frame in placed[2:]] == [0, 12]
+    assert sum(len(bytes(frame)) for frame in placed) < 1000
+    assert same(message, decode(Borrower(LIMITS).find(placed), LIMITS))
+
+
+def test_small_messages_stay_as_they_are() -> None:
+    frames = encode(push(np.ones(3, np.float32)))
+    assert place(frames, Lender()) is frames
+    assert not is_placed(frames)
+
+
+def test_a_block_is_free_again_when_nothing_uses_its_array() -> None:
+    lender, borrower = Lender(), Borrower(LIMITS)
+    first = decode(borrower.find(place(encode(push(numbers())), lender)), LIMITS)
+    part = first.tensors[0].array[5:7]
+    del first
+    again = borrower.find(place(encode(push(numbers() + 1)), lender))
+    assert part.tolist() == [5, 6]  # a view alone keeps the block
+    lent = [lender.lend(memoryview(bytes(LARGE))) for _ in range(2)]
+    assert len({block.start for block in lent if block}) == 2
+    start = first_byte(part) - 5 * part.itemsize
+    del part, again
+    gc.collect()
+    found = decode(borrower.find(place(encode(push(numbers())), lender)), LIMITS).tensors[0].array
+    assert first_byte(found) == start
+
+
+def test_what_has_no_room_travels_in_the_message() -> None:
+    lender = Lender()
+    kept = [place(encode(push(numbers(8 << 20))), lender) for _ in range(3)]
+    assert [is_placed(frames) for frames in kept] == [
+        True,
+        False,
+        False,
+    ]  # 32 MB each, and a header
+    too_large = encode(push(np.zeros(ARENA_BYTES, np.uint8)))
+    assert place(too_large, lender) is too_large
+
+
+def test_there_are_only_so_many_blocks() -> None:
+    lender = Lender()
+    lent = [lender.lend(memoryview(b"x")) for _ in range(BLOCKS + 1)]
+    assert all(lent[:-1])
+    assert lent[-1] is None
+
+
+def test_where_a_borrower_is_gone_there_comes_new_memory_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_arena, "_LONGEST_LOAN_S", -1.0)
+    lender, whole = Lender(), memoryview(bytes(ARENA_BYTES - HEADER_BYTES))
+    lent = [lender.lend(whole) for _ in range(6)]
+    assert [block is not None for block in lent] == [True] * 4 + [False] * 2
+    assert len({block.fd for block in lent if block}) == 4
+    lender.close()
+
+
+def changed(frames: list[bytes], place_: int, value: bytes) -> list[bytes]:
+    """Returns frames whose second record (the first array's) holds something else."""
+    size, start = struct.calcsize("<II16sIQQ"), 2
+    record = bytearray(frames[0][start + size : start + 2 * size])
+    record[place_ : place_ + len(value)] = value
+    first = frames[0][: start + size] + bytes(record) + frames[0][start + 2 * size :]
+    return [first, *frames[1:]]
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "complaint"),
+    [
+        (0, struct.pack("<I", 1 << 30), "cannot be shared"),
+        (4, struct.pack("<I", 0), "cannot be shared"),
+        (4, struct.pack("<I", 1 << 20), "cannot be shared"),
+        (8, bytes(16), "is not what a message says"),
+        (24, struct.pack("<I", BLOCKS), "lies outside"),
+        (28, struct.pack("<Q", 0), "lies outside"),
+        (28, struct.pack("<Q", ARENA_BYTES - 8), "lies outside"),
+        (28, struct.pack("<Q", (1 << 64) - 1), "lies outside"),
+        (36, struct.pack("<Q", 1 << 63), "lies outside"),
+        (36, struct.pack("<Q", ARENA_BYTES), "lies outside"),
+    ],
+)
+def test_a_false_record_is_refused(where: int, value: bytes, complaint: str) -> None:
+    lender = Lender()
+    frames = bytes_of(list(place(encode(push(numbers())), lender)))
+    assert Borrower(LIMITS).find(frames)
+    with pytest.raises(FrameError, match=complaint):
+        Borrower(LIMITS).find(changed(frames, where, value))
+
+
+def test_what_does_not_name_each_frame_is_refused() -> None:
+    frames = bytes_of(list(place(encode(push(numbers())), Lender())))
+    for wrong in ([frames[0]], frames[:2], [*frames, b""], [frames[0] + b"x", *frames[1:]]):
+        with pytest.raises(FrameError, match="does not say where"):
+            Borrower(LIMITS).find(wrong)
+    with pytest.raises(FrameError, match="in shared memory too"):
+        Borrower(LIMITS).find([*frames[:2], b"both"])
+
+
+def test_other_files_are_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(bytes(ARENA_BYTES))
+    unsealed = os.memfd_create("jaxfleet")
+    os.ftruncate(unsealed, ARENA_BYTES)
+    frames = bytes_of(list(place(encode(push(numbers())), Lender())))
+    with (tmp_path / "secret").open("r+b") as plain:
+        for fd in (plain.fileno(), unsealed):
+            with pytest.raises(FrameError, match="cannot be shared"):
+                Borrower(LIMITS).find(changed(frames, 4, struct.pack("<I", fd)))
+    os.close(unsealed)
+
+
+def test_an_array_outlives_the_process_that_lent_it() -> None:
+    script = (
+        "import sys, numpy as np\n"
+        "from tests.ps.test_shared_memory import bytes_of, numbers, push\n"
+        "from jaxfleet.ps.shared_arena import Lender\n"
+        "from jaxfleet.ps.shared_frames import place\n"
+        "from jaxfleet.ps.wire import encode\n"
+        "lender = Lender()\n"
+        "for part in bytes_of(list(place(encode(push(numbers())), lender))):\n"
+        "    print(part.hex(), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        parts = [bytes.fromhex(child.stdout.readline()) for _ in range(3)]
+        found = decode(Borrower(LIMITS).find(parts), LIMITS).tensors[0].array
+        child.kill()
+        child.wait(10)
+        assert found.tobytes() == numbers().tobytes()
+        with pytest.raises(FrameError, match="cannot be shared"):
+            Borrower(LIMITS).find(parts)
+
+
+def lent_bytes(ends: Lines | Listener) -> int:
+    """Returns how many arenas an end has."""
+    lenders = getattr(ends, "_lenders")  # noqa: B009
+    found = lenders.values() if isinstance(lenders, dict) else lenders
+    return sum(len(lender._arenas) for lender in found if lender is not None)  # noqa: SLF001
+
+
+def test_both_ends_of_a_line_lend() -> None:
+    network = ZmqNetwork()
+    with echoing(network) as listener, lines_to(network, listener.endpoint) as lines:
+        for number in range(30):
+            assert ask(lines, number, size=LARGE) is not None
+        assert (lent_bytes(lines), lent_bytes(listener)) == (1, 1)
+        assert listener.rejected == 0
+
+
+def test_neither_end_lends_where_it_shall_not() -> None:
+    network = ZmqNetwork(share_memory=False)
+    with echoing(network) as listener, lines_to(network, listener.endpoint) as lines:
+        assert ask(lines, size=LARGE) is not None
+        assert (lent_bytes(lines), lent_bytes(listener)) == (0, 0)
+
+
+def test_a_stranger_with_false_records_hears_of_it() -> None:
+    frames = bytes_of(list(place(encode(push(numbers())), Lender())))
+    network = ZmqNetwork()
+    with echoing(network) as listener, dealer(listener.endpoint) as stranger:
+        stranger.send_multipart(changed(frames, 8, bytes(16)))
+        assert stranger.poll(10_000)
+        assert b"is not what a message says it is" in stranger.recv()
+        assert listener.rejected == 1
