@@ -20,7 +20,7 @@ import numpy as np
 TOKEN_BYTES = 16
 BLOCKS = 1024
 HEADER_BYTES = 4096 + 4 * BLOCKS
-ARENA_BYTES = 64 << 20  # its pages come as they are written to
+ARENA_BYTES = 128 << 20  # its pages come as they are written to
 NAME = "jaxfleet"
 
 _ALIGNMENT = 4096
