@@ -6,6 +6,7 @@ from jaxfleet.passes.donate import Donate as Donate
 from jaxfleet.passes.fuse_allreduce import FuseAllreduce as FuseAllreduce
 from jaxfleet.passes.grad_allreduce import GradAllreduce as GradAllreduce
 from jaxfleet.passes.insert_send_recv import InsertSendRecv as InsertSendRecv
+from jaxfleet.passes.insert_startup import InsertStartup as InsertStartup
 from jaxfleet.passes.merge_sends import MergeSends as MergeSends
 from jaxfleet.passes.schedule_sends import ScheduleSends as ScheduleSends
 from jaxfleet.passes.slice_var import SliceVar as SliceVar

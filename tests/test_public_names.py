@@ -48,8 +48,8 @@ PUBLIC = {
         register_op
     """,
     "jaxfleet.passes": """
-        DeadCodeElimination Dispatch Donate FuseAllreduce GradAllreduce InsertSendRecv MergeSends
-        ScheduleSends SliceVar
+        DeadCodeElimination Dispatch Donate FuseAllreduce GradAllreduce InsertSendRecv
+        InsertStartup MergeSends ScheduleSends SliceVar
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders made_by

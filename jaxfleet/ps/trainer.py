@@ -1,47 +1,16 @@
 """Runs a trainer's program: compiled segments, and between them what it asks of servers."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from jaxfleet.ir import Operator, Program, Variable
+from jaxfleet.ir import Operator, Program
 from jaxfleet.lower.blocks import ExecutableCache
-from jaxfleet.lower.host_arrays import host_type, to_device, to_host
 from jaxfleet.lower.segments import Segment, rows_of, segments
 from jaxfleet.ops import Array
-from jaxfleet.ps.aligned import aligned_copy
-from jaxfleet.ps.buffers import Buffers
 from jaxfleet.ps.client import Client
-from jaxfleet.ps.collectives import asked_for, finished
-from jaxfleet.ps.messages import Kind, Tensor
-from jaxfleet.ps.requests import Request
-
-
-@dataclass
-class Copies:
-    """Counts arrays that travelled, and the copies that were made of them in this process.
-
-    Attributes:
-        sent: arrays that went to servers.
-        sent_copies: copies on their way from the device to the network.
-        received: arrays that came.
-        received_copies: copies on their way from the network to the device.
-    """
-
-    sent: int = 0
-    sent_copies: int = 0
-    received: int = 0
-    received_copies: int = 0
-
-    def __add__(self, other: "Copies") -> "Copies":
-        return Copies(
-            self.sent + other.sent,
-            self.sent_copies + other.sent_copies,
-            self.received + other.received,
-            self.received_copies + other.received_copies,
-        )
+from jaxfleet.ps.host_run import Copies, Host, HostRun
 
 
 class Trainer:
@@ -56,7 +25,7 @@ class Trainer:
     def __init__(self, program: Program, client: Client, cache: ExecutableCache) -> None:
         self.program, self.client = program, client
         self._cache = cache
-        self.buffers, self.copies = Buffers(), Copies()
+        self._host = Host(program, client)
         self._rank = np.int32(client.me.trainer)
         self._by_rows: dict[int, list[Segment | tuple[Operator, ...]]] = {}
         self._fetched = next(
@@ -87,154 +56,10 @@ class Trainer:
                 outputs = item.run(self._rank, *[values[name] for name in item.reads])
                 values.update(zip(item.writes, outputs, strict=True))
             else:
-                _HostRun(self, item, values).run()
+                HostRun(self._host, item, values).run()
         return {name: values[name] for name in state}, [values[name] for name in self._fetched]
 
-    def variable(self, name: str) -> Variable:
-        """Returns what a name means in the program."""
-        return self.program.lookup(name)
-
-
-@dataclass
-class _HostRun:
-    """Does the operators of the host that stand together: asks for all, then waits for all.
-
-    Attributes:
-        values: what names hold; on the device, or on the host.
-        targets: where what comes from servers goes.
-        wholes: buffers by the name that will hold them.
-    """
-
-    trainer: Trainer
-    ops: Sequence[Operator]
-    values: dict[str, Any]
-    targets: dict[str, np.ndarray] = field(default_factory=dict)
-    wholes: dict[str, np.ndarray] = field(default_factory=dict)
-    requests: list[Request] = field(default_factory=list)
-    answers: dict[str, np.ndarray] = field(default_factory=dict)
-
-    def run(self) -> None:
-        kinds = {op.type for op in self.ops}
-        for op in self.ops:
-            if op.type == "split_byref":
-                self._split(op)
-            elif op.type == "send":
-                self._send(op)
-        collectives = [op for op in self.ops if op.type.startswith("c_")]
-        self._reduce(collectives)
-        if "recv" in kinds:
-            self._receive()
-        if self.requests:
-            self.trainer.client.wait(self.requests)
-        self._finish(collectives)
-
-    def _split(self, op: Operator) -> None:
-        whole, start = self._on_host(op.reads[0]), 0
-        for name in op.writes:
-            rows = self.trainer.variable(name).shape[0]
-            assert isinstance(rows, int)
-            self.values[name] = whole[start : start + rows]
-            start += rows
-
-    def _send(self, op: Operator) -> None:
-        by_server: dict[int, list[Tensor]] = {}
-        for name, server in zip(op.reads, self._servers(op), strict=True):
-            tensor = Tensor(self._wire_name(name), self._on_host(name))
-            by_server.setdefault(server, []).append(tensor)
-        for server, tensors in by_server.items():
-            self.trainer.client.push(server, tensors)
-
-    def _reduce(self, ops: Sequence[Operator]) -> None:
-        asked: dict[tuple[int, str], list[Tensor]] = {}
-        for op in ops:
-            for name, output in zip(op.reads, op.writes, strict=True):
-                value = self._on_host(name)
-                key = (self._server(op.attrs["endpoint"]), asked_for(op, value.dtype))
-                asked.setdefault(key, []).append(Tensor(output, value))
-        for (server, how), tensors in asked.items():
-            names = [tensor.name for tensor in tensors]
-            self.requests.append(
-                self.trainer.client.request(
-                    server,
-                    Kind.REDUCE,
-                    body={"key": f"{how} {names[0]}", "how": how},
-                    tensors=tensors,
-                    wants=names,
-                    sink=self._answer,
-                )
-            )
-
-    def _answer(self, tensor: Tensor) -> None:
-        self.answers[tensor.name] = aligned_copy(tensor.array)
-        copies = self.trainer.copies
-        copies.received, copies.received_copies = copies.received + 1, copies.received_copies + 1
-
-    def _receive(self) -> None:
-        receives = [op for op in self.ops if op.type == "recv"]
-        for op in (op for op in self.ops if op.type == "concat"):
-            self._prepare(op)
-        by_server: dict[int, list[str]] = {}
-        for op in receives:
-            for name, server in zip(op.writes, self._servers(op), strict=True):
-                if name not in self.targets:
-                    self.wholes[name] = self.targets[name] = self._buffer(name)
-                by_server.setdefault(server, []).append(name)
-        for server, names in by_server.items():
-            self.requests.append(
-                self.trainer.client.request(
-                    server, Kind.PULL, body={"names": list(names)}, wants=names, sink=self._take
-                )
-            )
-
-    def _prepare(self, op: Operator) -> None:
-        """Makes the buffer of what is joined, so that its parts come where they belong."""
-        whole, start = self._buffer(op.writes[0]), 0
-        for name in op.reads:
-            rows = self.trainer.variable(name).shape[0]
-            assert isinstance(rows, int)
-            self.targets[name] = whole[start : start + rows]
-            start += rows
-        self.wholes[op.writes[0]] = whole
-
-    def _take(self, tensor: Tensor) -> None:
-        np.copyto(self.targets[tensor.name], tensor.array, casting="no")
-        copies = self.trainer.copies
-        copies.received, copies.received_copies = copies.received + 1, copies.received_copies + 1
-
-    def _finish(self, collectives: Sequence[Operator]) -> None:
-        me = self.trainer.client.me
-        for op in collectives:
-            for name in op.writes:
-                answer = self.answers[name]
-                value = finished(op, answer, trainer=me.trainer, trainers=me.trainers)
-                self._set(name, value)
-        for name, whole in self.wholes.items():
-            self._set(name, whole)
-
-    def _set(self, name: str, value: np.ndarray) -> None:
-        self.values[name], copied = to_device(value, self.trainer.variable(name).dtype)
-        self.trainer.copies.received_copies += copied
-
-    def _buffer(self, name: str) -> np.ndarray:
-        held = host_type(self.trainer.variable(name))
-        return self.trainer.buffers.take(held.shape, held.dtype)
-
-    def _on_host(self, name: str) -> np.ndarray:
-        value, copied = self.values[name], False
-        if not isinstance(value, np.ndarray):
-            value, copied = to_host(value)
-        self.trainer.copies.sent += 1
-        self.trainer.copies.sent_copies += copied
-        found: np.ndarray = value
-        return found
-
-    def _wire_name(self, name: str) -> str:
-        return name.removesuffix(f".trainer_{self.trainer.client.me.trainer}")
-
-    def _servers(self, op: Operator) -> list[int]:
-        epmap = op.attrs["epmap"]
-        assert isinstance(epmap, tuple)
-        return [self._server(endpoint) for endpoint in epmap]
-
-    def _server(self, endpoint: object) -> int:
-        return self.trainer.client.me.endpoints.index(str(endpoint))
+    @property
+    def copies(self) -> Copies:
+        """The arrays that travelled, and the copies that were made of them."""
+        return self._host.copies

@@ -1,4 +1,4 @@
-"""The programs of a parameter-server job: a trainer's, and one for each server."""
+"""The programs of a parameter-server job: a trainer's, one for each server, and how all start."""
 
 import hashlib
 from collections.abc import Sequence
@@ -6,18 +6,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxfleet.analysis.rules import meaning_rules
-from jaxfleet.ir import Program
+from jaxfleet.env import read_environment
+from jaxfleet.ir import Program, verify
 from jaxfleet.passes import (
     DeadCodeElimination,
     Dispatch,
     GradAllreduce,
     InsertSendRecv,
+    InsertStartup,
     MergeSends,
     ScheduleSends,
     SliceVar,
 )
+from jaxfleet.passes._startup import server_startups, trainer_startup
 from jaxfleet.passes._uses import Effects
-from jaxfleet.pipeline import Pass, Record, parse_pipeline, run_pipeline
+from jaxfleet.pipeline import (
+    Dump,
+    Pass,
+    Record,
+    Stage,
+    new_dump_folder,
+    parse_pipeline,
+    run_pipeline,
+)
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.transpile import transpile
 
@@ -29,6 +40,8 @@ class JobPrograms:
     Attributes:
         trainer: this trainer's program.
         servers: each server's.
+        trainer_startup: this trainer's startup program.
+        server_startups: each server's.
         dumps: what every pass did to the trainer's program.
         trainers: how many there are.
         is_whole: every trainer computes the whole batch, since it cannot be divided.
@@ -37,6 +50,8 @@ class JobPrograms:
 
     trainer: Program
     servers: tuple[Program, ...]
+    trainer_startup: Program
+    server_startups: tuple[Program, ...]
     dumps: Record
     trainers: int
     is_whole: bool
@@ -89,13 +104,49 @@ def job_programs(
     mine = InsertSendRecv(trainers=trainers, trainer_id=trainer)
     made, record = transpile(program, [*first, mine, *more], dump_dir=dump_dir)
     if like is not None:
-        return replace(like, trainer=made, dumps=record)
+        startup = _trainer_startup(program, made, like.server_startups, trainer)
+        return replace(like, trainer=made, trainer_startup=startup, dumps=record)
     placed = run_pipeline(program, first, rules=meaning_rules)
     servers = tuple(
         transpile(placed, [InsertSendRecv(trainers=trainers, server=n)], dump_dir=None)[0]
         for n in range(len(endpoints))
     )
-    return JobPrograms(made, servers, record, trainers, whole, _digest(program, servers))
+    startups = _server_startups(program, servers)
+    return JobPrograms(
+        trainer=made,
+        servers=servers,
+        trainer_startup=_trainer_startup(program, made, startups, trainer),
+        server_startups=startups,
+        dumps=record,
+        trainers=trainers,
+        is_whole=whole,
+        digest=_digest(program, servers),
+    )
+
+
+def _server_startups(step: Program, servers: Sequence[Program]) -> tuple[Program, ...]:
+    startups = server_startups(step, servers)
+    for number, (server, startup) in enumerate(zip(servers, startups, strict=True)):
+        _check_and_dump(server, startup, InsertStartup(server=number))
+    return startups
+
+
+def _trainer_startup(
+    step: Program, trainer: Program, startups: Sequence[Program], trainer_id: int
+) -> Program:
+    startup = trainer_startup(step, trainer, startups, trainer_id=trainer_id)
+    _check_and_dump(trainer, startup, InsertStartup(trainer_id))
+    return startup
+
+
+def _check_and_dump(main: Program, startup: Program, by: Pass) -> None:
+    """Does for a startup program what a pipeline does for the others."""
+    verify(startup, more_rules=meaning_rules)
+    folder = read_environment().dump_dir
+    if folder is not None:
+        dump = Dump(new_dump_folder(folder, startup.name))
+        dump(Stage(0, None, main, main))
+        dump(Stage(1, by, main, startup))
 
 
 def _has_inner_collectives(program: Program) -> bool:

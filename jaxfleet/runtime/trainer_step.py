@@ -15,8 +15,9 @@ from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.pipeline import Record
 from jaxfleet.ps.client import Client
+from jaxfleet.ps.host_run import Copies
 from jaxfleet.ps.messages import Kind
-from jaxfleet.ps.trainer import Copies, Trainer
+from jaxfleet.ps.trainer import Trainer
 from jaxfleet.runtime.explain_job import explain_job
 from jaxfleet.runtime.feed import check_batch, check_rows, check_state
 from jaxfleet.runtime.handles import Handle
@@ -77,6 +78,16 @@ class TrainerStep:
     def server_programs(self) -> tuple[Program, ...]:
         """The servers' programs."""
         return self._job.servers
+
+    @property
+    def startup_program(self) -> Program:
+        """This trainer's startup program, which runs when the job begins."""
+        return self._job.trainer_startup
+
+    @property
+    def server_startup_programs(self) -> tuple[Program, ...]:
+        """The servers' startup programs: what each takes in."""
+        return self._job.server_startups
 
     @property
     def dumps(self) -> Record:

@@ -1,0 +1,213 @@
+"""Does what a trainer's program says the host does: cuts, sends, receives, joins."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxfleet.ir import Operator, Program, Variable
+from jaxfleet.lower.host_arrays import host_type, to_device, to_host
+from jaxfleet.ps.aligned import aligned_copy
+from jaxfleet.ps.buffers import Buffers
+from jaxfleet.ps.client import Client
+from jaxfleet.ps.collectives import asked_for, finished
+from jaxfleet.ps.messages import Kind, Tensor
+from jaxfleet.ps.requests import Request
+
+
+@dataclass
+class Copies:
+    """Counts arrays that travelled, and the copies that were made of them in this process.
+
+    Attributes:
+        sent: arrays that went to servers.
+        sent_copies: copies on their way from the device to the network.
+        received: arrays that came.
+        received_copies: copies on their way from the network to the device.
+    """
+
+    sent: int = 0
+    sent_copies: int = 0
+    received: int = 0
+    received_copies: int = 0
+
+    def __add__(self, other: "Copies") -> "Copies":
+        return Copies(
+            self.sent + other.sent,
+            self.sent_copies + other.sent_copies,
+            self.received + other.received,
+            self.received_copies + other.received_copies,
+        )
+
+
+@dataclass
+class Host:
+    """What the operators of a program run on.
+
+    Attributes:
+        program: it.
+        client: the lines to the servers.
+        buffers: where what comes goes.
+        copies: what was copied.
+    """
+
+    program: Program
+    client: Client
+    buffers: Buffers = field(default_factory=Buffers)
+    copies: Copies = field(default_factory=Copies)
+
+    def variable(self, name: str) -> Variable:
+        """Returns what a name means in the program."""
+        return self.program.lookup(name)
+
+
+@dataclass
+class HostRun:
+    """Does the operators of the host that stand together: asks for all, then waits for all.
+
+    Attributes:
+        host: what they run on.
+        ops: they.
+        values: what names hold; on the device, or on the host.
+        targets: where what comes from servers goes.
+        wholes: buffers by the name that will hold them.
+    """
+
+    host: Host
+    ops: Sequence[Operator]
+    values: dict[str, Any]
+    targets: dict[str, np.ndarray] = field(default_factory=dict)
+    wholes: dict[str, np.ndarray] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    answers: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Does them all."""
+        kinds = {op.type for op in self.ops}
+        for op in self.ops:
+            if op.type == "split_byref":
+                self._split(op)
+            elif op.type == "send":
+                self._send(op)
+        collectives = [op for op in self.ops if op.type.startswith("c_")]
+        self._reduce(collectives)
+        if "recv" in kinds:
+            self._receive()
+        if self.requests:
+            self.host.client.wait(self.requests)
+        self._finish(collectives)
+
+    def _split(self, op: Operator) -> None:
+        whole, start = self._on_host(op.reads[0]), 0
+        for name in op.writes:
+            rows = self.host.variable(name).shape[0]
+            assert isinstance(rows, int)
+            self.values[name] = whole[start : start + rows]
+            start += rows
+
+    def _send(self, op: Operator) -> None:
+        by_server: dict[int, list[Tensor]] = {}
+        for name, server in zip(op.reads, self._servers(op), strict=True):
+            tensor = Tensor(self._wire_name(name), self._on_host(name))
+            by_server.setdefault(server, []).append(tensor)
+        for server, tensors in by_server.items():
+            self._push(server, tensors)
+
+    def _push(self, server: int, tensors: list[Tensor]) -> None:
+        self.host.client.push(server, tensors)
+
+    def _reduce(self, ops: Sequence[Operator]) -> None:
+        asked: dict[tuple[int, str], list[Tensor]] = {}
+        for op in ops:
+            for name, output in zip(op.reads, op.writes, strict=True):
+                value = self._on_host(name)
+                key = (self._server(op.attrs["endpoint"]), asked_for(op, value.dtype))
+                asked.setdefault(key, []).append(Tensor(output, value))
+        for (server, how), tensors in asked.items():
+            names = [tensor.name for tensor in tensors]
+            self.requests.append(
+                self.host.client.request(
+                    server,
+                    Kind.REDUCE,
+                    body={"key": f"{how} {names[0]}", "how": how},
+                    tensors=tensors,
+                    wants=names,
+                    sink=self._answer,
+                )
+            )
+
+    def _answer(self, tensor: Tensor) -> None:
+        self.answers[tensor.name] = aligned_copy(tensor.array)
+        copies = self.host.copies
+        copies.received, copies.received_copies = copies.received + 1, copies.received_copies + 1
+
+    def _receive(self) -> None:
+        receives = [op for op in self.ops if op.type == "recv"]
+        for op in (op for op in self.ops if op.type == "concat"):
+            self._prepare(op)
+        by_server: dict[int, list[str]] = {}
+        for op in receives:
+            for name, server in zip(op.writes, self._servers(op), strict=True):
+                if name not in self.targets:
+                    self.wholes[name] = self.targets[name] = self._buffer(name)
+                by_server.setdefault(server, []).append(name)
+        for server, names in by_server.items():
+            self.requests.append(
+                self.host.client.request(
+                    server, Kind.PULL, body={"names": list(names)}, wants=names, sink=self._take
+                )
+            )
+
+    def _prepare(self, op: Operator) -> None:
+        """Makes the buffer of what is joined, so that its parts come where they belong."""
+        whole, start = self._buffer(op.writes[0]), 0
+        for name in op.reads:
+            rows = self.host.variable(name).shape[0]
+            assert isinstance(rows, int)
+            self.targets[name] = whole[start : start + rows]
+            start += rows
+        self.wholes[op.writes[0]] = whole
+
+    def _take(self, tensor: Tensor) -> None:
+        np.copyto(self.targets[tensor.name], tensor.array, casting="no")
+        copies = self.host.copies
+        copies.received, copies.received_copies = copies.received + 1, copies.received_copies + 1
+
+    def _finish(self, collectives: Sequence[Operator]) -> None:
+        me = self.host.client.me
+        for op in collectives:
+            for name in op.writes:
+                answer = self.answers[name]
+                value = finished(op, answer, trainer=me.trainer, trainers=me.trainers)
+                self._set(name, value)
+        for name, whole in self.wholes.items():
+            self._set(name, whole)
+
+    def _set(self, name: str, value: np.ndarray) -> None:
+        self.values[name], copied = to_device(value, self.host.variable(name).dtype)
+        self.host.copies.received_copies += copied
+
+    def _buffer(self, name: str) -> np.ndarray:
+        held = host_type(self.host.variable(name))
+        return self.host.buffers.take(held.shape, held.dtype)
+
+    def _on_host(self, name: str) -> np.ndarray:
+        value, copied = self.values[name], False
+        if not isinstance(value, np.ndarray):
+            value, copied = to_host(value)
+        self.host.copies.sent += 1
+        self.host.copies.sent_copies += copied
+        found: np.ndarray = value
+        return found
+
+    def _wire_name(self, name: str) -> str:
+        return name.removesuffix(f".trainer_{self.host.client.me.trainer}")
+
+    def _servers(self, op: Operator, attr: str = "epmap") -> list[int]:
+        endpoints = op.attrs[attr]
+        assert isinstance(endpoints, tuple)
+        return [self._server(endpoint) for endpoint in endpoints]
+
+    def _server(self, endpoint: object) -> int:
+        return self.host.client.me.endpoints.index(str(endpoint))
