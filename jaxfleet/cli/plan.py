@@ -2,19 +2,22 @@
 
 import argparse
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from jaxfleet.analysis.placing import METHODS
 from jaxfleet.analysis.plan import TransferPlan, transfer_plan
 from jaxfleet.analysis.rules import meaning_rules
+from jaxfleet.analysis.slices import endpoints_of
 from jaxfleet.cli.files import STDIN, read_programs
 from jaxfleet.ir import Program
-from jaxfleet.passes import Dispatch, GradAllreduce, InsertSendRecv, SliceVar
+from jaxfleet.passes import Dispatch, GradAllreduce, InsertSendRecv, InsertStartup, SliceVar
 from jaxfleet.pipeline import Pass, run_pipeline
 
 _EXAMPLE = """\
 example:
   jaxfleet plan --servers 4 --trainers 8 --method balanced step.txt
+  jaxfleet plan --startup step.txt
 """
 
 
@@ -39,13 +42,22 @@ def add_parser(commands: Any) -> None:
     smallest = SliceVar.min_block_size
     parser.add_argument("--min-block-size", type=int, default=smallest, metavar="ELEMENTS")
     parser.add_argument("--no-slice", action="store_true", help="keep every parameter whole")
-    parser.add_argument("--json", action="store_true", help="print data, a line for each program")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print data, a line for each program")
+    shown.add_argument(
+        "--startup",
+        action="store_true",
+        help="print startup programs instead: how a first state comes to servers and trainers",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command and returns its exit status."""
     for place, program in enumerate(read_programs(args.file)):
+        if args.startup:
+            print(("\n\n" if place else "") + "\n\n".join(map(str, _startups(program, args))))
+            continue
         plan = _plan(program, args)
         if args.json:
             print(json.dumps(plan.to_json()))
@@ -55,10 +67,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(program: Program, args: argparse.Namespace) -> TransferPlan:
-    placed = run_pipeline(program, _passes(program, args), rules=meaning_rules)
+    placed = _placed(program, args)
     insert = InsertSendRecv(trainers=args.trainers)
     trainer = run_pipeline(placed, [insert]) if args.trainers > 0 else None
     return transfer_plan(placed, trainers=args.trainers, trainer=trainer)
+
+
+def _startups(program: Program, args: argparse.Namespace) -> Iterator[Program]:
+    """Yields the startup programs of all trainers that have one of their own, and of servers.
+
+    All trainers but the first differ in their number only.
+    """
+    placed = _placed(program, args)
+    for trainer in range(min(args.trainers, 2)):
+        yield run_pipeline(placed, [InsertStartup(trainer, trainers=args.trainers)])
+    for server in range(len(endpoints_of(placed))):
+        yield run_pipeline(placed, [InsertStartup(server=server, trainers=args.trainers)])
+
+
+def _placed(program: Program, args: argparse.Namespace) -> Program:
+    return run_pipeline(program, _passes(program, args), rules=meaning_rules)
 
 
 def _passes(program: Program, args: argparse.Namespace) -> list[Pass]:
