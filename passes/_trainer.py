@@ -50,7 +50,7 @@ class _Trainer:
                 if not work.needs.get(place, set()) <= self.received:
                     self._receive(place)
                 self.ops.append(self._with_endpoint(op))
-            self._feeds_after(op)
+            self._send_whole_gradients(op)
         self._send_feeds()
         self._receive(len(program.root.ops))
         for op in fetches:
@@ -93,6 +93,13 @@ class _Trainer:
         return _renamed(fetch, names)
 
     def _send(self, param: str, gradient: str, near: Operator) -> None:
+        """Sends a gradient to the servers of its parameter's slices, cut as that is.
+
+        Args:
+            param: the parameter.
+            gradient: the trainer's summand of it, or all of it, which only trainer 0 sends.
+            near: the operator that stood there, for the source line.
+        """
         cuts, is_summed = self.job.of(param), gradient in self.job.summed
         if not is_summed and self.trainer_id:
             return
@@ -106,26 +113,9 @@ class _Trainer:
             if name != gradient:
                 self.declared[name] = replace(like, name=name, shape=cut.shape, kind=Kind.TEMP)
         if len(cuts) > 1:
-            attrs = Attrs({"sections": tuple(cut.rows for cut in cuts)})
-            self._rpc(
-                Operator(
-                    "split_byref",
-                    Operands.named(X=gradient),
-                    Operands.named(Out=names),
-                    attrs,
-                    Role.DIST,
-                    source=near.source,
-                )
-            )
+            self._split(gradient, names, cuts, near)
         elif names[0] != gradient:
-            made = self.ops.pop() if self.ops and self.ops[-1].writes == (gradient,) else None
-            if made is None:
-                self.ops.append(
-                    Operator("assign", Operands.of(gradient), Operands.of(names[0]),
-                             role=Role.BACKWARD, source=near.source)
-                )  # fmt: skip
-            else:
-                self.ops.append(replace(made, outputs=made.outputs.renamed({gradient: names[0]})))
+            self._call(gradient, names[0], near)
         epmap = tuple(self.job.placement[cut.name] for cut in cuts)
         self._rpc(
             Operator(
@@ -138,8 +128,25 @@ class _Trainer:
             )
         )
 
-    def _feeds_after(self, op: Operator) -> None:
-        """Sends what servers read besides gradients, once it is made; trainer 0 does."""
+    def _split(
+        self, gradient: str, names: Sequence[str], cuts: Sequence[Slice], near: Operator
+    ) -> None:
+        sections = Attrs({"sections": tuple(cut.rows for cut in cuts)})
+        ins, outs = Operands.named(X=gradient), Operands.named(Out=names)
+        source = near.source
+        self._rpc(Operator("split_byref", ins, outs, sections, Role.DIST, source=source))
+
+    def _call(self, gradient: str, name: str, near: Operator) -> None:
+        """Makes a gradient go by another name: where it is made, if that was just now."""
+        if self.ops and self.ops[-1].writes == (gradient,):
+            made = self.ops.pop()
+            self.ops.append(replace(made, outputs=made.outputs.renamed({gradient: name})))
+            return
+        ins, outs, role = Operands.of(gradient), Operands.of(name), Role.BACKWARD
+        self.ops.append(Operator("assign", ins, outs, role=role, source=near.source))
+
+    def _send_whole_gradients(self, op: Operator) -> None:
+        """Sends the gradients that an operator makes and no sum completes; trainer 0 does."""
         gradients = {name: g.name for g in self.bodies.groups.groups for name in g.gradients}
         for name in op.writes:
             if name in gradients and name not in self.job.summed:

@@ -81,6 +81,7 @@ def to_host(value: Array) -> tuple[np.ndarray, bool]:
 
 
 def _address(value: Array) -> int:
-    """Returns where an array is in memory, or 0 on a device that does not say."""
-    platform = next(iter(value.devices())).platform
-    return int(value.unsafe_buffer_pointer()) if platform == "cpu" else 0
+    """Returns where an array is in memory, or 0 on several devices or one that does not say."""
+    first, *others = value.devices()
+    known = first.platform == "cpu" and not others
+    return int(value.unsafe_buffer_pointer()) if known else 0

@@ -59,19 +59,24 @@ def check_batch(leaves: Sequence[Any], tree: Any, captured: Captured, *, devices
     return count
 
 
-def check_rows(rows: int, devices: int) -> None:
-    """Refuses a batch that the devices cannot share.
+def check_rows(rows: int, count: int, *, of: str = "devices") -> None:
+    """Refuses a batch that devices, or trainers, cannot share.
+
+    Args:
+        rows: of the batch.
+        count: how many share it.
+        of: what they are, for the error.
 
     Raises:
-        FeedError: the rows are no multiple of the devices.
+        FeedError: the rows are no multiple of the count.
     """
     if rows == 0:
         raise FeedError("the batch has no rows", hint="leave out a step that has nothing to learn")
-    if rows % devices:
-        what = f"a batch of {rows} rows cannot be divided among {devices} devices"
-        less = rows - rows % devices
-        near = f"{less} or {less + devices}" if less else str(devices)
-        raise FeedError(what, hint=f"use a multiple of {devices}, such as {near}")
+    if rows % count:
+        what = f"a batch of {rows} rows cannot be divided among {count} {of}"
+        less = rows - rows % count
+        near = f"{less} or {less + count}" if less else str(count)
+        raise FeedError(what, hint=f"use a multiple of {count}, such as {near}")
 
 
 def used_before(tree: str) -> FeedError:

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from jaxfleet.capture import Captured
 from jaxfleet.env import Cluster, read_cluster
@@ -86,7 +86,8 @@ class ServerStep:
     """A step in a server's process: what it does is serve.
 
     The script of a job runs in servers too where they are not started by `jaxfleet launch`. The
-    first call of the step serves until the job ends, and ends the process; `serve` says so openly.
+    first thing that it asks of the step beside text, be it to run or to restore a checkpoint,
+    serves until the job ends, and ends the process; `serve` says so openly.
     """
 
     def __init__(self, captured: Captured, strategy: DistributedStrategy, cluster: Cluster) -> None:
@@ -131,6 +132,17 @@ class ServerStep:
         )
         return serve(cluster.current_endpoint, options, secret_file=cluster.secret_file)
 
-    def __call__(self, _: Any, __: Any) -> NoReturn:
-        """Serves, and ends the process."""
+    def close(self) -> None:
+        """Does nothing: a server ends when all trainers have said bye."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve_instead(self, *_: Any, **__: Any) -> NoReturn:
+        """Serves, and ends the process: what follows in the script is the trainers' to do."""
         sys.exit(self.serve())
+
+    __call__ = save = restore = pull = stats = _serve_instead

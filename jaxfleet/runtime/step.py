@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -214,6 +214,19 @@ class Step:
         read = read_leaves(open_for(path, self.captured), variables)
         tree = self.captured.signature.state_tree
         return self.place(_unflatten(tree, [read[v.name] for v in variables]))
+
+    def pull(self, state: Any) -> Any:
+        """Returns the state: here every leaf has its value, as `TrainerStep.pull` gives it."""
+        return state
+
+    def close(self) -> None:
+        """Does nothing: there is nobody to say bye to, as `TrainerStep.close` does."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def place(self, state: Any) -> Any:
         """Returns the state on the step's devices; a step does so itself when it has to."""

@@ -1,6 +1,7 @@
 """TrainerStep: a step of a parameter-server job, with the signature of the user's own."""
 
 import atexit
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -230,7 +231,7 @@ class TrainerStep:
         trainers = self.client.me.trainers
         local = self.strategy.batch == "local"
         if not local:
-            check_rows(rows, trainers)
+            check_rows(rows, trainers, of="trainers")
         captured = self.captured.at(rows * trainers if local else rows)
         if captured.rows not in self._variants:
             first = captured.rows == self.captured.rows
@@ -256,7 +257,7 @@ class TrainerStep:
 
     def _is_newest(self, leaves: Sequence[Any]) -> bool:
         same = len(leaves) == len(self._returned)
-        return same and all(map(_is_same, leaves, self._returned))
+        return same and all(map(operator.is_, leaves, self._returned))
 
     def _given(self, leaves: list[Any], tree: Any) -> list[Any]:
         """Returns a state whose values the servers have; sends them what they lack."""
@@ -297,10 +298,6 @@ class TrainerStep:
     def _keep_replay_short(self) -> None:
         if self.client.is_replay_full:
             self._served.save_own(self.client)
-
-
-def _is_same(left: Any, right: Any) -> bool:
-    return left is right
 
 
 def _stand_in(handle: Handle) -> jax.ShapeDtypeStruct:
