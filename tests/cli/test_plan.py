@@ -11,7 +11,7 @@ from jaxfleet.analysis.plan import transfer_plan
 from jaxfleet.capture import capture, distributed_optimizer
 from jaxfleet.cli import main
 from jaxfleet.errors import PassError
-from jaxfleet.ir import print_program
+from jaxfleet.ir import parse_all, print_program
 from jaxfleet.pipeline import parse_pipeline, run_pipeline
 from tests.analysis.groups_steps import step_of
 from tests.zoo import ZOO
@@ -126,6 +126,18 @@ def test_a_pipe_with_one_trainer_and_one_server(
     out = printed(["--trainers=1", "--servers=1", adam], capsys)
     assert out.startswith("plan of 'step': 1 server, 1 trainer\n")
     assert "metrics" not in out
+
+
+def test_startup_programs_are_printed_for_two_trainers_and_every_server(
+    adam: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--startup", "--trainers=5", "--min-block-size=64", adam]
+    programs = parse_all(printed(words, capsys))
+    assert [program.name for program in programs] == [
+        *("step.trainer0.startup", "step.trainer1.startup"),
+        *("step.pserver0.startup", "step.pserver1.startup"),
+    ]
+    assert {program.attrs["trainers"] for program in programs} == {5}
 
 
 @pytest.mark.parametrize("words", [["--servers=0"], ["--trainers=0"], ["--endpoints=h"]])
