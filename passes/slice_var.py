@@ -1,12 +1,13 @@
 """Cut parameters into blocks that several servers hold."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from jaxfleet.analysis.groups import Group, optimize_groups
 from jaxfleet.analysis.slices import known_shape
 from jaxfleet.analysis.slicing import exact_rows, obstacle
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Program
+from jaxfleet.ir import Program, block_name
 from jaxfleet.pipeline import Pass, register_pass
 
 
@@ -73,11 +74,15 @@ class SliceVar(Pass):
         if not groups.groups:
             what = f"slice_var: program '{program.name}' has no parameters"
             raise PassError(what, hint="servers hold what an optimizer updates")
-        slices = tuple((group.name, self._rows(group)) for group in groups.groups)
+        taken = program.variables.keys()
+        slices = tuple((group.name, self._rows(group, taken)) for group in groups.groups)
         return replace(program, attrs=program.attrs.updated(slices=slices))
 
-    def _rows(self, group: Group) -> tuple[int, ...]:
+    def _rows(self, group: Group, taken: Collection[str]) -> tuple[int, ...]:
         shape = known_shape(group.param)
         if not self.slice or obstacle(group) is not None:
             return shape[:1]
-        return exact_rows(shape, self.servers, self.min_block_size)
+        rows = exact_rows(shape, self.servers, self.min_block_size)
+        # What a block would be called may be the user's name of another parameter.
+        names = {block_name(group.name, index) for index in range(len(rows))}
+        return rows if names.isdisjoint(taken) else shape[:1]

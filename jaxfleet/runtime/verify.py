@@ -11,7 +11,7 @@ from jaxfleet.capture import capture
 from jaxfleet.runtime.devices import choose_devices
 from jaxfleet.runtime.saving import on_host
 from jaxfleet.runtime.step import Step
-from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
+from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.twin import Twin
 
 _SHOWN = 5
@@ -61,7 +61,7 @@ def verify(
 
     Args:
         train_step: the step.
-        state: where both start.
+        state: where both start; it can be used afterwards.
         batches: global batches, one a step; rows that the trainers can share.
         strategy: how the step is cut and placed.
         servers: how many.
@@ -74,7 +74,8 @@ def verify(
     """
     captured = capture(train_step, example=(state, batches[0]))
     result = Twin(captured, None, strategy, servers=servers, trainers=trainers).run(state, batches)
-    alone = Step(captured, as_strategy("single"), choose_devices(1))
+    keeping = DistributedStrategy(mode="single", donate=False)  # the state is the caller's
+    alone = Step(captured, keeping, choose_devices(1))
     expected = state
     for batch in batches:
         expected, _ = alone(expected, batch)

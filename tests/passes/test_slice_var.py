@@ -256,3 +256,21 @@ def test_options_read_as_text() -> None:
     (pass_,) = parse_pipeline(text)
     assert pass_ == SliceVar(servers=3, min_block_size=1024, slice=False)
     assert pipeline_text([pass_]) == text
+
+
+def test_a_parameter_whose_blocks_would_have_a_users_name_stays_whole() -> None:
+    program = parse("""
+program p
+  data  x: f32[8,4]
+  param w: f32[8,4]
+  param w.block1: f32[8,4]
+  block 0
+    backward
+      w@GRAD: f32[8,4] = jax.neg(x) for (w, w@GRAD)
+      w.block1@GRAD: f32[8,4] = jax.neg(x) for (w.block1, w.block1@GRAD)
+    optimize
+      w = jax.sub(w, w@GRAD)
+      w.block1 = jax.sub(w.block1, w.block1@GRAD)
+""")
+    cut = SliceVar(min_block_size=16).run(program)
+    assert [each.name for each in slices_of(cut)] == ["w", "w.block1.block0", "w.block1.block1"]

@@ -211,6 +211,13 @@ def test_verify_compares_with_one_device() -> None:
     assert "off from one device by at most" in str(found)
 
 
+def test_verify_leaves_the_state_that_it_was_given() -> None:
+    step, start = training("adam")
+    start = jax.tree.map(lambda leaf: leaf + 0, start)  # in memory that a step could take
+    jf.verify(step, start, BATCHES[:1], CUT)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(start))
+
+
 def test_a_new_run_does_not_go_on_from_the_servers_of_an_old_one(tmp_path: Path) -> None:
     _, start = training("adam")
 
