@@ -1,5 +1,6 @@
 """Checkpoints of a job: any number of servers and trainers writes them, any other restores them."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -211,11 +212,19 @@ def test_verify_compares_with_one_device() -> None:
     assert "off from one device by at most" in str(found)
 
 
-def test_verify_leaves_the_state_that_it_was_given() -> None:
+def test_verify_does_not_take_the_memory_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whether XLA uses memory that it may take differs from run to run: what it may is looked at.
+    taken: list[bool] = []
+
+    class Noting(jf.Step):
+        def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
+            taken.append(self.strategy.donate)
+            return super().__call__(state, batch)
+
+    monkeypatch.setattr(sys.modules["jaxfleet.runtime.verify"], "Step", Noting)
     step, start = training("adam")
-    start = jax.tree.map(lambda leaf: leaf + 0, start)  # in memory that a step could take
     jf.verify(step, start, BATCHES[:1], CUT)
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(start))
+    assert taken == [False]
 
 
 def test_a_new_run_does_not_go_on_from_the_servers_of_an_old_one(tmp_path: Path) -> None:
