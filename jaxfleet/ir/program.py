@@ -260,10 +260,6 @@ class Program:
         blocks[block.index] = block
         return replace(self, blocks=tuple(blocks))
 
-    def with_variables(self, variables: Iterable[Variable]) -> "Program":
-        """Returns the program with these variables added or replaced."""
-        return replace(self, variables={**self.variables, **{v.name: v for v in variables}})
-
     def of_kind(self, *kinds: Kind) -> tuple[Variable, ...]:
         """Returns the program's variables of these kinds, in order of declaration."""
         return tuple(v for v in self.variables.values() if v.kind in kinds)

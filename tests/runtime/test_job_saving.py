@@ -212,6 +212,31 @@ def test_verify_compares_with_one_device() -> None:
     assert "off from one device by at most" in str(found)
 
 
+def test_a_leaf_that_is_called_as_a_slice_would_be_is_saved_as_itself(tmp_path: Path) -> None:
+    tx = jf.distributed_optimizer(optax.adam(1e-2))
+
+    def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
+        def loss_fn(params: Any) -> jax.Array:
+            return ((batch["x"] @ params["w"] + params["w.block0"]).sum(-1) ** 2).mean()
+
+        loss, grads = jax.value_and_grad(loss_fn)(state["params"])
+        updates, opt = tx.update(grads, state["opt"], state["params"])
+        return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, loss
+
+    params = {"w": jax.numpy.ones((32, 16)), "w.block0": jax.numpy.ones((16,))}
+    start = {"params": params, "opt": tx.init(params)}
+
+    def script(step: TrainerStep) -> tuple[Any, tuple[Any, ...]]:
+        state = go_on(step, start, BATCHES[:1])
+        step.save(tmp_path / "c", state)
+        return step.pull(state), ()
+
+    whole = DistributedStrategy(slice_var=False)
+    ended = jf.Twin(train_step, (start, BATCHES[0]), whole).play(script).states[0]
+    found = open_checkpoint(tmp_path / "c").read("params/w.block0")
+    np.testing.assert_array_equal(found, ended["params"]["w.block0"])
+
+
 def test_verify_does_not_take_the_memory_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     # Whether XLA uses memory that it may take differs from run to run: what it may is looked at.
     taken: list[bool] = []

@@ -48,7 +48,8 @@ def find_cuts(plan: ServerPlan) -> dict[str, Cut]:
     cuts = {}
     for name in plan.state:
         leaf, number = _split(name)
-        if number is not None and number < len(rows.get(leaf, ())):
+        # Of a leaf that is whole there is no slice: then `w.block0` is the user's own name.
+        if number is not None and number < len(rows.get(leaf, ())) > 1:
             cuts[name] = Cut(leaf, sum(rows[leaf][:number]), sum(rows[leaf]))
     for block in plan.blocks:
         touched = dict.fromkeys((*block.makes, *block.lowered.reads))
