@@ -89,6 +89,6 @@ def test_a_disk_that_is_full_is_named_and_leaves_the_last_checkpoint(tmp_path: P
         for trainer in trainers:
             trainer.fails("CheckpointError", "File too large", "said server 0 at")
         server.kill()
-        latest = CheckpointSeries(tmp_path / "own" / "server0").latest()
+        latest = CheckpointSeries(tmp_path / "own" / "faults" / "server0").latest()
         assert latest is not None
         assert latest >= 1

@@ -33,7 +33,7 @@ def test_servers_that_are_killed_one_after_the_other_change_nothing(
         assert [one.ends() for one in trainers] == [0, 0]
         assert [one.ends() for one in servers] == [0, 0]
         check_same(jobs.results(), undisturbed(kind, STEPS))
-        saved = {path.name for path in (tmp_path / "own" / "server0").glob("step-*")}
+        saved = {path.name for path in (tmp_path / "own" / "faults" / "server0").glob("step-*")}
         assert "step-00000000" not in saved  # later ones were made, and took its place
 
 
