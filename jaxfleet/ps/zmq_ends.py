@@ -4,8 +4,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import zmq
@@ -160,16 +159,23 @@ class End:
         self._sockets.append(made)
         self._poller.register(made, zmq.POLLIN)
 
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Keeps the sockets open, and says so where they are not.
+    def used(self) -> "End":
+        """Returns what keeps the sockets open within a `with`, and says so where they are not.
 
         Raises:
             ClosedError: the end was closed.
         """
-        with self._in_use:
+        return self  # no generator: this is done for every message
+
+    def __enter__(self) -> None:
+        self._in_use.acquire()
+        if self._closing:
+            self._in_use.release()
             self._check_open()
-            yield
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self._in_use.release()
+        if error is None:
             self._check_open()
 
     def wait(self, until: float) -> tuple[set[object], bool]:
