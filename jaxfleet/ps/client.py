@@ -4,58 +4,24 @@ One thread uses it. Requests return at once; `wait` receives until they are answ
 to their sinks as they come, and notices servers that fail, go, or have started again.
 """
 
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
-import numpy as np
-
-from jaxfleet.errors import (
-    CheckpointError,
-    ConnectError,
-    JaxfleetError,
-    PeerLostError,
-    ProgramError,
-)
+from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
+from jaxfleet.ps.client_errors import late, lost, refused
 from jaxfleet.ps.heartbeat import Heartbeat
-from jaxfleet.ps.known_server import KnownServer, StartedAgainError
-from jaxfleet.ps.messages import PROTOCOL, Kind, Message, Plain, Tensor
+from jaxfleet.ps.known_server import KnownServer
+from jaxfleet.ps.membership import Membership
+from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
 from jaxfleet.ps.network import Lines
 from jaxfleet.ps.options import Patience
+from jaxfleet.ps.outbox import Outbox
+from jaxfleet.ps.recovery import Recovery
 from jaxfleet.ps.replay import ReplayLog
 from jaxfleet.ps.requests import Request
 
-_ERRORS: Mapping[str, type[JaxfleetError]] = {
-    "peer_lost": PeerLostError,
-    "timeout": PeerLostError,
-    "checkpoint": CheckpointError,
-}
 _POLL_S = 0.25  # how often a wait looks at heartbeats
-
-
-@dataclass(frozen=True)
-class Membership:
-    """Who a trainer is, and what the job runs.
-
-    Attributes:
-        job: the job's name.
-        trainer: which trainer this is.
-        trainers: how many there are.
-        endpoints: of the servers.
-        program: the hash of what all trainers run.
-        programs: each server's program as text, with the values of its constants.
-        session: tells this process from another that takes its place.
-    """
-
-    job: str
-    trainer: int
-    trainers: int
-    endpoints: tuple[str, ...]
-    program: str
-    programs: Sequence[tuple[str, Mapping[str, np.ndarray]]] = field(repr=False)
-    session: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 class Client:
@@ -81,12 +47,26 @@ class Client:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.me = me
-        self.step = 0
-        self.sent_bytes = self.received_bytes = 0
+        self.received_bytes = 0
         self._lines, self._patience, self._clock = lines, patience, clock
         self._heartbeat = heartbeat
-        self._name = f"trainer {me.trainer}"
         self._servers = [KnownServer(ReplayLog(replay_bytes)) for _ in me.endpoints]
+        self._outbox = Outbox(lines, me, patience, self._servers)
+        self._recovery = Recovery(self._outbox, self.wait)
+
+    @property
+    def step(self) -> int:
+        """The step that this trainer is at."""
+        return self._outbox.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._outbox.step = step
+
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes of arrays were sent."""
+        return self._outbox.sent_bytes
 
     def open(self) -> int:
         """Says hello to all servers, and gives them their programs where they have none.
@@ -98,7 +78,7 @@ class Client:
             ConnectError: a server does not answer.
             ProgramError: a server refuses this trainer.
         """
-        hellos = [self._hello(server) for server in range(len(self._servers))]
+        hellos = [self._outbox.hello(server) for server in range(len(self._servers))]
         self.wait(hellos, self._patience.connect_s, ConnectError)
         for server, hello in enumerate(hellos):
             assert hello.answer is not None
@@ -109,7 +89,7 @@ class Client:
             hint = "give them empty folders for checkpoints, and restore a checkpoint of the job"
             raise ProgramError(what, hint=hint)
         if self.me.trainer == 0:
-            self.wait([self._define(server) for server in range(len(self._servers))])
+            self.wait([self._outbox.define(server) for server in range(len(self._servers))])
         return min(steps)
 
     def doing(self, text: str) -> None:
@@ -129,22 +109,13 @@ class Client:
         sink: Callable[[Tensor], None] | None = None,
     ) -> Request:
         """Sends a request, and returns it for `wait`."""
-        message = self._message(server, kind, step, body or {}, tuple(tensors))
-        found = Request(server, message, set(wants), sink)
-        known = self._servers[server]
-        known.waiting[message.number] = found
-        if kind is not Kind.ASSIGN or message.body.get("replace"):
-            known.replay.add_together(message, self.step)
-        self._send(server, message)
-        return found
+        return self._outbox.request(
+            server, kind, step=step, body=body, tensors=tensors, wants=wants, sink=sink
+        )
 
     def push(self, server: int, tensors: Iterable[Tensor]) -> None:
         """Sends gradients of the present step; nothing answers."""
-        message = self._message(server, Kind.PUSH, None, {}, tuple(tensors))
-        known = self._servers[server]
-        known.pushed = max(known.pushed, message.step)
-        known.replay.add(message)
-        self._send(server, message)
+        self._outbox.push(server, tensors)
 
     def wait(
         self,
@@ -171,7 +142,7 @@ class Client:
                 self._look_at_servers(requests)
             for server, known in enumerate(self._servers):
                 if not (known.is_level or known.is_returning):
-                    self._bring_level(server)
+                    self._recovery.bring_level(server)
 
     def forget_saved(self, server: int, step: int) -> None:
         """Forgets what was kept for a server until its checkpoint after a step."""
@@ -205,182 +176,42 @@ class Client:
         self.doing("last checkpoint")
         self.wait([self.request(server, Kind.SAVE) for server in pushed])
 
-    def _message(
-        self,
-        server: int,
-        kind: Kind,
-        step: int | None,
-        body: Mapping[str, Plain],
-        tensors: tuple[Tensor, ...],
-    ) -> Message:
-        known = self._servers[server]
-        known.number += 1
-        at = self.step if step is None else step
-        return Message(kind, self._name, at, known.number, body, tensors)
-
-    def _send(self, server: int, message: Message) -> None:
-        self.sent_bytes += sum(tensor.array.nbytes for tensor in message.tensors)
-        self._lines.send(server, message)
-
-    def _hello(self, server: int) -> Request:
-        me = self.me
-        body: dict[str, Plain] = {
-            "protocol": PROTOCOL,
-            "job": me.job,
-            "trainer": me.trainer,
-            "trainers": me.trainers,
-            "servers": list(me.endpoints),
-            "program": me.program,
-            "session": me.session,
-            "lost_after_s": self._patience.lost_after_s,
-            "step_timeout_s": self._patience.step_timeout_s,
-        }
-        return self.request(server, Kind.HELLO, body=body)
-
-    def _define(self, server: int) -> Request:
-        text, constants = self.me.programs[server]
-        tensors = [Tensor(name, value) for name, value in constants.items()]
-        return self.request(server, Kind.DEFINE, body={"program": text}, tensors=tensors)
-
     def _take(self, server: int, message: Message) -> None:
         self.received_bytes += sum(tensor.array.nbytes for tensor in message.tensors)
         known = self._servers[server]
-        request = known.waiting.get(message.number)
         if message.kind is Kind.ERROR and message.number not in known.repeated:
-            self._take_error(server, message)
-        elif request is not None:  # else it is the answer to what was asked twice
+            if message.body.get("error") != "stranger" or not known.is_open:
+                raise refused(self.me, server, message)
+            self._recovery.see_stranger(server)
+            return
+        request = known.waiting.get(message.number)
+        if request is not None:  # else it is the answer to what was asked twice
             request.take(message)
             if request.is_done:
                 known.has_answered(request)
-
-    def _take_error(self, server: int, message: Message) -> None:
-        known = self._servers[server]
-        if message.body.get("error") != "stranger" or not known.is_open:
-            self._raise(server, message)
-        if known.is_returning and not known.is_greeted:
-            return  # it says so of what it was sent before the hello
-        if known.is_returning:
-            raise StartedAgainError(server)
-        known.is_level = False
-
-    def _raise(self, server: int, message: Message) -> None:
-        body, where = message.body, self._server_name(server)
-        what = f"{body.get('what', 'no reason given')} (said {where})"
-        hint = str(body["hint"]) if body.get("hint") else None
-        raise _ERRORS.get(str(body.get("error")), ProgramError)(what, hint=hint)
-
-    def _server_name(self, server: int) -> str:
-        return f"server {server} at {self.me.endpoints[server]}"
-
-    def _late(
-        self, requests: Sequence[Request], limit_s: float, error: type[JaxfleetError]
-    ) -> JaxfleetError:
-        request = next(request for request in requests if not request.is_done)
-        where = self._server_name(request.server)
-        what = (
-            f"{self._name} waited {limit_s:.0f} s at step {request.message.step} for {request} "
-            f"from {where}{self._last_heard(request.server)}"
-        )
-        hint = "start the servers, with the same endpoints and secret" if error is ConnectError \
-            else "see what that server, and the trainers it waits for, are doing"  # fmt: skip
-        return error(what, hint=hint)
-
-    def _last_heard(self, server: int) -> str:
-        if self._heartbeat is None:
-            return ""
-        pulse = self._heartbeat.pulse(server)
-        if pulse.last_heard_s is None:
-            return ", which has never sent a heartbeat"
-        return f"; its last heartbeat said '{pulse.doing}'"
 
     def _look_at_servers(self, requests: Sequence[Request]) -> None:
         """Notes which servers started again; gives up on those that are gone."""
         if self._heartbeat is None:
             return
+        limit_s = self._patience.lost_after_s + self._patience.server_return_s
         for server, known in enumerate(self._servers):
             pulse = self._heartbeat.pulse(server)
             known.replay.forget(pulse.saved)
             if pulse.incarnation and str(pulse.incarnation) not in known.welcomes:
-                self._see_new(server, str(pulse.incarnation))
-            elif known.is_open and self._heartbeat.silent_s(server) > self._limit_s():
-                raise self._lost(server, requests, pulse.doing)
+                self._recovery.see_new(server, str(pulse.incarnation))
+            elif known.is_open and self._heartbeat.silent_s(server) > limit_s:
+                doing, step = pulse.doing, self.step
+                raise lost(self.me, server, requests, step=step, limit_s=limit_s, doing=doing)
 
-    def _see_new(self, server: int, incarnation: str) -> None:
-        known = self._servers[server]
-        if known.is_open and not known.is_returning:
-            known.is_level = False
-        elif known.greeted in ("", incarnation):
-            known.greeted = incarnation  # the hello that is under way is for this one
-        elif known.is_open:
-            raise StartedAgainError(server)
-        else:
-            known.greeted = incarnation
-            for request in known.waiting.values():
-                self._send(server, request.message)
-
-    def _lost(self, server: int, requests: Sequence[Request], doing: str) -> PeerLostError:
-        waits = [r for r in requests if r.server == server and not r.is_done]
-        for_what = f" while {self._name} waited for {waits[0]}" if waits else ""
-        what = (
-            f"{self._server_name(server)} was lost at step {self.step}{for_what}: no "
-            f"heartbeat for {self._limit_s():.1f} s; its last said '{doing}'"
-        )
-        return PeerLostError(what, hint="look at that server's log; start the job again")
-
-    def _limit_s(self) -> float:
-        return self._patience.lost_after_s + self._patience.server_return_s
+    def _late(
+        self, requests: Sequence[Request], limit_s: float, error: type[JaxfleetError]
+    ) -> JaxfleetError:
+        request = next(request for request in requests if not request.is_done)
+        beats = self._heartbeat
+        pulse = beats.pulse(request.server) if beats is not None else None
+        return late(self.me, request, limit_s, error, pulse)
 
     def _longest_s(self) -> float:
         # Servers notice first who is missing, and say who it is.
         return self._patience.step_timeout_s * 1.1 + 5 + self._patience.server_return_s
-
-    def _bring_level(self, server: int) -> None:
-        """Sends a server that started again what came after its checkpoint."""
-        known = self._servers[server]
-        known.is_returning = True
-        try:
-            while not known.is_level:
-                before = dict(known.waiting)
-                try:
-                    self._return(server, list(before.values()))
-                    known.is_level = True
-                except StartedAgainError as again:
-                    if again.server != server:
-                        raise
-                finally:
-                    known.waiting = {n: r for n, r in known.waiting.items() if n in before}
-        finally:
-            known.is_returning = False
-
-    def _return(self, server: int, waiting: Sequence[Request]) -> None:
-        known = self._servers[server]
-        known.greeted, known.is_greeted = "", False
-        hello = self._hello(server)
-        self.wait([hello])
-        assert hello.answer is not None
-        known.welcome(hello.answer)
-        known.is_greeted = True
-        lost = known.is_behind()
-        if lost is not None:
-            what = f"{self._server_name(server)} cannot go on at step {self.step}: {lost}"
-            hint = "let servers keep checkpoints; raise strategy.replay_bytes; start the job again"
-            raise PeerLostError(what, hint=hint)
-        if self.me.trainer == 0 and not hello.answer.body.get("defined"):
-            self.wait([self._define(server)])
-        self._replay(server, waiting)
-
-    def _replay(self, server: int, waiting: Sequence[Request]) -> None:
-        known = self._servers[server]
-        own = {request.message.number for request in waiting}
-        for message in known.replay.together(self.step):
-            if message.number not in own:
-                known.repeated.add(message.number)
-                self._send(server, message)
-        for step, pushes in known.replay.after(known.step):
-            for message in pushes:
-                self._send(server, message)
-            if step < self.step:
-                self.wait([self.request(server, Kind.PULL, step=step, body={"names": []})])
-        for request in waiting:
-            if not request.is_done:
-                self._send(server, request.message)

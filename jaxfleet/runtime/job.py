@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxfleet.ir import Kind, Program, print_program
-from jaxfleet.ps.client import Membership
+from jaxfleet.ps.membership import Membership
 from jaxfleet.ps.options import Patience
 from jaxfleet.runtime.job_programs import JobPrograms, job_programs
 from jaxfleet.runtime.strategy import DistributedStrategy

@@ -1,6 +1,6 @@
 """What leaves a server's state machine: answers, errors, and work for the machine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,7 @@ from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
 from jaxfleet.ps.network import Peer
 
 _LONGEST = 2000  # characters of an error
+_MOST_WAITING = 512  # requests of a kind, of one trainer: each is looked at as others come
 
 
 class RefusedError(JaxfleetError):
@@ -107,6 +108,22 @@ def refusal_of(code: str, error: Exception) -> RefusedError:
     code = "checkpoint" if isinstance(error, CheckpointError) else code
     notes = "\n".join(getattr(error, "__notes__", ()))
     return RefusedError(code, f"{error}\n{notes}" if notes else str(error))
+
+
+def is_new(request: Request, waiting: Sequence[Request]) -> bool:
+    """Tells whether a request is none that waits already and came again.
+
+    Raises:
+        RefusedError: it is one more than a trainer may have waiting.
+    """
+    others = [other.message for other in waiting if other.trainer == request.trainer]
+    message = request.message
+    if any(o.number == message.number and o.kind is message.kind for o in others):
+        return False
+    if len(others) >= _MOST_WAITING:
+        what = f"{_MOST_WAITING} requests of {message.sender} wait already"
+        raise RefusedError("bad_message", what, hint="wait for answers before asking for more")
+    return True
 
 
 def tensors_bytes(message: Message) -> int:

@@ -1,0 +1,56 @@
+"""Who a trainer is, and what it says of its job when it says hello."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxfleet.ps.messages import PROTOCOL, Plain
+from jaxfleet.ps.options import Patience
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Who a trainer is, and what the job runs.
+
+    Attributes:
+        job: the job's name.
+        trainer: which trainer this is.
+        trainers: how many there are.
+        endpoints: of the servers.
+        program: the hash of what all trainers run.
+        programs: each server's program as text, with the values of its constants.
+        session: tells this process from another that takes its place.
+    """
+
+    job: str
+    trainer: int
+    trainers: int
+    endpoints: tuple[str, ...]
+    program: str
+    programs: Sequence[tuple[str, Mapping[str, np.ndarray]]] = field(repr=False)
+    session: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def name(self) -> str:
+        """The trainer's: `trainer 0`."""
+        return f"trainer {self.trainer}"
+
+    def server_name(self, server: int) -> str:
+        """Returns what a server is called in errors: `server 0 at 10.0.0.1:6174`."""
+        return f"server {server} at {self.endpoints[server]}"
+
+    def hello(self, patience: Patience) -> dict[str, Plain]:
+        """Returns the body of a hello."""
+        return {
+            "protocol": PROTOCOL,
+            "job": self.job,
+            "trainer": self.trainer,
+            "trainers": self.trainers,
+            "servers": list(self.endpoints),
+            "program": self.program,
+            "session": self.session,
+            "lost_after_s": patience.lost_after_s,
+            "step_timeout_s": patience.step_timeout_s,
+        }

@@ -1,0 +1,89 @@
+"""What a trainer sends: numbered, counted, and kept for servers that may have to hear it again."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from jaxfleet.ps.known_server import KnownServer
+from jaxfleet.ps.membership import Membership
+from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
+from jaxfleet.ps.network import Lines
+from jaxfleet.ps.options import Patience
+from jaxfleet.ps.requests import Request
+
+
+@dataclass
+class Outbox:
+    """Where a trainer's messages leave.
+
+    Attributes:
+        lines: to all servers.
+        me: who sends.
+        patience: what a hello says of deadlines.
+        servers: what is known of each.
+        step: the one that the trainer is at.
+        sent_bytes: of arrays.
+    """
+
+    lines: Lines
+    me: Membership
+    patience: Patience
+    servers: list[KnownServer]
+    step: int = 0
+    sent_bytes: int = 0
+
+    def request(
+        self,
+        server: int,
+        kind: Kind,
+        *,
+        step: int | None = None,
+        body: Mapping[str, Plain] | None = None,
+        tensors: Iterable[Tensor] = (),
+        wants: Iterable[str] = (),
+        sink: Callable[[Tensor], None] | None = None,
+    ) -> Request:
+        """Sends a request, and returns it."""
+        message = self._message(server, kind, step, body or {}, tuple(tensors))
+        found = Request(server, message, set(wants), sink)
+        known = self.servers[server]
+        known.waiting[message.number] = found
+        if kind is not Kind.ASSIGN or message.body.get("replace"):
+            known.replay.add_together(message, self.step)
+        self.send(server, message)
+        return found
+
+    def push(self, server: int, tensors: Iterable[Tensor]) -> None:
+        """Sends gradients of the present step; nothing answers."""
+        message = self._message(server, Kind.PUSH, None, {}, tuple(tensors))
+        known = self.servers[server]
+        known.pushed = max(known.pushed, message.step)
+        known.replay.add(message)
+        self.send(server, message)
+
+    def hello(self, server: int) -> Request:
+        """Says hello."""
+        return self.request(server, Kind.HELLO, body=self.me.hello(self.patience))
+
+    def define(self, server: int) -> Request:
+        """Gives a server its program."""
+        text, constants = self.me.programs[server]
+        tensors = [Tensor(name, value) for name, value in constants.items()]
+        return self.request(server, Kind.DEFINE, body={"program": text}, tensors=tensors)
+
+    def send(self, server: int, message: Message) -> None:
+        """Sends a message, the first time or again."""
+        self.sent_bytes += sum(tensor.array.nbytes for tensor in message.tensors)
+        self.lines.send(server, message)
+
+    def _message(
+        self,
+        server: int,
+        kind: Kind,
+        step: int | None,
+        body: Mapping[str, Plain],
+        tensors: tuple[Tensor, ...],
+    ) -> Message:
+        known = self.servers[server]
+        known.number += 1
+        at = self.step if step is None else step
+        return Message(kind, self.me.name, at, known.number, body, tensors)

@@ -1,0 +1,77 @@
+"""Where trainers come in: they say of which job the server is, and which of its servers."""
+
+from dataclasses import dataclass
+
+from jaxfleet.ps.messages import Kind, Message, Plain
+from jaxfleet.ps.network import Peer
+from jaxfleet.ps.server.desk import Desk, RefusedError
+from jaxfleet.ps.server.holder import Holder
+from jaxfleet.ps.server.identity import Identity
+from jaxfleet.ps.server.peers import Trainers
+
+
+@dataclass
+class Entrance:
+    """Takes hellos.
+
+    Attributes:
+        endpoint: where the server listens, as trainers call it.
+        desk: where answers go; it is told the server's name.
+        trainers: those that came.
+        holder: what the server has.
+        me: who it is; it is told of which job.
+        server: its number among the servers, once that is known.
+    """
+
+    endpoint: str
+    desk: Desk
+    trainers: Trainers
+    holder: Holder
+    me: Identity
+    server: int | None
+
+    def __post_init__(self) -> None:
+        if self.server is not None:
+            self.desk.name = f"server {self.server}"
+
+    @property
+    def servers(self) -> list[str]:
+        """The endpoints of all servers, once a trainer named them."""
+        servers = self.trainers.facts.get("servers", [])
+        assert isinstance(servers, list)
+        return [str(server) for server in servers]
+
+    def hello(self, peer: Peer, message: Message, now: float) -> None:
+        """Takes a trainer in.
+
+        Raises:
+            RefusedError: it is of another job, or there is such a trainer already.
+        """
+        refusal = self._misplaced(message) or self.trainers.hello(peer, message, now)
+        if refusal is not None:
+            hint = "start all trainers and servers with the same job, script and strategy"
+            raise RefusedError("refused", refusal, hint=hint)
+        self.trainers.options = self.trainers.options.after_hello(message.body)
+        if self.server is None:
+            self.server = self.servers.index(self.endpoint)
+        self.desk.name = f"server {self.server}"
+        self.me.job = str(self.trainers.facts.get("job"))
+        self.me.program = str(self.trainers.facts.get("program"))
+        body: dict[str, Plain] = {
+            "server": self.server,
+            "incarnation": self.me.incarnation,
+            "step": self.holder.step,
+            "defined": self.holder.defined,
+        }
+        self.desk.answer(peer, message, Kind.WELCOME, body)
+
+    def _misplaced(self, message: Message) -> str | None:
+        """Says why this server is none of those that a hello names, if it is not."""
+        servers = message.body.get("servers")
+        if not isinstance(servers, list):
+            return None
+        if self.server is None and self.endpoint not in servers:
+            return f"{message.sender} names the servers {servers}, and this one is {self.endpoint}"
+        if self.server is not None and self.server >= len(servers):
+            return f"{message.sender} names {len(servers)} servers, and this is {self.server}"
+        return None

@@ -1,0 +1,93 @@
+"""Takes gradients in, and hands blocks to the machine as soon as they can run."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxfleet.ps.server.desk import Desk, Job, RefusedError, Request, tensors_bytes
+from jaxfleet.ps.server.held import Held
+from jaxfleet.ps.server.parts import Parts
+from jaxfleet.ps.server.plan import BlockPlan
+from jaxfleet.ps.server.progress import Sent
+
+_TOGETHER_BYTES = 1 << 20  # of gradients, of blocks that run as one job
+
+Made = Sequence[Mapping[str, np.ndarray]]
+
+
+@dataclass
+class Steps:
+    """The steps of a server.
+
+    Attributes:
+        held: what they change.
+        desk: where work goes.
+        parts: what crosses from server to server.
+        most_bytes: the most that may wait for later steps.
+        go_on: is called when blocks ran.
+    """
+
+    held: Held
+    desk: Desk
+    parts: Parts
+    most_bytes: int
+    go_on: Callable[[], None]
+
+    def push(self, request: Request) -> None:
+        """Takes gradients.
+
+        Raises:
+            RefusedError: they are not of this program, or too many wait.
+        """
+        progress, message = self.held.progress, request.message
+        if progress.applied < 0:
+            what = f"gradients of step {message.step} came before any state"
+            raise RefusedError("bad_message", what, hint="send assign first")
+        misfit = progress.misfit(request.trainer, message.tensors)
+        if misfit is None and message.step < 1:
+            misfit = f"there is no step {message.step}; they start at 1"
+        if misfit is not None:
+            raise RefusedError("bad_message", misfit)
+        ahead = message.step - progress.step
+        if ahead > 0 and progress.queued_bytes + tensors_bytes(message) > self.most_bytes:
+            what = f"step {message.step} is {ahead} steps ahead, and"
+            what = f"{what} {progress.queued_bytes} bytes of later steps wait already"
+            raise RefusedError("bad_message", what, hint="push as far as the pulls were answered")
+        progress.push(message.step, request.trainer, message.tensors)
+
+    def hand_out(self) -> None:
+        """Hands out the blocks that can run now."""
+        progress = self.held.progress
+        for blocks in _together(progress.hand_out()):
+            self._start(blocks, progress.step)
+
+    def _start(self, blocks: Sequence[tuple[BlockPlan, Sent]], step: int) -> None:
+        held = self.held
+
+        def run() -> Made:
+            return [held.machine.run(block, sent) for block, sent in blocks]
+
+        def then(made: Made) -> None:
+            for (block, _), views in zip(blocks, made, strict=True):
+                held.host.update(views)
+                if held.progress.ran(block):
+                    held.extras.forget(step)
+                self.parts.send_made(step, views.keys())
+            self.go_on()
+
+        self.desk.jobs.append(Job(f"step {step}", run, then))
+
+
+def _together(ready: Iterable[tuple[BlockPlan, Sent]]) -> list[list[tuple[BlockPlan, Sent]]]:
+    """Puts small blocks together, each lot one job: one answer then says what all of them made."""
+    found: list[list[tuple[BlockPlan, Sent]]] = []
+    room = 0
+    for block, sent in ready:
+        size = sum(array.nbytes for arrays in sent.values() for array in arrays)
+        if size > room or not found:
+            found.append([])
+            room = _TOGETHER_BYTES
+        found[-1].append((block, sent))
+        room -= size
+    return found

@@ -1,0 +1,82 @@
+"""Looks at the time: who waits for somebody that will not come, and whether anybody lives."""
+
+from dataclasses import dataclass
+
+from jaxfleet.errors import JaxfleetError
+from jaxfleet.ps.messages import Kind, Message
+from jaxfleet.ps.server.deadlines import complaint
+from jaxfleet.ps.server.desk import Desk, RefusedError, Request
+from jaxfleet.ps.server.holder import Holder
+from jaxfleet.ps.server.meetings import Meeting
+from jaxfleet.ps.server.peers import Trainers
+from jaxfleet.ps.server.together import Together
+
+
+@dataclass
+class Watch:
+    """Watches over all that waits at a server.
+
+    Attributes:
+        desk: where errors go.
+        trainers: who is waited for, and how long.
+        holder: has requests that wait.
+        together: has meetings that wait.
+        lively: when a trainer was last known to live.
+    """
+
+    desk: Desk
+    trainers: Trainers
+    holder: Holder
+    together: Together
+    lively: float
+
+    def look_at_waits(self, now: float) -> None:
+        """Answers by errors those that wait for somebody who will not come."""
+        for request in self.holder.waiting():
+            if self._complain(request, self.holder.missing(request), now):
+                self.holder.drop(request)
+        for meeting in self.together.waiting():
+            self._look_at(meeting, now)
+
+    def look_for_life(self, now: float) -> JaxfleetError | None:
+        """Returns the error that ends the server where nobody lived for long."""
+        trainers = self.trainers
+        if not trainers.none_lives(now):
+            self.lively = now
+        elif now - self.lively > trainers.options.step_timeout_s:
+            lost = ", ".join(trainers.lost(now)) or "no trainer ever came"
+            return JaxfleetError(f"no trainer lives: {lost}")
+        return None
+
+    def tell_all(self, refusal: RefusedError) -> None:
+        """Tells all trainers why the server ends, those that wait by answers to what they asked."""
+        waiting = self.holder.waiting() + self.together.requests()
+        for request in waiting:
+            self.desk.error(request.peer, request.message, refusal)
+        told = {request.peer for request in waiting}
+        for known in self.trainers.present():
+            if known.peer not in told:
+                word = Message(Kind.ERROR, self.desk.name, max(self.holder.step, 0))
+                self.desk.error(known.peer, word, refusal)
+
+    def _look_at(self, meeting: Meeting, now: float) -> None:
+        what, _, name = meeting.key
+        absent = self.together.absent(meeting)
+        missing = {f"trainer {number}": [f"{what} '{name}'"] for number in absent}
+        late = [self._complain(r, missing, now) for r in meeting.requests.values()]
+        if any(late):
+            self.together.drop(meeting)
+
+    def _complain(self, request: Request, missing: dict[str, list[str]], now: float) -> bool:
+        """Answers a request by an error where whom it waits for will not come."""
+        found = complaint(
+            request,
+            missing,
+            trainers=self.trainers,
+            servers=self.holder.links.known,
+            options=self.trainers.options,
+            now=now,
+        )
+        if found is not None:
+            self.desk.error(request.peer, request.message, found)
+        return found is not None
