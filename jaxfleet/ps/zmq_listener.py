@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 
 import zmq
+import zmq.utils.z85
 
 from jaxfleet.ps.chunks import Joiner, PieceError, split
 from jaxfleet.ps.limits import Limits
