@@ -60,5 +60,11 @@ def _serve(cluster: Cluster, args: argparse.Namespace) -> int:
         checkpoint_dir=cluster.own_checkpoints,
     )
     assert cluster.current_endpoint is not None
-    print(f"serving at {cluster.current_endpoint}, process {os.getpid()}", flush=True)
-    return serve(cluster.current_endpoint, options, secret_file=cluster.secret_file)
+    return serve(
+        cluster.current_endpoint,
+        options,
+        secret_file=cluster.secret_file,
+        on_listening=lambda endpoint: print(
+            f"serving at {endpoint}, process {os.getpid()}", flush=True
+        ),
+    )

@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -19,13 +20,20 @@ def network_of(secret_file: Path | None) -> Network:
     return ZmqNetwork(secret=None if secret_file is None else read_secret(secret_file))
 
 
-def serve(endpoint: str, options: ServerOptions, *, secret_file: Path | None = None) -> int:
+def serve(
+    endpoint: str,
+    options: ServerOptions,
+    *,
+    secret_file: Path | None = None,
+    on_listening: Callable[[str], None] = lambda _: None,
+) -> int:
     """Serves a job until it ends; returns the process's exit code.
 
     Args:
         endpoint: where to listen.
         options: which job, how long to wait, where to keep the state.
         secret_file: holds the job's secret.
+        on_listening: is given the endpoint once trainers can connect.
 
     Raises:
         ConnectError: the endpoint is taken, or may not be bound.
@@ -38,6 +46,7 @@ def serve(endpoint: str, options: ServerOptions, *, secret_file: Path | None = N
     core = ServerCore(listener.endpoint, ExecutableCache(), time.monotonic, options)
     server = Server(core, listener, connect=network.connect)
     _stop_on_signals(server)
+    on_listening(listener.endpoint)
     code = server.serve()
     if core.failure is not None:
         raise core.failure
