@@ -63,6 +63,11 @@ class Client:
     def step(self, step: int) -> None:
         self._outbox.step = step
 
+    def next_step(self, rows: int) -> None:
+        """Goes on to the next step, whose whole batch has so many rows."""
+        self._outbox.step += 1
+        self._outbox.rows = rows
+
     @property
     def sent_bytes(self) -> int:
         """How many bytes of arrays were sent."""

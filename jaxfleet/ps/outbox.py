@@ -21,6 +21,7 @@ class Outbox:
         patience: what a hello says of deadlines.
         servers: what is known of each.
         step: the one that the trainer is at.
+        rows: of the whole batch of that step; all trainers must say the same.
         sent_bytes: of arrays.
     """
 
@@ -29,6 +30,7 @@ class Outbox:
     patience: Patience
     servers: list[KnownServer]
     step: int = 0
+    rows: int = 0
     sent_bytes: int = 0
 
     def request(
@@ -54,7 +56,7 @@ class Outbox:
 
     def push(self, server: int, tensors: Iterable[Tensor]) -> None:
         """Sends gradients of the present step; nothing answers."""
-        message = self._message(server, Kind.PUSH, None, {}, tuple(tensors))
+        message = self._message(server, Kind.PUSH, None, {"rows": self.rows}, tuple(tensors))
         known = self.servers[server]
         known.pushed = max(known.pushed, message.step)
         known.replay.add(message)

@@ -1,6 +1,7 @@
 """TrainerStep: a step of a parameter-server job, with the signature of the user's own."""
 
 import atexit
+import os
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -69,6 +70,7 @@ class TrainerStep:
         self._served = ServedState(captured, self._job)
         self._returned: list[Any] = []
         self._place = -1
+        self._process = -1  # whose the lines are: a fork has them in name only
 
     @property
     def program(self) -> Program:
@@ -104,6 +106,7 @@ class TrainerStep:
         """The lines to the servers; opened when they are first needed."""
         if self._client is None:
             self._client = self._connect(self._job)
+            self._process = os.getpid()
             atexit.register(self.close)  # a script that ends has no more gradients to send
             self._found = self._client.open()
             self._client.step = max(self._found, 0)
@@ -129,7 +132,7 @@ class TrainerStep:
         variant, rows = self._variant(data, batch_tree)
         leaves = self._given(leaves, tree)
         client = self.client
-        client.step += 1
+        client.next_step(rows * client.me.trainers if self.strategy.batch == "local" else rows)
         client.doing(f"step {client.step}")
         held = self._served.held(leaves)
         fed = self._rows(data, rows, variant)
@@ -208,7 +211,7 @@ class TrainerStep:
 
     def close(self) -> None:
         """Tells the servers that this trainer is done; they end when all are."""
-        if self._client is not None:
+        if self._client is not None and self._process == os.getpid():
             atexit.unregister(self.close)
             self._client.close()
 
@@ -218,7 +221,7 @@ class TrainerStep:
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if error is None:
             self.close()
-        elif self._client is not None:
+        elif self._client is not None and self._process == os.getpid():
             atexit.unregister(self.close)
             self._client.abandon()
 

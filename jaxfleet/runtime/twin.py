@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxfleet.capture import Captured, capture
+from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.ps.client import Client
@@ -51,6 +52,9 @@ class Twin:
         servers: how many.
         trainers: how many.
         cache: where executables are kept; pass one to several twins, and they share them.
+
+    Raises:
+        StrategyError: there would be no server, or no trainer.
     """
 
     def __init__(
@@ -63,6 +67,9 @@ class Twin:
         trainers: int = 2,
         cache: ExecutableCache | None = None,
     ) -> None:
+        if servers < 1 or trainers < 1:
+            what = f"a job of {servers} servers and {trainers} trainers does not train"
+            raise StrategyError(what, hint="give it at least one of each")
         if not isinstance(train_step, Captured):
             assert example is not None, "a step that is not captured yet needs an example"
             train_step = capture(train_step, example=example)

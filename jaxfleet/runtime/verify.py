@@ -1,5 +1,6 @@
 """Shows that a step means on trainers and servers what it means on one device."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxfleet.capture import capture
+from jaxfleet.errors import FeedError
 from jaxfleet.runtime.devices import choose_devices
 from jaxfleet.runtime.saving import on_host
 from jaxfleet.runtime.step import Step
@@ -23,7 +25,8 @@ class Verification:
 
     Attributes:
         steps: how many were run.
-        differences: by leaf of the state: the largest difference over the largest value.
+        differences: by leaf of the state: the largest difference over the largest value; infinite
+            where only one has a value that is not finite.
         same_on_all: whether all trainers ended with the same state, bit by bit.
     """
 
@@ -70,8 +73,11 @@ def verify(
     Raises:
         CaptureError: the step cannot be captured.
         PassError: it cannot be divided between trainers and servers.
-        FeedError: a batch cannot be divided among the trainers.
+        FeedError: a batch cannot be divided among the trainers, or there is none.
+        StrategyError: there would be no server, or no trainer.
     """
+    if len(batches) == 0:
+        raise FeedError("there is no batch to verify on", hint="pass a list of global batches")
     captured = capture(train_step, example=(state, batches[0]))
     result = Twin(captured, None, strategy, servers=servers, trainers=trainers).run(state, batches)
     keeping = DistributedStrategy(mode="single", donate=False)  # the state is the caller's
@@ -94,8 +100,14 @@ def _difference(found: np.ndarray, expected: np.ndarray) -> float:
     if not expected.size or _same(found, expected):
         return 0.0
     wide = np.complex128 if np.iscomplexobj(expected) else np.float64
-    off = np.abs(found.astype(wide) - expected.astype(wide)).max()
-    return float(off / max(np.abs(expected.astype(wide)).max(), np.finfo(np.float32).tiny))
+    left, right = found.astype(wide), expected.astype(wide)
+    if not np.array_equal(np.isfinite(left), np.isfinite(right)):
+        return math.inf
+    finite = np.isfinite(right)
+    if not np.array_equal(left[~finite], right[~finite], equal_nan=True):
+        return math.inf
+    off = np.abs(left[finite] - right[finite]).max(initial=0.0)
+    return float(off / max(np.abs(right[finite]).max(initial=0.0), np.finfo(np.float32).tiny))
 
 
 def _same(left: np.ndarray, right: np.ndarray) -> bool:

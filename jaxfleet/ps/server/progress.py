@@ -35,6 +35,7 @@ class Progress:
     duplicates: int = 0
     _pushed: dict[int, dict[str, dict[int, np.ndarray]]] = field(default_factory=dict)
     _parts: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    _rows: dict[int, tuple[int, int]] = field(default_factory=dict)  # and whose, by step
 
     @property
     def step(self) -> int:
@@ -49,10 +50,18 @@ class Progress:
         # What is there of later steps came after this state, from who was faster to send it again.
         self._pushed = {later: found for later, found in self._pushed.items() if later > step}
         self._parts = {later: parts for later, parts in self._parts.items() if later > step}
+        self._rows = {later: rows for later, rows in self._rows.items() if later > step}
         self.queued_bytes = self._count_bytes()
 
-    def push(self, step: int, trainer: int, tensors: Iterable[Tensor]) -> None:
-        """Takes gradients; those that came before, or too late, change nothing."""
+    def push(self, step: int, trainer: int, tensors: Iterable[Tensor], rows: int = 0) -> None:
+        """Takes gradients; those that came before, or too late, change nothing.
+
+        Args:
+            step: theirs.
+            trainer: whose they are.
+            tensors: they.
+            rows: the whole batch's, where the trainer says how many.
+        """
         for tensor in tensors:
             block = self._block_of(tensor.name)
             if step <= self.handed.get(block.index, -1):
@@ -64,6 +73,8 @@ class Progress:
                 continue
             by_trainer[trainer] = tensor.array
             self.queued_bytes += tensor.array.nbytes
+            if rows:
+                self._rows.setdefault(step, (trainer, rows))
 
     def take_parts(self, step: int, tensors: Iterable[Tensor]) -> None:
         """Takes what another server sent for a step."""
@@ -94,6 +105,7 @@ class Progress:
         if any(self.done[other.index] < self.step for other in self.plan.blocks):
             return False
         self._pushed.pop(self.step, None)
+        self._rows.pop(self.step, None)
         for array in self._parts.pop(self.step, {}).values():
             self.queued_bytes -= array.nbytes
         self.applied += 1
@@ -135,6 +147,14 @@ class Progress:
                 found = f"{tensor.array.dtype}{list(tensor.array.shape)}"
                 return f"'{tensor.name}' is {found}, not {wanted.dtype}{list(wanted.shape)}"
         return None
+
+    def other_rows(self, step: int, trainer: int, rows: int) -> str | None:
+        """Says whose batch has another number of rows, if one's has: their sums do not add up."""
+        first, known = self._rows.get(step, (trainer, rows))
+        if not rows or rows == known:
+            return None
+        found = f"the batch of step {step} has {rows} rows on trainer {trainer}"
+        return f"{found}, and {known} on trainer {first}"
 
     def _count_bytes(self) -> int:
         pushed = (by for names in self._pushed.values() for by in names.values())

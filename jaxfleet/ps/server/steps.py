@@ -49,12 +49,17 @@ class Steps:
             misfit = f"there is no step {message.step}; they start at 1"
         if misfit is not None:
             raise RefusedError("bad_message", misfit)
+        rows = message.body.get("rows")
+        rows = rows if isinstance(rows, int) else 0
+        other = progress.other_rows(message.step, request.trainer, rows)
+        if other is not None:
+            raise RefusedError("refused", other, hint="give all trainers batches of the same size")
         ahead = message.step - progress.step
         if ahead > 0 and progress.queued_bytes + tensors_bytes(message) > self.most_bytes:
             what = f"step {message.step} is {ahead} steps ahead, and"
             what = f"{what} {progress.queued_bytes} bytes of later steps wait already"
             raise RefusedError("bad_message", what, hint="push as far as the pulls were answered")
-        progress.push(message.step, request.trainer, message.tensors)
+        progress.push(message.step, request.trainer, message.tensors, rows)
 
     def hand_out(self) -> None:
         """Hands out the blocks that can run now."""
