@@ -66,6 +66,16 @@ def test_only_who_has_the_secret_takes_part(tmp_path: Path, undisturbed: Undistu
         check_same(jobs.results(), undisturbed("plain", 6))
 
 
+def test_a_copy_of_a_trainer_that_ends_takes_nothing_with_it(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    options = ["--steps=6", "--step-timeout=60", "--fork-at=3"]
+    with Jobs(tmp_path, step_s=60.0, options=options) as jobs:
+        server, trainers = jobs.server(), jobs.all_trainers()
+        assert [one.ends() for one in (*trainers, server)] == [0, 0, 0]
+        check_same(jobs.results(), undisturbed("plain", 6))
+
+
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     with Jobs(tmp_path) as jobs, socket.socket() as taken:
         host, _, port = jobs.endpoints[0].rpartition(":")

@@ -5,6 +5,8 @@ It takes its time over each step, so that a test can do something in the middle.
 
 import argparse
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,11 +114,20 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument("--stop-at", type=int, default=-1)
+    parser.add_argument("--fork-at", type=int, default=-1)
     parser.add_argument("--lost-after", type=float, default=2.0)
     parser.add_argument("--step-timeout", type=float, default=6.0)
     parser.add_argument("--connect", type=float, default=30.0)
     parser.add_argument("--replay-bytes", type=int, default=1 << 20)
     return parser.parse_args(words)
+
+
+def fork_once() -> None:
+    """Makes a copy of this process that ends at once, as a script's end does, and waits for it."""
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    os.waitpid(child, 0)
 
 
 def main() -> None:
@@ -132,6 +143,8 @@ def main() -> None:
                 raise RuntimeError("the script failed")
             if at == args.stop_at:
                 break
+            if at == args.fork_at:
+                fork_once()
             state, metrics = step(state, batch)
             print(f"step {at}. loss {metrics['loss']:.4f}", flush=True)  # noqa: T201
             time.sleep(args.pause)

@@ -85,6 +85,12 @@ class Trainers:
         self.by_id[number] = Known(peer, now, now, session=body.get("session"))
         return None
 
+    def forget_strangers(self) -> None:
+        """Forgets who came, and what they said of the job."""
+        self.facts, self.first = {}, -1
+        self.by_id.clear()
+        self._ids.clear()
+
     def heard(self, peer: Peer, message: Message, now: float) -> None:
         """Notes that a trainer sent something."""
         known = self.by_id[self._ids[peer]]
@@ -139,6 +145,8 @@ class Trainers:
             return f"a hello needs trainer, trainers and servers, and says {sorted(body)}"
         assert isinstance(number, int)
         assert isinstance(count, int)
+        if not all(isinstance(server, str) and len(server) <= _LONGEST for server in servers):
+            return "servers are a list of endpoints, such as 127.0.0.1:6174"
         if number >= count:
             return f"there is no trainer {number} of {count}"
         wanted: dict[str, Plain] = {}
