@@ -1,8 +1,8 @@
 """TrainerStep: a step of a parameter-server job, with the signature of the user's own."""
 
 import atexit
-import os
 import operator
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -10,10 +10,20 @@ import pytest
 
 from jaxfleet.checkpoint import CheckpointSeries
 from jaxfleet.launch import PORT_TAKEN
-from tests.faults.cluster import Jobs, check_same
+from tests.faults.cluster import Jobs, check_same, wait_until
 from tests.faults.conftest import Undisturbed
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(80)]
+
+
+def listens(endpoint: str) -> bool:
+    """Tells whether a connection to an endpoint is taken."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_connection((host, int(port))).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def test_who_does_not_belong_is_refused_and_the_job_goes_on(
@@ -26,6 +36,7 @@ def test_who_does_not_belong_is_refused_and_the_job_goes_on(
         time.sleep(3.0)
         servers = jobs.all_servers()
         servers[0].reaches("serving")
+        wait_until(lambda: listens(jobs.endpoints[0]), "the server to listen")
         # A connection that says half of something, and stays.
         host, _, port = jobs.endpoints[0].rpartition(":")
         with socket.create_connection((host, int(port))) as half:

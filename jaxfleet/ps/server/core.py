@@ -64,6 +64,7 @@ class ServerCore:
         self._entrance = Entrance(
             endpoint, self.desk, self.trainers, self._holder, self._me, options.server
         )
+        self._entrance.on_strangers = self._together.forget_strangers
         self._watch = Watch(self.desk, self.trainers, self._holder, self._together, clock())
         self._handlers = self._requests()
         if own is not None and (restored := own.restore()) is not None:

@@ -1,5 +1,6 @@
 """Where trainers come in: they say of which job the server is, and which of its servers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxfleet.ps.messages import Kind, Message, Plain
@@ -8,6 +9,8 @@ from jaxfleet.ps.server.desk import Desk, RefusedError
 from jaxfleet.ps.server.holder import Holder
 from jaxfleet.ps.server.identity import Identity
 from jaxfleet.ps.server.peers import Trainers
+
+_LONGEST = 300  # characters of an endpoint; a host's name has at most 253
 
 
 @dataclass
@@ -21,6 +24,7 @@ class Entrance:
         holder: what the server has.
         me: who it is; it is told of which job.
         server: its number among the servers, once that is known.
+        on_strangers: is called where those who came before were strangers.
     """
 
     endpoint: str
@@ -29,6 +33,7 @@ class Entrance:
     holder: Holder
     me: Identity
     server: int | None
+    on_strangers: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         if self.server is not None:
@@ -47,9 +52,14 @@ class Entrance:
         Raises:
             RefusedError: it is of another job, or there is such a trainer already.
         """
+        if not self.holder.defined and self.trainers.none_lives(now):
+            # They came, and went before there was a program: nothing is theirs.
+            self.trainers.forget()
+            self.on_strangers()
         refusal = self._misplaced(message) or self.trainers.hello(peer, message, now)
         if refusal is not None:
             hint = "start all trainers and servers with the same job, script and strategy"
+            hint += "; servers serve one step"
             raise RefusedError("refused", refusal, hint=hint)
         self.trainers.options = self.trainers.options.after_hello(message.body)
         if self.server is None:
@@ -70,6 +80,8 @@ class Entrance:
         servers = message.body.get("servers")
         if not isinstance(servers, list):
             return None
+        if not all(isinstance(name, str) and len(name) <= _LONGEST for name in servers):
+            return "servers are a list of endpoints, such as 127.0.0.1:6174"
         if self.server is None and self.endpoint not in servers:
             return f"{message.sender} names the servers {servers}, and this one is {self.endpoint}"
         if self.server is not None and self.server >= len(servers):

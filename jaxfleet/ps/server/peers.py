@@ -56,6 +56,9 @@ class Trainers:
     by_id: dict[int, Known] = field(default_factory=dict)
     _ids: dict[Peer, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._told = self.options
+
     @property
     def count(self) -> int:
         """How many the job has, 0 before the first hello."""
@@ -85,9 +88,9 @@ class Trainers:
         self.by_id[number] = Known(peer, now, now, session=body.get("session"))
         return None
 
-    def forget_strangers(self) -> None:
-        """Forgets who came, and what they said of the job."""
-        self.facts, self.first = {}, -1
+    def forget(self) -> None:
+        """Takes those who came for none of the job, and what they said of it for nothing."""
+        self.options, self.facts, self.first = self._told, {}, -1
         self.by_id.clear()
         self._ids.clear()
 
@@ -145,8 +148,6 @@ class Trainers:
             return f"a hello needs trainer, trainers and servers, and says {sorted(body)}"
         assert isinstance(number, int)
         assert isinstance(count, int)
-        if not all(isinstance(server, str) and len(server) <= _LONGEST for server in servers):
-            return "servers are a list of endpoints, such as 127.0.0.1:6174"
         if number >= count:
             return f"there is no trainer {number} of {count}"
         wanted: dict[str, Plain] = {}

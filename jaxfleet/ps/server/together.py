@@ -74,6 +74,10 @@ class Together:
         for meeting in self.waiting():
             self._complete(meeting)
 
+    def forget_strangers(self) -> None:
+        """Forgets all, of which nothing came from the job's trainers."""
+        self._meetings = Meetings()
+
     def forget(self) -> None:
         """Forgets all answers, which are void."""
         self._meetings.forget(_END)

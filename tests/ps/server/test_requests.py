@@ -45,6 +45,30 @@ def test_a_hello_that_does_not_fit_is_refused(changed: dict[str, Any], what: str
     assert bench.one(1, Kind.HELLO, body=hello(1)).kind is Kind.WELCOME
 
 
+@pytest.mark.parametrize("servers", [[{"a": 1}], ["x" * 5000], [[ENDPOINT]], [7]])
+def test_servers_that_are_no_endpoints_are_refused(servers: list[Any]) -> None:
+    bench = Bench(ServerOptions(server=0))
+    code, text = error_of(bench.send(0, Kind.HELLO, body=hello(0, servers=servers)))
+    assert code == "refused"
+    assert text.startswith("servers are a list of endpoints")
+
+
+def test_who_came_and_went_before_there_was_a_program_does_not_keep_the_trainers_out() -> None:
+    bench = Bench(ServerOptions(server=0, trainers=2, as_trainers_say=True))
+    wrong = hello(1, program="another", lost_after_s=0.5, session="x")
+    assert bench.one(1, Kind.HELLO, body=wrong, peer=b"x").kind is Kind.WELCOME
+    bench.send(1, Kind.REDUCE, 0, {"key": "k", "how": "max"}, {"x": np.ones(1)}, peer=b"x")
+    _, text = error_of(bench.send(0, Kind.HELLO, body=hello(0)))
+    assert "and trainer 1 says another" in text
+    bench.wait(1.0)
+    bench.started(SGD, sgd_state())
+    assert bench.core.options.lost_after_s == ServerOptions().lost_after_s
+    stranger = bench.send(1, Kind.REDUCE, 0, {"key": "k", "how": "max"}, peer=b"x")
+    assert error_of(stranger)[0] == "stranger"
+    bench.wait(1.0)
+    assert error_of(bench.send(1, Kind.HELLO, body=wrong, peer=b"x"))[0] == "refused"
+
+
 def test_a_server_that_knows_its_job_refuses_another() -> None:
     bench = Bench(ServerOptions(server=0, job="mine", trainers=2))
     _, text = error_of(bench.send(0, Kind.HELLO, body=hello(0)))
