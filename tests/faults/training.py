@@ -4,9 +4,9 @@ It takes its time over each step, so that a test can do something in the middle.
 """
 
 import argparse
+import atexit
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,10 +123,11 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def fork_once() -> None:
-    """Makes a copy of this process that ends at once, as a script's end does, and waits for it."""
+    """Makes a copy of this process that does what is due at its end, and waits for it."""
     child = os.fork()
     if child == 0:
-        sys.exit(0)
+        atexit._run_exitfuncs()  # noqa: SLF001  # nothing else does only what is due
+        os._exit(0)  # its usual end may wait for threads that a copy does not have
     os.waitpid(child, 0)
 
 
