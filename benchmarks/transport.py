@@ -1,15 +1,15 @@
 """Measures push and pull of an array between two processes, against raw sockets on loopback.
 
-    python benchmarks/transport.py [--quick]
+    python benchmarks/transport.py [--quick] [--sockets]
 
 An array goes to another process, and one of the same size comes back, with the same bytes on both
 sides of the comparison. Raw is a blocking TCP socket: `sendall` from one buffer, `recv_into` into
 another, both made before. Ours is `ZmqNetwork`: messages are encoded, sent, received and decoded,
-so that arrays lie there with names, dtypes and shapes, checked. Up to 16 MB they lie where ZeroMQ
-received them; a copy of those into aligned memory is not part of the measurement (larger ones are
-received into aligned memory). Rounds alternate, and what counts is the median of raw over ours.
-The bar is 0.7 of the raw goodput from 1 MB on, so raw/ours must not exceed 1/0.7; 64 KB, where
-what a message costs besides its bytes shows, is printed for the curious.
+so that arrays lie there with names, dtypes and shapes, checked. Between processes of one machine
+they lie in memory that both share, copied once; with `--sockets` nothing is shared, and they lie
+where ZeroMQ received them (up to 16 MB), or in aligned memory. Rounds alternate, and what counts
+is the median of raw over ours. The bar is 0.7 of the raw goodput from 1 MB on, so raw/ours must not
+exceed 1/0.7; 64 KB, where what a message costs besides its bytes shows, is printed for the curious.
 """
 
 import argparse
@@ -43,12 +43,13 @@ Trip = Callable[[int], None]  # there and back again, of so many bytes
 def main() -> None:
     parser = argparse.ArgumentParser(description="The benchmark transport.")
     parser.add_argument("--quick", action="store_true", help="few rounds: a look, not a verdict")
+    parser.add_argument("--sockets", action="store_true", help="share no memory")
     parser.add_argument("--answer", type=int, help="be the other process; this is its raw port")
     arguments = parser.parse_args()
     if arguments.answer is not None:
         answer(arguments.answer)
         return
-    with trips() as (raw, ours):
+    with trips(share_memory=not arguments.sockets) as (raw, ours):
         rows, bars = [], []
         for name, size in SIZES.items():
             row, share = measure(name, size, raw, ours, rounds=5 if arguments.quick else 15)
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 @contextmanager
-def trips() -> Iterator[tuple[Trip, Trip]]:
+def trips(*, share_memory: bool) -> Iterator[tuple[Trip, Trip]]:
     """Starts the other process and yields the two ways of going there."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(LONGEST_S)
@@ -71,7 +72,8 @@ def trips() -> Iterator[tuple[Trip, Trip]]:
             raw.settimeout(None)
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             zmq_port = int.from_bytes(raw.recv(8), "little")
-            with raw, closing(ZmqNetwork().connect([f"127.0.0.1:{zmq_port}"])) as lines:
+            network = ZmqNetwork(share_memory=share_memory)  # the listener does as its peers do
+            with raw, closing(network.connect([f"127.0.0.1:{zmq_port}"])) as lines:
                 yield raw_trip(raw), our_trip(lines)
         finally:
             other.kill()
