@@ -24,6 +24,10 @@ from jaxfleet.ops.jax_adapter import dtype_text
 Run = Callable[..., Sequence[Array]]
 
 _X86 = ("x86_64", "AMD64")  # as `platform.machine` calls it
+_WITHOUT_CHOICE: Mapping[str, str | bool] = {
+    "xla_cpu_max_isa": "AVX",  # the last without fused products
+    "xla_cpu_prefer_vector_width": "64",  # bits: vectors of one or two elements are none
+}
 
 
 @dataclass
@@ -158,13 +162,14 @@ def _options() -> dict[str, str | bool]:
     """Returns what makes a block give on some rows, to the bit, what it gives there on all.
 
     In `a * b + c * d` a fused multiply-add rounds one product and not the other. Which one, LLVM
-    picks anew in each loop that it makes of a block, and how it makes them depends on the number
-    of rows: with JAX 0.12 one element in a hundred differs in its last digit. Without such
-    instructions none does; `tests/lower/test_blocks.py` looks. It costs an update about a tenth of
-    its time. On other processors than x86 there is no such choice.
+    picks anew in each loop that it makes of a block, vectors and what is left over apart, and how
+    it makes them depends on the number of rows: one element in a hundred differs in its last digit.
+    JAX 0.10 obeys when told to do without such instructions, JAX 0.12 when told to do without
+    vectors; `tests/lower/test_blocks.py` and `tests/exact` look. Measured on Adam over 4 MB, it
+    costs a third of an update's time. On other processors than x86 it was not looked at.
     """
     has_choice = jax.default_backend() == "cpu" and platform.machine() in _X86
-    return {"xla_cpu_max_isa": "AVX"} if has_choice else {}
+    return dict(_WITHOUT_CHOICE) if has_choice else {}
 
 
 def _result(value: Array, variable: Variable, values: Sequence[Array]) -> Array:
