@@ -4,10 +4,10 @@ A parameter server's program is such blocks. Two blocks that differ in names alo
 executable.
 """
 
-import platform
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,12 +22,6 @@ from jaxfleet.ops import Array, Interpreter
 from jaxfleet.ops.jax_adapter import dtype_text
 
 Run = Callable[..., Sequence[Array]]
-
-_X86 = ("x86_64", "AMD64")  # as `platform.machine` calls it
-_WITHOUT_CHOICE: Mapping[str, str | bool] = {
-    "xla_cpu_max_isa": "AVX",  # the last without fused products
-    "xla_cpu_prefer_vector_width": "64",  # bits: vectors of one or two elements are none
-}
 
 
 @dataclass
@@ -145,31 +139,16 @@ def _compiled(
     body = replace(block, variables=own)
     declared = {name: program.lookup(name, block) for name in (*reads, *writes)}
 
-    def run(*values: Array) -> list[Array]:
+    def run(zero: Array, *values: Array) -> list[Array]:
         held = dict(zip(reads, values, strict=True))
-        after = Interpreter(program, {}).run_scope(body, held)
+        after = Interpreter(program, {}, zero=zero).run_scope(body, held)
         return [_result(after[name], declared[name], values) for name in writes]
 
     run.__name__ = f"{program.name}.block{block.index}"
-    places = tuple(place for place, name in enumerate(reads) if name in donated)
-    specs = [_spec(declared[name]) for name in reads]
-    lowered = jax.jit(run, donate_argnums=places).lower(*specs)
-    compiled: Run = lowered.compile(compiler_options=_options())
-    return compiled
-
-
-def _options() -> dict[str, str | bool]:
-    """Returns what makes a block give on some rows, to the bit, what it gives there on all.
-
-    In `a * b + c * d` a fused multiply-add rounds one product and not the other. Which one, LLVM
-    picks anew in each loop that it makes of a block, vectors and what is left over apart, and how
-    it makes them depends on the number of rows: one element in a hundred differs in its last digit.
-    JAX 0.10 obeys when told to do without such instructions, JAX 0.12 when told to do without
-    vectors; `tests/lower/test_blocks.py` and `tests/exact` look. Measured on Adam over 4 MB, it
-    costs a third of an update's time. On other processors than x86 it was not looked at.
-    """
-    has_choice = jax.default_backend() == "cpu" and platform.machine() in _X86
-    return dict(_WITHOUT_CHOICE) if has_choice else {}
+    places = tuple(place for place, name in enumerate(reads, start=1) if name in donated)
+    zero, specs = jnp.zeros((), jnp.uint32), [_spec(declared[name]) for name in reads]
+    compiled = jax.jit(run, donate_argnums=places).lower(zero, *specs).compile()
+    return partial(compiled, zero)
 
 
 def _result(value: Array, variable: Variable, values: Sequence[Array]) -> Array:

@@ -13,6 +13,7 @@ from jaxfleet.ir import Block, Literal, Operand, Operator, Program, Size, evalua
 from jaxfleet.ir.types import Kind
 from jaxfleet.ops.jax_adapter import literal_value
 from jaxfleet.ops.registry import Array, find_op
+from jaxfleet.ops.rounding import rounded
 
 
 @dataclass
@@ -24,12 +25,14 @@ class Interpreter:
         sizes: a number for every letter in it.
         axis_name: the mesh axis it runs over, or None.
         trainer: which of the trainers this is, where there are several and no mesh.
+        zero: `u32[]`, a zero that the compiler does not know, where each product is to be rounded.
     """
 
     program: Program
     sizes: Mapping[str, int]
     axis_name: str | None = None
     trainer: Array | None = None
+    zero: Array | None = None
     _constants: dict[str, Array] = field(default_factory=dict)
 
     def run(self, values: Mapping[str, Array], *, keep: Iterable[str] = ()) -> dict[str, Array]:
@@ -86,7 +89,10 @@ class Interpreter:
 
     def _run_op(self, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
         try:
-            return find_op(op).meaning(self, op, inputs)
+            made = find_op(op).meaning(self, op, inputs)
+            if self.zero is None:
+                return made
+            return [rounded(op.type, value, self.zero) for value in made]
         except ProgramError:
             raise
         except (TypeError, ValueError) as error:

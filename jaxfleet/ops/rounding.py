@@ -1,0 +1,82 @@
+"""Rounds each product before it is added, so that an element's result is the same in any loop.
+
+A processor can add a product that it did not round: `a * b + c * d` then rounds one of the two.
+Which one, LLVM picks anew in each loop that it makes of a computation, vectors and what is left
+over apart, and how it makes them depends on the number of rows: the same element may differ in its
+last digit between an array and a slice of it. A product whose bits go through an integer operation
+is rounded like any other number. The operation is an exclusive or with a zero that only the caller
+knows, which no compiler leaves out; it costs less than the memory traffic of the block around it.
+"""
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxfleet.ops.registry import Array
+
+_UNSIGNED: Mapping[int, str] = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}  # by bytes
+
+# What never ends in a product: all other operators may, by themselves or as XLA rewrites them
+# (a division by a constant is a product).
+_NO_PRODUCT = frozenset(
+    {
+        "assign",
+        "concat",
+        "split_byref",
+        "sum",
+        "jax.abs",
+        "jax.add",
+        "jax.add_any",
+        "jax.broadcast_in_dim",
+        "jax.ceil",
+        "jax.clamp",
+        "jax.concatenate",
+        "jax.convert_element_type",
+        "jax.copy",
+        "jax.cummax",
+        "jax.cummin",
+        "jax.dynamic_slice",
+        "jax.dynamic_update_slice",
+        "jax.expand_dims",
+        "jax.floor",
+        "jax.gather",
+        "jax.iota",
+        "jax.max",
+        "jax.min",
+        "jax.neg",
+        "jax.pad",
+        "jax.reduce_max",
+        "jax.reduce_min",
+        "jax.reduce_precision",
+        "jax.reduce_sum",
+        "jax.reshape",
+        "jax.rev",
+        "jax.round",
+        "jax.select_n",
+        "jax.sign",
+        "jax.slice",
+        "jax.sort",
+        "jax.split",
+        "jax.squeeze",
+        "jax.stop_gradient",
+        "jax.sub",
+        "jax.transpose",
+    }
+)
+
+
+def rounded(op_type: str, value: Array, zero: Array) -> Array:
+    """Returns what an operator made, rounded.
+
+    Args:
+        op_type: its type.
+        value: any array; only floats change hands.
+        zero: `u32[]`, a zero that the compiler does not know.
+    """
+    dtype = jnp.asarray(value).dtype
+    if op_type in _NO_PRODUCT or not jnp.issubdtype(dtype, jnp.floating):
+        return value
+    bits = jnp.dtype(_UNSIGNED[dtype.itemsize])
+    as_bits = lax.bitcast_convert_type(value, bits)
+    return lax.bitcast_convert_type(as_bits ^ zero.astype(bits), dtype)
