@@ -4,7 +4,7 @@ On a CPU an array whose memory is aligned to 64 bytes is shared, both ways. Keys
 are on the host what they are made of: `u32` with an axis more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +63,20 @@ def to_device(array: np.ndarray, dtype: str) -> tuple[Array, bool]:
 
     What is shared must not change for as long as the device's array is used.
     """
-    if dtype in _KEYS:
-        return jax.random.wrap_key_data(jax.device_put(array), impl=_KEYS[dtype][0]), True
-    value = jax.device_put(array)
-    return value, array.size > 0 and _address(value) != array.ctypes.data
+    ((value, copied),) = all_to_device([(array, dtype)])
+    return value, copied
+
+
+def all_to_device(arrays: Sequence[tuple[np.ndarray, str]]) -> list[tuple[Array, bool]]:
+    """Returns what `to_device` does for each, sooner: they go in one call."""
+    found: list[tuple[Array, bool]] = []
+    values = jax.device_put([array for array, _ in arrays])
+    for value, (array, dtype) in zip(values, arrays, strict=True):
+        if dtype in _KEYS:
+            found.append((jax.random.wrap_key_data(value, impl=_KEYS[dtype][0]), True))
+        else:
+            found.append((value, _is_apart(value, array)))
+    return found
 
 
 def to_host(value: Array) -> tuple[np.ndarray, bool]:
@@ -74,14 +84,18 @@ def to_host(value: Array) -> tuple[np.ndarray, bool]:
 
     Waits until it is computed.
     """
-    if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if not isinstance(value.dtype, np.dtype):  # a key's is jax's own
         return np.asarray(jax.random.key_data(value)), True
     array = np.asarray(value)
-    return array, array.size > 0 and _address(value) != array.ctypes.data
+    return array, _is_apart(value, array)
 
 
-def _address(value: Array) -> int:
-    """Returns where an array is in memory, or 0 on several devices or one that does not say."""
-    first, *others = value.devices()
-    known = first.platform == "cpu" and not others
-    return int(value.unsafe_buffer_pointer()) if known else 0
+def _is_apart(value: Array, array: np.ndarray) -> bool:
+    """Tells whether a device's array and one of the host are not in the same memory."""
+    if not array.size:
+        return False
+    try:
+        address = value.unsafe_buffer_pointer()
+    except (ValueError, RuntimeError):  # it is on several devices, or on one that does not say
+        return True
+    return bool(address != array.__array_interface__["data"][0])

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.ir import Operator, Program, Variable
-from jaxfleet.lower.host_arrays import host_type, to_device, to_host
+from jaxfleet.lower.host_arrays import all_to_device, host_type, to_host
 from jaxfleet.ps.aligned import aligned_copy
 from jaxfleet.ps.buffers import Buffers
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.collectives import asked_for, finished
 from jaxfleet.ps.messages import Kind, Tensor
 from jaxfleet.ps.requests import Request
+
+_PARCEL_BYTES = 8 << 20  # a server may begin with what is in one while the next is on its way
 
 
 @dataclass
@@ -72,6 +74,7 @@ class HostRun:
         values: what names hold; on the device, or on the host.
         targets: where what comes from servers goes.
         wholes: buffers by the name that will hold them.
+        parcels: gradients that are still to be sent, by server.
     """
 
     host: Host
@@ -81,6 +84,7 @@ class HostRun:
     wholes: dict[str, np.ndarray] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     answers: dict[str, np.ndarray] = field(default_factory=dict)
+    parcels: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def run(self) -> None:
         """Does them all."""
@@ -90,6 +94,7 @@ class HostRun:
                 self._split(op)
             elif op.type == "send":
                 self._send(op)
+        self._push_rest()
         collectives = [op for op in self.ops if op.type.startswith("c_")]
         self._reduce(collectives)
         if "recv" in kinds:
@@ -107,15 +112,21 @@ class HostRun:
             start += rows
 
     def _send(self, op: Operator) -> None:
-        by_server: dict[int, list[Tensor]] = {}
         for name, server in zip(op.reads, self._servers(op), strict=True):
-            tensor = Tensor(self._wire_name(name), self._on_host(name))
-            by_server.setdefault(server, []).append(tensor)
-        for server, tensors in by_server.items():
-            self._push(server, tensors)
+            self._push(server, Tensor(self._wire_name(name), self._on_host(name)))
 
-    def _push(self, server: int, tensors: list[Tensor]) -> None:
-        self.host.client.push(server, tensors)
+    def _push(self, server: int, tensor: Tensor) -> None:
+        """Puts a gradient into the parcel of its server, which is sent when it is full."""
+        parcel = self.parcels.setdefault(server, [])
+        if parcel and _bytes_of([*parcel, tensor]) > _PARCEL_BYTES:
+            self.host.client.push(server, parcel)
+            self.parcels[server] = parcel = []
+        parcel.append(tensor)
+
+    def _push_rest(self) -> None:
+        for server, parcel in self.parcels.items():
+            self.host.client.push(server, parcel)
+        self.parcels.clear()
 
     def _reduce(self, ops: Sequence[Operator]) -> None:
         asked: dict[tuple[int, str], list[Tensor]] = {}
@@ -176,17 +187,15 @@ class HostRun:
 
     def _finish(self, collectives: Sequence[Operator]) -> None:
         me = self.host.client.me
+        came = dict(self.wholes)
         for op in collectives:
             for name in op.writes:
                 answer = self.answers[name]
-                value = finished(op, answer, trainer=me.trainer, trainers=me.trainers)
-                self._set(name, value)
-        for name, whole in self.wholes.items():
-            self._set(name, whole)
-
-    def _set(self, name: str, value: np.ndarray) -> None:
-        self.values[name], copied = to_device(value, self.host.variable(name).dtype)
-        self.host.copies.received_copies += copied
+                came[name] = finished(op, answer, trainer=me.trainer, trainers=me.trainers)
+        typed = [(array, self.host.variable(name).dtype) for name, array in came.items()]
+        for name, (value, copied) in zip(came, all_to_device(typed), strict=True):
+            self.values[name] = value
+            self.host.copies.received_copies += copied
 
     def _buffer(self, name: str) -> np.ndarray:
         held = host_type(self.host.variable(name))
@@ -211,3 +220,7 @@ class HostRun:
 
     def _server(self, endpoint: object) -> int:
         return self.host.client.me.endpoints.index(str(endpoint))
+
+
+def _bytes_of(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.array.nbytes for tensor in tensors)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from jaxfleet.lower import ExecutableCache
+from jaxfleet.lower import ExecutableCache, compute_in_place
 from jaxfleet.ps.allocation import keep_freed_memory
 from jaxfleet.ps.network import Network
 from jaxfleet.ps.secret import read_secret
@@ -41,6 +41,7 @@ def serve(
         JaxfleetError: a block failed, or no trainer lives.
     """
     keep_freed_memory()
+    compute_in_place()
     network = network_of(secret_file)
     listener = network.listen(endpoint)
     core = ServerCore(listener.endpoint, ExecutableCache(), time.monotonic, options)

@@ -78,8 +78,8 @@ class _StartupRun(HostRun):
     def _wire_name(self, name: str) -> str:
         return name  # a leaf may be called as it likes
 
-    def _push(self, server: int, tensors: list[Tensor]) -> None:
-        self.given.setdefault(server, []).extend(tensors)
+    def _push(self, server: int, tensor: Tensor) -> None:
+        self.given.setdefault(server, []).append(tensor)
 
     def _give(self, op: Operator) -> None:
         """Sends every server what is for it, and waits until all have it."""

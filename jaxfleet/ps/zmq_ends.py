@@ -12,11 +12,12 @@ import zmq
 from jaxfleet.errors import ClosedError
 from jaxfleet.ps.chunks import WHOLE_BYTES
 from jaxfleet.ps.secret import Keys
-from jaxfleet.ps.wire import Frame, FrameError
+from jaxfleet.ps.wire import Frame, FrameError, frame_bytes
 
 # Sharing a frame with ZeroMQ's thread costs about 10 us, which is what copying 64 KB costs.
 _COPY_BELOW_BYTES = 1 << 16
 # Answers that wait for one peer. A client has no such mark: what waits there are its own arrays.
+_NOBLOCK, _NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _MOST_TO_SEND = 100_000
 _KERNEL_BUFFER_BYTES = 1 << 20
 _LONGEST_POLL_MS = 3_600_000
@@ -92,9 +93,10 @@ def send_parts(made: "zmq.Socket[bytes]", parts: Sequence[Frame]) -> None:
     Raises:
         zmq.Again: too many wait already.
     """
-    for part in parts[:-1]:
-        made.send(part, zmq.SNDMORE | zmq.NOBLOCK, copy=False)
-    made.send(parts[-1], zmq.NOBLOCK, copy=False)
+    last = len(parts) - 1
+    for place, part in enumerate(parts):
+        flags = _NOBLOCK if place == last else _NOBLOCK_MORE
+        made.send(part, flags, copy=frame_bytes(part) < _COPY_BELOW_BYTES)
 
 
 def receive_parts(made: "zmq.Socket[bytes]", *, most: int) -> list[memoryview]:

@@ -11,6 +11,7 @@ from jaxfleet.errors import ConnectError
 from jaxfleet.ps.chunks import Joiner, split
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.messages import Message
+from jaxfleet.ps.packing import pack, unpack
 from jaxfleet.ps.secret import Keys
 from jaxfleet.ps.shared_arena import Lender
 from jaxfleet.ps.shared_frames import Borrower, is_placed, place
@@ -40,6 +41,7 @@ class ZmqLines:
         share_memory: bool,
     ) -> None:
         self._limits = limits
+        self._most_parts = limits.max_tensors + 3
         nearest = [_nearest(address) for address in addresses]
         self._addresses = tuple(address for address, _ in nearest)
         self._lenders = [Lender() if near and share_memory else None for _, near in nearest]
@@ -75,7 +77,7 @@ class ZmqLines:
             if (lender := self._lenders[server]) is not None:
                 frames = place(frames, lender)
             for parts in split(frames):
-                self._send_parts(server, parts)
+                self._send_parts(server, pack(parts))
 
     def _send_parts(self, server: int, parts: Sequence[Frame]) -> None:
         line = self._sockets[server]
@@ -111,7 +113,7 @@ class ZmqLines:
         """Reads once from the server whose turn it is; those that have more stay in line."""
         server = self._readable.popleft()
         try:
-            parts = receive_parts(self._sockets[server], most=self._limits.max_tensors + 3)
+            parts = receive_parts(self._sockets[server], most=self._most_parts)
         except zmq.Again:
             return None
         except FrameError:
@@ -119,7 +121,7 @@ class ZmqLines:
             return None
         self._readable.append(server)
         try:
-            frames = self._joiners[server].add(parts)
+            frames = self._joiners[server].add(unpack(parts, most=self._most_parts))
             if frames is not None and is_placed(frames):
                 frames = self._borrower.find(frames)
             return None if frames is None else (server, decode(frames, self._limits))

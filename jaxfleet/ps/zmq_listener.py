@@ -11,6 +11,7 @@ from jaxfleet.ps.chunks import Joiner, PieceError, split
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.messages import Kind, Message
 from jaxfleet.ps.network import Peer
+from jaxfleet.ps.packing import pack, unpack
 from jaxfleet.ps.secret import Keys
 from jaxfleet.ps.shared_arena import Lender
 from jaxfleet.ps.shared_frames import Borrower, is_placed, place
@@ -130,7 +131,7 @@ class ZmqListener:
             return None
         peer = name.tobytes()
         try:
-            frames = self._joined(peer, parts)
+            frames = self._joined(peer, unpack(parts, most=self._limits.max_tensors + 3))
             if frames is not None and is_placed(frames):
                 frames = self._borrower.find(frames)
                 self._lend_to(peer)
@@ -186,7 +187,7 @@ class ZmqListener:
         if (lender := self._lenders.get(peer)) is not None:
             frames = place(frames, lender)
         for parts in split(frames):
-            send_parts(self._router, [peer, *parts])
+            send_parts(self._router, [peer, *pack(parts)])
 
     def wake(self) -> None:
         self._end.ring()

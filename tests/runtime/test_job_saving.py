@@ -187,7 +187,7 @@ def test_arrays_travel_with_at_most_one_copy_a_side() -> None:
         assert here["received"] > 0
         assert here["received_copies"] == here["received"]  # from where it came to where it is used
         for server in stats["servers"]:
-            assert server["copies_in"] == server["received"] > 0
+            assert server["received"] > server["copies_in"]  # gradients are read where they are
 
 
 def test_what_was_decided_can_be_read() -> None:

@@ -215,7 +215,6 @@ class Holder:
             "received": counts.received,
             "copies_in": counts.copies_in,
             "copies_out": counts.copies_out,
-            "merge_s": counts.merge_s,
             "block_s": counts.block_s,
             "duplicates": progress.duplicates,
             "queued_bytes": progress.queued_bytes,

@@ -26,6 +26,15 @@ class Merge:
     senders: tuple[int, ...]
     type: HostType
 
+    def summand(self, trainer: int) -> str:
+        """Returns the variable that holds what a trainer sends."""
+        return f"{self.name}{_TRAINER}{trainer}"
+
+    @cached_property
+    def summands(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(map(self.summand, self.senders))
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -48,10 +57,9 @@ class BlockPlan:
 
     Attributes:
         index: the block's.
-        merges: the gradients that it merges first.
+        merges: the gradients that it merges.
         after: the blocks that must have run in the same step.
         lowered: what runs then.
-        makes: the variables whose values it changes.
         exchanges: it begins with what other servers send.
     """
 
@@ -59,7 +67,6 @@ class BlockPlan:
     merges: tuple[Merge, ...]
     after: frozenset[int]
     lowered: LoweredBlock
-    makes: tuple[str, ...]
     exchanges: bool
 
 
@@ -113,7 +120,7 @@ class ServerPlan:
     @cached_property
     def makers(self) -> Mapping[str, int]:
         """The last block that changes each variable."""
-        return {name: block.index for block in self.blocks for name in block.makes}
+        return {name: block.index for block in self.blocks for name in block.lowered.writes}
 
     @cached_property
     def donated(self) -> frozenset[str]:
@@ -132,7 +139,7 @@ def read_plan(program: Program, cache: ExecutableCache) -> ServerPlan:
     indices = _optimize_blocks(serve)
     server, endpoints = _number(program, "pserver_id"), _endpoints(program)
     heads = {index: _head(program.blocks[index]) for index in indices}
-    bare = _without_heads(program, heads)
+    bare = _without_exchanges(program, heads)
     donate = {variable.name for variable in program.of_kind(Kind.STATE)}
     lowered = {index: lower_block(bare, index, donate=donate, cache=cache) for index in indices}
     exchange = None
@@ -143,9 +150,8 @@ def read_plan(program: Program, cache: ExecutableCache) -> ServerPlan:
         if crossing:
             exchange = _exchange(crossing[0], server, endpoints)
         merges = tuple(_merge(program, program.blocks[index], op) for op in sums)
-        after = _after(index, blocks, lowered, merges, crossing)
-        makes = (*lowered[index].writes, *(merge.name for merge in merges))
-        blocks.append(BlockPlan(index, merges, after, lowered[index], makes, bool(crossing)))
+        after = _after(index, blocks, lowered, crossing)
+        blocks.append(BlockPlan(index, merges, after, lowered[index], bool(crossing)))
     known = {**program.root.variables, **program.variables, **bare.root.variables}
     trainers = _number(program, "trainers")
     plan = ServerPlan(program, server, endpoints, trainers, tuple(blocks), exchange, known)
@@ -184,7 +190,7 @@ def _items(value: Attr, name: str) -> tuple[Attr, ...]:
 
 
 def _head(block: Block) -> tuple[Operator, ...]:
-    """Returns the operators that the server does itself: exchanges and merges, which come first."""
+    """Returns the operators that take what comes, which stand first: exchanges and merges."""
     count = 0
     for op in block.ops:
         merges = op.type == "sum" and all(_sender(name) is not None for name in op.reads)
@@ -200,16 +206,17 @@ def _sender(name: str) -> int | None:
     return int(number) if found and number.isdigit() else None
 
 
-def _without_heads(program: Program, heads: Mapping[int, Sequence[Operator]]) -> Program:
-    """Returns the program without what the server does itself; its results come from outside."""
+def _without_exchanges(program: Program, heads: Mapping[int, Sequence[Operator]]) -> Program:
+    """Returns the program without what comes from other servers; it comes from outside."""
     fed: dict[str, Variable] = {}
     blocks = list(program.blocks)
     for index, head in heads.items():
-        block = blocks[index]
-        for name in (name for op in head for name in op.writes):
-            fed[name] = program.lookup(name, block)
-        own = {name: v for name, v in block.variables.items() if name not in fed}
-        blocks[index] = replace(block, ops=block.ops[len(head) :], variables=own)
+        block, crossing = blocks[index], [op for op in head if op.type == "exchange"]
+        came = {name: program.lookup(name, block) for op in crossing for name in op.writes}
+        own = {name: v for name, v in block.variables.items() if name not in came}
+        ops = tuple(op for op in block.ops if op not in crossing)
+        blocks[index] = replace(block, ops=ops, variables=own)
+        fed.update(came)
     blocks[0] = replace(blocks[0], variables={**blocks[0].variables, **fed})
     return program.with_blocks(blocks)
 
@@ -240,15 +247,14 @@ def _after(
     index: int,
     earlier: Sequence[BlockPlan],
     lowered: Mapping[int, LoweredBlock],
-    merges: Sequence[Merge],
     crossing: Sequence[Operator],
 ) -> frozenset[int]:
     """Returns the earlier blocks that touch what this one changes, or change what it touches."""
     reads = set(lowered[index].reads).union(*(op.reads for op in crossing))
-    writes = set(lowered[index].writes) | {merge.name for merge in merges}
+    writes = set(lowered[index].writes)
     touched = reads | writes
     return frozenset(
         other.index
         for other in earlier
-        if touched & set(other.makes) or writes & set(other.lowered.reads)
+        if touched & set(other.lowered.writes) or writes & set(other.lowered.reads)
     )

@@ -8,7 +8,7 @@ import numpy as np
 from jaxfleet.ps.messages import Tensor
 from jaxfleet.ps.server.plan import BlockPlan, Merge, ServerPlan
 
-Sent = Mapping[str, list[np.ndarray]]
+Sent = Mapping[str, np.ndarray]
 
 
 @dataclass
@@ -191,12 +191,12 @@ class Progress:
 
     def _take(self, block: BlockPlan) -> Sent:
         pushed = self._pushed.get(self.step, {})
-        taken: dict[str, list[np.ndarray]] = {}
+        taken: dict[str, np.ndarray] = {}
         for merge in block.merges:
             by_trainer = pushed.pop(merge.name)
-            taken[merge.name] = [by_trainer[trainer] for trainer in merge.senders]
-            self.queued_bytes -= sum(array.nbytes for array in taken[merge.name])
+            taken.update((merge.summand(trainer), array) for trainer, array in by_trainer.items())
+            self.queued_bytes -= sum(array.nbytes for array in by_trainer.values())
         if block.exchanges and self.plan.exchange is not None:
             parts = self._parts.get(self.step, {})  # none where no other server takes part
-            taken.update({name: [parts[name]] for name in self.plan.exchange.there})
+            taken.update((name, parts[name]) for name in self.plan.exchange.there)
         return taken

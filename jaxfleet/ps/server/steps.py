@@ -1,6 +1,6 @@
 """Takes gradients in, and hands blocks to the machine as soon as they can run."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from jaxfleet.ps.server.progress import Sent
 _TOGETHER_BYTES = 1 << 20  # of gradients, of blocks that run as one job
 
 Made = Sequence[Mapping[str, np.ndarray]]
+Ready = tuple[BlockPlan, Sent]
 
 
 @dataclass
@@ -64,10 +65,10 @@ class Steps:
     def hand_out(self) -> None:
         """Hands out the blocks that can run now."""
         progress = self.held.progress
-        for blocks in _together(progress.hand_out()):
+        for blocks in _jobs(progress.hand_out()):
             self._start(blocks, progress.step)
 
-    def _start(self, blocks: Sequence[tuple[BlockPlan, Sent]], step: int) -> None:
+    def _start(self, blocks: Sequence[Ready], step: int) -> None:
         held = self.held
 
         def run() -> Made:
@@ -84,15 +85,43 @@ class Steps:
         self.desk.jobs.append(Job(f"step {step}", run, then))
 
 
-def _together(ready: Iterable[tuple[BlockPlan, Sent]]) -> list[list[tuple[BlockPlan, Sent]]]:
-    """Puts small blocks together, each lot one job: one answer then says what all of them made."""
-    found: list[list[tuple[BlockPlan, Sent]]] = []
-    room = 0
-    for block, sent in ready:
-        size = sum(array.nbytes for arrays in sent.values() for array in arrays)
-        if size > room or not found:
+def _jobs(ready: Sequence[Ready]) -> list[list[Ready]]:
+    """Puts small blocks together, each lot one job: one answer then says what all of them made.
+
+    Large blocks go before the small ones that they do not come after: what they made is on its way
+    while the small ones run.
+    """
+    large = [entry for entry in ready if _bytes_of(entry) > _TOGETHER_BYTES]
+    small = [entry for entry in ready if _bytes_of(entry) <= _TOGETHER_BYTES]
+    needed = _before({block.index for block, _ in large}, [block for block, _ in ready])
+    first = [entry for entry in small if entry[0].index in needed]
+    if any(block.after & {other.index for other, _ in large} for block, _ in first):
+        return [[entry] for entry in ready]
+    rest = [entry for entry in small if entry[0].index not in needed]
+    return [*_lots(first), *([entry] for entry in large), *_lots(rest)]
+
+
+def _before(indices: set[int], blocks: Sequence[BlockPlan]) -> set[int]:
+    """Returns the blocks, of those in order, that must run before some do."""
+    needed, wanted = set[int](), set(indices)
+    for block in reversed(blocks):
+        if block.index in wanted:
+            wanted |= block.after
+            needed |= block.after
+    return needed
+
+
+def _lots(small: Sequence[Ready]) -> list[list[Ready]]:
+    found: list[list[Ready]] = []
+    room = -1
+    for entry in small:
+        room -= _bytes_of(entry)
+        if room < 0:
             found.append([])
-            room = _TOGETHER_BYTES
-        found[-1].append((block, sent))
-        room -= size
+            room = _TOGETHER_BYTES - _bytes_of(entry)
+        found[-1].append(entry)
     return found
+
+
+def _bytes_of(entry: Ready) -> int:
+    return sum(array.nbytes for array in entry[1].values())

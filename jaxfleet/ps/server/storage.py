@@ -39,7 +39,7 @@ def find_cuts(plan: ServerPlan) -> dict[str, Cut]:
         if number is not None and number < len(rows.get(leaf, ())) > 1:
             cuts[name] = Cut(leaf, sum(rows[leaf][:number]), sum(rows[leaf]))
     for block in plan.blocks:
-        touched = dict.fromkeys((*block.makes, *block.lowered.reads))
+        touched = dict.fromkeys((*block.lowered.writes, *block.lowered.reads))
         totals = [cuts[name] for name in touched if name in cuts]
         for name in touched:
             if name not in plan.state or name in cuts or not totals:
@@ -136,7 +136,7 @@ def _owned(plan: ServerPlan) -> set[str]:
     """Returns the variables that no other server holds: those updated along with a parameter."""
     found: set[str] = set()
     for block in plan.blocks:
-        made = [name for name in block.makes if name in plan.state]
+        made = [name for name in block.lowered.writes if name in plan.state]
         if any(plan.state[name].kind is Kind.PARAM for name in made):
             found.update(made)
     return found

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxfleet.ps.aligned import aligned_copy
 from jaxfleet.ps.messages import Kind, Message, Tensor
 from tests.ps.server.common import (
     MOMENTUM,
@@ -84,7 +85,7 @@ def test_gradients_of_later_steps_wait_for_theirs() -> None:
         np.testing.assert_array_equal(values[name], wanted)
 
 
-def test_each_array_is_copied_once_on_the_way_in_and_never_on_the_way_out() -> None:
+def test_an_array_that_is_not_aligned_is_copied_once_and_never_on_its_way_out() -> None:
     bench = Bench().started(SGD, sgd_state())
     before = bench.one(0, Kind.STATS).body
     for step in (1, 2):
@@ -95,6 +96,17 @@ def test_each_array_is_copied_once_on_the_way_in_and_never_on_the_way_out() -> N
     assert after["received"] - before["received"] == 12  # type: ignore[operator]
     assert after["copies_in"] - before["copies_in"] == 12  # type: ignore[operator]
     assert after["copies_out"] == 0
+
+
+def test_an_aligned_array_is_not_copied_at_all() -> None:
+    bench = Bench().started(SGD, sgd_state())
+    before = bench.one(0, Kind.STATS).body
+    for trainer in (0, 1):
+        aligned = {name: aligned_copy(array) for name, array in sgd_grads(trainer, 1).items()}
+        bench.push(trainer, 1, aligned)
+    after = bench.one(0, Kind.STATS).body
+    assert after["received"] - before["received"] == 6  # type: ignore[operator]
+    assert after["copies_in"] == before["copies_in"]
 
 
 def _unaligned(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
