@@ -1,9 +1,9 @@
 """Matching two sequences."""
 
 import random
-import time
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,10 +40,9 @@ def test_repeated_elements_are_told_apart_by_what_stands_around_them() -> None:
     assert len(match(before, after)) > 0.99 * len(after)
 
 
+@pytest.mark.timeout(60)  # it takes 0.05 s; what grows with the square takes minutes
 def test_ten_thousand_elements_in_another_order_take_a_moment() -> None:
     before = list(range(10_000))
     after = before[:]
     random.Random(0).shuffle(after)
-    start = time.process_time()
-    match(before, after)
-    assert time.process_time() - start < 1.0  # 0.05 on the machine that this was written on
+    assert match(before, after)

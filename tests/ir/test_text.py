@@ -1,6 +1,5 @@
 """Programs as text: what prints parses back, and prints as the house style has it."""
 
-import time
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -202,6 +201,7 @@ def test_an_odd_dtype_is_quoted() -> None:
     assert parse(print_program(Program(variables={"x": variable}))).variables["x"] == variable
 
 
+@pytest.mark.timeout(60)  # it takes 0.5 s; what grows with the square takes minutes
 def test_ten_thousand_operators_print_and_parse_in_a_moment() -> None:
     names = ["x", *(f"t{index}" for index in range(10_000))]
     ops = tuple(
@@ -210,9 +210,7 @@ def test_ten_thousand_operators_print_and_parse_in_a_moment() -> None:
     )
     variables = {name: Variable(name, "f32", (letter("b"), 128)) for name in names}
     program = Program(blocks=(Block(variables=variables, ops=ops),))
-    start = time.process_time()
     assert parse(print_program(program)) == program
-    assert time.process_time() - start < 2.0  # 0.5 on the machine that this was written on
 
 
 @settings(max_examples=500)
