@@ -156,9 +156,13 @@ class End:
         self._ringer.setblocking(False)
         self._poller.register(self._bell.fileno(), zmq.POLLIN)
 
+    def keep(self, made: "zmq.Socket[bytes]") -> None:
+        """Closes a socket in the end."""
+        self._sockets.append(made)
+
     def watch(self, made: "zmq.Socket[bytes]") -> None:
         """Waits for a socket too, and closes it in the end."""
-        self._sockets.append(made)
+        self.keep(made)
         self._poller.register(made, zmq.POLLIN)
 
     def used(self) -> "End":

@@ -18,6 +18,9 @@ from jaxfleet.ps.shared_frames import Borrower, is_placed, place
 from jaxfleet.ps.wire import Frame, FrameError, decode, encode
 from jaxfleet.ps.zmq_ends import End, Timing, make_socket, receive_parts, send_parts, use_keys
 from jaxfleet.ps.zmq_local import local_address, local_name, who_answers
+from jaxfleet.ps.zmq_watch import Watch
+
+_LOOK_S = 0.2  # between two looks at lines that are silent
 
 
 class ZmqLines:
@@ -50,6 +53,8 @@ class ZmqLines:
         self._readable: deque[int] = deque()
         self._rejected = 0
         self._joiners = [Joiner(limits) for _ in addresses]
+        self._watches: list[Watch] = []
+        self._look_at = 0.0
         try:
             self._sockets = [self._connect(address, timing, keys) for address in self._addresses]
         except zmq.ZMQError as error:
@@ -60,6 +65,7 @@ class ZmqLines:
     def _connect(self, address: str, timing: Timing, keys: Keys | None) -> "zmq.Socket[bytes]":
         line = make_socket(self._end.context, zmq.DEALER, timing)
         self._end.watch(line)
+        self._watches.append(Watch(line, self._end, timing))
         line.setsockopt(zmq.IPV6, int("[" in address))
         if keys is not None:
             use_keys(line, keys, server=False)
@@ -86,10 +92,22 @@ class ZmqLines:
         except zmq.Again:
             # ZeroMQ gave the line up, as it does where what answered did not speak as it should:
             # without the secret, or a stranger on the port. The next one there may.
-            with suppress(zmq.ZMQError):
-                line.disconnect(self._addresses[server])
-            line.connect(self._addresses[server])
+            self._connect_again(server)
             send_parts(line, parts)
+
+    def _connect_again(self, server: int) -> None:
+        with suppress(zmq.ZMQError):
+            self._sockets[server].disconnect(self._addresses[server])
+        self._sockets[server].connect(self._addresses[server])
+        self._watches[server].start_again()
+
+    def _look_after_lines(self) -> None:
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _LOOK_S
+        for server, watch in enumerate(self._watches):
+            if watch.is_given_up:
+                self._connect_again(server)
 
     def receive(self, timeout_s: float) -> tuple[int, Message] | None:
         until = time.monotonic() + timeout_s
@@ -106,8 +124,10 @@ class ZmqLines:
                     for line, s in self._servers.items()
                     if line in events and s not in self._readable
                 )
-                if not self._readable and time.monotonic() >= until:
-                    return None
+                if not self._readable:
+                    self._look_after_lines()
+                    if time.monotonic() >= until:
+                        return None
 
     def _take(self) -> tuple[int, Message] | None:
         """Reads once from the server whose turn it is; those that have more stay in line."""

@@ -9,6 +9,7 @@ import msgpack
 import numpy as np
 
 from jaxfleet.ps.messages import PROTOCOL, Kind, Message, Plain, Tensor
+from jaxfleet.ps.packing import pack
 from jaxfleet.ps.wire import Frame, encode
 
 Frames = Sequence[Frame]
@@ -138,6 +139,11 @@ def _opening(_: list[Frame], draw: random.Random) -> Frames:
     return [b"\xc1" + draw.choice((b"o", b"p")) + sizes] + [b"x" * 100] * draw.randint(0, 2)
 
 
+def _packed(parts: list[Frame], draw: random.Random) -> Frames:
+    whole = pack([*parts, *(b"" for _ in range(draw.randint(1, 3)))])
+    return _flipped([bytes(part) for part in whole], draw)
+
+
 def _bomb(_: list[Frame], draw: random.Random) -> Frames:
     deep = b"\x91" * draw.choice((10, 2000, 100_000))
     wide = b"\xdd\xff\xff\xff\xff" + b"\xc0" * 100
@@ -145,5 +151,6 @@ def _bomb(_: list[Frame], draw: random.Random) -> Frames:
 
 
 BREAKS: tuple[Break, ...] = (
-    *(_whole, _whole, _whole, _flipped, _flipped, _cut, _shuffled, _noise, _huge, _opening, _bomb),
+    *(_whole, _whole, _whole, _flipped, _flipped, _packed, _packed, _cut, _shuffled, _noise),
+    *(_huge, _opening, _bomb),
 )
