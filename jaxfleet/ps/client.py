@@ -22,6 +22,7 @@ from jaxfleet.ps.replay import ReplayLog
 from jaxfleet.ps.requests import Request
 
 _POLL_S = 0.25  # how often a wait looks at heartbeats
+_HELLO_AGAIN_S = 5.0  # a hello may have gone to a stranger who had the server's port before it
 
 
 class Client:
@@ -52,6 +53,7 @@ class Client:
         self._heartbeat = heartbeat
         self._servers = [KnownServer(ReplayLog(replay_bytes)) for _ in me.endpoints]
         self._outbox = Outbox(lines, me, patience, self._servers)
+        self._hello_at = 0.0  # when to say it again
         self._recovery = Recovery(self._outbox, self.wait)
 
     @property
@@ -84,6 +86,7 @@ class Client:
             ProgramError: a server refuses this trainer.
         """
         hellos = [self._outbox.hello(server) for server in range(len(self._servers))]
+        self._hello_at = self._clock() + _HELLO_AGAIN_S
         self.wait(hellos, self._patience.connect_s, ConnectError)
         for server, hello in enumerate(hellos):
             assert hello.answer is not None
@@ -145,6 +148,7 @@ class Client:
                 self._take(*received)
             else:
                 self._look_at_servers(requests)
+                self._say_hello_again(requests)
             for server, known in enumerate(self._servers):
                 if not (known.is_level or known.is_returning):
                     self._recovery.bring_level(server)
@@ -208,6 +212,13 @@ class Client:
             elif known.is_open and self._heartbeat.silent_s(server) > limit_s:
                 doing, step = pulse.doing, self.step
                 raise lost(self.me, server, requests, step=step, limit_s=limit_s, doing=doing)
+
+    def _say_hello_again(self, requests: Sequence[Request]) -> None:
+        hellos = [r for r in requests if r.message.kind is Kind.HELLO and not r.is_done]
+        if hellos and self._clock() >= self._hello_at:
+            self._hello_at = self._clock() + _HELLO_AGAIN_S
+            for hello in hellos:
+                self._outbox.send(hello.server, hello.message)
 
     def _late(
         self, requests: Sequence[Request], limit_s: float, error: type[JaxfleetError]

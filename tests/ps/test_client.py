@@ -1,0 +1,63 @@
+"""A trainer's end, on lines that lose messages."""
+
+import itertools
+
+import pytest
+
+from jaxfleet.errors import ConnectError
+from jaxfleet.ps.client import Client
+from jaxfleet.ps.membership import Membership
+from jaxfleet.ps.messages import Kind, Message, Plain
+from jaxfleet.ps.options import Patience
+
+PLACE = "127.0.0.1:6174"
+
+
+class LosingLines:
+    """Lines to one server, which hears nothing of the first messages; each wait takes a second."""
+
+    def __init__(self, lost: int) -> None:
+        self.sent: list[Message] = []
+        self.rejected = 0
+        self._lost = lost
+        self._answered = 0
+
+    def send(self, server: int, message: Message) -> None:
+        assert server == 0
+        self.sent.append(message)
+
+    def receive(self, timeout_s: float) -> tuple[int, Message] | None:
+        assert timeout_s > 0
+        if len(self.sent) <= max(self._lost, self._answered):
+            return None
+        self._answered = len(self.sent)
+        asked = self.sent[-1]
+        kind = Kind.WELCOME if asked.kind is Kind.HELLO else Kind.OK
+        body: dict[str, Plain] = {"incarnation": "one", "step": -1, "defined": False}
+        return 0, Message(kind, "server 0", 0, asked.number, body)
+
+    def close(self) -> None:
+        """Has nothing to close."""
+
+
+def client(lines: LosingLines, connect_s: float = 60.0) -> Client:
+    me = Membership("job", 0, 1, (PLACE,), "hash", [("program p", {})])
+    seconds = itertools.count()
+    patience = Patience(connect_s=connect_s)
+    return Client(lines, me, patience=patience, clock=lambda: float(next(seconds)))
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_a_hello_that_was_lost_is_said_again(lost: int) -> None:
+    lines = LosingLines(lost)
+    assert client(lines).open() == -1
+    hellos = [message for message in lines.sent if message.kind is Kind.HELLO]
+    assert len(hellos) == lost + 1
+    assert len({hello.number for hello in hellos}) == 1
+
+
+def test_it_is_not_said_again_for_ever() -> None:
+    lines = LosingLines(1000)
+    with pytest.raises(ConnectError, match="server 0 at"):
+        client(lines).open()
+    assert len(lines.sent) < 12
