@@ -18,6 +18,7 @@ from jaxfleet.ir import Block, Program, Variable, print_operator
 from jaxfleet.ir.program import Operands, Role
 from jaxfleet.ir.values import Attr, Attrs, BlockRef, Operand, map_attr
 from jaxfleet.lower.host_arrays import device_dtype
+from jaxfleet.lower.same_on_slices import compiler_options
 from jaxfleet.ops import Array, Interpreter
 from jaxfleet.ops.jax_adapter import dtype_text
 
@@ -156,7 +157,8 @@ def _compiled(
     run.__name__ = f"{program.name}.block{block.index}"
     places = tuple(place for place, name in enumerate(reads, start=1) if name in donated)
     zero, specs = jnp.zeros((), jnp.uint32), [_spec(declared[name]) for name in reads]
-    compiled = jax.jit(run, donate_argnums=places).lower(zero, *specs).compile()
+    lowered = jax.jit(run, donate_argnums=places).lower(zero, *specs)
+    compiled = lowered.compile(compiler_options=compiler_options(program, block))
     return partial(compiled, zero)
 
 

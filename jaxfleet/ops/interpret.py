@@ -13,7 +13,7 @@ from jaxfleet.ir import Block, Literal, Operand, Operator, Program, Size, evalua
 from jaxfleet.ir.types import Kind
 from jaxfleet.ops.jax_adapter import literal_value
 from jaxfleet.ops.registry import Array, find_op
-from jaxfleet.ops.rounding import rounded
+from jaxfleet.ops.rounding import rounding
 
 
 @dataclass
@@ -89,10 +89,10 @@ class Interpreter:
 
     def _run_op(self, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
         try:
-            made = find_op(op).meaning(self, op, inputs)
-            if self.zero is None:
-                return made
-            return [rounded(op.type, value, self.zero) for value in made]
+            meaning = find_op(op).meaning
+            if self.zero is not None:
+                meaning = rounding(meaning, self.zero)
+            return meaning(self, op, inputs)
         except ProgramError:
             raise
         except (TypeError, ValueError) as error:

@@ -8,12 +8,13 @@ is rounded like any other number. The operation is an exclusive or with a zero t
 knows, which no compiler leaves out; it costs less than the memory traffic of the block around it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 from jax import lax
 
-from jaxfleet.ops.registry import Array
+from jaxfleet.ir import Operator
+from jaxfleet.ops.registry import Array, Context, Meaning
 
 _UNSIGNED: Mapping[int, str] = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}  # by bytes
 
@@ -64,6 +65,21 @@ _NO_PRODUCT = frozenset(
         "jax.transpose",
     }
 )
+
+
+def rounding(meaning: Meaning, zero: Array) -> Meaning:
+    """Returns what an operator means, with each product in it rounded.
+
+    An inverse root, which processors approximate, is one over a root.
+    """
+
+    def run(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
+        if op.type == "jax.rsqrt":
+            root = rounded("jax.sqrt", lax.sqrt(inputs[0]), zero)
+            return [rounded("jax.div", 1 / root, zero)]
+        return [rounded(op.type, value, zero) for value in meaning(ctx, op, inputs)]
+
+    return run
 
 
 def rounded(op_type: str, value: Array, zero: Array) -> Array:
