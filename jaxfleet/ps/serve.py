@@ -1,6 +1,7 @@
 """Runs a server process: a network, a server, and its end."""
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from jaxfleet.ps.network import Network
 from jaxfleet.ps.secret import read_secret
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
 from jaxfleet.ps.zmq_network import ZmqNetwork
+
+# The thread that computes waits this long for the one that serves to let the interpreter go.
+_SWITCH_S = 0.0002
 
 
 def network_of(secret_file: Path | None) -> Network:
@@ -42,6 +46,7 @@ def serve(
     """
     keep_freed_memory()
     compute_in_place()
+    sys.setswitchinterval(_SWITCH_S)
     network = network_of(secret_file)
     listener = network.listen(endpoint)
     core = ServerCore(listener.endpoint, ExecutableCache(), time.monotonic, options)
