@@ -117,7 +117,7 @@ class Machine:
         return self.plan.state.keys() - self._values.keys()
 
     def _take(self, sent: Arrays) -> None:
-        """Takes what blocks read as it is: handing it to the device first takes longer than a block.
+        """Takes what was sent as it is: to hand it to the device first takes longer than it seems.
 
         XLA reads aligned memory where it is, and copies what is not aligned.
         """
