@@ -16,6 +16,30 @@ from jaxfleet.ps.messages import Kind, Tensor
 from jaxfleet.ps.requests import Request
 
 _PARCEL_BYTES = 8 << 20  # a server may begin with what is in one while the next is on its way
+_PARCEL_ARRAYS = 1024  # a message may hold 4096 unless its limits say otherwise
+
+
+@dataclass
+class Parcel:
+    """Gradients that go to a server in one message.
+
+    Attributes:
+        tensors: they.
+        bytes: of their arrays.
+    """
+
+    tensors: list[Tensor] = field(default_factory=list)
+    bytes: int = 0
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Tells whether there is room; there is for any array alone."""
+        has_room = self.bytes + tensor.array.nbytes <= _PARCEL_BYTES
+        return not self.tensors or (has_room and len(self.tensors) < _PARCEL_ARRAYS)
+
+    def add(self, tensor: Tensor) -> None:
+        """Takes one more."""
+        self.tensors.append(tensor)
+        self.bytes += tensor.array.nbytes
 
 
 @dataclass
@@ -84,7 +108,7 @@ class HostRun:
     wholes: dict[str, np.ndarray] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     answers: dict[str, np.ndarray] = field(default_factory=dict)
-    parcels: dict[int, list[Tensor]] = field(default_factory=dict)
+    parcels: dict[int, Parcel] = field(default_factory=dict)
 
     def run(self) -> None:
         """Does them all."""
@@ -117,15 +141,15 @@ class HostRun:
 
     def _push(self, server: int, tensor: Tensor) -> None:
         """Puts a gradient into the parcel of its server, which is sent when it is full."""
-        parcel = self.parcels.setdefault(server, [])
-        if parcel and _bytes_of([*parcel, tensor]) > _PARCEL_BYTES:
-            self.host.client.push(server, parcel)
-            self.parcels[server] = parcel = []
-        parcel.append(tensor)
+        parcel = self.parcels.setdefault(server, Parcel())
+        if not parcel.takes(tensor):
+            self.host.client.push(server, parcel.tensors)
+            self.parcels[server] = parcel = Parcel()
+        parcel.add(tensor)
 
     def _push_rest(self) -> None:
         for server, parcel in self.parcels.items():
-            self.host.client.push(server, parcel)
+            self.host.client.push(server, parcel.tensors)
         self.parcels.clear()
 
     def _reduce(self, ops: Sequence[Operator]) -> None:
@@ -220,7 +244,3 @@ class HostRun:
 
     def _server(self, endpoint: object) -> int:
         return self.host.client.me.endpoints.index(str(endpoint))
-
-
-def _bytes_of(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.array.nbytes for tensor in tensors)
