@@ -16,8 +16,9 @@ from jaxfleet.ps.wire import Frame, FrameError, frame_bytes
 
 # Sharing a frame with ZeroMQ's thread costs about 10 us, which is what copying 64 KB costs.
 _COPY_BELOW_BYTES = 1 << 16
-# Answers that wait for one peer. A client has no such mark: what waits there are its own arrays.
+# Numbers, since joining flags anew for each part takes longer than copying a small one.
 _NOBLOCK, _NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+# Answers that wait for one peer. A client has no such mark: what waits there are its own arrays.
 _MOST_TO_SEND = 100_000
 _KERNEL_BUFFER_BYTES = 1 << 20
 _LONGEST_POLL_MS = 3_600_000
