@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LONGEST_S = 110.0  # of processors' time: half of that on a machine with nothing else to do
+LONGEST_S = 60.0  # of a processor's time: other work on the machine does not count
 DEADLINE_S = 115.0
 LEAST_ACCURACY = 0.97
 MOST_BITS = 2.5
@@ -77,7 +77,7 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def test_digits_learns_and_prints_plain_lines(tmp_path: Path) -> None:
+def test_digits_learns_within_a_minute_and_prints_plain_lines(tmp_path: Path) -> None:
     lines, took_s = run(tmp_path, "digits")
     assert took_s < LONGEST_S
     epochs = [
@@ -102,7 +102,7 @@ def test_digits_draws_a_progress_bar_on_a_terminal(tmp_path: Path) -> None:
     assert "test accuracy" in written.splitlines()[-1]
 
 
-def test_transformer_learns(tmp_path: Path) -> None:
+def test_transformer_learns_within_a_minute(tmp_path: Path) -> None:
     lines, took_s = run(tmp_path, "transformer")
     assert took_s < LONGEST_S
     assert all(re.fullmatch(r"step +\d+: [\d.]+ bits per character", line) for line in lines[:-1])
