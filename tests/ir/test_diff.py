@@ -23,6 +23,7 @@ from jaxfleet.ir import (
     unified_diff,
 )
 from jaxfleet.testing.programs import programs, valid_programs
+from tests.ir.timing import seconds
 
 BEFORE = """
 program p
@@ -219,7 +220,6 @@ def test_a_unified_diff_has_the_form_that_pythons_has() -> None:
     assert unified_diff(parse(BEFORE), parse(AFTER)).split("\n") == list(expected)
 
 
-@pytest.mark.timeout(60)  # it takes a tenth of a second; comparing all pairs takes minutes
 @pytest.mark.parametrize("compare", [diff, unified_diff])
 def test_ten_thousand_operators_are_compared_in_a_moment(compare: object) -> None:
     assert callable(compare)
@@ -237,7 +237,8 @@ def test_ten_thousand_operators_are_compared_in_a_moment(compare: object) -> Non
     for _ in range(100):
         kept.insert(chance.randrange(len(kept)), kept.pop(chance.randrange(len(kept))))
     after = before.with_block(before.root.with_ops(kept))
-    compare(before, after)
+    # 0.1 on the machine that this was written on
+    assert seconds(lambda: compare(before, after)) < 1.0
 
 
 def _patched(lines: list[str], patch: list[str]) -> list[str]:

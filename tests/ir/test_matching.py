@@ -3,11 +3,11 @@
 import random
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxfleet.ir.matching import match
+from tests.ir.timing import seconds
 
 FEW_LETTERS = st.text(alphabet="abcd", max_size=30)
 
@@ -40,9 +40,9 @@ def test_repeated_elements_are_told_apart_by_what_stands_around_them() -> None:
     assert len(match(before, after)) > 0.99 * len(after)
 
 
-@pytest.mark.timeout(60)  # it takes 0.05 s; what grows with the square takes minutes
 def test_ten_thousand_elements_in_another_order_take_a_moment() -> None:
     before = list(range(10_000))
     after = before[:]
     random.Random(0).shuffle(after)
-    assert match(before, after)
+    # 0.05 on the machine that this was written on
+    assert seconds(lambda: match(before, after)) < 1.0

@@ -29,6 +29,7 @@ from jaxfleet.ir import (
     verify,
 )
 from jaxfleet.testing.programs import programs, valid_programs
+from tests.ir.timing import seconds
 
 MLP = """
 program mlp
@@ -201,7 +202,6 @@ def test_an_odd_dtype_is_quoted() -> None:
     assert parse(print_program(Program(variables={"x": variable}))).variables["x"] == variable
 
 
-@pytest.mark.timeout(60)  # it takes 0.5 s; what grows with the square takes minutes
 def test_ten_thousand_operators_print_and_parse_in_a_moment() -> None:
     names = ["x", *(f"t{index}" for index in range(10_000))]
     ops = tuple(
@@ -211,6 +211,8 @@ def test_ten_thousand_operators_print_and_parse_in_a_moment() -> None:
     variables = {name: Variable(name, "f32", (letter("b"), 128)) for name in names}
     program = Program(blocks=(Block(variables=variables, ops=ops),))
     assert parse(print_program(program)) == program
+    # 0.5 on the machine that this was written on
+    assert seconds(lambda: parse(print_program(program)) == program) < 2.0
 
 
 @settings(max_examples=500)

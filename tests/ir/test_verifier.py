@@ -1,6 +1,5 @@
 """Each rule of the verifier, broken by a program, and what the verifier says of it."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from inspect import getdoc
@@ -28,6 +27,7 @@ from jaxfleet.ir import (
 )
 from jaxfleet.ir.verifier import STRUCTURAL_RULES
 from jaxfleet.testing.programs import valid_programs
+from tests.ir.timing import seconds
 
 HEAD = """
 program p
@@ -339,8 +339,8 @@ def test_siblings_may_use_a_name_each() -> None:
 
 def test_verifying_takes_time_in_proportion_to_the_operators() -> None:
     short, long = (_long_program(ops) for ops in (1_000, 10_000))
-    assert _seconds(long) < 0.3  # 0.05 on the machine that this was written on
-    assert _seconds(long) < 30 * _seconds(short)
+    assert seconds(lambda: verify(long)) < 0.3  # 0.05 on the machine that this was written on
+    assert seconds(lambda: verify(long)) < 30 * seconds(lambda: verify(short))
 
 
 def test_a_chain_of_blocks_takes_no_longer_for_its_depth() -> None:
@@ -350,7 +350,7 @@ def test_a_chain_of_blocks_takes_no_longer_for_its_depth() -> None:
     refs = tuple(BlockRef(block.index) for block in chain)
     root = Block(ops=(Operator("listen_and_serv", attrs=Attrs({"optimize": refs})),))
     program = replace(parse(HEAD), blocks=(root, *chain))
-    assert _seconds(program) < 0.3  # walking up from each block would take seconds
+    assert seconds(lambda: verify(program)) < 0.3  # walking up from each block would take seconds
 
 
 def _check_finding(program: Program, rule: str, message: str) -> None:
@@ -375,13 +375,3 @@ def _long_program(count: int) -> Program:
     ]
     variables = {name: Variable(name, "f32", (4,)) for name in names}
     return replace(parse(HEAD), blocks=(Block(variables=variables, ops=tuple(ops)),))
-
-
-def _seconds(program: Program) -> float:
-    """Returns the processor time of verifying, the best of three."""
-    times = []
-    for _ in range(3):
-        start = time.process_time()
-        verify(program)
-        times.append(time.process_time() - start)
-    return min(times)
