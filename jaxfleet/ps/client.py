@@ -114,7 +114,7 @@ class Client:
         body: Mapping[str, Plain] | None = None,
         tensors: Iterable[Tensor] = (),
         wants: Iterable[str] = (),
-        sink: Callable[[Tensor], None] | None = None,
+        sink: Callable[[Sequence[Tensor]], None] | None = None,
     ) -> Request:
         """Sends a request, and returns it for `wait`."""
         return self._outbox.request(

@@ -1,6 +1,6 @@
 """Does what a trainer's program says the host does: cuts, sends, receives, joins."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxfleet.ir import Operator, Program, Variable
 from jaxfleet.lower.host_arrays import all_to_device, host_type, to_host
-from jaxfleet.ps.aligned import aligned_copy
+from jaxfleet.ps.aligned import aligned_copy, is_aligned
 from jaxfleet.ps.buffers import Buffers
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.collectives import asked_for, finished
@@ -96,8 +96,8 @@ class HostRun:
         host: what they run on.
         ops: they.
         values: what names hold; on the device, or on the host.
-        targets: where what comes from servers goes.
-        wholes: buffers by the name that will hold them.
+        targets: where parts that come from servers go.
+        joined: buffers that parts come into, by the name that will hold them.
         parcels: gradients that are still to be sent, by server.
     """
 
@@ -105,7 +105,7 @@ class HostRun:
     ops: Sequence[Operator]
     values: dict[str, Any]
     targets: dict[str, np.ndarray] = field(default_factory=dict)
-    wholes: dict[str, np.ndarray] = field(default_factory=dict)
+    joined: dict[str, np.ndarray] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     answers: dict[str, np.ndarray] = field(default_factory=dict)
     parcels: dict[int, Parcel] = field(default_factory=dict)
@@ -172,10 +172,11 @@ class HostRun:
                 )
             )
 
-    def _answer(self, tensor: Tensor) -> None:
-        self.answers[tensor.name] = aligned_copy(tensor.array)
-        copies = self.host.copies
-        copies.received, copies.received_copies = copies.received + 1, copies.received_copies + 1
+    def _answer(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            self.answers[tensor.name] = aligned_copy(tensor.array)
+        self.host.copies.received += len(tensors)
+        self.host.copies.received_copies += len(tensors)
 
     def _receive(self) -> None:
         receives = [op for op in self.ops if op.type == "recv"]
@@ -184,8 +185,6 @@ class HostRun:
         by_server: dict[int, list[str]] = {}
         for op in receives:
             for name, server in zip(op.writes, self._servers(op), strict=True):
-                if name not in self.targets:
-                    self.wholes[name] = self.targets[name] = self._buffer(name)
                 by_server.setdefault(server, []).append(name)
         for server, names in by_server.items():
             self.requests.append(
@@ -202,22 +201,44 @@ class HostRun:
             assert isinstance(rows, int)
             self.targets[name] = whole[start : start + rows]
             start += rows
-        self.wholes[op.writes[0]] = whole
+        self.joined[op.writes[0]] = whole
 
-    def _take(self, tensor: Tensor) -> None:
-        np.copyto(self.targets[tensor.name], tensor.array, casting="no")
-        copies = self.host.copies
-        copies.received, copies.received_copies = copies.received + 1, copies.received_copies + 1
+    def _take(self, tensors: Sequence[Tensor]) -> None:
+        """Takes values that came; those that are whole go to the device while others travel."""
+        whole = {}
+        for tensor in tensors:
+            if tensor.name in self.targets:
+                self._copy(tensor, self.targets[tensor.name])
+            else:
+                whole[tensor.name] = self._readable(tensor)
+        self.host.copies.received += len(tensors)
+        self._to_device(whole)
+
+    def _readable(self, tensor: Tensor) -> np.ndarray:
+        """Returns what came as it is where the device can read it there, or else a copy."""
+        array, held = tensor.array, host_type(self.host.variable(tensor.name))
+        if is_aligned(array) and (array.shape, array.dtype) == (held.shape, held.dtype):
+            return array
+        buffer = self._buffer(tensor.name)
+        self._copy(tensor, buffer)
+        return buffer
+
+    def _copy(self, tensor: Tensor, target: np.ndarray) -> None:
+        np.copyto(target, tensor.array, casting="no")
+        self.host.copies.received_copies += 1
 
     def _finish(self, collectives: Sequence[Operator]) -> None:
         me = self.host.client.me
-        came = dict(self.wholes)
+        came = dict(self.joined)
         for op in collectives:
             for name in op.writes:
                 answer = self.answers[name]
                 came[name] = finished(op, answer, trainer=me.trainer, trainers=me.trainers)
-        typed = [(array, self.host.variable(name).dtype) for name, array in came.items()]
-        for name, (value, copied) in zip(came, all_to_device(typed), strict=True):
+        self._to_device(came)
+
+    def _to_device(self, arrays: Mapping[str, np.ndarray]) -> None:
+        typed = [(array, self.host.variable(name).dtype) for name, array in arrays.items()]
+        for name, (value, copied) in zip(arrays, all_to_device(typed), strict=True):
             self.values[name] = value
             self.host.copies.received_copies += copied
 

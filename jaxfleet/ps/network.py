@@ -51,7 +51,10 @@ class Listener(Protocol):
         ...
 
     def send(self, peer: Peer, message: Message) -> None:
-        """Sends a message to a connection; one that is gone gets nothing, and that is no error."""
+        """Sends a message to a connection; one that is gone gets nothing, and that is no error.
+
+        The arrays must never change: what goes to several connections may be copied once.
+        """
         ...
 
     def wake(self) -> None:

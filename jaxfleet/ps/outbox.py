@@ -1,6 +1,6 @@
 """What a trainer sends: numbered, counted, and kept for servers that may have to hear it again."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxfleet.ps.known_server import KnownServer
@@ -42,7 +42,7 @@ class Outbox:
         body: Mapping[str, Plain] | None = None,
         tensors: Iterable[Tensor] = (),
         wants: Iterable[str] = (),
-        sink: Callable[[Tensor], None] | None = None,
+        sink: Callable[[Sequence[Tensor]], None] | None = None,
     ) -> Request:
         """Sends a request, and returns it."""
         message = self._message(server, kind, step, body or {}, tuple(tensors))

@@ -1,6 +1,6 @@
 """Requests under way: what was asked of which server, and what has come back so far."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from jaxfleet.ps.messages import Message, Tensor
@@ -14,14 +14,14 @@ class Request:
         server: which server.
         message: as it was sent, and is sent again where that server starts again.
         wants: the names that its answer has still to bring; empty where any answer will do.
-        sink: takes each array as it comes.
+        sink: takes arrays as they come.
         answer: the last message of the answer, once it is complete.
     """
 
     server: int
     message: Message
     wants: set[str] = field(default_factory=set)
-    sink: Callable[[Tensor], None] | None = None
+    sink: Callable[[Sequence[Tensor]], None] | None = None
     answer: Message | None = None
 
     @property
@@ -31,10 +31,10 @@ class Request:
 
     def take(self, message: Message) -> None:
         """Takes an answer, or a part of it; one that came before changes nothing."""
-        for tensor in message.tensors:
-            if self.sink is not None and (not self.wants or tensor.name in self.wants):
-                self.sink(tensor)
-            self.wants.discard(tensor.name)
+        fresh = [x for x in message.tensors if not self.wants or x.name in self.wants]
+        if self.sink is not None and fresh:
+            self.sink(fresh)
+        self.wants.difference_update(tensor.name for tensor in fresh)
         if not self.wants:
             self.answer = message
 

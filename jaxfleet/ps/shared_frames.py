@@ -18,7 +18,7 @@ import numpy as np
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.shared_arena import (
     ARENA_BYTES,
-    BLOCKS,
+    FLAGS,
     HEADER_BYTES,
     NAME,
     TOKEN_BYTES,
@@ -36,11 +36,20 @@ _MOST_MAPPED = 64
 _SEALED = fcntl.F_SEAL_SHRINK
 
 
-def place(frames: Sequence[Frame], lender: Lender) -> Sequence[Frame]:
-    """Returns what to send in the place of a message's frames; the same where nothing is shared."""
+def place(
+    frames: Sequence[Frame], lender: Lender, *, sources: Sequence[np.ndarray] = ()
+) -> Sequence[Frame]:
+    """Returns what to send in the place of a message's frames; the same where nothing is shared.
+
+    Args:
+        frames: a header, and one for each array.
+        lender: of the memory.
+        sources: the arrays, where they never change: several peers then share one copy.
+    """
+    known: list[np.ndarray | None] = [None, *sources] if sources else [None] * len(frames)
     blocks = [
-        lender.lend(memoryview(frame)) if frame_bytes(frame) >= _LEAST_BYTES else None
-        for frame in frames
+        lender.lend(memoryview(frame), source) if frame_bytes(frame) >= _LEAST_BYTES else None
+        for frame, source in zip(frames, known, strict=True)
     ]
     if not any(blocks):
         return frames
@@ -88,7 +97,7 @@ class Borrower:
             return frame
         if frame_bytes(frame):
             raise FrameError("a frame is in a message and in shared memory too")
-        fits = HEADER_BYTES <= block.start <= ARENA_BYTES - block.size and block.flag < BLOCKS
+        fits = HEADER_BYTES <= block.start <= ARENA_BYTES - block.size and block.flag < FLAGS
         if not fits or block.size > self._limits.max_bytes:
             raise FrameError("a frame lies outside of the memory that is shared")
         memory = self._mapped.get(block.token)

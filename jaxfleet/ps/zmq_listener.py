@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import zmq
@@ -27,8 +28,7 @@ from jaxfleet.ps.zmq_ends import (
 )
 from jaxfleet.ps.zmq_local import local_address, local_name
 
-_MOST_LENDERS = 256
-_LONGEST_UNUSED_S = 600.0  # then what was sent was read long ago, or never will be
+_MOST_NEAR = 256
 _ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks whom it may let in
 
 
@@ -63,7 +63,8 @@ class ZmqListener:
         self._rejected = 0
         self._joiners: dict[Peer, tuple[Joiner, float]] = {}  # with when each took something
         self._borrower = Borrower(limits)
-        self._lenders: dict[Peer, Lender] = {}  # for those that lent something themselves
+        self._lender = Lender()
+        self._near = deque[Peer](maxlen=_MOST_NEAR)  # those that lent something themselves
         self._end = End(f"the listener at {host} is")
         self._router = make_socket(self._end.context, zmq.ROUTER, timing)
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 0)  # nobody takes another's name
@@ -154,19 +155,14 @@ class ZmqListener:
 
     def _forget_stale(self) -> None:
         """Gives up what connections began to send and left."""
-        now = time.monotonic()
         if self._joiners:
-            since = now - self._timing.half_open_s
+            since = time.monotonic() - self._timing.half_open_s
             self._joiners = {p: (j, at) for p, (j, at) in self._joiners.items() if at > since}
-        unused = [p for p, it in self._lenders.items() if it.used_at < now - _LONGEST_UNUSED_S]
-        for peer in unused:
-            self._lenders.pop(peer).close()
 
     def _lend_to(self, peer: Peer) -> None:
         """Notes that a peer is on this machine, and sees the memory of processes here."""
-        is_new = peer not in self._lenders
-        if is_new and self._share_memory and len(self._lenders) < _MOST_LENDERS:
-            self._lenders[peer] = Lender()
+        if self._share_memory and peer not in self._near:
+            self._near.append(peer)
 
     def _reject(self, peer: Peer, error: FrameError) -> None:
         self._rejected += 1
@@ -184,8 +180,9 @@ class ZmqListener:
 
     def _send(self, peer: Peer, message: Message) -> None:
         frames: Sequence[Frame] = encode(message, limits=self._limits)
-        if (lender := self._lenders.get(peer)) is not None:
-            frames = place(frames, lender)
+        if peer in self._near:
+            sources = [tensor.array for tensor in message.tensors]
+            frames = place(frames, self._lender, sources=sources)
         for parts in split(frames):
             send_parts(self._router, [peer, *pack(parts)])
 
@@ -194,8 +191,7 @@ class ZmqListener:
 
     def close(self) -> None:
         self._end.close()
-        for lender in self._lenders.values():
-            lender.close()
+        self._lender.close()
 
 
 def _answer(asked: "zmq.Socket[bytes]", wanted: Sequence[bytes]) -> None:

@@ -78,8 +78,8 @@ def _agree(client: Client, what: str, error: Exception | None) -> None:
     failed = np.asarray([error is not None], np.int32)
     found: list[int] = []
 
-    def take(tensor: Tensor) -> None:
-        found.append(int(tensor.array[0]))
+    def take(answer: Sequence[Tensor]) -> None:
+        found.extend(int(tensor.array[0]) for tensor in answer)
 
     body: dict[str, Any] = {"key": what, "how": "max"}
     tensors = [Tensor("failed", failed)]

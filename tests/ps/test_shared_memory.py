@@ -14,7 +14,7 @@ from jaxfleet.ps import shared_arena
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.messages import Kind, Message, Tensor
 from jaxfleet.ps.network import Lines, Listener
-from jaxfleet.ps.shared_arena import ARENA_BYTES, BLOCKS, HEADER_BYTES, Lender, can_share
+from jaxfleet.ps.shared_arena import ARENA_BYTES, FLAGS, HEADER_BYTES, Lender, can_share
 from jaxfleet.ps.shared_frames import Borrower, is_placed, place
 from jaxfleet.ps.wire import Frame, FrameError, decode, encode
 from jaxfleet.ps.zmq_network import ZmqNetwork
@@ -78,16 +78,17 @@ def test_a_block_is_free_again_when_nothing_uses_its_array() -> None:
 
 def test_what_has_no_room_travels_in_the_message() -> None:
     lender = Lender()
-    kept = [place(encode(push(numbers(8 << 20))), lender) for _ in range(5)]
-    room = [is_placed(frames) for frames in kept]  # 32 MB each, and the arena has a header
+    quarter = np.zeros(ARENA_BYTES // 4, np.uint8)
+    kept = [place(encode(push(quarter)), lender) for _ in range(5)]
+    room = [is_placed(frames) for frames in kept]  # the arena has a header
     assert room == [True, True, True, False, False]
     too_large = encode(push(np.zeros(ARENA_BYTES, np.uint8)))
     assert place(too_large, lender) is too_large
 
 
-def test_there_are_only_so_many_blocks() -> None:
-    lender = Lender()
-    lent = [lender.lend(memoryview(b"x")) for _ in range(BLOCKS + 1)]
+def test_there_are_only_so_many_flags() -> None:
+    lender, array = Lender(), np.zeros(1, np.uint8)
+    lent = [lender.lend(array.data, array) for _ in range(FLAGS + 1)]
     assert all(lent[:-1])
     assert lent[-1] is None
 
@@ -101,6 +102,31 @@ def test_where_a_borrower_is_gone_there_comes_new_memory_a_few_times(
     assert [block is not None for block in lent] == [True] * 4 + [False] * 2
     assert len({block.fd for block in lent if block}) == 4
     lender.close()
+
+
+def test_several_borrowers_share_one_copy() -> None:
+    lender, array = Lender(), numbers()
+    frames, borrowers = encode(push(array)), [Borrower(LIMITS) for _ in range(3)]
+    found = [
+        decode(one.find(place(frames, lender, sources=[array])), LIMITS).tensors[0].array
+        for one in borrowers
+    ]
+    blocks = [lender.lend(array.data.cast("B"), source) for source in (array, None, array.copy())]
+    starts = [block.start for block in blocks if block]
+    assert len(set(starts)) == 3  # neither other bytes nor a copy of these are the same
+    del found[0], found[0]
+    gc.collect()
+    assert lender.lend(memoryview(bytes(LARGE))) is not None
+    assert found[0].tolist() == array.tolist()  # one borrower alone keeps the block
+
+
+def test_a_source_that_is_gone_is_not_mistaken_for_another() -> None:
+    lender = Lender()
+    for value in range(20):
+        array = np.full(LARGE, value, np.float32)  # often where the last one was
+        frames = place(encode(push(array)), lender, sources=[array])
+        got = decode(Borrower(LIMITS).find(frames), LIMITS).tensors[0].array
+        assert got[[0, -1]].tolist() == [value, value]
 
 
 def changed(frames: list[bytes], place_: int, value: bytes) -> list[bytes]:
@@ -119,7 +145,7 @@ def changed(frames: list[bytes], place_: int, value: bytes) -> list[bytes]:
         (4, struct.pack("<I", 0), "cannot be shared"),
         (4, struct.pack("<I", 1 << 20), "cannot be shared"),
         (8, bytes(16), "is not what a message says"),
-        (24, struct.pack("<I", BLOCKS), "lies outside"),
+        (24, struct.pack("<I", FLAGS), "lies outside"),
         (28, struct.pack("<Q", 0), "lies outside"),
         (28, struct.pack("<Q", ARENA_BYTES - 8), "lies outside"),
         (28, struct.pack("<Q", (1 << 64) - 1), "lies outside"),
@@ -183,8 +209,7 @@ def test_an_array_outlives_the_process_that_lent_it() -> None:
 
 def lent_bytes(ends: Lines | Listener) -> int:
     """Returns how many arenas an end has."""
-    lenders = getattr(ends, "_lenders")  # noqa: B009
-    found = lenders.values() if isinstance(lenders, dict) else lenders
+    found = getattr(ends, "_lenders", None) or [getattr(ends, "_lender")]  # noqa: B009
     return sum(len(lender._arenas) for lender in found if lender is not None)  # noqa: SLF001
 
 

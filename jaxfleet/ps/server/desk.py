@@ -1,5 +1,6 @@
 """What leaves a server's state machine: answers, errors, and work for the machine."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,12 +59,14 @@ class Job:
         run: does it; may run on another thread.
         then: takes what it gave, on the server's own thread.
         failed: takes an error that concerns nobody but who asked; without it the server ends.
+        expected_s: how long it takes, by what it took before.
     """
 
     what: str
     run: Callable[[], Any]
     then: Callable[[Any], None]
     failed: Callable[[Exception], None] | None = None
+    expected_s: float = math.inf
 
 
 @dataclass

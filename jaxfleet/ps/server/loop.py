@@ -3,8 +3,9 @@
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from jaxfleet.ps.messages import Message
 from jaxfleet.ps.network import Lines, Listener, Peer
@@ -13,6 +14,10 @@ from jaxfleet.ps.server.desk import Job
 
 _TICK_S = 0.2
 _STILL_S = 1.0  # longer than this between two ticks, the process stood still
+_SHORT_S = 0.01  # what takes no longer is done between two messages: two threads would cost more
+_AT_A_TIME_S = 0.05  # of short work, before messages are looked at
+
+Done: TypeAlias = tuple[Job, Any, Exception | None]
 
 
 class Server:
@@ -23,7 +28,8 @@ class Server:
         listener: where they come from.
         connect: makes lines to servers, to send parts of a step to the others; `Network.connect`.
         clock: the core's.
-        threaded: compute on a thread of its own, so that messages are answered meanwhile.
+        threaded: do work that takes long on a thread of its own, so that messages are answered
+            meanwhile.
     """
 
     def __init__(
@@ -42,6 +48,7 @@ class Server:
         self._lines: Lines | None = None
         self._ticked = clock()
         self._worker = _Worker(listener.wake) if threaded else None
+        self._todo: deque[Job] = deque()
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -66,7 +73,7 @@ class Server:
         return 0 if self._core.failure is None else 1
 
     def _turn(self) -> None:
-        found = self._listener.receive(_TICK_S)
+        found = self._listener.receive(0.0 if self._todo else _TICK_S)
         if found is not None:
             self._send(self._core.handle(*found))
         self._compute()
@@ -84,11 +91,23 @@ class Server:
         if self._worker is None:
             self._send(self._core.run_jobs())
             return
-        for job, result, error in self._worker.results():
-            done = self._core.fail(job, error) if error else self._core.finish(job, result)
-            self._send(done)
-        for job in self._core.take_jobs():
-            self._worker.put(job)
+        for done in self._worker.results():
+            self._end(done)
+        until = self._clock() + _AT_A_TIME_S
+        while self._has_work() and self._clock() < until:
+            job = self._todo.popleft()
+            if self._worker.is_busy or job.expected_s > _SHORT_S:
+                self._worker.put(job)
+            else:
+                self._end(_done(job))
+
+    def _has_work(self) -> bool:
+        self._todo += self._core.take_jobs()  # what was done may have made more possible
+        return bool(self._todo)
+
+    def _end(self, done: Done) -> None:
+        job, result, error = done
+        self._send(self._core.fail(job, error) if error else self._core.finish(job, result))
 
     def _send(self, replies: Sequence[tuple[Peer, Message]]) -> None:
         for peer, message in replies:
@@ -113,21 +132,29 @@ class _Worker:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._todo: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[Job, Any, Exception | None]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._waiting = 0
         self._thread = threading.Thread(target=self._run, name="jaxfleet server", daemon=True)
         self._thread.start()
 
     def put(self, job: Job) -> None:
         """Hands a job in."""
+        self._waiting += 1
         self._todo.put(job)
 
-    def results(self) -> list[tuple[Job, Any, Exception | None]]:
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are jobs whose results were not taken yet."""
+        return self._waiting > 0
+
+    def results(self) -> list[Done]:
         """Returns what is done."""
         found = []
         while True:
             try:
                 found.append(self._done.get_nowait())
             except queue.Empty:
+                self._waiting -= len(found)
                 return found
 
     def close(self) -> None:
@@ -137,8 +164,13 @@ class _Worker:
 
     def _run(self) -> None:
         while (job := self._todo.get()) is not None:
-            try:
-                self._done.put((job, job.run(), None))
-            except Exception as error:  # noqa: BLE001  # whatever it is, the trainers hear of it
-                self._done.put((job, None, error))
+            self._done.put(_done(job))
             self._wake()
+
+
+def _done(job: Job) -> Done:
+    """Does a job."""
+    try:
+        return job, job.run(), None
+    except Exception as error:  # noqa: BLE001  # whatever it is, the trainers hear of it
+        return job, None, error

@@ -1,5 +1,6 @@
 """Holds a server's values on the device, and runs blocks on them. One thread at a time uses it."""
 
+import math
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,12 +25,14 @@ class Counts:
         copies_in: copies that were made of them.
         copies_out: arrays that were copied on their way to the host.
         block_s: seconds spent in blocks.
+        last_s: seconds that each block took the last time, by its index.
     """
 
     received: int = 0
     copies_in: int = 0
     copies_out: int = 0
     block_s: float = 0.0
+    last_s: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -92,8 +95,13 @@ class Machine:
         for merge in block.merges:
             for name in merge.summands:
                 del self._values[name]  # and the memory that it came in is free
-        self.counts.block_s += time.perf_counter() - start
+        self.counts.last_s[block.index] = seconds = time.perf_counter() - start
+        self.counts.block_s += seconds
         return views
+
+    def took_s(self, block: BlockPlan) -> float:
+        """Returns how long a block took the last time, in seconds; infinite before the first."""
+        return self.counts.last_s.get(block.index, math.inf)
 
     def views(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Returns variables on the host, without a copy where the device shares its memory."""

@@ -82,7 +82,8 @@ class Steps:
                 self.parts.send_made(step, views.keys())
             self.go_on()
 
-        self.desk.jobs.append(Job(f"step {step}", run, then))
+        expected_s = sum(held.machine.took_s(block) for block, _ in blocks)
+        self.desk.jobs.append(Job(f"step {step}", run, then, expected_s=expected_s))
 
 
 def _jobs(ready: Sequence[Ready]) -> list[list[Ready]]:

@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from jaxfleet.ps.memory_network import MemoryNetwork
 from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
 from jaxfleet.ps.network import Peer
 from jaxfleet.ps.server import Server, ServerCore
+from jaxfleet.ps.server.machine import Machine
 from tests.ps.server.common import CACHE, ENDPOINT, SGD, hello, sgd_after, sgd_grads, sgd_state
 
 
@@ -48,12 +50,7 @@ def test_a_server_serves_until_all_said_bye(threaded: bool) -> None:
     codes: list[int] = []
     thread = threading.Thread(target=lambda: codes.append(server.serve()), daemon=True)
     thread.start()
-    say(listener, 0, Kind.HELLO, hello(0))
-    say(listener, 1, Kind.HELLO, hello(1))
-    say(listener, 0, Kind.DEFINE, {"program": SGD})
-    say(listener, 0, Kind.ASSIGN, {}, sgd_state())
-    kinds = [listener.outbox.get(timeout=30)[1].kind for _ in range(4)]
-    assert kinds == [Kind.WELCOME, Kind.WELCOME, Kind.OK, Kind.OK]
+    begin(listener)
     for trainer in (0, 1):
         say(listener, trainer, Kind.PUSH, {}, sgd_grads(trainer, 1), step=1)
     say(listener, 1, Kind.PULL, {"names": ["b"]}, step=1)
@@ -63,6 +60,37 @@ def test_a_server_serves_until_all_said_bye(threaded: bool) -> None:
         say(listener, trainer, Kind.BYE)
     thread.join(30)
     assert codes == [0]
+
+
+def test_work_that_took_long_is_done_on_a_thread_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    took = {1: 0.001, 2: 10.0, 3: 0.001}  # seconds, of the step before each
+    threads: dict[int, set[str]] = {step: set() for step in took}
+    step = 0
+    run = Machine.run
+
+    def watched(machine: Machine, *args: Any) -> Any:
+        threads[step].add(threading.current_thread().name)
+        return run(machine, *args)
+
+    monkeypatch.setattr(Machine, "run", watched)
+    monkeypatch.setattr(Machine, "took_s", lambda *_: took[step])
+    listener = QueueListener()
+    core = ServerCore(ENDPOINT, CACHE, time.monotonic)
+    server = Server(core, listener, connect=MemoryNetwork().connect)
+    thread = threading.Thread(target=server.serve, name="serving", daemon=True)
+    thread.start()
+    begin(listener)
+    for step in took:  # `watched` reads it
+        for trainer in (0, 1):
+            say(listener, trainer, Kind.PUSH, {}, sgd_grads(trainer, step), step=step)
+        say(listener, 1, Kind.PULL, {"names": ["b"]}, step=step)
+        values = listener.outbox.get(timeout=30)[1]
+        np.testing.assert_array_equal(values.tensors[0].array, sgd_after(step)["b"])
+    server.stop()
+    thread.join(10)
+    assert threads == {1: {"serving"}, 2: {"jaxfleet server"}, 3: {"serving"}}
 
 
 def test_a_server_stops_when_it_is_told_to() -> None:
@@ -85,6 +113,16 @@ def test_a_block_that_fails_ends_the_server_with_a_code() -> None:
     assert server.serve() == 1
     kinds = [listener.outbox.get(timeout=1)[1].kind for _ in range(3)]
     assert kinds == [Kind.WELCOME, Kind.OK, Kind.ERROR]
+
+
+def begin(listener: QueueListener) -> None:
+    """Brings a server to step 0, with two trainers."""
+    say(listener, 0, Kind.HELLO, hello(0))
+    say(listener, 1, Kind.HELLO, hello(1))
+    say(listener, 0, Kind.DEFINE, {"program": SGD})
+    say(listener, 0, Kind.ASSIGN, {}, sgd_state())
+    kinds = [listener.outbox.get(timeout=30)[1].kind for _ in range(4)]
+    assert kinds == [Kind.WELCOME, Kind.WELCOME, Kind.OK, Kind.OK]
 
 
 def say(
