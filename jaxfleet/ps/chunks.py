@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxfleet.ps.aligned import aligned_empty
+from jaxfleet.ps.frames import Frame, FrameError, frame_bytes
 from jaxfleet.ps.limits import Limits
-from jaxfleet.ps.wire import Frame, FrameError, frame_bytes
 
 CHUNK_BYTES = 1 << 20
 WHOLE_BYTES = 16 << 20  # a message up to this goes in one
@@ -77,7 +77,7 @@ class Joiner:
 
     def _opening(self, parts: Sequence[Frame]) -> tuple[int, ...]:
         count, left_over = divmod(frame_bytes(parts[0]) - len(_OPENING), 8)
-        if len(parts) != 1 or left_over or not 0 < count <= self._limits.max_tensors + 2:
+        if len(parts) != 1 or left_over or not 0 < count <= self._limits.max_parts:
             raise FrameError("a large message opens with the size of each of its frames")
         sizes = struct.unpack(f"<{count}Q", parts[0][len(_OPENING) :])
         header_bytes, *array_bytes = sizes

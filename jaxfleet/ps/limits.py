@@ -30,3 +30,17 @@ class Limits:
     max_name: int = 1024
     max_rank: int = 32
     max_depth: int = 16
+
+    @property
+    def max_frames(self) -> int:
+        """The most frames of one message: its header, and one for each array."""
+        return self.max_tensors + 1
+
+    @property
+    def max_parts(self) -> int:
+        """The most parts that one message travels in.
+
+        One more than its frames: where arrays are in shared memory, the first part says where
+        (`shared_frames.place`). Packing makes fewer of them, and a piece of a large message is two.
+        """
+        return self.max_frames + 1

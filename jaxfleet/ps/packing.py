@@ -7,7 +7,7 @@ bytes of the small ones; the others follow as they are, in order, and have no si
 import struct
 from collections.abc import Sequence
 
-from jaxfleet.ps.wire import Frame, FrameError, frame_bytes
+from jaxfleet.ps.frames import Frame, FrameError, frame_bytes
 
 _MARK = b"\xc1s"  # no msgpack begins with c1, so no header does
 _COUNT = struct.Struct("<2sI")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxfleet.ps.frames import Frame, FrameError, frame_bytes
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.shared_arena import (
     ARENA_BYTES,
@@ -26,7 +27,6 @@ from jaxfleet.ps.shared_arena import (
     Lender,
     flags_of,
 )
-from jaxfleet.ps.wire import Frame, FrameError, frame_bytes
 
 _MARK = b"\xc1m"  # no msgpack begins with c1, so no header does
 _RECORD = struct.Struct(f"<II{TOKEN_BYTES}sIQQ")
@@ -85,7 +85,7 @@ class Borrower:
         """
         records, frames = memoryview(parts[0])[len(_MARK) :], parts[1:]
         count = len(frames)
-        if not 0 < count <= self._limits.max_tensors + 1 or len(records) != count * _RECORD.size:
+        if not 0 < count <= self._limits.max_frames or len(records) != count * _RECORD.size:
             raise FrameError("a message does not say where each of its frames is")
         return [
             self._found(Block(*_RECORD.unpack_from(records, at * _RECORD.size)), frame)

@@ -6,22 +6,18 @@ size that it names is believed before it is compared with the limits and with th
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import ml_dtypes
 import msgpack
 import numpy as np
 
-from jaxfleet.errors import JaxfleetError
+from jaxfleet.ps.frames import Frame, FrameError, check_at_most, frame_bytes
+from jaxfleet.ps.header import check_body, read_integer, read_kind, read_name, unpack_header
 from jaxfleet.ps.limits import Limits
-from jaxfleet.ps.messages import PROTOCOL, Kind, Message, Tensor
+from jaxfleet.ps.messages import PROTOCOL, Message, Tensor
 
-Frame: TypeAlias = bytes | memoryview
-
-_FIELDS = ("v", "kind", "sender", "step", "number", "body", "tensors")
-_KINDS = {kind.value: kind for kind in Kind}
 _LEAST_STEP = -1  # a server without a state
-_NUMBERS_END = 1 << 63
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _FLOATS = ("float16", "float32", "float64", "complex64", "complex128")
 _NARROW = (
@@ -36,20 +32,6 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}  # `dtype.name` takes its time
 
 
-class FrameError(JaxfleetError, ValueError):
-    """What came is no message, or what is to be sent cannot be one.
-
-    Args:
-        what: what is wrong, with the values.
-        number: the request's number, where the header got that far.
-        hint: what the user can do.
-    """
-
-    def __init__(self, what: str, *, number: int = 0, hint: str | None = None) -> None:
-        super().__init__(what, hint=hint)
-        self.number = number
-
-
 def encode(message: Message, *, limits: Limits | None = None) -> list[Frame]:
     """Returns a message's frames; those of arrays are the arrays' own memory.
 
@@ -59,7 +41,7 @@ def encode(message: Message, *, limits: Limits | None = None) -> list[Frame]:
         FrameError: the message is more than the limits let through, or holds what a header cannot.
     """
     limits = limits or Limits()
-    _check_body(message.body, limits.max_depth)
+    check_body(message.body, limits.max_depth)
     arrays = [_in_wire_order(tensor) for tensor in message.tensors]
     header = {
         "v": PROTOCOL,
@@ -88,18 +70,20 @@ def decode(frames: Sequence[Frame], limits: Limits) -> Message:
     Raises:
         FrameError: they are no message, or one beyond the limits.
     """
-    if not 1 <= len(frames) <= limits.max_tensors + 1:
-        raise FrameError(f"a message has 1 to {limits.max_tensors + 1} frames, not {len(frames)}")
-    _at_most("a message", sum(frame_bytes(frame) for frame in frames), limits.max_message_bytes)
-    header = _header(frames[0], limits)
-    number = _integer("number", header["number"], 0)
+    if not 1 <= len(frames) <= limits.max_frames:
+        raise FrameError(f"a message has 1 to {limits.max_frames} frames, not {len(frames)}")
+    check_at_most(
+        "a message", sum(frame_bytes(frame) for frame in frames), limits.max_message_bytes
+    )
+    header = unpack_header(frames[0], limits)
+    number = read_integer("number", header["number"], 0)
     try:
-        kind = _kind(header["kind"])
-        _check_body(header["body"], limits.max_depth)
+        kind = read_kind(header["kind"])
+        check_body(header["body"], limits.max_depth)
         return Message(
             kind=kind,
-            sender=_name("sender", header["sender"], limits),
-            step=_integer("step", header["step"], _LEAST_STEP),
+            sender=read_name("sender", header["sender"], limits),
+            step=read_integer("step", header["step"], _LEAST_STEP),
             number=number,
             body=header["body"],
             tensors=_tensors(header["tensors"], frames[1:], limits),
@@ -107,11 +91,6 @@ def decode(frames: Sequence[Frame], limits: Limits) -> Message:
     except FrameError as error:
         error.number = number
         raise
-
-
-def frame_bytes(frame: Frame) -> int:
-    """Returns how many bytes a frame has."""
-    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
 
 
 def _in_wire_order(tensor: Tensor) -> np.ndarray:
@@ -133,108 +112,11 @@ def _memory(array: np.ndarray) -> memoryview:
 def _check_sizes(message: Message, frames: Sequence[Frame], limits: Limits) -> None:
     """Refuses here what the other end would only drop."""
     what = f"a {message.kind.value} message"
-    _at_most(f"{what}: the arrays' number", len(message.tensors), limits.max_tensors)
-    _at_most(f"{what}: its header", frame_bytes(frames[0]), limits.max_body_bytes)
+    check_at_most(f"{what}: the arrays' number", len(message.tensors), limits.max_tensors)
+    check_at_most(f"{what}: its header", frame_bytes(frames[0]), limits.max_body_bytes)
     for tensor, frame in zip(message.tensors, frames[1:], strict=True):
-        _at_most(f"{what}: array '{tensor.name}'", frame_bytes(frame), limits.max_bytes)
-    _at_most(what, sum(frame_bytes(frame) for frame in frames), limits.max_message_bytes)
-
-
-def _at_most(what: str, size: int, limit: int) -> None:
-    if size > limit:
-        raise FrameError(f"{what} is {size}, and may be {limit}", hint="set Limits higher")
-
-
-class _Counter:
-    """Counts what a header unpacks to while it does, and stops it in time."""
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-
-    def list_hook(self, values: list[Any]) -> list[Any]:
-        self._take(len(values))
-        return values
-
-    def pairs_hook(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-        self._take(len(pairs))
-        values = dict(pairs)
-        if len(values) != len(pairs):
-            raise FrameError("a map in the header has a key twice")
-        return values
-
-    def _take(self, count: int) -> None:
-        self._left -= count + 1
-        if self._left < 0:
-            raise FrameError("the header holds too many values", hint="set Limits higher")
-
-
-def _header(frame: Frame, limits: Limits) -> dict[str, Any]:
-    _at_most("the header", frame_bytes(frame), limits.max_body_bytes)
-    counter = _Counter(limits.max_values)
-    try:
-        header = msgpack.unpackb(
-            frame,
-            ext_hook=_no_extensions,
-            list_hook=counter.list_hook,
-            object_pairs_hook=counter.pairs_hook,
-            max_array_len=limits.max_values,
-            max_map_len=limits.max_values,
-        )
-    except FrameError:
-        raise
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise FrameError(f"the header is no msgpack: {type(error).__name__}: {error}") from error
-    if not isinstance(header, dict) or header.keys() != set(_FIELDS):
-        raise FrameError(f"a header is a map of {', '.join(_FIELDS)}")
-    if type(header["v"]) is not int or header["v"] != PROTOCOL:
-        what = f"the message is in protocol {header['v']!r:.20}, and this end speaks {PROTOCOL}"
-        raise FrameError(what, hint="run the same jaxfleet everywhere")
-    return header
-
-
-def _no_extensions(code: int, data: bytes) -> Any:
-    raise FrameError(f"the header holds an extension type, {code}, of {len(data)} bytes")
-
-
-def _integer(field: str, value: Any, least: int) -> int:
-    if type(value) is not int or not least <= value < _NUMBERS_END:
-        raise FrameError(f"{field} is a number from {least}, not {value!r:.40}")
-    return value
-
-
-def _name(field: str, value: Any, limits: Limits) -> str:
-    if not isinstance(value, str):
-        raise FrameError(f"{field} is text, not a {type(value).__name__}")
-    _at_most(f"the length of {field}", len(value), limits.max_name)
-    return value
-
-
-def _kind(value: Any) -> Kind:
-    kind = _KINDS.get(value) if isinstance(value, str) else None
-    if kind is None:
-        raise FrameError(f"there is no kind {value!r:.40}")
-    return kind
-
-
-def _check_body(body: Any, depth: int) -> None:
-    if not isinstance(body, Mapping):
-        raise FrameError(f"a body is a map, not a {type(body).__name__}")
-    _check_plain(body, depth)
-
-
-def _check_plain(value: Any, depth: int) -> None:
-    if value is None or isinstance(value, str | bool | int | float):
-        return
-    if depth <= 0:
-        raise FrameError("the body is nested too deep")
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise FrameError("a key in the body is no text")
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        raise FrameError(f"the body holds a {type(value).__name__}")
-    for entry in value:
-        _check_plain(entry, depth - 1)
+        check_at_most(f"{what}: array '{tensor.name}'", frame_bytes(frame), limits.max_bytes)
+    check_at_most(what, sum(frame_bytes(frame) for frame in frames), limits.max_message_bytes)
 
 
 def _tensors(specs: Any, frames: Sequence[Frame], limits: Limits) -> tuple[Tensor, ...]:
@@ -246,13 +128,13 @@ def _tensors(specs: Any, frames: Sequence[Frame], limits: Limits) -> tuple[Tenso
 def _tensor(spec: Any, frame: Frame, limits: Limits) -> Tensor:
     if not isinstance(spec, list) or len(spec) != 3:
         raise FrameError("an array is described by its name, dtype and shape")
-    name = _name("an array's name", spec[0], limits)
+    name = read_name("an array's name", spec[0], limits)
     dtype = _DTYPES.get(spec[1]) if isinstance(spec[1], str) else None
     if dtype is None:
         raise FrameError(f"array '{name}' has dtype {spec[1]!r:.40}, which no message carries")
     shape = _shape(name, spec[2], limits)
     # An axis of size 0 hides no others: numpy multiplies those too, and they may overflow.
-    _at_most(
+    check_at_most(
         f"array '{name}'", math.prod(max(n, 1) for n in shape) * dtype.itemsize, limits.max_bytes
     )
     if frame_bytes(frame) != (expected := math.prod(shape) * dtype.itemsize):
@@ -266,4 +148,4 @@ def _tensor(spec: Any, frame: Frame, limits: Limits) -> Tensor:
 def _shape(name: str, shape: Any, limits: Limits) -> tuple[int, ...]:
     if not isinstance(shape, list) or len(shape) > limits.max_rank:
         raise FrameError(f"array '{name}' has a shape of at most {limits.max_rank} sizes")
-    return tuple(_integer(f"a size of '{name}'", size, 0) for size in shape)
+    return tuple(read_integer(f"a size of '{name}'", size, 0) for size in shape)

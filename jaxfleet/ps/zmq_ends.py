@@ -11,8 +11,8 @@ import zmq
 
 from jaxfleet.errors import ClosedError
 from jaxfleet.ps.chunks import WHOLE_BYTES
+from jaxfleet.ps.frames import Frame, FrameError, frame_bytes
 from jaxfleet.ps.secret import Keys
-from jaxfleet.ps.wire import Frame, FrameError, frame_bytes
 
 # Sharing a frame with ZeroMQ's thread costs about 10 us, which is what copying 64 KB costs.
 _COPY_BELOW_BYTES = 1 << 16

@@ -9,13 +9,14 @@ import zmq
 
 from jaxfleet.errors import ConnectError
 from jaxfleet.ps.chunks import Joiner, split
+from jaxfleet.ps.frames import Frame, FrameError
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.messages import Message
 from jaxfleet.ps.packing import pack, unpack
 from jaxfleet.ps.secret import Keys
 from jaxfleet.ps.shared_arena import Lender
 from jaxfleet.ps.shared_frames import Borrower, is_placed, place
-from jaxfleet.ps.wire import Frame, FrameError, decode, encode
+from jaxfleet.ps.wire import decode, encode
 from jaxfleet.ps.zmq_ends import End, Timing, make_socket, receive_parts, send_parts, use_keys
 from jaxfleet.ps.zmq_local import local_address, local_name, who_answers
 from jaxfleet.ps.zmq_watch import Watch
@@ -44,7 +45,6 @@ class ZmqLines:
         share_memory: bool,
     ) -> None:
         self._limits = limits
-        self._most_parts = limits.max_tensors + 3
         nearest = [_nearest(address) for address in addresses]
         self._addresses = tuple(address for address, _ in nearest)
         self._lenders = [Lender() if near and share_memory else None for _, near in nearest]
@@ -133,7 +133,7 @@ class ZmqLines:
         """Reads once from the server whose turn it is; those that have more stay in line."""
         server = self._readable.popleft()
         try:
-            parts = receive_parts(self._sockets[server], most=self._most_parts)
+            parts = receive_parts(self._sockets[server], most=self._limits.max_parts)
         except zmq.Again:
             return None
         except FrameError:
@@ -141,7 +141,7 @@ class ZmqLines:
             return None
         self._readable.append(server)
         try:
-            frames = self._joiners[server].add(unpack(parts, most=self._most_parts))
+            frames = self._joiners[server].add(unpack(parts, most=self._limits.max_parts))
             if frames is not None and is_placed(frames):
                 frames = self._borrower.find(frames)
             return None if frames is None else (server, decode(frames, self._limits))

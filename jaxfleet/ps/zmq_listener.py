@@ -9,6 +9,7 @@ import zmq
 import zmq.utils.z85
 
 from jaxfleet.ps.chunks import Joiner, PieceError, split
+from jaxfleet.ps.frames import Frame, FrameError
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.messages import Kind, Message
 from jaxfleet.ps.network import Peer
@@ -16,7 +17,7 @@ from jaxfleet.ps.packing import pack, unpack
 from jaxfleet.ps.secret import Keys
 from jaxfleet.ps.shared_arena import Lender
 from jaxfleet.ps.shared_frames import Borrower, is_placed, place
-from jaxfleet.ps.wire import Frame, FrameError, decode, encode
+from jaxfleet.ps.wire import decode, encode
 from jaxfleet.ps.zmq_ends import (
     End,
     Timing,
@@ -126,21 +127,20 @@ class ZmqListener:
     def _take(self) -> tuple[Peer, Message] | None:
         """Reads once. What is no message is answered, and counted."""
         try:
-            name, *parts = receive_parts(self._router, most=self._limits.max_tensors + 4)
+            # The first part is the name that the ROUTER gave the peer.
+            name, *parts = receive_parts(self._router, most=self._limits.max_parts + 1)
         except TooManyPartsError as error:
             self._reject(error.first, error)
             return None
         peer = name.tobytes()
         try:
-            frames = self._joined(peer, unpack(parts, most=self._limits.max_tensors + 3))
+            frames = self._joined(peer, unpack(parts, most=self._limits.max_parts))
             if frames is not None and is_placed(frames):
                 frames = self._borrower.find(frames)
                 self._lend_to(peer)
             return None if frames is None else (peer, decode(frames, self._limits))
         except PieceError:
-            self._rejected += (
-                1  # each piece after the first that is wrong is too: one answer is enough
-            )
+            self._rejected += 1  # no answer: each piece after one that is wrong is wrong as well
         except FrameError as error:
             self._reject(peer, error)
         return None

@@ -8,9 +8,10 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from jaxfleet.ps.frames import Frame
 from jaxfleet.ps.messages import PROTOCOL, Kind, Message, Plain, Tensor
 from jaxfleet.ps.packing import pack
-from jaxfleet.ps.wire import Frame, encode
+from jaxfleet.ps.wire import encode
 
 Frames = Sequence[Frame]
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from jaxfleet.errors import ClosedError, ConnectError
+from jaxfleet.ps.frames import FrameError
 from jaxfleet.ps.memory_network import MemoryListener, MemoryNetwork
 from jaxfleet.ps.messages import Kind, Message, Tensor
 from jaxfleet.ps.network import Lines, Listener, Network
-from jaxfleet.ps.wire import FrameError
 
 PLACE = "127.0.0.1:6174"
 

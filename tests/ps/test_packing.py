@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxfleet.ps.frames import FrameError
 from jaxfleet.ps.packing import pack, unpack
-from jaxfleet.ps.wire import FrameError
 
 LARGE = bytes(1 << 16)
 

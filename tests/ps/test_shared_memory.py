@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from jaxfleet.ps import shared_arena
+from jaxfleet.ps.frames import Frame, FrameError
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.messages import Kind, Message, Tensor
 from jaxfleet.ps.network import Lines, Listener
 from jaxfleet.ps.shared_arena import ARENA_BYTES, FLAGS, HEADER_BYTES, Lender, can_share
 from jaxfleet.ps.shared_frames import Borrower, is_placed, place
-from jaxfleet.ps.wire import Frame, FrameError, decode, encode
+from jaxfleet.ps.wire import decode, encode
 from jaxfleet.ps.zmq_network import ZmqNetwork
 from tests.ps.test_wire import same
 from tests.ps.test_zmq_network import ask, dealer, echoing, lines_to

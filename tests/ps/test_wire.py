@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from jaxfleet.ps.frames import Frame, FrameError
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
-from jaxfleet.ps.wire import Frame, FrameError, decode, encode
+from jaxfleet.ps.wire import decode, encode
 
 LIMITS = Limits(max_tensors=8, max_bytes=1 << 16, max_message_bytes=1 << 18, max_body_bytes=1 << 14)
 

@@ -15,10 +15,11 @@ import zmq
 
 from jaxfleet.errors import ClosedError, ConnectError, StrategyError
 from jaxfleet.ps.chunks import CHUNK_BYTES, WHOLE_BYTES, Joiner, split
+from jaxfleet.ps.frames import FrameError
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.messages import Kind, Message, Tensor
 from jaxfleet.ps.network import Lines, Network
-from jaxfleet.ps.wire import FrameError, encode
+from jaxfleet.ps.wire import encode
 from jaxfleet.ps.zmq_ends import Timing
 from jaxfleet.ps.zmq_listener import ZmqListener
 from jaxfleet.ps.zmq_network import ZmqNetwork
@@ -96,6 +97,22 @@ def test_a_message_goes_there_and_back(size: int) -> None:
         for number in range(3):
             assert ask(lines, number, size=size) is not None
         assert listener.rejected == 0
+
+
+@pytest.mark.parametrize("size", [1, 1 << 17])  # packed; in shared memory
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_message_holds_as_many_arrays_as_the_limits_say(more: int, size: int) -> None:
+    network, roomy = ZmqNetwork(limits=SMALL), replace(SMALL, max_tensors=SMALL.max_tensors + more)
+    arrays = [Tensor(f"w{n}", np.zeros(size, np.uint8)) for n in range(roomy.max_tensors)]
+    with (
+        echoing(network) as listener,
+        lines_to(ZmqNetwork(limits=roomy), listener.endpoint) as lines,
+    ):
+        lines.send(0, Message(Kind.PUSH, "trainer 0", 1, 1, {}, tuple(arrays)))
+        answer = lines.receive(10.0)
+        assert answer is not None
+        assert answer[1].kind is (Kind.ERROR if more else Kind.PUSH)
+        assert listener.rejected == more
 
 
 def test_several_servers_are_waited_for_together() -> None:
