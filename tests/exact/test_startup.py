@@ -100,7 +100,7 @@ class Shelf:
         *,
         tensors: Iterable[Tensor] = (),
         wants: Sequence[str] = (),
-        sink: Callable[[Tensor], None] | None = None,
+        sink: Callable[[Sequence[Tensor]], None] | None = None,
         body: Mapping[str, object] | None = None,
     ) -> None:
         if kind is Message.ASSIGN:
@@ -109,7 +109,7 @@ class Shelf:
             self.held.update({(server, x.name): x.array.copy() for x in tensors})
         for name in wants:
             assert sink is not None
-            sink(Tensor(name, self.held[server, name]))
+            sink([Tensor(name, self.held[server, name])])
 
     def wait(self, _: Sequence[object]) -> None:
         """Returns at once, for nothing is under way."""
