@@ -1,15 +1,13 @@
 """TrainerStep: a step of a parameter-server job, with the signature of the user's own."""
 
 import atexit
-import operator
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
 import jax
-import numpy as np
 
 from jaxfleet.capture import Captured
 from jaxfleet.errors import FeedError
@@ -17,27 +15,15 @@ from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.pipeline import Record
 from jaxfleet.ps.client import Client
-from jaxfleet.ps.host_run import Copies
 from jaxfleet.ps.messages import Kind
-from jaxfleet.ps.trainer import Trainer
 from jaxfleet.runtime.explain_job import explain_job
-from jaxfleet.runtime.feed import check_batch, check_rows, check_state
 from jaxfleet.runtime.handles import Handle
 from jaxfleet.runtime.job_programs import JobPrograms
 from jaxfleet.runtime.job_saving import restore_job, save_job
+from jaxfleet.runtime.newest_state import NewestState
 from jaxfleet.runtime.served_state import ServedState
 from jaxfleet.runtime.strategy import DistributedStrategy
-
-Programs = Callable[[Program], JobPrograms]
-
-
-@dataclass(frozen=True)
-class _Variant:
-    """The step for one way the batch is captured."""
-
-    programs: JobPrograms
-    trainer: Trainer
-    captured: Captured
+from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
 
 
 class TrainerStep:
@@ -58,18 +44,14 @@ class TrainerStep:
         cache: ExecutableCache | None = None,
     ) -> None:
         self.captured, self.strategy = captured, strategy
-        self._programs = programs
-        self._cache = cache if cache is not None else ExecutableCache()
-        self._variants: dict[int | None, _Variant] = {}
-        rows = captured.signature.rows
-        example = captured.at(rows)
-        self._job = programs(example.program)
+        self._job = programs(captured.at(captured.signature.rows).program)
+        cache = cache if cache is not None else ExecutableCache()
+        self._batches = TrainerBatches(captured, strategy, self._job, programs, cache)
         self._connect = connect
         self._client: Client | None = None
         self._found = -1  # the step that servers were at when this trainer came
         self._served = ServedState(captured, self._job)
-        self._returned: list[Any] = []
-        self._place = -1
+        self._newest = NewestState(captured)
         self._process = -1  # whose the lines are: a fork has them in name only
 
     @property
@@ -128,19 +110,19 @@ class TrainerStep:
             PeerLostError: a server, or another trainer, went or takes too long.
         """
         leaves, tree = jax.tree_util.tree_flatten(state)
-        data, batch_tree = jax.tree_util.tree_flatten(batch)
-        variant, rows = self._variant(data, batch_tree)
-        leaves = self._given(leaves, tree)
+        data, rows = self._batches.check(batch)
         client = self.client
-        client.next_step(rows * client.me.trainers if self.strategy.batch == "local" else rows)
+        variant = self._batches.variant(rows, client)
+        leaves = self._given(leaves, tree)
+        client.next_step(self._batches.whole(rows))
         client.doing(f"step {client.step}")
-        held = self._served.held(leaves)
-        fed = self._rows(data, rows, variant)
-        new, fetched = variant.trainer.run(held, fed, self._own_rows(rows, variant))
-        self._returned = self._served.leaves(new)
+        own, own_rows = variant.own(data, rows)
+        new, fetched = variant.trainer.run(self._served.held(leaves), own, own_rows)
+        self._newest.leaves = self._served.leaves(new)
         metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
-        self._keep_replay_short()
-        return jax.tree_util.tree_unflatten(tree, self._returned), metrics
+        if client.is_replay_full:
+            self._served.save_own(client)
+        return jax.tree_util.tree_unflatten(tree, self._newest.leaves), metrics
 
     def pull(self, state: Any) -> Any:
         """Returns the state with values in the place of handles.
@@ -152,7 +134,7 @@ class TrainerStep:
             FeedError: it is not the last one: servers hold only the newest.
         """
         leaves, tree = jax.tree_util.tree_flatten(state)
-        if not self._is_newest(leaves):
+        if not self._newest.is_made_of(leaves):
             what = "the state is not what the last step returned, and servers hold only the newest"
             raise FeedError(what, hint="pull the state that step(...) returned last")
         wanted = [leaf.name for leaf in leaves if isinstance(leaf, Handle)]
@@ -165,14 +147,11 @@ class TrainerStep:
         client = self.client
         asked = [client.request(n, Kind.STATS) for n in range(len(client.me.endpoints))]
         client.wait(asked)
-        copies = Copies()
-        for variant in self._variants.values():
-            copies += variant.trainer.copies
         mine = {
             "step": client.step,
             "sent_bytes": client.sent_bytes,
             "received_bytes": client.received_bytes,
-            **asdict(copies),
+            **asdict(self._batches.copies),
         }
         servers = [dict(x.answer.body) if x.answer is not None else {} for x in asked]
         return {"trainer": mine, "servers": servers}
@@ -185,16 +164,15 @@ class TrainerStep:
         Args:
             path: a folder that all processes of the job see. A checkpoint that is there is
                 replaced once the new one is complete.
-            state: what the last step returned.
+            state: what the last step returned; of another, servers take the values first.
 
         Raises:
             CheckpointError: it cannot be written; what was there before stays.
-            FeedError: the state is not the last one.
+            FeedError: it is not like the example, or has handles of an earlier step.
         """
         leaves, tree = jax.tree_util.tree_flatten(state)
-        if not self._is_newest(leaves):
-            leaves = self._given(leaves, tree)
-            self._returned = leaves
+        if not self._newest.is_made_of(leaves):
+            leaves = self._newest.leaves = self._given(leaves, tree)
         save_job(self.client, self._served, Path(path).absolute(), leaves)
 
     def restore(self, path: str | Path) -> Any:
@@ -206,8 +184,8 @@ class TrainerStep:
         Raises:
             CheckpointError: there is none, it is damaged, or of another step.
         """
-        self._returned = restore_job(self.client, self._served, path)
-        return jax.tree_util.tree_unflatten(self.captured.signature.state_tree, self._returned)
+        leaves = self._newest.leaves = restore_job(self.client, self._served, path)
+        return jax.tree_util.tree_unflatten(self.captured.signature.state_tree, leaves)
 
     def close(self) -> None:
         """Tells the servers that this trainer is done; they end when all are."""
@@ -229,54 +207,17 @@ class TrainerStep:
         servers = len(self._job.servers)
         return f"TrainerStep('{self.captured.program.name}', servers={servers})"
 
-    def _variant(self, data: Sequence[Any], batch_tree: Any) -> tuple[_Variant, int]:
-        rows = check_batch(data, batch_tree, self.captured, devices=1)
-        trainers = self.client.me.trainers
-        local = self.strategy.batch == "local"
-        if not local:
-            check_rows(rows, trainers, of="trainers")
-        captured = self.captured.at(rows * trainers if local else rows)
-        if captured.rows not in self._variants:
-            first = captured.rows == self.captured.rows
-            programs = self._job if first else self._programs(captured.program)
-            _check_same_servers(self._job, programs)
-            trainer = Trainer(programs.trainer, self.client, self._cache)
-            self._variants[captured.rows] = _Variant(programs, trainer, captured)
-        return self._variants[captured.rows], rows
-
-    def _own_rows(self, rows: int, variant: _Variant) -> int:
-        divided = self.strategy.batch == "global" and not variant.programs.is_whole
-        return rows // self.client.me.trainers if divided else rows
-
-    def _rows(self, data: Sequence[Any], rows: int, variant: _Variant) -> dict[str, Any]:
-        """Returns this trainer's rows of the batch."""
-        names = [leaf.name for leaf in self.captured.signature.batch]
-        own = self._own_rows(rows, variant)
-        if own == rows:
-            return dict(zip(names, data, strict=True))
-        start = own * self.client.me.trainer
-        cut = [x[start : start + own] if np.ndim(x) else x for x in data]
-        return dict(zip(names, cut, strict=True))
-
-    def _is_newest(self, leaves: Sequence[Any]) -> bool:
-        same = len(leaves) == len(self._returned)
-        return same and all(map(operator.is_, leaves, self._returned))
-
     def _given(self, leaves: list[Any], tree: Any) -> list[Any]:
         """Returns a state whose values the servers have; sends them what they lack."""
-        if self._is_newest(leaves):
+        newest = self._newest
+        if newest.is_made_of(leaves):
             return leaves
-        self._check_state(leaves, tree)
-        if not self._returned:
+        newest.check(leaves, tree)
+        if not newest.leaves:
             self._refuse_another_state()
-        known = self._returned or [None] * len(leaves)
-        changed = [
-            at for at, (x, old) in enumerate(zip(leaves, known, strict=True)) if x is not old
-        ]
-        fresh = self._served.assign(
-            self.client, [(at, leaves[at]) for at in changed], replace=bool(self._returned)
-        )
-        return [fresh.get(at, leaf) for at, leaf in enumerate(leaves)]
+        changed = [(place, leaves[place]) for place in newest.places_of_others(leaves)]
+        fresh = self._served.assign(self.client, changed, replace=bool(newest.leaves))
+        return [fresh.get(place, leaf) for place, leaf in enumerate(leaves)]
 
     def _refuse_another_state(self) -> None:
         """Refuses to begin where servers go on: from checkpoints of an earlier run, that is."""
@@ -288,26 +229,3 @@ class TrainerStep:
             )
             hint = "launch with another --job or --checkpoint-dir; or begin with step.restore(path)"
             raise FeedError(what, hint=hint)
-
-    def _check_state(self, leaves: Sequence[Any], tree: Any) -> None:
-        known = {id(leaf) for leaf in self._returned}
-        for leaf in leaves:
-            if isinstance(leaf, Handle) and id(leaf) not in known:
-                what = f"{leaf!r} is of another step"
-                raise FeedError(what, hint="begin with real values: pull them, or restore them")
-        spec = [_stand_in(leaf) if isinstance(leaf, Handle) else leaf for leaf in leaves]
-        check_state(spec, tree, self.captured)
-
-    def _keep_replay_short(self) -> None:
-        if self.client.is_replay_full:
-            self._served.save_own(self.client)
-
-
-def _stand_in(handle: Handle) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(handle.shape, handle.dtype)
-
-
-def _check_same_servers(first: JobPrograms, other: JobPrograms) -> None:
-    if first.servers != other.servers:
-        what = "the optimizer depends on the number of rows in the batch, which has changed"
-        raise FeedError(what, hint="give every step a batch of the same size")

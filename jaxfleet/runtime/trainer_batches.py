@@ -1,0 +1,111 @@
+"""What a trainer does with a batch: which programs run for it, and which rows are its own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfleet.capture import Captured
+from jaxfleet.errors import FeedError
+from jaxfleet.ir import Program
+from jaxfleet.lower import ExecutableCache
+from jaxfleet.ps.client import Client
+from jaxfleet.ps.host_run import Copies
+from jaxfleet.ps.trainer import Trainer
+from jaxfleet.runtime.feed import check_batch, check_rows
+from jaxfleet.runtime.job_programs import JobPrograms
+from jaxfleet.runtime.strategy import DistributedStrategy
+
+Programs = Callable[[Program], JobPrograms]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The step for batches that are captured alike.
+
+    Attributes:
+        trainer: runs this trainer's program.
+        captured: the one-device program.
+        sharers: how many trainers share the rows that a call brings; 1 where all are its own.
+    """
+
+    trainer: Trainer
+    captured: Captured
+    sharers: int
+
+    def own(self, data: Sequence[Any], rows: int) -> tuple[dict[str, Any], int]:
+        """Returns this trainer's part of what a call brings, by name, and its number of rows."""
+        names = [leaf.name for leaf in self.captured.signature.batch]
+        own = rows // self.sharers
+        if own < rows:
+            start = own * self.trainer.client.me.trainer
+            data = [x[start : start + own] if np.ndim(x) else x for x in data]
+        return dict(zip(names, data, strict=True)), own
+
+
+class TrainerBatches:
+    """Makes the step for whatever batches come.
+
+    Args:
+        captured: the step.
+        strategy: says whether a call brings the whole batch, or the trainer's own rows.
+        job: the programs for batches like the example.
+        programs: makes those for others.
+        cache: where executables are kept.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        strategy: DistributedStrategy,
+        job: JobPrograms,
+        programs: Programs,
+        cache: ExecutableCache,
+    ) -> None:
+        self._captured, self._job, self._programs, self._cache = captured, job, programs, cache
+        self._is_local = strategy.batch == "local"
+        self._variants: dict[int | None, Variant] = {}
+
+    def check(self, batch: Any) -> tuple[list[Any], int]:
+        """Returns the leaves of what a call brings, and how many rows they have.
+
+        Raises:
+            FeedError: it is not like the example, or trainers cannot share it.
+        """
+        data, tree = jax.tree_util.tree_flatten(batch)
+        rows = check_batch(data, tree, self._captured, devices=1)
+        if not self._is_local:
+            check_rows(rows, self._job.trainers, of="trainers")
+        return data, rows
+
+    def whole(self, rows: int) -> int:
+        """Returns how many rows the whole batch has where a call brings so many."""
+        return rows * self._job.trainers if self._is_local else rows
+
+    def variant(self, rows: int, client: Client) -> Variant:
+        """Returns the step for calls that bring so many rows.
+
+        Raises:
+            FeedError: servers would have to do something else for them.
+        """
+        captured = self._captured.at(self.whole(rows))
+        if captured.rows not in self._variants:
+            self._variants[captured.rows] = self._variant(captured, client)
+        return self._variants[captured.rows]
+
+    def _variant(self, captured: Captured, client: Client) -> Variant:
+        is_first = captured.rows == self._captured.rows
+        programs = self._job if is_first else self._programs(captured.program)
+        if programs.servers != self._job.servers:
+            what = "the optimizer depends on the number of rows in the batch, which has changed"
+            raise FeedError(what, hint="give every step a batch of the same size")
+        trainer = Trainer(programs.trainer, client, self._cache)
+        sharers = 1 if self._is_local or programs.is_whole else programs.trainers
+        return Variant(trainer, captured, sharers)
+
+    @property
+    def copies(self) -> Copies:
+        """The arrays that travelled, and the copies that were made of them."""
+        return sum((variant.trainer.copies for variant in self._variants.values()), Copies())
