@@ -9,6 +9,7 @@ from functools import lru_cache
 PLAIN_NAME = re.compile(r"(?!(?:inf|nan)\+)[A-Za-z_][\w./@$~+-]*")
 # As words and dtypes are spelled: a plain name, and what jax adds to some: `key<fry>`.
 PLAIN_WORD = re.compile(rf"{PLAIN_NAME.pattern}(?:<[^<>\[\]\s]*>)?")
+_TRAINER = ".trainer_"
 RESERVED = frozenset({"true", "false", "none", "nan", "inf"})
 
 
@@ -24,7 +25,13 @@ def block_name(name: str, index: int) -> str:
 
 def trainer_name(name: str, trainer_id: int) -> str:
     """Returns the name of one trainer's copy of a gradient: `w@GRAD.trainer_1`."""
-    return f"{name}.trainer_{trainer_id}"
+    return f"{name}{_TRAINER}{trainer_id}"
+
+
+def trainer_of(name: str) -> int | None:
+    """Returns whose copy of a gradient a name says: 1 for `w@GRAD.trainer_1`; None for no copy."""
+    _, found, number = name.rpartition(_TRAINER)
+    return int(number) if found and number.isdigit() else None
 
 
 def is_plain(name: str) -> bool:

@@ -14,7 +14,8 @@ from jaxfleet.ps.server.links import Links
 from jaxfleet.ps.server.own_checkpoints import OwnCheckpoints, Restored
 from jaxfleet.ps.server.own_saves import OwnSaves
 from jaxfleet.ps.server.parts import Parts
-from jaxfleet.ps.server.plan import ServerPlan, read_plan
+from jaxfleet.ps.server.plan import ServerPlan
+from jaxfleet.ps.server.plan_reader import read_plan
 from jaxfleet.ps.server.pulls import Pulls
 from jaxfleet.ps.server.sent_program import parse_sent, read_sent
 from jaxfleet.ps.server.steps import Steps

@@ -8,7 +8,8 @@ from jaxfleet.ir.resources import with_values
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.ps.messages import Tensor
 from jaxfleet.ps.server.desk import refusal_of
-from jaxfleet.ps.server.plan import ServerPlan, read_plan
+from jaxfleet.ps.server.plan import ServerPlan
+from jaxfleet.ps.server.plan_reader import read_plan
 
 
 def read_sent(text: str, constants: Iterable[Tensor], cache: ExecutableCache) -> ServerPlan:
