@@ -11,6 +11,7 @@ from jaxfleet.lower.function import inputs_of as inputs_of
 from jaxfleet.lower.host_arrays import HostType as HostType
 from jaxfleet.lower.host_arrays import all_to_device as all_to_device
 from jaxfleet.lower.host_arrays import host_type as host_type
+from jaxfleet.lower.host_arrays import is_key as is_key
 from jaxfleet.lower.host_arrays import to_device as to_device
 from jaxfleet.lower.host_arrays import to_host as to_host
 from jaxfleet.lower.sizes import bind_sizes as bind_sizes

@@ -46,14 +46,19 @@ def host_type(variable: Variable) -> HostType:
     sizes = [size for size in variable.shape if isinstance(size, int)]
     if len(sizes) != len(variable.shape):
         raise ProgramError(f"'{variable.name}' is {variable.type}, which has letters for sizes")
-    if variable.dtype in _KEYS:
+    if is_key(variable.dtype):
         return HostType(np.dtype(np.uint32), (*sizes, _KEYS[variable.dtype][1]))
     return HostType(numpy_dtype(variable.dtype), tuple(sizes))
 
 
+def is_key(dtype: str) -> bool:
+    """Tells whether an IR name is that of keys of random numbers: the host has none."""
+    return dtype in _KEYS
+
+
 def device_dtype(dtype: str) -> Any:
     """Returns jax's dtype of an IR name, keys of random numbers included."""
-    if dtype in _KEYS:
+    if is_key(dtype):
         return jax.random.key(0, impl=_KEYS[dtype][0]).dtype
     return numpy_dtype(dtype)
 
@@ -72,7 +77,7 @@ def all_to_device(arrays: Sequence[tuple[np.ndarray, str]]) -> list[tuple[Array,
     found: list[tuple[Array, bool]] = []
     values = jax.device_put([array for array, _ in arrays])
     for value, (array, dtype) in zip(values, arrays, strict=True):
-        if dtype in _KEYS:
+        if is_key(dtype):
             found.append((jax.random.wrap_key_data(value, impl=_KEYS[dtype][0]), True))
         else:
             found.append((value, _is_apart(value, array)))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.lower import all_to_device, to_host
+from jaxfleet.lower import all_to_device, is_key, to_host
 from jaxfleet.ps.aligned import aligned_copy, is_aligned
 from jaxfleet.ps.server.plan import BlockPlan, ServerPlan
 
@@ -129,7 +129,7 @@ class Machine:
 
         XLA reads aligned memory where it is, and copies what is not aligned.
         """
-        keys = {n: a for n, a in sent.items() if self.plan.known[n].dtype.startswith("key")}
+        keys = {n: a for n, a in sent.items() if is_key(self.plan.known[n].dtype)}
         self._put(keys)
         for name in sent.keys() - keys.keys():
             self._values[name] = sent[name]
