@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from jaxfleet.analysis.groups import optimize_groups
 from jaxfleet.analysis.holdings import Holding, holdings
-from jaxfleet.analysis.placing import METHODS, Balance, place
+from jaxfleet.analysis.placing import MAX_IMBALANCE, METHODS, Balance, place
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program
 from jaxfleet.pipeline import Pass, register_pass
@@ -63,7 +63,7 @@ class Dispatch(Pass):
     endpoints: tuple[str, ...] = ()  # host:port of each server
     servers: int = 2  # how many, on ports of this machine from 6174, where no endpoints are given
     method: str = "round_robin"  # or hash_name, or balanced
-    max_imbalance: float = 2.0  # the most the fullest server may hold, over the mean; 0: anything
+    max_imbalance: float = MAX_IMBALANCE  # of the fullest server, over the mean; 0: anything
 
     runs_after = ("slice_var",)
 

@@ -4,10 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxfleet.analysis.placing import MAX_IMBALANCE, METHODS
 from jaxfleet.errors import StrategyError
 
 MODES = ("single", "collective", "pserver")
-METHODS = ("round_robin", "hash_name", "balanced")
 LOWERINGS = ("shard_map", "pmap")
 
 
@@ -29,7 +29,8 @@ class DistributedStrategy:
         slice_var: servers: cut parameters into slices, one a server.
         min_block_size: servers: the fewest elements of a slice.
         dispatch: servers: `round_robin`, `hash_name` or `balanced`.
-        max_imbalance: servers: the most that the fullest may hold, over the mean; 0: anything.
+        max_imbalance: servers: the most that the fullest may hold, over the mean; 0: anything. By
+            default 4: parts that a hash places by chance often make 2.
         send_cuts: trainers: send gradients in so many groups, each as soon as it is made.
         batch: trainers: what a step is called with is the whole batch, `global`, of which it takes
             its rows, or its own rows only, `local`.
@@ -49,7 +50,7 @@ class DistributedStrategy:
     slice_var: bool = True
     min_block_size: int = 8192
     dispatch: Literal["round_robin", "hash_name", "balanced"] = "round_robin"
-    max_imbalance: float = 4.0
+    max_imbalance: float = MAX_IMBALANCE
     send_cuts: int = 1
     batch: Literal["global", "local"] = "global"
     lost_after_s: float = 10.0

@@ -15,6 +15,7 @@ from jaxfleet.ir import Program, parse
 from jaxfleet.passes import Dispatch
 from jaxfleet.passes.dispatch import local_endpoints
 from jaxfleet.pipeline import parse_pipeline, pipeline_text, run_pipeline
+from jaxfleet.runtime import DistributedStrategy
 
 A, B, C, D = local_endpoints(4)
 
@@ -166,7 +167,7 @@ EMBEDDING = {"b": "8", "e": "3000,100", "f": "8", "g": "8", "h": "3000,100", "i"
 
 def test_a_placement_that_leaves_the_servers_uneven_is_refused_with_a_way_out() -> None:
     with pytest.raises(PassError) as caught:
-        placed(step(EMBEDDING), "{slice=false}", "{servers=3}")
+        placed(step(EMBEDDING), "{slice=false}", "{servers=3,max_imbalance=2}")
     assert caught.value.what == (
         "dispatch: round_robin puts 3.00 times the mean on one server, more than max_imbalance=2; "
         f"bytes: {A} 64, {B} 2,400,000, {C} 64"
@@ -181,12 +182,20 @@ def test_a_placement_that_leaves_the_servers_uneven_is_refused_with_a_way_out() 
     [
         ("{slice=false}", "{servers=3,max_imbalance=0}"),
         ("{slice=false}", "{servers=3,max_imbalance=3}"),
-        ("{slice=false}", "{servers=3,method=balanced}"),
-        ("{servers=3}", "{servers=3}"),
+        ("{slice=false}", "{servers=3,max_imbalance=2,method=balanced}"),
+        ("{servers=3}", "{servers=3,max_imbalance=2}"),
     ],
 )
 def test_the_way_out_is_one(slicing: str, placing: str) -> None:
     assert placed(step(EMBEDDING), slicing, placing)
+
+
+def test_unless_told_otherwise_the_fullest_may_hold_four_times_the_mean() -> None:
+    five = {"b": "8", "e": "3000,100", "f": "8", "g": "8", "h": "8", "i": "8", "j": "3000,100"}
+    assert placed(step(EMBEDDING), "{slice=false}", "{servers=3}")["h"] == B
+    with pytest.raises(PassError, match=r"5\.00 times the mean on one server"):
+        placed(step(five), "{slice=false}", "{servers=5}")
+    assert Dispatch().max_imbalance == DistributedStrategy().max_imbalance
 
 
 def test_one_large_block_that_nothing_can_spread_is_not_refused() -> None:
