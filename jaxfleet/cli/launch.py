@@ -46,15 +46,29 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--log-dir", type=Path, metavar="DIR", help="write every process's output to a file too")
     add("--checkpoint-dir", type=Path, metavar="DIR", help="where servers keep their checkpoints")
     add("--restarts", type=int, metavar="N", help="how often a dead server is started again (3)")
+    add(
+        "--server-return",
+        dest="server_return_s",
+        type=float,
+        metavar="S",
+        help="trainers wait S seconds for a dead server to be back (60)",
+    )
     add("--secret-file", type=Path, metavar="FILE", help="a secret that the job's processes share")
     add("--port", type=int, metavar="P", help="of the first server; free ports unless given")
     add("--timeout", dest="timeout_s", type=float, metavar="S", help="stop all after S seconds")
+    add(
+        "--grace",
+        dest="grace_s",
+        type=float,
+        metavar="S",
+        help="processes that are told to end have S seconds to do so (5)",
+    )
     add("--threads", type=int, metavar="N", help="threads that each process computes with")
 
 
 _OF_JOB = (
-    *("servers", "trainers", "name", "log_dir", "checkpoint_dir", "restarts", "secret_file"),
-    *("port", "timeout_s", "threads"),
+    *("servers", "trainers", "name", "log_dir", "checkpoint_dir", "restarts", "server_return_s"),
+    *("secret_file", "port", "timeout_s", "grace_s", "threads"),
 )
 
 

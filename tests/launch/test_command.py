@@ -78,7 +78,8 @@ def test_every_option_reaches_the_job(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     options = "--servers 2 --trainers 3 --job j --log-dir l --checkpoint-dir c --restarts 0"
     more = "--secret-file secret --port 7000 --timeout 9.5 --threads 1"
-    assert main(["launch", *options.split(), *more.split(), "train.py"]) == 0
+    seconds = "--server-return 7.5 --grace 2"
+    assert main(["launch", *options.split(), *more.split(), *seconds.split(), "train.py"]) == 0
     assert launched == [
         Job(
             trainer=(sys.executable, "train.py"),
@@ -88,9 +89,11 @@ def test_every_option_reaches_the_job(tmp_path: Path, monkeypatch: pytest.Monkey
             log_dir=Path("l"),
             checkpoint_dir=Path("c"),
             restarts=0,
+            server_return_s=7.5,
             secret_file=Path("secret"),
             port=7000,
             timeout_s=9.5,
+            grace_s=2.0,
             threads=1,
         )
     ]
@@ -106,6 +109,8 @@ def test_every_option_reaches_the_job(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--restarts", "-1", "here.py"], "restarts is -1"),
         (["--port", "70000", "here.py"], "port is 70000"),
         (["--timeout", "nan", "here.py"], "timeout_s is nan"),
+        (["--server-return", "-1", "here.py"], "server_return_s is -1"),
+        (["--grace", "inf", "here.py"], "grace_s is inf"),
         (["--threads", "0", "here.py"], "threads is 0"),
         (["--secret-file", "none", "here.py"], "there is no secret file none"),
     ],
