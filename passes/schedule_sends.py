@@ -1,6 +1,6 @@
 """Order a trainer's operators: sends as early as their gradients allow, few waits for servers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxfleet.errors import PassError
@@ -100,18 +100,20 @@ class _Rounds:
         ops, uses = self.program.root.ops, OuterUses(self.program)
         writer: dict[str, int] = {}
         readers: dict[str, list[int]] = {}
-        sends = barrier = 0
+        joined = {part: op.writes for op in ops if op.type == "concat" for part in op.reads}
+        asked = barrier = 0
         for place, op in enumerate(ops):
             used = uses.of(op)
             after = [self._done(writer[name], op) for name in used.reads if name in writer]
-            for name in used.writes:
+            for name in _overwritten(op, used.writes, joined):
                 after += [self._done(writer[name], op)] if name in writer else []
                 after += [self._read(at, op) for at in readers.get(name, ())]
             level = max(after, default=0)
-            if op.type == "send":
-                sends = max(sends, level)
+            if op.type == "send" or self.effects.is_collective(op):
+                # What servers make may need what another trainer sends, who needs this sum for it.
+                asked = max(asked, level)
             elif op.type in _TO_SERVERS:
-                level = barrier = max(level, barrier, sends)
+                level = barrier = max(level, barrier, asked)
             elif op.type == "fetch":
                 level = max([level, *self.levels])
             self.levels.append(level)
@@ -137,6 +139,15 @@ class _Rounds:
 
     def _is_waited_for(self, op: Operator) -> bool:
         return op.type in {"recv", "concat"} or self.effects.is_collective(op)
+
+
+def _overwritten(
+    op: Operator, writes: Iterable[str], joined: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """Yields what an operator writes; a `recv`, what its parts are joined to in the same round."""
+    yield from writes
+    if op.type == "recv":
+        yield from (whole for part in writes for whole in joined.get(part, ()))
 
 
 def _with_sends(program: Program, ops: Sequence[Operator], cuts: int) -> Iterator[Operator]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Operator, Program, Variable
 from jaxfleet.lower.host_arrays import all_to_device, host_type, to_host
 from jaxfleet.ps.aligned import aligned_copy, is_aligned
@@ -121,7 +122,7 @@ class HostRun:
         self._push_rest()
         collectives = [op for op in self.ops if op.type.startswith("c_")]
         self._reduce(collectives)
-        if "recv" in kinds:
+        if kinds & {"recv", "concat"}:
             self._receive()
         if self.requests:
             self.host.client.wait(self.requests)
@@ -186,6 +187,10 @@ class HostRun:
         for op in receives:
             for name, server in zip(op.writes, self._servers(op), strict=True):
                 by_server.setdefault(server, []).append(name)
+        lacking = self.targets.keys() - {name for op in receives for name in op.writes}
+        if lacking:  # else what joins them would hold any bytes
+            what = f"{', '.join(sorted(lacking))}: joined apart from where they are received"
+            raise ProgramError(what)
         for server, names in by_server.items():
             self.requests.append(
                 self.host.client.request(

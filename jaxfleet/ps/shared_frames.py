@@ -105,7 +105,8 @@ class Borrower:
             memory = self._map(block)
         lent = memory[block.start : block.start + block.size]
         # Whatever is made of it keeps this very array, and so the block.
-        weakref.finalize(lent, _give_back, flags_of(memory), block.flag).atexit = False
+        ended = weakref.finalize(lent, _give_back, flags_of(memory), block.flag, os.getpid())
+        ended.atexit = False
         return lent.data.toreadonly()
 
     def _map(self, block: Block) -> np.ndarray:
@@ -135,5 +136,7 @@ def _mapped(path: str) -> np.ndarray:
         os.close(fd)
 
 
-def _give_back(flags: np.ndarray, flag: int) -> None:
-    flags[flag] = 0
+def _give_back(flags: np.ndarray, flag: int, borrower: int) -> None:
+    """Clears a flag. A copy of the process, made by a fork, has borrowed nothing itself."""
+    if os.getpid() == borrower:
+        flags[flag] = 0

@@ -166,3 +166,42 @@ def test_barriers_stay_around_what_is_received(name: str) -> None:
     last_send = len(kinds) - 1 - kinds[::-1].index("send")
     places = [last_send, *map(kinds.index, ("send_barrier", "recv", "fetch_barrier"))]
     assert places == sorted(places)
+
+
+# A trainer that sends nothing: its gradient is whole, and trainer 0 sends it.
+SILENT = """
+program p {role="trainer", trainers=2}
+  data  x: f32[4]
+  param w: f32[4]
+  block 0
+    forward
+      first: f32[] = jax.reduce_sum(x) {axes=[0]}
+      first = c_allreduce_sum(first) {endpoint="s:1"}
+      second: f32[] = jax.neg(first)
+      second = c_allreduce_sum(second) {endpoint="s:1"}
+      third: f32[] = jax.neg(second)
+      w@GRAD: f32[4] = jax.mul(%s, third)
+    rpc
+      send_barrier() {endpoints=["s:1"], trainer_id=1}
+      Out=[w.block0: f32[2], w.block1: f32[2]] = recv() {epmap=["s:1", "s:1"], trainer_id=1}
+      fetch_barrier() {endpoints=["s:1"], trainer_id=1}
+    dist
+      Out=w = concat(X=[w.block0, w.block1]) {axis=0}
+    optimize
+      fetch(third)
+"""
+
+
+@pytest.mark.parametrize("operand", ["x", "w"])
+def test_who_sends_nothing_receives_after_the_sums_that_others_send_by(operand: str) -> None:
+    found = phases(ScheduleSends().run(parse(SILENT % operand)))
+    collective = "c_allreduce_sum"
+    kinds = [kind for phase in found for kind in phase]
+    assert kinds.index("recv") > len(kinds) - 1 - kinds[::-1].index(collective)
+
+
+@pytest.mark.parametrize("operand", ["x", "w"])
+def test_what_is_joined_is_received_in_the_same_round(operand: str) -> None:
+    found = phases(ScheduleSends().run(parse(SILENT % operand)))
+    (receiving,) = [phase for phase in found if "recv" in phase]
+    assert "concat" in receiving

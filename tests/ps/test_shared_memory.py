@@ -208,6 +208,27 @@ def test_an_array_outlives_the_process_that_lent_it() -> None:
             Borrower(LIMITS).find(parts)
 
 
+def test_a_copy_of_the_process_gives_nothing_back() -> None:
+    script = (
+        "import os, numpy as np\n"
+        "from tests.ps.test_shared_memory import LIMITS, numbers, push\n"
+        "from jaxfleet.ps.shared_arena import Lender\n"
+        "from jaxfleet.ps.shared_frames import Borrower, place\n"
+        "from jaxfleet.ps.wire import decode, encode\n"
+        "lender, borrower = Lender(), Borrower(LIMITS)\n"
+        "found = decode(borrower.find(place(encode(push(numbers())), lender)), LIMITS)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    del found\n"
+        "    os._exit(0)\n"
+        "os.waitpid(child, 0)\n"
+        "place(encode(push(numbers() + 1)), lender)\n"
+        "print(found.tensors[0].array[:3].tolist())\n"
+    )
+    run = [sys.executable, "-W", "ignore", "-c", script]
+    assert subprocess.check_output(run, text=True, timeout=60) == "[0.0, 1.0, 2.0]\n"
+
+
 def lent_bytes(ends: Lines | Listener) -> int:
     """Returns how many arenas an end has."""
     found = getattr(ends, "_lenders", None) or [getattr(ends, "_lender")]  # noqa: B009
