@@ -72,6 +72,22 @@ def server_program(bodies: Bodies, job: Job, endpoint: str, mark: Mark) -> Progr
 
 @dataclass
 class _Server:
+    """Writes one server's program, a block for each thing that it does.
+
+    Attributes:
+        bodies: what the step's optimize section comes apart into.
+        job: where everything is.
+        endpoint: the server's.
+        mark: says which pass made an operator.
+        top: variables of the program.
+        shared: variables of block 0, which several blocks know.
+        blocks: so far; block 0 is written last.
+        runs: the numbers of those that the server runs, in order.
+        merges: the block that merges a slice's gradient, by the gradient's name there.
+        holds: of each variable of a slice its name, its leaf and its first row, -1 for a copy.
+        parts: the numbers of the blocks that make what crosses to other servers.
+    """
+
     bodies: Bodies
     job: Job
     endpoint: str
@@ -80,8 +96,8 @@ class _Server:
     shared: dict[str, Variable] = field(default_factory=dict)
     blocks: list[Block] = field(default_factory=lambda: [Block()])
     runs: list[int] = field(default_factory=list)
-    merges: dict[str, int] = field(default_factory=dict)  # gradient of a slice: block
-    holds: list[Attr] = field(default_factory=list)  # name here, leaf, first row (-1: a copy)
+    merges: dict[str, int] = field(default_factory=dict)
+    holds: list[Attr] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)
     _parent: int = 0
 
@@ -118,12 +134,9 @@ class _Server:
         sizes: Mapping[str, int] | None = None,
     ) -> int:
         """Adds a body as a block; returns its number."""
-        index, job = len(self.blocks), self.job
-        names: dict[str, str] = {}
-        if cut is not None and not cut.is_whole:
-            group = self.bodies.groups.group(cut.param)
-            own = (cut.param, *group.gradients, *group.state, *job.exports.get(cut.param, ()))
-            names = {name: job.name(name, cut) for name in own}
+        index = len(self.blocks)
+        names = {} if cut is None or cut.is_whole else self._names(cut)
+        if cut is not None and names:
             self.holds += self._held(body, names, cut)
         made = embed(
             body,
@@ -133,22 +146,27 @@ class _Server:
             names=names,
             sizes=sizes or {},
         )
-        ops: list[Operator] = list(before)
-        declared: dict[str, Variable] = {}
-        for name, variable in made.variables.items():
-            if variable.kind in {Kind.PARAM, Kind.STATE, Kind.CONST}:
-                self.top[name] = variable
-            elif name in self.bodies.feeds:
-                ops += self._merge(name, variable, index, declared)
+        kept = {Kind.PARAM, Kind.STATE, Kind.CONST}
+        self.top.update((n, v) for n, v in made.variables.items() if v.kind in kept)
+        comes = {n: v for n, v in made.variables.items() if n in self.bodies.feeds}
         if cut is not None:
-            for gradient in self.bodies.groups.group(cut.param).gradients:
-                like = made.variables[names.get(gradient, gradient)]
-                ops += self._merge(gradient, like, index, declared)
+            gradients = self.bodies.groups.group(cut.param).gradients
+            comes |= {name: made.variables[names.get(name, name)] for name in gradients}
+        declared: dict[str, Variable] = {}
+        ops = [*before]
+        for name, like in comes.items():
+            ops += self._merge(name, like, index, declared)
         block = made.root.with_ops(map(self.mark, ops), declare=declared.values())
         block = block.with_ops([*block.ops, *made.root.ops])
         self.blocks += [block, *made.inner]
         self.runs.append(index)
         return index
+
+    def _names(self, cut: Slice) -> dict[str, str]:
+        """Returns what goes by another name in a slice: all that is the parameter's own."""
+        group, exports = self.bodies.groups.group(cut.param), self.job.exports
+        own = (cut.param, *group.gradients, *group.state, *exports.get(cut.param, ()))
+        return {name: self.job.name(name, cut) for name in own}
 
     def _held(self, body: Program, names: Mapping[str, str], cut: Slice) -> Iterator[Attr]:
         """Yields what a slice's variables are of the step's; a copy of what is not in rows."""
@@ -204,7 +222,30 @@ class _Server:
         return {name: replace(fed[name], kind=Kind.TEMP) for name in exchange.writes}
 
     def _program(self, lr: int, combine: int) -> Program:
-        buffers = [v for v in self.top.values() if v.kind is Kind.DATA]
+        step, number = self.bodies.groups.program, self.job.endpoints.index(self.endpoint)
+        facts: dict[str, Attr] = {
+            "endpoint": self.endpoint,
+            "endpoints": self.job.endpoints,
+            "holds": tuple(self.holds),
+            "pserver_id": number,
+            "role": "pserver",
+            "slices": step.attrs.get("slices", ()),
+            "trainers": self.job.trainers,
+        }
+        root = Block(ops=(self.mark(self._serve(lr, combine)),))
+        kinds = [Kind.DATA, Kind.PARAM, Kind.STATE, Kind.CONST]
+        top = sorted(self.top.values(), key=lambda v: kinds.index(v.kind))
+        program = Program(
+            f"{step.name}.pserver{number}",
+            {v.name: v for v in top},
+            (root, *self.blocks[1:]),
+            Attrs(facts),
+        )
+        return self._hoisted(program)
+
+    def _serve(self, lr: int, combine: int) -> Operator:
+        """Returns `listen_and_serv`, which says of each block what it is for; -1: there is none."""
+        buffers = [v.name for v in self.top.values() if v.kind is Kind.DATA]
         attrs: dict[str, Attr] = {
             "Fanin": self.job.trainers,
             "combine_block_id": combine,
@@ -216,28 +257,8 @@ class _Server:
             "part_block_ids": tuple(self.parts),
             "pserver_id": self.job.endpoints.index(self.endpoint),
         }
-        inputs = Operands.named(X=[v.name for v in buffers])
-        serve = Operator("listen_and_serv", inputs, attrs=Attrs(attrs), role=Role.RPC)
-        step = self.bodies.groups.program
-        facts: dict[str, Attr] = {
-            "endpoint": self.endpoint,
-            "endpoints": self.job.endpoints,
-            "holds": tuple(self.holds),
-            "pserver_id": attrs["pserver_id"],
-            "role": "pserver",
-            "slices": step.attrs.get("slices", ()),
-            "trainers": self.job.trainers,
-        }
-        root = Block(ops=(self.mark(serve),))
-        kinds = [Kind.DATA, Kind.PARAM, Kind.STATE, Kind.CONST]
-        top = sorted(self.top.values(), key=lambda v: kinds.index(v.kind))
-        program = Program(
-            f"{step.name}.pserver{attrs['pserver_id']}",
-            {v.name: v for v in top},
-            (root, *self.blocks[1:]),
-            Attrs(facts),
-        )
-        return self._hoisted(program)
+        inputs = Operands.named(X=buffers)
+        return Operator("listen_and_serv", inputs, attrs=Attrs(attrs), role=Role.RPC)
 
     def _hoisted(self, program: Program) -> Program:
         """Declares in block 0 what one block makes and another reads, or trainers do."""

@@ -82,24 +82,10 @@ def job_programs(
     Raises:
         PassError: the step cannot be divided between trainers and servers.
     """
-    first: list[Pass] = [DeadCodeElimination()]
-    whole = trainers == 1
-    if trainers > 1:
-        divided = GradAllreduce(devices=trainers, local_statistics=strategy.local_statistics)
-        whole = _has_inner_collectives(divided.run(program))
-        first += [] if whole else [divided]
-    first += [
-        SliceVar(
-            servers=len(endpoints),
-            min_block_size=strategy.min_block_size,
-            slice=strategy.slice_var,
-        ),
-        Dispatch(
-            endpoints=tuple(endpoints),
-            method=strategy.dispatch,
-            max_imbalance=strategy.max_imbalance,
-        ),
-    ]
+    divided = GradAllreduce(devices=trainers, local_statistics=strategy.local_statistics)
+    whole = trainers == 1 or _has_inner_collectives(divided.run(program))
+    first: list[Pass] = [DeadCodeElimination(), *([] if whole else [divided])]
+    first += _placing(strategy, endpoints)
     more = [ScheduleSends(cuts=strategy.send_cuts), MergeSends(), *parse_pipeline(strategy.passes)]
     mine = InsertSendRecv(trainers=trainers, trainer_id=trainer)
     made, record = transpile(program, [*first, mine, *more], dump_dir=dump_dir)
@@ -122,6 +108,17 @@ def job_programs(
         is_whole=whole,
         digest=_digest(program, servers),
     )
+
+
+def _placing(strategy: DistributedStrategy, endpoints: Sequence[str]) -> list[Pass]:
+    """Returns the passes that cut parameters and place them on servers."""
+    slicing = SliceVar(
+        servers=len(endpoints), min_block_size=strategy.min_block_size, slice=strategy.slice_var
+    )
+    dispatch = Dispatch(
+        endpoints=tuple(endpoints), method=strategy.dispatch, max_imbalance=strategy.max_imbalance
+    )
+    return [slicing, dispatch]
 
 
 def _server_startups(step: Program, servers: Sequence[Program]) -> tuple[Program, ...]:

@@ -7,6 +7,9 @@ from jaxfleet.ps.messages import PROTOCOL, Message, Plain
 from jaxfleet.ps.network import Peer
 from jaxfleet.ps.server.options import ServerOptions
 
+_LONGEST = 200  # characters of what a trainer says that it does
+_FACTS = ("job", "trainers", "servers", "program")  # on which all trainers must agree
+
 
 @dataclass
 class Known:
@@ -73,7 +76,7 @@ class Trainers:
     def hello(self, peer: Peer, message: Message, now: float) -> str | None:
         """Takes a trainer in; returns why not, if it may not come in."""
         body = message.body
-        refusal = self._misfit(body) or self._taken(peer, body, now)
+        refusal = _malformed(body) or self._unlike(body) or self._taken(peer, body, now)
         if refusal is not None:
             return refusal
         number = body["trainer"]
@@ -136,20 +139,9 @@ class Trainers:
         """Returns those that came and did not say bye."""
         return [known for known in self.by_id.values() if not known.left]
 
-    def _misfit(self, body: Mapping[str, Plain]) -> str | None:
-        protocol = body.get("protocol")
-        if protocol != PROTOCOL:
-            return f"the trainer speaks protocol {protocol}, and this server {PROTOCOL}"
-        session = body.get("session")
-        if session is not None and (not isinstance(session, str) or len(session) > _LONGEST):
-            return "a session is a short text"
-        number, count, servers = (body.get(key) for key in ("trainer", "trainers", "servers"))
-        if not _is_count(count) or not _is_count(number) or not isinstance(servers, list):
-            return f"a hello needs trainer, trainers and servers, and says {sorted(body)}"
-        assert isinstance(number, int)
-        assert isinstance(count, int)
-        if number >= count:
-            return f"there is no trainer {number} of {count}"
+    def _unlike(self, body: Mapping[str, Plain]) -> str | None:
+        """Says what a hello differs in from what the server was told, or the first trainer said."""
+        number = body["trainer"]
         wanted: dict[str, Plain] = {}
         if self.options.job is not None:
             wanted["job"] = self.options.job
@@ -181,8 +173,20 @@ class Trainers:
         return f"there is a trainer {number} already, {old.text(now)}"
 
 
-_LONGEST = 200  # characters of what a trainer says that it does
-_FACTS = ("job", "trainers", "servers", "program")
+def _malformed(body: Mapping[str, Plain]) -> str | None:
+    """Says why a message's body is no hello, if it is none."""
+    protocol = body.get("protocol")
+    if protocol != PROTOCOL:
+        return f"the trainer speaks protocol {protocol}, and this server {PROTOCOL}"
+    session = body.get("session")
+    if session is not None and (not isinstance(session, str) or len(session) > _LONGEST):
+        return "a session is a short text"
+    number, count, servers = (body.get(key) for key in ("trainer", "trainers", "servers"))
+    if not _is_count(count) or not _is_count(number) or not isinstance(servers, list):
+        return f"a hello needs trainer, trainers and servers, and says {sorted(body)}"
+    assert isinstance(number, int)
+    assert isinstance(count, int)
+    return f"there is no trainer {number} of {count}" if number >= count else None
 
 
 def _is_count(value: Plain) -> bool:
