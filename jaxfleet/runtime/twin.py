@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxfleet.capture import Captured, capture
-from jaxfleet.errors import StrategyError
+from jaxfleet.errors import CaptureError, StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
+from jaxfleet.passes.dispatch import local_endpoints
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.memory_network import MemoryNetwork
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
@@ -55,6 +56,7 @@ class Twin:
 
     Raises:
         StrategyError: there would be no server, or no trainer.
+        CaptureError: the step cannot be captured, or there is no example to capture it for.
     """
 
     def __init__(
@@ -71,11 +73,13 @@ class Twin:
             what = f"a job of {servers} servers and {trainers} trainers does not train"
             raise StrategyError(what, hint="give it at least one of each")
         if not isinstance(train_step, Captured):
-            assert example is not None, "a step that is not captured yet needs an example"
+            if example is None:
+                what = "a step that is not captured yet needs an example"
+                raise CaptureError(what, hint="jf.Twin(train_step, (state, batch), ...)")
             train_step = capture(train_step, example=example)
         self.captured, self.strategy = train_step, as_strategy(strategy)
         self.trainers = trainers
-        self.endpoints = tuple(f"127.0.0.1:{6174 + n}" for n in range(servers))
+        self.endpoints = local_endpoints(servers)
         self.cache = cache if cache is not None else ExecutableCache()
         self._jobs: dict[str, list[JobPrograms]] = {}  # by the captured program's text
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.errors import FeedError, ProgramError, StrategyError
+from jaxfleet.errors import CaptureError, FeedError, ProgramError, StrategyError
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.runtime.twin import Twin
 from jaxfleet.runtime.verify import _difference
@@ -26,6 +26,17 @@ def test_a_job_of_nobody(servers: int, trainers: int) -> None:
         hint="at least one of each",
     ):
         jf.verify(step, state, [batch()], servers=servers, trainers=trainers)
+
+
+def test_a_twin_without_an_example() -> None:
+    step, _ = training(wrapped())
+    with refused(
+        CaptureError,
+        cause="a step that is not captured yet needs an example",
+        line="jf.Twin(step)",
+        hint="jf.Twin(train_step, (state, batch), ...)",
+    ):
+        jf.Twin(step)
 
 
 def test_a_verification_without_batches() -> None:
