@@ -46,7 +46,6 @@ class Heartbeat:
         sender: who beats: `trainer 0`.
         session: what its hello said, by which servers know whose beats these are.
         every_s: how often.
-        lost_after_s: after how long without a beat a server is lost.
         clock: tells the time in seconds.
         thread: False where the caller lets `run` run, as a participant of a memory network does.
     """
@@ -59,7 +58,6 @@ class Heartbeat:
         sender: str,
         session: str = "",
         every_s: float = 1.0,
-        lost_after_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         thread: bool = True,
     ) -> None:
@@ -68,7 +66,6 @@ class Heartbeat:
         self._sender = sender
         self._session = session
         self._every_s = every_s
-        self._lost_after_s = lost_after_s
         self._clock = clock
         self._doing = "starting"
         self._numbers = itertools.count(1)
@@ -94,10 +91,6 @@ class Heartbeat:
     def silent_s(self, server: int) -> float:
         """Returns for how many seconds of listening nothing came from a server."""
         return self._silent_s[server] + self._uncounted_s()
-
-    def is_lost(self, server: int) -> bool:
-        """Tells whether nothing came from a server for too long."""
-        return self.silent_s(server) > self._lost_after_s
 
     def close(self) -> None:
         """Ends the beats."""

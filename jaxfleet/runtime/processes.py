@@ -70,7 +70,6 @@ class _Connect:
             sender=f"trainer {trainer}",
             session=me.session,
             every_s=min(1.0, self.strategy.lost_after_s / 5),
-            lost_after_s=self.strategy.lost_after_s,
         )
         returns = cluster.server_return_s
         return Client(

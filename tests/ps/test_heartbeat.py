@@ -42,30 +42,29 @@ def answer(listener: Listener, heard: list[str], *, beats: int) -> None:
             )
 
 
-def on_memory(network: MemoryNetwork, *, lost_after_s: float = 10.0) -> Heartbeat:
+def on_memory(network: MemoryNetwork) -> Heartbeat:
     return Heartbeat(
         network,
         [PLACE],
         sender="trainer 0",
         clock=network.clock,
         thread=False,
-        lost_after_s=lost_after_s,
     )
 
 
-def test_a_server_says_what_it_does_and_is_lost_when_it_ends() -> None:
+def test_a_server_says_what_it_does_and_is_silent_when_it_ends() -> None:
     network = MemoryNetwork()
     heart = on_memory(network)
     heard: list[str] = []
-    seen: list[tuple[float, bool, Pulse]] = []
+    seen: list[tuple[float, Pulse]] = []
 
     def watch() -> None:
         heart.doing("compiling")
         for _ in range(2):
             network.sleep(4.5)
-            seen.append((network.clock(), heart.is_lost(0), heart.pulse(0)))
+            seen.append((heart.silent_s(0), heart.pulse(0)))
         network.sleep(10.0)
-        seen.append((network.clock(), heart.is_lost(0), heart.pulse(0)))
+        seen.append((heart.silent_s(0), heart.pulse(0)))
         heart.close()
 
     listener = network.listen(PLACE)
@@ -74,20 +73,20 @@ def test_a_server_says_what_it_does_and_is_lost_when_it_ends() -> None:
     )
     assert heard == ["compiling"] * 6
     last = Pulse(last_heard_s=5.0, doing="step 6", incarnation=7, step=6, lost=("trainer 1",))
-    assert seen[0][1:] == (False, Pulse(4.0, "step 5", 7, 5, ("trainer 1",)))
-    assert seen[1][1:] == (False, last)
-    assert seen[2][1:] == (True, last)
+    assert [silent_s for silent_s, _ in seen] == pytest.approx([0.5, 4.0, 14.0])
+    before = Pulse(4.0, "step 5", 7, 5, ("trainer 1",))
+    assert [pulse for _, pulse in seen] == [before, last, last]
 
 
-def test_a_server_that_was_never_there_is_lost_too() -> None:
+def test_a_server_that_was_never_there_is_silent_from_the_start() -> None:
     network = MemoryNetwork()
-    heart = on_memory(network, lost_after_s=3.0)
+    heart = on_memory(network)
 
     def watch() -> None:
         network.sleep(2.5)
-        assert not heart.is_lost(0)
+        assert heart.silent_s(0) == pytest.approx(2.5)
         network.sleep(1.0)
-        assert heart.is_lost(0)
+        assert heart.silent_s(0) == pytest.approx(3.5)
         assert heart.pulse(0) == Pulse()
         heart.close()
 
@@ -111,7 +110,6 @@ def test_a_process_that_stood_still_does_not_take_its_servers_for_lost() -> None
         offset_s = 1000.0
         network.sleep(1.0)
         assert 3.0 < heart.silent_s(0) < 6.0
-        assert not heart.is_lost(0)
         heart.close()
 
     network.run({"heart": heart.run, "trainer": watch})
