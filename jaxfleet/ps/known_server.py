@@ -71,7 +71,7 @@ class KnownServer:
         kind = request.message.kind
         self.has_state = self.has_state or kind in {Kind.ASSIGN, Kind.PULL, Kind.SAVE}
 
-    def is_behind(self) -> str | None:
+    def lost_work(self) -> str | None:
         """Says what of this trainer's work is lost for good, if any is."""
         first = self.replay.first_step()
         if self.step < 0 and self.has_state:

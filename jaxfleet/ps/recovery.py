@@ -83,7 +83,7 @@ class Recovery:
         assert hello.answer is not None
         known.welcome(hello.answer)
         known.is_greeted = True
-        lost = known.is_behind()
+        lost = known.lost_work()
         if lost is not None:
             what = f"{outbox.me.server_name(server)} cannot go on at step {outbox.step}: {lost}"
             hint = "let servers keep checkpoints; raise strategy.replay_bytes; start the job again"

@@ -149,19 +149,31 @@ class Holder:
         self._defined().intake.replace(message, answer)
 
     def push(self, request: Request) -> None:
-        """Takes gradients."""
+        """Takes gradients.
+
+        Raises:
+            RefusedError: there is no program or no state, or they are none of the program's.
+        """
         program = self._defined()
         program.steps.push(request)
         self._run(program)  # gradients alone make no value ready
 
     def parts(self, message: Message) -> None:
-        """Takes what another server sent for a step."""
+        """Takes what another server sent for a step.
+
+        Raises:
+            RefusedError: there is no program, or it has no such parts.
+        """
         program = self._defined()
         program.parts.take(message)
         self._run(program)
 
     def pull(self, request: Request) -> None:
-        """Answers by what is ready, and by the rest when it is."""
+        """Answers by what is ready, and by the rest when it is.
+
+        Raises:
+            RefusedError: the server holds no such thing, or not of that step any more.
+        """
         self._pulls.add(request, self._program.held if self._program is not None else None)
         self.go_on()
 

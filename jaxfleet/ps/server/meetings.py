@@ -70,7 +70,7 @@ class Meetings:
         """Returns those that are not complete."""
         return [meeting for meeting in self._held.values() if meeting.answer is None]
 
-    def fits(self, key: Key, message: Message) -> str | None:
+    def misfit(self, key: Key, message: Message) -> str | None:
         """Says what a request differs in from those that came before it, if it does."""
         meeting = self._held.get(key)
         if meeting is None or meeting.answer is not None:
@@ -132,7 +132,7 @@ def _reduced(how: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
     return total
 
 
-def can_reduce(how: object, message: Message) -> str | None:
+def why_not_reduced(how: object, message: Message) -> str | None:
     """Says why arrays cannot be reduced so, if they cannot."""
     if how == GATHER:
         return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from jaxfleet.ps.messages import Kind
 from jaxfleet.ps.server.desk import Desk, RefusedError, Request, refusal_of, text_of
 from jaxfleet.ps.server.holder import Holder
-from jaxfleet.ps.server.meetings import Key, Meeting, Meetings, can_reduce, reduce_tensors
+from jaxfleet.ps.server.meetings import Key, Meeting, Meetings, why_not_reduced, reduce_tensors
 from jaxfleet.ps.server.peers import Trainers
 
 _END = 1 << 62  # after all steps
@@ -30,7 +30,11 @@ class Together:
     _meetings: Meetings = field(default_factory=Meetings)
 
     def assign(self, request: Request) -> None:
-        """Takes the first state at once, and one that replaces another when all sent it."""
+        """Takes the first state at once, and one that replaces another when all sent it.
+
+        Raises:
+            RefusedError: the server cannot hold it, or too much waits already.
+        """
         message = request.message
         if not message.body.get("replace"):
             self.holder.assign(request)
@@ -40,17 +44,25 @@ class Together:
         self._join(("assign", request.step, names), request)
 
     def reduce(self, request: Request) -> None:
-        """Reduces arrays over all trainers."""
+        """Reduces arrays over all trainers.
+
+        Raises:
+            RefusedError: they cannot be reduced so, are not like the others', or too much waits.
+        """
         message = request.message
         key = ("reduce", message.step, text_of(message, "key"))
         how = text_of(message, "how")
-        misfit = can_reduce(how, message) or self._meetings.fits(key, message)
+        misfit = why_not_reduced(how, message) or self._meetings.misfit(key, message)
         if misfit is not None:
             raise RefusedError("bad_message", f"'{key[2]}' of step {message.step}: {misfit}")
         self._join(key, request)
 
     def barrier(self, request: Request) -> None:
-        """Waits for all trainers."""
+        """Waits for all trainers.
+
+        Raises:
+            RefusedError: it does not say at which barrier, or too much waits already.
+        """
         self._join(("barrier", request.step, text_of(request.message, "name")), request)
 
     def waiting(self) -> list[Meeting]:
