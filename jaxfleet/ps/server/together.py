@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from jaxfleet.ps.messages import Kind
 from jaxfleet.ps.server.desk import Desk, RefusedError, Request, refusal_of, text_of
 from jaxfleet.ps.server.holder import Holder
-from jaxfleet.ps.server.meetings import Key, Meeting, Meetings, why_not_reduced, reduce_tensors
+from jaxfleet.ps.server.meetings import Key, Meeting, Meetings, reduce_tensors, why_not_reduced
 from jaxfleet.ps.server.peers import Trainers
 
 _END = 1 << 62  # after all steps
