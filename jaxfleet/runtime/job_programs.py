@@ -7,7 +7,8 @@ from pathlib import Path
 
 from jaxfleet.analysis.rules import meaning_rules
 from jaxfleet.env import read_environment
-from jaxfleet.ir import Program, verify
+from jaxfleet.errors import StrategyError
+from jaxfleet.ir import Operator, Program, verify
 from jaxfleet.passes import (
     DeadCodeElimination,
     Dispatch,
@@ -81,11 +82,10 @@ def job_programs(
 
     Raises:
         PassError: the step cannot be divided between trainers and servers.
+        StrategyError: trainers have their own rows only, and the step needs all of them on each.
     """
-    divided = GradAllreduce(devices=trainers, local_statistics=strategy.local_statistics)
-    whole = trainers == 1 or _has_inner_collectives(divided.run(program))
-    first: list[Pass] = [DeadCodeElimination(), *([] if whole else [divided])]
-    first += _placing(strategy, endpoints)
+    dividing = _dividing(program, strategy, trainers)
+    first = [DeadCodeElimination(), *dividing, *_placing(strategy, endpoints)]
     more = [ScheduleSends(cuts=strategy.send_cuts), MergeSends(), *parse_pipeline(strategy.passes)]
     mine = InsertSendRecv(trainers=trainers, trainer_id=trainer)
     made, record = transpile(program, [*first, mine, *more], dump_dir=dump_dir)
@@ -105,9 +105,24 @@ def job_programs(
         server_startups=startups,
         dumps=record,
         trainers=trainers,
-        is_whole=whole,
+        is_whole=not dividing,
         digest=_digest(program, servers),
     )
+
+
+def _dividing(program: Program, strategy: DistributedStrategy, trainers: int) -> list[Pass]:
+    """Returns the pass that divides the batch among trainers; none where each computes all."""
+    if trainers == 1:
+        return []
+    dividing = GradAllreduce(devices=trainers, local_statistics=strategy.local_statistics)
+    inside = _inner_collective(dividing.run(program))
+    if inside is None:
+        return [dividing]
+    if strategy.batch == "local":
+        what = f"'{program.name}' sums over the batch inside a loop, so a trainer needs all rows"
+        hint = "give every trainer the whole batch: strategy.batch='global'"
+        raise StrategyError(what, op=inside, hint=hint)
+    return []
 
 
 def _placing(strategy: DistributedStrategy, endpoints: Sequence[str]) -> list[Pass]:
@@ -146,10 +161,10 @@ def _check_and_dump(main: Program, startup: Program, by: Pass) -> None:
         dump(Stage(1, by, main, startup))
 
 
-def _has_inner_collectives(program: Program) -> bool:
-    """Tells whether trainers would have to talk to servers from inside a loop."""
-    effects = Effects()
-    return any(effects.is_collective(op) for block in program.blocks[1:] for op in block.ops)
+def _inner_collective(program: Program) -> Operator | None:
+    """Returns what trainers would have to ask servers for from inside a loop, if anything."""
+    inner, effects = (op for block in program.blocks[1:] for op in block.ops), Effects()
+    return next((op for op in inner if effects.is_collective(op)), None)
 
 
 def _digest(program: Program, servers: Sequence[Program]) -> str:

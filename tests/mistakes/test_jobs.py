@@ -3,7 +3,10 @@
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxfleet as jf
@@ -79,6 +82,34 @@ def test_batches_of_another_size_on_one_trainer(of_whom: Any) -> None:
     assert "the batch of step 2 has" in text
     assert all(f" {size} " in text for size in sizes)
     assert any("batches of the same size" in note for note in caught.value.__notes__)
+
+
+def test_own_rows_of_a_step_that_needs_all_of_them() -> None:
+    tx = wrapped()
+
+    def step(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], Any]:
+        def loss(params: Any) -> Any:
+            def body(carry: Any, _: None) -> tuple[Any, None]:
+                return carry + jnp.tanh(batch["x"] @ params["w"] + carry).mean(), None
+
+            carry, _ = jax.lax.scan(body, 0.0, None, length=2)
+            return ((batch["x"] @ params["w"] + carry - batch["y"]) ** 2).mean()
+
+        value, grads = jax.value_and_grad(loss)(state["params"])
+        updates, opt_state = tx.update(grads, state["opt_state"], state["params"])
+        new = optax.apply_updates(state["params"], updates)
+        return {"params": new, "opt_state": opt_state}, value
+
+    _, state = training(tx)
+    assert jf.verify(step, state, [batch()], jf.DistributedStrategy(batch="global")).largest < 1e-6
+    twin = jf.Twin(step, (state, batch()), jf.DistributedStrategy(batch="local"))
+    with refused(
+        StrategyError,
+        cause="'step' sums over the batch inside a loop, so a trainer needs all rows",
+        line="carry",
+        hint="strategy.batch='global'",
+    ):
+        twin.programs()
 
 
 def test_all_trainers_may_change_the_size_together() -> None:
