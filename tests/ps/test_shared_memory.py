@@ -77,13 +77,22 @@ def test_a_block_is_free_again_when_nothing_uses_its_array() -> None:
     assert first_byte(found) == start
 
 
+SMALL_ARENA_BYTES = 8 << 20
+
+
+@pytest.fixture
+def small_arenas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_arena, "ARENA_BYTES", SMALL_ARENA_BYTES)
+
+
+@pytest.mark.usefixtures("small_arenas")
 def test_what_has_no_room_travels_in_the_message() -> None:
     lender = Lender()
-    quarter = np.zeros(ARENA_BYTES // 4, np.uint8)
+    quarter = np.zeros(SMALL_ARENA_BYTES // 4, np.uint8)
     kept = [place(encode(push(quarter)), lender) for _ in range(5)]
     room = [is_placed(frames) for frames in kept]  # the arena has a header
     assert room == [True, True, True, False, False]
-    too_large = encode(push(np.zeros(ARENA_BYTES, np.uint8)))
+    too_large = encode(push(np.zeros(SMALL_ARENA_BYTES, np.uint8)))
     assert place(too_large, lender) is too_large
 
 
@@ -94,11 +103,12 @@ def test_there_are_only_so_many_flags() -> None:
     assert lent[-1] is None
 
 
+@pytest.mark.usefixtures("small_arenas")
 def test_where_a_borrower_is_gone_there_comes_new_memory_a_few_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shared_arena, "_LONGEST_LOAN_S", -1.0)
-    lender, whole = Lender(), memoryview(bytes(ARENA_BYTES - HEADER_BYTES))
+    lender, whole = Lender(), memoryview(bytes(SMALL_ARENA_BYTES - HEADER_BYTES))
     lent = [lender.lend(whole) for _ in range(6)]
     assert [block is not None for block in lent] == [True] * 4 + [False] * 2
     assert len({block.fd for block in lent if block}) == 4
@@ -172,7 +182,8 @@ def test_what_does_not_name_each_frame_is_refused() -> None:
 
 
 def test_other_files_are_not_opened(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_bytes(bytes(ARENA_BYTES))
+    with (tmp_path / "secret").open("wb") as file:
+        file.truncate(ARENA_BYTES)
     unsealed = os.memfd_create("jaxfleet")
     os.ftruncate(unsealed, ARENA_BYTES)
     frames = bytes_of(list(place(encode(push(numbers())), Lender())))
