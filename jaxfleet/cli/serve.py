@@ -49,15 +49,16 @@ def _serve(cluster: Cluster, args: argparse.Namespace) -> int:
     from jaxfleet.ps.serve import serve  # noqa: PLC0415  # jax, which the other commands do without
     from jaxfleet.ps.server import ServerOptions  # noqa: PLC0415
 
+    times = {"lost_after_s": args.lost_after, "step_timeout_s": args.step_timeout}
+    given = {name: seconds for name, seconds in times.items() if seconds is not None}
     options = ServerOptions(
         server=cluster.server_id,
         job=cluster.job,
         trainers=cluster.trainers,
-        lost_after_s=args.lost_after or ServerOptions.lost_after_s,
-        step_timeout_s=args.step_timeout or ServerOptions.step_timeout_s,
-        as_trainers_say=args.lost_after is None or args.step_timeout is None,
+        as_trainers_say=len(given) < len(times),
         server_return_s=cluster.server_return_s,
         checkpoint_dir=cluster.own_checkpoints,
+        **given,
     )
     assert cluster.current_endpoint is not None
     return serve(

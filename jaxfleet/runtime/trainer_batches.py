@@ -72,13 +72,10 @@ class TrainerBatches:
         """Returns the leaves of what a call brings, and how many rows they have.
 
         Raises:
-            FeedError: it is not like the example, or trainers cannot share it.
+            FeedError: it is not like the example.
         """
         data, tree = jax.tree_util.tree_flatten(batch)
-        rows = check_batch(data, tree, self._captured, devices=1)
-        if not self._is_local:
-            check_rows(rows, self._job.trainers, of="trainers")
-        return data, rows
+        return data, check_batch(data, tree, self._captured, devices=1)
 
     def whole(self, rows: int) -> int:
         """Returns how many rows the whole batch has where a call brings so many."""
@@ -87,9 +84,15 @@ class TrainerBatches:
     def variant(self, rows: int, client: Client) -> Variant:
         """Returns the step for calls that bring so many rows.
 
+        Args:
+            rows: of what a call brings.
+            client: has said hello, by which servers know that there are so many trainers.
+
         Raises:
-            FeedError: servers would have to do something else for them.
+            FeedError: trainers cannot share them, or servers would have to do something else.
         """
+        if not self._is_local:
+            check_rows(rows, self._job.trainers, of="trainers")
         captured = self._captured.at(self.whole(rows))
         if captured.rows not in self._variants:
             self._variants[captured.rows] = self._variant(captured, client)

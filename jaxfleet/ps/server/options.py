@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jaxfleet.errors import StrategyError
 from jaxfleet.ps.messages import Plain
 
 
@@ -24,6 +25,9 @@ class ServerOptions:
         queued_bytes: the most bytes of gradients for later steps that it holds.
         checkpoint_dir: where it keeps its own checkpoints, in `server<i>`; none unless given.
         keep: how many of them.
+
+    Raises:
+        StrategyError: a time is not positive.
     """
 
     server: int | None = None
@@ -37,6 +41,12 @@ class ServerOptions:
     queued_bytes: int = 8 << 30
     checkpoint_dir: Path | None = None
     keep: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("lost_after_s", "step_timeout_s"):
+            if not getattr(self, name) > 0:
+                what = f"a server's {name} is {getattr(self, name)}"
+                raise StrategyError(what, hint="it is a positive number of seconds")
 
     def after_hello(self, body: Mapping[str, Plain]) -> "ServerOptions":
         """Returns the options once the first trainer has said how patient the job is."""

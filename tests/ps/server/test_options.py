@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from jaxfleet.errors import StrategyError
 from jaxfleet.ps.messages import Plain
 from jaxfleet.ps.server import ServerOptions
 
@@ -25,3 +26,10 @@ def test_times_that_were_given_stay() -> None:
 def test_what_is_no_time_is_passed_over(value: Plain) -> None:
     found = ServerOptions(as_trainers_say=True).after_hello({"lost_after_s": value})
     assert found.lost_after_s == ServerOptions.lost_after_s
+
+
+@pytest.mark.parametrize("seconds", [0.0, -3.0, math.nan])
+@pytest.mark.parametrize("name", ["lost_after_s", "step_timeout_s"])
+def test_a_time_that_is_none_is_refused_where_it_is_given(name: str, seconds: float) -> None:
+    with pytest.raises(StrategyError, match=f"a server's {name} is {seconds}"):
+        ServerOptions(**{name: seconds})  # type: ignore[arg-type]  # seconds are no path
