@@ -60,6 +60,7 @@ class Bodies:
 
     def __post_init__(self) -> None:
         groups, self._inner = self.groups, Inner(self.groups.program)
+        _refuse_outside(groups)
         crossing = self._extracted(groups.crossing_ops, groups.crossing_state, "combine")
         parts = self._parts_of(crossing)
         for group in groups.groups:
@@ -183,6 +184,17 @@ class Bodies:
 
 def _assign(source: str, target: str) -> Operator:
     return Operator("assign", Operands.of(source), Operands.of(target), role=Role.LR_SCHED)
+
+
+def _refuse_outside(groups: OptimizeGroups) -> None:
+    """Refuses updates that servers would leave out, since they are no part of the optimizer's."""
+    params = {group.name for group in groups.groups}
+    for place, op in enumerate(groups.program.root.ops):
+        updated = params.intersection(op.writes)
+        if updated and place not in groups.graph.nodes:
+            what = f"'{min(updated)}' is updated by what depends on the batch besides its gradient"
+            what = f"{what}, and a later loss depends on it in the same step: servers cannot do it"
+            raise PassError(what, op=op, hint=WAY_OUT)
 
 
 def _refuse_second_round(group: Group, ops: Sequence[Operator], crossing: AbstractSet[str]) -> None:

@@ -35,6 +35,7 @@ class _Trainer:
     ops: list[Operator] = field(default_factory=list)
     declared: dict[str, Variable] = field(default_factory=dict)
     received: set[str] = field(default_factory=set)
+    fed: set[str] = field(default_factory=set)
     collectives: int = 0
 
     def run(self) -> Program:
@@ -51,7 +52,6 @@ class _Trainer:
                     self._receive(place)
                 self.ops.append(self._with_endpoint(op))
             self._send_whole_gradients(op)
-        self._send_feeds()
         self._receive(len(program.root.ops))
         for op in fetches:
             self.ops.append(self._gathered(op))
@@ -152,11 +152,14 @@ class _Trainer:
             if name in gradients and name not in self.job.summed:
                 self._send(gradients[name], name, op)
 
-    def _send_feeds(self) -> None:
-        """Sends what servers read besides gradients; trainer 0 does."""
+    def _send_feeds(self, before: int) -> None:
+        """Sends what servers read besides gradients, once it is made; trainer 0 does."""
         if self.trainer_id:
             return
         for name in self.bodies.feeds:
+            if name in self.fed or not self.work.is_made(name, before):
+                continue
+            self.fed.add(name)
             to = self._readers(name)
             attrs = Attrs({"epmap": to})
             names = Operands.named(X=[name] * len(to))
@@ -178,7 +181,8 @@ class _Trainer:
         return tuple(endpoint for endpoint in job.endpoints if endpoint in readers)
 
     def _receive(self, before: int) -> None:
-        """Receives what servers have made by an operator of the step."""
+        """Receives what servers have made by an operator of the step, of what they were fed."""
+        self._send_feeds(before)
         made = {name for name, place in self.work.made.items() if place < before}
         found = [(name, cuts) for name, cuts in self._receivable() if name in made - self.received]
         self.received |= made

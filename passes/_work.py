@@ -44,6 +44,10 @@ class Work:
         """Tells whether trainers must run an operator together."""
         return self._effects.is_collective(op)
 
+    def is_made(self, name: str, before: int) -> bool:
+        """Tells whether a variable is not written any more from an operator of the step on."""
+        return self._last.get(name, -1) < before
+
     @property
     def summed(self) -> frozenset[str]:
         """The gradients of which every trainer has a summand."""
