@@ -73,7 +73,8 @@ class SliceVar(Pass):
         groups = optimize_groups(program)
         if not groups.groups:
             what = f"slice_var: program '{program.name}' has no parameters"
-            raise PassError(what, hint="servers hold what an optimizer updates: is it in jf.distributed_optimizer?")
+            hint = "servers hold what an optimizer in jf.distributed_optimizer updates"
+            raise PassError(what, hint=hint)
         taken = program.variables.keys()
         slices = tuple((group.name, self._rows(group, taken)) for group in groups.groups)
         return replace(program, attrs=program.attrs.updated(slices=slices))
