@@ -28,6 +28,27 @@ PUBLIC = {
     "jaxfleet.cli": """
         main
     """,
+    "jaxfleet.fluid": """
+        Block CPUPlace CUDAPlace Executor Operator ParamAttr Parameter Program Variable
+        append_backward data default_main_program default_startup_program embedding global_scope
+        program_guard scope_guard
+    """,
+    "jaxfleet.fluid.layers": """
+        abs accuracy assign cast ceil clip concat cos create_global_var create_parameter
+        cross_entropy data dropout elementwise_add elementwise_div elementwise_floordiv
+        elementwise_max elementwise_min elementwise_mod elementwise_mul elementwise_pow
+        elementwise_sub embedding exp exponential_decay fc fill_constant floor gelu
+        inverse_time_decay log logsigmoid matmul mean mul natural_exp_decay noam_decay
+        piecewise_decay reciprocal reduce_max reduce_mean reduce_min reduce_prod reduce_sum relu
+        reshape scale sigmoid sign sin softmax softmax_with_cross_entropy softplus softsign sqrt
+        square square_error_cost sums tanh transpose
+    """,
+    "jaxfleet.fluid.optimizer": """
+        Accumulator Adadelta AdadeltaOptimizer Adagrad AdagradOptimizer Adam AdamOptimizer Adamax
+        AdamaxOptimizer DecayedAdagrad DecayedAdagradOptimizer Ftrl FtrlOptimizer Lamb
+        LambOptimizer LarsMomentum LarsMomentumOptimizer Momentum MomentumOptimizer Optimizer
+        RMSProp RMSPropOptimizer SGD SGDOptimizer
+    """,
     "jaxfleet.ir": """
         Attr Attrs Block BlockRef Constant Dim Finding Kind Literal Operand Operands Operator
         Program ProgramDiff Role Rule Size Source Struct Variable Word block_name block_of canonical
@@ -46,6 +67,9 @@ PUBLIC = {
     "jaxfleet.ops": """
         Array Context Dialect Interpreter Meaning OpDef find_op known_ops register_dialect
         register_op
+    """,
+    "jaxfleet.ops.fluid": """
+        EMPTY GRAD Gradient RANDOM_OPS RUN_SLOT Schema Slot differentiated_by schema_of
     """,
     "jaxfleet.passes": """
         DeadCodeElimination Dispatch Donate FuseAllreduce GradAllreduce InsertSendRecv

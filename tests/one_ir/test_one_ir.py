@@ -13,7 +13,7 @@ import pytest
 import jaxfleet as jf
 from jaxfleet.ir import Program, parse, print_program, verify
 from jaxfleet.ir.resources import save_program
-from tests.one_ir import fluid_ops, model
+from tests.one_ir import model
 from tests.one_ir.fluid_program import TEXT
 from tests.one_ir.replay import run
 
@@ -79,7 +79,7 @@ def test_a_program_of_fluids_operators_runs_in_a_fresh_process(tmp_path: Path) -
     program, values = fluid_example()
     verify(program)
     assert parse(print_program(program)) == program
-    there, _ = in_a_fresh_process(program, values, tmp_path, fluid_ops.__name__)
+    there, _ = in_a_fresh_process(program, values, tmp_path)
     assert_bitwise_equal(run(program, values), there)
 
 

@@ -1,0 +1,38 @@
+"""The fluid front end: programs built layer by layer, under fluid's names.
+
+::
+
+    x = fluid.data("x", [None, 13])
+    y = fluid.data("y", [None, 1])
+    loss = fluid.layers.mean(fluid.layers.square_error_cost(fluid.layers.fc(x, 1), y))
+    fluid.optimizer.SGD(0.01).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    (value,) = exe.run(feed={"x": rows, "y": wanted}, fetch_list=[loss])
+
+A program here is a builder over the IR (`jaxfleet.ir`): it becomes one where it runs.
+"""
+
+from jaxfleet.fluid import clip as clip
+from jaxfleet.fluid import initializer as initializer
+from jaxfleet.fluid import layers as layers
+from jaxfleet.fluid import optimizer as optimizer
+from jaxfleet.fluid import regularizer as regularizer
+from jaxfleet.fluid import unique_name as unique_name
+from jaxfleet.fluid.backward import append_backward as append_backward
+from jaxfleet.fluid.block import Block as Block
+from jaxfleet.fluid.executor import Executor as Executor
+from jaxfleet.fluid.executor import global_scope as global_scope
+from jaxfleet.fluid.executor import scope_guard as scope_guard
+from jaxfleet.fluid.input import data as data
+from jaxfleet.fluid.layers import embedding as embedding
+from jaxfleet.fluid.operator import Operator as Operator
+from jaxfleet.fluid.param_attr import ParamAttr as ParamAttr
+from jaxfleet.fluid.places import CPUPlace as CPUPlace
+from jaxfleet.fluid.places import CUDAPlace as CUDAPlace
+from jaxfleet.fluid.program import Program as Program
+from jaxfleet.fluid.program import default_main_program as default_main_program
+from jaxfleet.fluid.program import default_startup_program as default_startup_program
+from jaxfleet.fluid.program import program_guard as program_guard
+from jaxfleet.fluid.variable import Parameter as Parameter
+from jaxfleet.fluid.variable import Variable as Variable

@@ -1,0 +1,88 @@
+"""Shapes of what an operator makes, by tracing what it computes: nothing says them twice.
+
+An unknown size is a letter. Each letter is tried with two numbers, and an axis of a result that
+grows with one becomes a size in that letter; so `reshape` and `concat` need no rules of their own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxfleet.errors import JaxfleetError, ProgramError
+from jaxfleet.fluid.dtypes import device_dtype
+from jaxfleet.fluid.variable import Variable
+from jaxfleet.ir import Operator, Program, Size, evaluate
+from jaxfleet.ir.dims import letter, letters
+from jaxfleet.ops import Interpreter, find_op
+from jaxfleet.ops.jax_adapter import numpy_dtype
+
+_FIRST, _SECOND = 24, 48  # numbers that most factors divide
+
+
+def infer_sizes(op: Operator, read: Mapping[str, Variable]) -> list[tuple[Size, ...]]:
+    """Returns the sizes of an operator's outputs, in the order of its operands.
+
+    Args:
+        op: with names for operands; it has no sub-blocks.
+        read: the variables that it reads.
+
+    Raises:
+        ProgramError: it cannot compute with inputs of these shapes.
+    """
+    known = {name: variable.sizes for name, variable in read.items()}
+    if any(sizes is None for sizes in known.values()):
+        unknown = next(name for name, sizes in known.items() if sizes is None)
+        raise ProgramError(f"the shape of '{unknown}' is not known", op=op)
+    found = sorted(letters(tuple(s for sizes in known.values() for s in sizes or ())))
+    base = _shapes(op, read, dict.fromkeys(found, _FIRST))
+    grown = {x: _shapes(op, read, {**dict.fromkeys(found, _FIRST), x: _SECOND}) for x in found}
+    return [
+        tuple(
+            _size(base[at][axis], {x: grown[x][at][axis] for x in found})
+            for axis in range(len(base[at]))
+        )
+        for at in range(len(base))
+    ]
+
+
+def _shapes(
+    op: Operator, read: Mapping[str, Variable], numbers: Mapping[str, int]
+) -> list[tuple[int, ...]]:
+    meaning = find_op(op).meaning
+    interpreter = Interpreter(Program(), numbers)
+    given = [_like(read[name], numbers) for name in op.inputs.names]
+
+    def run(values: Sequence[Any]) -> Sequence[Any]:
+        return meaning(interpreter, op, values)
+
+    return [made.shape for made in _traced(run, given, op)]
+
+
+def _traced(
+    run: Callable[[Sequence[Any]], Sequence[Any]], given: Sequence[Any], op: Operator
+) -> Any:
+    try:
+        return jax.eval_shape(run, given)
+    except JaxfleetError:
+        raise
+    except (TypeError, ValueError, IndexError, ZeroDivisionError) as error:
+        shapes = ", ".join(str(list(x.shape)) for x in given)
+        what = f"operator '{op.type}' cannot take inputs of shapes {shapes}: {error}"
+        raise ProgramError(what, op=op) from error
+
+
+def _like(variable: Variable, numbers: Mapping[str, int]) -> jax.ShapeDtypeStruct:
+    shape = tuple(evaluate(size, numbers) for size in variable.sizes or ())
+    return jax.ShapeDtypeStruct(shape, numpy_dtype(device_dtype(variable.dtype)))
+
+
+def _size(base: int, grown: Mapping[str, int]) -> Size:
+    """Returns the size that is `base` where all letters are 24, and grows as was seen."""
+    size: Size = base
+    for name, number in grown.items():
+        slope, rest = divmod(number - base, _SECOND - _FIRST)
+        if rest:  # not a multiple of the letter: a size of its own, as good as unknown
+            return letter(f"{name}_part")
+        size = size + slope * letter(name) - slope * _FIRST
+    return size

@@ -1,0 +1,113 @@
+"""LayerHelper: what layers share: names, parameters in both programs, outputs, activations."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxfleet.fluid import unique_name
+from jaxfleet.fluid.block import Block, Given
+from jaxfleet.fluid.initializer import Constant, Initializer, Xavier
+from jaxfleet.fluid.operator import Operator
+from jaxfleet.fluid.param_attr import ParamAttr
+from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
+from jaxfleet.fluid.variable import Parameter, Variable
+
+
+class LayerHelper:
+    """One layer under construction.
+
+    Args:
+        layer_type: `fc`; the layer's name is made of it.
+        name: in the place of that.
+    """
+
+    def __init__(self, layer_type: str, name: str | None = None) -> None:
+        self.layer_type = layer_type
+        self.name = name if name is not None else unique_name.generate(layer_type)
+
+    @classmethod
+    def named(cls, name: str) -> "LayerHelper":
+        """Returns a helper for what has a name already, and uses up none."""
+        return cls(name, name)
+
+    @property
+    def main_program(self) -> Program:
+        """The program that the layer is added to."""
+        return default_main_program()
+
+    @property
+    def block(self) -> Block:
+        """The block that the layer is added to."""
+        return self.main_program.current_block()
+
+    def append_op(
+        self,
+        type: str,
+        inputs: Mapping[str, Given] | None = None,
+        outputs: Mapping[str, Given] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+    ) -> Operator:
+        """Adds an operator."""
+        return self.block.append_op(type, inputs, outputs, attrs)
+
+    def output(self, dtype: str, *, stop_gradient: bool = False) -> Variable:
+        """Declares a variable that an operator of the layer makes: `fc_0.tmp_0`."""
+        name = unique_name.generate(f"{self.name}.tmp")
+        return self.block.create_var(name=name, dtype=dtype, stop_gradient=stop_gradient)
+
+    def parameter(
+        self,
+        attr: ParamAttr,
+        shape: Sequence[int],
+        dtype: str,
+        *,
+        is_bias: bool = False,
+        default_initializer: Initializer | None = None,
+    ) -> Parameter:
+        """Makes a parameter, and says in the startup program how it begins."""
+        name = attr.name or unique_name.generate(f"{self.name}.{'b' if is_bias else 'w'}")
+        usual = default_initializer or (Constant(0.0) if is_bias else Xavier())
+        described = {
+            "name": name,
+            "shape": list(shape),
+            "dtype": dtype,
+            "trainable": attr.trainable,
+            "optimize_attr": {"learning_rate": attr.learning_rate},
+            "regularizer": attr.regularizer,
+            "do_model_average": attr.do_model_average,
+        }
+        startup = default_startup_program().global_block()
+        if not startup.has_var(name):  # a parameter that layers share begins once
+            begun = startup.create_parameter(**described)
+            (attr.initializer or usual)(begun, startup)
+        known = self.main_program.global_block().vars.get(name)
+        if isinstance(known, Parameter):
+            return known
+        return self.main_program.global_block().create_parameter(**described)
+
+    def global_variable(
+        self, name: str, shape: Sequence[int], dtype: str, value: float
+    ) -> Variable:
+        """Makes a variable that lives from run to run, and says how it begins."""
+        startup = default_startup_program().global_block()
+        described = {"name": name, "shape": list(shape), "dtype": dtype, "persistable": True}
+        if not startup.has_var(name):
+            Constant(value)(startup.create_var(**described), startup)
+        return self.main_program.global_block().create_var(**described, stop_gradient=True)
+
+    def with_bias(self, x: Variable, attr: Any, size: int, axis: int) -> Variable:
+        """Adds a bias to what a layer made; `attr` False means none."""
+        found = ParamAttr.of(attr)
+        if found is None:
+            return x
+        bias = self.parameter(found, [size], x.dtype, is_bias=True)
+        out = self.output(x.dtype)
+        self.append_op("elementwise_add", {"X": x, "Y": bias}, {"Out": out}, {"axis": axis})
+        return out
+
+    def with_activation(self, x: Variable, act: str | None) -> Variable:
+        """Applies the activation that a layer's argument names."""
+        if act is None:
+            return x
+        out = self.output(x.dtype)
+        self.append_op(act, {"X": x}, {"Out": out})
+        return out

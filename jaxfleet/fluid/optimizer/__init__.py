@@ -1,0 +1,27 @@
+"""Optimizers, each under both of fluid's names: `SGD` and `SGDOptimizer`."""
+
+from jaxfleet.fluid.optimizer.base import Accumulator as Accumulator
+from jaxfleet.fluid.optimizer.base import Optimizer as Optimizer
+from jaxfleet.fluid.optimizer.rules import AdadeltaOptimizer as AdadeltaOptimizer
+from jaxfleet.fluid.optimizer.rules import AdagradOptimizer as AdagradOptimizer
+from jaxfleet.fluid.optimizer.rules import AdamaxOptimizer as AdamaxOptimizer
+from jaxfleet.fluid.optimizer.rules import AdamOptimizer as AdamOptimizer
+from jaxfleet.fluid.optimizer.rules import DecayedAdagradOptimizer as DecayedAdagradOptimizer
+from jaxfleet.fluid.optimizer.rules import FtrlOptimizer as FtrlOptimizer
+from jaxfleet.fluid.optimizer.rules import LambOptimizer as LambOptimizer
+from jaxfleet.fluid.optimizer.rules import LarsMomentumOptimizer as LarsMomentumOptimizer
+from jaxfleet.fluid.optimizer.rules import MomentumOptimizer as MomentumOptimizer
+from jaxfleet.fluid.optimizer.rules import RMSPropOptimizer as RMSPropOptimizer
+from jaxfleet.fluid.optimizer.rules import SGDOptimizer as SGDOptimizer
+
+Adadelta = AdadeltaOptimizer
+Adagrad = AdagradOptimizer
+Adam = AdamOptimizer
+Adamax = AdamaxOptimizer
+DecayedAdagrad = DecayedAdagradOptimizer
+Ftrl = FtrlOptimizer
+Lamb = LambOptimizer
+LarsMomentum = LarsMomentumOptimizer
+Momentum = MomentumOptimizer
+RMSProp = RMSPropOptimizer
+SGD = SGDOptimizer

@@ -1,0 +1,46 @@
+"""ParamAttr: what a script says of a parameter that a layer makes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxfleet.fluid.initializer import Initializer
+
+
+@dataclass
+class ParamAttr:
+    """What is said of a parameter.
+
+    Attributes:
+        name: it; a layer finds one unless given.
+        initializer: how it begins; the layer's own way unless given.
+        learning_rate: a factor of the optimizer's.
+        regularizer: in the place of the optimizer's.
+        trainable: whether it is updated.
+        do_model_average: whether ModelAverage takes it in.
+    """
+
+    name: str | None = None
+    initializer: Initializer | None = None
+    learning_rate: float = 1.0
+    regularizer: Any = None
+    trainable: bool = True
+    do_model_average: bool = True
+
+    @classmethod
+    def of(cls, given: "ParamAttr | Initializer | str | bool | None") -> "ParamAttr | None":
+        """Returns what a layer's argument says; None for False, which means no parameter.
+
+        Raises:
+            TypeError: it is none of those.
+        """
+        if isinstance(given, ParamAttr):
+            return given
+        if given is None or given is True:
+            return cls()
+        if given is False:
+            return None
+        if isinstance(given, str):
+            return cls(name=given)
+        if isinstance(given, Initializer):
+            return cls(initializer=given)
+        raise TypeError(f"a parameter is described by a ParamAttr, not a {type(given).__name__}")

@@ -1,0 +1,41 @@
+"""The roles of operators, with fluid's numbers."""
+
+from collections.abc import Mapping
+
+from jaxfleet.ir import Role
+
+
+class OpRole:
+    """What part of a training step an operator belongs to, as fluid counts it."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    OPTIMIZE = 2
+    RPC = 4
+    DIST = 8
+    LR_SCHED = 16
+    LOSS = 256
+
+
+_ROLES: Mapping[int, Role] = {
+    OpRole.FORWARD: Role.FORWARD,
+    OpRole.FORWARD | OpRole.LOSS: Role.FORWARD_LOSS,
+    OpRole.BACKWARD: Role.BACKWARD,
+    OpRole.BACKWARD | OpRole.LOSS: Role.BACKWARD_LOSS,
+    OpRole.OPTIMIZE: Role.OPTIMIZE,
+    OpRole.OPTIMIZE | OpRole.LR_SCHED: Role.OPTIMIZE_LR_SCHED,
+    OpRole.LR_SCHED: Role.LR_SCHED,
+    OpRole.RPC: Role.RPC,
+    OpRole.DIST: Role.DIST,
+}
+
+
+def ir_role(number: int) -> Role:
+    """Returns the IR's role of one of fluid's numbers.
+
+    Raises:
+        ValueError: fluid has no such combination.
+    """
+    if number not in _ROLES:
+        raise ValueError(f"{number} is no role of an operator; they are {sorted(_ROLES)}")
+    return _ROLES[number]

@@ -1,0 +1,181 @@
+"""Optimizers' operators: one update of one parameter, as fluid computes it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxfleet.ops.fluid.schema import Value, fluid_op
+from jaxfleet.ops.registry import Array
+
+Attributes = Mapping[str, Any]
+_BETAS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+
+
+@fluid_op("sgd", inputs="Param Grad LearningRate", outputs="ParamOut")
+def sgd(_: Attributes, param: Array, grad: Array, rate: Array) -> Array:
+    """Goes against the gradient."""
+    return param - rate * grad
+
+
+@fluid_op("momentum", inputs="Param Grad Velocity LearningRate", outputs="ParamOut VelocityOut",
+          attrs={"mu": 0.9, "use_nesterov": False})  # fmt: skip
+def momentum(attrs: Attributes, param: Array, grad: Array, velocity: Array, rate: Array) -> Value:
+    """Goes along a decaying sum of gradients."""
+    made = attrs["mu"] * velocity + grad
+    if attrs["use_nesterov"]:
+        return param - (grad + attrs["mu"] * made) * rate, made
+    return param - rate * made, made
+
+
+@fluid_op("lars_momentum", inputs="Param Grad Velocity LearningRate",
+          outputs="ParamOut VelocityOut",
+          attrs={"mu": 0.9, "lars_coeff": 0.001, "lars_weight_decay": 0.0005})  # fmt: skip
+def lars_momentum(
+    attrs: Attributes, param: Array, grad: Array, velocity: Array, rate: Array
+) -> Value:
+    """Scales each layer's rate by its norms (You, Gitman and Ginsburg, 2017)."""
+    decay = attrs["lars_weight_decay"]
+    param_norm, grad_norm = jnp.linalg.norm(param), jnp.linalg.norm(grad)
+    scaled = rate * attrs["lars_coeff"] * param_norm / (grad_norm + decay * param_norm)
+    is_scaled = (param_norm > 0) & (grad_norm > 0)
+    own = jnp.where(is_scaled, scaled, rate)
+    made = attrs["mu"] * velocity + own * (grad + decay * param)
+    return param - made, made
+
+
+@fluid_op("adagrad", inputs="Param Grad Moment LearningRate", outputs="ParamOut MomentOut",
+          attrs={"epsilon": 1e-6})  # fmt: skip
+def adagrad(attrs: Attributes, param: Array, grad: Array, moment: Array, rate: Array) -> Value:
+    """Divides by the root of the sum of squares (Duchi, Hazan and Singer, 2011)."""
+    made = moment + grad * grad
+    return param - rate * grad / (jnp.sqrt(made) + attrs["epsilon"]), made
+
+
+@fluid_op("decayed_adagrad", inputs="Param Grad Moment LearningRate", outputs="ParamOut MomentOut",
+          attrs={"decay": 0.95, "epsilon": 1e-6})  # fmt: skip
+def decayed_adagrad(
+    attrs: Attributes, param: Array, grad: Array, moment: Array, rate: Array
+) -> Value:
+    """Adagrad with a decaying average in the place of the sum."""
+    made = attrs["decay"] * moment + (1 - attrs["decay"]) * grad * grad
+    return param - rate * grad / (jnp.sqrt(made) + attrs["epsilon"]), made
+
+
+@fluid_op("adadelta", inputs="Param Grad AvgSquaredGrad AvgSquaredUpdate",
+          outputs="ParamOut AvgSquaredGradOut AvgSquaredUpdateOut",
+          attrs={"epsilon": 1e-6, "rho": 0.95})  # fmt: skip
+def adadelta(attrs: Attributes, param: Array, grad: Array, squares: Array, updates: Array) -> Value:
+    """Needs no learning rate (Zeiler, 2012)."""
+    rho, epsilon = attrs["rho"], attrs["epsilon"]
+    squares = rho * squares + (1 - rho) * grad * grad
+    update = -jnp.sqrt((updates + epsilon) / (squares + epsilon)) * grad
+    return param + update, squares, rho * updates + (1 - rho) * update * update
+
+
+@fluid_op("rmsprop", inputs="Param Grad Moment MeanSquare MeanGrad LearningRate",
+          outputs="ParamOut MomentOut MeanSquareOut MeanGradOut",
+          attrs={"epsilon": 1e-6, "decay": 0.95, "momentum": 0.0, "centered": False})  # fmt: skip
+def rmsprop(
+    attrs: Attributes,
+    param: Array,
+    grad: Array,
+    moment: Array,
+    square: Array,
+    mean: Array,
+    rate: Array,
+) -> Value:
+    """Divides by the root of a decaying average of squares (Tieleman and Hinton, 2012)."""
+    decay = attrs["decay"]
+    square = decay * square + (1 - decay) * grad * grad
+    spread = square
+    if attrs["centered"]:
+        mean = decay * mean + (1 - decay) * grad
+        spread = square - mean * mean
+    moment = attrs["momentum"] * moment + rate * grad / jnp.sqrt(spread + attrs["epsilon"])
+    return param - moment, moment, square, mean
+
+
+@fluid_op("adam",
+          inputs="Param Grad Moment1 Moment2 Beta1Pow Beta2Pow LearningRate Beta1Tensor? "
+                 "Beta2Tensor?",
+          outputs="ParamOut Moment1Out Moment2Out Beta1PowOut Beta2PowOut",
+          attrs={**_BETAS, "lazy_mode": False,
+                 "min_row_size_to_use_multithread": 1000})  # fmt: skip
+def adam(
+    attrs: Attributes,
+    param: Array,
+    grad: Array,
+    first: Array,
+    second: Array,
+    power1: Array,
+    power2: Array,
+    rate: Array,
+    *_: Array,
+) -> Value:
+    """Divides one decaying average by the root of another (Kingma and Ba, 2015)."""
+    beta1, beta2 = attrs["beta1"], attrs["beta2"]
+    first = beta1 * first + (1 - beta1) * grad
+    second = beta2 * second + (1 - beta2) * grad * grad
+    root = jnp.sqrt(1 - power2)
+    step = rate * root / (1 - power1)
+    made = param - step * first / (jnp.sqrt(second) + attrs["epsilon"])
+    return made, first, second, power1 * beta1, power2 * beta2
+
+
+@fluid_op("adamax", inputs="Param Grad Moment InfNorm Beta1Pow LearningRate",
+          outputs="ParamOut MomentOut InfNormOut", attrs=_BETAS)  # fmt: skip
+def adamax(
+    attrs: Attributes,
+    param: Array,
+    grad: Array,
+    moment: Array,
+    largest: Array,
+    power: Array,
+    rate: Array,
+) -> Value:
+    """Adam by the largest gradient in the place of the second average."""
+    moment = attrs["beta1"] * moment + (1 - attrs["beta1"]) * grad
+    largest = jnp.maximum(jnp.abs(grad), attrs["beta2"] * largest + attrs["epsilon"])
+    return param - rate / (1 - power) * moment / largest, moment, largest
+
+
+@fluid_op("ftrl", inputs="Param Grad SquaredAccumulator LinearAccumulator LearningRate",
+          outputs="ParamOut SquaredAccumOut LinearAccumOut",
+          attrs={"l1": 0.0, "l2": 0.0, "lr_power": -0.5})  # fmt: skip
+def ftrl(
+    attrs: Attributes, param: Array, grad: Array, squared: Array, linear: Array, rate: Array
+) -> Value:
+    """Follows the regularized leader (McMahan et al., 2013)."""
+    l1, l2, power = attrs["l1"] + 1e-10, attrs["l2"] + 1e-10, -attrs["lr_power"]
+    sums = squared + grad * grad
+    sigma = (sums**power - squared**power) / rate
+    linear = linear + grad - sigma * param
+    under = sums**power / rate + 2 * l2
+    made = jnp.where(jnp.abs(linear) > l1, (jnp.sign(linear) * l1 - linear) / under, 0)
+    return made, sums, linear
+
+
+@fluid_op("lamb", inputs="Param Grad Moment1 Moment2 Beta1Pow Beta2Pow LearningRate",
+          outputs="ParamOut Moment1Out Moment2Out Beta1PowOut Beta2PowOut",
+          attrs={"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "weight_decay": 0.01})  # fmt: skip
+def lamb(
+    attrs: Attributes,
+    param: Array,
+    grad: Array,
+    first: Array,
+    second: Array,
+    power1: Array,
+    power2: Array,
+    rate: Array,
+) -> Value:
+    """Scales Adam's update by the norm of the parameter (You et al., 2020)."""
+    beta1, beta2 = attrs["beta1"], attrs["beta2"]
+    first = beta1 * first + (1 - beta1) * grad
+    second = beta2 * second + (1 - beta2) * grad * grad
+    update = first / (1 - power1) / (jnp.sqrt(second / (1 - power2)) + attrs["epsilon"])
+    update = update + attrs["weight_decay"] * param
+    param_norm, update_norm = jnp.linalg.norm(param), jnp.linalg.norm(update)
+    is_scaled = (param_norm > 0) & (update_norm > 0)
+    ratio = jnp.where(is_scaled, param_norm / update_norm, 1.0)
+    return param - rate * ratio * update, first, second, power1 * beta1, power2 * beta2

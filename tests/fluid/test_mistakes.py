@@ -1,0 +1,112 @@
+"""Mistakes are named with the user's line, and leave the program as it was."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxfleet import fluid
+from jaxfleet.errors import FeedError, ProgramError
+from jaxfleet.fluid import layers
+from jaxfleet.runtime import Scope
+from tests.fluid.nets import fresh
+
+ROWS = np.ones((3, 4), np.float32)
+
+
+def line(error: BaseException) -> str:
+    return "".join(getattr(error, "__notes__", ()))
+
+
+def test_shapes_that_do_not_fit() -> None:
+    with fresh() as (main, _):
+        x, y = layers.data("x", [4]), layers.data("y", [5])
+        with pytest.raises(ProgramError, match=r"shapes \[24, 4\], \[24, 5\]") as caught:
+            layers.elementwise_add(x, y)
+        assert "test_mistakes.py" in line(caught.value)
+        assert not main.global_block().ops
+
+
+def test_slots_and_attributes_that_an_operator_lacks() -> None:
+    with fresh() as (main, _):
+        x = layers.data("x", [4])
+        block = main.global_block()
+        out = block.create_var(name="out")
+        with pytest.raises(ProgramError, match="has no slot 'Z'"):
+            block.append_op("relu", {"X": x, "Z": x}, {"Out": out})
+        with pytest.raises(ProgramError, match="lacks its input 'X'"):
+            block.append_op("relu", {}, {"Out": out})
+        with pytest.raises(ProgramError, match="takes one variable as 'X', not 2"):
+            block.append_op("relu", {"X": [x, x]}, {"Out": out})
+        with pytest.raises(ProgramError, match="has no attribute 'axes'"):
+            block.append_op("softmax", {"X": x}, {"Out": out}, {"axes": 1})
+
+
+def test_names_that_are_not_there() -> None:
+    with fresh() as (main, _):
+        layers.data("words", [4])
+        with pytest.raises(ValueError, match="var word not in this block") as caught:
+            main.global_block().var("word")
+        assert "did you mean words?" in line(caught.value)
+        with pytest.raises(TypeError, match="name is a string"):
+            main.global_block().var(3)  # type: ignore[arg-type]
+
+
+def test_a_variable_that_is_declared_otherwise_again() -> None:
+    with fresh() as (main, _):
+        layers.data("x", [4])
+        with pytest.raises(ValueError, match="declared again with"):
+            layers.data("x", [4], dtype="int64")
+        assert main.global_block().var("x").dtype == "float32"
+
+
+def test_what_is_fed_and_fetched() -> None:
+    with fresh() as (main, startup), fluid.scope_guard(Scope()):
+        x = layers.data("x", [4])
+        out = layers.fc(x, 2)
+        exe = fluid.Executor()
+        with pytest.raises(FeedError, match="is not in the scope"):
+            exe.run(main, feed={"x": ROWS}, fetch_list=[out])
+        exe.run(startup)
+        with pytest.raises(FeedError, match=r"'x' .* is not fed"):
+            exe.run(main, fetch_list=[out])
+        with pytest.raises(FeedError, match="'z' is fed"):
+            exe.run(main, feed={"x": ROWS, "z": ROWS}, fetch_list=[out])
+        with pytest.raises(FeedError, match="'nothing' is fetched"):
+            exe.run(main, feed={"x": ROWS}, fetch_list=["nothing"])
+        with pytest.raises(TypeError, match="a feed is a dict"):
+            exe.run(main, feed=[ROWS], fetch_list=[out])  # type: ignore[arg-type]
+        assert exe.run(main, feed={"x": ROWS}, fetch_list=[out])[0].shape == (3, 2)
+
+
+def test_what_is_no_program() -> None:
+    with pytest.raises(TypeError, match="a Program is wanted, not a str"):
+        fluid.program_guard("main").__enter__()  # type: ignore[arg-type]
+    exe = fluid.Executor()
+    with pytest.raises(TypeError, match="runs a Program, not a int"):
+        exe.run(3)  # type: ignore[arg-type]
+    exe.close()
+    with pytest.raises(RuntimeError, match="closed Executor"):
+        exe.run(fluid.Program())
+
+
+def test_a_loss_that_is_none() -> None:
+    with fresh():
+        x = layers.data("x", [4])
+        with pytest.raises(ProgramError, match=r"must have \[1\]"):
+            fluid.optimizer.SGD(0.1).minimize(layers.fc(x, 2))
+        with pytest.raises(ProgramError, match="depends on no parameter"):
+            fluid.optimizer.SGD(0.1).minimize(layers.mean(x))
+
+
+@pytest.mark.parametrize("shape", [[], [-1, 3]])
+def test_a_parameter_of_no_size(shape: list[int]) -> None:
+    with fresh(), pytest.raises(ValueError, match="a parameter's shape is all numbers"):
+        layers.create_parameter(shape, "float32")
+
+
+def test_guards_give_back_what_was_there_when_their_body_fails() -> None:
+    before: Any = fluid.default_main_program()
+    with pytest.raises(KeyError), fresh():
+        raise KeyError("in between")
+    assert fluid.default_main_program() is before
