@@ -126,6 +126,7 @@ class HostRun:
             self._receive()
         if self.requests:
             self.host.client.wait(self.requests)
+            self.requests.clear()  # they hold this, and so all arrays of the step
         self._finish(collectives)
 
     def _split(self, op: Operator) -> None:

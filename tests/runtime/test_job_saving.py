@@ -1,5 +1,6 @@
 """Checkpoints of a job: any number of servers and trainers writes them, any other restores them."""
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -263,3 +264,20 @@ def test_a_new_run_does_not_go_on_from_the_servers_of_an_old_one(tmp_path: Path)
     with pytest.raises(FeedError, match="the servers go on from their checkpoints") as caught:
         twin("adam").play(script, checkpoint_dir=tmp_path)
     assert "step.restore(path)" in "".join(caught.value.__notes__)
+
+
+def test_a_step_lets_go_of_its_arrays_without_the_garbage_collector() -> None:
+    _, start = training("adam")
+
+    def script(step: TrainerStep) -> tuple[Any, tuple[Any, ...]]:
+        state = go_on(step, start, BATCHES)
+        gc.collect()
+        gc.disable()  # it comes when it likes, and memory that is lent must go back before
+        try:
+            go_on(step, state, BATCHES[:1])
+            return None, (gc.collect(),)
+        finally:
+            gc.enable()
+
+    found = twin("adam", trainers=1).play(script).metrics
+    assert [unreachable for (unreachable,) in found] == [0]
