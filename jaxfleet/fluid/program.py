@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid import unique_name
@@ -123,13 +123,13 @@ class Program:
         finally:
             self.op_role, self.op_role_var = old
 
-    def _backward_role_guard(self) -> "object":
+    def _backward_role_guard(self) -> AbstractContextManager[None]:
         return self.role(OpRole.BACKWARD)
 
-    def _optimized_guard(self, param_and_grad: Sequence[Variable]) -> "object":
+    def _optimized_guard(self, param_and_grad: Sequence[Variable]) -> AbstractContextManager[None]:
         return self.role(OpRole.OPTIMIZE, [x.name for x in param_and_grad])
 
-    def _lr_schedule_guard(self, is_with_opt: bool = False) -> "object":
+    def _lr_schedule_guard(self, is_with_opt: bool = False) -> AbstractContextManager[None]:
         return self.role(OpRole.LR_SCHED | (OpRole.OPTIMIZE if is_with_opt else 0))
 
 
