@@ -69,7 +69,7 @@ PUBLIC = {
         register_op
     """,
     "jaxfleet.ops.fluid": """
-        EMPTY GRAD Gradient RANDOM_OPS RUN_SLOT Schema Slot differentiated_by schema_of
+        EMPTY GRAD Gradient RANDOM_OPS RUN_SLOT Schema Slot schema_of
     """,
     "jaxfleet.passes": """
         DeadCodeElimination Dispatch Donate FuseAllreduce GradAllreduce InsertSendRecv

@@ -1,12 +1,12 @@
 """Names of dtypes: fluid takes `"float32"`, numpy's, and its own numbers."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir.types import short_dtype
+from jaxfleet.ops.fluid.arrays import ON_DEVICE
 
 
 class VarType:
@@ -24,8 +24,6 @@ _DTYPES = frozenset(
     | {f"int{bits}" for bits in (8, 16, 32, 64)}
     | {"uint8"}
 )
-# What a device computes with, where JAX's 64-bit types are off.
-_ON_DEVICE: Mapping[str, str] = {"int64": "int32", "float64": "float32"}
 
 
 def dtype_name(dtype: Any) -> str:
@@ -44,4 +42,4 @@ def dtype_name(dtype: Any) -> str:
 
 def device_dtype(name: str) -> str:
     """Returns the IR's name of what a device computes with for a dtype."""
-    return short_dtype(_ON_DEVICE.get(name, name))
+    return short_dtype(ON_DEVICE.get(name, name))

@@ -16,6 +16,7 @@ from jaxfleet.ir import Operator as IrOperator
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.ir import Variable as IrVariable
 from jaxfleet.ops.fluid import RANDOM_OPS, RUN_SLOT
+from jaxfleet.ops.fluid.arrays import ON_DEVICE
 from jaxfleet.runtime.executor import Executor as ProgramExecutor
 from jaxfleet.runtime.scope import Scope
 
@@ -132,7 +133,7 @@ def _names(given: Sequence[Variable | str] | Variable | str | None) -> tuple[str
 def _as_fed(value: Any) -> Any:
     """Returns a fed value as a device takes it, where JAX's 64-bit types are off."""
     array = np.asarray(value)
-    narrow = {"int64": np.int32, "float64": np.float32}.get(array.dtype.name)
+    narrow = ON_DEVICE.get(array.dtype.name)
     return array.astype(narrow) if narrow is not None else array
 
 

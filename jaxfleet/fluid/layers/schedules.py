@@ -33,6 +33,12 @@ def _step(begin: int = 0) -> Variable:
     return cast(counter, "float32")
 
 
+def _periods(steps: int, *, whole: bool) -> Variable:
+    """Returns how many times `steps` runs were done, only whole times where asked for."""
+    done = maths.scale(_step(), 1.0 / steps)
+    return maths.floor(done) if whole else done
+
+
 def _power(base: float, exponent: Variable) -> Variable:
     return maths.elementwise_pow(fill_constant([1], "float32", base), exponent)
 
@@ -52,8 +58,7 @@ def exponential_decay(
 ) -> Variable:
     """Multiplies by `decay_rate` every `decay_steps`."""
     with _as_schedule():
-        done = maths.scale(_step(), 1.0 / decay_steps)
-        done = maths.floor(done) if staircase else done
+        done = _periods(decay_steps, whole=staircase)
         return maths.scale(_power(decay_rate, done), learning_rate)
 
 
@@ -62,8 +67,7 @@ def natural_exp_decay(
 ) -> Variable:
     """Falls as `exp(-decay_rate * step / decay_steps)`."""
     with _as_schedule():
-        done = maths.scale(_step(), 1.0 / decay_steps)
-        done = maths.floor(done) if staircase else done
+        done = _periods(decay_steps, whole=staircase)
         return maths.scale(maths.exp(maths.scale(done, -decay_rate)), learning_rate)
 
 
@@ -72,8 +76,7 @@ def inverse_time_decay(
 ) -> Variable:
     """Falls as `1 / (1 + decay_rate * step / decay_steps)`."""
     with _as_schedule():
-        done = maths.scale(_step(), 1.0 / decay_steps)
-        done = maths.floor(done) if staircase else done
+        done = _periods(decay_steps, whole=staircase)
         under = maths.scale(done, decay_rate, bias=1.0)
         return maths.scale(maths.reciprocal(under), learning_rate)
 

@@ -67,6 +67,7 @@ class Optimizer:
             raise ProgramError(what)
         self._rate, self._parameters = learning_rate, parameter_list
         self.regularization, self._grad_clip, self._name = regularization, grad_clip, name
+        self._attrs: Mapping[str, Any] = {}  # of the operator that updates
         self._rates: dict[int, Variable] = {}
         self._state: dict[tuple[str, str], Variable] = {}
 
@@ -115,14 +116,10 @@ class Optimizer:
         self._finish(block, pairs)
         return ops
 
-    def attributes(self) -> Mapping[str, Any]:
-        """Returns the attributes of the operator that updates."""
-        return {}
-
     def attributes_of(self, param: Parameter) -> Mapping[str, Any]:
         """Returns the attributes of the operator that updates a parameter."""
         del param
-        return self.attributes()
+        return self._attrs
 
     def _finish(self, block: Block, pairs: Pairs) -> None:
         """Adds what comes after all updates."""

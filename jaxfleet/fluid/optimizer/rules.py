@@ -32,10 +32,7 @@ class MomentumOptimizer(Optimizer):
         name: str | None = None,
     ) -> None:
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
-        self._momentum, self._nesterov = momentum, use_nesterov
-
-    def attributes(self) -> Mapping[str, Any]:
-        return {"mu": self._momentum, "use_nesterov": self._nesterov}
+        self._attrs = {"mu": momentum, "use_nesterov": use_nesterov}
 
 
 class AdagradOptimizer(Optimizer):
@@ -54,11 +51,8 @@ class AdagradOptimizer(Optimizer):
         initial_accumulator_value: float = 0.0,
     ) -> None:
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
-        self._epsilon = epsilon
+        self._attrs = {"epsilon": epsilon}
         self.accumulators = (Accumulator("moment", "Moment", initial_accumulator_value),)
-
-    def attributes(self) -> Mapping[str, Any]:
-        return {"epsilon": self._epsilon}
 
 
 class AdamOptimizer(Optimizer):
@@ -87,9 +81,6 @@ class AdamOptimizer(Optimizer):
             Accumulator("beta2_pow_acc", "Beta2Pow", beta2, is_scalar=True),
         )
 
-    def attributes(self) -> Mapping[str, Any]:
-        return self._attrs
-
 
 class RMSPropOptimizer(Optimizer):
     """Divides by the root of a decaying average of squares."""
@@ -116,9 +107,6 @@ class RMSPropOptimizer(Optimizer):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._attrs = {"decay": rho, "epsilon": epsilon, "momentum": momentum, "centered": centered}
 
-    def attributes(self) -> Mapping[str, Any]:
-        return self._attrs
-
 
 class LarsMomentumOptimizer(Optimizer):
     """Momentum whose rate follows the norms of each layer."""
@@ -144,9 +132,6 @@ class LarsMomentumOptimizer(Optimizer):
             "lars_weight_decay": lars_weight_decay,
         }
 
-    def attributes(self) -> Mapping[str, Any]:
-        return self._attrs
-
 
 class AdamaxOptimizer(Optimizer):
     """Adam by the largest gradient in the place of the second average."""
@@ -171,9 +156,6 @@ class AdamaxOptimizer(Optimizer):
             Accumulator("inf_norm", "InfNorm"),
             Accumulator("beta1_pow_acc", "Beta1Pow", beta1, is_scalar=True, is_read_only=True),
         )
-
-    def attributes(self) -> Mapping[str, Any]:
-        return self._attrs
 
     def _finish(self, block: Block, pairs: Pairs) -> None:
         for param, grad in pairs:
@@ -202,9 +184,6 @@ class DecayedAdagradOptimizer(Optimizer):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._attrs = {"decay": decay, "epsilon": epsilon}
 
-    def attributes(self) -> Mapping[str, Any]:
-        return self._attrs
-
 
 class AdadeltaOptimizer(Optimizer):
     """Finds its own rate from averages of gradients and of updates."""
@@ -229,9 +208,6 @@ class AdadeltaOptimizer(Optimizer):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._attrs = {"epsilon": epsilon, "rho": rho}
 
-    def attributes(self) -> Mapping[str, Any]:
-        return self._attrs
-
 
 class FtrlOptimizer(Optimizer):
     """Follows the regularized leader."""
@@ -255,9 +231,6 @@ class FtrlOptimizer(Optimizer):
     ) -> None:
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._attrs = {"l1": l1, "l2": l2, "lr_power": lr_power}
-
-    def attributes(self) -> Mapping[str, Any]:
-        return self._attrs
 
 
 class LambOptimizer(AdamOptimizer):

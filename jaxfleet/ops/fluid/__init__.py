@@ -13,5 +13,4 @@ from jaxfleet.ops.fluid.schema import GRAD as GRAD
 from jaxfleet.ops.fluid.schema import Gradient as Gradient
 from jaxfleet.ops.fluid.schema import Schema as Schema
 from jaxfleet.ops.fluid.schema import Slot as Slot
-from jaxfleet.ops.fluid.schema import differentiated_by as differentiated_by
 from jaxfleet.ops.fluid.schema import schema_of as schema_of

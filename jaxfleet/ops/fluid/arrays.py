@@ -11,12 +11,13 @@ from jaxfleet.ops.fluid.schema import Gradient, Schema, Value, describe, fluid_o
 from jaxfleet.ops.jax_adapter import numpy_dtype
 from jaxfleet.ops.registry import Array
 
-_ON_DEVICE = {"int64": "int32", "float64": "float32"}  # JAX's 64-bit types are off
+# What a device computes with, where JAX's 64-bit types are off.
+ON_DEVICE: Mapping[str, str] = {"int64": "int32", "float64": "float32"}
 
 
 def device_dtype(name: str) -> np.dtype[Any]:
     """Returns what a device computes with for one of fluid's dtypes."""
-    return numpy_dtype(_ON_DEVICE.get(name, name))
+    return numpy_dtype(ON_DEVICE.get(name, name))
 
 
 def _described(op_type: str, inputs: str, attrs: Mapping[str, Any], *, differs: bool) -> None:

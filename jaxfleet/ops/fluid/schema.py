@@ -82,31 +82,13 @@ class Schema:
     gradient: Gradient | None = None
     compute: Compute | None = None
 
-    def slot(self, name: str) -> Slot:
-        """Returns an input or output by its name.
-
-        Raises:
-            ProgramError: there is no such slot.
-        """
-        for slot in (*self.inputs, *self.outputs):
-            if slot.name == name:
-                return slot
-        slots = ", ".join(slot.name for slot in (*self.inputs, *self.outputs))
-        raise ProgramError(f"{self.type} has no slot '{name}'", hint=f"its slots are {slots}")
-
 
 _SCHEMAS: dict[str, Schema] = {}
-_BY_GRADIENT: dict[str, Schema] = {}
 
 
 def schema_of(op_type: str) -> Schema | None:
     """Returns what an operator type looks like; None for one that is not fluid's."""
     return _SCHEMAS.get(op_type)
-
-
-def differentiated_by(grad_type: str) -> Schema | None:
-    """Returns the operator whose gradient a type computes; None for one that is no gradient."""
-    return _BY_GRADIENT.get(grad_type)
 
 
 def slots(text: str) -> tuple[Slot, ...]:
@@ -117,8 +99,6 @@ def slots(text: str) -> tuple[Slot, ...]:
 def describe(schema: Schema) -> None:
     """Says what an operator type looks like whose meaning is registered elsewhere."""
     _SCHEMAS[schema.type] = schema
-    if schema.gradient is not None and schema.gradient.type not in _BY_GRADIENT:
-        _BY_GRADIENT[schema.gradient.type] = schema
 
 
 def fluid_op(

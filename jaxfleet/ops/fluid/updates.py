@@ -115,8 +115,7 @@ def adam(
 ) -> Value:
     """Divides one decaying average by the root of another (Kingma and Ba, 2015)."""
     beta1, beta2 = attrs["beta1"], attrs["beta2"]
-    first = beta1 * first + (1 - beta1) * grad
-    second = beta2 * second + (1 - beta2) * grad * grad
+    first, second = _averages(attrs, grad, first, second)
     root = jnp.sqrt(1 - power2)
     step = rate * root / (1 - power1)
     made = param - step * first / (jnp.sqrt(second) + attrs["epsilon"])
@@ -171,11 +170,16 @@ def lamb(
 ) -> Value:
     """Scales Adam's update by the norm of the parameter (You et al., 2020)."""
     beta1, beta2 = attrs["beta1"], attrs["beta2"]
-    first = beta1 * first + (1 - beta1) * grad
-    second = beta2 * second + (1 - beta2) * grad * grad
+    first, second = _averages(attrs, grad, first, second)
     update = first / (1 - power1) / (jnp.sqrt(second / (1 - power2)) + attrs["epsilon"])
     update = update + attrs["weight_decay"] * param
     param_norm, update_norm = jnp.linalg.norm(param), jnp.linalg.norm(update)
     is_scaled = (param_norm > 0) & (update_norm > 0)
     ratio = jnp.where(is_scaled, param_norm / update_norm, 1.0)
     return param - rate * ratio * update, first, second, power1 * beta1, power2 * beta2
+
+
+def _averages(attrs: Attributes, grad: Array, first: Array, second: Array) -> tuple[Array, Array]:
+    """Returns the decaying averages of gradients and of their squares."""
+    beta1, beta2 = attrs["beta1"], attrs["beta2"]
+    return beta1 * first + (1 - beta1) * grad, beta2 * second + (1 - beta2) * grad * grad
