@@ -158,12 +158,8 @@ class ServerCore:
         replies: Replies = []
         while jobs := self.take_jobs():
             for job in jobs:
-                try:
-                    result = job.run()
-                except Exception as error:  # noqa: BLE001  # whatever it is, the trainers hear of it
-                    replies += self.fail(job, error)
-                else:
-                    replies += self.finish(job, result)
+                result, error = job.attempt()
+                replies += self.fail(job, error) if error else self.finish(job, result)
         return replies
 
     def take_links(self) -> list[tuple[int, Message]]:

@@ -68,6 +68,13 @@ class Job:
     failed: Callable[[Exception], None] | None = None
     expected_s: float = math.inf
 
+    def attempt(self) -> tuple[Any, Exception | None]:
+        """Does it; returns what it gave, or the exception that it ended in."""
+        try:
+            return self.run(), None
+        except Exception as error:  # noqa: BLE001  # whatever it is, the trainers hear of it
+            return None, error
+
 
 @dataclass
 class Desk:

@@ -99,7 +99,7 @@ class Server:
             if self._worker.is_busy or job.expected_s > _SHORT_S:
                 self._worker.put(job)
             else:
-                self._end(_done(job))
+                self._end((job, *job.attempt()))
 
     def _has_work(self) -> bool:
         self._todo += self._core.take_jobs()  # what was done may have made more possible
@@ -164,13 +164,5 @@ class _Worker:
 
     def _run(self) -> None:
         while (job := self._todo.get()) is not None:
-            self._done.put(_done(job))
+            self._done.put((job, *job.attempt()))
             self._wake()
-
-
-def _done(job: Job) -> Done:
-    """Does a job."""
-    try:
-        return job, job.run(), None
-    except Exception as error:  # noqa: BLE001  # whatever it is, the trainers hear of it
-        return job, None, error
