@@ -142,7 +142,7 @@ class _Backward:
                     yield slot, at, name
 
     def _ends_at(self, name: str) -> bool:
-        variable = self.block._var_recursive(name)  # noqa: SLF001
+        variable = self.block._var_recursive(name)
         is_number = variable.dtype.startswith(("float", "bfloat"))
         frozen = isinstance(variable, Parameter) and not variable.trainable
         return name in self.ended or variable.stop_gradient or frozen or not is_number
@@ -183,7 +183,7 @@ class _Backward:
         """Makes the gradients of outputs that nothing depends on, beside those that have one."""
         for name in op.output(slot.name):
             if grad_name(name) not in self.block.vars:
-                self._declare(grad_name(name), self.block._var_recursive(name))  # noqa: SLF001
+                self._declare(grad_name(name), self.block._var_recursive(name))
                 outputs = {"Out": grad_name(name)}
                 self.block.append_op("fill_zeros_like", {"X": name}, outputs)
 
@@ -195,7 +195,7 @@ class _Backward:
         number = len(parts)
         part = f"{whole}@RENAME@block{self.block.idx}@{number}" if several else whole
         parts.append(part)
-        self._declare(part, self.block._var_recursive(name))  # noqa: SLF001
+        self._declare(part, self.block._var_recursive(name))
         if is_sparse:
             self.block.var(part).type = VarType.SELECTED_ROWS
         return part
@@ -204,7 +204,7 @@ class _Backward:
         """Adds the parts of a gradient once the last is there."""
         whole, parts = grad_name(name), self.parts[name]
         if len(parts) == self.expected[name] > 1 and whole not in self.block.vars:
-            self._declare(whole, self.block._var_recursive(name))  # noqa: SLF001
+            self._declare(whole, self.block._var_recursive(name))
             made = self.block.append_op("sum", {"X": parts}, {"Out": whole})
             self.block.var(whole).type = self.block.var(parts[0]).type
         self.makers[whole] = made

@@ -18,9 +18,7 @@ class Initializer:
         """Adds the operator to a block, before the others, as fluid does."""
         op_type, attrs = self.operator(variable)
         shared = {"shape": list(variable.shape), "dtype": variable.dtype}
-        return block._prepend_op(  # noqa: SLF001
-            op_type, outputs={"Out": variable.name}, attrs={**shared, **attrs}
-        )
+        return block._prepend_op(op_type, outputs={"Out": variable.name}, attrs={**shared, **attrs})
 
     def operator(self, variable: Variable) -> tuple[str, Mapping[str, Any]]:
         """Returns the operator's type, and its attributes besides shape and dtype."""

@@ -10,6 +10,7 @@ from jaxfleet.fluid.block import Block
 from jaxfleet.fluid.operator import ROLE
 from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.variable import Parameter, Variable
+from jaxfleet.ir import Attr
 
 _NOT_FOR_TEST = OpRole.BACKWARD | OpRole.OPTIMIZE
 
@@ -23,6 +24,8 @@ class Program:
         op_role: the role of operators that are added now.
         op_role_var: the (parameter, gradient) names that they are about.
         version: grows with every operator that is added, removed or changed.
+        _facts: what a transpiler says of the whole (`role="trainer"`); the IR's program has them
+            as its attributes.
     """
 
     def __init__(self) -> None:
@@ -31,6 +34,7 @@ class Program:
         self.op_role = OpRole.FORWARD
         self.op_role_var: list[str] = []
         self.version = 0
+        self._facts: dict[str, Attr] = {}
         self._seed = 0
 
     @property
@@ -83,7 +87,7 @@ class Program:
                 block.ops = [op for op in block.ops if not op.attrs[ROLE] & _NOT_FOR_TEST]
                 for op in block.ops:
                     if op.has_attr("is_test"):
-                        op._set_attr("is_test", True)  # noqa: SLF001
+                        op._set_attr("is_test", True)
         return made
 
     def unique_name(self, key: str) -> str:

@@ -35,7 +35,7 @@ def ir_program(
     if wanted:
         marked = IrOperator("fetch", Operands.of(*wanted))
         blocks[0] = blocks[0].with_ops((*blocks[0].ops, marked))
-    return Program(name, outer, tuple(blocks))
+    return Program(name, outer, tuple(blocks), Attrs(program._facts))
 
 
 def ir_operator(op: Operator) -> IrOperator:

@@ -179,7 +179,7 @@ def test_a_program_that_changes_between_runs_is_made_anew() -> None:
         out = layers.scale(x, 2.0)
         exe, feed = fluid.Executor(), {"x": np.ones((1, 2), np.float32)}
         assert exe.run(main, feed=feed, fetch_list=[out])[0].tolist() == [[2.0, 2.0]]
-        main.global_block().ops[0]._set_attr("scale", 3.0)  # noqa: SLF001
+        main.global_block().ops[0]._set_attr("scale", 3.0)
         assert exe.run(main, feed=feed, fetch_list=[out])[0].tolist() == [[3.0, 3.0]]
         more = layers.scale(out, 2.0)
         assert exe.run(main, feed=feed, fetch_list=[more])[0].tolist() == [[6.0, 6.0]]

@@ -29,7 +29,7 @@ def _step(begin: int = 0) -> Variable:
     is_new = not block.has_var(COUNTER)
     counter = helper.global_variable(COUNTER, [1], "int64", begin - 1)
     if is_new:
-        block._prepend_op("increment", {"X": counter}, {"Out": counter}, {"step": 1.0})  # noqa: SLF001
+        block._prepend_op("increment", {"X": counter}, {"Out": counter}, {"step": 1.0})
     return cast(counter, "float32")
 
 
@@ -110,9 +110,9 @@ def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> Varia
 def _assign_if(condition: Variable, value: Variable, into: Variable) -> None:
     """Assigns where a condition holds."""
     program = default_main_program()
-    inner: Block = program._create_block()  # noqa: SLF001
+    inner: Block = program._create_block()
     assign(value, into)
-    program._rollback()  # noqa: SLF001
+    program._rollback()
     program.current_block().append_op(
         "conditional_block",
         {"Cond": condition, "Input": [value, into]},
