@@ -28,6 +28,9 @@ PUBLIC = {
     "jaxfleet.cli": """
         main
     """,
+    "jaxfleet.compat": """
+        install uninstall
+    """,
     "jaxfleet.fluid": """
         Block CPUPlace CUDAPlace Executor Operator ParamAttr Parameter Program Variable
         append_backward data default_main_program default_startup_program embedding global_scope

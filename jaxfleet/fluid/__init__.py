@@ -14,9 +14,12 @@ A program here is a builder over the IR (`jaxfleet.ir`): it becomes one where it
 """
 
 from jaxfleet.fluid import clip as clip
+from jaxfleet.fluid import core as core
+from jaxfleet.fluid import framework as framework
 from jaxfleet.fluid import initializer as initializer
 from jaxfleet.fluid import layers as layers
 from jaxfleet.fluid import optimizer as optimizer
+from jaxfleet.fluid import readers as readers
 from jaxfleet.fluid import regularizer as regularizer
 from jaxfleet.fluid import unique_name as unique_name
 from jaxfleet.fluid.backward import append_backward as append_backward

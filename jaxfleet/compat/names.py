@@ -1,0 +1,39 @@
+"""Which module each old name stands for."""
+
+from collections.abc import Mapping
+
+_FLUID = "jaxfleet.fluid"
+_LAYERS = (f"{_FLUID}.layers",)
+_FRAMEWORK = (f"{_FLUID}.framework",)
+
+# A package stands before its modules.
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "paddle": ("jaxfleet.compat.top",),
+    "paddle.reader": (f"{_FLUID}.readers",),
+    "paddle.optimizer": ("jaxfleet.compat.optimizer",),
+    "paddle.regularizer": (f"{_FLUID}.regularizer",),
+    "paddle.static": (_FLUID,),
+    "paddle.static.nn": ("jaxfleet.compat.static_nn", f"{_FLUID}.layers"),
+    "paddle.fluid": (_FLUID,),
+    "paddle.fluid.backward": (f"{_FLUID}.backward",),
+    "paddle.fluid.clip": (f"{_FLUID}.clip",),
+    "paddle.fluid.core": (f"{_FLUID}.core",),
+    "paddle.fluid.executor": (f"{_FLUID}.executor",),
+    "paddle.fluid.framework": _FRAMEWORK,
+    "paddle.fluid.initializer": (f"{_FLUID}.initializer",),
+    "paddle.fluid.input": (f"{_FLUID}.input", f"{_FLUID}.layers"),
+    "paddle.fluid.layer_helper": (f"{_FLUID}.layer_helper",),
+    "paddle.fluid.layers": _LAYERS,
+    "paddle.fluid.layers.control_flow": _LAYERS,
+    "paddle.fluid.layers.io": _LAYERS,
+    "paddle.fluid.layers.learning_rate_scheduler": _LAYERS,
+    "paddle.fluid.layers.loss": _LAYERS,
+    "paddle.fluid.layers.metric_op": _LAYERS,
+    "paddle.fluid.layers.nn": _LAYERS,
+    "paddle.fluid.layers.ops": _LAYERS,
+    "paddle.fluid.layers.tensor": _LAYERS,
+    "paddle.fluid.optimizer": (f"{_FLUID}.optimizer",),
+    "paddle.fluid.param_attr": (f"{_FLUID}.param_attr",),
+    "paddle.fluid.regularizer": (f"{_FLUID}.regularizer",),
+    "paddle.fluid.unique_name": (f"{_FLUID}.unique_name",),
+}

@@ -1,0 +1,51 @@
+"""What scripts take from fluid's core: places, scopes, kinds of variables, roles."""
+
+from importlib.metadata import entry_points
+
+from jaxfleet.fluid.dtypes import VarType
+from jaxfleet.fluid.places import CPUPlace as CPUPlace
+from jaxfleet.fluid.places import CUDAPlace as CUDAPlace
+from jaxfleet.fluid.roles import OpRole as _Roles
+from jaxfleet.ops.fluid import EMPTY, GRAD
+from jaxfleet.runtime.scope import Scope as Scope
+
+
+class VarDesc:
+    """What a variable is."""
+
+    VarType = VarType
+
+
+class op_proto_and_checker_maker:  # noqa: N801  # fluid's name
+    """The roles of operators, and the attributes that hold them."""
+
+    class OpRole:
+        """What part of a training step an operator belongs to."""
+
+        Forward, Backward, Optimize = _Roles.FORWARD, _Roles.BACKWARD, _Roles.OPTIMIZE
+        RPC, Dist, LRSched, Loss = _Roles.RPC, _Roles.DIST, _Roles.LR_SCHED, _Roles.LOSS
+
+    @staticmethod
+    def kOpRoleAttrName() -> str:  # noqa: N802
+        """Returns the attribute that holds a role."""
+        return "op_role"
+
+    @staticmethod
+    def kOpRoleVarAttrName() -> str:  # noqa: N802
+        """Returns the attribute that names parameters and gradients."""
+        return "op_role_var"
+
+
+def is_compiled_with_cuda() -> bool:
+    """Tells whether JAX is installed for GPUs; starts no backend, so there may yet be none."""
+    return any("cuda" in found.name for found in entry_points(group="jax_plugins"))
+
+
+def kEmptyVarName() -> str:  # noqa: N802
+    """Returns the name that stands for no variable."""
+    return EMPTY
+
+
+def kGradVarSuffix() -> str:  # noqa: N802
+    """Returns what the name of a gradient ends with."""
+    return GRAD

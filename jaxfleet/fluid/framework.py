@@ -1,0 +1,25 @@
+"""What fluid calls its framework: programs and what they are made of, under one name."""
+
+from jaxfleet.fluid.backward import grad_name as _grad_name
+from jaxfleet.fluid.block import Block as Block
+from jaxfleet.fluid.operator import Operator as Operator
+from jaxfleet.fluid.places import CPUPlace as CPUPlace
+from jaxfleet.fluid.places import CUDAPlace as CUDAPlace
+from jaxfleet.fluid.program import Program as Program
+from jaxfleet.fluid.program import default_main_program as default_main_program
+from jaxfleet.fluid.program import default_startup_program as default_startup_program
+from jaxfleet.fluid.program import program_guard as program_guard
+from jaxfleet.fluid.program import switch_main_program as switch_main_program
+from jaxfleet.fluid.program import switch_startup_program as switch_startup_program
+from jaxfleet.fluid.variable import Parameter as Parameter
+from jaxfleet.fluid.variable import Variable as Variable
+
+
+def grad_var_name(var_name: str) -> str:
+    """Returns the name of a variable's gradient."""
+    return _grad_name(var_name)
+
+
+def in_dygraph_mode() -> bool:
+    """Tells whether operators run as they are written: they never do here."""
+    return False
