@@ -2,25 +2,19 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from jaxfleet.errors import ClosedError, FeedError
+from jaxfleet.fluid.drawing import RUN, with_draws
 from jaxfleet.fluid.program import Program, default_main_program
 from jaxfleet.fluid.to_ir import ir_program
 from jaxfleet.fluid.variable import Variable
-from jaxfleet.ir import Attrs, Kind, Operands
-from jaxfleet.ir import Operator as IrOperator
 from jaxfleet.ir import Program as IrProgram
-from jaxfleet.ir import Variable as IrVariable
-from jaxfleet.ops.fluid import RANDOM_OPS, RUN_SLOT
 from jaxfleet.ops.fluid.arrays import ON_DEVICE
 from jaxfleet.runtime.executor import Executor as ProgramExecutor
 from jaxfleet.runtime.scope import Scope
-
-RUN = "@RUN@"  # what random operators tell runs apart by
 
 
 class _Current:
@@ -106,7 +100,7 @@ class Executor:
         """Returns the program in the IR, made anew when it has changed."""
         known = self._programs.get(id(program))
         if known is None or known[:2] != (program, program.version):
-            known = (program, program.version, _with_runs(ir_program(program)))
+            known = (program, program.version, with_draws(ir_program(program)))
             self._programs[id(program)] = known
         return known[2]
 
@@ -135,26 +129,3 @@ def _as_fed(value: Any) -> Any:
     array = np.asarray(value)
     narrow = ON_DEVICE.get(array.dtype.name)
     return array.astype(narrow) if narrow is not None else array
-
-
-def _with_runs(program: IrProgram) -> IrProgram:
-    """Gives each random operator a seed of its own, and the number of the run."""
-    if not any(op.type in RANDOM_OPS for block in program.blocks for op in block.ops):
-        return program
-    blocks, number = [], 0
-    for block in program.blocks:
-        ops = []
-        for op in block.ops:
-            number += 1
-            ops.append(_with_run(op, number) if op.type in RANDOM_OPS else op)
-        blocks.append(block.with_ops(ops))
-    run = IrVariable(RUN, "u32", (), Kind.DATA)
-    variables = {**program.variables, RUN: run}
-    return replace(program, variables=variables, blocks=tuple(blocks))
-
-
-def _with_run(op: IrOperator, number: int) -> IrOperator:
-    if op.attrs.get("seed"):
-        return op  # the script chose what is drawn
-    inputs = Operands((*op.inputs.slots, (RUN_SLOT, (RUN,))))
-    return replace(op, inputs=inputs, attrs=Attrs({**op.attrs, "seed": number}))

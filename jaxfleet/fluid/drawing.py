@@ -1,0 +1,140 @@
+"""What random operators draw: a seed for each, and the rows that a parameter server keeps.
+
+An operator with a seed of its own draws by that. Any other draws by the number of the run, which
+the program's `random_seed` begins, and by a number of its own: what begins a parameter, by the
+parameter's name; another, by its place in the program. So a parameter begins alike in every
+program that begins it, and a server that holds some of its rows draws the whole and keeps those:
+any number of servers begin with the bits of one, and of one process (semantics, 30.5; fluid drew
+each slice anew, by the same seed).
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from jaxfleet.ir import Attr, Attrs, Block, Kind, Operands, Operator, Program, Variable
+from jaxfleet.ops.fluid import RANDOM_OPS, RUN_SLOT
+
+RUN = "@RUN@"  # what random operators tell runs apart by
+_WHOLE = "@WHOLE"  # the suffix of a parameter of which a server keeps some rows
+_GIVEN = "assign_value"  # begins with given values, of which a server keeps its rows too
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Some rows of a parameter.
+
+    Attributes:
+        param: it.
+        start: the first of them.
+        rows: of the whole parameter.
+    """
+
+    param: str
+    start: int
+    rows: int
+
+
+def with_draws(program: Program) -> Program:
+    """Gives each random operator a seed, and the number of the run; cuts what servers begin."""
+    ops = [op for block in program.blocks for op in block.ops]
+    if not any(op.type in RANDOM_OPS or op.type == _GIVEN for op in ops):
+        return program
+    cuts = _cuts(program)
+    program = program.with_block(_with_cuts(program, cuts)) if cuts else program
+    if not any(op.type in RANDOM_OPS for op in ops):
+        return program
+    blocks, number = [], 0
+    for block in program.blocks:
+        made = []
+        for op in block.ops:
+            number += 1
+            made.append(_with_seed(program, op, number) if op.type in RANDOM_OPS else op)
+        blocks.append(block.with_ops(made))
+    run = Variable(RUN, "u32", (), Kind.DATA)
+    return replace(program, variables={**program.variables, RUN: run}, blocks=tuple(blocks))
+
+
+def _with_seed(program: Program, op: Operator, number: int) -> Operator:
+    if op.attrs.get("seed"):
+        return op  # the script chose what is drawn
+    name = op.writes[0].removesuffix(_WHOLE)
+    begun = program.variables.get(name)
+    if begun is not None and begun.kind in {Kind.PARAM, Kind.STATE}:
+        number = _number_of(_cuts(program)[name].param if name in _cuts(program) else name)
+    inputs = Operands((*op.inputs.slots, (RUN_SLOT, (RUN,))))
+    return replace(op, inputs=inputs, attrs=Attrs({**op.attrs, "seed": number}))
+
+
+def _number_of(name: str) -> int:
+    return zlib.crc32(name.encode()) >> 1 or 1  # a seed, and 0 is none
+
+
+def _cuts(program: Program) -> Mapping[str, _Cut]:
+    """Returns where the slices that a server begins lie in their parameters."""
+    rows = {str(name): sum(map(_int, _items(sizes))) for name, sizes in _pairs(program, "slices")}
+    found = {}
+    for entry in _items(program.attrs.get("holds", ())):
+        name, param, start = _items(entry)
+        if _int(start) >= 0 and str(param) in rows:
+            found[str(name)] = _Cut(str(param), _int(start), rows[str(param)])
+    return found
+
+
+def _with_cuts(program: Program, cuts: Mapping[str, _Cut]) -> Block:
+    """Returns block 0 where it draws whole parameters, and keeps the rows that are here."""
+    ops: list[Operator] = []
+    wholes: list[Variable] = []
+    for op in program.root.ops:
+        name = op.writes[0] if op.writes else ""
+        is_begun = op.type in RANDOM_OPS or op.type == _GIVEN
+        kept = program.variables.get(name)
+        if name not in cuts or not is_begun or kept is None or kept.shape[0] == cuts[name].rows:
+            ops.append(op)
+            continue
+        whole = replace(
+            kept,
+            name=name + _WHOLE,
+            kind=Kind.TEMP,
+            shape=(cuts[name].rows, *kept.shape[1:]),
+        )
+        wholes.append(whole)
+        ops += _drawn_and_cut(op, whole, kept, cuts[name].start)
+    return program.root.with_ops(ops, declare=wholes)
+
+
+def _drawn_and_cut(op: Operator, whole: Variable, kept: Variable, start: int) -> Iterator[Operator]:
+    shape = [_int(size) for size in kept.shape]
+    yield replace(
+        op,
+        outputs=op.outputs.renamed({kept.name: whole.name}),
+        attrs=Attrs({**op.attrs, "shape": whole.shape}),
+    )
+    yield Operator(
+        "jax.slice",
+        Operands.of(whole.name),
+        Operands.of(kept.name),
+        Attrs({
+            "start_indices": (start, *(0 for _ in shape[1:])),
+            "limit_indices": (start + shape[0], *shape[1:]),
+            "strides": None,
+        }),
+        role=op.role,
+        source=op.source,
+    )  # fmt: skip
+
+
+def _pairs(program: Program, name: str) -> Iterator[tuple[Attr, Attr]]:
+    for entry in _items(program.attrs.get(name, ())):
+        first, second = _items(entry)
+        yield first, second
+
+
+def _items(value: Attr) -> tuple[Attr, ...]:
+    assert isinstance(value, tuple)
+    return value
+
+
+def _int(value: object) -> int:
+    assert isinstance(value, int)
+    return value
