@@ -75,8 +75,9 @@ PUBLIC = {
         EMPTY GRAD Gradient RANDOM_OPS RUN_SLOT Schema Slot schema_of
     """,
     "jaxfleet.passes": """
-        DeadCodeElimination Dispatch Donate FuseAllreduce GradAllreduce InsertSendRecv
-        InsertStartup MergeSends ScheduleSends SliceVar
+        BroadcastParams CommInit CommInitAll DeadCodeElimination Dispatch Donate FuseAllreduce
+        GenNcclId GradAllreduce GradAllreduceByRole InsertSendRecv InsertStartup LocalSGD MergeSends
+        ScheduleSends SliceVar SnapshotParams
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders made_by

@@ -10,6 +10,7 @@ PLAIN_NAME = re.compile(r"(?!(?:inf|nan)\+)[A-Za-z_][\w./@$~+-]*")
 # As words and dtypes are spelled: a plain name, and what jax adds to some: `key<fry>`.
 PLAIN_WORD = re.compile(rf"{PLAIN_NAME.pattern}(?:<[^<>\[\]\s]*>)?")
 _TRAINER = ".trainer_"
+LOCAL_STEPS = "@LOCAL_SGD_STEPS@"  # how many steps a rank has done by itself
 RESERVED = frozenset({"true", "false", "none", "nan", "inf"})
 
 
@@ -21,6 +22,11 @@ def grad_name(name: str) -> str:
 def block_name(name: str, index: int) -> str:
     """Returns the name of a variable's slice along axis 0: `w.block0`."""
     return f"{name}.block{index}"
+
+
+def snapshot_name(name: str) -> str:
+    """Returns the name of what all ranks last had of a parameter: `w@SNAPSHOT`."""
+    return f"{name}@SNAPSHOT"
 
 
 def trainer_name(name: str, trainer_id: int) -> str:
