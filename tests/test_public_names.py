@@ -33,8 +33,8 @@ PUBLIC = {
     """,
     "jaxfleet.fluid": """
         Block CPUPlace CUDAPlace Executor Operator ParamAttr Parameter Program Variable
-        append_backward data default_main_program default_startup_program embedding global_scope
-        program_guard scope_guard
+        append_backward data default_main_program default_startup_program embedding
+        get_flags global_scope is_compiled_with_cuda program_guard scope_guard set_flags
     """,
     "jaxfleet.fluid.layers": """
         abs accuracy assign cast ceil clip concat cos create_global_var create_parameter

@@ -24,9 +24,12 @@ from jaxfleet.fluid import regularizer as regularizer
 from jaxfleet.fluid import unique_name as unique_name
 from jaxfleet.fluid.backward import append_backward as append_backward
 from jaxfleet.fluid.block import Block as Block
+from jaxfleet.fluid.core import is_compiled_with_cuda as is_compiled_with_cuda
 from jaxfleet.fluid.executor import Executor as Executor
 from jaxfleet.fluid.executor import global_scope as global_scope
 from jaxfleet.fluid.executor import scope_guard as scope_guard
+from jaxfleet.fluid.flags import get_flags as get_flags
+from jaxfleet.fluid.flags import set_flags as set_flags
 from jaxfleet.fluid.input import data as data
 from jaxfleet.fluid.layers import embedding as embedding
 from jaxfleet.fluid.operator import Operator as Operator

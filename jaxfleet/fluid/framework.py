@@ -2,6 +2,9 @@
 
 from jaxfleet.fluid.backward import grad_name as _grad_name
 from jaxfleet.fluid.block import Block as Block
+from jaxfleet.fluid.core import is_compiled_with_cuda as is_compiled_with_cuda
+from jaxfleet.fluid.flags import get_flags as get_flags
+from jaxfleet.fluid.flags import set_flags as set_flags
 from jaxfleet.fluid.operator import Operator as Operator
 from jaxfleet.fluid.places import CPUPlace as CPUPlace
 from jaxfleet.fluid.places import CUDAPlace as CUDAPlace

@@ -1,0 +1,55 @@
+"""Flags: what scripts tell the original's runtime. They are kept and given back; none acts here.
+
+What they steer (memory pools, choices of kernels, threads of the transport) XLA and our transport
+decide by themselves.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxfleet.errors import ProgramError
+
+_FLAGS: dict[str, Any] = {
+    "FLAGS_allocator_strategy": "auto_growth",
+    "FLAGS_benchmark": False,
+    "FLAGS_check_nan_inf": False,
+    "FLAGS_cudnn_deterministic": False,
+    "FLAGS_cudnn_exhaustive_search": False,
+    "FLAGS_eager_delete_tensor_gb": 0.0,
+    "FLAGS_enable_parallel_graph": False,
+    "FLAGS_fraction_of_gpu_memory_to_use": 0.92,
+    "FLAGS_rpc_deadline": 180000,
+    "FLAGS_rpc_retry_times": 3,
+    "FLAGS_sync_nccl_allreduce": True,
+}
+
+
+def set_flags(flags: Mapping[str, Any]) -> None:
+    """Keeps flags; one that nobody knows is kept with a warning.
+
+    Raises:
+        TypeError: it is no dict.
+    """
+    if not isinstance(flags, Mapping):
+        raise TypeError(f"flags in set_flags should be a dict, not a {type(flags).__name__}")
+    for name, value in flags.items():
+        if name not in _FLAGS:
+            warnings.warn(f"there is no flag {name}; it is kept, and does nothing", stacklevel=2)
+        _FLAGS[name] = value
+
+
+def get_flags(flags: Sequence[str] | str) -> dict[str, Any]:
+    """Returns flags by their names.
+
+    Raises:
+        TypeError: it is neither a name nor a list of them.
+        ValueError: nobody knows one.
+    """
+    if not isinstance(flags, str | list | tuple):
+        raise TypeError(f"get_flags takes a name or a list of names, not {flags!r}")
+    names = [flags] if isinstance(flags, str) else flags
+    for name in names:
+        if name not in _FLAGS:
+            raise ProgramError(f"there is no flag {name}", hint=f"flags: {', '.join(_FLAGS)}")
+    return {name: _FLAGS[name] for name in names}

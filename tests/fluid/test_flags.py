@@ -1,0 +1,40 @@
+"""Flags are kept and given back."""
+
+from typing import Any
+
+import pytest
+
+from jaxfleet import fluid
+from jaxfleet.errors import ProgramError
+from jaxfleet.fluid import flags
+
+
+@pytest.fixture(autouse=True)
+def _own_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "_FLAGS", dict(flags._FLAGS))
+
+
+def test_a_flag_is_given_back() -> None:
+    name = "FLAGS_eager_delete_tensor_gb"
+    assert fluid.get_flags(name) == {name: 0.0}
+    fluid.set_flags({name: 1.0})
+    assert fluid.get_flags([name, "FLAGS_benchmark"]) == {name: 1.0, "FLAGS_benchmark": False}
+
+
+def test_a_flag_that_nobody_knows_is_kept_with_a_warning() -> None:
+    with pytest.raises(ProgramError, match="no flag FLAGS_of_mine"):
+        fluid.get_flags(["FLAGS_of_mine"])
+    with pytest.warns(UserWarning, match="no flag FLAGS_of_mine"):
+        fluid.set_flags({"FLAGS_of_mine": 3})
+    assert fluid.get_flags("FLAGS_of_mine") == {"FLAGS_of_mine": 3}
+
+
+@pytest.mark.parametrize("given", [["FLAGS_benchmark"], "FLAGS_benchmark", None])
+def test_flags_are_set_by_a_dict(given: Any) -> None:
+    with pytest.raises(TypeError, match="should be a dict"):
+        fluid.set_flags(given)
+
+
+def test_flags_are_asked_for_by_name() -> None:
+    with pytest.raises(TypeError, match="takes a name"):
+        fluid.get_flags(3)  # type: ignore[arg-type]
