@@ -8,6 +8,7 @@
         TextError            IR text does not parse
         VerifyError          a program breaks a rule of the IR
         FeedError            what was fed or fetched does not fit the program
+          RaggedError          a feed of sequences of different lengths, as a list
       PassError            a pass cannot run: its options, or what it was given
       StrategyError        a strategy's fields contradict each other or the machine
       ConnectError         a peer never answered; try again
@@ -80,6 +81,10 @@ class VerifyError(ProgramError):
 
 class FeedError(ProgramError):
     """What was fed or fetched does not fit the program."""
+
+
+class RaggedError(FeedError, RuntimeError):
+    """A feed is a list, which fluid takes for sequences of different lengths."""
 
 
 class PassError(JaxfleetError, ValueError):

@@ -32,9 +32,12 @@ PUBLIC = {
         install uninstall
     """,
     "jaxfleet.fluid": """
-        Block CPUPlace CUDAPlace Executor Operator ParamAttr Parameter Program Variable
+        Block CPUPlace CUDAPlace Executor Operator ParamAttr Parameter Program Scope Variable
         append_backward data default_main_program default_startup_program embedding
         get_flags global_scope is_compiled_with_cuda program_guard scope_guard set_flags
+    """,
+    "jaxfleet.fluid.executor": """
+        Executor Scope as_numpy global_scope scope_guard
     """,
     "jaxfleet.fluid.layers": """
         abs accuracy assign cast ceil clip concat cos create_global_var create_parameter

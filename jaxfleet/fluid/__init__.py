@@ -26,6 +26,7 @@ from jaxfleet.fluid.backward import append_backward as append_backward
 from jaxfleet.fluid.block import Block as Block
 from jaxfleet.fluid.core import is_compiled_with_cuda as is_compiled_with_cuda
 from jaxfleet.fluid.executor import Executor as Executor
+from jaxfleet.fluid.executor import Scope as Scope
 from jaxfleet.fluid.executor import global_scope as global_scope
 from jaxfleet.fluid.executor import scope_guard as scope_guard
 from jaxfleet.fluid.flags import get_flags as get_flags

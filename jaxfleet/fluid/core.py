@@ -6,8 +6,8 @@ from jaxfleet.fluid.dtypes import VarType
 from jaxfleet.fluid.places import CPUPlace as CPUPlace
 from jaxfleet.fluid.places import CUDAPlace as CUDAPlace
 from jaxfleet.fluid.roles import OpRole as _Roles
+from jaxfleet.fluid.scope import Scope as Scope
 from jaxfleet.ops.fluid import EMPTY, GRAD
-from jaxfleet.runtime.scope import Scope as Scope
 
 
 class VarDesc:

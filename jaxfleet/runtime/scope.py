@@ -1,6 +1,8 @@
 """Scope: where variables that outlive a run keep their values."""
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+
+import jax
 
 from jaxfleet.ops import Array
 
@@ -15,13 +17,40 @@ class Scope(MutableMapping[str, Array]):
     def __init__(self, parent: "Scope | None" = None) -> None:
         self.parent = parent
         self._values: dict[str, Array] = {}
+        self._lent: set[str] = set()  # whose arrays someone beside this scope may hold
 
     def new_scope(self) -> "Scope":
         """Returns a scope inside this one."""
         return Scope(self)
 
+    def keep(self, values: Mapping[str, Array]) -> None:
+        """Takes arrays that nobody else holds, such as what a run has written."""
+        self._values.update(values)
+        self._lent.difference_update(values)
+
+    def give(self, name: str) -> Array:
+        """Returns an array whose memory a run may take: a copy where someone else may hold it.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if name in self._values and name not in self._lent:
+            return self._values[name]
+        return jax.numpy.array(self.peek(name), copy=True)
+
+    def peek(self, name: str) -> Array:
+        """Returns an array that the caller does not hold on to.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if name in self._values or self.parent is None:
+            return self._values[name]
+        return self.parent.peek(name)
+
     def __getitem__(self, name: str) -> Array:
         if name in self._values:
+            self._lent.add(name)
             return self._values[name]
         if self.parent is None:
             raise KeyError(name)
@@ -29,6 +58,7 @@ class Scope(MutableMapping[str, Array]):
 
     def __setitem__(self, name: str, value: Array) -> None:
         self._values[name] = value
+        self._lent.add(name)
 
     def __delitem__(self, name: str) -> None:
         del self._values[name]

@@ -1,0 +1,191 @@
+"""Executor: runs programs over a scope."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jaxfleet.errors import ClosedError, FeedError
+from jaxfleet.fluid.drawing import RUN
+from jaxfleet.fluid.executor.feeding import fed_values, one_feed
+from jaxfleet.fluid.executor.fetching import as_list, as_numpy, names_of, split_optimize_ops
+from jaxfleet.fluid.executor.plans import Plan, Plans
+from jaxfleet.fluid.operator import Operator
+from jaxfleet.fluid.program import Program, default_main_program
+from jaxfleet.fluid.scope import global_scope
+from jaxfleet.fluid.variable import Variable
+from jaxfleet.ir import Program as IrProgram
+from jaxfleet.runtime.scope import Scope
+
+
+class Closable(Protocol):
+    """What an executor has opened on behalf of a program, such as a trainer's connections."""
+
+    def close(self) -> None:
+        """Ends it, and tells whom it may concern."""
+
+
+class Executor:
+    """Runs programs.
+
+    Args:
+        place: a device; where JAX runs, unless given.
+    """
+
+    def __init__(self, place: Any = None) -> None:
+        self.place = place
+        self._plans = Plans()
+        self._open: list[Closable] = []
+        self._entropy = int(np.random.SeedSequence().generate_state(1)[0])
+        self._runs = 0
+        self._closed = False
+
+    def run(
+        self,
+        program: Program | None = None,
+        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        fetch_list: Any = None,
+        feed_var_name: str = "feed",
+        fetch_var_name: str = "fetch",
+        scope: Scope | None = None,
+        return_numpy: bool = True,
+        use_program_cache: bool = False,
+        return_merged: bool = True,
+        use_prune: bool = False,
+    ) -> list[Any]:
+        """Runs a program once; returns what is fetched, in order.
+
+        Args:
+            program: the default main program, unless given.
+            feed: arrays by name; for several devices one dict to divide, or one for each.
+            fetch_list: variables or their names. An operator of an optimizer in it, or what
+                `minimize` returned, says that of all optimizers' operators only these run.
+            feed_var_name: taken; nothing stands between a feed and its variable.
+            fetch_var_name: taken, as that.
+            scope: where variables live that outlive the run; the global one, unless given.
+            return_numpy: return numpy arrays of the caller's own; JAX's if not.
+            use_program_cache: taken; programs are always kept compiled, and made anew when they
+                have changed.
+            return_merged: join what several devices made along axis 0; a list of it if not.
+            use_prune: run only what the fetch list needs.
+
+        Raises:
+            RuntimeError: the executor was closed.
+            TypeError: what is given is no program, no feed or no fetch list.
+            FeedError: what is fed or fetched does not fit.
+        """
+        del feed_var_name, fetch_var_name, use_program_cache
+        if self._closed:
+            raise ClosedError("Attempted to use a closed Executor", hint="make another")
+        return self._run_impl(
+            default_main_program() if program is None else program,
+            feed,
+            as_list(fetch_list),
+            global_scope() if scope is None else scope,
+            return_numpy=return_numpy,
+            return_merged=return_merged,
+            use_prune=use_prune,
+        )
+
+    def close(self) -> None:
+        """Ends, and what was opened for programs with it; a later run is an error."""
+        while self._open:
+            self._open.pop().close()
+        self._plans.clear()
+        self._closed = True
+
+    def _run_impl(
+        self,
+        program: Program,
+        feed: Any,
+        fetch_list: list[Any],
+        scope: Scope,
+        *,
+        return_numpy: bool,
+        return_merged: bool,
+        use_prune: bool,
+    ) -> list[Any]:
+        """Runs whatever may be run."""
+        if not isinstance(program, Program):
+            what = f"Executor requires Program as its Parameter, not {type(program).__name__}"
+            raise TypeError(what)
+        del return_merged, use_prune
+        if not program.global_block().ops:
+            warnings.warn("The program is empty: nothing runs", stacklevel=3)
+        fetched, _ = self._split_optimize_ops_in_fetch_list(fetch_list)
+        return self._run_program(program, feed, fetched, scope, return_numpy=return_numpy)
+
+    @classmethod
+    def _split_optimize_ops_in_fetch_list(
+        cls, fetch_list: Sequence[Any]
+    ) -> tuple[list[Variable | str], list[Operator]]:
+        return split_optimize_ops(fetch_list)
+
+    def _run_program(
+        self,
+        program: Program,
+        feed: Any,
+        fetch_list: Sequence[Variable | str],
+        scope: Scope,
+        *,
+        return_numpy: bool,
+    ) -> list[Any]:
+        """Runs a program on one device."""
+        fed = fed_values(program, one_feed(feed))
+        _put_persistables(program, fed, scope)
+        plan = self._plans.find(program, tuple(fed), names_of(fetch_list))
+        data = _data(plan, fed)
+        if plan.draws:
+            data[RUN] = self._next_run(program)
+        if not (return_numpy and fetch_list):
+            # Then nothing waits for the run, and JAX reads numpy's memory while it lasts.
+            data = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in data.items()}
+        with self._on_place():
+            fetched, written = plan.prepared.function(*_state(plan, scope), data)
+        scope.keep(written)
+        return list(as_numpy(fetched) if return_numpy else fetched)
+
+    def _next_run(self, program: Program) -> np.uint32:
+        """Returns what this run's random operators draw by."""
+        start = program.random_seed or self._entropy
+        self._runs += 1
+        return np.uint32((start + self._runs - 1) % (1 << 32))
+
+    def _on_place(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+def _put_persistables(program: Program, fed: dict[str, Any], scope: Scope) -> None:
+    """Moves what is fed to persistable variables into the scope, where a run reads them."""
+    declared = program.global_block().vars
+    for name in [name for name in fed if declared[name].persistable]:
+        scope.keep({name: jax.numpy.array(fed.pop(name), copy=True)})
+
+
+def _data(plan: Plan, fed: Mapping[str, Any]) -> dict[str, Any]:
+    missing = [name for name in plan.data if name not in fed]
+    if missing:
+        variable = plan.prepared.program.variables[missing[0]]
+        what = f"'{missing[0]}' ({variable.type}) is not fed"
+        raise FeedError(what, hint=f"feed all of {', '.join(plan.data)}")
+    return {name: fed[name] for name in plan.data}
+
+
+def _state(plan: Plan, scope: Scope) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the state whose memory the run takes, and that which it only reads."""
+    try:
+        given = {name: scope.give(name) for name in plan.given}
+        return given, {name: scope.peek(name) for name in plan.state}
+    except KeyError as error:
+        raise _not_there(plan.prepared.program, str(error.args[0])) from None
+
+
+def _not_there(program: IrProgram, name: str) -> FeedError:
+    op = next((op for op in program.root.ops if name in op.reads), None)
+    what = f"'{name}' ({program.variables[name].type}) is not in the scope, and the program"
+    what += f" reads it in '{op.type}'" if op is not None else " fetches it"
+    hint = "run the startup program first, in the same scope"
+    return FeedError(what, op=op, hint=hint)

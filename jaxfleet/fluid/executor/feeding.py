@@ -1,0 +1,127 @@
+"""What is fed: checked against what the program declares, and made ready for a device."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfleet.errors import FeedError, RaggedError
+from jaxfleet.fluid.dtypes import dtype_name
+from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.variable import Variable
+from jaxfleet.ops.fluid.arrays import ON_DEVICE
+
+Feed = Mapping[str, Any]
+
+
+def one_feed(feed: Any) -> Feed:
+    """Returns the one dict that a program on one device is fed.
+
+    Raises:
+        AssertionError: there is one for each of several devices.
+        TypeError: it is no dict.
+    """
+    if feed is None:
+        return {}
+    if isinstance(feed, list | tuple):
+        if len(feed) != 1:
+            what = f"Not compiled with data parallel: {len(feed)} feeds for one device"
+            raise AssertionError(what)
+        feed = feed[0]
+    if not isinstance(feed, Mapping):
+        what = f"feed requires dict as its Parameter. But you passed in {type(feed).__name__}"
+        raise TypeError(what)
+    return feed
+
+
+def fed_values(program: Program, feed: Feed, *, devices: int = 1) -> dict[str, Any]:
+    """Returns what of a feed the program knows, as arrays that a device takes.
+
+    Args:
+        program: what names which variables.
+        feed: values by name; what the program does not have is left out, with a warning.
+        devices: among how many of them axis 0 will be divided.
+
+    Raises:
+        FeedError: a value is not what `fluid.data` declared.
+        RaggedError: a value is a list.
+    """
+    declared = program.global_block().vars
+    found = {}
+    for name, value in feed.items():
+        variable = declared.get(name)
+        if variable is None:
+            _warn_unknown(name)
+            continue
+        found[name] = fed_value(variable, value, devices=devices)
+    return found
+
+
+def fed_value(variable: Variable, value: Any, *, devices: int = 1) -> Any:
+    """Returns one fed value, checked if `fluid.data` declared it."""
+    if not isinstance(value, np.ndarray | jax.Array):
+        value = as_tensor(value, variable.dtype, name=variable.name)
+    if variable.need_check_feed:
+        _check(variable, value, devices)
+    return _on_device(variable, value) if isinstance(value, np.ndarray) else value
+
+
+def as_tensor(value: Any, dtype: str | None, *, name: str = "the value") -> Any:
+    """Returns a value that is no array as one; a number gets the shape `[1]`.
+
+    Raises:
+        AssertionError: a number without a dtype.
+        RaggedError: a list, which fluid takes for sequences of different lengths.
+    """
+    if isinstance(value, list):
+        what = f"'{name}' is fed a list. Some of your feed data hold LoD information"
+        raise RaggedError(what, hint="feed np.array(rows); sequences go by create_lod_tensor")
+    if hasattr(value, "__array__") and not isinstance(value, np.generic):
+        return np.asarray(value)
+    assert dtype is not None, "dtype should be given when casting python scalar to tensor"
+    return np.array([value]).astype(dtype_name(dtype))
+
+
+def _warn_unknown(name: str) -> None:
+    text = f"The variable {name} is not found in program. It is not declared or is pruned."
+    warnings.warn(text, stacklevel=6)
+
+
+def _check(variable: Variable, value: Any, devices: int) -> None:
+    found = dtype_name(value.dtype)
+    narrow = isinstance(value, jax.Array) and ON_DEVICE.get(variable.dtype) == found
+    if found != variable.dtype and not narrow:
+        what = f"The data type of fed Variable '{variable.name}' must be '{variable.dtype}'"
+        hint = f"feed value.astype('{variable.dtype}')"
+        raise FeedError(f"{what}, but received '{found}'", hint=hint)
+    wanted, shape = variable.shape, value.shape
+    if devices > 1 and shape:
+        shape = (shape[0] // devices, *shape[1:])
+    if len(wanted) != len(shape) or any(_differ(w, n) for w, n in zip(wanted, shape, strict=True)):
+        what = f"The fed Variable '{variable.name}' should have dimensions = {len(wanted)}"
+        fits = f"shape = {wanted}, but received fed shape {tuple(shape)} on each device"
+        raise FeedError(f"{what}, {fits}")
+
+
+def _differ(wanted: int, found: int) -> bool:
+    return wanted not in {-1, found}
+
+
+def _on_device(variable: Variable, value: np.ndarray) -> np.ndarray:
+    """Returns a fed array as a device takes it, where JAX's 64-bit types are off."""
+    narrow = ON_DEVICE.get(value.dtype.name)
+    if narrow is None:
+        return value
+    made = value.astype(narrow)
+    if narrow == "int32" and not np.array_equal(made, value):
+        far = value[made != value].flat[0]
+        what = f"'{variable.name}' is fed {far}, and devices compute with 32 bits"
+        raise FeedError(what, hint="map such ids to numbers below 2**31 first")
+    return made
+
+
+def split_names(feeds: Sequence[Feed]) -> tuple[str, ...]:
+    """Returns the names in any of several feeds, in order."""
+    return tuple(dict.fromkeys(name for feed in feeds for name in feed))

@@ -1,0 +1,85 @@
+"""What is fetched: names, the optimizer's operators among them, and results as numpy has them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxfleet.fluid.operator import ROLE, Operator
+from jaxfleet.fluid.roles import OpRole
+from jaxfleet.fluid.variable import Variable
+
+Fetched = Variable | str
+
+
+def as_list(fetch_list: Any) -> list[Any]:
+    """Returns a fetch list as a list; one variable or name is a list of one.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if fetch_list is None:
+        return []
+    if isinstance(fetch_list, str | Variable):
+        return [fetch_list]
+    if not isinstance(fetch_list, list | tuple):
+        what = "Currently , The fetch_list type only should be list or tuple"
+        raise FetchListError(f"{what}, not {type(fetch_list).__name__}")
+    return list(fetch_list)
+
+
+class FetchListError(TypeError, AssertionError):
+    """A fetch list is no list; fluid asserts that it is."""
+
+
+def split_optimize_ops(fetch_list: Sequence[Any]) -> tuple[list[Fetched], list[Operator]]:
+    """Returns what of a fetch list are variables, and what are operators of an optimizer.
+
+    An item is a variable, its name, an operator, a list of these, or what `minimize` returned,
+    whose (parameter, gradient) pairs are not fetched. A pair of its own, `(parameter, gradient)`,
+    is two variables.
+
+    Raises:
+        TypeError: an item is none of these, or an operator of no optimizer.
+    """
+    fetched: list[Fetched] = []
+    operators: list[Operator] = []
+    for item in _items(fetch_list):
+        if isinstance(item, Operator):
+            if not is_optimize_op(item):
+                raise TypeError(f"The operator in fetch_list is not an optimize_op: {item}")
+            operators.append(item)
+        elif isinstance(item, Variable | str):
+            fetched.append(item)
+        else:
+            what = "an item of a fetch_list is a variable, a name or an operator of an optimizer"
+            raise TypeError(f"{what}, not {type(item).__name__}")
+    return fetched, operators
+
+
+def _items(fetch_list: Sequence[Any]) -> Iterator[Any]:
+    """Yields items with lists opened, and of what `minimize` returned the operators."""
+    for item in fetch_list:
+        if isinstance(item, tuple) and item and isinstance(item[0], list):
+            yield from item[0]
+        elif isinstance(item, list | tuple):
+            yield from item
+        else:
+            yield item
+
+
+def is_optimize_op(op: Operator) -> bool:
+    """Tells whether an operator is one of an optimizer: its role says so."""
+    return bool(op.attrs.get(ROLE, 0) & OpRole.OPTIMIZE)
+
+
+def names_of(fetched: Sequence[Fetched]) -> tuple[str, ...]:
+    """Returns the names of variables or names."""
+    return tuple(x if isinstance(x, str) else x.name for x in fetched)
+
+
+def as_numpy(tensor: Any) -> Any:
+    """Returns what was fetched as numpy arrays of their own, a list of it as a list."""
+    if isinstance(tensor, list | tuple):
+        return [as_numpy(one) for one in tensor]
+    return np.array(tensor)

@@ -1,0 +1,161 @@
+"""Scopes as scripts use them: variables found by name, whose values are read and set."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfleet.errors import ProgramError
+from jaxfleet.fluid.dtypes import dtype_name
+from jaxfleet.ops import Array
+from jaxfleet.runtime.scope import Scope as ArrayScope
+
+
+class Scope(ArrayScope):
+    """Holds values by name; a run writes a variable where it is found, in this scope or around it.
+
+    Attributes:
+        kids: the scopes made inside this one.
+    """
+
+    def __init__(self, parent: ArrayScope | None = None) -> None:
+        super().__init__(parent)
+        self.kids: list[Scope] = []
+        self._declared: set[str] = set()
+
+    @classmethod
+    def around(cls, scope: ArrayScope) -> "Scope":
+        """Returns a scope that holds what another one holds, and goes on sharing it."""
+        if isinstance(scope, cls):
+            return scope
+        made = cls(scope.parent)
+        made._values, made._lent = scope._values, scope._lent
+        return made
+
+    def var(self, name: str) -> "ScopeVariable":
+        """Returns a variable of this scope, made if it is not there."""
+        self._declared.add(name)
+        return ScopeVariable(self, name)
+
+    def find_var(self, name: str) -> "ScopeVariable | None":
+        """Returns a variable of this scope or one around it; None where there is none."""
+        known = name in self or name in self._declared
+        return ScopeVariable(self, name) if known else None
+
+    def new_scope(self) -> "Scope":
+        """Returns a scope inside this one."""
+        self.kids.append(Scope(self))
+        return self.kids[-1]
+
+    def drop_kids(self) -> None:
+        """Lets the scopes inside this one go."""
+        self.kids.clear()
+
+    def local_var_names(self) -> list[str]:
+        """Returns the names in this scope itself."""
+        return list(dict.fromkeys((*self._values, *sorted(self._declared))))
+
+    def keep(self, values: Mapping[str, Array]) -> None:
+        """Takes what a run has written: where it was found, or here if it is new."""
+        if self.parent is None:
+            super().keep(values)
+            return
+        for name, value in values.items():
+            home = self._home(name)
+            ArrayScope.keep(self if home is None else home, {name: value})
+
+    def _home(self, name: str) -> ArrayScope | None:
+        scope: ArrayScope | None = self
+        while scope is not None and name not in scope._values:
+            scope = scope.parent
+        return scope
+
+
+class ScopeVariable:
+    """A variable of a scope."""
+
+    def __init__(self, scope: Scope, name: str) -> None:
+        self._scope, self._name = scope, name
+
+    def name(self) -> str:
+        """Returns its name."""
+        return self._name
+
+    def get_tensor(self) -> "ScopeTensor":
+        """Returns its value, as it is whenever that is read."""
+        return ScopeTensor(self._scope, self._name)
+
+
+class ScopeTensor:
+    """What a variable of a scope holds: `np.array(tensor)` reads it, `set` replaces it."""
+
+    def __init__(self, scope: Scope, name: str) -> None:
+        self._scope, self._name = scope, name
+
+    def set(self, array: Any, place: object = None) -> None:
+        """Gives the variable a value.
+
+        Args:
+            array: it.
+            place: taken; a run moves the value where it is needed.
+        """
+        del place
+        self._scope.keep({self._name: jnp.array(array, copy=True)})
+
+    def shape(self) -> list[int]:
+        """Returns the sizes of its axes; none while it has no value."""
+        return list(self._scope.peek(self._name).shape) if self._is_initialized() else []
+
+    def lod(self) -> list[list[int]]:
+        """Returns where sequences begin and end: an array has none."""
+        return []
+
+    def _dtype(self) -> str:
+        return dtype_name(self._value().dtype)
+
+    def _is_initialized(self) -> bool:
+        return self._name in self._scope
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # the next run may take the memory, so it is always one
+        return np.array(self._value(), dtype=dtype)
+
+    def __len__(self) -> int:
+        return len(self._value())
+
+    def _value(self) -> Array:
+        if not self._is_initialized():
+            what = f"'{self._name}' has no value yet"
+            raise ProgramError(what, hint="run the startup program in this scope, or set it")
+        return self._scope.peek(self._name)
+
+
+class _Current:
+    def __init__(self) -> None:
+        self.scope = Scope()
+
+
+_CURRENT = _Current()
+
+
+def global_scope() -> Scope:
+    """Returns the scope that programs run in unless told otherwise."""
+    return _CURRENT.scope
+
+
+@contextmanager
+def scope_guard(scope: ArrayScope) -> Iterator[None]:
+    """Takes another global scope within a `with`.
+
+    Raises:
+        TypeError: what is given is no scope.
+    """
+    if not isinstance(scope, ArrayScope):
+        raise TypeError(f"scope_guard takes a Scope, not a {type(scope).__name__}")
+    old, _CURRENT.scope = _CURRENT.scope, Scope.around(scope)
+    try:
+        yield
+    finally:
+        _CURRENT.scope = old

@@ -1,0 +1,138 @@
+"""Programs made ready to run: one compiled function for one choice of what is fetched."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxfleet.errors import FeedError
+from jaxfleet.ir import Kind, Program, Variable
+from jaxfleet.lower import (
+    AXIS,
+    Layout,
+    ProgramFunction,
+    cut_axes,
+    device_count,
+    device_mesh,
+    with_shard_map,
+)
+from jaxfleet.runtime.devices import choose_devices
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A program made ready for one choice of what is fetched.
+
+    Attributes:
+        program: kept so that its id stays its own.
+        function: jitted; state to reuse, state to keep and data in, fetched and new state out.
+        data: the variables to feed.
+        state: the persistable variables that must be in the scope.
+        donated: those of them whose memory the run may reuse.
+        written: the persistable variables that it writes.
+    """
+
+    program: Program
+    function: Any
+    data: tuple[Variable, ...]
+    state: tuple[Variable, ...]
+    donated: frozenset[str]
+    written: tuple[str, ...]
+
+
+def prepare(program: Program, fetch: tuple[str, ...]) -> Prepared:
+    """Makes a program ready to run.
+
+    Args:
+        program: for one device, or rewritten for several.
+        fetch: variables to return, as they are when the program ends.
+
+    Raises:
+        FeedError: something is fetched that the program does not have, or has only in parts.
+    """
+    known = {*program.variables, *program.root.variables}
+    for name in fetch:
+        if name not in known:
+            what = f"'{name}' is fetched, but program '{program.name}' has no such variable"
+            raise FeedError(what, hint="fetch a variable of block 0 or of the program")
+    if device_count(program) > 1:
+        _check_complete(program, fetch)
+    read = read_before_written(program)
+    written = {name for block in program.blocks for op in block.ops for name in op.writes}
+    data = tuple(v for v in program.of_kind(Kind.DATA) if v.name in read or v.name in fetch)
+    persistable = program.of_kind(Kind.PARAM, Kind.STATE)
+    kept = {*fetch} - written
+    state = tuple(v for v in persistable if v.name in read or v.name in kept)
+    outputs = tuple(v.name for v in persistable if v.name in written)
+    wanted = program.attrs.get("donate", ())
+    assert isinstance(wanted, tuple)
+    donated = frozenset(str(name) for name in wanted) & {v.name for v in state}
+    function = _function(program, fetch, outputs, data)
+    return Prepared(program, function, data, state, donated, outputs)
+
+
+def _check_complete(program: Program, fetch: tuple[str, ...]) -> None:
+    """Refuses to fetch what may be a device's own part of a value."""
+    complete = {v.name for v in program.of_kind(Kind.PARAM, Kind.STATE)}
+    for op in program.root.ops:
+        if op.type == "fetch":
+            complete.update(op.reads)
+        elif op.type.startswith("c_allreduce_"):
+            complete.update(op.writes)
+        else:
+            complete.difference_update(name for name in op.writes if name not in program.variables)
+    for name in fetch:
+        if name not in complete:
+            what = f"'{name}' is fetched, but each device has only its part of it"
+            hint = "name it in a fetch operator before grad_allreduce, which then completes it"
+            raise FeedError(what, hint=hint)
+
+
+def _function(
+    program: Program,
+    fetch: tuple[str, ...],
+    written: tuple[str, ...],
+    data: tuple[Variable, ...],
+) -> Any:
+    devices = choose_devices(device_count(program))
+    several = len(devices) > 1
+    run = ProgramFunction(program, (*fetch, *written), AXIS if several else None)
+
+    def flat(state: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        fed = dict(zip((v.name for v in data), values, strict=True))
+        _, results = run(state, fed)
+        return results[len(fetch) :], results[: len(fetch)]
+
+    body: Callable[[Any, Any], tuple[Any, Any]] = flat
+    if several:
+        axes = cut_axes(program)
+        cut = tuple(axes.get(v.name) for v in data)
+        layout = Layout(cut, tuple(axes.get(name) for name in fetch))
+        body = with_shard_map(flat, device_mesh(devices), layout)
+
+    def step(reused: Any, kept: Any, fed: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        new_state, fetched = body({**reused, **kept}, [fed[v.name] for v in data])
+        return fetched, dict(zip(written, new_state, strict=True))
+
+    return jax.jit(step, donate_argnums=(0,))
+
+
+def read_before_written(program: Program) -> set[str]:
+    """Returns the variables whose values at the start the program needs."""
+    needed: set[str] = set()
+    written: set[str] = set()
+    for op in program.root.ops:
+        inner = [o for index in op.blocks for o in _ops_within(program, index)]
+        reads = {name for o in (op, *inner) for name in o.reads}
+        # A sub-block may not run, so what only it writes may keep its old value.
+        needed |= (reads | {name for o in inner for name in o.writes}) - written
+        written.update(op.writes)
+    return needed
+
+
+def _ops_within(program: Program, index: int) -> list[Any]:
+    block = program.blocks[index]
+    inner = [op for child in block.ops for number in child.blocks
+             for op in _ops_within(program, number)]  # fmt: skip
+    return [*block.ops, *inner]
