@@ -17,7 +17,7 @@ _DUMP_DIR = "JAXFLEET_DUMP_DIR"
 _DUMP_SOURCE = "JAXFLEET_DUMP_SOURCE"
 
 _ROLE = "TRAINING_ROLE"
-_ROLE_TOO = "PADDLE_TRAINING_ROLE"  # what fluid calls it in collective jobs
+_ROLE_TOO = "PADDLE_TRAINING_ROLE"  # what fluid's documents and collective jobs call it
 _ENDPOINTS = "PADDLE_PSERVERS_IP_PORT_LIST"
 _TRAINERS = "PADDLE_TRAINERS_NUM"
 _TRAINER_ID = "PADDLE_TRAINER_ID"
@@ -143,6 +143,7 @@ def cluster_environment(cluster: Cluster) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _OF_CLUSTERS}
     settings: Mapping[str, object] = {
         _ROLE: cluster.role.upper(),
+        _ROLE_TOO: cluster.role.upper(),
         _ENDPOINTS: ",".join(cluster.endpoints),
         _TRAINERS: cluster.trainers,
         _TRAINER_ID: cluster.trainer_id,

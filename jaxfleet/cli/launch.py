@@ -32,6 +32,11 @@ def add_parser(commands: Any) -> None:
         argument_default=argparse.SUPPRESS,  # what is not given is as `Job` has it
     )
     _add_options(parser)
+    parser.add_argument(
+        "--servers-run-script",
+        action="store_true",
+        help="servers run SCRIPT too, as fluid's scripts expect: it reads its role",
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file")
     parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
@@ -77,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     given = vars(args)
     options = {name: given[name] for name in _OF_JOB if name in given}
     trainer = _trainer(args.script, args.args, module=given.get("module", False))
+    if given.get("servers_run_script", False):
+        options["server"] = trainer
     status = launch(Job(trainer=trainer, **options))
     if status == 128 + signal.SIGPIPE:  # nobody reads stdout, so what is left in it cannot be said
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

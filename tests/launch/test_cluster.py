@@ -77,6 +77,7 @@ def test_a_childs_environment_gives_it_its_role_and_nothing_of_ours(
     set_environment(monkeypatch, BY_PORT | SERVER | {"JAXFLEET_JOB": "ours", "OTHER": "stays"})
     environment = cluster_environment(cluster)
     assert environment["OTHER"] == "stays"
+    assert environment["PADDLE_TRAINING_ROLE"] == environment["TRAINING_ROLE"]
     for name in (*SERVER, *BY_PORT, "JAXFLEET_JOB"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

@@ -99,6 +99,16 @@ def test_every_option_reaches_the_job(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
 
 
+def test_servers_may_run_the_script_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[Job] = []
+    monkeypatch.setattr(command, "launch", lambda asked: launched.append(asked) or 0)  # type: ignore[func-returns-value]
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(["launch", "--servers-run-script", "train.py", "--mode", "pserver"]) == 0
+    (asked,) = launched
+    assert asked.server == asked.trainer == (sys.executable, "train.py", "--mode", "pserver")
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
