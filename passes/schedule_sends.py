@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from jaxfleet.analysis.slices import joins_slices
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Operator, Program, Variable
 from jaxfleet.passes._uses import Effects, OuterUses
@@ -77,12 +78,12 @@ class ScheduleSends(Pass):
 
     def _round(self, program: Program, ops: Sequence[Operator]) -> Iterator[Operator]:
         """Yields the operators of one round in their order."""
-        last = ("collective", *_TO_SERVERS, "concat", "fetch")
+        last = ("collective", *_TO_SERVERS, "join", "fetch")
         late: dict[str, list[Operator]] = {kind: [] for kind in last}
         effects, early = Effects(), list[Operator]()
         for op in ops:
             kind = "collective" if effects.is_collective(op) else op.type
-            late.get(kind, early).append(op)
+            late.get("join" if joins_slices(op) else kind, early).append(op)
         yield from _with_sends(program, early, self.cuts)
         for kind in last:
             yield from late[kind]
@@ -100,7 +101,7 @@ class _Rounds:
         ops, uses = self.program.root.ops, OuterUses(self.program)
         writer: dict[str, int] = {}
         readers: dict[str, list[int]] = {}
-        joined = {part: op.writes for op in ops if op.type == "concat" for part in op.reads}
+        joined = {part: op.writes for op in ops if joins_slices(op) for part in op.reads}
         asked = barrier = 0
         for place, op in enumerate(ops):
             used = uses.of(op)
@@ -129,7 +130,7 @@ class _Rounds:
     def _done(self, place: int, reader: Operator) -> int:
         """Returns the round in which an operator's outputs are there for another."""
         op = self.program.root.ops[place]
-        same = reader.type == "concat" and op.type == "recv"
+        same = joins_slices(reader) and op.type == "recv"
         return self.levels[place] + (self._is_waited_for(op) and not same)
 
     def _read(self, place: int, writer: Operator) -> int:
@@ -138,7 +139,7 @@ class _Rounds:
         return self.levels[place] + (late and not self._is_waited_for(writer))
 
     def _is_waited_for(self, op: Operator) -> bool:
-        return op.type in {"recv", "concat"} or self.effects.is_collective(op)
+        return op.type == "recv" or joins_slices(op) or self.effects.is_collective(op)
 
 
 def _overwritten(

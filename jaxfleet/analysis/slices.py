@@ -13,7 +13,7 @@ from itertools import accumulate
 from math import prod
 
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Attr, Program, Variable, block_name
+from jaxfleet.ir import Attr, Operator, Program, Role, Variable, block_name
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class Slice:
     shape: tuple[int, ...]
     numel: int
     is_whole: bool
+
+
+def joins_slices(op: Operator) -> bool:
+    """Tells whether an operator joins what servers sent; another `concat` is the user's own."""
+    return op.type == "concat" and op.role is Role.DIST
 
 
 def slices_of(program: Program) -> tuple[Slice, ...]:

@@ -10,14 +10,13 @@ from typing import Any, TypeAlias
 
 import jax
 
+from jaxfleet.analysis.slices import joins_slices
 from jaxfleet.ir import Block, Dim, Operator, Program
 from jaxfleet.ir.embed import embed
 from jaxfleet.lower.blocks import ExecutableCache, block_key, outer_reads, outer_writes
 from jaxfleet.ops import Array, Interpreter, find_op
 
-HOST_OPS = frozenset(
-    {"split_byref", "send", "send_barrier", "recv", "fetch_barrier", "concat", "fetch"}
-)
+HOST_OPS = frozenset({"split_byref", "send", "send_barrier", "recv", "fetch_barrier", "fetch"})
 Run: TypeAlias = Callable[..., Sequence[Array]]
 
 
@@ -38,7 +37,9 @@ class Segment:
 
 def runs_on_host(op: Operator) -> bool:
     """Tells whether an operator of a trainer's program is the runtime's to do."""
-    return op.type in HOST_OPS or ("endpoint" in op.attrs and find_op(op).is_collective)
+    if op.type in HOST_OPS or joins_slices(op):
+        return True
+    return "endpoint" in op.attrs and find_op(op).is_collective
 
 
 def segments(

@@ -96,7 +96,7 @@ class Client:
             what = f"the servers go on from steps {', '.join(map(str, steps))}, which differ"
             hint = "give them empty folders for checkpoints, and restore a checkpoint of the job"
             raise ProgramError(what, hint=hint)
-        if self.me.trainer == 0:
+        if self.me.trainer == 0 and self.me.programs:
             self.wait([self._outbox.define(server) for server in range(len(self._servers))])
         return min(steps)
 

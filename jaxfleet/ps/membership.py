@@ -20,7 +20,8 @@ class Membership:
         trainers: how many there are.
         endpoints: of the servers.
         program: the hash of what all trainers run.
-        programs: each server's program as text, with the values of its constants.
+        programs: each server's program as text, with the values of its constants; none where
+            servers begin with programs of their own.
         session: tells this process from another that takes its place.
     """
 

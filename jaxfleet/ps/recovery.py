@@ -88,7 +88,7 @@ class Recovery:
             what = f"{outbox.me.server_name(server)} cannot go on at step {outbox.step}: {lost}"
             hint = "let servers keep checkpoints; raise strategy.replay_bytes; start the job again"
             raise PeerLostError(what, hint=hint)
-        if outbox.me.trainer == 0 and not hello.answer.body.get("defined"):
+        if outbox.me.programs and outbox.me.trainer == 0 and not hello.answer.body.get("defined"):
             self.wait([outbox.define(server)])
         self._replay(server, waiting)
 

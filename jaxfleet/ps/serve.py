@@ -29,6 +29,7 @@ def serve(
     options: ServerOptions,
     *,
     secret_file: Path | None = None,
+    begin: Callable[[ServerCore], None] = lambda _: None,
     on_listening: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Serves a job until it ends; returns the process's exit code.
@@ -37,6 +38,7 @@ def serve(
         endpoint: where to listen.
         options: which job, how long to wait, where to keep the state.
         secret_file: holds the job's secret.
+        begin: is given the server before it serves: to give it a program and a state.
         on_listening: is given the endpoint once trainers can connect.
 
     Raises:
@@ -51,6 +53,11 @@ def serve(
     listener = network.listen(endpoint)
     core = ServerCore(listener.endpoint, ExecutableCache(), time.monotonic, options)
     server = Server(core, listener, connect=network.connect)
+    try:
+        begin(core)
+    except BaseException:
+        listener.close()
+        raise
     _stop_on_signals(server)
     on_listening(listener.endpoint)
     code = server.serve()

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxfleet.ir import Operator, Program
 from jaxfleet.lower.blocks import ExecutableCache
-from jaxfleet.lower.segments import Segment, rows_of, segments
+from jaxfleet.lower.segments import Segment, segments
 from jaxfleet.ops import Array
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.host_run import Copies, Host, HostRun
@@ -27,29 +27,29 @@ class Trainer:
         self._cache = cache
         self._host = Host(program, client)
         self._rank = np.int32(client.me.trainer)
-        self._by_rows: dict[int, list[Segment | tuple[Operator, ...]]] = {}
+        self._plans: dict[tuple[tuple[str, int], ...], list[Segment | tuple[Operator, ...]]] = {}
         self._fetched = next(
             (op.reads for op in reversed(program.root.ops) if op.type == "fetch"), ()
         )
 
     def run(
-        self, state: Mapping[str, Any], data: Mapping[str, Any], rows: int
+        self, state: Mapping[str, Any], data: Mapping[str, Any], sizes: Mapping[str, int]
     ) -> tuple[dict[str, Any], list[Array]]:
         """Runs one step.
 
         Args:
             state: an array for every param and state variable of the program.
             data: an array for every data variable: this trainer's rows.
-            rows: how many they are.
+            sizes: a number for every letter in the shapes of the data.
 
         Returns:
             What every name of the state holds now, and what is fetched.
         """
-        plan = self._by_rows.get(rows)
+        key = tuple(sizes.items())
+        plan = self._plans.get(key)
         if plan is None:
             self.client.doing("compiling")
-            sizes = rows_of(self.program, rows)
-            plan = self._by_rows[rows] = segments(self.program, sizes, cache=self._cache)
+            plan = self._plans[key] = segments(self.program, sizes, cache=self._cache)
         values = {**state, **data}
         for item in plan:
             if isinstance(item, Segment):

@@ -1,6 +1,6 @@
 """What a trainer does with a batch: which programs run for it, and which rows are its own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from jaxfleet.capture import Captured
 from jaxfleet.errors import FeedError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
+from jaxfleet.lower.segments import rows_of
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.host_run import Copies
 from jaxfleet.ps.trainer import Trainer
@@ -34,6 +35,13 @@ class Variant:
     trainer: Trainer
     captured: Captured
     sharers: int
+
+    def run(
+        self, state: Mapping[str, Any], data: Sequence[Any], rows: int
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Runs a step on this trainer's part of what a call brings, as `Trainer.run` does."""
+        own, own_rows = self.own(data, rows)
+        return self.trainer.run(state, own, rows_of(self.trainer.program, own_rows))
 
     def own(self, data: Sequence[Any], rows: int) -> tuple[dict[str, Any], int]:
         """Returns this trainer's part of what a call brings, by name, and its number of rows."""

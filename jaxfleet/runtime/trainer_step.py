@@ -116,8 +116,7 @@ class TrainerStep:
         leaves = self._given(leaves, tree)
         client.next_step(self._batches.whole(rows))
         client.doing(f"step {client.step}")
-        own, own_rows = variant.own(data, rows)
-        new, fetched = variant.trainer.run(self._served.held(leaves), own, own_rows)
+        new, fetched = variant.run(self._served.held(leaves), data, rows)
         self._newest.leaves = self._served.leaves(new)
         metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
         if client.is_replay_full:

@@ -9,7 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from jaxfleet.lower import ExecutableCache
+from jaxfleet.ops import Array
 from jaxfleet.ps.messages import Kind, Message, Plain
 from jaxfleet.ps.network import Peer
 from jaxfleet.ps.server.desk import Desk, Job, RefusedError, Request, refusal_of
@@ -20,6 +23,7 @@ from jaxfleet.ps.server.links import Links
 from jaxfleet.ps.server.options import ServerOptions
 from jaxfleet.ps.server.own_checkpoints import own_checkpoints
 from jaxfleet.ps.server.peers import Trainers
+from jaxfleet.ps.server.plan import ServerPlan
 from jaxfleet.ps.server.together import Together
 from jaxfleet.ps.server.watch import Watch
 
@@ -95,6 +99,25 @@ class ServerCore:
     def incarnation(self) -> str:
         """Tells this server from the one before it."""
         return self._me.incarnation
+
+    def begin(self, plan: ServerPlan, arrays: Mapping[str, np.ndarray], program: str) -> None:
+        """Begins with a program and a state of this process; trainers define and assign none.
+
+        Args:
+            plan: the program.
+            arrays: a value for every variable of its state.
+            program: the hash of the job's program, which trainers must say too; any, if empty.
+
+        Raises:
+            ProgramError: an operator fails where it is compiled.
+        """
+        self.trainers.restored = program or None
+        self._holder.begin(plan, arrays)
+
+    @property
+    def state(self) -> Mapping[str, Array]:
+        """What the variables of its state hold, on the device; while no work is under way."""
+        return self._holder.state
 
     # --- what a loop uses --------------------------------------------------------------------
 
@@ -191,6 +214,8 @@ class ServerCore:
         self.desk.answer(request.peer, request.message, Kind.OK)
         now = self._clock()
         self._together.one_left()
+        if self.options.may_leave:
+            self._holder.leave(request.trainer)
         self._watch.look_at_waits(now)
 
     def _word(self, now: float) -> dict[str, Plain]:

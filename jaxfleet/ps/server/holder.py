@@ -1,9 +1,12 @@
 """What a server holds, and all requests that are about it: each goes to who does it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from jaxfleet.lower import ExecutableCache
+from jaxfleet.ops import Array
 from jaxfleet.ps.messages import Kind, Message, Plain
 from jaxfleet.ps.server.between import Between
 from jaxfleet.ps.server.desk import Desk, Job, RefusedError, Request, text_of
@@ -97,6 +100,28 @@ class Holder:
         self._own.saved = restored.step
         held.extras.arrays, held.extras.step = dict(aside.extras), aside.extras_step
         program.parts.keep(aside.parts)
+
+    def begin(self, plan: ServerPlan, arrays: Mapping[str, np.ndarray]) -> None:
+        """Takes a program and its whole state from this process, in the place of trainers'.
+
+        Raises:
+            ProgramError: an operator fails where it is compiled.
+        """
+        held = self._take(plan).held
+        held.machine.compile()
+        held.host.update(held.machine.assign(arrays))
+        held.progress.restart(0)
+
+    @property
+    def state(self) -> Mapping[str, Array]:
+        """What the variables of the state hold, on the device."""
+        return self._program.held.machine.state if self._program is not None else {}
+
+    def leave(self, trainer: int) -> None:
+        """Goes on without what a trainer would have sent."""
+        if self._program is not None:
+            self._program.held.progress.left.add(trainer)
+            self.go_on()
 
     def define(self, request: Request) -> None:
         """Takes the program; the same one again changes nothing.

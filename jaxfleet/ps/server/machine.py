@@ -124,6 +124,11 @@ class Machine:
         """Returns the variables of the state that have no value yet."""
         return self.plan.state.keys() - self._values.keys()
 
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """What the variables of the state hold, on the device."""
+        return {name: self._values[name] for name in self.plan.state if name in self._values}
+
     def _take(self, sent: Arrays) -> None:
         """Takes what was sent as it is: to hand it to the device first takes longer than it seems.
 

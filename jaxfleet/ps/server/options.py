@@ -25,6 +25,7 @@ class ServerOptions:
         queued_bytes: the most bytes of gradients for later steps that it holds.
         checkpoint_dir: where it keeps its own checkpoints, in `server<i>`; none unless given.
         keep: how many of them.
+        may_leave: a trainer may end before the others, who go on without it.
 
     Raises:
         StrategyError: a time is not positive.
@@ -41,6 +42,7 @@ class ServerOptions:
     queued_bytes: int = 8 << 30
     checkpoint_dir: Path | None = None
     keep: int = 2
+    may_leave: bool = False
 
     def __post_init__(self) -> None:
         for name in ("lost_after_s", "step_timeout_s"):

@@ -1,6 +1,6 @@
 """Follows one step after another: which gradients came, which blocks may run, which ran."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +24,7 @@ class Progress:
         done: by block, the last step for which it ran.
         queued_bytes: of gradients and parts that wait.
         duplicates: arrays that came again.
+        left: trainers that are not waited for: their summands are zeros.
     """
 
     plan: ServerPlan
@@ -33,6 +34,7 @@ class Progress:
     done: dict[int, int] = field(default_factory=dict)
     queued_bytes: int = 0
     duplicates: int = 0
+    left: set[int] = field(default_factory=set)
     _pushed: dict[int, dict[str, dict[int, np.ndarray]]] = field(default_factory=dict)
     _parts: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     _rows: dict[int, tuple[int, int]] = field(default_factory=dict)  # and whose, by step
@@ -62,6 +64,7 @@ class Progress:
             tensors: they.
             rows: the whole batch's, where the trainer says how many.
         """
+        self.left.discard(trainer)
         for tensor in tensors:
             block = self._block_of(tensor.name)
             if step <= self.handed.get(block.index, -1):
@@ -125,7 +128,7 @@ class Progress:
             if self.handed.get(block.index, -1) >= self.step:
                 continue
             for merge in block.merges:
-                for trainer in merge.senders:
+                for trainer in self._awaited(merge):
                     if trainer not in pushed.get(merge.name, {}):
                         found.setdefault(f"trainer {trainer}", []).append(merge.name)
             if block.exchanges and self.plan.exchange is not None:
@@ -155,6 +158,14 @@ class Progress:
             return None
         found = f"the batch of step {step} has {rows} rows on trainer {trainer}"
         return f"{found}, and {known} on trainer {first}"
+
+    def _zeros(
+        self, merge: Merge, by_trainer: Mapping[int, np.ndarray]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields what those sent who left."""
+        for trainer in merge.senders:
+            if trainer not in by_trainer:
+                yield merge.summand(trainer), np.zeros(merge.type.shape, merge.type.dtype)
 
     def _count_bytes(self) -> int:
         pushed = (by for names in self._pushed.values() for by in names.values())
@@ -187,7 +198,16 @@ class Progress:
 
     def _has_all(self, merges: Iterable[Merge]) -> bool:
         pushed = self._pushed.get(self.step, {})
+        if self.left:
+            return all(self._has(merge, pushed.get(merge.name, {})) for merge in merges)
         return all(len(pushed.get(merge.name, ())) == len(merge.senders) for merge in merges)
+
+    def _has(self, merge: Merge, by_trainer: Mapping[int, np.ndarray]) -> bool:
+        """Tells whether all came who still send; where nobody did, there is no such step."""
+        return bool(by_trainer) and by_trainer.keys() >= set(self._awaited(merge))
+
+    def _awaited(self, merge: Merge) -> list[int]:
+        return [trainer for trainer in merge.senders if trainer not in self.left]
 
     def _take(self, block: BlockPlan) -> Sent:
         pushed = self._pushed.get(self.step, {})
@@ -196,6 +216,8 @@ class Progress:
             by_trainer = pushed.pop(merge.name)
             taken.update((merge.summand(trainer), array) for trainer, array in by_trainer.items())
             self.queued_bytes -= sum(array.nbytes for array in by_trainer.values())
+            if len(by_trainer) < len(merge.senders):
+                taken.update(self._zeros(merge, by_trainer))
         if block.exchanges and self.plan.exchange is not None:
             parts = self._parts.get(self.step, {})  # none where no other server takes part
             taken.update((name, parts[name]) for name in self.plan.exchange.there)
