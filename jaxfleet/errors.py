@@ -9,6 +9,8 @@
         VerifyError          a program breaks a rule of the IR
         FeedError            what was fed or fetched does not fit the program
           RaggedError          a feed of sequences of different lengths, as a list
+        WrongTypeError       something of another type was given
+        MissingError         something that is needed was not given
       PassError            a pass cannot run: its options, or what it was given
       StrategyError        a strategy's fields contradict each other or the machine
       ConnectError         a peer never answered; try again
@@ -85,6 +87,14 @@ class FeedError(ProgramError):
 
 class RaggedError(FeedError, RuntimeError):
     """A feed is a list, which fluid takes for sequences of different lengths."""
+
+
+class WrongTypeError(ProgramError, TypeError):
+    """Something of another type was given."""
+
+
+class MissingError(ProgramError, AssertionError):
+    """Something that is needed was not given: fluid asserts that it is there."""
 
 
 class PassError(JaxfleetError, ValueError):

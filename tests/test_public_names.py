@@ -33,8 +33,8 @@ PUBLIC = {
     """,
     "jaxfleet.fluid": """
         Block CPUPlace CUDAPlace Executor Operator ParamAttr Parameter Program Scope Variable
-        append_backward data default_main_program default_startup_program embedding
-        get_flags global_scope is_compiled_with_cuda program_guard scope_guard set_flags
+        append_backward data default_main_program default_startup_program device_guard embedding
+        get_flags global_scope is_compiled_with_cuda name_scope program_guard scope_guard set_flags
     """,
     "jaxfleet.fluid.executor": """
         Executor Scope as_numpy global_scope scope_guard

@@ -31,6 +31,8 @@ from jaxfleet.fluid.executor import global_scope as global_scope
 from jaxfleet.fluid.executor import scope_guard as scope_guard
 from jaxfleet.fluid.flags import get_flags as get_flags
 from jaxfleet.fluid.flags import set_flags as set_flags
+from jaxfleet.fluid.guards import device_guard as device_guard
+from jaxfleet.fluid.guards import name_scope as name_scope
 from jaxfleet.fluid.input import data as data
 from jaxfleet.fluid.layers import embedding as embedding
 from jaxfleet.fluid.operator import Operator as Operator

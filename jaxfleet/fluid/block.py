@@ -1,11 +1,17 @@
 """Block: a list of operators with the variables that are declared in it."""
 
+import copy
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
-from jaxfleet.errors import ProgramError
+from jaxfleet.errors import WrongTypeError
+from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.dtypes import VarType
+from jaxfleet.fluid.guards import current_device, current_name_scope
 from jaxfleet.fluid.infer import infer_sizes
-from jaxfleet.fluid.operator import ROLE, ROLE_VAR, Operator
+from jaxfleet.fluid.operator import DEVICE, NAME_SCOPE, ROLE, ROLE_VAR, Operator
+from jaxfleet.fluid.redeclared import check_same
 from jaxfleet.fluid.to_ir import ir_operator
 from jaxfleet.fluid.variable import Parameter, Variable
 from jaxfleet.ir import Source
@@ -16,7 +22,23 @@ if TYPE_CHECKING:
     from jaxfleet.fluid.program import Program
 
 Given: TypeAlias = "Variable | str | Sequence[Variable | str]"
-_AS_DECLARED = ("type", "dtype", "lod_level", "persistable")
+Slots: TypeAlias = Mapping[str, Given] | None
+
+
+class OpParts(TypedDict, total=False):
+    """What an operator is made of, besides its type.
+
+    Attributes:
+        inputs: variables or their names, one or many, by slot.
+        outputs: the same.
+        attrs: attributes; None for one is as if it were not there.
+        stop_gradient: taken; fluid's eager mode alone used it.
+    """
+
+    inputs: Slots
+    outputs: Slots
+    attrs: Mapping[str, Any] | None
+    stop_gradient: bool
 
 
 class Block:
@@ -26,12 +48,14 @@ class Block:
         program: whose it is.
         idx: its number.
         parent_idx: the number of the block around it, -1 for block 0.
+        forward_block_idx: the number of the block whose gradients it computes, -1 for none.
         vars: its variables by name.
         ops: its operators, in order.
     """
 
     def __init__(self, program: "Program", idx: int, parent_idx: int = -1) -> None:
         self.program, self.idx, self.parent_idx = program, idx, parent_idx
+        self.forward_block_idx = -1
         self.vars: dict[str, Variable] = {}
         self.ops: list[Operator] = []
 
@@ -44,40 +68,53 @@ class Block:
             TypeError: the name is no string.
             ValueError: there is none.
         """
-        if not isinstance(name, str):
-            raise TypeError(f"a variable's name is a string, not {type(name).__name__}")
+        check_type(name, "a variable's name", str)
         if name not in self.vars:
-            raise ProgramError(f"var {name} not in this block", hint=self._near(name))
+            raise mistake(f"var {name} not in this block", self._near(name))
         return self.vars[name]
 
     def has_var(self, name: str) -> bool:
         """Tells whether a variable is declared here."""
         return name in self.vars
 
+    def has_var_recursive(self, name: str) -> bool:
+        """Tells whether a variable is declared here or in a block around this."""
+        return self._find_var_recursive(name) is not None
+
+    def _find_var_recursive(self, name: str) -> Variable | None:
+        return next((b.vars[name] for b in self._outwards() if name in b.vars), None)
+
     def _var_recursive(self, name: str) -> Variable:
-        for block in self._outwards():
-            if name in block.vars:
-                return block.vars[name]
-        raise ProgramError(f"var {name} not in this program", hint=self._near(name))
+        found = self._find_var_recursive(name)
+        if found is None:
+            raise mistake(f"var {name} not in this program", self._near(name))
+        return found
 
     def create_var(self, **declared: Any) -> Variable:
-        """Declares a variable; the same name again must be the same in type, shape and dtype."""
-        name = declared.get("name") or self.program.unique_name("_generated_var")
-        made = Variable(self, **{**declared, "name": name})
-        known = self.vars.get(name)
-        if known is None:
-            self.vars[name] = made
-            return made
-        self._check_same(known, made)
-        return known
+        """Declares a variable; the same name again must be the same in what is said of it.
+
+        Raises:
+            ValueError: it is declared otherwise already.
+        """
+        made = Variable(self, **declared)
+        known = self.vars.get(made.name)
+        if known is not None:
+            check_same(known, made, declared)
+            return known
+        return self._declare(made)
 
     def create_parameter(self, **declared: Any) -> Parameter:
-        """Declares a parameter, in block 0 wherever this is."""
+        """Declares a parameter, in block 0 wherever this is.
+
+        Raises:
+            ValueError: it is declared otherwise already.
+        """
         home = self.program.global_block()
         made = Parameter(home, **declared)
-        if made.name in home.vars:
-            self._check_same(home.vars[made.name], made)
-        home.vars[made.name] = made
+        known = home.vars.get(made.name)
+        if known is not None:
+            check_same(known, made, {**declared, "persistable": True})
+        home._declare(made)
         return made
 
     def all_parameters(self) -> list[Parameter]:
@@ -88,52 +125,98 @@ class Block:
         """Yields the parameters declared here."""
         return iter(self.all_parameters())
 
+    def _declare(self, made: Variable) -> Variable:
+        self.vars[made.name] = made
+        self.program.version += 1
+        return made
+
+    def _clone_variable(self, var: Variable, force_persistable: bool = True) -> Variable:
+        """Declares what another program has; it outlives a run unless told otherwise."""
+        check_type(var, "what is cloned", Variable)
+        made = Variable(self, type=var.type, name=var.name, dtype=var.dtype)
+        made.sizes, made.lod_level = var.sizes, var.lod_level
+        is_tensor = var.type not in {VarType.STEP_SCOPES, VarType.RAW}
+        made._persistable = var.persistable or (force_persistable and is_tensor)
+        made.is_data, made.need_check_feed = var.is_data, var.need_check_feed
+        return self._declare(made)
+
+    def _rename_var(self, name: str, new_name: str) -> Variable:
+        """Renames a variable and what operators of this block call it, not `op_role_var`."""
+        renamed = self.var(name)
+        if new_name in self.vars:
+            raise mistake(f"var {new_name} is in this block already")
+        renamed.name = new_name
+        self.vars = {v.name: v for v in self.vars.values()}
+        for op in self.ops:
+            op._rename_input(name, new_name)
+            op._rename_output(name, new_name)
+        return renamed
+
+    def _remove_var(self, name: str) -> None:
+        del self.vars[self.var(name).name]
+        self.program.version += 1
+
     # --- operators ---------------------------------------------------------------------------
 
     def append_op(
         self,
         type: str,
-        inputs: Mapping[str, Given] | None = None,
-        outputs: Mapping[str, Given] | None = None,
+        inputs: Slots = None,
+        outputs: Slots = None,
         attrs: Mapping[str, Any] | None = None,
+        stop_gradient: bool = False,
     ) -> Operator:
         """Adds an operator at the end; outputs whose shapes are not declared get theirs.
+
+        Args:
+            type: what it does.
+            inputs: variables or their names, one or many, by slot.
+            outputs: the same.
+            attrs: attributes; None for one is as if it were not there.
+            stop_gradient: taken; fluid's eager mode alone used it.
 
         Raises:
             ProgramError: there is no such type, or it does not take these.
         """
-        return self._insert_op(len(self.ops), type, inputs, outputs, attrs)
+        del stop_gradient
+        return self._insert_op(len(self.ops), type, inputs=inputs, outputs=outputs, attrs=attrs)
 
-    def _prepend_op(
-        self,
-        type: str,
-        inputs: Mapping[str, Given] | None = None,
-        outputs: Mapping[str, Given] | None = None,
-        attrs: Mapping[str, Any] | None = None,
-    ) -> Operator:
-        return self._insert_op(0, type, inputs, outputs, attrs)
+    def _prepend_op(self, type: str, **parts: Unpack[OpParts]) -> Operator:
+        return self._insert_op(0, type, **parts)
 
-    def _insert_op(
-        self,
-        index: int,
-        type: str,
-        inputs: Mapping[str, Given] | None = None,
-        outputs: Mapping[str, Given] | None = None,
-        attrs: Mapping[str, Any] | None = None,
-    ) -> Operator:
-        given = {k: v for k, v in (attrs or {}).items() if v is not None}
-        given.setdefault(ROLE, self.program.op_role)
-        given.setdefault(ROLE_VAR, list(self.program.op_role_var))
-        source = line_of_caller() or Source()
-        op = Operator(self, type, _named(inputs), _named(outputs), given, source)
+    def _insert_op(self, index: int, type: str, **parts: Unpack[OpParts]) -> Operator:
+        op = self._made(type, **parts)
         self._infer(op)
-        self.ops.insert(index, op)
-        self.program.version += 1
-        return op
+        return self._put(index, op)
+
+    def _insert_op_without_sync(self, index: int, type: str, **parts: Unpack[OpParts]) -> Operator:
+        """Inserts an operator whose outputs are declared, shapes and all."""
+        return self._put(index, self._made(type, **parts))
 
     def _remove_op(self, index: int) -> None:
         del self.ops[index]
         self.program.version += 1
+
+    def _slice_ops(self, start: int, end: int) -> list[Operator]:
+        return self.ops[start:end]
+
+    def _made(self, type: str, **parts: Unpack[OpParts]) -> Operator:
+        attrs = parts.get("attrs") or {}
+        given = {
+            ROLE: self.program.op_role,
+            ROLE_VAR: list(self.program.op_role_var),
+            NAME_SCOPE: current_name_scope(),
+            DEVICE: current_device(),
+            **{name: value for name, value in attrs.items() if value is not None},
+        }
+        source = line_of_caller() or Source()
+        named = _named(type, parts.get("inputs")), _named(type, parts.get("outputs"))
+        return Operator(self, type, *named, given, source)
+
+    def _put(self, index: int, op: Operator) -> Operator:
+        self.ops.insert(index, op)
+        self.program.version += 1
+        return op
 
     def _infer(self, op: Operator) -> None:
         """Says the shapes of what an operator writes, where nothing has said them yet."""
@@ -147,6 +230,16 @@ class Block:
             variable = self._var_recursive(name)
             variable.sizes = sizes if variable.sizes is None else variable.sizes
 
+    # --- the block as a whole ----------------------------------------------------------------
+
+    def _copied(self, program: "Program") -> "Block":
+        """Returns a copy in another program; attributes still name the old one's blocks."""
+        made = copy.copy(self)
+        made.program = program
+        made.vars = {name: v._copied(made) for name, v in self.vars.items()}
+        made.ops = [op._copied(made) for op in self.ops]
+        return made
+
     def _outwards(self) -> Iterator["Block"]:
         block = self
         yield block
@@ -155,31 +248,41 @@ class Block:
             yield block
 
     def _near(self, name: str) -> str | None:
-        import difflib  # noqa: PLC0415  # only an error needs it
-
         near = difflib.get_close_matches(name, [n for b in self._outwards() for n in b.vars])
         return f"did you mean {', '.join(near)}?" if near else None
 
-    def _check_same(self, known: Variable, made: Variable) -> None:
-        for what in _AS_DECLARED:
-            if getattr(known, what) != getattr(made, what):
-                text = f"variable '{known.name}' has {what} {getattr(known, what)!r}"
-                raise ProgramError(f"{text}, and is declared again with {getattr(made, what)!r}")
-        if made.sizes is not None and known.sizes is not None and made.shape != known.shape:
-            text = f"variable '{known.name}' has shape {known.shape}"
-            raise ProgramError(f"{text}, and is declared again with {made.shape}")
+    def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
+        """Returns the block as text: its variables, then its operators.
+
+        Args:
+            throw_on_error: raise where the shape of a variable is not known.
+            with_details: say more of variables, and show the attributes of operators.
+
+        Raises:
+            TypeError: an argument is not a bool.
+            ValueError: a shape is not known, and that was asked.
+        """
+        check_type(throw_on_error, "throw_on_error", bool)
+        check_type(with_details, "with_details", bool)
+        lines = [v.to_string(throw_on_error, with_details) for v in self.vars.values()]
+        shown = [f"{op} {op.attrs}" if with_details else str(op) for op in self.ops]
+        head = f"block {self.idx} in {self.parent_idx}"
+        return "\n  ".join([head, *lines, *shown])
 
     def __str__(self) -> str:
-        lines = [f"block {self.idx} in {self.parent_idx}", *map(str, self.vars.values())]
-        return "\n  ".join([*lines, *map(str, self.ops)])
+        return self.to_string(throw_on_error=False)
 
 
-def _named(given: Mapping[str, Given] | None) -> dict[str, list[str]]:
+def _named(op_type: str, given: Slots) -> dict[str, list[str]]:
     """Returns names by slot, of variables or names, one or many."""
     found = {}
     for slot, value in (given or {}).items():
         if value is None:
             continue
         many = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        for x in many:
+            if not isinstance(x, str | Variable):
+                what = f"'{slot}' of operator '{op_type}' is a {type(x).__name__}"
+                raise mistake(what, "give a Variable, or the name of one", WrongTypeError)
         found[slot] = [x if isinstance(x, str) else x.name for x in many]
     return found

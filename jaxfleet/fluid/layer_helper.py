@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxfleet.fluid import unique_name
-from jaxfleet.fluid.block import Block, Given
+from jaxfleet.fluid.block import Block, Slots
 from jaxfleet.fluid.initializer import Constant, Initializer, Xavier
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.param_attr import ParamAttr
@@ -42,12 +42,13 @@ class LayerHelper:
     def append_op(
         self,
         type: str,
-        inputs: Mapping[str, Given] | None = None,
-        outputs: Mapping[str, Given] | None = None,
+        inputs: Slots = None,
+        outputs: Slots = None,
         attrs: Mapping[str, Any] | None = None,
+        stop_gradient: bool = False,
     ) -> Operator:
         """Adds an operator."""
-        return self.block.append_op(type, inputs, outputs, attrs)
+        return self.block.append_op(type, inputs, outputs, attrs, stop_gradient)
 
     def output(self, dtype: str, *, stop_gradient: bool = False) -> Variable:
         """Declares a variable that an operator of the layer makes: `fc_0.tmp_0`."""

@@ -1,9 +1,14 @@
 """Operator: one operation of a fluid program, with fluid's accessors."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxfleet.errors import ProgramError
+import numpy as np
+
+from jaxfleet.errors import MissingError, ProgramError
+from jaxfleet.fluid.checks import check_type
+from jaxfleet.fluid.roles import OpRole, ir_role
 from jaxfleet.ir import Source
 from jaxfleet.ops.fluid import Schema, Slot, schema_of
 
@@ -11,7 +16,9 @@ if TYPE_CHECKING:
     from jaxfleet.fluid.block import Block
 
 ROLE, ROLE_VAR = "op_role", "op_role_var"
-_EVERY = (ROLE, ROLE_VAR, "op_namescope", "op_device")
+NAME_SCOPE, DEVICE = "op_namescope", "op_device"
+_CALL_STACK = "op_callstack"
+_EVERY = (ROLE, ROLE_VAR, NAME_SCOPE, DEVICE, _CALL_STACK)
 
 
 class Operator:
@@ -26,8 +33,8 @@ class Operator:
         source: the user's line.
 
     Raises:
-        ProgramError: the type has no such slot or attribute, or a slot is missing or holds too
-            many.
+        ProgramError: the type has no such slot or attribute, or a slot holds too many.
+        MissingError: a slot is missing.
     """
 
     def __init__(
@@ -42,11 +49,14 @@ class Operator:
         self.block, self.type, self.source = block, type, source
         self.inputs = {slot: list(names) for slot, names in inputs.items() if names}
         self.outputs = {slot: list(names) for slot, names in outputs.items() if names}
-        self.attrs = dict(attrs)
+        self.attrs = {name: _plain(value) for name, value in attrs.items()}
+        ir_role(self.attrs.get(ROLE, 0))  # raises
         schema = schema_of(type)
         if schema is not None:
             self.attrs = {**schema.attrs, **self.attrs}
             self._check(schema)
+
+    # --- what it reads and writes ------------------------------------------------------------
 
     def input(self, name: str) -> list[str]:
         """Returns the names in an input slot."""
@@ -76,22 +86,6 @@ class Operator:
         """The variables that it writes, by the names of their slots."""
         return [name for slot in self.output_names for name in self.outputs[slot]]
 
-    def attr(self, name: str) -> Any:
-        """Returns an attribute; None where there is none."""
-        return self.attrs.get(name)
-
-    def has_attr(self, name: str) -> bool:
-        """Tells whether there is an attribute."""
-        return name in self.attrs
-
-    def all_attrs(self) -> dict[str, Any]:
-        """Returns all attributes."""
-        return dict(self.attrs)
-
-    def _set_attr(self, name: str, value: Any) -> None:
-        self.attrs[name] = value
-        self.block.program.version += 1
-
     def _rename_input(self, old: str, new: str) -> None:
         self.inputs = _renamed(self.inputs, old, new)
         self.block.program.version += 1
@@ -100,12 +94,93 @@ class Operator:
         self.outputs = _renamed(self.outputs, old, new)
         self.block.program.version += 1
 
+    # --- attributes --------------------------------------------------------------------------
+
+    def attr(self, name: str) -> Any:
+        """Returns an attribute; None where there is none."""
+        return self._call_stack() if name == _CALL_STACK else self.attrs.get(name)
+
+    def has_attr(self, name: str) -> bool:
+        """Tells whether there is an attribute."""
+        return name in self.attrs or name == _CALL_STACK
+
+    @property
+    def attr_names(self) -> list[str]:
+        """The names of its attributes."""
+        return sorted({*self.attrs, _CALL_STACK})
+
+    def all_attrs(self) -> dict[str, Any]:
+        """Returns all attributes; in the place of a block, its number."""
+        shown = {k: v.idx if _is_block(v) else v for k, v in self.attrs.items()}
+        return {**shown, _CALL_STACK: self._call_stack()}
+
+    def _set_attr(self, name: str, value: Any) -> None:
+        self.attrs[name] = _plain(value)
+        self.block.program.version += 1
+
+    def _remove_attr(self, name: str) -> None:
+        self.attrs.pop(name, None)
+        self.block.program.version += 1
+
+    def _block_attr(self, name: str) -> "Block":
+        return self.block.program.block(self._block_attr_id(name))
+
+    def _block_attr_id(self, name: str) -> int:
+        if not _is_block(self.attrs.get(name)):
+            raise self._wrong(f"has no block as '{name}'")
+        number: int = self.attrs[name].idx
+        return number
+
+    def _call_stack(self) -> list[str]:
+        where = self.source.where()
+        return where.splitlines() if where else []
+
+    # --- what it is --------------------------------------------------------------------------
+
+    @property
+    def idx(self) -> int:
+        """Its place in its block.
+
+        Raises:
+            ProgramError: it was taken out.
+        """
+        for at, op in enumerate(self.block.ops):
+            if op is self:
+                return at
+        raise self._wrong("is no longer in its block")
+
+    def _is_optimize_op(self) -> bool:
+        return bool(self.attrs.get(ROLE, 0) & OpRole.OPTIMIZE)
+
+    def _is_backward_op(self) -> bool:
+        return bool(self.attrs.get(ROLE, 0) & OpRole.BACKWARD)
+
+    def to_string(self, throw_on_error: bool = False) -> str:
+        """Returns one line of text.
+
+        Raises:
+            TypeError: an argument is not a bool.
+        """
+        check_type(throw_on_error, "throw_on_error", bool)
+        return str(self)
+
+    def _copied(self, block: "Block") -> "Operator":
+        """Returns a copy in another block, quicker than it could be made and checked again."""
+        made = copy.copy(self)
+        made.block = block
+        made.inputs = {slot: names.copy() for slot, names in self.inputs.items()}
+        made.outputs = {slot: names.copy() for slot, names in self.outputs.items()}
+        made.attrs = {k: v.copy() if type(v) is list else v for k, v in self.attrs.items()}
+        return made
+
+    # --- whether it is right -----------------------------------------------------------------
+
     def _check(self, schema: Schema) -> None:
         self._check_slots(schema.inputs, self.inputs)
         self._check_slots(schema.outputs, self.outputs)
         for slot in schema.inputs:
             if slot.name not in self.inputs and not slot.optional:
-                raise self._wrong(f"lacks its input '{slot.name}'")
+                raise self._wrong(f"lacks its input '{slot.name}'", kind=MissingError)
         unknown = [name for name in self.attrs if name not in schema.attrs and name not in _EVERY]
         if unknown:
             known = ", ".join(sorted(schema.attrs)) or "none"
@@ -119,8 +194,10 @@ class Operator:
             if len(names) > 1 and not known[name].many:
                 raise self._wrong(f"takes one variable as '{name}', not {len(names)}")
 
-    def _wrong(self, what: str, hint: str | None = None) -> ProgramError:
-        return ProgramError(f"operator '{self.type}' {what}", source=self.source, hint=hint)
+    def _wrong(
+        self, what: str, hint: str | None = None, kind: type[ProgramError] = ProgramError
+    ) -> ProgramError:
+        return kind(f"operator '{self.type}' {what}", source=self.source, hint=hint)
 
     def __str__(self) -> str:
         read = ", ".join(f"{slot}={self.inputs[slot]}" for slot in self.input_names)
@@ -132,3 +209,16 @@ class Operator:
 
 def _renamed(slots: Mapping[str, list[str]], old: str, new: str) -> dict[str, list[str]]:
     return {slot: [new if name == old else name for name in names] for slot, names in slots.items()}
+
+
+def _is_block(value: Any) -> bool:
+    return hasattr(value, "idx") and hasattr(value, "ops")
+
+
+def _plain(value: Any) -> Any:
+    """Returns an attribute without numpy's types, in a list of its own where it is one."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, list):
+        return [x.item() if isinstance(x, np.generic) else x for x in value]
+    return value

@@ -1,41 +1,42 @@
 """Program: blocks that scripts build, and the two that they build by default."""
 
-import copy
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from jaxfleet.errors import ProgramError
 from jaxfleet.fluid import unique_name
 from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.operator import ROLE
-from jaxfleet.fluid.roles import OpRole
+from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.copying import copied, copy_data_info, copy_parameter_info, without_backward
+from jaxfleet.fluid.marks import Findings, Roles
+from jaxfleet.fluid.pruning import as_inference, pruned
 from jaxfleet.fluid.variable import Parameter, Variable
 from jaxfleet.ir import Attr
 
-_NOT_FOR_TEST = OpRole.BACKWARD | OpRole.OPTIMIZE
 
-
-class Program:
+class Program(Roles, Findings):
     """A program that is built operator by operator.
 
     Attributes:
         blocks: block 0 is the global one.
         current_block_idx: the block that layers add to.
-        op_role: the role of operators that are added now.
-        op_role_var: the (parameter, gradient) names that they are about.
-        version: grows with every operator that is added, removed or changed.
+        version: grows with everything that is added, removed or changed.
         _facts: what a transpiler says of the whole (`role="trainer"`); the IR's program has them
             as its attributes.
     """
 
+    _default_seed = 0
+
     def __init__(self) -> None:
-        self.blocks = [Block(self, 0)]
-        self.current_block_idx = 0
-        self.op_role = OpRole.FORWARD
-        self.op_role_var: list[str] = []
+        Roles.__init__(self)
+        Findings.__init__(self)
         self.version = 0
+        self.current_block_idx = 0
+        self._seed = Program._default_seed
         self._facts: dict[str, Attr] = {}
-        self._seed = 0
+        self.blocks = [Block(self, 0)]
+
+    # --- random numbers ----------------------------------------------------------------------
 
     @property
     def random_seed(self) -> int:
@@ -44,9 +45,14 @@ class Program:
 
     @random_seed.setter
     def random_seed(self, seed: int) -> None:
-        if not isinstance(seed, int):
-            raise ProgramError(f"a random seed is an int, not {type(seed).__name__}")
-        self._seed = seed
+        self._seed = _seed(seed)
+        self.version += 1
+
+    def global_seed(self, seed: int = 0) -> None:
+        """Sets the random seed of this program, and of those that are made from now on."""
+        Program._default_seed = self.random_seed = _seed(seed)
+
+    # --- what is in it -----------------------------------------------------------------------
 
     def global_block(self) -> Block:
         """Returns block 0."""
@@ -74,6 +80,22 @@ class Program:
         """Returns the parameters in the order they were made."""
         return [p for block in self.blocks for p in block.all_parameters()]
 
+    def unique_name(self, key: str) -> str:
+        """Returns a name that nothing has."""
+        return unique_name.generate(key)
+
+    def _create_block(self, parent_idx: int | None = None) -> Block:
+        parent = self.current_block_idx if parent_idx is None else parent_idx
+        self.blocks.append(Block(self, len(self.blocks), parent))
+        self.current_block_idx = len(self.blocks) - 1
+        self.version += 1
+        return self.current_block()
+
+    def _rollback(self) -> None:
+        self.current_block_idx = self.current_block().parent_idx
+
+    # --- copies ------------------------------------------------------------------------------
+
     def clone(self, for_test: bool = False) -> "Program":
         """Returns a copy.
 
@@ -81,60 +103,69 @@ class Program:
             for_test: leave out backward and optimize, and tell operators that they are tested
                 (`is_test`). Meant to be called before `minimize`.
         """
-        made = copy.deepcopy(self)
-        if for_test:
-            for block in made.blocks:
-                block.ops = [op for op in block.ops if not op.attrs[ROLE] & _NOT_FOR_TEST]
-                for op in block.ops:
-                    if op.has_attr("is_test"):
-                        op._set_attr("is_test", True)
-        return made
+        if not for_test:
+            return copied(self)
+        return as_inference(without_backward(copied(self)), prune_read_op=False)
 
-    def unique_name(self, key: str) -> str:
-        """Returns a name that nothing has."""
-        return unique_name.generate(key)
+    def _prune(self, targets: Any) -> "Program":
+        """Returns a copy with only what its targets need; see `_prune_with_input`."""
+        return self._prune_with_input([], targets)
 
-    def to_string(self, throw_on_error: bool = False, with_details: bool = False) -> str:
+    def _prune_with_input(self, feeded_var_names: Any, targets: Any) -> "Program":
+        """Returns a copy with only the operators that its targets need.
+
+        What updates a parameter is only kept where it is a target itself.
+
+        Args:
+            feeded_var_names: names of variables that are fed: what makes them is not needed.
+            targets: a Variable, an Operator or the name of a variable, or a list of them.
+
+        Raises:
+            ValueError: one of them is something else, or nothing makes it.
+        """
+        return pruned(self, _listed(feeded_var_names), _listed(targets))
+
+    def _inference_optimize(self, prune_read_op: bool = True) -> "Program":
+        """Returns a copy whose operators know that they are tested, without readers if asked."""
+        return as_inference(copied(self), prune_read_op=prune_read_op)
+
+    def _copy_param_info_from(self, other: "Program") -> None:
+        """Makes variables parameters where another program has parameters of their names."""
+        copy_parameter_info(_program(other), self)
+
+    def _copy_data_info_from(
+        self, other: "Program", pruned_origin_block_id_map: dict[int, int] | None = None
+    ) -> None:
+        """Makes variables data where another program has data of their names.
+
+        Args:
+            other: it.
+            pruned_origin_block_id_map: the other's block of each of this one's blocks.
+        """
+        copy_data_info(_program(other), self, pruned_origin_block_id_map or {})
+
+    def _copy_dist_param_info_from(self, other: "Program") -> None:
+        """Takes over what a transpiler said of where another program's parameters are."""
+        self._take_over(_program(other))
+
+    # --- text --------------------------------------------------------------------------------
+
+    def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
         """Returns the program as text.
+
+        Args:
+            throw_on_error: raise where the shape of a variable is not known.
+            with_details: say more of variables, and show the attributes of operators.
 
         Raises:
             TypeError: an argument is not a bool.
+            ValueError: a shape is not known, and that was asked.
         """
-        for given in (throw_on_error, with_details):
-            if not isinstance(given, bool):
-                raise TypeError(f"to_string takes True or False, not {given!r}")
-        return str(self)
+        check_type(throw_on_error, "throw_on_error", bool)
+        return "\n".join(block.to_string(throw_on_error, with_details) for block in self.blocks)
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.blocks))
-
-    def _create_block(self, parent_idx: int | None = None) -> Block:
-        parent = self.current_block_idx if parent_idx is None else parent_idx
-        self.blocks.append(Block(self, len(self.blocks), parent))
-        self.current_block_idx = len(self.blocks) - 1
-        return self.current_block()
-
-    def _rollback(self) -> None:
-        self.current_block_idx = self.current_block().parent_idx
-
-    @contextmanager
-    def role(self, role: int, about: Sequence[str] = ()) -> Iterator[None]:
-        """Gives the operators that are added within a `with` a role."""
-        old = self.op_role, self.op_role_var
-        self.op_role, self.op_role_var = role, list(about)
-        try:
-            yield
-        finally:
-            self.op_role, self.op_role_var = old
-
-    def _backward_role_guard(self) -> AbstractContextManager[None]:
-        return self.role(OpRole.BACKWARD)
-
-    def _optimized_guard(self, param_and_grad: Sequence[Variable]) -> AbstractContextManager[None]:
-        return self.role(OpRole.OPTIMIZE, [x.name for x in param_and_grad])
-
-    def _lr_schedule_guard(self, is_with_opt: bool = False) -> AbstractContextManager[None]:
-        return self.role(OpRole.LR_SCHED | (OpRole.OPTIMIZE if is_with_opt else 0))
+        return self.to_string(throw_on_error=False)
 
 
 class _Defaults:
@@ -186,7 +217,16 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
             switch_startup_program(old_startup)
 
 
-def _program(program: object) -> Program:
-    if not isinstance(program, Program):
-        raise TypeError(f"a Program is wanted, not a {type(program).__name__}")
+def _program(program: Program) -> Program:
+    check_type(program, "a program", Program)
     return program
+
+
+def _seed(seed: int) -> int:
+    if not isinstance(seed, int):
+        raise mistake(f"a random seed is an int, not {type(seed).__name__}")
+    return seed
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Role
 
 
@@ -15,6 +16,7 @@ class OpRole:
     DIST = 8
     LR_SCHED = 16
     LOSS = 256
+    NOT_SPECIFIED = 4096
 
 
 _ROLES: Mapping[int, Role] = {
@@ -27,6 +29,7 @@ _ROLES: Mapping[int, Role] = {
     OpRole.LR_SCHED: Role.LR_SCHED,
     OpRole.RPC: Role.RPC,
     OpRole.DIST: Role.DIST,
+    OpRole.NOT_SPECIFIED: Role.FORWARD,
 }
 
 
@@ -34,8 +37,9 @@ def ir_role(number: int) -> Role:
     """Returns the IR's role of one of fluid's numbers.
 
     Raises:
-        ValueError: fluid has no such combination.
+        ProgramError: fluid has no such combination.
     """
     if number not in _ROLES:
-        raise ValueError(f"{number} is no role of an operator; they are {sorted(_ROLES)}")
+        known = ", ".join(map(str, sorted(_ROLES)))
+        raise ProgramError(f"{number} is no role of an operator", hint=f"roles are {known}")
     return _ROLES[number]

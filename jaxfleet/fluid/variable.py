@@ -1,51 +1,69 @@
 """Variable and Parameter: what an operator of a fluid program reads and writes, by name."""
 
+import copy
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
-from jaxfleet.errors import ProgramError
+from jaxfleet.errors import WrongTypeError
+from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dtypes import VarType, dtype_name
 from jaxfleet.ir import Size
 from jaxfleet.ir.dims import letter
+from jaxfleet.ops.fluid import GRAD
 
 if TYPE_CHECKING:
     from jaxfleet.fluid.block import Block
+    from jaxfleet.fluid.operator import Operator
 
 
 class Variable:
     """A named value of a block.
 
-    Attributes:
+    Args:
         block: where it is declared.
-        name: it.
-        sizes: a size for each axis, where the batch is a letter; None while it is unknown.
-        dtype: its name: `"float32"`.
+        type: its kind, one of `VarType`'s.
+        name: it; one that nothing has unless given.
+        shape: a number for each axis, None or -1 for one that is known when the program runs.
+        dtype: of its elements; `float32` unless given.
+        lod_level: how many levels of ragged rows there are.
+        capacity: of a reader's queue; taken.
         persistable: it outlives a run.
+        error_clip: how its gradient is clipped as soon as it is computed.
         stop_gradient: gradients end here.
         is_data: it is fed.
+        need_check_feed: what is fed must have this shape and dtype.
+
+    Attributes:
+        sizes: a size for each axis, where the batch is a letter; None while it is unknown.
     """
 
     def __init__(
         self,
         block: "Block",
         *,
-        name: str,
         type: str = VarType.LOD_TENSOR,
+        name: str | None = None,
         shape: Sequence[int | None] | None = None,
-        dtype: Any = "float32",
-        lod_level: int = 0,
-        persistable: bool = False,
+        dtype: Any = None,
+        lod_level: int | None = None,
+        capacity: int | None = None,
+        persistable: bool | None = None,
         error_clip: Any = None,
         stop_gradient: bool = False,
         is_data: bool = False,
         need_check_feed: bool = False,
     ) -> None:
-        self.block, self.name, self.type = block, name, type
+        del capacity
+        if name is not None:
+            check_type(name, "a variable's name", str)
+        self.block, self.type = block, type
+        self.name = block.program.unique_name("_generated_var") if name is None else name
         self.sizes = None if shape is None else sizes_of(shape)
-        self.dtype = dtype_name(dtype)
-        self.lod_level, self.persistable, self.error_clip = lod_level, persistable, error_clip
-        self.stop_gradient, self.is_data = stop_gradient, is_data
-        self.need_check_feed = need_check_feed
+        self.dtype = dtype_name("float32" if dtype is None else dtype)
+        self.lod_level, self._persistable = lod_level or 0, bool(persistable)
+        self.error_clip, self.stop_gradient = error_clip, stop_gradient
+        self.is_data, self.need_check_feed = is_data, need_check_feed
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -55,13 +73,61 @@ class Variable:
             ProgramError: no operator has said yet what it is.
         """
         if self.sizes is None:
-            raise ProgramError(f"the shape of '{self.name}' is not known")
+            raise mistake(f"the shape of '{self.name}' is not known")
         return tuple(size if isinstance(size, int) else -1 for size in self.sizes)
 
+    @property
+    def persistable(self) -> bool:
+        """Whether it outlives a run."""
+        return self._persistable
+
+    @persistable.setter
+    def persistable(self, persistable: bool) -> None:
+        self._persistable = bool(persistable)
+        self.block.program.version += 1
+
+    @property
+    def op(self) -> "Operator | None":
+        """The last operator of its block that writes it; None where there is none."""
+        writers = (op for op in reversed(self.block.ops) if self.name in op.output_arg_names)
+        return next(writers, None)
+
+    @property
+    def grad_name(self) -> str:
+        """The name of its gradient."""
+        return self.name + GRAD
+
+    def _set_error_clip(self, error_clip: Any) -> None:
+        self.error_clip = error_clip
+
     def to_string(self, throw_on_error: bool = False, with_details: bool = False) -> str:
-        """Returns one line of text."""
-        del throw_on_error, with_details
-        return str(self)
+        """Returns one line of text.
+
+        Args:
+            throw_on_error: raise where the shape is not known.
+            with_details: say more of it than its kind, dtype and shape.
+
+        Raises:
+            TypeError: an argument is not a bool.
+            ValueError: the shape is not known, and that was asked.
+        """
+        check_type(throw_on_error, "throw_on_error", bool)
+        check_type(with_details, "with_details", bool)
+        if throw_on_error:
+            self.shape  # noqa: B018  # raises
+        more = ", ".join(f"{k}={v!r}" for k, v in self._details().items() if v not in (None, False))
+        return f"{self} {{{more}}}" if with_details and more else str(self)
+
+    def _details(self) -> dict[str, Any]:
+        kind = None if self.type == VarType.LOD_TENSOR else self.type
+        clip, lod_level = self.error_clip, self.lod_level or None
+        shown = {"type": kind, "lod_level": lod_level, "error_clip": clip, "is_data": self.is_data}
+        return {**shown, "stop_gradient": self.stop_gradient}
+
+    def _copied(self, block: "Block") -> "Variable":
+        made = copy.copy(self)
+        made.block = block
+        return made
 
     def __str__(self) -> str:
         shape = "?" if self.sizes is None else ",".join(map(str, self.shape))
@@ -78,6 +144,13 @@ class Parameter(Variable):
         trainable: whether `minimize` updates it.
         optimize_attr: its own factor of the learning rate, as `learning_rate`.
         regularizer: its own regularization, in the place of the optimizer's.
+        gradient_clip_attr: its own clipping, which `set_gradient_clip` says.
+        do_model_average: whether ModelAverage takes it in.
+        need_clip: whether its gradient is clipped.
+        is_distributed: its rows are held by parameter servers.
+
+    Raises:
+        ProgramError: its shape is not all numbers, or there is none.
     """
 
     def __init__(
@@ -87,27 +160,46 @@ class Parameter(Variable):
         shape: Sequence[int],
         dtype: Any,
         trainable: bool = True,
-        optimize_attr: dict[str, float] | None = None,
+        optimize_attr: dict[str, Any] | None = None,
         regularizer: Any = None,
         gradient_clip_attr: Any = None,
         do_model_average: bool | None = None,
+        need_clip: bool = True,
         is_distributed: bool = False,
         **kwargs: Any,
     ) -> None:
-        if not shape or any(size is None or size < 0 for size in shape):
-            what = f"a parameter's shape is all numbers and at least one, not {list(shape)}"
-            raise ProgramError(what)
-        kwargs["persistable"] = True
-        super().__init__(block, shape=shape, dtype=dtype, **kwargs)
+        super().__init__(block, shape=shape, dtype=dtype, **{**kwargs, "persistable": True})
+        if not self.sizes or not all(isinstance(size, int) for size in self.sizes):
+            given = None if shape is None else list(shape)
+            raise mistake(f"a parameter's shape is all numbers and at least one, not {given}")
         self.trainable = trainable
-        self.optimize_attr = optimize_attr or {"learning_rate": 1.0}
+        self.optimize_attr = dict(optimize_attr or {"learning_rate": 1.0})
         self.regularizer, self.gradient_clip_attr = regularizer, gradient_clip_attr
-        self.do_model_average, self.is_distributed = do_model_average, is_distributed
+        self.do_model_average, self.need_clip = do_model_average, need_clip
+        self.is_distributed = is_distributed
+
+    def _details(self) -> dict[str, Any]:
+        kept = ("trainable", "optimize_attr", "regularizer", "do_model_average", "need_clip")
+        return {**super()._details(), **{name: getattr(self, name) for name in kept}}
+
+    def _copied(self, block: "Block") -> "Parameter":
+        made = copy.copy(self)
+        made.block, made.optimize_attr = block, dict(self.optimize_attr)
+        return made
 
 
 def sizes_of(shape: Sequence[int | None]) -> tuple[Size, ...]:
-    """Returns a shape with letters: `b` for an unknown first axis, `n1` for the next, ..."""
+    """Returns a shape with letters: `b` for an unknown first axis, `n1` for the next, ...
+
+    Raises:
+        TypeError: it is no list of whole numbers.
+    """
+    try:
+        numbers = [-1 if size is None else index(size) for size in shape]
+    except TypeError as error:
+        hint = "a list of whole numbers, -1 or None for an axis that is known when it runs"
+        raise mistake(f"{shape!r} is no shape", hint, WrongTypeError) from error
     return tuple(
-        int(size) if size is not None and size >= 0 else letter("b" if axis == 0 else f"n{axis}")
-        for axis, size in enumerate(shape)
+        size if size >= 0 else letter("b" if axis == 0 else f"n{axis}")
+        for axis, size in enumerate(numbers)
     )

@@ -48,7 +48,7 @@ def test_names_that_are_not_there() -> None:
         with pytest.raises(ValueError, match="var word not in this block") as caught:
             main.global_block().var("word")
         assert "did you mean words?" in line(caught.value)
-        with pytest.raises(TypeError, match="name is a string"):
+        with pytest.raises(TypeError, match="name is of type str, not int"):
             main.global_block().var(3)  # type: ignore[arg-type]
 
 
@@ -80,7 +80,7 @@ def test_what_is_fed_and_fetched() -> None:
 
 
 def test_what_is_no_program() -> None:
-    with pytest.raises(TypeError, match="a Program is wanted, not a str"):
+    with pytest.raises(TypeError, match="a program is of type Program, not str"):
         fluid.program_guard("main").__enter__()  # type: ignore[arg-type]
     exe = fluid.Executor()
     with pytest.raises(TypeError, match="requires Program as its Parameter, not int"):

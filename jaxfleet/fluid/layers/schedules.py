@@ -29,7 +29,8 @@ def _step(begin: int = 0) -> Variable:
     is_new = not block.has_var(COUNTER)
     counter = helper.global_variable(COUNTER, [1], "int64", begin - 1)
     if is_new:
-        block._prepend_op("increment", {"X": counter}, {"Out": counter}, {"step": 1.0})
+        written = {"Out": counter}
+        block._prepend_op("increment", inputs={"X": counter}, outputs=written, attrs={"step": 1.0})
     return cast(counter, "float32")
 
 

@@ -1,0 +1,33 @@
+"""Checks of what a script gives, with the line that gave it."""
+
+from jaxfleet.errors import ProgramError, WrongTypeError
+from jaxfleet.ops.frames import line_of_caller
+
+
+def check_type(
+    given: object, what: str, kinds: type | tuple[type, ...], hint: str | None = None
+) -> None:
+    """Checks the type of one argument.
+
+    Args:
+        given: it.
+        what: how the message names it: `the loss`.
+        kinds: the types that it may have.
+        hint: what to give.
+
+    Raises:
+        WrongTypeError: it has another.
+    """
+    if isinstance(given, kinds):
+        return
+    many = kinds if isinstance(kinds, tuple) else (kinds,)
+    wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in many)
+    message = f"{what} is of type {wanted}, not {type(given).__name__}"
+    raise WrongTypeError(message, source=line_of_caller(), hint=hint)
+
+
+def mistake(
+    what: str, hint: str | None = None, kind: type[ProgramError] = ProgramError
+) -> ProgramError:
+    """Returns an error that points at the user's line."""
+    return kind(what, source=line_of_caller(), hint=hint)
