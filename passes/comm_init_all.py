@@ -1,9 +1,9 @@
 """Begin the talk of ranks that one process runs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from jaxfleet.errors import PassError
 from jaxfleet.ir import Attrs, Operator, Program
-from jaxfleet.passes import _ranks as ranks
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 
@@ -12,7 +12,8 @@ from jaxfleet.pipeline import Pass, made_by, register_pass
 class CommInitAll(Pass):
     """Joins all devices of one process, at the end of what the startup program does.
 
-    Nobody has to be waited for, and no state has to travel: one process made it.
+    Nobody has to be waited for, and no state has to travel: one process begins, and all its
+    devices take what it began with. So the startup program stays a program for one device.
 
     Before::
 
@@ -24,7 +25,7 @@ class CommInitAll(Pass):
 
     After::
 
-        program startup {nranks=2, rank=0, role="collective"}
+        program startup
           param w: f32[3]
           block 0
             forward
@@ -32,13 +33,10 @@ class CommInitAll(Pass):
               c_comm_init_all() {ring_id=0}
     """
 
-    nranks: int = 2
-    rank: int = 0
     ring_id: int = 0
 
     def run(self, program: Program) -> Program:
-        ranks.check(program, self.name, rank=self.rank, nranks=self.nranks)
+        if any(op.type == "c_comm_init_all" for op in program.root.ops):
+            raise PassError(f"{self.name}: the program joins all devices already")
         join = made_by(Operator("c_comm_init_all", attrs=Attrs({"ring_id": self.ring_id})), self)
-        root = program.root.with_ops([*program.root.ops, join])
-        attrs = ranks.facts(program, rank=self.rank, nranks=self.nranks)
-        return replace(program.with_block(root), attrs=attrs)
+        return program.with_block(program.root.with_ops([*program.root.ops, join]))

@@ -68,7 +68,8 @@ PUBLIC = {
     "jaxfleet.lower": """
         AXIS ExecutableCache HostType Interface Layout LoweredBlock LoweredStep ProgramFunction
         Shares all_to_device bind_sizes compute_in_place cut_axes device_count device_mesh
-        host_type inputs_of is_key lower_block lower_step shardings to_device to_host with_shard_map
+        host_type inputs_of is_key lower_block lower_step on_ranks shardings to_device to_host
+        with_shard_map
     """,
     "jaxfleet.ops": """
         Array Context Dialect Interpreter Meaning OpDef find_op known_ops register_dialect

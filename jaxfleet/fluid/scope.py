@@ -10,6 +10,7 @@ import numpy as np
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid.dtypes import dtype_name
 from jaxfleet.ops import Array
+from jaxfleet.runtime.scope import OfRanks
 from jaxfleet.runtime.scope import Scope as ArrayScope
 
 
@@ -32,6 +33,7 @@ class Scope(ArrayScope):
             return scope
         made = cls(scope.parent)
         made._values, made._lent = scope._values, scope._lent
+        made._of_ranks = scope._of_ranks
         return made
 
     def var(self, name: str) -> "ScopeVariable":
@@ -65,6 +67,12 @@ class Scope(ArrayScope):
         for name, value in values.items():
             home = self._home(name)
             ArrayScope.keep(self if home is None else home, {name: value})
+
+    def keep_of_ranks(self, values: Mapping[str, OfRanks]) -> None:
+        """Takes what several ranks have written, where `keep` takes what one has."""
+        for name, found in values.items():
+            home = self._home(name)
+            ArrayScope.keep_of_ranks(self if home is None else home, {name: found})
 
     def _home(self, name: str) -> ArrayScope | None:
         scope: ArrayScope | None = self

@@ -18,6 +18,7 @@ from jaxfleet.lower.sizes import bind_sizes as bind_sizes
 from jaxfleet.lower.spmd import AXIS as AXIS
 from jaxfleet.lower.spmd import Layout as Layout
 from jaxfleet.lower.spmd import device_mesh as device_mesh
+from jaxfleet.lower.spmd import on_ranks as on_ranks
 from jaxfleet.lower.spmd import shardings as shardings
 from jaxfleet.lower.spmd import with_shard_map as with_shard_map
 from jaxfleet.lower.step import Interface as Interface

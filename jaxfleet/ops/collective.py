@@ -68,8 +68,8 @@ for _name, _reduce in {
 
 @register_op("c_allgather", is_collective=True)
 def allgather(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
-    """Joins all devices' rows, in the order of the devices."""
-    axis, name = attr(ctx, op, "axis"), ctx.axis_name
+    """Joins all devices' rows, in the order of the devices; fluid's is along axis 0."""
+    axis, name = attr(ctx, op, "axis") or 0, ctx.axis_name
     if name is None:
         return list(inputs)
     return [_on_data(lambda x: lax.all_gather(x, name, axis=axis, tiled=True), inputs[0])]
@@ -80,8 +80,23 @@ def reducescatter(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequen
     """Completes a sum and keeps this device's rows of it."""
     if ctx.axis_name is None:
         return list(inputs)
-    axis = attr(ctx, op, "axis")
+    axis = attr(ctx, op, "axis") or 0
     return [lax.psum_scatter(inputs[0], ctx.axis_name, scatter_dimension=axis, tiled=True)]
+
+
+@register_op("c_broadcast", is_collective=True)
+def broadcast(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Gives every device what device `root` has."""
+    if ctx.axis_name is None:
+        return list(inputs)
+    is_root, axis = ctx.device == attr(ctx, op, "root"), ctx.axis_name
+    return [_on_data(lambda x: _from_one(x, is_root, axis), value) for value in inputs]
+
+
+def _from_one(value: Array, is_root: Array, axis: str) -> Array:
+    """Sums what one device has and the others' zeros: exact, but for the sign of a zero."""
+    summed = lax.psum(jnp.where(is_root, value, jnp.zeros_like(value)), axis)
+    return summed.astype(value.dtype)  # booleans are summed as numbers
 
 
 @register_op("c_alltoall", is_collective=True)
@@ -119,6 +134,27 @@ def local(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array
     if ctx.device is None:
         return list(inputs)
     return [inputs[0] * jnp.asarray(attr(ctx, op, "devices"), inputs[0].dtype)]
+
+
+@register_op("c_sync_calc_stream")
+def sync_calc_stream(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Says that what was computed may be communicated; XLA sees that by itself."""
+    return list(inputs)
+
+
+@register_op("c_sync_comm_stream")
+def sync_comm_stream(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Says that what was communicated may be read; XLA sees that by itself."""
+    return list(inputs)
+
+
+def _handle(_: Context, op: Operator, __: Sequence[Array]) -> Sequence[Array]:
+    """Begins a communicator: the mesh of devices is one already, so its handle is a number."""
+    return [jnp.zeros((), jnp.int32)] * len(op.writes)
+
+
+for _name in ("c_gen_nccl_id", "c_comm_init", "c_comm_init_all", "gen_nccl_id"):
+    register_op(_name, has_effect=True)(_handle)
 
 
 def _on_data(move: Callable[[Array], Array], value: Array) -> Array:

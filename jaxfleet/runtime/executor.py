@@ -13,6 +13,7 @@ from jaxfleet.ir.types import long_dtype
 from jaxfleet.lower import device_count
 from jaxfleet.runtime.devices import choose_devices, steps_must_not_overlap
 from jaxfleet.runtime.prepared import Prepared, prepare
+from jaxfleet.runtime.ranks import RanksProgram, rank_count
 from jaxfleet.runtime.scope import Scope
 
 
@@ -20,7 +21,9 @@ class Executor:
     """Runs programs over a scope that holds their state.
 
     A program that was rewritten for several devices runs on as many; feeds and fetches are those of
-    the whole batch. A compiled program is kept as long as the executor.
+    the whole batch. One that is a rank's runs on a device for each rank: feeds are the rows of all
+    ranks, and what is fetched is every rank's, one after another. A compiled program is kept as
+    long as the executor.
 
     Args:
         scope: where state lives between runs; a new one, unless given.
@@ -29,6 +32,7 @@ class Executor:
     def __init__(self, scope: Scope | None = None) -> None:
         self.scope = scope if scope is not None else Scope()
         self._compiled: dict[tuple[int, tuple[str, ...]], Prepared] = {}
+        self._on_ranks: dict[tuple[int, tuple[str, ...]], RanksProgram] = {}
 
     def run(
         self,
@@ -53,8 +57,12 @@ class Executor:
                 fed or fetched is not its own.
         """
         values = scope if scope is not None else self.scope
+        if rank_count(program) > 1:
+            ready = self._for_ranks(program, tuple(fetch))
+            made = ready.run(_checked_feed(program, ready.uses.data, feed or {}), values)
+            return [np.asarray(value) for value in made] if return_numpy else made
         compiled = self._compile(program, tuple(fetch))
-        data = _checked_feed(compiled, feed or {})
+        data = _checked_feed(program, compiled.data, feed or {})
         state = {v.name: _from_scope(v, values, program) for v in compiled.state}
         reused = {name: state.pop(name) for name in compiled.donated}
         fetched, new_state = compiled.function(reused, state, data)
@@ -66,6 +74,7 @@ class Executor:
     def close(self) -> None:
         """Forgets the compiled programs; the scope stays."""
         self._compiled.clear()
+        self._on_ranks.clear()
 
     def _compile(self, program: Program, fetch: tuple[str, ...]) -> Prepared:
         key = (id(program), fetch)
@@ -73,19 +82,27 @@ class Executor:
             self._compiled[key] = prepare(program, fetch)
         return self._compiled[key]
 
+    def _for_ranks(self, program: Program, fetch: tuple[str, ...]) -> RanksProgram:
+        key = (id(program), fetch)
+        if key not in self._on_ranks:
+            self._on_ranks[key] = RanksProgram.of(program, fetch)
+        return self._on_ranks[key]
 
-def _checked_feed(compiled: Prepared, feed: Mapping[str, Any]) -> dict[str, Any]:
+
+def _checked_feed(
+    program: Program, data: Sequence[Variable], feed: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns the feed with the dtypes that the program declares."""
-    names = {variable.name for variable in compiled.program.of_kind(Kind.DATA)}
+    names = {variable.name for variable in program.of_kind(Kind.DATA)}
     unknown = sorted(set(feed) - names)
     if unknown:
-        what = f"'{unknown[0]}' is fed, but program '{compiled.program.name}' has no such data"
+        what = f"'{unknown[0]}' is fed, but program '{program.name}' has no such data"
         raise FeedError(what, hint=f"its data are {', '.join(sorted(names)) or 'none'}")
-    missing = [variable for variable in compiled.data if variable.name not in feed]
+    missing = [variable for variable in data if variable.name not in feed]
     if missing:
         what = f"'{missing[0].name}' ({missing[0].type}) is not fed"
-        raise FeedError(what, hint=f"feed all of {', '.join(v.name for v in compiled.data)}")
-    return {v.name: _as_array(v, feed[v.name]) for v in compiled.data}
+        raise FeedError(what, hint=f"feed all of {', '.join(v.name for v in data)}")
+    return {v.name: _as_array(v, feed[v.name]) for v in data}
 
 
 def _as_array(variable: Variable, value: Any) -> Any:

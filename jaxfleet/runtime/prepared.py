@@ -41,6 +41,41 @@ class Prepared:
     written: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Uses:
+    """What a program takes and gives, for one choice of what is fetched.
+
+    Attributes:
+        data: the variables to feed.
+        state: the persistable variables that must be in the scope.
+        written: those that it writes.
+    """
+
+    data: tuple[Variable, ...]
+    state: tuple[Variable, ...]
+    written: tuple[Variable, ...]
+
+
+def uses_of(program: Program, fetch: tuple[str, ...]) -> Uses:
+    """Returns what a program takes and gives.
+
+    Raises:
+        FeedError: something is fetched that the program does not have.
+    """
+    known = {*program.variables, *program.root.variables}
+    for name in fetch:
+        if name not in known:
+            what = f"'{name}' is fetched, but program '{program.name}' has no such variable"
+            raise FeedError(what, hint="fetch a variable of block 0 or of the program")
+    read = read_before_written(program)
+    written = {name for block in program.blocks for op in block.ops for name in op.writes}
+    data = tuple(v for v in program.of_kind(Kind.DATA) if v.name in read or v.name in fetch)
+    persistable = program.of_kind(Kind.PARAM, Kind.STATE)
+    kept = {*fetch} - written
+    state = tuple(v for v in persistable if v.name in read or v.name in kept)
+    return Uses(data, state, tuple(v for v in persistable if v.name in written))
+
+
 def prepare(program: Program, fetch: tuple[str, ...]) -> Prepared:
     """Makes a program ready to run.
 
@@ -51,25 +86,15 @@ def prepare(program: Program, fetch: tuple[str, ...]) -> Prepared:
     Raises:
         FeedError: something is fetched that the program does not have, or has only in parts.
     """
-    known = {*program.variables, *program.root.variables}
-    for name in fetch:
-        if name not in known:
-            what = f"'{name}' is fetched, but program '{program.name}' has no such variable"
-            raise FeedError(what, hint="fetch a variable of block 0 or of the program")
+    uses = uses_of(program, fetch)
     if device_count(program) > 1:
         _check_complete(program, fetch)
-    read = read_before_written(program)
-    written = {name for block in program.blocks for op in block.ops for name in op.writes}
-    data = tuple(v for v in program.of_kind(Kind.DATA) if v.name in read or v.name in fetch)
-    persistable = program.of_kind(Kind.PARAM, Kind.STATE)
-    kept = {*fetch} - written
-    state = tuple(v for v in persistable if v.name in read or v.name in kept)
-    outputs = tuple(v.name for v in persistable if v.name in written)
     wanted = program.attrs.get("donate", ())
     assert isinstance(wanted, tuple)
-    donated = frozenset(str(name) for name in wanted) & {v.name for v in state}
-    function = _function(program, fetch, outputs, data)
-    return Prepared(program, function, data, state, donated, outputs)
+    donated = frozenset(str(name) for name in wanted) & {v.name for v in uses.state}
+    outputs = tuple(v.name for v in uses.written)
+    function = _function(program, fetch, outputs, uses.data)
+    return Prepared(program, function, uses.data, uses.state, donated, outputs)
 
 
 def _check_complete(program: Program, fetch: tuple[str, ...]) -> None:

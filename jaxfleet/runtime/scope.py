@@ -1,10 +1,24 @@
 """Scope: where variables that outlive a run keep their values."""
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 
 import jax
 
 from jaxfleet.ops import Array
+
+
+@dataclass(frozen=True)
+class OfRanks:
+    """What several ranks have of a variable.
+
+    Attributes:
+        shown: rank 0's, which the scope holds under the variable's name.
+        whole: all ranks', one after another along axis 0, each on its rank's device.
+    """
+
+    shown: Array
+    whole: Array
 
 
 class Scope(MutableMapping[str, Array]):
@@ -18,6 +32,7 @@ class Scope(MutableMapping[str, Array]):
         self.parent = parent
         self._values: dict[str, Array] = {}
         self._lent: set[str] = set()  # whose arrays someone beside this scope may hold
+        self._of_ranks: dict[str, OfRanks] = {}
 
     def new_scope(self) -> "Scope":
         """Returns a scope inside this one."""
@@ -27,6 +42,23 @@ class Scope(MutableMapping[str, Array]):
         """Takes arrays that nobody else holds, such as what a run has written."""
         self._values.update(values)
         self._lent.difference_update(values)
+        self._forget_ranks(values)
+
+    def keep_of_ranks(self, values: Mapping[str, OfRanks]) -> None:
+        """Takes what several ranks have written, and shows what rank 0 has."""
+        self.keep({name: found.shown for name, found in values.items()})
+        self._of_ranks.update(values)
+
+    def of_ranks(self, name: str) -> OfRanks | None:
+        """Returns what ranks have of a variable; None where all have what the scope shows."""
+        if name in self._values or self.parent is None:
+            return self._of_ranks.get(name)
+        return self.parent.of_ranks(name)
+
+    def _forget_ranks(self, names: Iterable[str]) -> None:
+        if self._of_ranks:
+            for name in names:
+                self._of_ranks.pop(name, None)
 
     def give(self, name: str) -> Array:
         """Returns an array whose memory a run may take: a copy where someone else may hold it.
@@ -59,9 +91,11 @@ class Scope(MutableMapping[str, Array]):
     def __setitem__(self, name: str, value: Array) -> None:
         self._values[name] = value
         self._lent.add(name)
+        self._forget_ranks([name])
 
     def __delitem__(self, name: str) -> None:
         del self._values[name]
+        self._forget_ranks([name])
 
     def __iter__(self) -> Iterator[str]:
         inherited = () if self.parent is None else tuple(self.parent)

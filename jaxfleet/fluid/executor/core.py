@@ -13,6 +13,7 @@ from jaxfleet.fluid.drawing import RUN
 from jaxfleet.fluid.executor.feeding import fed_values, one_feed
 from jaxfleet.fluid.executor.fetching import as_list, as_numpy, names_of, split_optimize_ops
 from jaxfleet.fluid.executor.plans import Plan, Plans
+from jaxfleet.fluid.executor.ranks import RankRuns, rank_count, rows_of_all, rows_of_each
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.program import Program, default_main_program
 from jaxfleet.fluid.scope import global_scope
@@ -38,6 +39,7 @@ class Executor:
     def __init__(self, place: Any = None) -> None:
         self.place = place
         self._plans = Plans()
+        self._ranks = RankRuns()
         self._open: list[Closable] = []
         self._entropy = int(np.random.SeedSequence().generate_state(1)[0])
         self._runs = 0
@@ -95,6 +97,7 @@ class Executor:
         while self._open:
             self._open.pop().close()
         self._plans.clear()
+        self._ranks.clear()
         self._closed = True
 
     def _run_impl(
@@ -112,10 +115,13 @@ class Executor:
         if not isinstance(program, Program):
             what = f"Executor requires Program as its Parameter, not {type(program).__name__}"
             raise TypeError(what)
-        del return_merged, use_prune
+        del use_prune
         if not program.global_block().ops:
             warnings.warn("The program is empty: nothing runs", stacklevel=3)
         fetched, _ = self._split_optimize_ops_in_fetch_list(fetch_list)
+        if rank_count(program) > 1:
+            made = self._run_ranks(program, feed, fetched, scope, return_merged=return_merged)
+            return list(as_numpy(made)) if return_numpy else made
         return self._run_program(program, feed, fetched, scope, return_numpy=return_numpy)
 
     @classmethod
@@ -147,6 +153,23 @@ class Executor:
             fetched, written = plan.prepared.function(*_state(plan, scope), data)
         scope.keep(written)
         return list(as_numpy(fetched) if return_numpy else fetched)
+
+    def _run_ranks(
+        self,
+        program: Program,
+        feed: Any,
+        fetch_list: Sequence[Variable | str],
+        scope: Scope,
+        *,
+        return_merged: bool,
+    ) -> list[Any]:
+        """Runs a program of ranks, on a device for each."""
+        ranks = rank_count(program)
+        fed = fed_values(program, rows_of_all(feed, ranks), devices=ranks)
+        _put_persistables(program, fed, scope)
+        run = self._next_run(program)
+        made = self._ranks.run(program, fed, names_of(fetch_list), scope, run)
+        return made if return_merged else [rows_of_each(value, ranks) for value in made]
 
     def _next_run(self, program: Program) -> np.uint32:
         """Returns what this run's random operators draw by."""

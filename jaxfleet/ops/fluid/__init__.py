@@ -1,6 +1,7 @@
 """Fluid's operators: what they look like, and what they and their gradients compute."""
 
 from jaxfleet.ops.fluid import arrays as arrays
+from jaxfleet.ops.fluid import communication as communication
 from jaxfleet.ops.fluid import control as control
 from jaxfleet.ops.fluid import elementwise as elementwise
 from jaxfleet.ops.fluid import networks as networks
