@@ -28,6 +28,8 @@ _JOB = "JAXFLEET_JOB"
 _SECRET_FILE = "JAXFLEET_SECRET_FILE"
 _CHECKPOINT_DIR = "JAXFLEET_CHECKPOINT_DIR"
 _SERVER_RETURN = "JAXFLEET_SERVERS_RETURN"
+_RPC_DEADLINE = "FLAGS_rpc_deadline"
+_DEADLINE_MS = 180_000
 _OF_CLUSTERS = (
     *(_ROLE, _ROLE_TOO, _ENDPOINTS, _TRAINERS, _TRAINER_ID, _CURRENT, _IP, _PORT),
     *(_JOB, _SECRET_FILE, _CHECKPOINT_DIR, _SERVER_RETURN),
@@ -133,6 +135,38 @@ def read_cluster() -> Cluster | None:
         checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
         server_return_s=_read_seconds(_SERVER_RETURN),
     )
+
+
+@dataclass(frozen=True)
+class JobName:
+    """Holds what tells a job from others on its network.
+
+    Attributes:
+        name: `JAXFLEET_JOB`.
+        secret_file: `JAXFLEET_SECRET_FILE`; who knows what it holds may take part.
+    """
+
+    name: str
+    secret_file: Path | None
+
+
+def read_job() -> JobName:
+    """Returns of which job this process is, whoever tells it its role."""
+    secret_file = _get(_SECRET_FILE)
+    return JobName(_get(_JOB) or "default", Path(secret_file) if secret_file else None)
+
+
+def read_rpc_deadline_ms() -> int:
+    """Returns `FLAGS_rpc_deadline`: how long fluid's programs wait for peers, in milliseconds.
+
+    Raises:
+        StrategyError: it is not a positive whole number.
+    """
+    text = _get(_RPC_DEADLINE)
+    found = _whole(text) if text else _DEADLINE_MS
+    if not found:
+        _refuse(_RPC_DEADLINE, f"is {text!r}, not a time", "it is milliseconds, such as 180000")
+    return found
 
 
 def cluster_environment(cluster: Cluster) -> dict[str, str]:

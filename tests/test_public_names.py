@@ -55,6 +55,9 @@ PUBLIC = {
         LambOptimizer LarsMomentum LarsMomentumOptimizer Momentum MomentumOptimizer Optimizer
         RMSProp RMSPropOptimizer SGD SGDOptimizer
     """,
+    "jaxfleet.fluid.pserver": """
+        PserverRuns talks_to_others why_not
+    """,
     "jaxfleet.ir": """
         Attr Attrs Block BlockRef Constant Dim Finding Kind Literal Operand Operands Operator
         Program ProgramDiff Role Rule Size Source Struct Variable Word block_name block_of canonical

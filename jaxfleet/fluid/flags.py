@@ -1,6 +1,7 @@
-"""Flags: what scripts tell the original's runtime. They are kept and given back; none acts here.
+"""Flags: what scripts tell the original's runtime. They are kept and given back.
 
-What they steer (memory pools, choices of kernels, threads of the transport) XLA and our transport
+`FLAGS_rpc_deadline` says how long trainers and servers wait for each other. No other acts here:
+what they steer (memory pools, choices of kernels, threads of the transport) XLA and our transport
 decide by themselves.
 """
 
@@ -8,6 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxfleet.env import read_rpc_deadline_ms
 from jaxfleet.errors import ProgramError
 
 _FLAGS: dict[str, Any] = {
@@ -19,7 +21,7 @@ _FLAGS: dict[str, Any] = {
     "FLAGS_eager_delete_tensor_gb": 0.0,
     "FLAGS_enable_parallel_graph": False,
     "FLAGS_fraction_of_gpu_memory_to_use": 0.92,
-    "FLAGS_rpc_deadline": 180000,
+    "FLAGS_rpc_deadline": read_rpc_deadline_ms(),
     "FLAGS_rpc_retry_times": 3,
     "FLAGS_sync_nccl_allreduce": True,
 }

@@ -70,6 +70,10 @@ class Client:
         self._outbox.step += 1
         self._outbox.rows = rows
 
+    def has_pushed(self, step: int) -> bool:
+        """Tells whether a server was sent gradients of a step."""
+        return any(known.pushed >= step for known in self._servers)
+
     @property
     def sent_bytes(self) -> int:
         """How many bytes of arrays were sent."""

@@ -12,10 +12,11 @@ from jaxfleet.errors import ClosedError, FeedError
 from jaxfleet.fluid.drawing import RUN
 from jaxfleet.fluid.executor.feeding import fed_values, one_feed
 from jaxfleet.fluid.executor.fetching import as_list, as_numpy, names_of, split_optimize_ops
-from jaxfleet.fluid.executor.plans import Plan, Plans
+from jaxfleet.fluid.executor.plans import Plan, Plans, runnable
 from jaxfleet.fluid.executor.ranks import RankRuns, rank_count, rows_of_all, rows_of_each
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.program import Program, default_main_program
+from jaxfleet.fluid.pserver import PserverRuns, talks_to_others
 from jaxfleet.fluid.scope import global_scope
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.ir import Program as IrProgram
@@ -40,7 +41,8 @@ class Executor:
         self.place = place
         self._plans = Plans()
         self._ranks = RankRuns()
-        self._open: list[Closable] = []
+        self._pserver = PserverRuns()
+        self._open: list[Closable] = [self._pserver]
         self._entropy = int(np.random.SeedSequence().generate_state(1)[0])
         self._runs = 0
         self._closed = False
@@ -142,6 +144,11 @@ class Executor:
         """Runs a program on one device."""
         fed = fed_values(program, one_feed(feed))
         _put_persistables(program, fed, scope)
+        if talks_to_others(program):
+            made = self._pserver.run(
+                program, runnable, fed, names_of(fetch_list), scope, lambda: self._next_run(program)
+            )
+            return list(as_numpy(made) if return_numpy else made)
         plan = self._plans.find(program, tuple(fed), names_of(fetch_list))
         data = _data(plan, fed)
         if plan.draws:

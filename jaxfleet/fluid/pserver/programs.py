@@ -1,0 +1,165 @@
+"""Makes transpiled programs plain: as `jaxfleet.ps` runs them, without what only fluid needs."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxfleet.errors import FeedError
+from jaxfleet.ir import Block, BlockRef, Kind, Operands, Operator, Program, Role, Variable
+from jaxfleet.ir.names import trainer_of
+from jaxfleet.passes import MergeSends, ScheduleSends
+
+_BARRIERS = frozenset({"send_barrier", "fetch_barrier"})
+
+
+@dataclass(frozen=True)
+class PlainTrainer:
+    """A trainer's program.
+
+    Attributes:
+        program: it; an operator at its end marks what is wanted of a run.
+        wanted: the names that it marks: what is fetched, and what outlives the run.
+        outliving: the variables that the run leaves in the scope.
+        is_step: it sends gradients.
+    """
+
+    program: Program
+    wanted: tuple[str, ...]
+    outliving: tuple[str, ...]
+    is_step: bool
+
+
+def plain_trainer(program: Program, fetch: Sequence[str]) -> PlainTrainer:
+    """Returns a trainer's program that is plain.
+
+    Sends go together to the end of what is computed, where one message has several of them.
+
+    Raises:
+        FeedError: something is fetched that the program does not have.
+    """
+    for name in fetch:
+        if name not in program.variables and name not in program.root.variables:
+            what = f"'{name}' is fetched, but the trainer's program has no such variable"
+            raise FeedError(what, hint="what only servers have, trainers cannot fetch")
+    received: set[str] = set()
+    ops = [_plain(op, received) for op in program.root.ops]
+    made = program.with_block(program.root.with_ops(ops))
+    written = {name for block in made.blocks for op in block.ops for name in op.writes}
+    kept = [v.name for v in made.of_kind(Kind.PARAM, Kind.STATE) if v.name in written]
+    wanted = tuple(dict.fromkeys((*fetch, *kept)))
+    made = made.with_block(made.root.with_ops([*ops, Operator("fetch", Operands.of(*wanted))]))
+    made = _without_unused(made)
+    is_step = any(op.type == "send" for op in ops)
+    made = MergeSends().run(ScheduleSends().run(made)) if is_step else made
+    return PlainTrainer(made, wanted, tuple(kept), is_step)
+
+
+def _plain(op: Operator, received: set[str]) -> Operator:
+    """Returns an operator without control variables; notes what comes from servers."""
+    if op.type == "send":
+        return replace(op, outputs=Operands())
+    if op.type in _BARRIERS:
+        return replace(op, inputs=Operands(), outputs=Operands())
+    if op.type == "recv":
+        received.update(op.writes)
+        return replace(op, inputs=Operands())
+    if op.type == "concat" and op.reads and received.issuperset(op.reads):
+        return replace(op, role=Role.DIST)
+    return op
+
+
+def _without_unused(program: Program) -> Program:
+    used = {
+        name for block in program.blocks for op in block.ops for name in (*op.reads, *op.writes)
+    }
+    variables = {name: v for name, v in program.variables.items() if name in used}
+    root = {name: v for name, v in program.root.variables.items() if name in used}
+    made = program.with_block(replace(program.root, variables=root))
+    return replace(made, variables=variables)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a server's blocks need that none of them makes first.
+
+    Attributes:
+        state: the variables whose value the last step, or the startup program, has left.
+        buffers: what trainers send, by the name of each sender's.
+    """
+
+    state: frozenset[str]
+    buffers: frozenset[str]
+
+
+def needs_of(program: Program) -> Needs:
+    """Returns what a server's blocks need, run in their order."""
+    needed: dict[str, None] = {}
+    buffers: set[str] = set()
+    written: set[str] = set()
+    for index in served_blocks(program):
+        for op in program.blocks[index].ops:
+            if op.type == "sum" and op.reads and all(trainer_of(n) is not None for n in op.reads):
+                buffers.update(op.reads)
+            inner = list(_within(program, op.blocks))
+            needed.update(dict.fromkeys(n for n in op.reads if n not in written))
+            # A sub-block may not run, so what it writes may keep its old value.
+            used = (name for o in inner for name in (*o.reads, *o.writes))
+            own = {name for i in op.blocks for name in program.blocks[i].variables}
+            needed.update(dict.fromkeys(n for n in used if n not in written and n not in own))
+            written.update(op.writes)
+    return Needs(frozenset(needed) - buffers, frozenset(buffers))
+
+
+def served_blocks(program: Program) -> list[int]:
+    """Returns the blocks that `listen_and_serv` runs, in order."""
+    refs = program.root.ops[0].attrs.get("optimize_blocks", ())
+    assert isinstance(refs, tuple)
+    return [ref.index for ref in refs if isinstance(ref, BlockRef)]
+
+
+def plain_server(program: Program) -> Program:
+    """Returns a server's program in which only what one step leaves to the next is state.
+
+    What trainers send is data. Everything else is a temporary of the one block that uses it, or of
+    block 0; what fluid declares of it, such as a whole parameter's shape for a slice's decay, is
+    then no longer asked for.
+    """
+    needs, users = needs_of(program), _users(program)
+    top: dict[str, Variable] = {}
+    moved: dict[int, dict[str, Variable]] = {}
+    for name, variable in {**program.variables, **program.root.variables}.items():
+        if name in needs.buffers:
+            top[name] = replace(variable, kind=Kind.DATA)
+        elif name in needs.state or variable.kind is Kind.CONST:
+            top[name] = variable
+        elif name in users:
+            home = users[name][0] if len(users[name]) == 1 else 0
+            moved.setdefault(home, {})[name] = replace(variable, kind=Kind.TEMP)
+    (serve,) = program.root.ops
+    sent = Operands.named(X=[name for name in top if name in needs.buffers])
+    blocks = [_block(block, moved.get(block.index, {})) for block in program.blocks]
+    blocks[0] = replace(blocks[0], ops=(replace(serve, inputs=sent),), variables=moved.get(0, {}))
+    return replace(program, variables=top, blocks=tuple(blocks))
+
+
+def _block(block: Block, more: Mapping[str, Variable]) -> Block:
+    # Whole parameters, which operators say they are about, servers do not have.
+    ops = (replace(op, role_var=()) for op in block.ops)
+    return replace(block, ops=tuple(ops), variables={**block.variables, **more})
+
+
+def _users(program: Program) -> dict[str, list[int]]:
+    """Returns the served blocks that use each variable."""
+    found: dict[str, list[int]] = {}
+    for index in served_blocks(program):
+        ops = [*program.blocks[index].ops]
+        ops += _within(program, [number for op in ops for number in op.blocks])
+        for name in dict.fromkeys(n for op in ops for n in (*op.reads, *op.writes)):
+            found.setdefault(name, []).append(index)
+    return found
+
+
+def _within(program: Program, indices: Iterable[int]) -> Iterator[Operator]:
+    for index in indices:
+        for op in program.blocks[index].ops:
+            yield op
+            yield from _within(program, op.blocks)

@@ -1,0 +1,132 @@
+"""Says why a transpiled program cannot be run as it is written, before anything of it is sent."""
+
+from collections.abc import Callable, Collection, Sequence
+
+from jaxfleet.errors import ProgramError
+from jaxfleet.fluid.pserver.programs import needs_of, served_blocks
+from jaxfleet.ir import Kind, Operator, Program
+
+_TABLES = frozenset({
+    "distributed_lookup_table",
+    "lookup_sparse_table",
+    "merge_ids",
+    "prefetch",
+    "split_ids",
+    "split_selected_rows",
+})  # fmt: skip
+_BACKWARD = "@GRAD"
+
+Rule = Callable[[Program], str | None]
+
+
+def why_not(program: Program) -> str | None:
+    """Returns why a program cannot be run exactly, and what to do; None where it can.
+
+    Args:
+        program: in the IR: a trainer's, a server's, or any other.
+    """
+    return next((reason for rule in _RULES if (reason := rule(program)) is not None), None)
+
+
+def check_runnable(program: Program) -> None:
+    """Refuses a program that cannot be run exactly.
+
+    Raises:
+        ProgramError: says why, and what to do.
+    """
+    reason = why_not(program)
+    if reason is not None:
+        what, _, hint = reason.partition("; ")
+        raise ProgramError(what, hint=hint or None)
+
+
+def _of_tables(program: Program) -> str | None:
+    types = {op.type for block in program.blocks for op in block.ops}
+    if not types & _TABLES and not _attr(program, "sparse_grad_to_param"):
+        return None
+    return (
+        "rows of an embedding are looked up and updated on servers, which they cannot do yet; "
+        "make the embedding with is_sparse=False and is_distributed=False"
+    )
+
+
+def _of_late_gradients(program: Program) -> str | None:
+    """Refuses what does not wait for all trainers."""
+    ops, types = program.root.ops, {op.type for op in program.root.ops}
+    late = (
+        _attr(program, "distributed_mode") not in {None, 0}
+        or bool(_attr(program, "dc_asgd"))
+        or ("send" in types and "send_barrier" not in types)
+        or any(op.attrs.get("half_async") or op.attrs.get("do_not_run") for op in ops)
+        or any(op.attrs.get("send_varnames") or op.attrs.get("recv_varnames") for op in ops)
+        or program.attrs.get("sync_mode") is False
+    )
+    if not late:
+        return None
+    return (
+        "its trainers do not wait for each other (async, half-async, geo or DC-ASGD), which "
+        "servers cannot do yet; transpile with sync_mode=True"
+    )
+
+
+def _of_unmade(program: Program) -> str | None:
+    """Refuses a trainer's program that sends what it does not compute."""
+    made = {*program.variables}
+    for op in program.root.ops:
+        for name in op.reads:
+            if op.type in {"send", "split_byref"} and name not in made:
+                return _unmade(op, name)
+        made.update(op.writes)
+    return None
+
+
+def _of_unsent(program: Program) -> str | None:
+    """Refuses a server's program that computes with what nobody sends it."""
+    if not _is_served(program):
+        return None
+    state = needs_of(program).state
+    written = {name for block in program.blocks for op in block.ops for name in op.writes}
+    lr = program.root.ops[0].attrs.get("lr_decay_block_id", -1)
+    for index in served_blocks(program):
+        if index == lr:
+            continue
+        for op in program.blocks[index].ops:
+            is_update = bool(op.inputs.slot("Param"))
+            for name in op.reads:
+                if name in state and not is_update and _is_made(program, name, written):
+                    return _unmade(op, name)
+    return None
+
+
+def _is_made(program: Program, name: str, written: Collection[str]) -> bool:
+    """Tells whether a name is that of something computed, which no startup program begins."""
+    variable = program.variables.get(name)
+    if variable is not None and variable.kind is Kind.PARAM:
+        return False
+    return _BACKWARD in name or variable is None or name not in written
+
+
+def _unmade(op: Operator, name: str) -> str:
+    return (
+        f"'{op.type}' reads '{name}', which nobody makes here: it was clipped among the "
+        "optimizer's operators, and those are on servers, which have slices of some gradients; "
+        "clip by fluid.clip.set_gradient_clip, which stays with the trainers"
+    )
+
+
+def _is_served(program: Program) -> bool:
+    ops: Sequence[Operator] = program.root.ops
+    return len(ops) == 1 and ops[0].type == "listen_and_serv"
+
+
+def _attr(program: Program, name: str) -> object:
+    """Returns an attribute of `listen_and_serv`; None where there is none."""
+    return program.root.ops[0].attrs.get(name) if _is_served(program) else None
+
+
+_RULES: tuple[Rule, ...] = (
+    _of_tables,
+    _of_late_gradients,
+    _of_unmade,
+    _of_unsent,
+)

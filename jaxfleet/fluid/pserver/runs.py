@@ -1,0 +1,117 @@
+"""What an executor does with programs that talk to other processes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from jaxfleet.errors import FeedError
+from jaxfleet.fluid.drawing import RUN
+from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.pserver.connections import PROCESS, Connection, Connections
+from jaxfleet.fluid.pserver.facts import facts_of
+from jaxfleet.fluid.pserver.programs import plain_trainer
+from jaxfleet.fluid.pserver.refusals import check_runnable
+from jaxfleet.fluid.pserver.serving import serve_program
+from jaxfleet.fluid.pserver.training import TrainerRun
+from jaxfleet.ir import Program as IrProgram
+from jaxfleet.lower import ExecutableCache
+from jaxfleet.ops import Array
+from jaxfleet.runtime.scope import Scope
+
+_TALK = frozenset({"send", "recv", "send_barrier", "fetch_barrier", "listen_and_serv", "prefetch"})
+
+Names = tuple[str, ...]
+Known = tuple[int, dict[tuple[Names, Names], TrainerRun]]
+
+
+def talks_to_others(program: Program) -> bool:
+    """Tells whether a run of a program needs servers or trainers."""
+    return any(op.type in _TALK for op in program.global_block().ops)
+
+
+class PserverRuns:
+    """Runs servers' and trainers' programs for an executor.
+
+    Args:
+        connections: those of the process, unless given.
+    """
+
+    def __init__(self, connections: Connections | None = None) -> None:
+        self.connections = connections if connections is not None else PROCESS
+        self._cache = ExecutableCache()
+        self._used: list[Connection] = []
+        self._known: WeakKeyDictionary[Program, Known] = WeakKeyDictionary()
+
+    def run(
+        self,
+        program: Program,
+        runnable: Callable[[Program, Sequence[str]], IrProgram],
+        fed: Mapping[str, Any],
+        fetch: Names,
+        scope: Scope,
+        draw: Callable[[], Any],
+    ) -> list[Array]:
+        """Runs a program once; returns what is fetched.
+
+        Args:
+            program: a server's, which serves until all trainers have closed; or a trainer's.
+            runnable: gives it in the IR, as an executor runs it.
+            fed: values for data.
+            fetch: the names that are fetched.
+            scope: has the state, and gets it.
+            draw: returns what this run's random operators draw by.
+
+        Raises:
+            ProgramError: it cannot be run as it is written, or its job is another than the others'.
+            FeedError: a value is not fed or not in the scope.
+            ConnectError: a server does not answer, or the server's endpoint is taken.
+            PeerLostError: a server, or another trainer, went or takes too long.
+            ClosedError: this trainer has closed before, or gave up.
+        """
+        if program.global_block().ops[0].type == "listen_and_serv":
+            made = runnable(program, ())
+            check_runnable(made)
+            serve_program(made, scope, self.connections.wires)
+            return []
+        run = self._trainer(program, runnable, tuple(fed), fetch)
+        data = {**fed, RUN: draw()} if RUN in run.data else fed
+        missing = [name for name in run.data if name not in data]
+        if missing:
+            what = f"'{missing[0]}' is not fed"
+            raise FeedError(what, hint=f"feed all of {', '.join(n for n in run.data if n != RUN)}")
+        found = run.run(data, scope)
+        return [found[name] for name in fetch]
+
+    def close(self) -> None:
+        """Tells the servers of every program that ran that this trainer is done."""
+        while self._used:
+            self._used.pop().close()
+        self._known.clear()
+
+    def _trainer(
+        self,
+        program: Program,
+        runnable: Callable[[Program, Sequence[str]], IrProgram],
+        fed: Names,
+        fetch: Names,
+    ) -> TrainerRun:
+        known = self._known.get(program)
+        if known is None or known[0] != program.version:
+            known = self._known[program] = (program.version, {})
+        run = known[1].get((fed, fetch))
+        if run is None:
+            made = runnable(program, fed)
+            check_runnable(made)
+            plain, connection = plain_trainer(made, fetch), self._connection(made)
+            run = known[1][fed, fetch] = TrainerRun(plain, connection, self._cache)
+        return run
+
+    def _connection(self, made: IrProgram) -> Connection:
+        facts = facts_of(made)
+        mine = [one for one in self._used if one.facts == facts]
+        if mine:
+            mine[0].check()
+            return mine[0]
+        found = self.connections.get(facts)
+        self._used.append(found)
+        return found
