@@ -58,6 +58,19 @@ def read_environment() -> Environment:
     )
 
 
+def rpc_threads(what: str) -> int:
+    """Returns `FLAGS_rpc_<what>_thread_num`: how many threads fluid would use; 12 unless set.
+
+    Raises:
+        StrategyError: it is no number.
+    """
+    name = f"FLAGS_rpc_{what}_thread_num"
+    value = os.environ.get(name, "12")
+    if not value.isdecimal():
+        raise StrategyError(f"{name} is '{value}', and must be a number")
+    return int(value)
+
+
 @contextmanager
 def dumping_to(folder: Path, *, source: bool = False) -> Iterator[None]:
     """Sets the environment's dump settings while it lasts, for this process and its children."""

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from jaxfleet.analysis.groups import optimize_groups
-from jaxfleet.analysis.holdings import Holding, holdings
+from jaxfleet.analysis.holdings import Holding, bare_holdings, holdings
 from jaxfleet.analysis.placing import MAX_IMBALANCE, METHODS, Balance, place
+from jaxfleet.analysis.updates import says_by_roles
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program
 from jaxfleet.pipeline import Pass, register_pass
@@ -29,7 +32,8 @@ class Dispatch(Pass):
     A step waits for its fullest server. One that holds more than `max_imbalance` times the mean
     is refused where `balanced` would do better, since it makes the servers' work take that many
     times as long as it needs. What is one block cannot be spread, and little takes no time to
-    move: neither is refused. Runs after `slice_var`.
+    move: neither is refused. Programs in fluid's dialect are placed as fluid placed them, however
+    uneven that is. Runs after `slice_var`.
 
     Before::
 
@@ -64,6 +68,8 @@ class Dispatch(Pass):
     servers: int = 2  # how many, on ports of this machine from 6174, where no endpoints are given
     method: str = "round_robin"  # or hash_name, or balanced
     max_imbalance: float = MAX_IMBALANCE  # of the fullest server, over the mean; 0: anything
+    given: tuple[str, ...] = ()  # the endpoint of each slice in order, in the place of a method
+    shuffle_seed: int = -1  # places slices in an order drawn from it, as fluid does; -1: in theirs
 
     runs_after = ("slice_var",)
 
@@ -83,11 +89,34 @@ class Dispatch(Pass):
             what = f"dispatch: program '{program.name}' is already placed"
             raise PassError(what, hint="run it once, after slice_var")
         endpoints = self.endpoints or local_endpoints(self.servers)
-        parts = holdings(program, optimize_groups(program))
-        placed = place(self.method, parts, endpoints)
-        self._check_balance(parts, endpoints, Balance.of(parts, placed, endpoints))
-        attrs = program.attrs.updated(endpoints=endpoints, placement=tuple(placed.items()))
+        parts = self._parts(program)
+        placed = self._placed(parts, endpoints)
+        if not says_by_roles(program):
+            self._check_balance(parts, endpoints, Balance.of(parts, placed, endpoints))
+        placement = tuple((part.slice.name, placed[part.slice.name]) for part in parts)
+        attrs = program.attrs.updated(endpoints=endpoints, placement=placement)
         return replace(program, attrs=attrs)
+
+    def _placed(self, parts: Sequence[Holding], endpoints: Sequence[str]) -> dict[str, str]:
+        if not self.given:
+            return place(self.method, self._in_order(parts), endpoints)
+        if len(self.given) != len(parts) or not set(self.given) <= set(endpoints):
+            what = f"dispatch: given places {len(self.given)} slices of {len(parts)}"
+            raise PassError(what, hint=f"name one of {', '.join(endpoints)} for each")
+        return {part.slice.name: at for part, at in zip(parts, self.given, strict=True)}
+
+    def _parts(self, program: Program) -> tuple[Holding, ...]:
+        if says_by_roles(program):
+            return bare_holdings(program)
+        return holdings(program, optimize_groups(program))
+
+    def _in_order(self, parts: Sequence[Holding]) -> Sequence[Holding]:
+        """Returns the slices in the order that they are placed in, a parameter's together."""
+        if self.shuffle_seed < 0:
+            return parts
+        params = list(dict.fromkeys(part.slice.param for part in parts))
+        np.random.RandomState(self.shuffle_seed).shuffle(params)  # what every process draws alike
+        return [part for param in params for part in parts if part.slice.param == param]
 
     def _check_balance(
         self, parts: Sequence[Holding], endpoints: Sequence[str], balance: Balance

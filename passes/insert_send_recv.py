@@ -4,9 +4,13 @@ from dataclasses import dataclass
 
 from jaxfleet.analysis.groups import optimize_groups
 from jaxfleet.analysis.slices import endpoints_of, placement_of, slices_of
+from jaxfleet.analysis.updates import Updates, says_by_roles
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Operator, Program
 from jaxfleet.passes._bodies import Bodies
+from jaxfleet.passes._fluid_job import Exchange, FluidJob
+from jaxfleet.passes._fluid_server import fluid_server
+from jaxfleet.passes._fluid_trainer import fluid_trainer
 from jaxfleet.passes._server import Job, server_program
 from jaxfleet.passes._trainer import trainer_program
 from jaxfleet.passes._work import Work
@@ -21,7 +25,9 @@ class InsertSendRecv(Pass):
     A trainer's is the step without its optimize section: where the sum of a gradient was
     completed, the trainer sends its summand (`split_byref`, `send`); at the end it waits
     (`send_barrier`) and receives the parameters (`recv`, `fetch_barrier`, `concat`). A server's
-    has `listen_and_serv`, and a block for each slice that is placed there.
+    has `listen_and_serv`, and a block for each slice that is placed there. A program in fluid's
+    dialect becomes what fluid made of it: its trainers send gradients of their own rows, and
+    servers take the mean.
 
     Before::
 
@@ -65,8 +71,11 @@ class InsertSendRecv(Pass):
     trainer_id: int = 0  # whose program, of the trainers
     server: int = -1  # the server whose program is written instead; -1 for a trainer's
     trainers: int = 1
+    mode: str = "sync"  # or async, or half_async: in fluid's dialect alone, as the next two are
+    runtime_split: bool = False  # whoever sends and receives cuts and joins; no operators do
+    local_barrier: bool = False  # a trainer waits until what it sent has gone
 
-    runs_after = ("grad_allreduce", "slice_var", "dispatch")
+    runs_after = ("grad_allreduce", "slice_var", "dispatch", "clip_on_trainers")
 
     def run(self, program: Program) -> Program:
         if "role" in program.attrs:
@@ -77,6 +86,32 @@ class InsertSendRecv(Pass):
         if not 0 <= self.trainer_id < self.trainers:
             what = f"insert_send_recv: trainer {self.trainer_id} of {self.trainers}"
             raise PassError(what)
+        exchange = Exchange(self.mode, self.runtime_split, self.local_barrier)
+        if says_by_roles(program):
+            return self._in_fluids_dialect(program, exchange)
+        if not exchange.is_plain:
+            what = f"insert_send_recv: mode={self.mode} is for programs in fluid's dialect"
+            raise PassError(what, hint="a captured step is trained with mode=sync")
+        return self._divided(program)
+
+    def _in_fluids_dialect(self, program: Program, exchange: Exchange) -> Program:
+        updates = Updates(program)
+        endpoints = endpoints_of(program)
+        job = Job(
+            self.trainers,
+            endpoints,
+            slices_of(program),
+            placement_of(program),
+            frozenset(gradient for _, gradient in updates.pairs),
+            {},
+        )
+        fluid = FluidJob(updates, job, exchange)
+        if self.server >= 0:
+            return fluid_server(fluid, endpoints[self.server], self._mark)
+        return fluid_trainer(fluid, self.trainer_id, self._mark)
+
+    def _divided(self, program: Program) -> Program:
+        endpoints = endpoints_of(program)
         bodies = Bodies(optimize_groups(program))
         work = Work(bodies)
         job = Job(

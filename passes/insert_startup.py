@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from jaxfleet.analysis.slices import endpoints_of
+from jaxfleet.analysis.updates import says_by_roles
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Operator, Program
+from jaxfleet.passes._fluid_startup import fluid_server_startup, fluid_trainer_startup
 from jaxfleet.passes._startup import server_startups, trainer_startup
 from jaxfleet.passes.insert_send_recv import InsertSendRecv
 from jaxfleet.pipeline import Pass, made_by, register_pass
@@ -20,6 +22,10 @@ class InsertStartup(Pass):
     trainer receives what its own program reads (`recv`, `fetch_barrier`, `concat`), so that all
     go on with the same. A server receives the variables of its program; the first one keeps what
     is the trainers' own besides.
+
+    In fluid's dialect it is run on the step's startup program, with the attributes (and variables)
+    of the program that it belongs to: each side begins its variables by itself, and trainers then
+    receive what servers have.
 
     Before::
 
@@ -75,6 +81,9 @@ class InsertStartup(Pass):
     runs_after = ("grad_allreduce", "slice_var", "dispatch")
 
     def run(self, program: Program) -> Program:
+        if says_by_roles(program):
+            write = fluid_server_startup if "pserver_id" in program.attrs else fluid_trainer_startup
+            return write(program, self._mark)
         if "role" in program.attrs:
             what = f"insert_startup: the program is already a {program.attrs['role']}'s"
             raise PassError(what, hint="run it on the step, in the place of insert_send_recv")

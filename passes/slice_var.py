@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 from jaxfleet.analysis.groups import Group, optimize_groups
 from jaxfleet.analysis.slices import known_shape
-from jaxfleet.analysis.slicing import exact_rows, obstacle
+from jaxfleet.analysis.slicing import exact_rows, obstacle, slice_rows
+from jaxfleet.analysis.updates import Updates, says_by_roles
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Program, block_name
+from jaxfleet.ir import Program, Variable, block_name
 from jaxfleet.pipeline import Pass, register_pass
 
 
@@ -20,7 +21,8 @@ class SliceVar(Pass):
     as many blocks as servers, none with less than `min_block_size` elements, all of them whole
     rows; and none has a single element, which XLA would compute otherwise than many. A parameter
     is cut only where its update, read operator by operator, gives on some rows exactly what it
-    gives there on all: a norm over the rows, or a factored second moment, keeps it whole.
+    gives there on all: a norm over the rows, or a factored second moment, keeps it whole. In
+    fluid's dialect the type of the operator that updates it says so, and fluid's rule is all.
 
     Its gradients are cut as it is, and so is its optimizer's state: leaves with as many rows as
     the parameter are cut along the same rows, scalars are not, and each block has its own. Nothing
@@ -70,14 +72,29 @@ class SliceVar(Pass):
             if attr in program.attrs:
                 what = f"slice_var: program '{program.name}' is already cut: it has '{attr}'"
                 raise PassError(what, hint="run it once, on a captured step")
+        found = self._by_roles(program) if says_by_roles(program) else self._by_groups(program)
+        return replace(program, attrs=program.attrs.updated(slices=found))
+
+    def _by_roles(self, program: Program) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        updates = Updates(program)
+        return tuple(
+            (param, self._fluids_rows(updates.variable(param), cut=updates.is_cuttable(param)))
+            for param, _ in updates.pairs
+        )
+
+    def _fluids_rows(self, param: Variable, *, cut: bool) -> tuple[int, ...]:
+        shape = known_shape(param)
+        servers = self.servers if self.slice and cut else 1
+        return slice_rows(shape, servers, self.min_block_size)
+
+    def _by_groups(self, program: Program) -> tuple[tuple[str, tuple[int, ...]], ...]:
         groups = optimize_groups(program)
         if not groups.groups:
             what = f"slice_var: program '{program.name}' has no parameters"
             hint = "servers hold what an optimizer in jf.distributed_optimizer updates"
             raise PassError(what, hint=hint)
         taken = program.variables.keys()
-        slices = tuple((group.name, self._rows(group, taken)) for group in groups.groups)
-        return replace(program, attrs=program.attrs.updated(slices=slices))
+        return tuple((group.name, self._rows(group, taken)) for group in groups.groups)
 
     def _rows(self, group: Group, taken: Collection[str]) -> tuple[int, ...]:
         shape = known_shape(group.param)

@@ -33,6 +33,7 @@ PUBLIC = {
     """,
     "jaxfleet.fluid": """
         Block CPUPlace CUDAPlace Executor Operator ParamAttr Parameter Program Scope Variable
+        DistributeTranspiler DistributeTranspilerConfig
         append_backward data default_main_program default_startup_program device_guard embedding
         get_flags global_scope is_compiled_with_cuda name_scope program_guard scope_guard set_flags
     """,
@@ -58,6 +59,10 @@ PUBLIC = {
     "jaxfleet.fluid.pserver": """
         PserverRuns talks_to_others why_not
     """,
+    "jaxfleet.fluid.transpiler": """
+        DistributeTranspiler DistributeTranspilerConfig DistributedMode HashName PSDispatcher
+        RoundRobin ServerRuntimeConfig VarBlock same_or_split_var slice_variable wait_server_ready
+    """,
     "jaxfleet.ir": """
         Attr Attrs Block BlockRef Constant Dim Finding Kind Literal Operand Operands Operator
         Program ProgramDiff Role Rule Size Source Struct Variable Word block_name block_of canonical
@@ -82,7 +87,7 @@ PUBLIC = {
         EMPTY GRAD Gradient RANDOM_OPS RUN_SLOT Schema Slot schema_of
     """,
     "jaxfleet.passes": """
-        BroadcastParams CommInit CommInitAll DeadCodeElimination Dispatch Donate FuseAllreduce
+        BroadcastParams ClipOnTrainers CommInit CommInitAll DcAsgd PrefetchRows DeadCodeElimination Dispatch Donate FuseAllreduce
         GenNcclId GradAllreduce GradAllreduceByRole InsertSendRecv InsertStartup LocalSGD MergeSends
         ScheduleSends SliceVar SnapshotParams
     """,

@@ -49,6 +49,19 @@ def holdings(program: Program, groups: OptimizeGroups) -> tuple[Holding, ...]:
     return tuple(_holding(part, by_name[part.param]) for part in slices_of(program))
 
 
+def bare_holdings(program: Program) -> tuple[Holding, ...]:
+    """Returns the slices alone, in order, whatever optimizer state goes with them.
+
+    Raises:
+        PassError: `slice_var` has not run, or a size is not known before the program runs.
+    """
+    found = []
+    for part in slices_of(program):
+        param = program.variables[part.param]
+        found.append(Holding(part, _bytes_with(part, param, param), 0, 0, 0))
+    return tuple(found)
+
+
 def bytes_of(variable: Variable) -> int:
     """Returns how many bytes a variable of a known size takes.
 

@@ -43,5 +43,9 @@ from jaxfleet.fluid.program import Program as Program
 from jaxfleet.fluid.program import default_main_program as default_main_program
 from jaxfleet.fluid.program import default_startup_program as default_startup_program
 from jaxfleet.fluid.program import program_guard as program_guard
+from jaxfleet.fluid.transpiler import DistributeTranspiler as DistributeTranspiler
+from jaxfleet.fluid.transpiler import (
+    DistributeTranspilerConfig as DistributeTranspilerConfig,
+)
 from jaxfleet.fluid.variable import Parameter as Parameter
 from jaxfleet.fluid.variable import Variable as Variable

@@ -43,3 +43,8 @@ def ir_role(number: int) -> Role:
         known = ", ".join(map(str, sorted(_ROLES)))
         raise ProgramError(f"{number} is no role of an operator", hint=f"roles are {known}")
     return _ROLES[number]
+
+
+def number_of(role: Role) -> int:
+    """Returns fluid's number of one of the IR's roles."""
+    return next(number for number, known in _ROLES.items() if known is role)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxfleet.fluid.dtypes import device_dtype
+from jaxfleet.fluid.dtypes import VarType, device_dtype
 from jaxfleet.fluid.operator import ROLE, ROLE_VAR, Operator
 from jaxfleet.fluid.roles import ir_role
 from jaxfleet.fluid.variable import Parameter, Variable
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from jaxfleet.fluid.block import Block as FluidBlock
     from jaxfleet.fluid.program import Program as FluidProgram
 
-_NOT_OF_THE_IR = (ROLE, ROLE_VAR, "op_namescope", "op_device")
+RAW = "raw"  # the dtype of what no device computes with: what orders operators, handles
+_NOT_OF_THE_IR = (ROLE, ROLE_VAR, "op_device")
+_SCOPE, _NO_SCOPE = "op_namescope", "/"
 
 
 def ir_program(
@@ -45,7 +47,7 @@ def ir_operator(op: Operator) -> IrOperator:
         op.type,
         _operands(op.inputs),
         _operands(op.outputs),
-        Attrs({k: _attr(v) for k, v in op.attrs.items() if k not in _NOT_OF_THE_IR}),
+        Attrs({k: _attr(v) for k, v in op.attrs.items() if _is_of_the_ir(k, v)}),
         ir_role(op.attrs.get(ROLE, 0)),
         tuple(zip(pairs[::2], pairs[1::2], strict=True)),
         op.source,
@@ -57,9 +59,15 @@ def _operands(slots: Mapping[str, list[str]]) -> Operands:
     return Operands((slot, names) for slot, names in kept.items() if names)
 
 
+def _is_of_the_ir(name: str, value: Any) -> bool:
+    return name not in _NOT_OF_THE_IR and (name, value) != (_SCOPE, _NO_SCOPE)
+
+
 def _attr(value: Any) -> Any:
     from jaxfleet.fluid.block import Block as FluidBlock  # noqa: PLC0415  # blocks are made of these
 
+    if isinstance(value, list | tuple):
+        return tuple(map(_attr, value))
     return BlockRef(value.idx) if isinstance(value, FluidBlock) else value
 
 
@@ -81,5 +89,5 @@ def _variable(variable: Variable) -> IrVariable:
         kind = Kind.PARAM
     elif variable.persistable:
         kind = Kind.STATE
-    dtype = device_dtype(variable.dtype)
+    dtype = RAW if variable.type == VarType.RAW else device_dtype(variable.dtype)
     return IrVariable(variable.name, dtype, variable.sizes or (), kind)

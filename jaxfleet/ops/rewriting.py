@@ -24,6 +24,8 @@ HOST_OPS = (
     "send_barrier",
     "fetch_barrier",
     "exchange",
+    "distributed_lookup_table",
+    "checkpoint_notify",
 )
 
 

@@ -1,5 +1,7 @@
 """What trainers and servers run of a step: the text of their programs, and what is refused."""
 
+from typing import Any
+
 import pytest
 
 from jaxfleet.errors import PassError
@@ -245,7 +247,7 @@ def test_what_only_trainers_know_is_sent_by_trainer_0_to_those_who_read_it() -> 
         ({"trainer_id": -1}, "trainer -1 of 1"),
     ],
 )
-def test_nobodys_program_is_refused(change: dict[str, int], what: str) -> None:
+def test_nobodys_program_is_refused(change: dict[str, Any], what: str) -> None:
     with pytest.raises(PassError, match=f"insert_send_recv: {what}"):
         InsertSendRecv(**change).run(placed())
 

@@ -1,0 +1,112 @@
+"""What updates each parameter, read off roles: how programs in fluid's dialect say it.
+
+A captured JAX step says only which gradient is whose, and `jaxfleet.analysis.groups` finds out by
+its dataflow what belongs to which parameter. A fluid program says it itself: every operator has a
+role, and an operator of the optimize section names its parameter and gradient (`for (w, w@GRAD)`).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Operator, Program, Role, Variable
+
+DIALECT = "dialect"
+FLUID = "fluid"
+
+_SCHEDULE = (Role.LR_SCHED, Role.OPTIMIZE_LR_SCHED)
+# What these compute of some rows differs from what they compute there of all.
+_NEEDS_ALL_ROWS = frozenset({"lamb", "lars_momentum"})
+
+
+def says_by_roles(program: Program) -> bool:
+    """Tells whether roles say what updates what: whether a fluid program is at hand."""
+    return program.attrs.get(DIALECT) == FLUID
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The optimize section of a program, as its roles say it.
+
+    Attributes:
+        program: it.
+    """
+
+    program: Program
+
+    @cached_property
+    def ops(self) -> tuple[Operator, ...]:
+        """The operators of the optimize section, in order, without those of schedules."""
+        return tuple(op for op in self.program.root.ops if op.role is Role.OPTIMIZE)
+
+    @cached_property
+    def schedule(self) -> tuple[Operator, ...]:
+        """The operators that make learning rates."""
+        return tuple(op for op in self.program.root.ops if op.role in _SCHEDULE)
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Each parameter with the gradient that travels, in the order of their updates.
+
+        Raises:
+            PassError: nothing is updated, or not what the program has.
+        """
+        found: dict[str, str] = {}
+        for op in self.ops:
+            for param, gradient in op.role_var[:1]:
+                found.setdefault(param, gradient)
+        if not found:
+            what = f"program '{self.program.name}' updates no parameter"
+            raise PassError(what, hint="call minimize(loss) before it is transpiled")
+        for param, gradient in found.items():
+            for name in (param, gradient):
+                self.program.lookup(name)
+            if not any("Param" in dict(op.inputs.slots) for op in self.of(param)):
+                raise PassError(f"nothing updates '{param}'", op=self.of(param)[0])
+        return tuple(found.items())
+
+    def of(self, param: str) -> tuple[Operator, ...]:
+        """Returns the operators that are about a parameter, the one that updates it among them."""
+        return tuple(op for op in self.ops if op.role_var and op.role_var[0][0] == param)
+
+    def is_cuttable(self, param: str) -> bool:
+        """Tells whether some rows of a parameter can be updated without the others."""
+        types = {op.type for op in self.of(param)}
+        return types.isdisjoint(_NEEDS_ALL_ROWS) and param not in self.tables
+
+    @cached_property
+    def sparse(self) -> frozenset[str]:
+        """The gradients that are rows of their parameters, with the rows' numbers."""
+        found: set[str] = set()
+        for op in self.program.root.ops:
+            is_rows = op.type == "sum" and set(op.reads) <= found
+            if is_rows or (op.type.endswith("_grad") and op.attrs.get("is_sparse")):
+                found.update(op.writes)
+        return frozenset(found)
+
+    @cached_property
+    def prefetched(self) -> frozenset[str]:
+        """The tables whose rows trainers fetch when they need them, and never hold."""
+        return frozenset(
+            name
+            for op in self.program.root.ops
+            if op.attrs.get("is_sparse") and not op.attrs.get("is_distributed")
+            if not op.type.endswith("_grad")
+            for name in op.inputs.slot("W")
+            if isinstance(name, str)
+        )
+
+    @cached_property
+    def tables(self) -> frozenset[str]:
+        """The distributed tables: `is_distributed=True`."""
+        return frozenset(
+            name
+            for op in self.program.root.ops
+            if op.attrs.get("is_distributed") and not op.type.endswith("_grad")
+            for name in op.inputs.slot("W")
+            if isinstance(name, str)
+        )
+
+    def variable(self, name: str) -> Variable:
+        """Returns what is said of a variable of block 0, or of the program."""
+        return self.program.lookup(name)

@@ -1,0 +1,17 @@
+"""From a script's program to those of the processes of a job, under fluid's names."""
+
+from jaxfleet.fluid.transpiler.blocks import VarBlock as VarBlock
+from jaxfleet.fluid.transpiler.blocks import same_or_split_var as same_or_split_var
+from jaxfleet.fluid.transpiler.blocks import slice_variable as slice_variable
+from jaxfleet.fluid.transpiler.config import DistributedMode as DistributedMode
+from jaxfleet.fluid.transpiler.config import (
+    DistributeTranspilerConfig as DistributeTranspilerConfig,
+)
+from jaxfleet.fluid.transpiler.config import ServerRuntimeConfig as ServerRuntimeConfig
+from jaxfleet.fluid.transpiler.distribute_transpiler import (
+    DistributeTranspiler as DistributeTranspiler,
+)
+from jaxfleet.fluid.transpiler.ports import wait_server_ready as wait_server_ready
+from jaxfleet.fluid.transpiler.ps_dispatcher import HashName as HashName
+from jaxfleet.fluid.transpiler.ps_dispatcher import PSDispatcher as PSDispatcher
+from jaxfleet.fluid.transpiler.ps_dispatcher import RoundRobin as RoundRobin

@@ -1,0 +1,225 @@
+"""DistributeTranspiler: turns a script's program into those of trainers and servers.
+
+::
+
+    transpiler = fluid.DistributeTranspiler()
+    transpiler.transpile(trainer_id, pservers="10.0.0.1:6174,10.0.0.2:6174", trainers=4)
+    if role == "PSERVER":
+        main, startup = transpiler.get_pserver_programs(current_endpoint)
+    else:
+        main = transpiler.get_trainer_program()
+
+It holds no rewrite of its own. A program becomes one in the IR, the passes of captured JAX steps
+rewrite it (`pserver.py` says which), and what they make is written back into the script's
+programs, all of it or nothing.
+"""
+
+from typing import Any
+
+from jaxfleet.errors import ProgramError, StrategyError
+from jaxfleet.fluid.from_ir import write_back
+from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
+from jaxfleet.fluid.transpiler.config import (
+    LEAST_BLOCK_SIZE,
+    DistributeTranspilerConfig,
+    ServerRuntimeConfig,
+)
+from jaxfleet.fluid.transpiler.ports import wait_server_ready
+from jaxfleet.fluid.transpiler.ps_dispatcher import PSDispatcher, RoundRobin
+from jaxfleet.fluid.transpiler.pserver import PServerJob
+
+MODES = ("pserver", "nccl2", "collective")
+_DEFAULT_ENDPOINT = "127.0.0.1:6174"
+
+
+class DistributeTranspiler:
+    """Transpiles a program for parameter servers, or for ranks that reduce gradients.
+
+    Args:
+        config: what is asked for; fluid's defaults unless given.
+
+    Raises:
+        AssertionError: the config's block size is below 8192, or its dispatcher does not derive
+            from `PSDispatcher`.
+    """
+
+    def __init__(self, config: DistributeTranspilerConfig | None = None) -> None:
+        self.config = DistributeTranspilerConfig() if config is None else config
+        self.server_config = ServerRuntimeConfig()
+        self._job: PServerJob | None = None
+        self._main: Program | None = None
+        _check(self.config)
+
+    def transpile(
+        self,
+        trainer_id: int,
+        program: Program | None = None,
+        pservers: str = _DEFAULT_ENDPOINT,
+        trainers: int | str = 1,
+        sync_mode: bool = True,
+        startup_program: Program | None = None,
+        current_endpoint: str = _DEFAULT_ENDPOINT,
+        *,
+        workers: int | str | None = None,
+    ) -> None:
+        """Rewrites a program and its startup program, in place, for one process of a job.
+
+        Args:
+            trainer_id: which trainer this is, from 0.
+            program: the step; the default main program unless given.
+            pservers: `host:port` of every server, with commas between.
+            trainers: how many there are; in the modes without servers, `host:port` of each.
+            sync_mode: servers wait for the gradients of all trainers.
+            startup_program: what begins the step; the default startup program unless given.
+            current_endpoint: this process's own.
+            workers: `trainers`, as some documents call it.
+
+        Raises:
+            ProgramError: the program was transpiled before, updates nothing, or the arguments do
+                not fit the mode.
+        """
+        trainers = trainers if workers is None else workers
+        main = default_main_program() if program is None else program
+        startup = default_startup_program() if startup_program is None else startup_program
+        if self.config.mode not in MODES:
+            what = f"config.mode is '{self.config.mode}'"
+            raise StrategyError(what, hint=f"choose one of {', '.join(MODES)}")
+        _refuse_twice(main)
+        if self.config.mode == "pserver":
+            self._for_servers(
+                trainer_id, main, startup, pservers, trainers, sync_mode, current_endpoint
+            )
+
+    def _for_servers(
+        self,
+        trainer_id: int,
+        main: Program,
+        startup: Program,
+        pservers: str,
+        trainers: int | str,
+        sync_mode: bool,
+        current_endpoint: str,
+    ) -> None:
+        count = _count_of(trainers, trainer_id)
+        endpoints = tuple(name.strip() for name in pservers.split(","))
+        is_sync = sync_mode and self.config.sync_mode
+        job = PServerJob(main.clone(), startup.clone(), self.config, endpoints, count, is_sync)
+        trainer = job.trainer(trainer_id)
+        begun = job.trainer_startup(trainer)
+        self._job, self._main = job, main
+        write_back(main, trainer)
+        write_back(startup, begun, origin=job.main)
+        for each in (main, startup):
+            each._is_distributed = True
+            each._is_chief = trainer_id == 0
+            each._endpoints = list(endpoints)
+            each._ps_endpoint = current_endpoint
+
+    # --- what processes run ------------------------------------------------------------------
+
+    def get_trainer_program(self, wait_port: bool = True) -> Program:
+        """Returns the trainer's program: the one that was transpiled.
+
+        Args:
+            wait_port: wait until all servers listen, unless the config says not to.
+
+        Raises:
+            ConnectError: a server does not.
+        """
+        job, main = self._transpiled()
+        if wait_port and self.config.wait_port:
+            wait_server_ready(list(job.endpoints))
+        return main
+
+    def get_pserver_program(self, endpoint: str) -> Program:
+        """Returns a server's program, a new one each time.
+
+        Raises:
+            KeyError: no server has this endpoint.
+        """
+        job, main = self._transpiled()
+        if endpoint not in job.endpoints:
+            raise KeyError(f"there is no server {endpoint}; they are {', '.join(job.endpoints)}")
+        made = write_back(Program(), job.server(endpoint), origin=job.main)
+        made.random_seed = job.main.random_seed
+        made._copy_dist_param_info_from(main)
+        made._ps_endpoint = endpoint
+        return made
+
+    def get_pserver_programs(self, endpoint: str) -> tuple[Program, Program]:
+        """Returns a server's program and what begins it."""
+        made = self.get_pserver_program(endpoint)
+        return made, self.get_startup_program(endpoint, made)
+
+    def get_startup_program(
+        self,
+        endpoint: str,
+        pserver_program: Program | None = None,
+        startup_program: Program | None = None,
+    ) -> Program:
+        """Returns what begins a server.
+
+        Args:
+            endpoint: the server's.
+            pserver_program: its program; taken as fluid did, and not needed.
+            startup_program: what begins the step; what was transpiled with it, unless given.
+
+        Raises:
+            KeyError: no server has this endpoint.
+        """
+        del pserver_program
+        job, _ = self._transpiled()
+        if endpoint not in job.endpoints:
+            raise KeyError(f"there is no server {endpoint}; they are {', '.join(job.endpoints)}")
+        is_rewritten = startup_program is None or bool(startup_program._facts)
+        begins = job.startup if is_rewritten else startup_program
+        assert begins is not None
+        made = job.server_startup(job.server(endpoint), begins)
+        program = write_back(Program(), made, origin=job.startup)
+        program.random_seed = begins.random_seed
+        return program
+
+    def _set_server_config(self, server_config: ServerRuntimeConfig | None = None) -> None:
+        """Takes how many threads servers shall have.
+
+        Raises:
+            TypeError: it is no `ServerRuntimeConfig`.
+        """
+        chosen = ServerRuntimeConfig() if server_config is None else server_config
+        if not isinstance(chosen, ServerRuntimeConfig):
+            what = "server_config must be an instance of ServerRuntimeConfig"
+            raise TypeError(f"{what}, not {type(chosen).__name__}")
+        self.server_config = chosen
+
+    def _transpiled(self) -> tuple[PServerJob, Program]:
+        if self._job is None or self._main is None:
+            hint = "call transpile(..., pservers=...) first, with config.mode = 'pserver'"
+            raise ProgramError("no program was transpiled for servers", hint=hint)
+        return self._job, self._main
+
+
+def _check(config: Any) -> None:
+    if not isinstance(config, DistributeTranspilerConfig):
+        raise TypeError(f"config is a {type(config).__name__}, not a DistributeTranspilerConfig")
+    if config.min_block_size < LEAST_BLOCK_SIZE:
+        what = f"min_block_size is {config.min_block_size}, and is at least {LEAST_BLOCK_SIZE}"
+        raise AssertionError(what)
+    method = config.split_method or RoundRobin
+    if not (isinstance(method, type) and issubclass(method, PSDispatcher)):
+        what = f"split_method is {method!r}, and must derive from PSDispatcher"
+        raise AssertionError(what)  # noqa: TRY004  # fluid's type
+
+
+def _refuse_twice(program: Program) -> None:
+    if "role" in program._facts:
+        what = f"the program was transpiled before, as a {program._facts['role']}'s"
+        raise ProgramError(what, hint="build it anew, or transpile a clone made before")
+
+
+def _count_of(trainers: int | str, trainer_id: int) -> int:
+    if isinstance(trainers, bool) or not isinstance(trainers, int) or trainers < 1:
+        what = f"trainers is {trainers!r}, and with servers a number of at least 1"
+        raise ProgramError(what, hint="config.mode = 'nccl2' takes endpoints")
+    if not isinstance(trainer_id, int) or not 0 <= trainer_id < trainers:
+        raise ProgramError(f"trainer_id is {trainer_id!r}, and there are {trainers} trainers")
+    return trainers

@@ -1,0 +1,20 @@
+"""Operators that only parameter servers run, and those that tell trainers what servers hold."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxfleet.ops.fluid.schema import Value, fluid_op
+
+
+@fluid_op("ref_by_trainer_id", inputs="X* TrainerId")
+def ref_by_trainer_id(_: Mapping[str, Any], x: Value, trainer: Value) -> Value:
+    """Returns the input of the trainer whose number is given."""
+    return jnp.stack(x)[jnp.asarray(trainer).reshape(())]
+
+
+@fluid_op("fake_init", attrs={"shape": [], "dtype": "float32"})
+def fake_init(attrs: Mapping[str, Any]) -> Value:
+    """Returns nothing of a table that servers hold: an array without rows."""
+    return jnp.zeros((0, *attrs["shape"][1:]), attrs["dtype"])

@@ -1,0 +1,233 @@
+"""Writes a trainer's program in fluid's dialect, with fluid's operators in fluid's order."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from jaxfleet.analysis.slices import Slice
+from jaxfleet.ir import Attr, Attrs, Kind, Operands, Operator, Program, Role, Variable, trainer_name
+from jaxfleet.ir.embed import embed
+from jaxfleet.passes._fluid_job import COUNTER, FluidJob
+from jaxfleet.passes._server import Mark
+
+_CONTROL = "__control_var@"  # what says in fluid that an operator runs after another
+
+
+def fluid_trainer(fluid: FluidJob, trainer_id: int, mark: Mark) -> Program:
+    """Returns the program of a trainer."""
+    return _Trainer(fluid, trainer_id, mark).run()
+
+
+@dataclass
+class Messages:
+    """Makes the operators that talk with servers, and the variables that order them.
+
+    Attributes:
+        mark: says who made an operator.
+        declared: what their operands need.
+    """
+
+    mark: Mark
+    declared: dict[str, Variable] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def control(self) -> str:
+        """Returns a new control variable."""
+        name = f"{_CONTROL}{next(self._numbers)}"
+        self.declared[name] = Variable(name, "raw", ())
+        return name
+
+    def rpc(
+        self,
+        op_type: str,
+        read: Sequence[str],
+        written: Sequence[str],
+        attrs: Mapping[str, Attr],
+        pair: tuple[tuple[str, str], ...] = (),
+    ) -> Operator:
+        """Returns an operator that talks with servers."""
+        ins, outs = Operands.named(X=read), Operands.named(Out=written)
+        return self.mark(Operator(op_type, ins, outs, Attrs(attrs), Role.RPC, pair))
+
+    def cut_or_join(
+        self, op_type: str, read: Sequence[str], written: Sequence[str], attrs: Mapping[str, Attr]
+    ) -> Operator:
+        """Returns an operator that cuts a value in slices, or joins them."""
+        ins, outs = Operands.named(X=read), Operands.named(Out=written)
+        return self.mark(Operator(op_type, ins, outs, Attrs(attrs), Role.DIST))
+
+
+@dataclass
+class _Trainer:
+    fluid: FluidJob
+    trainer_id: int
+    mark: Mark
+    messages: Messages = field(init=False)
+    ops: list[Operator] = field(init=False)
+    names: dict[str, str] = field(default_factory=dict)
+    sent: dict[str, str] = field(default_factory=dict)
+    counter: Variable | None = None
+
+    def __post_init__(self) -> None:
+        self.messages = Messages(self.mark)
+        self.ops = list(self.fluid.updates.program.root.ops)
+
+    def run(self) -> Program:
+        for param, gradient in self.fluid.updates.pairs:
+            self._send(param, gradient)
+        servers_do = {*self.fluid.updates.ops, *self.fluid.updates.schedule}
+        self.ops = [self._renamed(op) for op in self.ops if op not in servers_do]
+        self._wait()
+        self._receive()
+        return self._program()
+
+    # --- sending -----------------------------------------------------------------------------
+
+    def _send(self, param: str, gradient: str) -> None:
+        """Sends a gradient where it is complete: behind the last operator that writes it."""
+        at = max(place for place, op in enumerate(self.ops) if gradient in op.writes)
+        cuts, source = self.fluid.job.of(param), self.ops[at].source
+        made = self._sending(param, gradient, cuts)
+        self.ops[at + 1 : at + 1] = [self.mark(replace(op, source=source)) for op in made]
+
+    def _sending(self, param: str, gradient: str, cuts: tuple[Slice, ...]) -> list[Operator]:
+        if self.fluid.exchange.runtime_split:
+            return [self._send_whole(param, gradient, cuts)]
+        names = self.fluid.names(gradient, cuts, self.trainer_id)
+        ops = []
+        if len(cuts) > 1:
+            ops.append(self._split(gradient, names, cuts))
+        elif names[0] != gradient:
+            self.names[gradient] = names[0]
+        pair = ((param, self.names.get(gradient, gradient)),)
+        attrs = self._attrs(cuts)
+        ops.append(self.messages.rpc("send", names, [self._control(gradient)], attrs, pair))
+        return ops
+
+    def _split(self, gradient: str, names: list[str], cuts: tuple[Slice, ...]) -> Operator:
+        for name, cut in zip(names, cuts, strict=True):
+            self.messages.declared[name] = self.fluid.like(gradient, name, cut)
+        rows = tuple(cut.rows for cut in cuts)
+        if gradient in self.fluid.updates.sparse:
+            attrs = {"height_sections": rows}
+            return self.messages.cut_or_join("split_selected_rows", [gradient], names, attrs)
+        return self.messages.cut_or_join("split_byref", [gradient], names, {"sections": rows})
+
+    def _send_whole(self, param: str, gradient: str, cuts: tuple[Slice, ...]) -> Operator:
+        attrs = self._attrs(cuts)
+        attrs["sections"] = tuple(cut.rows for cut in cuts)
+        attrs["send_varnames"] = tuple(self.fluid.names(gradient, cuts, self.trainer_id))
+        pair = ((param, gradient),)
+        return self.messages.rpc("send", [gradient], [self._control(gradient)], attrs, pair)
+
+    def _attrs(self, cuts: tuple[Slice, ...]) -> dict[str, Attr]:
+        return {"epmap": self.fluid.endpoints(cuts), "trainer_id": self.trainer_id}
+
+    def _control(self, gradient: str) -> str:
+        self.sent[gradient] = self.messages.control()
+        return self.sent[gradient]
+
+    def _wait(self) -> None:
+        exchange = self.fluid.exchange
+        if exchange.has_barriers or exchange.local_barrier:
+            self.sent["*"] = barrier = self.messages.control()
+            read = [name for gradient, name in self.sent.items() if gradient != "*"]
+            attrs = {**self._to_all(), "half_async": exchange.local_barrier}
+            self.ops.append(self.messages.rpc("send_barrier", read, [barrier], attrs))
+        if self.fluid.counts_steps:
+            self.ops.append(self._count())
+
+    def _count(self) -> Operator:
+        """Returns what tells all servers that this trainer has done a step more."""
+        name = trainer_name(COUNTER, self.trainer_id)
+        like = self.fluid.updates.variable(COUNTER)
+        self.counter = replace(like, name=name, kind=Kind.STATE)
+        attrs: dict[str, Attr] = {
+            "epmap": self.fluid.job.endpoints,
+            "merge_add": True,
+            "trainer_id": self.trainer_id,
+            "use_send_handler": False,
+        }
+        return self.messages.rpc("send", [name], [self.messages.control()], attrs)
+
+    # --- receiving ---------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        received: list[str] = []
+        joins: list[Operator] = []
+        for param, gradient in self.fluid.updates.pairs:
+            if param in self.fluid.updates.prefetched:
+                continue
+            cuts = self.fluid.job.of(param)
+            names = [cut.name for cut in cuts]
+            after = [self.sent["*" if self.fluid.exchange.has_barriers else gradient]]
+            pair = ((param, self.names.get(gradient, gradient)),)
+            attrs = self._attrs(cuts)
+            if self.fluid.exchange.runtime_split:
+                attrs["recv_varnames"], names = tuple(names), [param]
+            received += names
+            self.ops.append(self.messages.rpc("recv", after, names, attrs, pair))
+            if len(names) > 1:
+                self.messages.declared.update(
+                    (name, self.fluid.like(param, name, cut))
+                    for name, cut in zip(names, cuts, strict=True)
+                )
+                joins.append(self.messages.cut_or_join("concat", names, [param], {"axis": 0}))
+        if self.fluid.exchange.has_barriers:
+            waited = [self.sent["*"]]
+            self.ops.append(self.messages.rpc("fetch_barrier", waited, received, self._to_all()))
+        self.ops += joins
+
+    def _to_all(self) -> dict[str, Attr]:
+        return {"endpoints": self.fluid.job.endpoints, "trainer_id": self.trainer_id}
+
+    # --- the whole ---------------------------------------------------------------------------
+
+    def _renamed(self, op: Operator) -> Operator:
+        if self.names.keys().isdisjoint((*op.reads, *op.writes)):
+            return op
+        ins, outs = op.inputs.renamed(self.names), op.outputs.renamed(self.names)
+        return replace(op, inputs=ins, outputs=outs)
+
+    def _program(self) -> Program:
+        program = self.fluid.updates.program
+        dropped = unread_by_trainers(self.fluid)
+        variables = {n: v for n, v in program.variables.items() if n not in dropped}
+        if self.counter is not None:
+            variables[self.counter.name] = self.counter
+        block = program.root
+        renamed = [
+            replace(block.variables[old], name=new)
+            for old, new in self.names.items()
+            if old in block.variables
+        ]
+        block = block.with_ops(self.ops, declare=[*renamed, *self.messages.declared.values()])
+        facts = program.attrs.updated(
+            counts_steps=self.fluid.counts_steps,
+            mode=self.fluid.exchange.mode,
+            on_servers=tuple(sorted(dropped)),
+            prefetched=tuple(sorted(self.fluid.updates.prefetched)),
+            role="trainer",
+            trainer_id=self.trainer_id,
+            trainers=self.fluid.job.trainers,
+        )
+        made = replace(program, variables=variables, attrs=facts)
+        made = without_lost_blocks(made.with_block(block.without_unused()))
+        return replace(made, name=f"{program.name}.trainer{self.trainer_id}")
+
+
+def without_lost_blocks(program: Program) -> Program:
+    """Returns the program without the blocks that no operator names any more."""
+    made = embed(program, index=0, inner_from=1, parent=-1, names={}, sizes={})
+    return program.with_blocks((made.root, *made.inner))
+
+
+def unread_by_trainers(fluid: FluidJob) -> frozenset[str]:
+    """Returns what only updates read: learning rates and the state of optimizers."""
+    updates = fluid.updates
+    on_servers = {*updates.ops, *updates.schedule}
+    mine = [op for op in updates.program.root.ops if op not in on_servers]
+    kept = {name for op in mine for name in (*op.reads, *op.writes)}
+    kept |= {param for param, _ in updates.pairs}
+    read = {name for op in updates.ops for name in op.reads}
+    return frozenset(name for name in read - kept if name in updates.program.variables)
