@@ -52,8 +52,9 @@ PUBLIC = {
     """,
     "jaxfleet.fluid.optimizer": """
         Accumulator Adadelta AdadeltaOptimizer Adagrad AdagradOptimizer Adam AdamOptimizer Adamax
-        AdamaxOptimizer DecayedAdagrad DecayedAdagradOptimizer Ftrl FtrlOptimizer Lamb
-        LambOptimizer LarsMomentum LarsMomentumOptimizer Momentum MomentumOptimizer Optimizer
+        AdamaxOptimizer DecayedAdagrad DecayedAdagradOptimizer ExponentialMovingAverage Ftrl
+        FtrlOptimizer Lamb LambOptimizer LarsMomentum LarsMomentumOptimizer LookaheadOptimizer
+        ModelAverage Momentum MomentumOptimizer Optimizer
         RMSProp RMSPropOptimizer SGD SGDOptimizer
     """,
     "jaxfleet.fluid.pserver": """

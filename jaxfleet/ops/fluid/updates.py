@@ -183,3 +183,40 @@ def _averages(attrs: Attributes, grad: Array, first: Array, second: Array) -> tu
     """Returns the decaying averages of gradients and of their squares."""
     beta1, beta2 = attrs["beta1"], attrs["beta2"]
     return beta1 * first + (1 - beta1) * grad, beta2 * second + (1 - beta2) * grad * grad
+
+
+_SUMS = ("sum_1", "sum_2", "sum_3", "num_accumulates", "old_num_accumulates", "num_updates")
+_MOST_IN_ONE_SUM = 16384  # then it is put away: a small term is lost to a sum that is too large
+
+
+@fluid_op("average_accumulates",
+          inputs=" ".join(["param", *(f"in_{name}" for name in _SUMS)]),
+          outputs=" ".join(f"out_{name}" for name in _SUMS),
+          attrs={"average_window": 0.0, "min_average_window": 10000,
+                 "max_average_window": 10000})  # fmt: skip
+def average_accumulates(
+    attrs: Attributes,
+    param: Array,
+    sum_1: Array,
+    sum_2: Array,
+    sum_3: Array,
+    count: Array,
+    old_count: Array,
+    updates: Array,
+) -> Value:
+    """Sums a parameter over a window of steps; a full window is kept until the next is full."""
+    updates, count, sum_1 = updates + 1, count + 1, sum_1 + param
+    is_long = updates % _MOST_IN_ONE_SUM == 0
+    sum_2, sum_1 = jnp.where(is_long, sum_2 + sum_1, sum_2), jnp.where(is_long, 0, sum_1)
+    share = (updates * attrs["average_window"]).astype(count.dtype)
+    is_full = (count >= attrs["min_average_window"]) & (
+        count >= jnp.minimum(attrs["max_average_window"], share)
+    )
+    return (
+        jnp.where(is_full, 0, sum_1),
+        jnp.where(is_full, 0, sum_2),
+        jnp.where(is_full, sum_1 + sum_2, sum_3),
+        jnp.where(is_full, 0, count),
+        jnp.where(is_full, count, old_count),
+        updates,
+    )
