@@ -64,6 +64,11 @@ PUBLIC = {
         DistributeTranspiler DistributeTranspilerConfig DistributedMode HashName PSDispatcher
         RoundRobin ServerRuntimeConfig VarBlock same_or_split_var slice_variable wait_server_ready
     """,
+    "jaxfleet.fluid.transpiler.details": """
+        UnionFind VarDistributed VarStruct VarsDistributed block_to_code delete_ops
+        find_op_by_input_arg find_op_by_output_arg op_to_code program_to_code variable_to_code
+        wait_server_ready
+    """,
     "jaxfleet.ir": """
         Attr Attrs Block BlockRef Constant Dim Finding Kind Literal Operand Operands Operator
         Program ProgramDiff Role Rule Size Source Struct Variable Word block_name block_of canonical
@@ -88,9 +93,9 @@ PUBLIC = {
         EMPTY GRAD Gradient RANDOM_OPS RUN_SLOT Schema Slot schema_of
     """,
     "jaxfleet.passes": """
-        BroadcastParams ClipOnTrainers CommInit CommInitAll DcAsgd PrefetchRows DeadCodeElimination Dispatch Donate FuseAllreduce
-        GenNcclId GradAllreduce GradAllreduceByRole InsertSendRecv InsertStartup LocalSGD MergeSends
-        ScheduleSends SliceVar SnapshotParams
+        BroadcastParams ClipOnTrainers CommInit CommInitAll DcAsgd DeadCodeElimination Dispatch
+        Donate FuseAllreduce GenNcclId GradAllreduce GradAllreduceByRole InsertSendRecv
+        InsertStartup LocalSGD MergeSends PrefetchRows ScheduleSends SliceVar SnapshotParams
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders made_by

@@ -27,6 +27,7 @@ from jaxfleet.fluid.transpiler.config import (
 from jaxfleet.fluid.transpiler.ports import wait_server_ready
 from jaxfleet.fluid.transpiler.ps_dispatcher import PSDispatcher, RoundRobin
 from jaxfleet.fluid.transpiler.pserver import PServerJob
+from jaxfleet.fluid.transpiler.registry import registry_of
 
 MODES = ("pserver", "nccl2", "collective")
 _DEFAULT_ENDPOINT = "127.0.0.1:6174"
@@ -114,6 +115,7 @@ class DistributeTranspiler:
             each._is_chief = trainer_id == 0
             each._endpoints = list(endpoints)
             each._ps_endpoint = current_endpoint
+            each._parameters_on_pservers = registry_of(job.main, job.placed)
 
     # --- what processes run ------------------------------------------------------------------
 
@@ -136,8 +138,12 @@ class DistributeTranspiler:
 
         Raises:
             KeyError: no server has this endpoint.
+            AssertionError: late gradients shall be compensated where servers wait for all.
         """
         job, main = self._transpiled()
+        if self.config.enable_dc_asgd and job.is_sync:
+            what = "enable_dc_asgd is for servers that do not wait: there are no late gradients"
+            raise AssertionError(f"{what}; transpile with sync_mode=False")
         if endpoint not in job.endpoints:
             raise KeyError(f"there is no server {endpoint}; they are {', '.join(job.endpoints)}")
         made = write_back(Program(), job.server(endpoint), origin=job.main)
