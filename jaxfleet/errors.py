@@ -10,7 +10,7 @@
         FeedError            what was fed or fetched does not fit the program
           RaggedError          a feed of sequences of different lengths, as a list
         WrongTypeError       something of another type was given
-        MissingError         something that is needed was not given
+        AssertedError        what fluid asserts of a program or an argument does not hold
       PassError            a pass cannot run: its options, or what it was given
       StrategyError        a strategy's fields contradict each other or the machine
       ConnectError         a peer never answered; try again
@@ -93,8 +93,8 @@ class WrongTypeError(ProgramError, TypeError):
     """Something of another type was given."""
 
 
-class MissingError(ProgramError, AssertionError):
-    """Something that is needed was not given: fluid asserts that it is there."""
+class AssertedError(ProgramError, AssertionError):
+    """What fluid asserts of a program or an argument does not hold."""
 
 
 class PassError(JaxfleetError, ValueError):

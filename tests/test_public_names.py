@@ -35,7 +35,8 @@ PUBLIC = {
         Block CPUPlace CUDAPlace Executor Operator ParamAttr Parameter Program Scope Variable
         DistributeTranspiler DistributeTranspilerConfig
         append_backward data default_main_program default_startup_program device_guard embedding
-        get_flags global_scope is_compiled_with_cuda name_scope program_guard scope_guard set_flags
+        get_flags global_scope gradients is_compiled_with_cuda name_scope program_guard scope_guard
+        set_flags
     """,
     "jaxfleet.fluid.executor": """
         Executor Scope as_numpy global_scope scope_guard

@@ -23,6 +23,7 @@ from jaxfleet.fluid import readers as readers
 from jaxfleet.fluid import regularizer as regularizer
 from jaxfleet.fluid import unique_name as unique_name
 from jaxfleet.fluid.backward import append_backward as append_backward
+from jaxfleet.fluid.backward import gradients as gradients
 from jaxfleet.fluid.block import Block as Block
 from jaxfleet.fluid.core import is_compiled_with_cuda as is_compiled_with_cuda
 from jaxfleet.fluid.executor import Executor as Executor

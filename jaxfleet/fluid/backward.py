@@ -1,33 +1,26 @@
-"""Gradients: for every operator that the loss depends on, its gradient operator.
+"""Gradients of a loss for its parameters, or of any variables for any others."""
 
-Follows fluid: gradients are named `x@GRAD`; where several operators give parts of one, each part
-has a name of its own, and a `sum` adds them once all are there.
-"""
+from collections.abc import Collection, Sequence
+from typing import Any
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-
-from jaxfleet.errors import ProgramError
+from jaxfleet.errors import AssertedError, WrongTypeError
 from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.dtypes import VarType
-from jaxfleet.fluid.operator import ROLE, ROLE_VAR, Operator
+from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.differentiate import Callback, Walk, ops_between
+from jaxfleet.fluid.differentiate import grad_name as grad_name
+from jaxfleet.fluid.operator import ROLE, ROLE_VAR
 from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.variable import Parameter, Variable
-from jaxfleet.ops.fluid import EMPTY, GRAD, Gradient, Slot, schema_of
 
-
-def grad_name(name: str) -> str:
-    """Returns the name of a variable's gradient."""
-    return name + GRAD
+_MANY = (list, tuple, set, frozenset)
 
 
 def append_backward(
     loss: Variable,
     parameter_list: Sequence[Parameter | str] | None = None,
-    no_grad_set: set[str | Variable] | None = None,
-    callbacks: object = None,
-    checkpoints: object = None,
+    no_grad_set: Collection[str | Variable] | None = None,
+    callbacks: Sequence[Callback] | None = None,
+    checkpoints: Sequence[Variable | str] | None = None,
 ) -> list[tuple[Parameter, Variable]]:
     """Adds the operators that compute the gradients of a loss.
 
@@ -35,180 +28,155 @@ def append_backward(
         loss: `[1]`.
         parameter_list: whose gradients are wanted; those of all trainable parameters unless given.
         no_grad_set: variables at which gradients end, besides those that say so themselves.
-        callbacks: taken and not called.
+        callbacks: called after each operator that is added, with its block and the names of
+            variables by those of their gradients.
         checkpoints: taken; XLA chooses itself what to keep.
 
     Returns:
         Each parameter that the loss depends on, with its gradient.
 
     Raises:
+        TypeError: an argument is of another type.
         ProgramError: the loss is of another shape, or no operator makes it.
     """
-    del callbacks, checkpoints
+    check_type(loss, "the loss", Variable)
     if loss.shape != (1,):
-        raise ProgramError(
-            f"the loss '{loss.name}' has shape {list(loss.shape)}, and must have [1]"
-        )
-    block = loss.block
-    ended = {x if isinstance(x, str) else x.name for x in no_grad_set or ()}
-    at = _producer(block, loss)
-    block.ops[at].attrs[ROLE] |= OpRole.LOSS
-    backward = _Backward(block, ended, block.ops[: at + 1])
-    with block.program.role(OpRole.BACKWARD):
-        backward.run(loss)
-    return backward.found(_wanted(block, parameter_list))
+        what = f"the loss '{loss.name}' has shape {list(loss.shape)}, and must have [1]"
+        raise mistake(what, "average it: layers.mean", AssertedError)
+    check_type(checkpoints, "checkpoints", (list, tuple, type(None)))
+    check_type(callbacks, "callbacks", (list, tuple, type(None)))
+    block, program = loss.block, loss.block.program
+    wanted, ended = _wanted(block, parameter_list), _names(no_grad_set, "no_grad_set")
+    last = _made_by(loss)
+    ops = ops_between(block.ops[: last + 1], [loss], [], ended)
+    block.ops[last].attrs[ROLE] |= OpRole.LOSS
+    program._appending_grad_times += 1
+    walk = Walk(block, ops, ended, callbacks or ())
 
+    def begin(target: Variable, name: str) -> str:
+        with program.role(OpRole.BACKWARD | OpRole.LOSS):
+            return _ones(target, name)
 
-def _producer(block: Block, loss: Variable) -> int:
-    for at in range(len(block.ops) - 1, -1, -1):
-        if loss.name in block.ops[at].output_arg_names:
-            return at
-    raise ProgramError(f"no operator makes the loss '{loss.name}'", hint="is it of this program?")
-
-
-def _wanted(block: Block, given: Sequence[Parameter | str] | None) -> list[Parameter]:
-    program = block.program
-    if given is None:
-        return [p for p in program.all_parameters() if p.trainable]
-    names = {x if isinstance(x, str) else x.name for x in given}
-    found = [p for p in program.all_parameters() if p.name in names]
-    missing = names - {p.name for p in found}
-    if missing:
-        raise ProgramError(f"'{min(missing)}' is no parameter of the program")
+    with program._backward_role_guard():
+        walk.run([loss], begin)
+    found = [(p, g) for p in wanted if (g := walk.gradient_of(p.name)) is not None]
+    _say_whose(block, found)
     return found
 
 
-@dataclass
-class _Backward:
-    """One walk from the loss back.
+def gradients(
+    targets: Variable | Sequence[Variable],
+    inputs: Variable | Sequence[Variable],
+    target_gradients: Variable | Sequence[Variable | None] | None = None,
+    no_grad_set: Collection[str | Variable] | None = None,
+) -> list[Variable | None]:
+    """Adds the operators that compute the gradients of targets, summed, for some inputs.
 
-    Attributes:
-        block: whose operators are differentiated.
-        ended: names at which gradients end.
-        ops: the operators up to the loss, in order.
-        parts: names of what was given to a gradient so far, by variable.
-        expected: how many operators give parts of a variable's gradient.
+    Args:
+        targets: one or many.
+        inputs: one or many; a variable with `stop_gradient` has no gradient.
+        target_gradients: what the targets' gradients are; ones unless given.
+        no_grad_set: variables at which gradients end, besides those that say so themselves.
+
+    Returns:
+        The gradient of each input; None for one that no target depends on.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: targets and their gradients differ in number or shape, or are of several blocks.
     """
+    many, wanted = _variables(targets, "targets"), _variables(inputs, "inputs")
+    given = _given(many, target_gradients)
+    block = many[0].block
+    for other in (*many[1:], *wanted):
+        if other.block.program is not block.program:
+            raise mistake(f"'{other.name}' is of another program than '{many[0].name}'")
+    ended = _names(no_grad_set, "no_grad_set")
+    ops = ops_between(block.ops, many, wanted, ended)
+    block.program._appending_grad_times += 1
+    walk = Walk(block, ops, ended)
 
-    block: Block
-    ended: set[str]
-    ops: list[Operator]
-    parts: dict[str, list[str]] = field(default_factory=dict)
-    expected: Counter[str] = field(default_factory=Counter)
-    makers: dict[str, Operator] = field(default_factory=dict)
+    def begin(target: Variable, name: str) -> str:
+        known = given[target.name]
+        return _ones(target, name) if known is None else known.name
 
-    def run(self, loss: Variable) -> None:
-        """Adds all gradient operators."""
-        chosen = self._on_the_way(loss)
-        for op in chosen:
-            self.expected.update(name for _, _, name in self._given_back(op))
-        self._begin(loss)
-        for op in chosen:
-            self._differentiate(op)
+    with block.program._backward_role_guard():
+        walk.run(many, begin)
+    return [walk.gradient_of(x.name) for x in wanted]
 
-    def found(self, parameters: Sequence[Parameter]) -> list[tuple[Parameter, Variable]]:
-        """Returns parameters with their gradients, and tells the makers whose they are."""
-        pairs = []
-        for parameter in parameters:
-            name = grad_name(parameter.name)
-            if name in self.makers:
-                maker = self.makers[name]
-                maker.attrs[ROLE_VAR] = [*maker.attrs.get(ROLE_VAR, ()), parameter.name, name]
-                pairs.append((parameter, self.block.var(name)))
-        return pairs
 
-    def _on_the_way(self, loss: Variable) -> list[Operator]:
-        """Returns the operators that gradients go through, from the loss back."""
-        reached, chosen = {loss.name}, []
-        for op in reversed(self.ops):
-            if self._gradient(op) is None or reached.isdisjoint(op.output_arg_names):
-                continue
-            names = [name for _, _, name in self._given_back(op)]
-            if names:
-                reached.update(names)
-                chosen.append(op)
-        return chosen
+def _ones(target: Variable, name: str) -> str:
+    """Makes the gradient of a target: ones."""
+    made = target.block.create_var(name=name, dtype=target.dtype)
+    made.sizes = target.sizes
+    attrs: dict[str, Any] = {"value": 1.0, "dtype": target.dtype}
+    if -1 in target.shape:
+        target.block.append_op("fill_any_like", {"X": target}, {"Out": made}, attrs)
+    else:
+        attrs["shape"] = list(target.shape)
+        target.block.append_op("fill_constant", outputs={"Out": made}, attrs=attrs)
+    return name
 
-    def _gradient(self, op: Operator) -> Gradient | None:
-        schema = schema_of(op.type)
-        return None if schema is None else schema.gradient
 
-    def _given_back(self, op: Operator) -> Iterator[tuple[str, int, str]]:
-        """Yields the inputs that get gradients: slot, place in it, name."""
-        gradient = self._gradient(op)
-        for slot in () if gradient is None else gradient.writes:
-            for at, name in enumerate(op.input(slot)):
-                if not self._ends_at(name):
-                    yield slot, at, name
+def _made_by(loss: Variable) -> int:
+    """Returns the place of the operator that makes a loss."""
+    for at in range(len(loss.block.ops) - 1, -1, -1):
+        if loss.name in loss.block.ops[at].output_arg_names:
+            return at
+    raise mistake(f"no operator makes the loss '{loss.name}'", "is it of this program?")
 
-    def _ends_at(self, name: str) -> bool:
-        variable = self.block._var_recursive(name)
-        is_number = variable.dtype.startswith(("float", "bfloat"))
-        frozen = isinstance(variable, Parameter) and not variable.trainable
-        return name in self.ended or variable.stop_gradient or frozen or not is_number
 
-    def _begin(self, loss: Variable) -> None:
-        name = grad_name(loss.name)
-        self._declare(name, loss)
-        with self.block.program.role(OpRole.BACKWARD | OpRole.LOSS):
-            attrs = {"shape": [1], "value": 1.0, "dtype": loss.dtype}
-            self.block.append_op("fill_constant", outputs={"Out": name}, attrs=attrs)
+def _say_whose(block: Block, pairs: Sequence[tuple[Parameter, Variable]]) -> None:
+    """Tells the operators that finish gradients whose they are."""
+    finishes = {name: op for op in block.ops for name in op.output_arg_names}
+    for parameter, grad in pairs:
+        op = finishes[grad.name]
+        op._set_attr(ROLE_VAR, [parameter.name, grad.name, *(op.attr(ROLE_VAR) or [])])
 
-    def _differentiate(self, op: Operator) -> None:
-        gradient, schema = self._gradient(op), schema_of(op.type)
-        assert gradient is not None
-        assert schema is not None
-        inputs = {slot: op.input(slot) or op.output(slot) for slot in gradient.reads}
-        for slot in schema.outputs:
-            inputs[grad_name(slot.name)] = self._of_outputs(op, slot)
-        written: dict[str, list[str]] = {}
-        for place, at, name in self._given_back(op):
-            names = written.setdefault(grad_name(place), [EMPTY] * len(op.input(place)))
-            names[at] = self._part(name, is_sparse=bool(op.attr("is_sparse")))
-        attrs = {k: v for k, v in op.attrs.items() if k in schema.attrs}
-        made = self.block.append_op(gradient.type, inputs, written, attrs)
-        made.source = op.source
-        for _, _, name in self._given_back(op):
-            self._add_up(name, made)
 
-    def _of_outputs(self, op: Operator, slot: Slot) -> list[str]:
-        names = [grad_name(name) for name in op.output(slot.name)]
-        known = [name for name in names if name in self.block.vars]
-        if len(known) < len(names) and known:
-            self._zeros(op, slot)
-            return names
-        return known
+def _wanted(block: Block, given: Sequence[Parameter | str] | None) -> list[Parameter]:
+    """Returns parameters, in the order that they are given in, or all that are trained."""
+    if given is None:
+        return [p for p in block.program.all_parameters() if p.trainable]
+    known = {p.name: p for p in block.program.all_parameters()}
+    names = _ordered_names(given, "parameter_list")
+    for name in names:
+        if name not in known:
+            raise mistake(f"'{name}' is no parameter of the program")
+    return [known[name] for name in names]
 
-    def _zeros(self, op: Operator, slot: Slot) -> None:
-        """Makes the gradients of outputs that nothing depends on, beside those that have one."""
-        for name in op.output(slot.name):
-            if grad_name(name) not in self.block.vars:
-                self._declare(grad_name(name), self.block._var_recursive(name))
-                outputs = {"Out": grad_name(name)}
-                self.block.append_op("fill_zeros_like", {"X": name}, outputs)
 
-    def _part(self, name: str, *, is_sparse: bool) -> str:
-        """Returns what the next part of a gradient is called."""
-        parts = self.parts.setdefault(name, [])
-        whole = grad_name(name)
-        several = self.expected[name] > 1
-        number = len(parts)
-        part = f"{whole}@RENAME@block{self.block.idx}@{number}" if several else whole
-        parts.append(part)
-        self._declare(part, self.block._var_recursive(name))
-        if is_sparse:
-            self.block.var(part).type = VarType.SELECTED_ROWS
-        return part
+def _names(given: Any, what: str) -> frozenset[str]:
+    return frozenset() if given is None else frozenset(_ordered_names(given, what))
 
-    def _add_up(self, name: str, made: Operator) -> None:
-        """Adds the parts of a gradient once the last is there."""
-        whole, parts = grad_name(name), self.parts[name]
-        if len(parts) == self.expected[name] > 1 and whole not in self.block.vars:
-            self._declare(whole, self.block._var_recursive(name))
-            made = self.block.append_op("sum", {"X": parts}, {"Out": whole})
-            self.block.var(whole).type = self.block.var(parts[0]).type
-        self.makers[whole] = made
 
-    def _declare(self, name: str, like: Variable) -> None:
-        made = self.block.create_var(name=name, dtype=like.dtype)
-        made.sizes = like.sizes
+def _ordered_names(given: Any, what: str) -> list[str]:
+    check_type(given, what, _MANY)
+    for x in given:
+        check_type(x, f"a member of {what}", (Variable, str))
+    return [x if isinstance(x, str) else x.name for x in given]
+
+
+def _variables(given: Any, what: str) -> list[Variable]:
+    many = list(given) if isinstance(given, list | tuple) else [given]
+    for x in many:
+        check_type(x, what, Variable, "a Variable or a list of them")
+    if not many:
+        raise mistake(f"{what} are none", kind=WrongTypeError)
+    return many
+
+
+def _given(targets: Sequence[Variable], gradients: Any) -> dict[str, Variable | None]:
+    """Returns the gradients of targets that are given, by the targets' names."""
+    if gradients is None:
+        return dict.fromkeys(x.name for x in targets)
+    many = list(gradients) if isinstance(gradients, list | tuple) else [gradients]
+    if len(many) != len(targets):
+        what = "Should have the same number of target_gradients as targets"
+        raise mistake(f"{what}, not {len(many)} for {len(targets)}")
+    for target, grad in zip(targets, many, strict=True):
+        check_type(grad, "a target's gradient", (Variable, type(None)))
+        if grad is not None and grad.shape != target.shape:
+            what = f"'{target.name}' has shape {target.shape}, and its gradient '{grad.name}'"
+            raise mistake(f"{what} has {grad.shape}")
+    return {target.name: grad for target, grad in zip(targets, many, strict=True)}

@@ -1,13 +1,26 @@
 """Gradient clipping: operators between the gradients and the updates."""
 
-from collections.abc import Callable
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
+from jaxfleet.errors import WrongTypeError
 from jaxfleet.fluid import layers
+from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.dtypes import VarType
+from jaxfleet.fluid.error_clip import ErrorClipByValue as ErrorClipByValue
+from jaxfleet.fluid.error_clip import error_clip_callback as error_clip_callback
+from jaxfleet.fluid.guards import name_scope
 from jaxfleet.fluid.layer_helper import LayerHelper
-from jaxfleet.fluid.roles import OpRole
+from jaxfleet.fluid.operator import NAME_SCOPE, ROLE_VAR
+from jaxfleet.fluid.program import Program, default_main_program
 from jaxfleet.fluid.variable import Parameter, Variable
 
-Pairs = list[tuple[Parameter, Variable]]
+Pairs: TypeAlias = list[tuple[Parameter, Variable]]
+
+SCOPE = "gradient_clip"
+ON_TRAINERS = "gradient_clip_@CLIP"  # transpilers leave what is in a scope with @CLIP on trainers
 
 
 class GradientClipBase:
@@ -15,16 +28,30 @@ class GradientClipBase:
 
     Args:
         need_clip: tells of a parameter whether its gradient is clipped; all are unless given.
+
+    Raises:
+        TypeError: `need_clip` cannot be called.
     """
 
     def __init__(self, need_clip: Callable[[Parameter], bool] | None = None) -> None:
-        self._need_clip = need_clip or (lambda _: True)
+        if need_clip is not None and not callable(need_clip):
+            what = f"need_clip is a function of a parameter, not {need_clip!r}"
+            raise mistake(what, kind=WrongTypeError)
+        self._need_clip = need_clip
 
-    def __call__(self, pairs: Pairs) -> Pairs:
+    def __call__(self, params_grads: Pairs) -> Pairs:
         """Adds the operators, and returns parameters with their clipped gradients."""
-        clipped = [(p, g) for p, g in pairs if self._need_clip(p)]
-        made = dict(zip((p.name for p, _ in clipped), self.clip(clipped), strict=True))
-        return [(p, made.get(p.name, g)) for p, g in pairs]
+        with name_scope(SCOPE):
+            return _replaced(params_grads, self._of(params_grads))
+
+    def _of(self, pairs: Pairs) -> dict[str, Variable]:
+        """Adds the operators, and returns clipped gradients by the names of parameters."""
+        wanted = [(p, g) for p, g in pairs if self._wants(p)]
+        made = self.clip(wanted)
+        return {p.name: clipped for (p, _), clipped in zip(wanted, made, strict=True)}
+
+    def _wants(self, param: Parameter) -> bool:
+        return param.need_clip and (self._need_clip is None or self._need_clip(param))
 
     def clip(self, pairs: Pairs) -> list[Variable]:
         """Returns the clipped gradients."""
@@ -33,6 +60,10 @@ class GradientClipBase:
     def clip_one(self, param: Parameter, grad: Variable) -> Variable:
         """Returns a clipped gradient."""
         raise TypeError(f"{type(self).__name__} does not say how '{grad.name}' of {param} is cut")
+
+    def same_group(self, other: "GradientClipBase") -> bool:
+        """Tells whether gradients with this strategy go together with those with another."""
+        return other is self
 
 
 class GradientClipByValue(GradientClipBase):
@@ -51,48 +82,14 @@ class GradientClipByValue(GradientClipBase):
         need_clip: Callable[[Parameter], bool] | None = None,
     ) -> None:
         super().__init__(need_clip)
-        self._max, self._min = float(max), float(-max if min is None else min)
+        self.max, self.min = float(max), float(-max if min is None else min)
 
     def clip_one(self, param: Parameter, grad: Variable) -> Variable:
-        with grad.block.program.role(OpRole.OPTIMIZE, [param.name, grad.name]):
-            return layers.clip(grad, self._min, self._max)
+        with grad.block.program._optimized_guard([param, grad]):
+            return _like(grad, layers.clip(grad, self.min, self.max))
 
-
-class GradientClipByGlobalNorm(GradientClipBase):
-    """Scales all gradients together so that their norm is no larger than a number.
-
-    Args:
-        clip_norm: the number.
-        group_name: which gradients go together.
-        need_clip: tells of a parameter whether its gradient is clipped.
-    """
-
-    def __init__(
-        self,
-        clip_norm: float,
-        group_name: str = "default_group",
-        need_clip: Callable[[Parameter], bool] | None = None,
-    ) -> None:
-        super().__init__(need_clip)
-        self._norm, self._group = float(clip_norm), group_name
-
-    def clip(self, pairs: Pairs) -> list[Variable]:
-        if not pairs:
-            return []
-        program = pairs[0][1].block.program
-        with program.role(OpRole.OPTIMIZE):
-            squares = [layers.reduce_sum(layers.square(grad)) for _, grad in pairs]
-            norm = layers.sqrt(layers.sums(squares))
-            limit = layers.fill_constant([1], norm.dtype, self._norm)
-            factor = layers.elementwise_div(limit, layers.elementwise_max(limit, norm))
-        return [self._scaled(param, grad, factor) for param, grad in pairs]
-
-    def _scaled(self, param: Parameter, grad: Variable, factor: Variable) -> Variable:
-        with grad.block.program.role(OpRole.OPTIMIZE, [param.name, grad.name]):
-            helper = LayerHelper("elementwise_mul")
-            out = helper.output(grad.dtype)
-            helper.append_op("elementwise_mul", {"X": grad, "Y": factor}, {"Out": out})
-            return out
+    def __str__(self) -> str:
+        return f"Gradient Clip By Value, min = {self.min}, max={self.max}"
 
 
 class GradientClipByNorm(GradientClipBase):
@@ -107,11 +104,144 @@ class GradientClipByNorm(GradientClipBase):
         self, clip_norm: float, need_clip: Callable[[Parameter], bool] | None = None
     ) -> None:
         super().__init__(need_clip)
-        self._norm = float(clip_norm)
+        self.clip_norm = float(clip_norm)
 
     def clip_one(self, param: Parameter, grad: Variable) -> Variable:
-        with grad.block.program.role(OpRole.OPTIMIZE, [param.name, grad.name]):
+        with grad.block.program._optimized_guard([param, grad]):
             helper = LayerHelper("clip_by_norm")
             out = helper.output(grad.dtype)
-            helper.append_op("clip_by_norm", {"X": grad}, {"Out": out}, {"max_norm": self._norm})
-            return out
+            attrs = {"max_norm": self.clip_norm}
+            helper.append_op("clip_by_norm", {"X": grad}, {"Out": out}, attrs)
+            return _like(grad, out)
+
+    def __str__(self) -> str:
+        return f"Gradient Clip By Norm, clip_norm={self.clip_norm}"
+
+
+class GradientClipByGlobalNorm(GradientClipBase):
+    """Scales gradients together so that their norm is no larger than a number.
+
+    Args:
+        clip_norm: the number.
+        group_name: which gradients go together, where `set_gradient_clip` gives several.
+        need_clip: tells of a parameter whether its gradient is clipped.
+    """
+
+    def __init__(
+        self,
+        clip_norm: float,
+        group_name: str = "default_group",
+        need_clip: Callable[[Parameter], bool] | None = None,
+    ) -> None:
+        super().__init__(need_clip)
+        self.clip_norm, self.group_name = float(clip_norm), group_name
+
+    def clip(self, pairs: Pairs) -> list[Variable]:
+        if not pairs:
+            return []
+        squares = []
+        for param, grad in pairs:
+            with grad.block.program._optimized_guard([param, grad]):
+                squares.append(layers.reduce_sum(layers.square(_whole(grad))))
+        with pairs[-1][1].block.program._optimized_guard(pairs[-1]):
+            norm = layers.sqrt(layers.sums(squares))
+            limit = layers.fill_constant([1], norm.dtype, self.clip_norm)
+            factor = layers.elementwise_div(limit, layers.elementwise_max(limit, norm))
+        return [self._scaled(param, grad, factor) for param, grad in pairs]
+
+    def _scaled(self, param: Parameter, grad: Variable, factor: Variable) -> Variable:
+        with grad.block.program._optimized_guard([param, grad]):
+            return _like(grad, layers.elementwise_mul(grad, factor))
+
+    def same_group(self, other: GradientClipBase) -> bool:
+        if not isinstance(other, GradientClipByGlobalNorm) or other.group_name != self.group_name:
+            return False
+        if other.clip_norm != self.clip_norm:
+            what = "All parameters' 'clip_norm' of a same group should be the same"
+            raise mistake(f"{what}, not {self.clip_norm} and {other.clip_norm}")
+        return True
+
+    def __str__(self) -> str:
+        return f"Gradient Clip By GlobalNorm, global_norm={self.clip_norm}"
+
+
+def set_gradient_clip(
+    clip: GradientClipBase,
+    param_list: Sequence[Parameter | str] | None = None,
+    program: Program | None = None,
+) -> None:
+    """Says how the gradients of parameters are clipped, for optimizers without `grad_clip`.
+
+    Args:
+        clip: how.
+        param_list: parameters or their names; all of the program unless given.
+        program: whose they are; the default main program unless given.
+
+    Raises:
+        TypeError: `clip` is no strategy, or the list holds something else.
+    """
+    check_type(clip, "clip", GradientClipBase)
+    block = (program or default_main_program()).global_block()
+    if any("optimizer" in (op.attr(NAME_SCOPE) or "") for op in block.ops):
+        what = "set_gradient_clip comes after minimize, and does nothing for what was minimized"
+        warnings.warn(what, stacklevel=2)
+    for given in block.all_parameters() if param_list is None else param_list:
+        param = block.var(given) if isinstance(given, str) else given
+        check_type(param, "a member of param_list", Parameter)
+        param.gradient_clip_attr = copy.deepcopy(clip)  # type: ignore[attr-defined]
+
+
+def append_gradient_clip_ops(params_grads: Pairs) -> Pairs:
+    """Clips the gradients of parameters that `set_gradient_clip` named, each by its own strategy.
+
+    Raises:
+        ValueError: gradients of one group have different norms.
+    """
+    groups: list[tuple[GradientClipBase, Pairs]] = []
+    for param, grad in params_grads:
+        clip = param.gradient_clip_attr
+        if clip is None:
+            continue
+        check_type(clip, f"gradient_clip_attr of '{param.name}'", GradientClipBase)
+        found = next((pairs for known, pairs in groups if known.same_group(clip)), None)
+        if found is None:
+            groups.append((clip, [(param, grad)]))
+        else:
+            found.append((param, grad))
+    made: dict[str, Variable] = {}
+    if groups:
+        with name_scope(ON_TRAINERS):
+            for clip, pairs in groups:
+                made |= clip._of(pairs)
+    return _replaced(params_grads, made)
+
+
+def _replaced(pairs: Pairs, clipped: Mapping[str, Variable]) -> Pairs:
+    """Returns parameters with their new gradients, which operators of clipping are about now."""
+    if clipped:
+        for op in pairs[0][0].block.program.global_block().ops:
+            about = op.attr(ROLE_VAR)
+            if about and SCOPE in op.attr(NAME_SCOPE) and about[0] in clipped:
+                op._set_attr(ROLE_VAR, [about[0], clipped[about[0]].name])
+    return [(param, clipped.get(param.name, grad)) for param, grad in pairs]
+
+
+def _whole(grad: Variable) -> Variable:
+    """Returns a gradient as an array, where it is of rows."""
+    if grad.type != VarType.SELECTED_ROWS:
+        return grad
+    merged = _like(grad, _made("merge_selected_rows", grad))
+    return _made("get_tensor_from_selected_rows", merged)
+
+
+def _made(op_type: str, x: Variable) -> Variable:
+    helper = LayerHelper(op_type)
+    out = helper.output(x.dtype)
+    helper.append_op(op_type, {"X": x}, {"Out": out})
+    return out
+
+
+def _like(grad: Variable, made: Variable) -> Variable:
+    """Says that what was made of a gradient is of rows where the gradient is."""
+    made.type = grad.type
+    return made

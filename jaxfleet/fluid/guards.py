@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from jaxfleet.errors import MissingError
+from jaxfleet.errors import AssertedError
 from jaxfleet.fluid.checks import mistake
 
 
@@ -40,7 +40,7 @@ def name_scope(prefix: str | None = None) -> Iterator[None]:
         AssertionError: the prefix is empty.
     """
     if not prefix:
-        raise mistake("a name scope's prefix is empty", "give it a name", MissingError)
+        raise mistake("a name scope's prefix is empty", "give it a name", AssertedError)
     old = _CURRENT.scope
     _CURRENT.scope = old.inner(prefix)
     try:

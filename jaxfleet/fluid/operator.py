@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxfleet.errors import MissingError, ProgramError
+from jaxfleet.errors import AssertedError, ProgramError
 from jaxfleet.fluid.checks import check_type
 from jaxfleet.fluid.roles import OpRole, ir_role
 from jaxfleet.ir import Source
@@ -34,7 +34,7 @@ class Operator:
 
     Raises:
         ProgramError: the type has no such slot or attribute, or a slot holds too many.
-        MissingError: a slot is missing.
+        AssertedError: a slot is missing.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Operator:
         self._check_slots(schema.outputs, self.outputs)
         for slot in schema.inputs:
             if slot.name not in self.inputs and not slot.optional:
-                raise self._wrong(f"lacks its input '{slot.name}'", kind=MissingError)
+                raise self._wrong(f"lacks its input '{slot.name}'", kind=AssertedError)
         unknown = [name for name in self.attrs if name not in schema.attrs and name not in _EVERY]
         if unknown:
             known = ", ".join(sorted(schema.attrs)) or "none"

@@ -1,16 +1,22 @@
 """Regularization: operators that add a parameter's own share to its gradient."""
 
-from typing import TypeAlias
-
 from jaxfleet.fluid.block import Block
 from jaxfleet.fluid.dtypes import VarType
-from jaxfleet.fluid.roles import OpRole
+from jaxfleet.fluid.guards import name_scope
 from jaxfleet.fluid.variable import Parameter, Variable
 
 Pairs = list[tuple[Parameter, Variable]]
 
 
-class L2DecayRegularizer:
+class WeightDecayRegularizer:
+    """Adds something to the gradient of each parameter."""
+
+    def __call__(self, param: Parameter, block: Block) -> Variable:
+        """Returns what is added to the gradient."""
+        raise TypeError(f"{type(self).__name__} does not say what is added to {param} in {block}")
+
+
+class L2DecayRegularizer(WeightDecayRegularizer):
     """Adds the parameter, times a number.
 
     Args:
@@ -21,11 +27,10 @@ class L2DecayRegularizer:
         self._coeff = float(regularization_coeff)
 
     def __call__(self, param: Parameter, block: Block) -> Variable:
-        """Returns what is added to the gradient."""
         return _scaled(block, param, param, self._coeff)
 
 
-class L1DecayRegularizer:
+class L1DecayRegularizer(WeightDecayRegularizer):
     """Adds the parameter's signs, times a number.
 
     Args:
@@ -36,28 +41,26 @@ class L1DecayRegularizer:
         self._coeff = float(regularization_coeff)
 
     def __call__(self, param: Parameter, block: Block) -> Variable:
-        """Returns what is added to the gradient."""
         signs = block.create_var(dtype=param.dtype)
         block.append_op("sign", {"X": param}, {"Out": signs})
         return _scaled(block, param, signs, self._coeff)
 
 
-Regularizer: TypeAlias = L1DecayRegularizer | L2DecayRegularizer
-
-
-def append_regularization_ops(pairs: Pairs, regularization: Regularizer | None = None) -> Pairs:
+def append_regularization_ops(
+    pairs: Pairs, regularization: WeightDecayRegularizer | None = None
+) -> Pairs:
     """Adds to gradients what their parameters' regularization says, or else the optimizer's."""
     return [
         (param, _added(param, grad, param.regularizer or regularization)) for param, grad in pairs
     ]
 
 
-def _added(param: Parameter, grad: Variable, chosen: Regularizer | None) -> Variable:
+def _added(param: Parameter, grad: Variable, chosen: WeightDecayRegularizer | None) -> Variable:
     """Returns the gradient with what regularization adds; one of rows becomes another variable."""
     if chosen is None:
         return grad
     block, out = grad.block, grad
-    with block.program.role(OpRole.OPTIMIZE, [param.name, grad.name]):
+    with block.program._optimized_guard([param, grad]), name_scope("regularization"):
         more = chosen(param, block)
         if grad.type == VarType.SELECTED_ROWS:
             out = block.create_var(name=f"{grad.name}@NEWGRAD@", dtype=param.dtype)

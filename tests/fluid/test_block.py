@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxfleet import fluid
-from jaxfleet.errors import MissingError
+from jaxfleet.errors import AssertedError
 from jaxfleet.fluid import layers
 from tests.fluid.nets import fresh
 
@@ -116,7 +116,7 @@ def test_what_is_wrong_with_an_operator_is_of_fluids_type() -> None:
         out = block.create_var(name="out")
         with pytest.raises(AssertionError, match="lacks its input 'X'") as missing:
             block.append_op("relu", {}, {"Out": out})
-        assert isinstance(missing.value, MissingError)
+        assert isinstance(missing.value, AssertedError)
         with pytest.raises(ValueError, match="takes one variable as 'X', not 2"):
             block.append_op("relu", {"X": [x, x]}, {"Out": out})
         with pytest.raises(TypeError, match="'X' of operator 'relu' is a int"):

@@ -1,18 +1,26 @@
 """Optimizer: `minimize` adds gradients, clipping, regularization, and an update a parameter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jaxfleet.errors import ProgramError
 from jaxfleet.fluid import unique_name
 from jaxfleet.fluid.backward import append_backward
 from jaxfleet.fluid.block import Block
+from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.clip import GradientClipBase, append_gradient_clip_ops, error_clip_callback
+from jaxfleet.fluid.differentiate import Callback
+from jaxfleet.fluid.distribute_lookup_table import find_distributed_lookup_table
+from jaxfleet.fluid.guards import name_scope
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.operator import Operator
-from jaxfleet.fluid.program import default_startup_program, program_guard
-from jaxfleet.fluid.regularizer import append_regularization_ops
-from jaxfleet.fluid.roles import OpRole
+from jaxfleet.fluid.program import (
+    Program,
+    default_main_program,
+    default_startup_program,
+    program_guard,
+)
+from jaxfleet.fluid.regularizer import WeightDecayRegularizer, append_regularization_ops
 from jaxfleet.fluid.variable import Parameter, Variable
 
 Pairs = list[tuple[Parameter, Variable]]
@@ -62,9 +70,10 @@ class Optimizer:
         grad_clip: Any = None,
         name: str | None = None,
     ) -> None:
-        if not isinstance(learning_rate, float | int | Variable):
-            what = f"a learning rate is a number or a Variable, not {learning_rate!r}"
-            raise ProgramError(what)
+        check_type(learning_rate, "a learning rate", (float, int, Variable))
+        check_type(grad_clip, "grad_clip", (GradientClipBase, type(None)))
+        check_type(regularization, "regularization", (WeightDecayRegularizer, type(None)))
+        check_type(parameter_list, "parameter_list", (list, tuple, type(None)))
         self._rate, self._parameters = learning_rate, parameter_list
         self.regularization, self._grad_clip, self._name = regularization, grad_clip, name
         self._attrs: Mapping[str, Any] = {}  # of the operator that updates
@@ -74,47 +83,98 @@ class Optimizer:
     def minimize(
         self,
         loss: Variable,
-        startup_program: Any = None,
+        startup_program: Program | None = None,
         parameter_list: Sequence[Parameter | str] | None = None,
-        no_grad_set: set[str | Variable] | None = None,
+        no_grad_set: Collection[str | Variable] | None = None,
     ) -> tuple[list[Operator], Pairs]:
-        """Adds what trains the program; returns the updates, and parameters with gradients."""
+        """Adds what trains the program; returns the updates, and parameters with gradients.
+
+        Args:
+            loss: `[1]`.
+            startup_program: where state begins; the default startup program unless given.
+            parameter_list: which parameters are trained; the optimizer's unless given.
+            no_grad_set: variables at which gradients end.
+
+        Raises:
+            TypeError: an argument is of another type.
+            ProgramError: the loss has another shape, or depends on no parameter.
+        """
         pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
-        startup = startup_program or default_startup_program()
-        with program_guard(loss.block.program, startup):
-            return self.apply_gradients(pairs), pairs
+        return self.apply_optimize(loss, startup_program, pairs), pairs
 
     def backward(
         self,
         loss: Variable,
-        startup_program: Any = None,
+        startup_program: Program | None = None,
         parameter_list: Sequence[Parameter | str] | None = None,
-        no_grad_set: set[str | Variable] | None = None,
-        callbacks: Any = None,
+        no_grad_set: Collection[str | Variable] | None = None,
+        callbacks: Sequence[Callback] | None = None,
     ) -> Pairs:
-        """Adds the gradients, and returns them with their parameters."""
-        del startup_program
+        """Adds the gradients, and returns them with their parameters.
+
+        Args:
+            loss: `[1]`.
+            startup_program: taken; gradients begin nowhere.
+            parameter_list: whose gradients are wanted; the optimizer's parameters unless given.
+            no_grad_set: variables at which gradients end.
+            callbacks: called after each operator, besides the one that clips errors.
+        """
+        check_type(startup_program, "startup_program", (Program, type(None)))
+        check_type(callbacks, "callbacks", (list, tuple, type(None)))
         wanted = parameter_list if parameter_list is not None else self._parameters
-        return append_backward(loss, wanted, no_grad_set, callbacks)
+        called = [*(callbacks or ()), error_clip_callback]
+        return append_backward(loss, wanted, no_grad_set, called)
+
+    def apply_optimize(
+        self, loss: Variable, startup_program: Program | None, params_grads: Pairs
+    ) -> list[Operator]:
+        """Adds the updates to the program of a loss; returns them."""
+        startup = startup_program or default_startup_program()
+        with program_guard(loss.block.program, startup):
+            return self.apply_gradients(params_grads)
 
     def apply_gradients(self, params_grads: Pairs) -> list[Operator]:
-        """Adds clipping, regularization and the updates, parameters by name."""
-        pairs = sorted(params_grads, key=lambda pair: pair[0].name)
+        """Adds clipping, regularization and the updates, parameters by name; returns the updates.
+
+        Raises:
+            ProgramError: there is no parameter with a gradient.
+        """
+        pairs = sorted((pair for pair in params_grads if pair[1] is not None), key=_name)
         if not pairs:
-            raise ProgramError("the loss depends on no parameter that may be trained")
+            hint = "are parameters trainable, and is the loss made of them?"
+            raise mistake("the loss depends on no parameter that may be trained", hint)
+        block = pairs[0][0].block.program.global_block()
+        pairs, of_table = self._without_table(block, pairs)
         if self._grad_clip is not None:
             pairs = self._grad_clip(pairs)
+        else:
+            pairs = append_gradient_clip_ops(pairs)
         pairs = append_regularization_ops(pairs, self.regularization)
-        block = pairs[0][0].block.program.global_block()
+        return [*self._updates(block, pairs), *of_table]
+
+    def _updates(self, block: Block, pairs: Pairs) -> list[Operator]:
+        start = len(block.ops)
         for param, _ in pairs:
             self._make_state(param)
         self._make_rate(block)
-        ops = []
         for param, grad in pairs:
-            with block.program.role(OpRole.OPTIMIZE, [param.name, grad.name]):
-                ops.append(self._update(block, param, grad))
+            with block.program._optimized_guard([param, grad]), name_scope("optimizer"):
+                self._update(block, param, grad)
         self._finish(block, pairs)
-        return ops
+        return block._slice_ops(start, len(block.ops))
+
+    def _without_table(self, block: Block, pairs: Pairs) -> tuple[Pairs, list[Operator]]:
+        """Gives the table that servers look up its update: plain `sgd`, whatever this one is."""
+        table = find_distributed_lookup_table(block.program)
+        found = next(((param, grad) for param, grad in pairs if param.name == table), None)
+        if found is None:
+            return pairs, []
+        param, grad = found
+        with block.program._optimized_guard(found), name_scope("optimizer"):
+            self._make_rate(block)
+            inputs = {"Param": param, "Grad": grad, "LearningRate": self._rate_of(block, param)}
+            update = block.append_op("sgd", inputs, {"ParamOut": param})
+        return [pair for pair in pairs if pair[0] is not param], [update]
 
     def attributes_of(self, param: Parameter) -> Mapping[str, Any]:
         """Returns the attributes of the operator that updates a parameter."""
@@ -131,13 +191,22 @@ class Optimizer:
         rate = LayerHelper.named(name).global_variable(name, [1], "float32", float(self._rate))
         self._rates[id(block.program)] = rate
 
+    def _global_learning_rate(self, program: Program | None = None) -> Variable | None:
+        """Returns the variable that holds the rate; None before there is one."""
+        if isinstance(self._rate, Variable):
+            return self._rate
+        return self._rates.get(id(program or default_main_program()))
+
     def _rate_of(self, block: Block, param: Parameter) -> Variable:
-        rate = self._rate if isinstance(self._rate, Variable) else self._rates[id(block.program)]
         factor = param.optimize_attr["learning_rate"]
+        if isinstance(factor, Variable):
+            return factor
+        rate = self._global_learning_rate(block.program)
+        assert rate is not None
         if factor == 1.0:
             return rate
-        with block.program.role(OpRole.OPTIMIZE | OpRole.LR_SCHED):
-            out = block.create_var(dtype=rate.dtype)
+        with block.program._lr_schedule_guard(is_with_opt=True), name_scope("scale_with_param_lr"):
+            out = block.create_var(name=unique_name.generate("tmp"), dtype=rate.dtype)
             block.append_op("scale", {"X": rate}, {"Out": out}, {"scale": float(factor)})
         return out
 
@@ -160,3 +229,7 @@ class Optimizer:
             if not one.is_read_only:
                 outputs[one.out or f"{one.slot}Out"] = variable
         return block.append_op(self.op_type, inputs, outputs, self.attributes_of(param))
+
+
+def _name(pair: tuple[Parameter, Variable]) -> str:
+    return pair[0].name

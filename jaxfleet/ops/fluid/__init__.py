@@ -6,6 +6,7 @@ from jaxfleet.ops.fluid import control as control
 from jaxfleet.ops.fluid import elementwise as elementwise
 from jaxfleet.ops.fluid import networks as networks
 from jaxfleet.ops.fluid import random as random
+from jaxfleet.ops.fluid import rows as rows
 from jaxfleet.ops.fluid import servers as servers
 from jaxfleet.ops.fluid import updates as updates
 from jaxfleet.ops.fluid.random import RANDOM_OPS as RANDOM_OPS

@@ -59,6 +59,13 @@ def fill_zeros_like(_: Mapping[str, Any], x: Array) -> Array:
     return jnp.zeros_like(x)
 
 
+@fluid_op("fill_any_like", inputs="X", attrs={"value": 0.0, "dtype": None})
+def fill_any_like(attrs: Mapping[str, Any], x: Array) -> Array:
+    """Makes an array of the same shape, of one value."""
+    dtype = x.dtype if attrs["dtype"] is None else device_dtype(attrs["dtype"])
+    return jnp.full_like(x, attrs["value"], dtype=dtype)
+
+
 @fluid_op("assign_value", attrs={"shape": [1], "values": [0.0], "dtype": "float32"})
 def assign_value(attrs: Mapping[str, Any]) -> Array:
     """Makes an array of given values."""
