@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxfleet.errors import MissingError
+from jaxfleet.errors import AssertedError
 from jaxfleet.fluid import layers, unique_name
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.operator import Operator
@@ -29,11 +29,11 @@ class LookaheadOptimizer:
 
     def __init__(self, inner_optimizer: Optimizer, alpha: float = 0.5, k: int = 5) -> None:
         if inner_optimizer is None:
-            raise MissingError("LookaheadOptimizer: there is no inner optimizer")
+            raise AssertedError("LookaheadOptimizer: there is no inner optimizer")
         if not 0.0 <= alpha <= 1.0:
-            raise MissingError(f"LookaheadOptimizer: alpha is {alpha}", hint="it is from 0 to 1")
+            raise AssertedError(f"LookaheadOptimizer: alpha is {alpha}", hint="it is from 0 to 1")
         if not isinstance(k, int) or k < 1:
-            raise MissingError(f"LookaheadOptimizer: k is {k!r}", hint="it is 1 or more")
+            raise AssertedError(f"LookaheadOptimizer: k is {k!r}", hint="it is 1 or more")
         self.inner_optimizer, self.alpha, self.k, self.type = inner_optimizer, alpha, k, "lookahead"
 
     def minimize(self, loss: Variable, startup_program: Any = None) -> tuple[list[Operator], Pairs]:
