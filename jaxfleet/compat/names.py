@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 _FLUID = "jaxfleet.fluid"
 _LAYERS = (f"{_FLUID}.layers",)
+_TRANSPILER = f"{_FLUID}.transpiler"
+_DETAILS = f"{_TRANSPILER}.details"
 _FRAMEWORK = (f"{_FLUID}.framework",)
 
 # A package stands before its modules.
@@ -35,5 +37,13 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid.optimizer": (f"{_FLUID}.optimizer",),
     "paddle.fluid.param_attr": (f"{_FLUID}.param_attr",),
     "paddle.fluid.regularizer": (f"{_FLUID}.regularizer",),
+    "paddle.fluid.transpiler": (_TRANSPILER,),
+    "paddle.fluid.transpiler.details": (_DETAILS,),
+    "paddle.fluid.transpiler.details.checkport": (_DETAILS,),
+    "paddle.fluid.transpiler.details.program_utils": (_DETAILS,),
+    "paddle.fluid.transpiler.details.ufind": (_DETAILS,),
+    "paddle.fluid.transpiler.details.vars_distributed": (_DETAILS,),
+    "paddle.fluid.transpiler.distribute_transpiler": (_TRANSPILER,),
+    "paddle.fluid.transpiler.ps_dispatcher": (_TRANSPILER,),
     "paddle.fluid.unique_name": (f"{_FLUID}.unique_name",),
 }
