@@ -265,7 +265,7 @@ class Block:
         check_type(throw_on_error, "throw_on_error", bool)
         check_type(with_details, "with_details", bool)
         lines = [v.to_string(throw_on_error, with_details) for v in self.vars.values()]
-        shown = [f"{op} {op.attrs}" if with_details else str(op) for op in self.ops]
+        shown = [op.to_string(throw_on_error, with_details) for op in self.ops]
         head = f"block {self.idx} in {self.parent_idx}"
         return "\n  ".join([head, *lines, *shown])
 

@@ -155,14 +155,16 @@ class Operator:
     def _is_backward_op(self) -> bool:
         return bool(self.attrs.get(ROLE, 0) & OpRole.BACKWARD)
 
-    def to_string(self, throw_on_error: bool = False) -> str:
-        """Returns one line of text.
+    def to_string(self, throw_on_error: bool = False, with_details: bool = False) -> str:
+        """Returns one line of text, with its attributes if asked.
 
         Raises:
             TypeError: an argument is not a bool.
         """
         check_type(throw_on_error, "throw_on_error", bool)
-        return str(self)
+        check_type(with_details, "with_details", bool)
+        shown = {name: value for name, value in self.all_attrs().items() if name != _CALL_STACK}
+        return f"{self} {shown}" if with_details else str(self)
 
     def _copied(self, block: "Block") -> "Operator":
         """Returns a copy in another block, quicker than it could be made and checked again."""

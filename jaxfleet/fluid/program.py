@@ -167,6 +167,34 @@ class Program(Roles, Findings):
     def __str__(self) -> str:
         return self.to_string(throw_on_error=False)
 
+    @property
+    def desc(self) -> "Program":
+        """The program: scripts write `program.desc.serialize_to_string()`."""
+        return self
+
+    def serialize_to_string(self) -> bytes:
+        """Returns the program as bytes, with all that its parameters say.
+
+        Raises:
+            ProgramError: a parameter's regularization or clipping is of a script's own class.
+        """
+        from jaxfleet.fluid.serialize import serialize  # noqa: PLC0415  # it is built on this
+
+        return serialize(self)
+
+    @staticmethod
+    def parse_from_string(binary_str: bytes) -> "Program":
+        """Returns a program that was written as bytes.
+
+        Raises:
+            TypeError: it is not bytes.
+            ProgramError: it is damaged, of a newer version, or something else altogether.
+        """
+        from jaxfleet.fluid.deserialize import deserialize  # noqa: PLC0415  # as serialize
+
+        check_type(binary_str, "binary_str", bytes)
+        return deserialize(binary_str)[0]
+
 
 class _Defaults:
     def __init__(self) -> None:
