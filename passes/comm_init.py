@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Attrs, Kind, Operands, Operator, Program, Variable
+from jaxfleet.ir.types import RAW
 from jaxfleet.passes import _ranks as ranks
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
@@ -29,7 +30,7 @@ class CommInit(Pass):
 
         program startup {nranks=2, rank=0, role="collective"}
           param w: f32[3]
-          state nccl_id_0: i32[]
+          state nccl_id_0: raw[]
           block 0
             forward
               Out=w = fill_constant() {shape=[3], value=1.0}
@@ -50,7 +51,7 @@ class CommInit(Pass):
             raise PassError(what)
         ops = [op for ring, name in enumerate(self.ids) for op in self._joins(ring, name)]
         root = program.root.with_ops([*program.root.ops, *(made_by(op, self) for op in ops)])
-        made = {name: Variable(name, "i32", (), Kind.STATE) for name in self.ids}
+        made = {name: Variable(name, RAW, (), Kind.STATE) for name in self.ids}
         attrs = ranks.facts(program, rank=self.rank, nranks=nranks)
         variables = {**program.variables, **made}
         return replace(program.with_block(root), variables=variables, attrs=attrs)

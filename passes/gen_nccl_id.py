@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Attrs, Kind, Operands, Operator, Program, Variable
+from jaxfleet.ir.types import RAW
 from jaxfleet.passes import _ranks as ranks
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
@@ -29,7 +30,7 @@ class GenNcclId(Pass):
 
         program startup
           param w: f32[3]
-          state NCCLID: i32[]
+          state NCCLID: raw[]
           block 0
             forward
               Out=w = fill_constant() {shape=[3], value=1.0}
@@ -48,7 +49,7 @@ class GenNcclId(Pass):
             raise PassError(f"{self.name}: the program knows its trainers already")
         if self.rings < 1:
             raise PassError(f"{self.name}: {self.rings} rings")
-        handles = [Variable(name, "i32", (), Kind.STATE) for name in self._handles()]
+        handles = [Variable(name, RAW, (), Kind.STATE) for name in self._handles()]
         tell = Operator("gen_nccl_id", outputs=Operands.named(NCCLID=handles[0].name))
         tell = made_by(replace(tell, attrs=self._attrs()), self)
         variables = {**program.variables, **{v.name: v for v in handles}}

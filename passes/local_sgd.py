@@ -150,7 +150,7 @@ class LocalSGD(Pass):
     def _some_steps(self, program: Program, meeting: list[Operator]) -> Program:
         """Returns the program with its meeting in a block of its own, that runs when it is due."""
         root, last = program.root, program.root.ops[-1]
-        number: dict[str, Attr] = {"shape": (1,), "dtype": "int64"}
+        number: dict[str, Attr] = {"shape": (1,), "dtype": "int32"}
         reads = tuple(dict.fromkeys(name for op in meeting for name in op.reads))
         writes = tuple(dict.fromkeys(name for op in meeting for name in op.writes))
         ops = [

@@ -48,7 +48,7 @@ class SnapshotParams(Pass):
         ]
         new = list(made.values())
         if self.every > 1:
-            attrs = Attrs({"dtype": "int64", "shape": (1,), "value": 0})
+            attrs = Attrs({"dtype": "int32", "shape": (1,), "value": 0})
             ops.append(
                 Operator("fill_constant", outputs=Operands.named(Out=LOCAL_STEPS), attrs=attrs)
             )

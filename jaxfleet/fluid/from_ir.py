@@ -8,14 +8,14 @@ from jaxfleet.fluid.dtypes import VarType, device_dtype
 from jaxfleet.fluid.operator import ROLE, ROLE_VAR, Operator
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.roles import number_of
-from jaxfleet.fluid.to_ir import RAW, ir_operator
+from jaxfleet.fluid.to_ir import ir_operator
 from jaxfleet.fluid.variable import Parameter, Variable
 from jaxfleet.ir import Block as IrBlock
 from jaxfleet.ir import BlockRef, Kind, Operands
 from jaxfleet.ir import Operator as IrOperator
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.ir import Variable as IrVariable
-from jaxfleet.ir.types import long_dtype
+from jaxfleet.ir.types import RAW, long_dtype
 
 
 def write_back(program: Program, made: IrProgram, *, origin: Program | None = None) -> Program:

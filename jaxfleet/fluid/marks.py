@@ -89,6 +89,7 @@ class Findings:
         self._program_config: Any = None
         self._is_mem_optimized = False
         self._appending_grad_times = 0
+        self._origin_program: Any = None  # what it was before a transpiler
 
     def _take_over(self, other: "Findings") -> None:
         """Takes over where another program's parameters are."""

@@ -10,13 +10,13 @@ from jaxfleet.fluid.variable import Parameter, Variable
 from jaxfleet.ir import Attrs, Block, BlockRef, Kind, Operands, Program
 from jaxfleet.ir import Operator as IrOperator
 from jaxfleet.ir import Variable as IrVariable
+from jaxfleet.ir.types import RAW
 from jaxfleet.ops.fluid import EMPTY
 
 if TYPE_CHECKING:
     from jaxfleet.fluid.block import Block as FluidBlock
     from jaxfleet.fluid.program import Program as FluidProgram
 
-RAW = "raw"  # the dtype of what no device computes with: what orders operators, handles
 _NOT_OF_THE_IR = (ROLE, ROLE_VAR, "op_device")
 _SCOPE, _NO_SCOPE = "op_namescope", "/"
 

@@ -18,6 +18,7 @@ _SHORT: Mapping[str, str] = {
     **{f"uint{bits}": f"u{bits}" for bits in (2, 4, 8, 16, 32, 64)},
     **{f"complex{bits}": f"c{bits}" for bits in (64, 128)},
 }
+RAW = "raw"  # the dtype of what no device computes with: what orders operators, handles
 _LONG: Mapping[str, str] = {short: name for name, short in _SHORT.items()}
 
 

@@ -1,5 +1,6 @@
 """From a script's program to those of the processes of a job, under fluid's names."""
 
+from jaxfleet.fluid.transpiler import collective as collective
 from jaxfleet.fluid.transpiler import details as details
 from jaxfleet.fluid.transpiler.blocks import VarBlock as VarBlock
 from jaxfleet.fluid.transpiler.blocks import same_or_split_var as same_or_split_var

@@ -1,0 +1,234 @@
+"""Transpilers for ranks that train together without servers.
+
+Each only chooses passes: `grad_allreduce_by_role` or `local_sgd` for the main program, `comm_init`
+and what follows it for the startup program. See there for what they write.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from jaxfleet.errors import ProgramError
+from jaxfleet.fluid import unique_name
+from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
+from jaxfleet.fluid.transpiler.ports import wait_server_ready
+from jaxfleet.fluid.transpiler.rewriting import Rewritten
+from jaxfleet.passes import (
+    BroadcastParams,
+    CommInit,
+    CommInitAll,
+    GradAllreduceByRole,
+    SnapshotParams,
+)
+from jaxfleet.passes import (
+    LocalSGD as LocalSGDPass,
+)
+from jaxfleet.pipeline import Pass
+
+
+class Collective:
+    """Rewrites a program so that ranks train together.
+
+    Args:
+        nrings: over how many communicators collectives are spread; kept as metadata.
+    """
+
+    takes_one_rank: ClassVar[bool] = False
+
+    def __init__(self, nrings: int) -> None:
+        self.nrings = nrings
+        self.rank, self.nranks = 0, 0
+        self.endpoints: list[str] = []
+        self.current_endpoint = ""
+        self.wait_port = True
+        self.startup_program: Program | None = None
+        self.main_program: Program | None = None
+
+    def transpile(
+        self,
+        startup_program: Program | None,
+        main_program: Program | None,
+        rank: int,
+        endpoints: str | Sequence[str],
+        current_endpoint: str,
+        wait_port: bool,
+    ) -> None:
+        """Rewrites both programs in place; each keeps what it was as `_origin_program`.
+
+        Args:
+            startup_program: the default one, unless given.
+            main_program: the default one, unless given.
+            rank: which of the endpoints this process is, from 0 on.
+            endpoints: `host:port` of every rank, in a list or between commas.
+            current_endpoint: this rank's.
+            wait_port: let rank 0 wait until the others listen.
+
+        Raises:
+            ValueError: there is one rank only, no such rank, or no such endpoint; or a program is
+                rewritten already.
+            ConnectError: the others do not listen in time.
+        """
+        self.startup_program = startup_program or default_startup_program()
+        self.main_program = main_program or default_main_program()
+        self.endpoints = endpoints_of(endpoints)
+        self.nranks, self.rank = len(self.endpoints), rank
+        self.current_endpoint, self.wait_port = current_endpoint, wait_port
+        self._check()
+        rewritten = [
+            Rewritten.of(self.startup_program, self._startup_passes(self.startup_program)),
+            Rewritten.of(self.main_program, self._main_passes(self.main_program)),
+        ]
+        self._wait()
+        for program in rewritten:  # not before both went well
+            program.write_back()
+
+    def _check(self) -> None:
+        if self.nranks == 1 and not self.takes_one_rank:
+            raise ProgramError("the number of endpoints must > 1")
+        if self.rank < 0:
+            raise ProgramError("rank must >= 0")
+        if self.current_endpoint not in self.endpoints:
+            what = f"current endpoint {self.current_endpoint} is not in {self.endpoints}"
+            raise ProgramError(what)
+
+    def _wait(self) -> None:
+        if self.rank == 0 and self.wait_port:
+            wait_server_ready([e for e in self.endpoints if e != self.current_endpoint])
+
+    def _startup_passes(self, program: Program) -> list[Pass]:
+        ids = tuple(unique_name.generate("nccl_id") for _ in range(self.nrings))
+        join = CommInit(tuple(self.endpoints), self.current_endpoint, self.rank, ids)
+        return [join, BroadcastParams(self.nrings, skip=distributed(program))]
+
+    def _main_passes(self, program: Program) -> list[Pass]:
+        raise NotImplementedError("call the inherited method of subclasses")
+
+
+class GradAllReduce(Collective):
+    """Sums gradients over ranks: every rank updates by the mean of all ranks' gradients.
+
+    Args:
+        nrings: over how many communicators the sums are spread.
+    """
+
+    def __init__(self, nrings: int = 2) -> None:
+        super().__init__(nrings)
+
+    def _main_passes(self, program: Program) -> list[Pass]:
+        skip = distributed(program)
+        return [GradAllreduceByRole(self.nranks, self.nrings, self.rank, skip)]
+
+
+class LocalSGD(Collective):
+    """Lets every rank update by itself, and takes the mean of their parameters.
+
+    Args:
+        nrings: over how many communicators the sums are spread.
+        k_steps: after how many steps ranks meet; fluid knows 1 only.
+    """
+
+    def __init__(self, nrings: int = 2, k_steps: int = 1) -> None:
+        super().__init__(nrings)
+        self.k_steps = k_steps
+
+    def _startup_passes(self, program: Program) -> list[Pass]:
+        skip = distributed(program)
+        return [*super()._startup_passes(program), SnapshotParams(self.k_steps, skip)]
+
+    def _main_passes(self, program: Program) -> list[Pass]:
+        skip = distributed(program)
+        return [LocalSGDPass(self.nranks, self.nrings, self.rank, self.k_steps, skip)]
+
+
+class SingleProcessMultiThread(GradAllReduce):
+    """Sums gradients over the devices of one process, one for each endpoint."""
+
+    takes_one_rank = True
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def _wait(self) -> None:
+        """Waits for nobody: there is one process."""
+
+    def _startup_passes(self, program: Program) -> list[Pass]:
+        del program
+        return [CommInitAll()]
+
+
+class HasRings(Protocol):
+    """The part of a transpiler's config that matters here."""
+
+    nccl_comm_num: int
+
+
+def transpile_collective(
+    config: HasRings,
+    collective_mode: str | type[Collective] | Collective | None,
+    trainer_id: int,
+    trainers: str | Sequence[str],
+    current_endpoint: str,
+    startup_program: Program | None = None,
+    main_program: Program | None = None,
+    wait_port: bool = True,
+) -> None:
+    """Rewrites programs as a collective transpiler does.
+
+    Args:
+        config: says how many rings there are.
+        collective_mode: `grad_allreduce`, `local_sgd` or `single_process_multi_thread`, one of the
+            classes, or an instance of one.
+        trainer_id: the rank.
+        trainers: `host:port` of every rank, in a list or between commas.
+        current_endpoint: this rank's.
+        startup_program: the default one, unless given.
+        main_program: the default one, unless given.
+        wait_port: let rank 0 wait until the others listen.
+
+    Raises:
+        ValueError: no such mode, or what `Collective.transpile` refuses.
+    """
+    transpiler = _transpiler(collective_mode, config.nccl_comm_num)
+    if not isinstance(trainers, str | list | tuple):
+        what = f"invalid trainers config: {trainers}"
+        raise ProgramError(what, hint="name every rank's endpoint: 'host:port,host:port'")
+    endpoints = endpoints_of(trainers)
+    if len(endpoints) == 1 and not transpiler.takes_one_rank:
+        raise ProgramError(f"invalid trainer number in distributed: {len(endpoints)}")
+    transpiler.transpile(
+        startup_program, main_program, trainer_id, endpoints, current_endpoint, wait_port
+    )
+
+
+def endpoints_of(trainers: str | Sequence[str]) -> list[str]:
+    """Returns endpoints that are given in a list, or between commas."""
+    given = trainers.split(",") if isinstance(trainers, str) else trainers
+    return [endpoint.strip() for endpoint in given]
+
+
+def distributed(program: Program) -> tuple[str, ...]:
+    """Returns the parameters of which each rank has rows of its own."""
+    return tuple(p.name for p in program.all_parameters() if p.is_distributed)
+
+
+_MODES: dict[str, type[GradAllReduce | LocalSGD]] = {
+    "grad_allreduce": GradAllReduce,
+    "local_sgd": LocalSGD,
+    "single_process_multi_thread": SingleProcessMultiThread,
+}
+
+
+def _transpiler(mode: object, nrings: int) -> Collective:
+    """Returns the transpiler of a mode.
+
+    Raises:
+        ProgramError: it is none.
+    """
+    if isinstance(mode, Collective):
+        return mode
+    found = _MODES.get(mode) if isinstance(mode, str) else mode
+    if not (isinstance(found, type) and issubclass(found, Collective)):
+        what = f"invalid collective_mode: {mode}"
+        raise ProgramError(what, hint=f"one of {', '.join(_MODES)}, or a class of collective")
+    if issubclass(found, SingleProcessMultiThread):
+        return found()
+    return found(nrings)

@@ -1,0 +1,100 @@
+"""nccl2 mode: processes that sum gradients among themselves, where the executor puts the sums in.
+
+The main program stays as it is; `CompiledProgram.with_data_parallel` sums its gradients over all
+devices of all trainers. The startup program says who they are: the pass `gen_nccl_id`.
+"""
+
+from typing import Protocol
+
+import jax
+
+from jaxfleet.errors import AssertedError, ProgramError
+from jaxfleet.fluid.program import Program, default_startup_program
+from jaxfleet.fluid.transpiler.collective import endpoints_of
+from jaxfleet.fluid.transpiler.ports import wait_server_ready
+from jaxfleet.fluid.transpiler.rewriting import Rewritten
+from jaxfleet.passes import GenNcclId
+
+
+class HasNccl(Protocol):
+    """The part of a transpiler's config that matters here."""
+
+    nccl_comm_num: int
+    use_hierarchical_allreduce: bool
+    hierarchical_allreduce_inter_nranks: int
+
+
+def transpile_nccl2(
+    config: HasNccl,
+    trainer_id: int,
+    trainers: str,
+    current_endpoint: str,
+    *,
+    program: Program | None = None,
+    startup_program: Program | None = None,
+    wait_port: bool = True,
+) -> None:
+    """Adds to the startup program who trains together, and notes it on the main program.
+
+    Args:
+        config: how sums are spread and grouped. `hierarchical_allreduce_inter_nranks` up to 1
+            means the number of this process's devices, and is set to it.
+        trainer_id: which of the trainers this is, from 0 on.
+        trainers: `host:port` of each, between commas.
+        current_endpoint: this trainer's.
+        program: the main program; its operators do not change.
+        startup_program: the default one, unless given.
+        wait_port: let trainer 0 wait until the others listen.
+
+    Raises:
+        AssertionError: the trainers are no string, or cannot be grouped.
+        ValueError: there is no such trainer.
+        ConnectError: the others do not listen in time.
+    """
+    if not isinstance(trainers, str):
+        what = f"trainers is a string of endpoints in nccl2 mode, not {trainers!r}"
+        raise AssertedError(what, hint="join them: ','.join(endpoints)")
+    if trainer_id < 0:
+        raise ProgramError("must set trainer_id > 0", hint=f"it is {trainer_id}, and counts from 0")
+    endpoints = endpoints_of(trainers)
+    if current_endpoint not in endpoints:
+        what = f"current endpoint {current_endpoint} is not in {endpoints}"
+        raise ProgramError(what, hint="pass current_endpoint as trainers spells it")
+    if config.use_hierarchical_allreduce:
+        config.hierarchical_allreduce_inter_nranks = _inner(config, len(endpoints))
+    tell = GenNcclId(
+        tuple(endpoints),
+        trainer_id,
+        config.nccl_comm_num,
+        config.use_hierarchical_allreduce,
+        config.hierarchical_allreduce_inter_nranks,
+    )
+    startup = Rewritten.of(startup_program or default_startup_program(), [tell])
+    if trainer_id == 0 and wait_port:
+        wait_server_ready([e for e in endpoints if e != current_endpoint])
+    startup.write_back()
+    if program is not None:
+        _note(program, config, endpoints)
+
+
+def _inner(config: HasNccl, trainers: int) -> int:
+    """Returns how many trainers a group has."""
+    inner = config.hierarchical_allreduce_inter_nranks
+    if inner <= 1:
+        inner = jax.local_device_count()
+    if trainers <= inner:  # fluid's text says less, and means this
+        what = f"trainers_num:{trainers} < hierarchical_allreduce_inter_nranks:{inner}"
+        raise AssertedError(what, hint="there must be more than one group of that many trainers")
+    if trainers % inner:
+        what = f"trainers_num:{trainers} mod hierarchical_allreduce_inter_nranks:{inner} != 0"
+        raise AssertedError(what, hint="let groups of that many hold all trainers")
+    return inner
+
+
+def _note(program: Program, config: HasNccl, endpoints: list[str]) -> None:
+    program._trainers_endpoints = endpoints
+    program._nccl_comm_num = config.nccl_comm_num
+    program._use_hierarchical_allreduce = config.use_hierarchical_allreduce
+    if config.use_hierarchical_allreduce:
+        inner = config.hierarchical_allreduce_inter_nranks
+        program._hierarchical_allreduce_inter_nranks = inner
