@@ -30,6 +30,9 @@ _CHECKPOINT_DIR = "JAXFLEET_CHECKPOINT_DIR"
 _SERVER_RETURN = "JAXFLEET_SERVERS_RETURN"
 _RPC_DEADLINE = "FLAGS_rpc_deadline"
 _DEADLINE_MS = 180_000
+_CPU_NUM = "CPU_NUM"
+_GPUS = "FLAGS_selected_gpus"
+_XLA_FLAGS = "XLA_FLAGS"
 _OF_CLUSTERS = (
     *(_ROLE, _ROLE_TOO, _ENDPOINTS, _TRAINERS, _TRAINER_ID, _CURRENT, _IP, _PORT),
     *(_JOB, _SECRET_FILE, _CHECKPOINT_DIR, _SERVER_RETURN),
@@ -69,6 +72,35 @@ def rpc_threads(what: str) -> int:
     if not value.isdecimal():
         raise StrategyError(f"{name} is '{value}', and must be a number")
     return int(value)
+
+
+def read_cpu_num() -> int | None:
+    """Returns how many devices fluid scripts take the CPU for (`CPU_NUM`), None if unset.
+
+    Raises:
+        StrategyError: it is no number from 1 on.
+    """
+    hint = "it is how many devices the CPU stands in for"
+    return _read_number(_CPU_NUM, least=1, hint=hint) if _get(_CPU_NUM) else None
+
+
+def read_selected_gpus() -> tuple[int, ...] | None:
+    """Returns the numbers of the GPUs to use (`FLAGS_selected_gpus`), None for all.
+
+    Raises:
+        StrategyError: one of them is no number.
+    """
+    words = [word.strip() for word in _get(_GPUS).split(",") if word.strip()]
+    numbers = [_whole(word) for word in words]
+    for word, number in zip(words, numbers, strict=True):
+        if number is None:
+            _refuse(_GPUS, f"has {word!r}, which is no number", "write 0,1")
+    return tuple(number for number in numbers if number is not None) or None
+
+
+def says_how_many_cpu_devices() -> bool:
+    """Tells whether `XLA_FLAGS` fixes the number of CPU devices."""
+    return "xla_force_host_platform_device_count" in _get(_XLA_FLAGS)
 
 
 @contextmanager
@@ -273,12 +305,12 @@ def _read_current(endpoints: tuple[str, ...]) -> str:
     return here
 
 
-def _read_number(name: str, *, least: int) -> int:
+def _read_number(name: str, *, least: int, hint: str = "every process of a job needs it") -> int:
     text = _get(name)
     number = _whole(text)
     if number is None or number < least:
         what = f"is {text!r}, not a whole number from {least} on" if text else "is not set"
-        _refuse(name, what, "every process of a job needs it")
+        _refuse(name, what, hint)
     return number
 
 

@@ -13,6 +13,9 @@
         AssertedError        what fluid asserts of a program or an argument does not hold
       PassError            a pass cannot run: its options, or what it was given
       StrategyError        a strategy's fields contradict each other or the machine
+        FieldError           a strategy has no such field
+        FinalError           a strategy is changed after a program was made with it
+        UnsupportedError     what is asked for does not run here
       ConnectError         a peer never answered; try again
       PeerLostError        a peer answered, then went
       ClosedError          this end was closed
@@ -103,6 +106,18 @@ class PassError(JaxfleetError, ValueError):
 
 class StrategyError(JaxfleetError, ValueError):
     """A strategy's fields contradict each other or the machine."""
+
+
+class FieldError(StrategyError, AttributeError):
+    """A strategy has no such field."""
+
+
+class FinalError(StrategyError, RuntimeError):
+    """A strategy is changed after a program was made with it."""
+
+
+class UnsupportedError(StrategyError, NotImplementedError):
+    """What is asked for does not run here."""
 
 
 class ConnectError(JaxfleetError, ConnectionError):

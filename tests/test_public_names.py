@@ -32,11 +32,14 @@ PUBLIC = {
         install uninstall
     """,
     "jaxfleet.fluid": """
-        Block CPUPlace CUDAPlace Executor Operator ParamAttr Parameter Program Scope Variable
-        DistributeTranspiler DistributeTranspilerConfig
-        append_backward data default_main_program default_startup_program device_guard embedding
-        get_flags global_scope gradients is_compiled_with_cuda name_scope program_guard scope_guard
-        set_flags
+        Block BuildStrategy CPUPlace CUDAPlace CompiledProgram DistributeTranspiler
+        DistributeTranspilerConfig ExecutionStrategy Executor Operator ParallelExecutor ParamAttr
+        Parameter Program Scope Variable append_backward cpu_places cuda_places data
+        default_main_program default_startup_program device_guard embedding get_flags global_scope
+        gradients is_compiled_with_cuda name_scope program_guard scope_guard set_flags
+    """,
+    "jaxfleet.fluid.compiler": """
+        BuildStrategy CompiledProgram ExecutionStrategy Graph
     """,
     "jaxfleet.fluid.executor": """
         Executor Scope as_numpy global_scope scope_guard
@@ -81,9 +84,9 @@ PUBLIC = {
         Job PORT_TAKEN launch
     """,
     "jaxfleet.lower": """
-        AXIS ExecutableCache HostType Interface Layout LoweredBlock LoweredStep ProgramFunction
-        Shares all_to_device bind_sizes compute_in_place cut_axes device_count device_mesh
-        host_type inputs_of is_key lower_block lower_step on_ranks shardings to_device to_host
+        AXIS ExecutableCache HostType Interface Layout LoweredBlock LoweredStep ParallelFunction
+        ProgramFunction Shares all_to_device bind_sizes compute_in_place cut_axes device_count
+        device_mesh host_type inputs_of is_key lower_block lower_step shardings to_device to_host
         with_shard_map
     """,
     "jaxfleet.ops": """
@@ -94,8 +97,8 @@ PUBLIC = {
         EMPTY GRAD Gradient RANDOM_OPS RUN_SLOT Schema Slot schema_of
     """,
     "jaxfleet.passes": """
-        BroadcastParams ClipOnTrainers CommInit CommInitAll DcAsgd DeadCodeElimination Dispatch
-        Donate FuseAllreduce GenNcclId GradAllreduce GradAllreduceByRole InsertSendRecv
+        BroadcastParams ClipOnTrainers CommInit CommInitAll DataParallel DcAsgd DeadCodeElimination
+        Dispatch Donate FuseAllreduce GenNcclId GradAllreduce GradAllreduceByRole InsertSendRecv
         InsertStartup LocalSGD MergeSends PrefetchRows ScheduleSends SliceVar SnapshotParams
     """,
     "jaxfleet.pipeline": """

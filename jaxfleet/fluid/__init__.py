@@ -25,6 +25,9 @@ from jaxfleet.fluid import unique_name as unique_name
 from jaxfleet.fluid.backward import append_backward as append_backward
 from jaxfleet.fluid.backward import gradients as gradients
 from jaxfleet.fluid.block import Block as Block
+from jaxfleet.fluid.compiler import BuildStrategy as BuildStrategy
+from jaxfleet.fluid.compiler import CompiledProgram as CompiledProgram
+from jaxfleet.fluid.compiler import ExecutionStrategy as ExecutionStrategy
 from jaxfleet.fluid.core import is_compiled_with_cuda as is_compiled_with_cuda
 from jaxfleet.fluid.executor import Executor as Executor
 from jaxfleet.fluid.executor import Scope as Scope
@@ -37,9 +40,12 @@ from jaxfleet.fluid.guards import name_scope as name_scope
 from jaxfleet.fluid.input import data as data
 from jaxfleet.fluid.layers import embedding as embedding
 from jaxfleet.fluid.operator import Operator as Operator
+from jaxfleet.fluid.parallel_executor import ParallelExecutor as ParallelExecutor
 from jaxfleet.fluid.param_attr import ParamAttr as ParamAttr
 from jaxfleet.fluid.places import CPUPlace as CPUPlace
 from jaxfleet.fluid.places import CUDAPlace as CUDAPlace
+from jaxfleet.fluid.places import cpu_places as cpu_places
+from jaxfleet.fluid.places import cuda_places as cuda_places
 from jaxfleet.fluid.program import Program as Program
 from jaxfleet.fluid.program import default_main_program as default_main_program
 from jaxfleet.fluid.program import default_startup_program as default_startup_program

@@ -1,6 +1,21 @@
-"""Places: what scripts name devices by."""
+"""Places: what scripts name devices by, and which devices of JAX they are.
 
+Fluid takes the CPU for as many devices as `CPU_NUM` says, and JAX must know how many there are
+before it starts. So they are made where a script says first that something will run, and the
+variable may be set any time before that. A script that asks for GPUs where there are none runs on
+the CPU, with a warning.
+"""
+
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+
+from jaxfleet.env import read_cpu_num, read_selected_gpus
+from jaxfleet.errors import AssertedError, StrategyError
+from jaxfleet.runtime.devices import have_cpu_devices
 
 
 @dataclass(frozen=True)
@@ -17,3 +32,103 @@ class CUDAPlace:
     """
 
     id: int = 0
+
+
+Place: TypeAlias = CPUPlace | CUDAPlace
+
+
+def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
+    """Returns places on the CPU.
+
+    Args:
+        device_count: how many; as many as `CPU_NUM` says, or one, unless given.
+    """
+    count = device_count if device_count is not None else read_cpu_num() or 1
+    if count < 1:
+        raise StrategyError(f"{count} places", hint="ask for at least one")
+    return [CPUPlace()] * count
+
+
+def cuda_places(device_ids: Sequence[int] | None = None) -> list[CUDAPlace]:
+    """Returns places on GPUs.
+
+    Args:
+        device_ids: their numbers; those of `FLAGS_selected_gpus`, or all, unless given.
+
+    Raises:
+        StrategyError: there is no GPU, so nobody can say how many are meant.
+    """
+    given = device_ids if device_ids is not None else read_selected_gpus()
+    if given is not None:
+        return [CUDAPlace(number) for number in given]
+    found = gpus()
+    if not found:
+        what = "cuda_places: JAX has no GPU here"
+        raise StrategyError(what, hint="name their numbers, or use cpu_places()")
+    return [CUDAPlace(number) for number in range(len(found))]
+
+
+def gpus() -> Sequence[Any]:
+    """Returns the GPUs of this machine."""
+    prepare_devices()
+    try:
+        return jax.devices("gpu")
+    except RuntimeError:
+        return ()
+
+
+def prepare_devices(count: int | None = None) -> None:
+    """Makes the CPU as many devices as `CPU_NUM` says, if JAX has not started yet."""
+    have_cpu_devices(max(count or 1, read_cpu_num() or 1))
+
+
+def devices_of(places: Sequence[Place]) -> tuple[Any, ...]:
+    """Returns the devices that places name, each a different one.
+
+    Raises:
+        AssertionError: places are of different kinds.
+        StrategyError: there are not so many.
+    """
+    kinds = {type(place) for place in places}
+    if len(kinds) != 1 or not kinds <= {CPUPlace, CUDAPlace}:
+        what = "Place type not match. You may set wrong type of places."
+        raise AssertedError(what, hint="all are CPUPlace(), or all are CUDAPlace(number)")
+    numbers = [place.id for place in places if isinstance(place, CUDAPlace)]
+    if numbers and (found := gpus()):
+        return tuple(_gpu(found, number) for number in numbers)
+    if numbers:
+        warn_of_no_gpu(len(places))
+    return _cpus(len(places))
+
+
+def default_places(*, use_cuda: bool) -> list[CPUPlace] | list[CUDAPlace]:
+    """Returns the places of a script that names none: GPUs if asked for and there, or the CPU."""
+    if use_cuda and gpus():
+        return cuda_places()
+    places = cpu_places()
+    if use_cuda:
+        warn_of_no_gpu(len(places))
+    return places
+
+
+def warn_of_no_gpu(count: int) -> None:
+    """Says that what asks for GPUs runs on the CPU."""
+    devices = f"{count} device{'s' * (count > 1)}"
+    text = f"a GPU is asked for and JAX has none here: the CPU stands in, as {devices}"
+    warnings.warn(text, stacklevel=4)
+
+
+def _gpu(found: Sequence[Any], number: int) -> Any:
+    if not 0 <= number < len(found):
+        raise StrategyError(f"there is no GPU {number}: JAX has {len(found)}")
+    return found[number]
+
+
+def _cpus(count: int) -> tuple[Any, ...]:
+    prepare_devices(count)
+    found = jax.devices("cpu")
+    if len(found) < count:
+        what = f"{count} places on the CPU, which JAX has started as {len(found)} devices"
+        hint = f"set CPU_NUM={count} before the first Executor is made"
+        raise StrategyError(what, hint=hint)
+    return tuple(found[:count])

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfleet.errors import ProgramError
+from jaxfleet.errors import ProgramError, WrongTypeError
 from jaxfleet.fluid.dtypes import dtype_name
 from jaxfleet.ops import Array
 from jaxfleet.runtime.scope import OfRanks
@@ -161,7 +161,7 @@ def scope_guard(scope: ArrayScope) -> Iterator[None]:
         TypeError: what is given is no scope.
     """
     if not isinstance(scope, ArrayScope):
-        raise TypeError(f"scope_guard takes a Scope, not a {type(scope).__name__}")
+        raise WrongTypeError(f"scope_guard takes a Scope, not a {type(scope).__name__}")
     old, _CURRENT.scope = _CURRENT.scope, Scope.around(scope)
     try:
         yield

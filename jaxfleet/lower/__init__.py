@@ -14,11 +14,11 @@ from jaxfleet.lower.host_arrays import host_type as host_type
 from jaxfleet.lower.host_arrays import is_key as is_key
 from jaxfleet.lower.host_arrays import to_device as to_device
 from jaxfleet.lower.host_arrays import to_host as to_host
+from jaxfleet.lower.parallel import ParallelFunction as ParallelFunction
 from jaxfleet.lower.sizes import bind_sizes as bind_sizes
 from jaxfleet.lower.spmd import AXIS as AXIS
 from jaxfleet.lower.spmd import Layout as Layout
 from jaxfleet.lower.spmd import device_mesh as device_mesh
-from jaxfleet.lower.spmd import on_ranks as on_ranks
 from jaxfleet.lower.spmd import shardings as shardings
 from jaxfleet.lower.spmd import with_shard_map as with_shard_map
 from jaxfleet.lower.step import Interface as Interface

@@ -1,15 +1,12 @@
 """Puts a function on devices: `jit` for one, `jit(shard_map)` for several, or `pmap` so spelled."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-from jaxfleet.ir import Variable
 
 AXIS = "data"
 
@@ -51,31 +48,6 @@ def with_shard_map(body: Body, mesh: Mesh, layout: Layout) -> Body:
         out_specs=(whole, [_spec(axis) for axis in layout.fetched]),
         check_vma=False,
     )
-
-
-def on_ranks(
-    body: Callable[[dict[str, Any], dict[str, Any]], list[Any]],
-    mesh: Mesh,
-    variables: Iterable[Variable],
-) -> Callable[[Mapping[str, Any], Mapping[str, Any]], list[Any]]:
-    """Returns a function that runs a body on every device, where each has values of its own.
-
-    All values, state too, are cut along axis 0, a part for each device; those without axes are
-    a number for each device.
-    """
-    known = {v.name: v for v in variables}
-
-    def one(state: Mapping[str, Any], data: Mapping[str, Any]) -> list[Any]:
-        made = body(_without_devices(state, known), _without_devices(data, known))
-        return [jnp.atleast_1d(value) for value in made]
-
-    cut = PartitionSpec(AXIS)
-    whole = jax.shard_map(one, mesh=mesh, in_specs=(cut, cut), out_specs=cut, check_vma=False)
-    return jax.jit(whole)
-
-
-def _without_devices(values: Mapping[str, Any], known: Mapping[str, Variable]) -> dict[str, Any]:
-    return {n: x if known[n].shape else x.reshape(()) for n, x in values.items()}
 
 
 def with_pmap(body: Body, devices: Sequence[Any], layout: Layout) -> Body:

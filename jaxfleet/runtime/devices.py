@@ -1,10 +1,12 @@
 """Which devices a step runs on, and emulated ones for a machine that has one."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
+from jaxfleet.env import says_how_many_cpu_devices
 from jaxfleet.errors import StrategyError
 
 
@@ -25,6 +27,15 @@ def emulate_devices(count: int) -> None:
         what = f"{count} devices cannot be emulated: jax has started with {len(jax.devices())}"
         hint = "call emulate_devices before the first array is made"
         raise StrategyError(what, hint=hint) from error
+
+
+def have_cpu_devices(count: int) -> None:
+    """Makes the CPU look like at least so many devices, if JAX has not started and nobody said."""
+    told: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # jax makes it up
+    if count <= max(1, told) or says_how_many_cpu_devices():
+        return
+    with contextlib.suppress(RuntimeError):  # JAX has started
+        jax.config.update("jax_num_cpu_devices", count)
 
 
 def choose_devices(count: int | None) -> Sequence[Any]:

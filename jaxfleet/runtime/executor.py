@@ -12,7 +12,7 @@ from jaxfleet.ir import Kind, Program, Variable
 from jaxfleet.ir.types import long_dtype
 from jaxfleet.lower import device_count
 from jaxfleet.runtime.devices import choose_devices, steps_must_not_overlap
-from jaxfleet.runtime.prepared import Prepared, prepare
+from jaxfleet.runtime.prepared import Prepared, missing_state, prepare
 from jaxfleet.runtime.ranks import RanksProgram, rank_count
 from jaxfleet.runtime.scope import Scope
 
@@ -115,5 +115,4 @@ def _as_array(variable: Variable, value: Any) -> Any:
 def _from_scope(variable: Variable, scope: Scope, program: Program) -> Any:
     if variable.name in scope:
         return scope[variable.name]
-    what = f"'{variable.name}' ({variable.type}) is not in the scope, and '{program.name}' reads it"
-    raise FeedError(what, hint="run the startup program first, or set scope[name]")
+    raise missing_state(program, variable.name)

@@ -1,6 +1,7 @@
 """Programs made ready to run: one compiled function for one choice of what is fetched."""
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +67,7 @@ def uses_of(program: Program, fetch: tuple[str, ...]) -> Uses:
     for name in fetch:
         if name not in known:
             what = f"'{name}' is fetched, but program '{program.name}' has no such variable"
-            raise FeedError(what, hint="fetch a variable of block 0 or of the program")
+            raise FeedError(what, hint=_near(name, known))
     read = read_before_written(program)
     written = {name for block in program.blocks for op in block.ops for name in op.writes}
     data = tuple(v for v in program.of_kind(Kind.DATA) if v.name in read or v.name in fetch)
@@ -74,6 +75,29 @@ def uses_of(program: Program, fetch: tuple[str, ...]) -> Uses:
     kept = {*fetch} - written
     state = tuple(v for v in persistable if v.name in read or v.name in kept)
     return Uses(data, state, tuple(v for v in persistable if v.name in written))
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, known)
+    if found:
+        return f"did you mean {', '.join(found)}?"
+    return "fetch a variable of block 0 or of the program"
+
+
+def missing_state(program: Program, name: str) -> FeedError:
+    """Returns the error about state that a program needs and that a scope does not hold."""
+    op = next((op for op in program.root.ops if name in op.reads), None)
+    used = "fetches it" if op is None else f"reads it in '{op.type}'"
+    what = f"'{name}' ({program.variables[name].type}) is not in the scope, and '{program.name}'"
+    hint = "run the startup program first, in the same scope, or set it there"
+    return FeedError(f"{what} {used}", op=op, hint=hint)
+
+
+def donated(program: Program) -> frozenset[str]:
+    """Returns the state whose memory a program's run may take."""
+    wanted = program.attrs.get("donate", ())
+    assert isinstance(wanted, tuple)
+    return frozenset(str(name) for name in wanted)
 
 
 def prepare(program: Program, fetch: tuple[str, ...]) -> Prepared:
@@ -89,12 +113,10 @@ def prepare(program: Program, fetch: tuple[str, ...]) -> Prepared:
     uses = uses_of(program, fetch)
     if device_count(program) > 1:
         _check_complete(program, fetch)
-    wanted = program.attrs.get("donate", ())
-    assert isinstance(wanted, tuple)
-    donated = frozenset(str(name) for name in wanted) & {v.name for v in uses.state}
+    reused = donated(program) & {v.name for v in uses.state}
     outputs = tuple(v.name for v in uses.written)
     function = _function(program, fetch, outputs, uses.data)
-    return Prepared(program, function, uses.data, uses.state, donated, outputs)
+    return Prepared(program, function, uses.data, uses.state, reused, outputs)
 
 
 def _check_complete(program: Program, fetch: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ then all ranks take what was set.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,10 +18,11 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.ir import Program, Variable
-from jaxfleet.lower import AXIS, ProgramFunction, device_mesh, on_ranks, shardings
+from jaxfleet.lower import ParallelFunction, device_mesh, shardings
 from jaxfleet.ops import Array
 from jaxfleet.runtime.devices import steps_must_not_overlap
-from jaxfleet.runtime.prepared import Uses, uses_of
+from jaxfleet.runtime.parts import Fed, Fetched
+from jaxfleet.runtime.prepared import Uses, donated, missing_state, uses_of
 from jaxfleet.runtime.scope import OfRanks, Scope
 
 
@@ -40,31 +41,35 @@ class RanksProgram:
 
     Attributes:
         program: it.
+        fetch: variables to return.
         mesh: the ranks' devices, in order.
-        function: jitted; state and data in, fetched and new state out, each cut by rank.
         uses: what it takes and gives.
+        functions: jitted, by the shapes of what ranks are fed.
     """
 
     program: Program
+    fetch: tuple[str, ...]
     mesh: Mesh
-    function: Any
     uses: Uses
+    functions: dict[Any, tuple[ParallelFunction, Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, program: Program, fetch: tuple[str, ...]) -> "RanksProgram":
+    def of(
+        cls, program: Program, fetch: tuple[str, ...], devices: Sequence[Any] | None = None
+    ) -> "RanksProgram":
         """Makes a program ready.
+
+        Args:
+            program: what every rank runs.
+            fetch: variables to return.
+            devices: one for each rank; the first ones that there are, unless given.
 
         Raises:
             StrategyError: this process has fewer devices than there are ranks.
             FeedError: something is fetched that the program does not have.
         """
-        uses, mesh = uses_of(program, fetch), device_mesh(_devices(program))
-        run = ProgramFunction(program, (*fetch, *(v.name for v in uses.written)), AXIS)
-
-        def one_rank(state: Any, data: Any) -> list[Any]:
-            return run(state, data)[1]
-
-        return cls(program, mesh, on_ranks(one_rank, mesh, (*uses.state, *uses.data)), uses)
+        mesh = device_mesh(_devices(program) if devices is None else devices)
+        return cls(program, fetch, mesh, uses_of(program, fetch))
 
     def run(self, data: Mapping[str, Any], scope: Scope) -> list[Array]:
         """Runs all ranks once; returns what is fetched, the ranks' values one after another.
@@ -76,18 +81,49 @@ class RanksProgram:
         Raises:
             FeedError: ranks cannot share the rows, or the scope lacks something.
         """
-        cut = {v.name: self._rows(v, data[v.name]) for v in self.uses.data}
-        state = {v.name: self._own(v, scope) for v in self.uses.state}
-        made: list[Array] = self.function(state, cut)
-        if steps_must_not_overlap(self.mesh.devices.tolist()):
-            jax.block_until_ready(made)
-        count = len(made) - len(self.uses.written)
-        new = zip(self.uses.written, made[count:], strict=True)
-        scope.keep_of_ranks({v.name: OfRanks(_shown(v, whole), whole) for v, whole in new})
-        return made[:count]
+        rows = {v.name: self._rows(v, data[v.name]) for v in self.uses.data}
+        numbers = {v.name for v in self.uses.data if not v.shape}
+        return list(self.run_parts(Fed.even(rows, numbers, self.mesh.size), scope).values)
 
-    def _rows(self, variable: Variable, value: Any) -> Array:
-        """Returns a fed value cut by rank; a scalar is one for each rank, or one for all."""
+    def run_parts(self, fed: Fed, scope: Scope) -> Fetched:
+        """Runs all ranks once, each on as many rows as it is given.
+
+        Args:
+            fed: an array for each variable to feed.
+            scope: where the state is.
+
+        Raises:
+            FeedError: the scope lacks something, or ranks join what has different shapes.
+        """
+        function, run = self._function(fed)
+        reused = donated(self.program)
+        taken = {v.name: self._taken(v, scope) for v in self.uses.state if v.name in reused}
+        kept = {v.name: self._own(v, scope) for v in self.uses.state if v.name not in reused}
+        rows = {name: self._placed(value) for name, value in fed.rows.items()}
+        fetched, new = run(taken, kept, rows)
+        if steps_must_not_overlap(self.mesh.devices.tolist()):
+            jax.block_until_ready((fetched, new))
+        written = {v.name: OfRanks(_shown(v, new[v.name]), new[v.name]) for v in self.uses.written}
+        scope.keep_of_ranks(written)
+        return Fetched(self.fetch, fetched, function.fetched)
+
+    def put(self, name: str, values: Sequence[Any], scope: Scope) -> None:
+        """Gives every rank a value of its own of a variable; the scope shows the first rank's."""
+        joined = np.concatenate([np.atleast_1d(value) for value in values])
+        whole = jax.device_put(joined, self._sharding)
+        shown = _shown(self.program.variables[name], whole)
+        scope.keep_of_ranks({name: OfRanks(shown, whole)})
+
+    def _function(self, fed: Fed) -> tuple[ParallelFunction, Any]:
+        key = tuple(tuple(shapes.items()) for shapes in fed.shapes)
+        if key not in self.functions:
+            written = tuple(v.name for v in self.uses.written)
+            made = ParallelFunction(self.program, self.fetch, written, self.mesh, fed.shapes)
+            self.functions[key] = (made, made.jitted())
+        return self.functions[key]
+
+    def _rows(self, variable: Variable, value: Any) -> Any:
+        """Returns a fed value that ranks can share; a scalar is one for each, or one for all."""
         ranks = self.mesh.size
         if not variable.shape:
             value = np.broadcast_to(np.asarray(value), (ranks,))
@@ -95,7 +131,18 @@ class RanksProgram:
             rows = np.shape(value)[0]
             what = f"'{variable.name}' is fed {rows} rows, which {ranks} ranks cannot share"
             raise FeedError(what, hint=f"feed a multiple of {ranks} rows: those of all ranks")
+        return value
+
+    def _placed(self, value: Any) -> Array:
+        if isinstance(value, jax.Array) and value.sharding == self._sharding:
+            return value
         return jax.device_put(value, self._sharding)
+
+    def _taken(self, variable: Variable, scope: Scope) -> Array:
+        """Returns what each rank has of a variable, in memory that the run may take."""
+        own, found = scope.of_ranks(variable.name), self._own(variable, scope)
+        shares = own is not None and own.whole is found and scope.is_lent(variable.name)
+        return jax.numpy.array(found, copy=True) if shares else found
 
     def _own(self, variable: Variable, scope: Scope) -> Array:
         """Returns what each rank has of a variable: its own, or else what the scope shows.
@@ -107,9 +154,7 @@ class RanksProgram:
         if own is not None and own.whole.sharding == self._sharding:
             return own.whole
         if variable.name not in scope:
-            what = f"'{variable.name}' ({variable.type}) is not in the scope"
-            hint = "run the startup program first, in the same scope"
-            raise FeedError(f"{what}, and the program reads it", hint=hint)
+            raise missing_state(self.program, variable.name)
         value = np.atleast_1d(np.asarray(scope.peek(variable.name)))
         shape = (self.mesh.size * value.shape[0], *value.shape[1:])
         return jax.make_array_from_callback(shape, self._sharding, lambda _: value)

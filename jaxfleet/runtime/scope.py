@@ -66,9 +66,13 @@ class Scope(MutableMapping[str, Array]):
         Raises:
             KeyError: there is none.
         """
-        if name in self._values and name not in self._lent:
-            return self._values[name]
-        return jax.numpy.array(self.peek(name), copy=True)
+        if self.is_lent(name):
+            return jax.numpy.array(self.peek(name), copy=True)
+        return self._values[name]
+
+    def is_lent(self, name: str) -> bool:
+        """Tells whether someone beside this scope may hold an array."""
+        return name not in self._values or name in self._lent
 
     def peek(self, name: str) -> Array:
         """Returns an array that the caller does not hold on to.

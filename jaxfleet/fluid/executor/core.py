@@ -8,18 +8,21 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jaxfleet.errors import ClosedError, FeedError
+from jaxfleet.errors import ClosedError, FeedError, WrongTypeError
+from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
 from jaxfleet.fluid.drawing import RUN
-from jaxfleet.fluid.executor.feeding import fed_values, one_feed
 from jaxfleet.fluid.executor.fetching import as_list, as_numpy, names_of, split_optimize_ops
-from jaxfleet.fluid.executor.plans import Plan, Plans, runnable
+from jaxfleet.fluid.executor.pruning import PrunedPrograms, kept_feed, prune_program
 from jaxfleet.fluid.executor.ranks import RankRuns, rank_count, rows_of_all, rows_of_each
+from jaxfleet.fluid.feeding import fed_values, one_feed
 from jaxfleet.fluid.operator import Operator
+from jaxfleet.fluid.plans import Plan, Plans, runnable
 from jaxfleet.fluid.program import Program, default_main_program
 from jaxfleet.fluid.pserver import PserverRuns, talks_to_others
 from jaxfleet.fluid.scope import global_scope
 from jaxfleet.fluid.variable import Variable
-from jaxfleet.ir import Program as IrProgram
+from jaxfleet.runtime.parts import Fetched
+from jaxfleet.runtime.prepared import missing_state
 from jaxfleet.runtime.scope import Scope
 
 
@@ -40,6 +43,7 @@ class Executor:
     def __init__(self, place: Any = None) -> None:
         self.place = place
         self._plans = Plans()
+        self._pruned = PrunedPrograms()
         self._ranks = RankRuns()
         self._pserver = PserverRuns()
         self._open: list[Closable] = [self._pserver]
@@ -49,7 +53,7 @@ class Executor:
 
     def run(
         self,
-        program: Program | None = None,
+        program: Program | CompiledProgram | None = None,
         feed: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         fetch_list: Any = None,
         feed_var_name: str = "feed",
@@ -99,12 +103,13 @@ class Executor:
         while self._open:
             self._open.pop().close()
         self._plans.clear()
+        self._pruned.clear()
         self._ranks.clear()
         self._closed = True
 
     def _run_impl(
         self,
-        program: Program,
+        program: Program | CompiledProgram,
         feed: Any,
         fetch_list: list[Any],
         scope: Scope,
@@ -114,23 +119,50 @@ class Executor:
         use_prune: bool,
     ) -> list[Any]:
         """Runs whatever may be run."""
-        if not isinstance(program, Program):
+        if not isinstance(program, Program | CompiledProgram):
             what = f"Executor requires Program as its Parameter, not {type(program).__name__}"
-            raise TypeError(what)
-        del use_prune
-        if not program.global_block().ops:
+            raise WrongTypeError(what)
+        fetched, operators = self._split_optimize_ops_in_fetch_list(fetch_list)
+        runs = program.program if isinstance(program, CompiledProgram) else program
+        if not runs.global_block().ops:
             warnings.warn("The program is empty: nothing runs", stacklevel=3)
-        fetched, _ = self._split_optimize_ops_in_fetch_list(fetch_list)
-        if rank_count(program) > 1:
-            made = self._run_ranks(program, feed, fetched, scope, return_merged=return_merged)
-            return list(as_numpy(made)) if return_numpy else made
-        return self._run_program(program, feed, fetched, scope, return_numpy=return_numpy)
+        if use_prune or operators:
+            runs = self._pruned.find(program, feed, fetched, operators, self._prune_program)
+            feed = self._update_feed(runs, feed)
+        if isinstance(program, CompiledProgram):
+            program._compile(scope, self.place)
+            replicas = program._replicas
+            if replicas is not None and not replicas.is_one:
+                made = replicas.run(runs, feed, names_of(fetched), scope, self._next_run(runs))
+                return _as_asked(made, return_numpy=return_numpy, return_merged=return_merged)
+            if replicas is not None:
+                replicas.count()
+        if rank_count(runs) > 1:
+            made_ = self._run_ranks(runs, feed, fetched, scope, return_merged=return_merged)
+            return list(as_numpy(made_)) if return_numpy else made_
+        found = self._run_program(runs, feed, fetched, scope, return_numpy=return_numpy)
+        is_split = isinstance(program, CompiledProgram) and not return_merged
+        return [[value] for value in found] if is_split else found
 
     @classmethod
     def _split_optimize_ops_in_fetch_list(
         cls, fetch_list: Sequence[Any]
     ) -> tuple[list[Variable | str], list[Operator]]:
         return split_optimize_ops(fetch_list)
+
+    @classmethod
+    def _prune_program(
+        cls,
+        program: Program | CompiledProgram,
+        feed: Any = None,
+        fetch_list: Sequence[Any] | None = None,
+        optimize_ops: Sequence[Operator] | None = None,
+    ) -> Program:
+        return prune_program(program, feed, fetch_list or (), optimize_ops or ())
+
+    @classmethod
+    def _update_feed(cls, program: Program | CompiledProgram, feed: Any) -> Any:
+        return kept_feed(program, feed)
 
     def _run_program(
         self,
@@ -188,6 +220,12 @@ class Executor:
         return nullcontext()
 
 
+def _as_asked(made: Fetched, *, return_numpy: bool, return_merged: bool) -> list[Any]:
+    """Returns what devices made, joined or a list of each device's, as numpy arrays or JAX's."""
+    values: list[Any] = made.merged() if return_merged else made.parts()
+    return values if return_numpy else jax.tree.map(jax.numpy.asarray, values)
+
+
 def _put_persistables(program: Program, fed: dict[str, Any], scope: Scope) -> None:
     """Moves what is fed to persistable variables into the scope, where a run reads them."""
     declared = program.global_block().vars
@@ -210,12 +248,4 @@ def _state(plan: Plan, scope: Scope) -> tuple[dict[str, Any], dict[str, Any]]:
         given = {name: scope.give(name) for name in plan.given}
         return given, {name: scope.peek(name) for name in plan.state}
     except KeyError as error:
-        raise _not_there(plan.prepared.program, str(error.args[0])) from None
-
-
-def _not_there(program: IrProgram, name: str) -> FeedError:
-    op = next((op for op in program.root.ops if name in op.reads), None)
-    what = f"'{name}' ({program.variables[name].type}) is not in the scope, and the program"
-    what += f" reads it in '{op.type}'" if op is not None else " fetches it"
-    hint = "run the startup program first, in the same scope"
-    return FeedError(what, op=op, hint=hint)
+        raise missing_state(plan.prepared.program, str(error.args[0])) from None

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxfleet.errors import AssertedError, WrongTypeError
 from jaxfleet.fluid.operator import ROLE, Operator
 from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.variable import Variable
@@ -16,7 +17,7 @@ def as_list(fetch_list: Any) -> list[Any]:
     """Returns a fetch list as a list; one variable or name is a list of one.
 
     Raises:
-        TypeError: it is something else.
+        AssertionError: it is something else.
     """
     if fetch_list is None:
         return []
@@ -24,12 +25,8 @@ def as_list(fetch_list: Any) -> list[Any]:
         return [fetch_list]
     if not isinstance(fetch_list, list | tuple):
         what = "Currently , The fetch_list type only should be list or tuple"
-        raise FetchListError(f"{what}, not {type(fetch_list).__name__}")
+        raise AssertedError(f"{what}, not {type(fetch_list).__name__}")
     return list(fetch_list)
-
-
-class FetchListError(TypeError, AssertionError):
-    """A fetch list is no list; fluid asserts that it is."""
 
 
 def split_optimize_ops(fetch_list: Sequence[Any]) -> tuple[list[Fetched], list[Operator]]:
@@ -47,13 +44,13 @@ def split_optimize_ops(fetch_list: Sequence[Any]) -> tuple[list[Fetched], list[O
     for item in _items(fetch_list):
         if isinstance(item, Operator):
             if not is_optimize_op(item):
-                raise TypeError(f"The operator in fetch_list is not an optimize_op: {item}")
+                raise WrongTypeError(f"The operator in fetch_list is not an optimize_op: {item}")
             operators.append(item)
         elif isinstance(item, Variable | str):
             fetched.append(item)
         else:
             what = "an item of a fetch_list is a variable, a name or an operator of an optimizer"
-            raise TypeError(f"{what}, not {type(item).__name__}")
+            raise WrongTypeError(f"{what}, not {type(item).__name__}")
     return fetched, operators
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from jaxfleet.errors import FeedError
 from jaxfleet.fluid.drawing import RUN
-from jaxfleet.fluid.executor.feeding import one_feed
-from jaxfleet.fluid.executor.plans import runnable
+from jaxfleet.fluid.feeding import one_feed
+from jaxfleet.fluid.plans import runnable
 from jaxfleet.fluid.program import Program
 from jaxfleet.ops import Array
 from jaxfleet.runtime.ranks import RanksProgram

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfleet.errors import FeedError, RaggedError
+from jaxfleet.errors import AssertedError, FeedError, RaggedError, WrongTypeError
 from jaxfleet.fluid.dtypes import dtype_name
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.variable import Variable
@@ -28,11 +28,11 @@ def one_feed(feed: Any) -> Feed:
     if isinstance(feed, list | tuple):
         if len(feed) != 1:
             what = f"Not compiled with data parallel: {len(feed)} feeds for one device"
-            raise AssertionError(what)
+            raise AssertedError(what)
         feed = feed[0]
     if not isinstance(feed, Mapping):
         what = f"feed requires dict as its Parameter. But you passed in {type(feed).__name__}"
-        raise TypeError(what)
+        raise WrongTypeError(what)
     return feed
 
 

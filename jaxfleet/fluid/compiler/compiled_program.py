@@ -1,0 +1,163 @@
+"""CompiledProgram: a program, or a graph of one, and how it is to run."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from jaxfleet.errors import AssertedError, ProgramError, WrongTypeError
+from jaxfleet.fluid.compiler.graph import Graph
+from jaxfleet.fluid.compiler.replicas import Replicas
+from jaxfleet.fluid.compiler.strategies import BuildStrategy, ExecutionStrategy
+from jaxfleet.fluid.operator import ROLE
+from jaxfleet.fluid.places import CPUPlace, CUDAPlace, Place, default_places
+from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.roles import OpRole
+from jaxfleet.fluid.variable import Variable
+from jaxfleet.runtime.scope import Scope
+
+
+class CompiledProgram:
+    """A program with how it is to run; it is compiled when it first runs.
+
+    Args:
+        program_or_graph: what runs.
+        build_strategy: how it is rewritten.
+
+    Raises:
+        TypeError: it is neither.
+    """
+
+    def __init__(
+        self, program_or_graph: Program | Graph, build_strategy: BuildStrategy | None = None
+    ) -> None:
+        if not isinstance(program_or_graph, Program | Graph):
+            what = "The type of program_to_graph parameter is wrong, expected Graph or Program,"
+            raise WrongTypeError(f"{what} but received {type(program_or_graph).__name__}")
+        self._program: Program | None = None
+        if isinstance(program_or_graph, Program):
+            self._program = program_or_graph
+            program_or_graph = Graph(program_or_graph)
+        self._graph = program_or_graph
+        self._build_strategy = build_strategy
+        self._exec_strategy: ExecutionStrategy | None = None
+        self._loss_name: str | None = None
+        self._share_vars_from: CompiledProgram | None = None
+        self._places: Sequence[Place] | None = None
+        self._is_data_parallel = False
+        self._replicas: Replicas | None = None
+        self._scope: Scope | None = None
+        self._place: Any = None
+
+    def with_data_parallel(
+        self,
+        loss_name: str | None = None,
+        build_strategy: BuildStrategy | None = None,
+        exec_strategy: ExecutionStrategy | None = None,
+        share_vars_from: "CompiledProgram | None" = None,
+        places: Sequence[Place] | Place | None = None,
+    ) -> "CompiledProgram":
+        """Makes every device run the program on its rows, and add up the gradients.
+
+        Args:
+            loss_name: the loss; needed where there are gradients.
+            build_strategy: how the program is rewritten.
+            exec_strategy: how it is run.
+            share_vars_from: another one that has run; scopes share what they hold in any case, so
+                only that it has is asked.
+            places: the devices; all GPUs where the executor has one, or as many as `CPU_NUM` says.
+
+        Returns:
+            This.
+
+        Raises:
+            AssertionError: this was called before, or there are gradients and no loss.
+        """
+        if self._is_data_parallel:
+            what = "Already compiled with parallel, cannot be recompiled."
+            raise AssertedError(what, hint="make another CompiledProgram")
+        self._is_data_parallel = True
+        self._build_strategy = build_strategy or self._build_strategy
+        self._exec_strategy = exec_strategy
+        self._loss_name = loss_name.name if isinstance(loss_name, Variable) else loss_name
+        self._share_vars_from = share_vars_from
+        if isinstance(places, CPUPlace | CUDAPlace):
+            places = [places]
+        self._places = places
+        if self._has_backward() and loss_name is None:
+            what = "The loss name of CompiledProgram is None. It is needed where there are"
+            raise AssertedError(f"{what} gradients", hint="with_data_parallel(loss_name=loss.name)")
+        return self
+
+    @property
+    def program(self) -> Program:
+        """The program that runs."""
+        return self._program or self._graph.to_program()
+
+    def _with_inference_optimize(self, config: Any) -> "CompiledProgram":
+        del config
+        if self._is_data_parallel:
+            what = "Cannot compile with both data parallel and inference."
+            raise AssertedError(what, hint="make another CompiledProgram")
+        what = "there is no native predictor here"
+        raise ProgramError(what, hint="run the program by an Executor: XLA compiles it too")
+
+    def _compile(self, scope: Scope, place: Any) -> "CompiledProgram":
+        """Makes it ready to run in a scope, on a place; another time it must be the same.
+
+        Raises:
+            ValueError: it is another scope or place, or what is shared from is not ready.
+            AssertionError: its strategies and places do not fit.
+        """
+        if self._scope is not None:
+            self._check_same(scope, place)
+            return self
+        strategy = self._build_strategy or BuildStrategy()
+        if strategy.num_trainers > 1 and not self._is_data_parallel:
+            what = "If you use multi-trainer to train the model, you should use the data parallel"
+            raise AssertedError(f"{what} model", hint="call with_data_parallel")
+        if self._is_data_parallel:
+            self._replicas = self._made(strategy, place)
+        self._scope, self._place = scope, place
+        return self
+
+    def _made(self, strategy: BuildStrategy, place: Any) -> Replicas:
+        self._check_shared()
+        places = self._places
+        if places is None:
+            places = default_places(use_cuda=isinstance(place, CUDAPlace))
+        endpoints = getattr(self.program, "_trainers_endpoints", [])
+        if strategy.num_trainers > 1 and endpoints and not strategy.used:
+            strategy.trainers_endpoints = list(endpoints)
+        execution = self._exec_strategy or ExecutionStrategy()
+        made = Replicas(self.program, strategy, execution, places)
+        strategy.finalize()
+        execution.finalize()
+        return made
+
+    def _check_same(self, scope: Scope, place: Any) -> None:
+        hint = "make another CompiledProgram"
+        if scope is not self._scope:
+            raise ProgramError("Cannot compile program with different scope.", hint=hint)
+        if place != self._place:
+            raise ProgramError("Cannot compile program with different place.", hint=hint)
+
+    def _check_shared(self) -> None:
+        shared = self._share_vars_from
+        if shared is None:
+            return
+        if not shared._is_data_parallel:
+            what = "The shared Program is not data parallel, cannot share variables from it."
+            raise ProgramError(what, hint="call with_data_parallel on it")
+        if shared._replicas is None:
+            what = "The shared Program is not compiled and executed, so there is no variables to"
+            raise ProgramError(f"{what} share.", hint="run it once before")
+
+    def _has_backward(self) -> bool:
+        ops = (op for block in self.program.blocks for op in block.ops)
+        return any(op.attrs.get(ROLE, 0) & OpRole.BACKWARD for op in ops)
+
+
+def warn_of_no_program() -> None:
+    """Says that a graph cannot be pruned, as fluid does."""
+    what = "The program holds no _program, maybe it is constructed by graph, which can't be pruned"
+    warnings.warn(f"{what} yet.", stacklevel=4)

@@ -1,0 +1,206 @@
+"""Runs a program on several devices, each on its own rows."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from jaxfleet.errors import (
+    AssertedError,
+    FeedError,
+    StrategyError,
+    UnsupportedError,
+    WrongTypeError,
+)
+from jaxfleet.fluid.compiler.splitting import split_feed, too_few
+from jaxfleet.fluid.compiler.strategies import (
+    BuildStrategy,
+    ExecutionStrategy,
+    GradientScaleStrategy,
+)
+from jaxfleet.fluid.drawing import RUN
+from jaxfleet.fluid.feeding import fed_values
+from jaxfleet.fluid.operator import ROLE
+from jaxfleet.fluid.places import Place, devices_of
+from jaxfleet.fluid.plans import Names, runnable
+from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.roles import OpRole
+from jaxfleet.ir import Program as IrProgram
+from jaxfleet.passes import DataParallel, Donate
+from jaxfleet.runtime.parts import Fed, Fetched
+from jaxfleet.runtime.ranks import RanksProgram
+from jaxfleet.runtime.scope import Scope
+
+_APART = 0x9E3779B9  # between devices' numbers of a run: odd, and far from a number of runs
+_WORD = 1 << 32
+_SCALES = {
+    GradientScaleStrategy.CoeffNumDevice: "coeff_num_device",
+    GradientScaleStrategy.One: "one",
+    GradientScaleStrategy.Customized: "customized",
+}
+_Key = tuple[Names, Names, int]
+
+
+class Replicas:
+    """A program on several devices.
+
+    Attributes:
+        build: how it is rewritten.
+        execution: how it is run.
+        places: where.
+        has_local_scopes: it has run since what runs leave was dropped. XLA lets temporaries go as
+            a run ends, so this is all that is left of fluid's local scopes.
+
+    Raises:
+        StrategyError: the strategy does not fit the program, or asks for what is not there.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        build: BuildStrategy,
+        execution: ExecutionStrategy,
+        places: Sequence[Place],
+    ) -> None:
+        self.build, self.execution, self.places = build, execution, places
+        self.has_local_scopes = False
+        self._program = program
+        self._known: WeakKeyDictionary[Program, tuple[int, dict[_Key, RanksProgram]]]
+        self._known = WeakKeyDictionary()
+        self._runs = 0
+        self._check()
+        if build.debug_graphviz_path:
+            made = self._rewritten(program, (), len(places))
+            Path(build.debug_graphviz_path).write_text(str(made), encoding="utf-8")
+
+    @property
+    def is_one(self) -> bool:
+        """It runs as it does without data parallelism."""
+        scale = self.build.gradient_scale_strategy
+        return len(self.places) == 1 and scale != GradientScaleStrategy.Customized
+
+    def run(
+        self, program: Program, feed: Any, fetch: Names, scope: Scope, run: np.uint32
+    ) -> Fetched:
+        """Runs a program once on all devices.
+
+        Args:
+            program: it, or what it was pruned to.
+            feed: a dict to share out, or a list with one for each device.
+            fetch: the names that are fetched.
+            scope: where the state is.
+            run: what random operators draw by.
+
+        Raises:
+            FeedError: what is fed, fetched or in the scope does not fit.
+        """
+        if self.build.num_trainers > 1:
+            what = f"{self.build.num_trainers} trainers with devices of their own"
+            hint = "programs of several processes do not run yet; use one, or parameter servers"
+            raise UnsupportedError(what, hint=hint)
+        parts = self._parts(program, feed)
+        ready = self._ready(program, tuple(parts[0]), fetch, len(parts))
+        declared = program.global_block().vars
+        for name in [name for name in parts[0] if declared[name].persistable]:
+            ready.put(name, [part.pop(name) for part in parts], scope)
+        made = ready.run_parts(Fed.of(_wanted(ready, parts, run)), scope)
+        self.count()
+        return made
+
+    def count(self) -> None:
+        """Counts a run; after so many, what they left is dropped."""
+        self._runs += 1
+        self.has_local_scopes = self._runs % self.execution.num_iteration_per_drop_scope != 0
+
+    @cached_property
+    def devices(self) -> tuple[Any, ...]:
+        """The devices, from the first run on."""
+        return devices_of(self.places)
+
+    def _check(self) -> None:
+        build, trainers = self.build, self.build.num_trainers
+        endpoints = build.trainers_endpoints
+        if endpoints and len(endpoints) != trainers:
+            what = "The trainer numbers is not equal to endpoint numbers."
+            raise AssertedError(f"{what} They are {trainers} and {len(endpoints)}")
+        if build.trainer_id >= trainers:
+            raise StrategyError(f"trainer_id {build.trainer_id} of {trainers} trainers")
+        if build.async_mode:
+            what = "async_mode: devices that do not add their gradients need a communicator"
+            raise UnsupportedError(what, hint="use parameter servers: DistributeTranspiler")
+        inner = (op for block in self._program.blocks[1:] for op in block.ops)
+        updates = any(op.attrs.get(ROLE, 0) & OpRole.OPTIMIZE and op.input("Grad") for op in inner)
+        if updates and len(self.places) > 1:
+            what = "If optimizer is used in control flow, training on multi-places is not supported"
+            raise UnsupportedError(f"{what} now.", hint="use one place")
+
+    def _parts(self, program: Program, feed: Any) -> list[dict[str, Any]]:
+        """Returns what each device is fed, checked."""
+        declared, count = program.global_block().vars, len(self.places)
+        if not isinstance(feed, list | tuple):
+            if not isinstance(feed or {}, Mapping):
+                what = f"feed requires dict or list as its Parameter, not {type(feed).__name__}"
+                raise WrongTypeError(what)
+            fed = fed_values(program, feed or {}, devices=count)
+            return split_feed(fed, declared, count, trains=_trains(program))
+        for one in feed:
+            if not isinstance(one, Mapping):
+                what = f"Each element of feed list should be a dict, not {type(one).__name__}"
+                raise WrongTypeError(what)
+        parts = [fed_values(program, one) for one in feed]
+        if len(parts) > count or (len(parts) < count and (_trains(program) or not parts)):
+            what = f"the feed list has {len(feed)} dicts for {count} devices"
+            raise FeedError(what, hint="feed a dict for each device; see device_count")
+        if any(part.keys() != parts[0].keys() for part in parts):
+            raise FeedError("devices are fed different variables", hint="feed all the same names")
+        _check_rows(parts)
+        return [{name: part[name] for name in parts[0]} for part in parts]
+
+    def _ready(self, program: Program, fed: Names, fetch: Names, count: int) -> RanksProgram:
+        known = self._known.get(program)
+        if known is None or known[0] != program.version:
+            known = self._known[program] = (program.version, {})
+        key = (fed, fetch, count)
+        if key not in known[1]:
+            made = self._rewritten(program, fed, count)
+            known[1][key] = RanksProgram.of(Donate().run(made), fetch, self.devices[:count])
+        return known[1][key]
+
+    def _rewritten(self, program: Program, fed: Names, count: int) -> IrProgram:
+        build = self.build
+        rewrite = DataParallel(
+            devices=count,
+            trainers=build.num_trainers,
+            scale=_SCALES[build.gradient_scale_strategy],
+            sync_batch_norm=build.sync_batch_norm,
+        )
+        return rewrite.run(runnable(program, fed))
+
+
+def _wanted(
+    ready: RanksProgram, parts: Sequence[Mapping[str, Any]], run: np.uint32
+) -> list[dict[str, Any]]:
+    """Returns of what is fed what the program reads, and numbers for what it draws."""
+    names = [v.name for v in ready.uses.data]
+    numbers = [np.uint32((int(run) + _APART * n) % _WORD) for n in range(len(parts))]
+    given = [{**part, RUN: number} for part, number in zip(parts, numbers, strict=True)]
+    missing = [name for name in names if name not in given[0]]
+    if missing:
+        wanted = ", ".join(name for name in names if name != RUN)
+        raise FeedError(f"'{missing[0]}' is not fed", hint=f"feed all of {wanted}")
+    return [{name: part[name] for name in names} for part in given]
+
+
+def _trains(program: Program) -> bool:
+    ops = (op for block in program.blocks for op in block.ops)
+    return any(op.attrs.get(ROLE, 0) & OpRole.BACKWARD for op in ops)
+
+
+def _check_rows(parts: Sequence[Mapping[str, Any]]) -> None:
+    for part in parts:
+        for name, value in part.items():
+            if np.ndim(value) and not len(value):
+                raise too_few(name, 0, len(parts))

@@ -1,0 +1,78 @@
+"""Which device gets which rows of what is fed.
+
+By the rule of the documents, which was fluid's up to 1.7: every device gets the same number of
+rows and the last gets what is left over too, so 3 rows on 2 devices are [0] and [1, 2]. The rule
+of 1.8 refused 5 rows on 4 devices.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxfleet.errors import FeedError
+from jaxfleet.fluid.variable import Variable
+
+
+def part_sizes(rows: int, devices: int) -> list[int]:
+    """Returns how many rows each device gets; fewer rows than devices go to so many of them."""
+    parts = min(rows, devices)
+    if parts == 0:
+        return []
+    step = rows // parts
+    return [step] * (parts - 1) + [rows - step * (parts - 1)]
+
+
+def split_feed(
+    fed: Mapping[str, Any], declared: Mapping[str, Variable], devices: int, *, trains: bool
+) -> list[dict[str, Any]]:
+    """Returns what each device is fed, of what all of them are.
+
+    Args:
+        fed: arrays by name.
+        declared: the program's variables.
+        devices: how many there are.
+        trains: the program computes gradients, so that no device may go without rows.
+
+    Raises:
+        FeedError: a value cannot be shared out.
+    """
+    rows = {name: value for name, value in fed.items() if not declared[name].persistable}
+    parts = {name: _rows(name, value, devices, trains=trains) for name, value in rows.items()}
+    counts = {len(each) for each in parts.values()} or {devices}
+    if len(counts) > 1:
+        sizes = ", ".join(f"'{name}' is {len(each)}" for name, each in parts.items())
+        what = f"what is fed goes to different numbers of devices: {sizes}"
+        raise FeedError(what, hint="feed all variables equally many rows")
+    used = counts.pop()
+    kept = [name for name in fed if name not in rows]
+    parts |= {name: _kept(name, fed[name], used, devices) for name in kept}
+    return [{name: parts[name][device] for name in fed} for device in range(used)]
+
+
+def _rows(name: str, value: Any, devices: int, *, trains: bool) -> list[Any]:
+    if np.ndim(value) == 0:
+        return [value] * devices
+    sizes = part_sizes(len(value), devices)
+    if not sizes or (trains and len(sizes) < devices):
+        raise too_few(name, len(value), devices)
+    ends = np.cumsum(sizes)
+    return [value[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def _kept(name: str, value: Any, used: int, devices: int) -> list[Any]:
+    """Returns a persistable value for each device: one for all, or one each."""
+    count = len(value) if np.ndim(value) else 1
+    if count == 1:
+        return [value] * used
+    if count == devices:
+        return [value[device : device + 1] for device in range(used)]
+    what = f"'{name}' is persistable and fed {count} values"
+    raise FeedError(what, hint=f"feed 1 for all devices, or {devices}, one for each")
+
+
+def too_few(name: str, rows: int, devices: int) -> FeedError:
+    """Returns the error about fewer rows than devices."""
+    what = f"The number({rows}) of samples[{name}] of current batch is less than the count"
+    what += f"({devices}) of devices, currently, it is not allowed."
+    return FeedError(what, hint="leave a last batch out that is so small, or use fewer devices")

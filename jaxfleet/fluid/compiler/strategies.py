@@ -1,0 +1,202 @@
+"""BuildStrategy and ExecutionStrategy: how a program is made, and run, for several devices.
+
+XLA does by itself most of what these steer: it fuses, orders, reuses memory and overlaps. So most
+fields are kept, given back and do nothing; `no_ops()` names them. A field that acts acts as it
+does in fluid. Once a program was made with a strategy, its fields stay as they are.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from jaxfleet.errors import FieldError, FinalError, StrategyError
+
+
+class ReduceStrategy:
+    """How gradients are added: all devices get the sum, or one device that updates for all."""
+
+    AllReduce, Reduce = "AllReduce", "Reduce"
+
+
+class GradientScaleStrategy:
+    """What the gradient of the loss begins with: one over the devices, one, or what is fed."""
+
+    CoeffNumDevice, One, Customized = "CoeffNumDevice", "One", "Customized"
+
+
+class _Strategy:
+    """Holds fields that are checked when they are set, until it was used.
+
+    Attributes:
+        used: a program was made with it, so it stays as it is.
+    """
+
+    _defaults: ClassVar[Mapping[str, Any]]
+    _checks: ClassVar[Mapping[str, Callable[[Any], bool]]]
+    _acting: ClassVar[frozenset[str]]
+
+    used: bool
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "used", False)
+        for name, value in self._defaults.items():
+            made = type(value)(value) if isinstance(value, list | dict) else value
+            object.__setattr__(self, name, made)
+
+    @classmethod
+    def no_ops(cls) -> tuple[str, ...]:
+        """Returns the fields that are kept and do nothing here."""
+        return tuple(name for name in cls._defaults if name not in cls._acting)
+
+    def finalize(self) -> None:
+        """Says that a program was made with it."""
+        object.__setattr__(self, "used", True)
+
+    def __getattr__(self, name: str) -> Any:
+        raise _unknown(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        kind = type(self).__name__
+        if name not in self._defaults:
+            raise _unknown(self, name)
+        if self.used:
+            what = f"{kind} has been finalized, cannot be configured again: '{name}' is set to"
+            hint = f"a program was made with it; make another {kind} for the next"
+            raise FinalError(f"{what} {value!r}", hint=hint)
+        if not self._checks[name](value):
+            what = f"{kind}.{name} cannot be {value!r}"
+            raise StrategyError(what, hint=f"it is {self._defaults[name]!r} unless set")
+        object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        changed = {n: getattr(self, n) for n, v in self._defaults.items() if getattr(self, n) != v}
+        return f"{type(self).__name__}({', '.join(f'{n}={v!r}' for n, v in changed.items())})"
+
+
+def _unknown(strategy: _Strategy, name: str) -> FieldError:
+    near = difflib.get_close_matches(name, strategy._defaults)
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(strategy._defaults)}"
+    return FieldError(f"{type(strategy).__name__} has no field '{name}'", hint=hint)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_bool_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_count(value) and value > 0
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+
+
+def _is_one_of(kind: type) -> Callable[[Any], bool]:
+    known = [value for name, value in vars(kind).items() if not name.startswith("_")]
+    return lambda value: value in known
+
+
+class BuildStrategy(_Strategy):
+    """How a program is rewritten for several devices.
+
+    Attributes:
+        reduce_strategy: acts on nothing: `Reduce` has the results of `AllReduce`, and is computed
+            as that.
+        gradient_scale_strategy: acts.
+        sync_batch_norm: acts: a batch norm takes its statistics over all devices.
+        num_trainers: acts: the gradient of the loss is divided by it too.
+        trainer_id: acts: which of them this process is.
+        trainers_endpoints: acts: there are as many as trainers.
+        debug_graphviz_path: acts: the program for devices is written there, as text.
+        async_mode: acts: devices would not add their gradients, which is refused.
+    """
+
+    ReduceStrategy = ReduceStrategy
+    GradientScaleStrategy = GradientScaleStrategy
+
+    _defaults: ClassVar[Mapping[str, Any]] = {
+        "reduce_strategy": ReduceStrategy.AllReduce,
+        "gradient_scale_strategy": GradientScaleStrategy.CoeffNumDevice,
+        "debug_graphviz_path": "",
+        "enable_sequential_execution": False,
+        "enable_backward_optimizer_op_deps": True,
+        "remove_unnecessary_lock": True,
+        "cache_runtime_context": False,
+        "num_trainers": 1,
+        "trainer_id": 0,
+        "trainers_endpoints": [],
+        "nccl_comm_num": 1,
+        "use_hierarchical_allreduce": False,
+        "hierarchical_allreduce_inter_nranks": 0,
+        "fuse_elewise_add_act_ops": False,
+        "fuse_bn_act_ops": False,
+        "enable_auto_fusion": False,
+        "fuse_relu_depthwise_conv": False,
+        "fuse_all_optimizer_ops": False,
+        "fuse_all_reduce_ops": None,
+        "fuse_broadcast_ops": None,
+        "sync_batch_norm": False,
+        "memory_optimize": None,
+        "enable_inplace": True,
+        "is_distribution": False,
+        "async_mode": False,
+        "mkldnn_enabled_op_types": {},
+    }
+    _checks: ClassVar[Mapping[str, Callable[[Any], bool]]] = {
+        **dict.fromkeys(_defaults, _is_bool),
+        "reduce_strategy": _is_one_of(ReduceStrategy),
+        "gradient_scale_strategy": _is_one_of(GradientScaleStrategy),
+        "debug_graphviz_path": _is_text,
+        "num_trainers": _is_positive,
+        "trainer_id": _is_count,
+        "trainers_endpoints": _is_names,
+        "nccl_comm_num": _is_positive,
+        "hierarchical_allreduce_inter_nranks": _is_count,
+        "fuse_all_reduce_ops": _is_bool_or_none,
+        "fuse_broadcast_ops": _is_bool_or_none,
+        "memory_optimize": _is_bool_or_none,
+        "mkldnn_enabled_op_types": lambda value: isinstance(value, dict | set | list),
+    }
+    _acting: ClassVar[frozenset[str]] = frozenset({
+        *("gradient_scale_strategy", "sync_batch_norm", "debug_graphviz_path", "async_mode"),
+        *("num_trainers", "trainer_id", "trainers_endpoints"),
+    })  # fmt: skip
+
+
+class ExecutionStrategy(_Strategy):
+    """How a program is run on several devices.
+
+    Attributes:
+        num_iteration_per_drop_scope: acts: after so many runs what they left is dropped.
+        use_thread_barrier: acts on nothing, as the others: XLA schedules what devices do.
+    """
+
+    _defaults: ClassVar[Mapping[str, Any]] = {
+        "num_threads": 0,
+        "use_cuda": True,
+        "allow_op_delay": False,
+        "num_iteration_per_drop_scope": 100,
+        "num_iteration_per_run": 1,
+        "use_thread_barrier": False,
+        "use_experimental_executor": True,
+        "_dry_run": False,
+    }
+    _checks: ClassVar[Mapping[str, Callable[[Any], bool]]] = {
+        **dict.fromkeys(_defaults, _is_bool),
+        "num_threads": _is_count,
+        "num_iteration_per_drop_scope": _is_positive,
+        "num_iteration_per_run": _is_positive,
+    }
+    _acting: ClassVar[frozenset[str]] = frozenset({"num_iteration_per_drop_scope"})
