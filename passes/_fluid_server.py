@@ -20,6 +20,7 @@ from jaxfleet.ir import (
 )
 from jaxfleet.passes._fluid_job import MODES, FluidJob
 from jaxfleet.passes._fluid_schedule import ScheduleBlocks
+from jaxfleet.passes._fluid_table import Table
 from jaxfleet.passes._server import Mark
 
 _RPC_THREADS = 12  # fluid's; nothing here needs it
@@ -48,6 +49,8 @@ class _Server:
         fed: what trainers send.
         holds: of each variable its name, what it is a part of, and its first row there, or -1.
         lr: the number of the block that makes learning rates; -1 for none.
+        facts: what else `listen_and_serv` says.
+        table: the distributed one, if there is any.
     """
 
     fluid: FluidJob
@@ -60,6 +63,11 @@ class _Server:
     fed: list[str] = field(default_factory=list)
     holds: dict[str, Attr] = field(default_factory=dict)
     lr: int = -1
+    facts: dict[str, Attr] = field(default_factory=dict)
+    table: Table | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.table = Table.of(self.fluid)
 
     def run(self) -> Program:
         here = [cut for cut in self.fluid.job.slices
@@ -67,7 +75,9 @@ class _Server:
         self._schedule()
         for cut in here:
             self._update(cut, here)
-        if not here:
+        if self.table is not None:
+            self._hold_rows(self.table)
+        if not self.updates:
             index = len(self.blocks)
             self.blocks.append(Block(index, 0))
             self.updates[index] = ""
@@ -85,6 +95,20 @@ class _Server:
         for variable in made.counters:
             self.top[variable.name] = variable
             self.holds[variable.name] = (variable.name, variable.name, -1)
+
+    def _hold_rows(self, table: Table) -> None:
+        """Writes the blocks of a distributed table."""
+        number, first = self.fluid.job.endpoints.index(self.endpoint), len(self.blocks)
+        for variable in table.variables(number):
+            self.top[variable.name] = variable
+        self.holds[table.name] = (table.name, table.name, -1)
+        self.fed += table.buffers(number)
+        made = table.blocks(number, first, max(self.lr, 0), self.mark)
+        for name in made[0].ops[-1].inputs.slot("LearningRate"):
+            self._declare(str(name), str(name), Kind.STATE)
+        self.blocks += made
+        self.updates[first] = table.gradient
+        self.facts = table.facts(number, first)
 
     # --- one slice ---------------------------------------------------------------------------
 
@@ -208,6 +232,7 @@ class _Server:
             "rpc_prefetch_thread_num": _RPC_THREADS,
             "rpc_send_thread_num": _RPC_THREADS,
             "sparse_grad_to_param": tuple(self.sparse),
+            **self.facts,
         }
         read = Operands.named(X=self.fed)
         return Operator("listen_and_serv", read, attrs=Attrs(attrs), role=Role.RPC)

@@ -8,6 +8,7 @@ from jaxfleet.analysis.slices import Slice
 from jaxfleet.ir import Attr, Attrs, Kind, Operands, Operator, Program, Role, Variable, trainer_name
 from jaxfleet.ir.embed import embed
 from jaxfleet.passes._fluid_job import COUNTER, FluidJob
+from jaxfleet.passes._fluid_table import Table
 from jaxfleet.passes._server import Mark
 
 _CONTROL = "__control_var@"  # what says in fluid that an operator runs after another
@@ -64,17 +65,22 @@ class _Trainer:
     mark: Mark
     messages: Messages = field(init=False)
     ops: list[Operator] = field(init=False)
+    table: Table | None = field(init=False)
     names: dict[str, str] = field(default_factory=dict)
     sent: dict[str, str] = field(default_factory=dict)
     counter: Variable | None = None
 
     def __post_init__(self) -> None:
         self.messages = Messages(self.mark)
+        self.table = Table.of(self.fluid)
         self.ops = list(self.fluid.updates.program.root.ops)
 
     def run(self) -> Program:
         for param, gradient in self.fluid.updates.pairs:
             self._send(param, gradient)
+        if self.table is not None:
+            self.ops = self.table.asks(self.ops, self.messages)
+            self._send_rows(self.table)
         servers_do = {*self.fluid.updates.ops, *self.fluid.updates.schedule}
         self.ops = [self._renamed(op) for op in self.ops if op not in servers_do]
         self._wait()
@@ -89,6 +95,12 @@ class _Trainer:
         cuts, source = self.fluid.job.of(param), self.ops[at].source
         made = self._sending(param, gradient, cuts)
         self.ops[at + 1 : at + 1] = [self.mark(replace(op, source=source)) for op in made]
+
+    def _send_rows(self, table: Table) -> None:
+        """Sends the gradient of a distributed table."""
+        at = max(place for place, op in enumerate(self.ops) if table.gradient in op.writes)
+        control = self._control(table.gradient)
+        self.ops[at + 1 : at + 1] = table.sends(self.trainer_id, control, self.messages)
 
     def _sending(self, param: str, gradient: str, cuts: tuple[Slice, ...]) -> list[Operator]:
         if self.fluid.exchange.runtime_split:
@@ -190,23 +202,29 @@ class _Trainer:
         return replace(op, inputs=ins, outputs=outs)
 
     def _program(self) -> Program:
-        program = self.fluid.updates.program
+        updates = self.fluid.updates
+        program = updates.program
         dropped = unread_by_trainers(self.fluid)
         variables = {n: v for n, v in program.variables.items() if n not in dropped}
         if self.counter is not None:
             variables[self.counter.name] = self.counter
+        unmade = self._unmade()
+        variables |= unmade
         block = program.root
         renamed = [
             replace(block.variables[old], name=new)
             for old, new in self.names.items()
-            if old in block.variables
+            if old in block.variables and new not in unmade
         ]
-        block = block.with_ops(self.ops, declare=[*renamed, *self.messages.declared.values()])
+        declared = [*renamed, *self.messages.declared.values()]
+        block = block.with_ops(self.ops, declare=[v for v in declared if v.name not in unmade])
+        own = {name: v for name, v in block.variables.items() if name not in unmade}
+        block = replace(block, variables=own)
         facts = program.attrs.updated(
             counts_steps=self.fluid.counts_steps,
             mode=self.fluid.exchange.mode,
             on_servers=tuple(sorted(dropped)),
-            prefetched=tuple(sorted(self.fluid.updates.prefetched)),
+            prefetched=tuple(sorted({*updates.prefetched, *updates.tables})),
             role="trainer",
             trainer_id=self.trainer_id,
             trainers=self.fluid.job.trainers,
@@ -214,6 +232,23 @@ class _Trainer:
         made = replace(program, variables=variables, attrs=facts)
         made = without_lost_blocks(made.with_block(block.without_unused()))
         return replace(made, name=f"{program.name}.trainer{self.trainer_id}")
+
+
+    def _unmade(self) -> dict[str, Variable]:
+        """Returns what is sent and made by nobody, as data that nobody feeds.
+
+        What clips all gradients by their common norm among the updates goes to servers, as in
+        fluid; who runs such a program says so.
+        """
+        made = {name for op in self.ops for name in op.writes}
+        sent = {name for op in self.ops if op.type == "send" for name in op.reads}
+        back = {new: old for old, new in self.names.items()}
+        like = self.fluid.updates.variable
+        lost = sent - made - ({self.counter.name} if self.counter is not None else set())
+        return {
+            name: replace(like(back.get(name, name)), name=name, kind=Kind.DATA)
+            for name in sorted(lost)
+        }
 
 
 def without_lost_blocks(program: Program) -> Program:
@@ -228,6 +263,6 @@ def unread_by_trainers(fluid: FluidJob) -> frozenset[str]:
     on_servers = {*updates.ops, *updates.schedule}
     mine = [op for op in updates.program.root.ops if op not in on_servers]
     kept = {name for op in mine for name in (*op.reads, *op.writes)}
-    kept |= {param for param, _ in updates.pairs}
+    kept |= {param for param, _ in updates.all_pairs}
     read = {name for op in updates.ops for name in op.reads}
     return frozenset(name for name in read - kept if name in updates.program.variables)

@@ -46,6 +46,15 @@ class Updates:
 
     @cached_property
     def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Each parameter with the gradient that travels, distributed tables left out.
+
+        Raises:
+            PassError: nothing is updated, or not what the program has.
+        """
+        return tuple(pair for pair in self.all_pairs if pair[0] not in self.tables)
+
+    @cached_property
+    def all_pairs(self) -> tuple[tuple[str, str], ...]:
         """Each parameter with the gradient that travels, in the order of their updates.
 
         Raises:
@@ -72,7 +81,7 @@ class Updates:
     def is_cuttable(self, param: str) -> bool:
         """Tells whether some rows of a parameter can be updated without the others."""
         types = {op.type for op in self.of(param)}
-        return types.isdisjoint(_NEEDS_ALL_ROWS) and param not in self.tables
+        return types.isdisjoint(_NEEDS_ALL_ROWS)
 
     @cached_property
     def sparse(self) -> frozenset[str]:

@@ -26,6 +26,12 @@ HOST_OPS = (
     "exchange",
     "distributed_lookup_table",
     "checkpoint_notify",
+    "lookup_sparse_table",
+    "merge_ids",
+    "prefetch",
+    "save",
+    "split_ids",
+    "split_selected_rows",
 )
 
 

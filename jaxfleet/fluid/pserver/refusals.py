@@ -71,7 +71,7 @@ def _of_late_gradients(program: Program) -> str | None:
 
 def _of_unmade(program: Program) -> str | None:
     """Refuses a trainer's program that sends what it does not compute."""
-    made = {*program.variables}
+    made = {v.name for v in program.variables.values() if v.kind is not Kind.DATA}
     for op in program.root.ops:
         for name in op.reads:
             if op.type in {"send", "split_byref"} and name not in made:

@@ -1,0 +1,193 @@
+"""A distributed table in fluid's dialect: rows by number modulo servers, looked up over the wire."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from jaxfleet.errors import PassError
+from jaxfleet.ir import (
+    Attr,
+    Attrs,
+    Block,
+    Kind,
+    Operands,
+    Operator,
+    Role,
+    Variable,
+    trainer_name,
+)
+from jaxfleet.passes._fluid_job import FluidJob
+from jaxfleet.passes._server import Mark
+
+if TYPE_CHECKING:
+    from jaxfleet.passes._fluid_trainer import Messages
+
+_ASKED, _ANSWERED = "prefetch_compress_in_tmp_", "prefetch_compress_out_tmp_"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The one distributed table of a program.
+
+    Attributes:
+        fluid: the job.
+        name: the table's parameter.
+        gradient: its rows' gradient.
+    """
+
+    fluid: FluidJob
+    name: str
+    gradient: str
+
+    @classmethod
+    def of(cls, fluid: FluidJob) -> "Table | None":
+        """Returns a program's table; None where it has none.
+
+        Raises:
+            PassError: it has several, or looks one up in different ways.
+        """
+        updates = fluid.updates
+        tables = sorted(updates.tables)
+        if not tables:
+            return None
+        if len(tables) > 1:
+            what = f"{', '.join(tables)} are distributed tables, and there can be one"
+            raise PassError(what, hint="use is_sparse=True for the others")
+        for op in updates.program.root.ops:
+            if _looks_up(op, tables[0]) and not op.attrs.get("is_distributed"):
+                what = f"a look-up of the distributed table '{tables[0]}' lacks is_distributed"
+                raise PassError(what, op=op)
+        gradient = next((g for p, g in updates.all_pairs if p == tables[0]), None)
+        if gradient is None:
+            raise PassError(f"nothing updates the distributed table '{tables[0]}'")
+        return cls(fluid, tables[0], gradient)
+
+    @property
+    def rows(self) -> int:
+        """The rows of it that a server holds, the last one maybe not all of them."""
+        rows, servers = self.fluid.updates.variable(self.name).shape[0], self._servers
+        assert isinstance(rows, int)
+        return -(-rows // servers)
+
+    @property
+    def _servers(self) -> int:
+        return len(self.fluid.job.endpoints)
+
+    # --- trainers ----------------------------------------------------------------------------
+
+    def asks(self, ops: Sequence[Operator], messages: "Messages") -> list[Operator]:
+        """Returns a trainer's operators with one question for all look-ups, where the first was."""
+        lookups = [op for op in ops if _looks_up(op, self.name)]
+        ids = [str(name) for op in lookups for name in op.inputs.slot("Ids")]
+        rows = [str(name) for op in lookups for name in op.outputs.slot("Out")]
+        asked, answered = self._names(_ASKED), self._names(_ANSWERED)
+        variable = self.fluid.updates.variable
+        for name, like in ((n, ids[0]) for n in asked):
+            messages.declared[name] = replace(variable(like), name=name, kind=Kind.TEMP)
+        for name in answered:
+            messages.declared[name] = replace(variable(rows[0]), name=name, kind=Kind.TEMP)
+        epmap: dict[str, Attr] = {"epmap": self.fluid.job.endpoints}
+        made = [
+            _op("split_ids", {"Ids": ids}, {"Out": asked}),
+            _op("prefetch", {"X": asked}, {"Out": answered}, epmap, Role.RPC),
+            _op("merge_ids", {"Ids": ids, "Rows": asked, "X": answered}, {"Out": rows}),
+        ]
+        at = ops.index(lookups[0])
+        rest = [op for op in ops if op not in lookups]
+        return [*rest[:at], *(messages.mark(op) for op in made), *rest[at:]]
+
+    def sends(self, trainer_id: int, control: str, messages: "Messages") -> list[Operator]:
+        """Returns what sends a trainer's gradient, the rows of each server to it."""
+        names = [f"{self._own(trainer_id)}.pserver_{n}" for n in range(self._servers)]
+        like = self.fluid.updates.variable(self.gradient)
+        for name in names:
+            messages.declared[name] = replace(like, name=name, kind=Kind.TEMP)
+        attrs: dict[str, Attr] = {"epmap": self.fluid.job.endpoints, "trainer_id": trainer_id}
+        pair = ((self.name, self.gradient),)
+        cut = _op("split_ids", {"Ids": [self.gradient]}, {"Out": names}, role=Role.DIST)
+        return [messages.mark(cut), messages.rpc("send", names, [control], attrs, pair)]
+
+    def _own(self, trainer_id: int) -> str:
+        is_own = self.fluid.exchange.mode == "sync" and self.fluid.job.trainers > 1
+        return trainer_name(self.gradient, trainer_id) if is_own else self.gradient
+
+    def _names(self, prefix: str) -> list[str]:
+        return [f"{prefix}{number}" for number in range(self._servers)]
+
+    # --- servers -----------------------------------------------------------------------------
+
+    def buffers(self, server: int) -> list[str]:
+        """Returns what a server is sent of its rows' gradient."""
+        trainers = range(self.fluid.job.trainers if self.fluid.merges else 1)
+        return [f"{self._own(trainer)}.pserver_{server}" for trainer in trainers]
+
+    def variables(self, server: int) -> list[Variable]:
+        """Returns what a server holds for it, without the learning rate."""
+        updates = self.fluid.updates
+        held = updates.variable(self.name)
+        table = replace(held, shape=(self.rows, *held.shape[1:]), kind=Kind.PARAM)
+        like = updates.variable(self.gradient)
+        sent = [replace(like, name=name, kind=Kind.DATA) for name in self.buffers(server)]
+        merged = [replace(like, kind=Kind.STATE)] if self.fluid.merges else []
+        asked = replace(updates.variable(self._some_ids), name=f"{_ASKED}{server}", kind=Kind.DATA)
+        answered = replace(asked, name=f"{_ANSWERED}{server}", dtype=held.dtype, kind=Kind.DATA)
+        shape = (*asked.shape, *held.shape[1:])
+        return [table, *sent, *merged, asked, replace(answered, shape=shape)]
+
+    def blocks(self, server: int, first: int, parent: int, mark: Mark) -> list[Block]:
+        """Returns the blocks of a server that update its rows, look them up, and save them.
+
+        What trainers send is added up and not divided by how many they are, as in fluid.
+        """
+        update = next(op for op in self.fluid.updates.of(self.name) if op.inputs.slot("Param"))
+        (rate,) = update.inputs.slot("LearningRate")
+        buffers = self.buffers(server)
+        gradient = self.gradient if self.fluid.merges else buffers[0]
+        pair = ((self.name, gradient),)
+        ops = []
+        if self.fluid.merges:
+            added = _op("sum", {"X": buffers}, {"Out": [gradient]}, role=Role.OPTIMIZE)
+            ops.append(replace(added, role_var=pair))
+        read = {"Grad": [gradient], "LearningRate": [str(rate)], "Param": [self.name]}
+        updated = _op("sgd", read, {"ParamOut": [self.name]}, role=Role.OPTIMIZE)
+        ops.append(replace(updated, role_var=pair, source=update.source))
+        found = _op(
+            "lookup_sparse_table",
+            {"Ids": [f"{_ASKED}{server}"], "W": [self.name]},
+            {"Out": [f"{_ANSWERED}{server}"]},
+            {"is_distributed": True, "is_sparse": True, "padding_idx": -1},
+            Role.RPC,
+        )
+        saved = _op("save", {"X": [self.name]}, {}, {"file_path": "none"}, Role.RPC)
+        return [
+            Block(first, parent, ops=tuple(map(mark, ops))),
+            Block(first + 1, first, ops=(mark(found),)),
+            Block(first + 2, first, ops=(mark(saved),)),
+        ]
+
+    def facts(self, server: int, first: int) -> dict[str, Attr]:
+        """Returns what `listen_and_serv` says of a server's blocks."""
+        return {
+            "checkpint_block_id": first + 2,
+            "prefetch_var_name_to_block_id": (f"{_ASKED}{server}:{first + 1}",),
+        }
+
+    @property
+    def _some_ids(self) -> str:
+        ops = self.fluid.updates.program.root.ops
+        return next(str(op.inputs.slot("Ids")[0]) for op in ops if _looks_up(op, self.name))
+
+
+def _looks_up(op: Operator, table: str) -> bool:
+    return op.type in {"lookup_table", "lookup_table_v2"} and op.inputs.slot("W") == (table,)
+
+
+def _op(
+    op_type: str,
+    read: Mapping[str, Sequence[str]],
+    written: Mapping[str, Sequence[str]],
+    attrs: Mapping[str, Attr] | None = None,
+    role: Role = Role.FORWARD,
+) -> Operator:
+    ins, outs = Operands.named(**read), Operands.named(**written)
+    return Operator(op_type, ins, outs, Attrs(attrs or {}), role)
