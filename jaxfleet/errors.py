@@ -11,6 +11,7 @@
           RaggedError          a feed of sequences of different lengths, as a list
         WrongTypeError       something of another type was given
         AssertedError        what fluid asserts of a program or an argument does not hold
+        TableError           distributed tables that cannot be: a RuntimeError in fluid
       PassError            a pass cannot run: its options, or what it was given
       StrategyError        a strategy's fields contradict each other or the machine
         FieldError           a strategy has no such field
@@ -98,6 +99,10 @@ class WrongTypeError(ProgramError, TypeError):
 
 class AssertedError(ProgramError, AssertionError):
     """What fluid asserts of a program or an argument does not hold."""
+
+
+class TableError(ProgramError, RuntimeError):
+    """A program's distributed tables are not one: fluid raises a RuntimeError."""
 
 
 class PassError(JaxfleetError, ValueError):

@@ -1,4 +1,4 @@
-"""A distributed table in fluid's dialect: rows by number modulo servers, looked up over the wire."""
+"""A distributed table in fluid's dialect: rows lie by number modulo servers, and are asked for."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

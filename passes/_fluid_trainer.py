@@ -233,7 +233,6 @@ class _Trainer:
         made = without_lost_blocks(made.with_block(block.without_unused()))
         return replace(made, name=f"{program.name}.trainer{self.trainer_id}")
 
-
     def _unmade(self) -> dict[str, Variable]:
         """Returns what is sent and made by nobody, as data that nobody feeds.
 

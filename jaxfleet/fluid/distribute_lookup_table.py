@@ -1,6 +1,6 @@
 """The one table whose rows are spread over parameter servers and looked up there."""
 
-from jaxfleet.errors import ProgramError
+from jaxfleet.errors import TableError
 from jaxfleet.fluid.program import Program
 
 LOOKUPS = frozenset({"lookup_table", "lookup_table_v2"})
@@ -10,7 +10,7 @@ def find_distributed_lookup_table(program: Program) -> str | None:
     """Returns the name of the table that lookups with `is_distributed` read; None for none.
 
     Raises:
-        ProgramError: there are several, or an ordinary lookup reads it too.
+        TableError: there are several, or an ordinary lookup reads it too.
     """
     lookups = [op for op in program.global_block().ops if op.type in LOOKUPS]
     spread = [op for op in lookups if op.attr("is_distributed")]
@@ -21,10 +21,8 @@ def find_distributed_lookup_table(program: Program) -> str | None:
         other = op.input("W")[0]
         if op.attr("is_distributed") and other != table:
             hint = "only one embedding of a program may be is_distributed"
-            raise ProgramError(f"'{table}' and '{other}' are both distributed", op=op, hint=hint)
+            raise TableError(f"'{table}' and '{other}' are both distributed", op=op, hint=hint)
         if not op.attr("is_distributed") and other == table:
             hint = "say is_distributed of every embedding that shares it"
-            raise ProgramError(
-                f"'{table}' is distributed, and looked up here too", op=op, hint=hint
-            )
+            raise TableError(f"'{table}' is distributed, and looked up here too", op=op, hint=hint)
     return table

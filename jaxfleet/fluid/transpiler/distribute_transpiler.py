@@ -16,7 +16,8 @@ programs, all of it or nothing.
 
 from typing import Any
 
-from jaxfleet.errors import ProgramError, StrategyError
+from jaxfleet.errors import AssertedError, ProgramError, StrategyError, WrongTypeError
+from jaxfleet.fluid.distribute_lookup_table import find_distributed_lookup_table
 from jaxfleet.fluid.from_ir import write_back
 from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
 from jaxfleet.fluid.transpiler.config import (
@@ -105,6 +106,7 @@ class DistributeTranspiler:
         endpoints = tuple(name.strip() for name in pservers.split(","))
         is_sync = sync_mode and self.config.sync_mode
         job = PServerJob(main.clone(), startup.clone(), self.config, endpoints, count, is_sync)
+        table = find_distributed_lookup_table(main)
         trainer = job.trainer(trainer_id)
         begun = job.trainer_startup(trainer)
         self._job, self._main = job, main
@@ -115,6 +117,7 @@ class DistributeTranspiler:
             each._is_chief = trainer_id == 0
             each._endpoints = list(endpoints)
             each._ps_endpoint = current_endpoint
+            each._distributed_lookup_table = table
             each._parameters_on_pservers = registry_of(job.main, job.placed)
 
     # --- what processes run ------------------------------------------------------------------
@@ -143,7 +146,7 @@ class DistributeTranspiler:
         job, main = self._transpiled()
         if self.config.enable_dc_asgd and job.is_sync:
             what = "enable_dc_asgd is for servers that do not wait: there are no late gradients"
-            raise AssertionError(f"{what}; transpile with sync_mode=False")
+            raise AssertedError(what, hint="transpile with sync_mode=False")
         if endpoint not in job.endpoints:
             raise KeyError(f"there is no server {endpoint}; they are {', '.join(job.endpoints)}")
         made = write_back(Program(), job.server(endpoint), origin=job.main)
@@ -194,7 +197,7 @@ class DistributeTranspiler:
         chosen = ServerRuntimeConfig() if server_config is None else server_config
         if not isinstance(chosen, ServerRuntimeConfig):
             what = "server_config must be an instance of ServerRuntimeConfig"
-            raise TypeError(f"{what}, not {type(chosen).__name__}")
+            raise WrongTypeError(f"{what}, not {type(chosen).__name__}")
         self.server_config = chosen
 
     def _transpiled(self) -> tuple[PServerJob, Program]:
@@ -206,14 +209,15 @@ class DistributeTranspiler:
 
 def _check(config: Any) -> None:
     if not isinstance(config, DistributeTranspilerConfig):
-        raise TypeError(f"config is a {type(config).__name__}, not a DistributeTranspilerConfig")
+        what = f"config is a {type(config).__name__}, not a DistributeTranspilerConfig"
+        raise WrongTypeError(what)
     if config.min_block_size < LEAST_BLOCK_SIZE:
         what = f"min_block_size is {config.min_block_size}, and is at least {LEAST_BLOCK_SIZE}"
-        raise AssertionError(what)
+        raise AssertedError(what, hint="fluid's limit; jf.distribute knows none")
     method = config.split_method or RoundRobin
     if not (isinstance(method, type) and issubclass(method, PSDispatcher)):
         what = f"split_method is {method!r}, and must derive from PSDispatcher"
-        raise AssertionError(what)  # noqa: TRY004  # fluid's type
+        raise AssertedError(what)
 
 
 def _refuse_twice(program: Program) -> None:
