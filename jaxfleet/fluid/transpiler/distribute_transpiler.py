@@ -20,11 +20,13 @@ from jaxfleet.errors import AssertedError, ProgramError, StrategyError, WrongTyp
 from jaxfleet.fluid.distribute_lookup_table import find_distributed_lookup_table
 from jaxfleet.fluid.from_ir import write_back
 from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
+from jaxfleet.fluid.transpiler.collective import transpile_collective
 from jaxfleet.fluid.transpiler.config import (
     LEAST_BLOCK_SIZE,
     DistributeTranspilerConfig,
     ServerRuntimeConfig,
 )
+from jaxfleet.fluid.transpiler.nccl2 import note_trainers, transpile_nccl2
 from jaxfleet.fluid.transpiler.ports import wait_server_ready
 from jaxfleet.fluid.transpiler.ps_dispatcher import PSDispatcher, RoundRobin
 from jaxfleet.fluid.transpiler.pserver import PServerJob
@@ -79,6 +81,8 @@ class DistributeTranspiler:
         Raises:
             ProgramError: the program was transpiled before, updates nothing, or the arguments do
                 not fit the mode.
+            AssertionError: in nccl2 mode, the trainers are no string or cannot be grouped.
+            ConnectError: processes that are waited for do not listen in time.
         """
         trainers = trainers if workers is None else workers
         main = default_main_program() if program is None else program
@@ -87,10 +91,54 @@ class DistributeTranspiler:
             what = f"config.mode is '{self.config.mode}'"
             raise StrategyError(what, hint=f"choose one of {', '.join(MODES)}")
         _refuse_twice(main)
+        wait = self.config.wait_port
         if self.config.mode == "pserver":
             self._for_servers(
                 trainer_id, main, startup, pservers, trainers, sync_mode, current_endpoint
             )
+        elif self.config.mode == "nccl2":
+            self._transpile_nccl2(trainer_id, trainers, current_endpoint, startup, wait)
+            note_trainers(main, self.config, str(trainers))
+        else:
+            mode = self.config.collective_mode
+            self._transpile_collective(
+                mode, trainer_id, trainers, current_endpoint, startup, main, wait
+            )
+
+    def _transpile_nccl2(
+        self,
+        trainer_id: int,
+        trainers: Any,
+        current_endpoint: str,
+        startup_program: Program | None = None,
+        wait_port: bool = True,
+    ) -> None:
+        """Says in the startup program which processes train together."""
+        transpile_nccl2(
+            self.config, trainer_id, trainers, current_endpoint, startup_program, wait_port
+        )
+
+    def _transpile_collective(
+        self,
+        collective_mode: Any,
+        trainer_id: int,
+        trainers: Any,
+        current_endpoint: str,
+        startup_program: Program | None = None,
+        main_program: Program | None = None,
+        wait_port: bool = True,
+    ) -> None:
+        """Rewrites both programs for ranks that train together without servers."""
+        transpile_collective(
+            self.config,
+            collective_mode,
+            trainer_id,
+            trainers,
+            current_endpoint,
+            startup_program,
+            main_program,
+            wait_port,
+        )
 
     def _for_servers(
         self,

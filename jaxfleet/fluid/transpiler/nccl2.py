@@ -29,12 +29,10 @@ def transpile_nccl2(
     trainer_id: int,
     trainers: str,
     current_endpoint: str,
-    *,
-    program: Program | None = None,
     startup_program: Program | None = None,
     wait_port: bool = True,
 ) -> None:
-    """Adds to the startup program who trains together, and notes it on the main program.
+    """Adds to the startup program who trains together.
 
     Args:
         config: how sums are spread and grouped. `hierarchical_allreduce_inter_nranks` up to 1
@@ -42,7 +40,6 @@ def transpile_nccl2(
         trainer_id: which of the trainers this is, from 0 on.
         trainers: `host:port` of each, between commas.
         current_endpoint: this trainer's.
-        program: the main program; its operators do not change.
         startup_program: the default one, unless given.
         wait_port: let trainer 0 wait until the others listen.
 
@@ -73,8 +70,22 @@ def transpile_nccl2(
     if trainer_id == 0 and wait_port:
         wait_server_ready([e for e in endpoints if e != current_endpoint])
     startup.write_back()
-    if program is not None:
-        _note(program, config, endpoints)
+
+
+def note_trainers(program: Program, config: HasNccl, trainers: str) -> None:
+    """Notes on a main program, whose operators do not change, who trains together.
+
+    Args:
+        program: it.
+        config: as `transpile_nccl2` left it.
+        trainers: as `transpile_nccl2` took it.
+    """
+    program._trainers_endpoints = endpoints_of(trainers)
+    program._nccl_comm_num = config.nccl_comm_num
+    program._use_hierarchical_allreduce = config.use_hierarchical_allreduce
+    if config.use_hierarchical_allreduce:
+        inner = config.hierarchical_allreduce_inter_nranks
+        program._hierarchical_allreduce_inter_nranks = inner
 
 
 def _inner(config: HasNccl, trainers: int) -> int:
@@ -89,12 +100,3 @@ def _inner(config: HasNccl, trainers: int) -> int:
         what = f"trainers_num:{trainers} mod hierarchical_allreduce_inter_nranks:{inner} != 0"
         raise AssertedError(what, hint="let groups of that many hold all trainers")
     return inner
-
-
-def _note(program: Program, config: HasNccl, endpoints: list[str]) -> None:
-    program._trainers_endpoints = endpoints
-    program._nccl_comm_num = config.nccl_comm_num
-    program._use_hierarchical_allreduce = config.use_hierarchical_allreduce
-    if config.use_hierarchical_allreduce:
-        inner = config.hierarchical_allreduce_inter_nranks
-        program._hierarchical_allreduce_inter_nranks = inner
