@@ -65,6 +65,7 @@ class _Trainer:
     mark: Mark
     messages: Messages = field(init=False)
     ops: list[Operator] = field(init=False)
+    made: list[Operator] = field(default_factory=list)
     table: Table | None = field(init=False)
     names: dict[str, str] = field(default_factory=dict)
     sent: dict[str, str] = field(default_factory=dict)
@@ -76,31 +77,35 @@ class _Trainer:
         self.ops = list(self.fluid.updates.program.root.ops)
 
     def run(self) -> Program:
-        for param, gradient in self.fluid.updates.pairs:
-            self._send(param, gradient)
+        updates = self.fluid.updates
         if self.table is not None:
             self.ops = self.table.asks(self.ops, self.messages)
-            self._send_rows(self.table)
-        servers_do = {*self.fluid.updates.ops, *self.fluid.updates.schedule}
-        self.ops = [self._renamed(op) for op in self.ops if op not in servers_do]
+        sent = self._sends()
+        on_servers = {*updates.ops, *updates.schedule}
+        for place, op in enumerate(self.ops):
+            kept = [] if op in on_servers else [op]
+            self.made += [self._renamed(each) for each in (*kept, *sent.get(place, ()))]
         self._wait()
         self._receive()
         return self._program()
 
     # --- sending -----------------------------------------------------------------------------
 
-    def _send(self, param: str, gradient: str) -> None:
-        """Sends a gradient where it is complete: behind the last operator that writes it."""
-        at = max(place for place, op in enumerate(self.ops) if gradient in op.writes)
-        cuts, source = self.fluid.job.of(param), self.ops[at].source
-        made = self._sending(param, gradient, cuts)
-        self.ops[at + 1 : at + 1] = [self.mark(replace(op, source=source)) for op in made]
-
-    def _send_rows(self, table: Table) -> None:
-        """Sends the gradient of a distributed table."""
-        at = max(place for place, op in enumerate(self.ops) if table.gradient in op.writes)
-        control = self._control(table.gradient)
-        self.ops[at + 1 : at + 1] = table.sends(self.trainer_id, control, self.messages)
+    def _sends(self) -> dict[int, list[Operator]]:
+        """Returns what sends each gradient, by the place of the last operator that writes it."""
+        last = {name: place for place, op in enumerate(self.ops) for name in op.writes}
+        found: dict[int, list[Operator]] = {}
+        for param, gradient in self.fluid.updates.pairs:
+            place, cuts = last[gradient], self.fluid.job.of(param)
+            source = self.ops[place].source
+            ops = self._sending(param, gradient, cuts)
+            made = [self.mark(replace(op, source=source)) for op in ops]
+            found[place] = [*made, *found.get(place, ())]
+        if self.table is not None:
+            control = self._control(self.table.gradient)
+            made = self.table.sends(self.trainer_id, control, self.messages)
+            found.setdefault(last[self.table.gradient], []).extend(made)
+        return found
 
     def _sending(self, param: str, gradient: str, cuts: tuple[Slice, ...]) -> list[Operator]:
         if self.fluid.exchange.runtime_split:
@@ -145,9 +150,9 @@ class _Trainer:
             self.sent["*"] = barrier = self.messages.control()
             read = [name for gradient, name in self.sent.items() if gradient != "*"]
             attrs = {**self._to_all(), "half_async": exchange.local_barrier}
-            self.ops.append(self.messages.rpc("send_barrier", read, [barrier], attrs))
+            self.made.append(self.messages.rpc("send_barrier", read, [barrier], attrs))
         if self.fluid.counts_steps:
-            self.ops.append(self._count())
+            self.made.append(self._count())
 
     def _count(self) -> Operator:
         """Returns what tells all servers that this trainer has done a step more."""
@@ -178,7 +183,7 @@ class _Trainer:
             if self.fluid.exchange.runtime_split:
                 attrs["recv_varnames"], names = tuple(names), [param]
             received += names
-            self.ops.append(self.messages.rpc("recv", after, names, attrs, pair))
+            self.made.append(self.messages.rpc("recv", after, names, attrs, pair))
             if len(names) > 1:
                 self.messages.declared.update(
                     (name, self.fluid.like(param, name, cut))
@@ -187,8 +192,8 @@ class _Trainer:
                 joins.append(self.messages.cut_or_join("concat", names, [param], {"axis": 0}))
         if self.fluid.exchange.has_barriers:
             waited = [self.sent["*"]]
-            self.ops.append(self.messages.rpc("fetch_barrier", waited, received, self._to_all()))
-        self.ops += joins
+            self.made.append(self.messages.rpc("fetch_barrier", waited, received, self._to_all()))
+        self.made += joins
 
     def _to_all(self) -> dict[str, Attr]:
         return {"endpoints": self.fluid.job.endpoints, "trainer_id": self.trainer_id}
@@ -217,7 +222,7 @@ class _Trainer:
             if old in block.variables and new not in unmade
         ]
         declared = [*renamed, *self.messages.declared.values()]
-        block = block.with_ops(self.ops, declare=[v for v in declared if v.name not in unmade])
+        block = block.with_ops(self.made, declare=[v for v in declared if v.name not in unmade])
         own = {name: v for name, v in block.variables.items() if name not in unmade}
         block = replace(block, variables=own)
         facts = program.attrs.updated(
@@ -239,8 +244,8 @@ class _Trainer:
         What clips all gradients by their common norm among the updates goes to servers, as in
         fluid; who runs such a program says so.
         """
-        made = {name for op in self.ops for name in op.writes}
-        sent = {name for op in self.ops if op.type == "send" for name in op.reads}
+        made = {name for op in self.made for name in op.writes}
+        sent = {name for op in self.made if op.type == "send" for name in op.reads}
         back = {new: old for old, new in self.names.items()}
         like = self.fluid.updates.variable
         lost = sent - made - ({self.counter.name} if self.counter is not None else set())
