@@ -11,7 +11,7 @@ from jaxfleet.analysis.slices import Slice, placement_of, slices_of
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Attr, Attrs, Kind, Operands, Operator, Program, Role, trainer_name
 from jaxfleet.passes._fluid_job import COUNTER
-from jaxfleet.passes._fluid_trainer import Messages
+from jaxfleet.passes._fluid_messages import Messages
 from jaxfleet.passes._server import Mark
 
 # Their attribute `shape` is that of what they make: the rows that a server holds.

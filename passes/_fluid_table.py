@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from jaxfleet.errors import PassError
 from jaxfleet.ir import (
@@ -17,10 +16,8 @@ from jaxfleet.ir import (
     trainer_name,
 )
 from jaxfleet.passes._fluid_job import FluidJob
+from jaxfleet.passes._fluid_messages import Messages
 from jaxfleet.passes._server import Mark
-
-if TYPE_CHECKING:
-    from jaxfleet.passes._fluid_trainer import Messages
 
 _ASKED, _ANSWERED = "prefetch_compress_in_tmp_", "prefetch_compress_out_tmp_"
 
@@ -75,7 +72,7 @@ class Table:
 
     # --- trainers ----------------------------------------------------------------------------
 
-    def asks(self, ops: Sequence[Operator], messages: "Messages") -> list[Operator]:
+    def asks(self, ops: Sequence[Operator], messages: Messages) -> list[Operator]:
         """Returns a trainer's operators with one question for all look-ups, where the first was."""
         lookups = [op for op in ops if _looks_up(op, self.name)]
         ids = [str(name) for op in lookups for name in op.inputs.slot("Ids")]
@@ -96,7 +93,7 @@ class Table:
         rest = [op for op in ops if op not in lookups]
         return [*rest[:at], *(messages.mark(op) for op in made), *rest[at:]]
 
-    def sends(self, trainer_id: int, control: str, messages: "Messages") -> list[Operator]:
+    def sends(self, trainer_id: int, control: str, messages: Messages) -> list[Operator]:
         """Returns what sends a trainer's gradient, the rows of each server to it."""
         names = [f"{self._own(trainer_id)}.pserver_{n}" for n in range(self._servers)]
         like = self.fluid.updates.variable(self.gradient)

@@ -1,61 +1,19 @@
 """Writes a trainer's program in fluid's dialect, with fluid's operators in fluid's order."""
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 
 from jaxfleet.analysis.slices import Slice
-from jaxfleet.ir import Attr, Attrs, Kind, Operands, Operator, Program, Role, Variable, trainer_name
+from jaxfleet.ir import Attr, Kind, Operator, Program, Variable, trainer_name
 from jaxfleet.ir.embed import embed
 from jaxfleet.passes._fluid_job import COUNTER, FluidJob
+from jaxfleet.passes._fluid_messages import Messages
 from jaxfleet.passes._fluid_table import Table
 from jaxfleet.passes._server import Mark
-
-_CONTROL = "__control_var@"  # what says in fluid that an operator runs after another
 
 
 def fluid_trainer(fluid: FluidJob, trainer_id: int, mark: Mark) -> Program:
     """Returns the program of a trainer."""
     return _Trainer(fluid, trainer_id, mark).run()
-
-
-@dataclass
-class Messages:
-    """Makes the operators that talk with servers, and the variables that order them.
-
-    Attributes:
-        mark: says who made an operator.
-        declared: what their operands need.
-    """
-
-    mark: Mark
-    declared: dict[str, Variable] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=count)
-
-    def control(self) -> str:
-        """Returns a new control variable."""
-        name = f"{_CONTROL}{next(self._numbers)}"
-        self.declared[name] = Variable(name, "raw", ())
-        return name
-
-    def rpc(
-        self,
-        op_type: str,
-        read: Sequence[str],
-        written: Sequence[str],
-        attrs: Mapping[str, Attr],
-        pair: tuple[tuple[str, str], ...] = (),
-    ) -> Operator:
-        """Returns an operator that talks with servers."""
-        ins, outs = Operands.named(X=read), Operands.named(Out=written)
-        return self.mark(Operator(op_type, ins, outs, Attrs(attrs), Role.RPC, pair))
-
-    def cut_or_join(
-        self, op_type: str, read: Sequence[str], written: Sequence[str], attrs: Mapping[str, Attr]
-    ) -> Operator:
-        """Returns an operator that cuts a value in slices, or joins them."""
-        ins, outs = Operands.named(X=read), Operands.named(Out=written)
-        return self.mark(Operator(op_type, ins, outs, Attrs(attrs), Role.DIST))
 
 
 @dataclass
