@@ -21,6 +21,7 @@
       PeerLostError        a peer answered, then went
       ClosedError          this end was closed
       CheckpointError      a checkpoint cannot be written, or is damaged, or has not what is asked
+        SavedError           the same of what `fluid.io` saves: variables, programs
 
 The first line of an error says what happened, with the values. Where it happened and what to do
 are notes, which Python prints under the message.
@@ -139,3 +140,7 @@ class ClosedError(JaxfleetError, RuntimeError):
 
 class CheckpointError(JaxfleetError, OSError):
     """A checkpoint cannot be written, or is damaged, or has not what is asked of it."""
+
+
+class SavedError(CheckpointError, RuntimeError):
+    """What `fluid.io` saves cannot be written, or is damaged, or does not fit the program."""

@@ -40,9 +40,20 @@ PUBLIC = {
     """,
     "jaxfleet.fluid.compiler": """
         BuildStrategy CompiledProgram ExecutionStrategy Graph
+        Block CPUPlace CUDAPlace Executor Operator ParamAttr Parameter Program Scope Variable
+        DistributeTranspiler DistributeTranspilerConfig
+        append_backward data default_main_program default_startup_program device_guard embedding
+        get_flags global_scope gradients is_compiled_with_cuda load name_scope program_guard save
+        scope_guard set_flags
     """,
     "jaxfleet.fluid.executor": """
         Executor Scope as_numpy global_scope scope_guard
+    """,
+    "jaxfleet.fluid.io": """
+        batch buffered cache chain compose firstn get_program_parameter get_program_persistable_vars
+        is_belong_to_optimizer is_parameter is_persistable load load_inference_model load_params
+        load_persistables load_program_state load_vars map_readers save save_inference_model
+        save_params save_persistables save_vars set_program_state shuffle
     """,
     "jaxfleet.fluid.layers": """
         abs accuracy assign cast ceil clip concat cos create_global_var create_parameter

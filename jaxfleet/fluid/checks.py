@@ -1,6 +1,6 @@
 """Checks of what a script gives, with the line that gave it."""
 
-from jaxfleet.errors import ProgramError, WrongTypeError
+from jaxfleet.errors import JaxfleetError, ProgramError, WrongTypeError
 from jaxfleet.ops.frames import line_of_caller
 
 
@@ -27,7 +27,7 @@ def check_type(
 
 
 def mistake(
-    what: str, hint: str | None = None, kind: type[ProgramError] = ProgramError
-) -> ProgramError:
+    what: str, hint: str | None = None, kind: type[JaxfleetError] = ProgramError
+) -> JaxfleetError:
     """Returns an error that points at the user's line."""
     return kind(what, source=line_of_caller(), hint=hint)

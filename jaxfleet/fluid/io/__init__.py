@@ -1,0 +1,32 @@
+"""Saving and loading: variables, models that are used, whole states of training.
+
+A file holds arrays by name, in numpy's own `.npz`, with checksums. Every file is written whole or
+not at all, and those of one call take their names together. Nothing of what is loaded reaches the
+scope before all of it was read and found to fit.
+"""
+
+from jaxfleet.fluid.io.inference import load_inference_model as load_inference_model
+from jaxfleet.fluid.io.inference import save_inference_model as save_inference_model
+from jaxfleet.fluid.io.state import load as load
+from jaxfleet.fluid.io.state import load_program_state as load_program_state
+from jaxfleet.fluid.io.state import save as save
+from jaxfleet.fluid.io.state import set_program_state as set_program_state
+from jaxfleet.fluid.io.variables import get_program_parameter as get_program_parameter
+from jaxfleet.fluid.io.variables import get_program_persistable_vars as get_program_persistable_vars
+from jaxfleet.fluid.io.variables import is_belong_to_optimizer as is_belong_to_optimizer
+from jaxfleet.fluid.io.variables import is_parameter as is_parameter
+from jaxfleet.fluid.io.variables import is_persistable as is_persistable
+from jaxfleet.fluid.io.variables import load_params as load_params
+from jaxfleet.fluid.io.variables import load_persistables as load_persistables
+from jaxfleet.fluid.io.variables import load_vars as load_vars
+from jaxfleet.fluid.io.variables import save_params as save_params
+from jaxfleet.fluid.io.variables import save_persistables as save_persistables
+from jaxfleet.fluid.io.variables import save_vars as save_vars
+from jaxfleet.fluid.readers import batch as batch
+from jaxfleet.fluid.readers import buffered as buffered
+from jaxfleet.fluid.readers import cache as cache
+from jaxfleet.fluid.readers import chain as chain
+from jaxfleet.fluid.readers import compose as compose
+from jaxfleet.fluid.readers import firstn as firstn
+from jaxfleet.fluid.readers import map_readers as map_readers
+from jaxfleet.fluid.readers import shuffle as shuffle

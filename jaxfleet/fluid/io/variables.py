@@ -1,0 +1,210 @@
+"""Saving and loading of variables: chosen ones, parameters, or all that outlive a run."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from jaxfleet.errors import SavedError
+from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.dtypes import VarType
+from jaxfleet.fluid.executor import Executor
+from jaxfleet.fluid.io.files import arrays_writer, file_of, read_arrays, write_files
+from jaxfleet.fluid.io.values import check_value, set_values, value_of
+from jaxfleet.fluid.program import Program, default_main_program
+from jaxfleet.fluid.variable import Parameter, Variable
+
+Predicate: TypeAlias = Callable[[Variable], bool]
+Folder: TypeAlias = str | os.PathLike[str]
+
+_WITHOUT_VALUE = frozenset({VarType.RAW, VarType.READER, VarType.STEP_SCOPES})
+
+
+def is_parameter(var: Variable) -> bool:
+    """Tells whether a variable is trained."""
+    return isinstance(var, Parameter)
+
+
+def is_persistable(var: Variable) -> bool:
+    """Tells whether a variable outlives a run, and holds an array."""
+    return var.persistable and var.type not in _WITHOUT_VALUE
+
+
+def is_belong_to_optimizer(var: Variable) -> bool:
+    """Tells whether a variable outlives a run and is no parameter."""
+    return is_persistable(var) and not isinstance(var, Parameter) and not var.need_check_feed
+
+
+def get_program_parameter(program: Program) -> list[Variable]:
+    """Returns the parameters of a program."""
+    return [v for v in program.list_vars() if is_parameter(v)]
+
+
+def get_program_persistable_vars(program: Program) -> list[Variable]:
+    """Returns the variables of a program that outlive a run."""
+    return [v for v in program.list_vars() if is_persistable(v)]
+
+
+def save_vars(
+    executor: Executor,
+    dirname: Folder,
+    main_program: Program | None = None,
+    vars: Sequence[Variable] | None = None,
+    predicate: Predicate | None = None,
+    filename: str | None = None,
+) -> None:
+    """Saves variables from the global scope.
+
+    Args:
+        executor: taken; values lie in the scope.
+        dirname: the folder; made if it is not there.
+        main_program: whose variables; the default main program unless given.
+        vars: which.
+        predicate: tells which, unless `vars` does.
+        filename: one file for all; a file for each, named for it, unless given.
+
+    Raises:
+        TypeError: an argument is of another type.
+        SavedError: a variable has no value, or a file cannot be written.
+    """
+    check_type(executor, "executor", Executor)
+    chosen = _chosen(main_program, vars, predicate)
+    if not chosen:
+        warnings.warn("there is no variable to save", stacklevel=2)
+        return
+    folder = _folder(dirname)
+    if filename is not None:
+        values = ((v.name, value_of(v)) for v in chosen)
+        write_files([(folder / filename, arrays_writer(values))])
+        return
+    write_files((file_of(folder, v.name), arrays_writer([(v.name, value_of(v))])) for v in chosen)
+
+
+def save_params(
+    executor: Executor,
+    dirname: Folder,
+    main_program: Program | None = None,
+    filename: str | None = None,
+) -> None:
+    """Saves the parameters of a program; see `save_vars`."""
+    save_vars(executor, dirname, main_program, None, is_parameter, filename)
+
+
+def save_persistables(
+    executor: Executor,
+    dirname: Folder,
+    main_program: Program | None = None,
+    filename: str | None = None,
+) -> None:
+    """Saves all that outlives a run: parameters, states of optimizers; see `save_vars`."""
+    save_vars(executor, dirname, main_program, None, is_persistable, filename)
+
+
+def load_vars(
+    executor: Executor,
+    dirname: Folder,
+    main_program: Program | None = None,
+    vars: Sequence[Variable] | None = None,
+    predicate: Predicate | None = None,
+    filename: str | None = None,
+) -> None:
+    """Loads variables into the global scope, all or none; arguments as of `save_vars`.
+
+    Raises:
+        TypeError: an argument is of another type.
+        SavedError: a variable is not there, is damaged, or has another shape or dtype than the
+            program says.
+    """
+    check_type(executor, "executor", Executor)
+    chosen = _chosen(main_program, vars, predicate)
+    folder = _folder(dirname)
+    set_values(read_values(chosen, folder, filename))
+
+
+def load_params(
+    executor: Executor,
+    dirname: Folder,
+    main_program: Program | None = None,
+    filename: str | None = None,
+) -> None:
+    """Loads the parameters of a program; see `load_vars`."""
+    load_vars(executor, dirname, main_program, None, is_parameter, filename)
+
+
+def load_persistables(
+    executor: Executor,
+    dirname: Folder,
+    main_program: Program | None = None,
+    filename: str | None = None,
+) -> None:
+    """Loads all that outlives a run; see `load_vars`."""
+    load_vars(executor, dirname, main_program, None, is_persistable, filename)
+
+
+def read_values(
+    variables: Sequence[Variable], folder: Path, filename: str | None
+) -> dict[str, np.ndarray]:
+    """Returns the saved values of variables, which fit them.
+
+    Raises:
+        SavedError: one is not there, is damaged, or does not fit.
+    """
+    if filename is not None:
+        path = folder / filename
+        return fitting(variables, read_arrays(path, [v.name for v in variables]), str(path))
+    found: dict[str, np.ndarray] = {}
+    for variable in variables:
+        path = file_of(folder, variable.name)
+        if not path.exists():
+            hint = "was it saved for another program, or with a filename?"
+            raise mistake(f"'{variable.name}' is not saved in {folder}", hint, SavedError)
+        found |= fitting([variable], read_arrays(path, [variable.name]), str(path))
+    return found
+
+
+def fitting(
+    variables: Iterable[Variable], arrays: dict[str, np.ndarray], where: str
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of variables, as a device takes them.
+
+    Raises:
+        SavedError: one is missing, or has another shape or dtype than the program says.
+    """
+    found = {}
+    for variable in variables:
+        if variable.name not in arrays:
+            raise mistake(f"'{variable.name}' is not saved in {where}", kind=SavedError)
+        found[variable.name] = check_value(variable, arrays[variable.name], where)
+    return found
+
+
+def program_of(given: Any) -> Program:
+    """Returns the program that an argument means, a compiled one's own included.
+
+    Raises:
+        TypeError: it is none.
+    """
+    inner = default_main_program() if given is None else getattr(given, "_program", given)
+    check_type(inner, "main_program", Program)
+    program: Program = inner
+    return program
+
+
+def _chosen(
+    main_program: Program | None, given: Sequence[Variable] | None, predicate: Predicate | None
+) -> list[Variable]:
+    program = program_of(main_program)
+    if given is None:
+        kept = is_persistable if predicate is None else predicate
+        return [v for v in program.list_vars() if v.type not in _WITHOUT_VALUE and kept(v)]
+    for variable in given:
+        check_type(variable, "a member of vars", Variable)
+    return list(given)
+
+
+def _folder(dirname: Folder) -> Path:
+    check_type(dirname, "dirname", (str, os.PathLike))
+    return Path(dirname)
