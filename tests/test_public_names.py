@@ -36,15 +36,10 @@ PUBLIC = {
         DistributeTranspilerConfig ExecutionStrategy Executor Operator ParallelExecutor ParamAttr
         Parameter Program Scope Variable append_backward cpu_places cuda_places data
         default_main_program default_startup_program device_guard embedding get_flags global_scope
-        gradients is_compiled_with_cuda name_scope program_guard scope_guard set_flags
+        gradients is_compiled_with_cuda load name_scope program_guard save scope_guard set_flags
     """,
     "jaxfleet.fluid.compiler": """
         BuildStrategy CompiledProgram ExecutionStrategy Graph
-        Block CPUPlace CUDAPlace Executor Operator ParamAttr Parameter Program Scope Variable
-        DistributeTranspiler DistributeTranspilerConfig
-        append_backward data default_main_program default_startup_program device_guard embedding
-        get_flags global_scope gradients is_compiled_with_cuda load name_scope program_guard save
-        scope_guard set_flags
     """,
     "jaxfleet.fluid.executor": """
         Executor Scope as_numpy global_scope scope_guard
