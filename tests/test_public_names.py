@@ -33,10 +33,11 @@ PUBLIC = {
     """,
     "jaxfleet.fluid": """
         Block BuildStrategy CPUPlace CUDAPlace CompiledProgram DistributeTranspiler
-        DistributeTranspilerConfig ExecutionStrategy Executor Operator ParallelExecutor ParamAttr
-        Parameter Program Scope Variable append_backward cpu_places cuda_places data
-        default_main_program default_startup_program device_guard embedding get_flags global_scope
-        gradients is_compiled_with_cuda load name_scope program_guard save scope_guard set_flags
+        DistributeTranspilerConfig ExecutionStrategy Executor Operator ParallelExecutor
+        ParamAttr Parameter Program Scope Variable append_backward cpu_places cuda_places
+        data default_main_program default_startup_program device_guard embedding get_flags
+        global_scope gradients is_compiled_with_cuda load name_scope one_hot program_guard
+        save scope_guard set_flags
     """,
     "jaxfleet.fluid.compiler": """
         BuildStrategy CompiledProgram ExecutionStrategy Graph
@@ -51,14 +52,25 @@ PUBLIC = {
         save_params save_persistables save_vars set_program_state shuffle
     """,
     "jaxfleet.fluid.layers": """
-        abs accuracy assign cast ceil clip concat cos create_global_var create_parameter
-        cross_entropy data dropout elementwise_add elementwise_div elementwise_floordiv
-        elementwise_max elementwise_min elementwise_mod elementwise_mul elementwise_pow
-        elementwise_sub embedding exp exponential_decay fc fill_constant floor gelu
-        inverse_time_decay log logsigmoid matmul mean mul natural_exp_decay noam_decay
-        piecewise_decay reciprocal reduce_max reduce_mean reduce_min reduce_prod reduce_sum relu
-        reshape scale sigmoid sign sin softmax softmax_with_cross_entropy softplus softsign sqrt
-        square square_error_cost sums tanh transpose
+        Switch abs accuracy acos adaptive_pool2d argmax argmin argsort asin assign atan auc
+        autoincreased_step_counter batch_norm brelu cast ceil clip clip_by_norm concat
+        conv2d conv2d_transpose cos cosh cosine_decay create_global_var create_parameter
+        create_tensor cross_entropy cumsum data dropout elementwise_add elementwise_div
+        elementwise_floordiv elementwise_max elementwise_min elementwise_mod elementwise_mul
+        elementwise_pow elementwise_sub elu embedding equal erf exp expand exponential_decay
+        fc fill_constant fill_constant_batch_size_like flatten floor gather gather_nd
+        gaussian_random gelu greater_equal greater_than hard_shrink hard_sigmoid hard_swish
+        huber_loss increment inverse_time_decay is_empty l2_normalize label_smooth
+        layer_norm leaky_relu less_equal less_than linear_lr_warmup log log_loss logical_and
+        logical_not logical_or logical_xor logsigmoid matmul mean mse_loss mul
+        natural_exp_decay noam_decay not_equal one_hot ones ones_like pad piecewise_decay
+        polynomial_decay pool2d pow reciprocal reduce_all reduce_any reduce_max reduce_mean
+        reduce_min reduce_prod reduce_sum relu relu6 reshape reverse round rsqrt scale
+        scatter selu shape sigmoid sigmoid_cross_entropy_with_logits sign sin sinh slice
+        soft_relu softmax softmax_with_cross_entropy softplus softshrink softsign split sqrt
+        square square_error_cost squeeze stack stanh strided_slice sum sums swish tanh
+        tanh_shrink thresholded_relu topk transpose uniform_random unsqueeze unstack zeros
+        zeros_like
     """,
     "jaxfleet.fluid.optimizer": """
         Accumulator Adadelta AdadeltaOptimizer Adagrad AdagradOptimizer Adam AdamOptimizer Adamax

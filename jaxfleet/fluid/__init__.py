@@ -19,6 +19,7 @@ from jaxfleet.fluid import framework as framework
 from jaxfleet.fluid import initializer as initializer
 from jaxfleet.fluid import io as io
 from jaxfleet.fluid import layers as layers
+from jaxfleet.fluid import nets as nets
 from jaxfleet.fluid import optimizer as optimizer
 from jaxfleet.fluid import readers as readers
 from jaxfleet.fluid import regularizer as regularizer
@@ -39,9 +40,10 @@ from jaxfleet.fluid.flags import set_flags as set_flags
 from jaxfleet.fluid.guards import device_guard as device_guard
 from jaxfleet.fluid.guards import name_scope as name_scope
 from jaxfleet.fluid.input import data as data
+from jaxfleet.fluid.input import embedding as embedding
+from jaxfleet.fluid.input import one_hot as one_hot
 from jaxfleet.fluid.io import load as load
 from jaxfleet.fluid.io import save as save
-from jaxfleet.fluid.layers import embedding as embedding
 from jaxfleet.fluid.operator import Operator as Operator
 from jaxfleet.fluid.parallel_executor import ParallelExecutor as ParallelExecutor
 from jaxfleet.fluid.param_attr import ParamAttr as ParamAttr

@@ -82,7 +82,7 @@ class Walk:
         gradient, schema = gradient_of(op), schema_of(op.type)
         assert gradient is not None
         assert schema is not None
-        inputs = {slot: op.input(slot) or op.output(slot) for slot in gradient.reads}
+        inputs = {slot: op.input(slot) or op.output(slot) for slot in gradient.reads_with(op.attrs)}
         for slot in schema.outputs:
             inputs[grad_name(slot.name)] = self._of_outputs(op, slot)
         written: dict[str, list[str]] = {}

@@ -1,9 +1,11 @@
-"""`fluid.data`: the later spelling, which adds no axes of its own."""
+"""Fluid's later spellings: `fluid.data`, `fluid.embedding`, `fluid.one_hot` add no axes."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from jaxfleet.fluid.program import default_main_program
+from jaxfleet.fluid.layers.networks import rows_of_table
+from jaxfleet.fluid.layers.one_operator import one_operator
+from jaxfleet.fluid.layers.tensors import declare_data
 from jaxfleet.fluid.variable import Variable
 
 
@@ -11,13 +13,23 @@ def data(
     name: str, shape: Sequence[int | None], dtype: Any = "float32", lod_level: int = 0
 ) -> Variable:
     """Declares what is fed; None or -1 is an axis that is known when the program runs."""
-    block = default_main_program().global_block()
-    return block.create_var(
-        name=name,
-        shape=[-1 if size is None else size for size in shape],
-        dtype=dtype,
-        lod_level=lod_level,
-        stop_gradient=True,
-        is_data=True,
-        need_check_feed=True,
-    )
+    return declare_data(name, shape, dtype, lod_level, is_checked=True)
+
+
+def embedding(
+    input: Variable,
+    size: Sequence[int],
+    is_sparse: bool = False,
+    is_distributed: bool = False,
+    padding_idx: int | None = None,
+    param_attr: Any = None,
+    dtype: Any = "float32",
+) -> Variable:
+    """Takes rows of a table by number, as `layers.embedding` does: of `[...]`, `[..., width]`."""
+    return rows_of_table("lookup_table_v2", input, size, is_sparse, is_distributed, padding_idx,
+                         param_attr, dtype)  # fmt: skip
+
+
+@one_operator("one_hot_v2", X="input", dtype="float32", frozen=True)
+def one_hot(input: Variable, depth: int, allow_out_of_range: bool = False) -> Variable:
+    """Makes rows that are 1 where they are named: of `[...]`, `[..., depth]`."""

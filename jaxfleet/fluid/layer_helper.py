@@ -50,6 +50,31 @@ class LayerHelper:
         """Adds an operator."""
         return self.block.append_op(type, inputs, outputs, attrs, stop_gradient)
 
+    def add(
+        self,
+        inputs: Slots,
+        outputs: Mapping[str, str | Variable],
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        op_type: str | None = None,
+        frozen: bool = False,
+    ) -> list[Variable]:
+        """Adds an operator and returns what it makes, in the order of `outputs`.
+
+        Args:
+            inputs: by slot.
+            outputs: by slot: a variable that is there, or the dtype of one to declare.
+            attrs: its attributes.
+            op_type: its type, where that is not the layer's.
+            frozen: gradients end at what is declared.
+        """
+        made = {
+            slot: self.output(given, stop_gradient=frozen) if isinstance(given, str) else given
+            for slot, given in outputs.items()
+        }
+        self.append_op(op_type or self.layer_type, inputs, made, attrs)
+        return list(made.values())
+
     def output(self, dtype: str, *, stop_gradient: bool = False) -> Variable:
         """Declares a variable that an operator of the layer makes: `fc_0.tmp_0`."""
         name = unique_name.generate(f"{self.name}.tmp")

@@ -6,6 +6,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from jaxfleet.errors import WrongTypeError
+from jaxfleet.fluid.arithmetic import Arithmetic
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dtypes import VarType, dtype_name
 from jaxfleet.ir import Size
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from jaxfleet.fluid.operator import Operator
 
 
-class Variable:
+class Variable(Arithmetic):
     """A named value of a block.
 
     Args:

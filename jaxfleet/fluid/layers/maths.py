@@ -1,52 +1,31 @@
-"""Layers that are one operator: arithmetic, activations, reductions, comparisons."""
+"""Layers of arithmetic: on two arrays, on one with a number, products, reductions."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from jaxfleet.fluid.layer_helper import LayerHelper
+from jaxfleet.fluid.layers.one_operator import one_operator, variables
 from jaxfleet.fluid.variable import Variable
 
 
-def _binary(op_type: str) -> Callable[..., Variable]:
+def _elementwise(op_type: str) -> Callable[..., Variable]:
+    @one_operator(op_type, X="x", Y="y")
     def layer(
         x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None
-    ) -> Variable:
-        helper = LayerHelper(op_type, name)
-        out = helper.output(x.dtype)
-        helper.append_op(op_type, {"X": x, "Y": y}, {"Out": out}, {"axis": axis})
-        return helper.with_activation(out, act)
+    ) -> Variable: ...
 
-    layer.__name__ = op_type
+    layer.__name__ = layer.__qualname__ = op_type
     layer.__doc__ = f"Applies `{op_type}`; `y` stands beside the axes of `x` from `axis` on."
     return layer
 
 
-elementwise_add, elementwise_sub = _binary("elementwise_add"), _binary("elementwise_sub")
-elementwise_mul, elementwise_div = _binary("elementwise_mul"), _binary("elementwise_div")
-elementwise_max, elementwise_min = _binary("elementwise_max"), _binary("elementwise_min")
-elementwise_pow, elementwise_mod = _binary("elementwise_pow"), _binary("elementwise_mod")
-elementwise_floordiv = _binary("elementwise_floordiv")
+elementwise_add, elementwise_sub = _elementwise("elementwise_add"), _elementwise("elementwise_sub")
+elementwise_mul, elementwise_div = _elementwise("elementwise_mul"), _elementwise("elementwise_div")
+elementwise_max, elementwise_min = _elementwise("elementwise_max"), _elementwise("elementwise_min")
+elementwise_pow, elementwise_mod = _elementwise("elementwise_pow"), _elementwise("elementwise_mod")
+elementwise_floordiv = _elementwise("elementwise_floordiv")
 
 
-def _unary(op_type: str) -> Callable[..., Variable]:
-    def layer(x: Variable, name: str | None = None) -> Variable:
-        helper = LayerHelper(op_type, name)
-        out = helper.output(x.dtype)
-        helper.append_op(op_type, {"X": x}, {"Out": out})
-        return out
-
-    layer.__name__ = op_type
-    layer.__doc__ = f"Applies `{op_type}` to each element."
-    return layer
-
-
-relu, tanh, sigmoid, gelu = _unary("relu"), _unary("tanh"), _unary("sigmoid"), _unary("gelu")
-square, sqrt, exp, log, abs = (_unary(n) for n in ("square", "sqrt", "exp", "log", "abs"))
-floor, ceil, sign, reciprocal = (_unary(n) for n in ("floor", "ceil", "sign", "reciprocal"))
-sin, cos, softsign, softplus = (_unary(n) for n in ("sin", "cos", "softsign", "softplus"))
-logsigmoid, mean = _unary("logsigmoid"), _unary("mean")
-
-
+@one_operator("scale", X="x")
 def scale(
     x: Variable,
     scale: float = 1.0,
@@ -56,50 +35,49 @@ def scale(
     name: str | None = None,
 ) -> Variable:
     """Multiplies by a number and adds another."""
-    helper = LayerHelper("scale", name)
-    out = helper.output(x.dtype, stop_gradient=x.stop_gradient)
-    attrs = {"scale": float(scale), "bias": float(bias), "bias_after_scale": bias_after_scale}
-    helper.append_op("scale", {"X": x}, {"Out": out}, attrs)
-    return helper.with_activation(out, act)
 
 
-def softmax(
-    input: Variable,
-    use_cudnn: bool = False,
-    name: str | None = None,
-    axis: int = -1,
-) -> Variable:
-    """Makes what is along an axis positive, with sum 1."""
-    helper = LayerHelper("softmax", name)
-    out = helper.output(input.dtype)
-    attrs = {"axis": axis, "use_cudnn": use_cudnn}
-    helper.append_op("softmax", {"X": input}, {"Out": out}, attrs)
-    return out
+@one_operator("mean", X="x")
+def mean(x: Variable, name: str | None = None) -> Variable:
+    """Averages all elements: `[1]`."""
 
 
+@one_operator("clip", X="x")
 def clip(x: Variable, min: float, max: float, name: str | None = None) -> Variable:
     """Keeps values between two numbers."""
-    helper = LayerHelper("clip", name)
-    out = helper.output(x.dtype)
-    helper.append_op("clip", {"X": x}, {"Out": out}, {"min": float(min), "max": float(max)})
-    return out
 
 
-def _reduction(op_type: str) -> Callable[..., Variable]:
+@one_operator("clip_by_norm", X="x")
+def clip_by_norm(x: Variable, max_norm: float, name: str | None = None) -> Variable:
+    """Scales an array so that its norm is at most `max_norm`."""
+
+
+@one_operator("cumsum", X="x")
+def cumsum(
+    x: Variable,
+    axis: int | None = None,
+    exclusive: bool | None = None,
+    reverse: bool | None = None,
+) -> Variable:
+    """Adds up along an axis, the last unless given."""
+
+
+def _reduction(op_type: str, dtype: str | None = None) -> Callable[..., Variable]:
     def layer(
         input: Variable,
         dim: int | Sequence[int] | None = None,
         keep_dim: bool = False,
         name: str | None = None,
     ) -> Variable:
-        helper = LayerHelper(op_type, name)
-        out = helper.output(input.dtype)
+        (x,) = variables(op_type, "input", input)
         axes = [dim] if isinstance(dim, int) else list(dim or [0])
-        attrs = {"dim": axes, "keep_dim": keep_dim, "reduce_all": dim is None}
-        helper.append_op(op_type, {"X": input}, {"Out": out}, attrs)
+        is_whole = (not dim and not isinstance(dim, int)) or len(axes) == len(x.shape)
+        attrs = {"dim": axes, "keep_dim": keep_dim, "reduce_all": is_whole}
+        helper = LayerHelper(op_type, name)
+        (out,) = helper.add({"X": x}, {"Out": dtype or x.dtype}, attrs)
         return out
 
-    layer.__name__ = op_type
+    layer.__name__ = layer.__qualname__ = op_type
     layer.__doc__ = f"Applies `{op_type}` along axes; all of them unless given."
     return layer
 
@@ -107,8 +85,11 @@ def _reduction(op_type: str) -> Callable[..., Variable]:
 reduce_sum, reduce_mean = _reduction("reduce_sum"), _reduction("reduce_mean")
 reduce_max, reduce_min = _reduction("reduce_max"), _reduction("reduce_min")
 reduce_prod = _reduction("reduce_prod")
+reduce_all, reduce_any = _reduction("reduce_all", "bool"), _reduction("reduce_any", "bool")
 
 
+@one_operator("matmul", X="x", Y="y",
+              renamed={"transpose_x": "transpose_X", "transpose_y": "transpose_Y"})  # fmt: skip
 def matmul(
     x: Variable,
     y: Variable,
@@ -118,13 +99,9 @@ def matmul(
     name: str | None = None,
 ) -> Variable:
     """Multiplies the matrices that the last two axes are."""
-    helper = LayerHelper("matmul", name)
-    out = helper.output(x.dtype)
-    attrs = {"transpose_X": transpose_x, "transpose_Y": transpose_y, "alpha": float(alpha)}
-    helper.append_op("matmul", {"X": x, "Y": y}, {"Out": out}, attrs)
-    return out
 
 
+@one_operator("mul", X="x", Y="y")
 def mul(
     x: Variable,
     y: Variable,
@@ -133,17 +110,24 @@ def mul(
     name: str | None = None,
 ) -> Variable:
     """Multiplies matrices, which the first axes of each are the rows of."""
-    helper = LayerHelper("mul", name)
-    out = helper.output(x.dtype)
-    attrs = {"x_num_col_dims": x_num_col_dims, "y_num_col_dims": y_num_col_dims}
-    helper.append_op("mul", {"X": x, "Y": y}, {"Out": out}, attrs)
-    return out
 
 
-def compared(op_type: str, x: Variable, y: Any = None, cond: Variable | None = None) -> Variable:
-    """Compares, or joins truth values."""
-    helper = LayerHelper(op_type)
-    out = cond if cond is not None else helper.output("bool", stop_gradient=True)
-    inputs = {"X": x} if y is None else {"X": x, "Y": y}
-    helper.append_op(op_type, inputs, {"Out": out})
-    return out
+@one_operator("sum", X="x")
+def sum(x: Variable | Sequence[Variable]) -> Variable:
+    """Adds arrays."""
+
+
+@one_operator("sum", X="input", into="out")
+def sums(input: Sequence[Variable], out: Variable | None = None) -> Variable:
+    """Adds arrays, into another if one is given."""
+
+
+@one_operator("norm", X="x", aside={"Norm": ""}, layer_type="l2_normalize")
+def _norm(x: Variable, axis: int, epsilon: float, name: str | None) -> Variable: ...
+
+
+def l2_normalize(
+    x: Variable, axis: int, epsilon: float = 1e-12, name: str | None = None
+) -> Variable:
+    """Divides by the length along an axis."""
+    return _norm(x, 0 if len(x.shape) == 1 else axis, epsilon, name)

@@ -1,10 +1,13 @@
-"""Layers with parameters, and losses."""
+"""Layers that most networks have: products with parameters, tables, dropout."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.dtypes import dtype_name
 from jaxfleet.fluid.layer_helper import LayerHelper
+from jaxfleet.fluid.layers.one_operator import variables
 from jaxfleet.fluid.param_attr import ParamAttr
 from jaxfleet.fluid.variable import Variable
 
@@ -23,30 +26,45 @@ def fc(
     Args:
         input: one or several, whose products are added.
         size: of the last axis of the result.
-        num_flatten_dims: how many axes stay; the others are one.
+        num_flatten_dims: how many axes stay, all but the last for -1; the others are one.
         param_attr: of the matrix.
         bias_attr: of the bias; False for none.
         act: an activation.
         name: of the layer.
     """
     helper = LayerHelper("fc", name)
-    inputs = [input] if isinstance(input, Variable) else list(input)
-    products = [_product(helper, x, size, num_flatten_dims, param_attr) for x in inputs]
+    inputs = variables("fc", "input", input)
+    axes = num_flatten_dims if num_flatten_dims != -1 else len(inputs[0].shape) - 1
+    attrs = _one_each(param_attr, len(inputs))
+    products = [
+        _product(helper, x, size, axes, attr) for x, attr in zip(inputs, attrs, strict=True)
+    ]
     made = products[0]
     if len(products) > 1:
-        made = helper.output(made.dtype)
-        helper.append_op("sum", {"X": products}, {"Out": made})
-    made = helper.with_bias(made, bias_attr, size, num_flatten_dims)
+        (made,) = helper.add({"X": products}, {"Out": made.dtype}, op_type="sum")
+    made = helper.with_bias(made, bias_attr, size, axes)
     return helper.with_activation(made, act)
 
 
+def _one_each(attr: Any, count: int) -> list[Any]:
+    """Returns what is said of each matrix: one thing of all, or a list."""
+    if not isinstance(attr, list | tuple):
+        return [attr] * count
+    if len(attr) != count:
+        raise mistake(f"fc: {count} inputs have {len(attr)} param_attr", hint="one, or as many")
+    return list(attr)
+
+
 def _product(helper: LayerHelper, x: Variable, size: int, axes: int, attr: Any) -> Variable:
-    rows = math.prod(x.shape[axes:])
+    if not 0 < axes < len(x.shape):
+        what = f"fc: num_flatten_dims {axes} leaves no axis of {list(x.shape)} to multiply"
+        raise mistake(what)
+    if min(x.shape[axes:]) < 0:
+        raise mistake(f"fc: the sizes of '{x.name}' from axis {axes} on are not all known")
     described = ParamAttr.of(attr) or ParamAttr()
-    weight = helper.parameter(described, [rows, size], x.dtype)
-    out = helper.output(x.dtype)
+    weight = helper.parameter(described, [math.prod(x.shape[axes:]), size], x.dtype)
     attrs = {"x_num_col_dims": axes, "y_num_col_dims": 1}
-    helper.append_op("mul", {"X": x, "Y": weight}, {"Out": out}, attrs)
+    (out,) = helper.add({"X": x, "Y": weight}, {"Out": x.dtype}, attrs, op_type="mul")
     return out
 
 
@@ -57,13 +75,38 @@ def embedding(
     is_distributed: bool = False,
     padding_idx: int | None = None,
     param_attr: Any = None,
-    dtype: str = "float32",
+    dtype: Any = "float32",
 ) -> Variable:
-    """Takes rows of a table `[vocabulary, width]` by number: `[..., width]`."""
+    """Takes rows of a table `[vocabulary, width]` by number: of `[..., 1]`, `[..., width]`.
+
+    Args:
+        input: the numbers; their last axis is 1, as fluid's older spelling has it.
+        size: of the table.
+        is_sparse: only the rows that were taken have gradients.
+        is_distributed: the table is spread over servers.
+        padding_idx: of a row that is zero and stays so; from the end where it is negative.
+        param_attr: of the table.
+        dtype: of the table.
+    """
+    return rows_of_table("lookup_table", input, size, is_sparse, is_distributed, padding_idx,
+                         param_attr, dtype)  # fmt: skip
+
+
+def rows_of_table(
+    op_type: str,
+    input: Variable,
+    size: Sequence[int],
+    is_sparse: bool,
+    is_distributed: bool,
+    padding_idx: int | None,
+    param_attr: Any,
+    dtype: Any,
+) -> Variable:
+    """Adds a table and the operator that takes rows of it."""
+    (ids,) = variables("embedding", "input", input)
     helper = LayerHelper("embedding")
-    table = helper.parameter(ParamAttr.of(param_attr) or ParamAttr(), size, dtype)
+    table = helper.parameter(ParamAttr.of(param_attr) or ParamAttr(), size, dtype_name(dtype))
     table.is_distributed = is_distributed
-    out = helper.output(dtype)
     padding = -1 if padding_idx is None else padding_idx
     attrs = {
         "is_sparse": is_sparse,
@@ -71,7 +114,8 @@ def embedding(
         "remote_prefetch": is_sparse and not is_distributed,
         "padding_idx": padding + size[0] if padding_idx is not None and padding < 0 else padding,
     }
-    helper.append_op("lookup_table_v2", {"Ids": input, "W": table}, {"Out": out}, attrs)
+    inputs = {"Ids": ids, "W": table}
+    (out,) = helper.add(inputs, {"Out": table.dtype}, attrs, op_type=op_type)
     return out
 
 
@@ -83,9 +127,29 @@ def dropout(
     name: str | None = None,
     dropout_implementation: str = "downgrade_in_infer",
 ) -> Variable:
-    """Sets a share of the elements to zero."""
+    """Sets a share of the elements to zero.
+
+    Args:
+        x: an array.
+        dropout_prob: the share.
+        is_test: set none to zero.
+        seed: what is drawn by, the same in every run; another one in each unless given.
+        name: of the layer.
+        dropout_implementation: `downgrade_in_infer` scales by what stays when tested;
+            `upscale_in_train` by its inverse when trained.
+
+    Raises:
+        ProgramError: there is no such share or implementation.
+    """
+    if dropout_implementation not in {"downgrade_in_infer", "upscale_in_train"}:
+        raise mistake(
+            f"dropout: there is no implementation {dropout_implementation!r}",
+            hint="downgrade_in_infer or upscale_in_train",
+        )
+    if not 0 <= dropout_prob <= 1:
+        raise mistake(f"dropout: a share is between 0 and 1, not {dropout_prob}")
+    (given,) = variables("dropout", "x", x)
     helper = LayerHelper("dropout", name)
-    out, mask = helper.output(x.dtype), helper.output("uint8", stop_gradient=True)
     attrs = {
         "dropout_prob": dropout_prob,
         "is_test": is_test,
@@ -93,84 +157,6 @@ def dropout(
         "seed": seed or 0,
         "dropout_implementation": dropout_implementation,
     }
-    helper.append_op("dropout", {"X": x}, {"Out": out, "Mask": mask}, attrs)
+    out, mask = helper.add({"X": given}, {"Out": given.dtype, "Mask": "uint8"}, attrs)
+    mask.stop_gradient = True
     return out
-
-
-def square_error_cost(input: Variable, label: Variable) -> Variable:
-    """Squares the difference, element by element."""
-    helper = LayerHelper("square_error_cost")
-    difference = helper.output(input.dtype)
-    helper.append_op("elementwise_sub", {"X": input, "Y": label}, {"Out": difference})
-    out = helper.output(input.dtype)
-    helper.append_op("square", {"X": difference}, {"Out": out})
-    return out
-
-
-def cross_entropy(
-    input: Variable,
-    label: Variable,
-    soft_label: bool = False,
-    ignore_index: int = -100,
-) -> Variable:
-    """Takes minus the log of the probability of the label: `[..., 1]`."""
-    if soft_label:
-        helper = LayerHelper("cross_entropy")
-        out = helper.output(input.dtype)
-        attrs: dict[str, Any] = {"soft_label": True, "ignore_index": ignore_index}
-        helper.append_op("cross_entropy", {"X": input, "Label": label}, {"Y": out}, attrs)
-        return out
-    helper = LayerHelper("cross_entropy2")
-    out = helper.output(input.dtype)
-    record = helper.output(input.dtype, stop_gradient=True)
-    match = helper.output(input.dtype, stop_gradient=True)
-    helper.append_op(
-        "cross_entropy2",
-        {"X": input, "Label": label},
-        {"Y": out, "MatchX": match, "XShape": record},
-        {"ignore_index": ignore_index},
-    )
-    return out
-
-
-def softmax_with_cross_entropy(
-    logits: Variable,
-    label: Variable,
-    soft_label: bool = False,
-    ignore_index: int = -100,
-    numeric_stable_mode: bool = True,
-    return_softmax: bool = False,
-    axis: int = -1,
-) -> Variable | tuple[Variable, Variable]:
-    """Takes softmax and cross entropy in one: `[..., 1]`."""
-    helper = LayerHelper("softmax_with_cross_entropy")
-    made, loss = helper.output(logits.dtype), helper.output(logits.dtype)
-    attrs = {
-        "soft_label": soft_label,
-        "ignore_index": ignore_index,
-        "numeric_stable_mode": numeric_stable_mode,
-        "axis": axis,
-    }
-    inputs = {"Logits": logits, "Label": label}
-    helper.append_op(helper.layer_type, inputs, {"Softmax": made, "Loss": loss}, attrs)
-    return (loss, made) if return_softmax else loss
-
-
-def accuracy(
-    input: Variable,
-    label: Variable,
-    k: int = 1,
-    correct: Variable | None = None,
-    total: Variable | None = None,
-) -> Variable:
-    """Tells which share of rows has its label among the `k` most likely: `[1]`."""
-    helper = LayerHelper("accuracy")
-    values = helper.output(input.dtype, stop_gradient=True)
-    indices = helper.output("int64", stop_gradient=True)
-    helper.append_op("top_k", {"X": input}, {"Out": values, "Indices": indices}, {"k": k})
-    share = helper.output("float32", stop_gradient=True)
-    correct = correct or helper.output("int32", stop_gradient=True)
-    total = total or helper.output("int32", stop_gradient=True)
-    outputs = {"Accuracy": share, "Correct": correct, "Total": total}
-    helper.append_op("accuracy", {"Out": values, "Indices": indices, "Label": label}, outputs)
-    return share

@@ -1,16 +1,22 @@
-"""Layers that declare, make and move arrays."""
+"""Layers that declare what is fed and what lives, and make arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxfleet.errors import ProgramError
+import numpy as np
+
 from jaxfleet.fluid import unique_name
+from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.dtypes import dtype_name
 from jaxfleet.fluid.initializer import Initializer
 from jaxfleet.fluid.layer_helper import LayerHelper
+from jaxfleet.fluid.layers.one_operator import one_operator, variables
 from jaxfleet.fluid.param_attr import ParamAttr
 from jaxfleet.fluid.program import default_main_program
 from jaxfleet.fluid.variable import Parameter, Variable
+
+# Python's own numbers are of 64 bits where a script means fluid's of 32.
+_AS_WRITTEN = {"float64": "float32", "int64": "int32"}
 
 
 def data(
@@ -25,13 +31,37 @@ def data(
     """Declares what is fed: `[-1, *shape]` unless `append_batch_size` is False."""
     del type
     has_batch = append_batch_size and all(size is not None and size >= 0 for size in shape)
+    whole = [-1, *shape] if has_batch else list(shape)
+    return declare_data(name, whole, dtype, lod_level, stop_gradient=stop_gradient)
+
+
+def declare_data(
+    name: str,
+    shape: Sequence[int | None],
+    dtype: Any,
+    lod_level: int,
+    *,
+    stop_gradient: bool = True,
+    is_checked: bool = False,
+) -> Variable:
+    """Declares what is fed, in block 0.
+
+    Args:
+        name: it is fed by.
+        shape: None or -1 is an axis that is known when the program runs.
+        dtype: of its elements.
+        lod_level: 1 where it is sequences of unequal lengths.
+        stop_gradient: gradients end at it.
+        is_checked: what is fed must have the shape and dtype that are declared.
+    """
     return default_main_program().global_block().create_var(
         name=name,
-        shape=[-1, *shape] if has_batch else list(shape),
+        shape=[-1 if size is None else size for size in shape],
         dtype=dtype,
         lod_level=lod_level,
         stop_gradient=stop_gradient,
         is_data=True,
+        need_check_feed=is_checked,
     )  # fmt: skip
 
 
@@ -47,7 +77,7 @@ def create_parameter(
     helper = LayerHelper("create_parameter")
     found = ParamAttr.of(attr if attr is not None else ParamAttr(name=name))
     if found is None:
-        raise ProgramError("a parameter that is not wanted", hint="leave attr=False to layers")
+        raise mistake("a parameter that is not wanted", hint="leave attr=False to layers")
     return helper.parameter(
         found,
         shape,
@@ -72,6 +102,13 @@ def create_global_var(
     return helper.global_variable(found, shape, dtype_name(dtype), value)
 
 
+def create_tensor(dtype: Any, name: str | None = None, persistable: bool = False) -> Variable:
+    """Declares a variable that an operator will write."""
+    helper = LayerHelper("create_tensor", name)
+    dtype = dtype_name(dtype)
+    return helper.block.create_var(name=helper.name, dtype=dtype, persistable=persistable)
+
+
 def fill_constant(
     shape: Sequence[int],
     dtype: Any,
@@ -80,66 +117,103 @@ def fill_constant(
     out: Variable | None = None,
 ) -> Variable:
     """Makes an array of one value."""
-    helper = LayerHelper("fill_constant")
     dtype = dtype_name(dtype)
-    made = out if out is not None else helper.output(dtype, stop_gradient=True)
     attrs = {"shape": list(shape), "dtype": dtype, "value": value, "force_cpu": force_cpu}
-    helper.append_op("fill_constant", outputs={"Out": made}, attrs=attrs)
+    return _made("fill_constant", out or dtype, attrs)
+
+
+def zeros(shape: Sequence[int], dtype: Any, force_cpu: bool = False) -> Variable:
+    """Makes an array of zeros."""
+    return fill_constant(shape, dtype, 0.0, force_cpu)
+
+
+def ones(shape: Sequence[int], dtype: Any, force_cpu: bool = False) -> Variable:
+    """Makes an array of ones."""
+    return fill_constant(shape, dtype, 1.0, force_cpu)
+
+
+@one_operator("fill_constant_batch_size_like", Input="input", frozen=True, typed="dtype")
+def fill_constant_batch_size_like(
+    input: Variable,
+    shape: Sequence[int],
+    dtype: Any,
+    value: float,
+    input_dim_idx: int = 0,
+    output_dim_idx: int = 0,
+    force_cpu: bool = False,
+) -> Variable:
+    """Makes an array of one value, with as many rows as another has."""
+
+
+@one_operator("fill_zeros_like", X="x", into="out", frozen=True)
+def zeros_like(x: Variable, out: Variable | None = None) -> Variable:
+    """Makes zeros of the shape of another array."""
+
+
+def ones_like(x: Variable, out: Variable | None = None) -> Variable:
+    """Makes ones of the shape of another array."""
+    (like,) = variables("ones_like", "x", x)
+    helper = LayerHelper("ones_like")
+    attrs = {"value": 1.0}
+    (made,) = helper.add({"X": like}, {"Out": out or like.dtype}, attrs, op_type="fill_any_like")
+    made.stop_gradient = True
     return made
 
 
-def assign(input: Variable, output: Variable | None = None) -> Variable:
-    """Copies."""
-    helper = LayerHelper("assign")
-    made = output if output is not None else helper.output(input.dtype)
-    helper.append_op("assign", {"X": input}, {"Out": made})
+def uniform_random(
+    shape: Sequence[int],
+    dtype: Any = "float32",
+    min: float = -1.0,
+    max: float = 1.0,
+    seed: int = 0,
+    name: str | None = None,
+) -> Variable:
+    """Draws evenly from `min` to `max`; the same in every run if `seed` is not 0."""
+    del name
+    dtype = dtype_name(dtype)
+    attrs = {"shape": list(shape), "dtype": dtype, "min": min, "max": max, "seed": seed}
+    return _made("uniform_random", dtype, attrs)
+
+
+def gaussian_random(
+    shape: Sequence[int],
+    mean: float = 0.0,
+    std: float = 1.0,
+    seed: int = 0,
+    dtype: Any = "float32",
+) -> Variable:
+    """Draws from a normal distribution; the same in every run if `seed` is not 0."""
+    dtype = dtype_name(dtype)
+    attrs = {"shape": list(shape), "dtype": dtype, "mean": mean, "std": std, "seed": seed}
+    return _made("gaussian_random", dtype, attrs)
+
+
+def _made(op_type: str, out: str | Variable, attrs: Mapping[str, Any]) -> Variable:
+    """Adds an operator that reads nothing."""
+    (made,) = LayerHelper(op_type).add({}, {"Out": out}, attrs, frozen=True)
+    return made
+
+
+def assign(
+    input: Variable | np.ndarray | Sequence[float], output: Variable | None = None
+) -> Variable:
+    """Copies a variable, or takes values that stand in the script."""
+    if isinstance(input, Variable):
+        (made,) = LayerHelper("assign").add({"X": input}, {"Out": output or input.dtype})
+        return made
+    values = np.asarray(input)
+    dtype = _AS_WRITTEN.get(values.dtype.name, values.dtype.name)
+    attrs = {"shape": list(values.shape), "dtype": dtype, "values": values.reshape(-1).tolist()}
+    (made,) = LayerHelper("assign").add({}, {"Out": output or dtype}, attrs, op_type="assign_value")
     return made
 
 
 def cast(x: Variable, dtype: Any) -> Variable:
     """Converts to another dtype."""
-    helper = LayerHelper("cast")
+    (given,) = variables("cast", "x", x)
     dtype = dtype_name(dtype)
-    out = helper.output(dtype, stop_gradient=x.stop_gradient)
-    helper.append_op("cast", {"X": x}, {"Out": out}, {"in_dtype": x.dtype, "out_dtype": dtype})
-    return out
-
-
-def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) -> Variable:
-    """Joins along an axis."""
-    helper = LayerHelper("concat", name)
-    out = helper.output(input[0].dtype)
-    helper.append_op("concat", {"X": list(input)}, {"Out": out}, {"axis": axis})
-    return out
-
-
-def sums(input: Sequence[Variable], out: Variable | None = None) -> Variable:
-    """Adds."""
-    helper = LayerHelper("sum")
-    made = out if out is not None else helper.output(input[0].dtype)
-    helper.append_op("sum", {"X": list(input)}, {"Out": made})
-    return made
-
-
-def reshape(
-    x: Variable,
-    shape: Sequence[int],
-    actual_shape: Any = None,
-    act: str | None = None,
-    inplace: bool = False,
-    name: str | None = None,
-) -> Variable:
-    """Gives another shape; 0 keeps an axis, -1 is what is left."""
-    del actual_shape, inplace
-    helper = LayerHelper("reshape2", name)
-    out, record = helper.output(x.dtype), helper.output(x.dtype, stop_gradient=True)
-    helper.append_op("reshape2", {"X": x}, {"Out": out, "XShape": record}, {"shape": list(shape)})
-    return helper.with_activation(out, act)
-
-
-def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Variable:
-    """Puts axes in another order."""
-    helper = LayerHelper("transpose2", name)
-    out, record = helper.output(x.dtype), helper.output(x.dtype, stop_gradient=True)
-    helper.append_op("transpose2", {"X": x}, {"Out": out, "XShape": record}, {"axis": list(perm)})
+    attrs = {"in_dtype": given.dtype, "out_dtype": dtype}
+    (out,) = LayerHelper("cast").add(
+        {"X": given}, {"Out": dtype}, attrs, frozen=given.stop_gradient
+    )
     return out

@@ -1,4 +1,4 @@
-"""Operators that make arrays, and move what is in them."""
+"""Operators that make arrays, or copy them as they are."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfleet.ops.fluid.gradients import define_gradient, differentiable
-from jaxfleet.ops.fluid.schema import Gradient, Schema, Value, describe, fluid_op, slots
+from jaxfleet.ops.fluid.schema import Gradient, Schema, describe, fluid_op, slots
 from jaxfleet.ops.jax_adapter import numpy_dtype
 from jaxfleet.ops.registry import Array
 
@@ -73,118 +73,23 @@ def assign_value(attrs: Mapping[str, Any]) -> Array:
     return jnp.asarray(values.reshape(attrs["shape"]))
 
 
-def _shape_back(
-    _: Mapping[str, Any], reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
-    return {"X": grads["Out"].reshape(reads["XShape"].shape[1:])}
+@fluid_op("fill_constant_batch_size_like", inputs="Input",
+          attrs={"shape": [1], "value": 0.0, "dtype": "float32", "input_dim_idx": 0,
+                 "output_dim_idx": 0, "force_cpu": False})  # fmt: skip
+def fill_constant_batch_size_like(attrs: Mapping[str, Any], like: Array) -> Array:
+    """Makes an array of one value, one of whose sizes is another array's."""
+    shape = list(attrs["shape"])
+    shape[attrs["output_dim_idx"]] = like.shape[attrs["input_dim_idx"]]
+    return jnp.full(shape, attrs["value"], device_dtype(attrs["dtype"]))
 
 
-_SHAPED = ("XShape",)
+@fluid_op("shape", inputs="Input")
+def shape(_: Mapping[str, Any], x: Array) -> Array:
+    """Tells the sizes of an array."""
+    return jnp.asarray(x.shape, jnp.int32)
 
 
-def shape_record(x: Array) -> Array:
-    """Returns an array of no elements that knows a shape, for the gradient operator."""
-    return jnp.zeros((0, *x.shape), x.dtype)
-
-
-@fluid_op("reshape2", inputs="X", outputs="Out XShape", attrs={"shape": []},
-          gradient=Gradient("reshape2_grad", _SHAPED, ("X",), _shape_back))  # fmt: skip
-def reshape2(attrs: Mapping[str, Any], x: Array) -> Value:
-    """Gives another shape; 0 keeps an axis as it is, -1 is what is left."""
-    shape = [x.shape[at] if size == 0 else size for at, size in enumerate(attrs["shape"])]
-    return jnp.reshape(x, shape), shape_record(x)
-
-
-define_gradient("reshape2")
-
-
-@fluid_op("unsqueeze2", inputs="X", outputs="Out XShape", attrs={"axes": []},
-          gradient=Gradient("unsqueeze2_grad", _SHAPED, ("X",), _shape_back))  # fmt: skip
-def unsqueeze2(attrs: Mapping[str, Any], x: Array) -> Value:
-    """Adds axes of size 1."""
-    return jnp.expand_dims(x, tuple(attrs["axes"])), shape_record(x)
-
-
-define_gradient("unsqueeze2")
-
-
-@fluid_op("squeeze2", inputs="X", outputs="Out XShape", attrs={"axes": []},
-          gradient=Gradient("squeeze2_grad", _SHAPED, ("X",), _shape_back))  # fmt: skip
-def squeeze2(attrs: Mapping[str, Any], x: Array) -> Value:
-    """Drops axes of size 1."""
-    return jnp.squeeze(x, tuple(attrs["axes"]) or None), shape_record(x)
-
-
-define_gradient("squeeze2")
-
-
-def _transpose_back(
-    attrs: Mapping[str, Any], _: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
-    return {"X": jnp.transpose(grads["Out"], np.argsort(attrs["axis"]).tolist())}
-
-
-@fluid_op("transpose2", inputs="X", outputs="Out XShape", attrs={"axis": []},
-          gradient=Gradient("transpose2_grad", _SHAPED, ("X",), _transpose_back))  # fmt: skip
-def transpose2(attrs: Mapping[str, Any], x: Array) -> Value:
-    """Puts axes in another order."""
-    return jnp.transpose(x, attrs["axis"]), shape_record(x)
-
-
-define_gradient("transpose2")
-
-
-def _split_back(
-    attrs: Mapping[str, Any], _: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
-    return {"X": jnp.concatenate(grads["Out"], axis=attrs["axis"])}
-
-
-@fluid_op("split", inputs="X", outputs="Out*", attrs={"num": 0, "sections": [], "axis": 0},
-          gradient=Gradient("split_grad", (), ("X",), _split_back))  # fmt: skip
-def split(attrs: Mapping[str, Any], x: Array) -> Value:
-    """Cuts along an axis, into `num` parts or `sections` rows each."""
-    if attrs["num"]:
-        return jnp.split(x, attrs["num"], axis=attrs["axis"])
-    return jnp.split(x, np.cumsum(attrs["sections"])[:-1], axis=attrs["axis"])
-
-
-define_gradient("split")
-
-
-@fluid_op("lookup_table_v2", inputs="W Ids",
-          attrs={"is_sparse": False, "is_distributed": False, "padding_idx": -1,
-                 "remote_prefetch": False, "trainer_id": 0, "slot": 0, "height_sections": [],
-                 "epmap": [], "table_names": []},
-          gradient=Gradient("lookup_table_v2_grad", ("W", "Ids"), ("W",)))  # fmt: skip
-def lookup_table_v2(attrs: Mapping[str, Any], table: Array, ids: Array) -> Array:
-    """Takes rows of a table; those of `padding_idx` are zero."""
-    rows = jnp.take(table, ids, axis=0, mode="clip")
-    if attrs["padding_idx"] < 0:
-        return rows
-    return jnp.where((ids == attrs["padding_idx"])[..., None], 0, rows)
-
-
-define_gradient("lookup_table_v2")
-
-
-@fluid_op("one_hot_v2", inputs="X", attrs={"depth": 1})
-def one_hot_v2(attrs: Mapping[str, Any], x: Array) -> Array:
-    """Makes rows that are 1 where they are named, and else 0."""
-    return (x[..., None] == jnp.arange(attrs["depth"])).astype(jnp.float32)
-
-
-@fluid_op("top_k", inputs="X", outputs="Out Indices", attrs={"k": 1})
-def top_k(attrs: Mapping[str, Any], x: Array) -> Value:
-    """Finds the `k` largest along the last axis, and where they are."""
-    order = jnp.argsort(-x, axis=-1)[..., : attrs["k"]]
-    return jnp.take_along_axis(x, order, axis=-1), order.astype(jnp.int32)
-
-
-@fluid_op("accuracy", inputs="Out Indices Label", outputs="Accuracy Correct Total")
-def accuracy(_: Mapping[str, Any], __: Array, indices: Array, label: Array) -> Value:
-    """Tells which share of rows has its label among the indices."""
-    hits = jnp.sum(jnp.any(indices == label.reshape(-1, 1), axis=1))
-    total = indices.shape[0]
-    share = hits.astype(jnp.float32) / total
-    return share.reshape(1), hits.astype(jnp.int32).reshape(1), jnp.full(1, total, jnp.int32)
+@fluid_op("is_empty", inputs="X")
+def is_empty(_: Mapping[str, Any], x: Array) -> Array:
+    """Tells whether an array has no elements: `[1]`."""
+    return jnp.full(1, x.size == 0)

@@ -1,13 +1,13 @@
-"""Operators that compute each element by itself."""
+"""Operators on two arrays, element by element: arithmetic, comparisons; and on one with limits."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxfleet.ops.fluid.gradients import define_gradient
-from jaxfleet.ops.fluid.schema import Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Gradient, fluid_op
 from jaxfleet.ops.registry import Array
 
 
@@ -20,6 +20,8 @@ def beside(x: Array, y: Array, axis: int) -> Array:
             count.
         axis: where they begin in `x`; -1: `y` has the last ones.
     """
+    if y.ndim > x.ndim:
+        raise ValueError(f"the second operand has more axes, {y.ndim}, than the first, {x.ndim}")
     if axis < 0 or x.ndim == y.ndim:
         return y
     shape = list(y.shape)
@@ -28,16 +30,21 @@ def beside(x: Array, y: Array, axis: int) -> Array:
     return y.reshape((*shape, *[1] * (x.ndim - axis - len(shape))))
 
 
+def _quotient(x: Array, y: Array) -> Array:
+    """Divides; whole numbers towards zero, as C++ does."""
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return lax.div(*jnp.broadcast_arrays(x, y))
+    return jnp.divide(x, y)
+
+
 _BINARY: Mapping[str, Callable[[Array, Array], Array]] = {
     "add": jnp.add,
     "sub": jnp.subtract,
     "mul": jnp.multiply,
-    "div": jnp.divide,
-    "max": jnp.maximum,
-    "min": jnp.minimum,
+    "div": _quotient,
+    "max": lambda x, y: jnp.where(x > y, x, y),  # of equal ones, `y` has the gradient
+    "min": lambda x, y: jnp.where(x < y, x, y),
     "pow": jnp.power,
-    "mod": jnp.mod,
-    "floordiv": jnp.floor_divide,
 }
 
 
@@ -56,66 +63,7 @@ for _name, _function in _BINARY.items():
     _binary(_name, _function)
 
 
-_UNARY: Mapping[str, Callable[[Array], Array]] = {
-    "square": jnp.square,
-    "abs": jnp.abs,
-    "log": jnp.log,
-    "sin": jnp.sin,
-    "cos": jnp.cos,
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "softsign": jax.nn.soft_sign,
-    "softplus": jax.nn.softplus,
-    "logsigmoid": jax.nn.log_sigmoid,
-}
-
-# Those whose gradient operator reads what they made: (what they compute, the gradient from it).
-_FROM_OUTPUT: Mapping[str, tuple[Callable[[Array], Array], Callable[[Array, Array], Array]]] = {
-    "relu": (jax.nn.relu, lambda out, grad: jnp.where(out > 0, grad, 0)),
-    "tanh": (jnp.tanh, lambda out, grad: grad * (1 - out * out)),
-    "sigmoid": (jax.nn.sigmoid, lambda out, grad: grad * out * (1 - out)),
-    "exp": (jnp.exp, lambda out, grad: grad * out),
-    "sqrt": (jnp.sqrt, lambda out, grad: grad * 0.5 / out),
-    "reciprocal": (jnp.reciprocal, lambda out, grad: -grad * out * out),
-}
-
-
-def _unary(name: str, function: Callable[[Array], Array]) -> None:
-    @fluid_op(name, inputs="X", gradient=Gradient(f"{name}_grad", ("X",), ("X",)))
-    def compute(_: Mapping[str, Any], x: Array) -> Array:
-        return function(x)
-
-    define_gradient(name)
-
-
-def _from_output(
-    name: str, function: Callable[[Array], Array], grad: Callable[[Array, Array], Array]
-) -> None:
-    def back(
-        _: Mapping[str, Any], reads: Mapping[str, Value], grads: Mapping[str, Value]
-    ) -> Mapping[str, Value]:
-        return {"X": grad(reads["Out"], grads["Out"])}
-
-    @fluid_op(name, inputs="X", gradient=Gradient(f"{name}_grad", ("Out",), ("X",), back))
-    def compute(_: Mapping[str, Any], x: Array) -> Array:
-        return function(x)
-
-    define_gradient(name)
-
-
-for _name, _one in _UNARY.items():
-    _unary(_name, _one)
-for _name, (_one, _back) in _FROM_OUTPUT.items():
-    _from_output(_name, _one, _back)
-
-
-_FLAT: Mapping[str, Callable[[Array], Array]] = {
-    "floor": jnp.floor,
-    "ceil": jnp.ceil,
-    "round": jnp.round,
-    "sign": jnp.sign,
-    "logical_not": jnp.logical_not,
-}
-_COMPARED: Mapping[str, Callable[[Array, Array], Array]] = {
+_WITHOUT_GRADIENT: Mapping[str, Callable[[Array, Array], Array]] = {
     "less_than": jnp.less,
     "less_equal": jnp.less_equal,
     "greater_than": jnp.greater,
@@ -124,19 +72,20 @@ _COMPARED: Mapping[str, Callable[[Array, Array], Array]] = {
     "not_equal": jnp.not_equal,
     "logical_and": jnp.logical_and,
     "logical_or": jnp.logical_or,
+    "logical_xor": jnp.logical_xor,
+    "elementwise_mod": jnp.mod,
+    "elementwise_floordiv": jnp.floor_divide,
 }
 
 
-def _without_gradient(name: str, function: Callable[..., Array], inputs: str) -> None:
-    @fluid_op(name, inputs=inputs, attrs={"axis": -1, "force_cpu": False})
-    def compute(_: Mapping[str, Any], *values: Array) -> Array:
-        return function(*values)
+def _without_gradient(name: str, function: Callable[..., Array]) -> None:
+    @fluid_op(name, inputs="X Y", attrs={"axis": -1, "force_cpu": False})
+    def compute(attrs: Mapping[str, Any], x: Array, y: Array) -> Array:
+        return function(x, beside(x, y, attrs["axis"]))
 
 
-for _name, _one in _FLAT.items():
-    _without_gradient(_name, _one, "X")
-for _name, _two in _COMPARED.items():
-    _without_gradient(_name, _two, "X Y")
+for _name, _function in _WITHOUT_GRADIENT.items():
+    _without_gradient(_name, _function)
 
 
 @fluid_op("clip", inputs="X", attrs={"min": 0.0, "max": 0.0},
@@ -155,8 +104,26 @@ def increment(attrs: Mapping[str, Any], x: Array) -> Array:
     return x + jnp.asarray(attrs["step"], x.dtype)
 
 
-@fluid_op("clip_by_norm", inputs="X", attrs={"max_norm": 1.0})
+@fluid_op("clip_by_norm", inputs="X", attrs={"max_norm": 1.0},
+          gradient=Gradient("clip_by_norm_grad", ("X",), ("X",)))  # fmt: skip
 def clip_by_norm(attrs: Mapping[str, Any], x: Array) -> Array:
     """Scales an array so that its norm is at most `max_norm`."""
-    norm = jnp.linalg.norm(x)
+    norm = jnp.sqrt(jnp.maximum(jnp.sum(x * x), 1e-30))  # which 0 can be differentiated at
     return jnp.where(norm > attrs["max_norm"], x * (attrs["max_norm"] / norm), x)
+
+
+define_gradient("clip_by_norm")
+
+
+@fluid_op("cumsum", inputs="X",
+          attrs={"axis": -1, "flatten": False, "exclusive": False, "reverse": False},
+          gradient=Gradient("cumsum_grad", ("X",), ("X",)))  # fmt: skip
+def cumsum(attrs: Mapping[str, Any], x: Array) -> Array:
+    """Adds up along an axis; `exclusive` leaves an element itself out."""
+    x = x.reshape(-1) if attrs["flatten"] else x
+    axis = attrs["axis"]
+    made = lax.cumsum(x, axis=axis % x.ndim, reverse=attrs["reverse"])
+    return made - x if attrs["exclusive"] else made
+
+
+define_gradient("cumsum")

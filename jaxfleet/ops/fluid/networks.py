@@ -1,4 +1,4 @@
-"""Operators that networks are made of: products, reductions, activations over axes, losses."""
+"""Operators that networks are made of: products, reductions, activations over axes."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxfleet.ops.fluid.arrays import shape_record
 from jaxfleet.ops.fluid.gradients import define_gradient
 from jaxfleet.ops.fluid.schema import Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
@@ -45,30 +44,55 @@ def mean(_: Attributes, x: Array) -> Array:
     return jnp.mean(x).reshape(1)
 
 
-_REDUCTIONS: Mapping[str, Callable[..., Array]] = {
-    "sum": jnp.sum,
-    "mean": jnp.mean,
-    "max": jnp.max,
-    "min": jnp.min,
-    "prod": jnp.prod,
-}
+_OVER = {"dim": [0], "keep_dim": False, "reduce_all": False}
 
 
-def _reduction(name: str, function: Callable[..., Array]) -> None:
-    op_type = f"reduce_{name}"
+def _reduced(attrs: Attributes, function: Callable[..., Array], x: Array) -> Array:
+    axes = None if attrs["reduce_all"] else tuple(attrs["dim"])
+    made = function(x, axis=axes, keepdims=attrs["keep_dim"])
+    return made if made.ndim else made.reshape(1)
 
-    @fluid_op(op_type, inputs="X", attrs={"dim": [0], "keep_dim": False, "reduce_all": False},
-              gradient=Gradient(f"{op_type}_grad", ("X",), ("X",)))  # fmt: skip
+
+def _extreme_back(
+    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    """Gives the gradient to every element that is the largest, as fluid does."""
+    x, shape = reads["X"], _kept_shape(attrs, reads["X"])
+    found, grad = reads["Out"].reshape(shape), grads["Out"].reshape(shape)
+    return {"X": jnp.where(x == found, grad, 0)}
+
+
+def _kept_shape(attrs: Attributes, x: Array) -> list[int]:
+    over = {axis % x.ndim for axis in attrs["dim"]}
+    gone = range(x.ndim) if attrs["reduce_all"] else over
+    return [1 if axis in gone else size for axis, size in enumerate(x.shape)]
+
+
+def _gradient(name: str) -> Gradient | None:
+    match name:
+        case "sum" | "mean":
+            return Gradient(f"reduce_{name}_grad", ("X",), ("X",))
+        case "max" | "min":
+            return Gradient(f"reduce_{name}_grad", ("X", "Out"), ("X",), _extreme_back)
+        case "prod":
+            return Gradient(f"reduce_{name}_grad", ("X", "Out"), ("X",))
+    return None
+
+
+def _reduction(name: str) -> None:
+    function: Callable[..., Array] = getattr(jnp, name)
+    gradient = _gradient(name)
+
+    @fluid_op(f"reduce_{name}", inputs="X", attrs=_OVER, gradient=gradient)
     def compute(attrs: Attributes, x: Array) -> Array:
-        axes = None if attrs["reduce_all"] else tuple(attrs["dim"])
-        made = function(x, axis=axes, keepdims=attrs["keep_dim"])
-        return made if made.ndim else made.reshape(1)
+        return _reduced(attrs, function, x)
 
-    define_gradient(op_type)
+    if gradient is not None:
+        define_gradient(f"reduce_{name}")
 
 
-for _name, _function in _REDUCTIONS.items():
-    _reduction(_name, _function)
+for _name in ("sum", "mean", "max", "min", "prod", "all", "any"):
+    _reduction(_name)
 
 
 def _softmax_back(
@@ -86,82 +110,5 @@ def softmax(attrs: Attributes, x: Array) -> Array:
     return jax.nn.softmax(x, axis=attrs["axis"])
 
 
-def _picked(x: Array, label: Array) -> Array:
-    """Returns the element of each row that its label names: the last axis is then 1."""
-    index = label.reshape(*x.shape[:-1], 1)
-    return jnp.take_along_axis(x, jnp.clip(index, 0, x.shape[-1] - 1), axis=-1)
-
-
-def _cross_entropy_back(
-    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
-    shape = reads["XShape"].shape[1:]
-    label = reads["Label"].reshape(*shape[:-1], 1)
-    slope = -grads["Y"].reshape(label.shape) / reads["MatchX"].reshape(label.shape)
-    is_counted = (label == jnp.arange(shape[-1])) & (label != attrs["ignore_index"])
-    return {"X": jnp.where(is_counted, slope, 0)}
-
-
-@fluid_op("cross_entropy2", inputs="X Label", outputs="Y MatchX XShape",
-          attrs={"ignore_index": -100},
-          gradient=Gradient("cross_entropy_grad2", ("Label", "MatchX", "XShape"), ("X",),
-                            _cross_entropy_back))  # fmt: skip
-def cross_entropy2(attrs: Attributes, x: Array, label: Array) -> Value:
-    """Takes minus the log of the probability of the label, a row each."""
-    match = _picked(x, label)
-    is_counted = label.reshape(match.shape) != attrs["ignore_index"]
-    return jnp.where(is_counted, -jnp.log(match), 0), match, shape_record(x)
-
-
-@fluid_op("cross_entropy", inputs="X Label", outputs="Y",
-          attrs={"soft_label": True, "ignore_index": -100},
-          gradient=Gradient("cross_entropy_grad", ("X", "Label"), ("X",)))  # fmt: skip
-def cross_entropy(attrs: Attributes, x: Array, label: Array) -> Array:
-    """Takes the cross entropy with a distribution, or with a label."""
-    if attrs["soft_label"]:
-        return -jnp.sum(label * jnp.log(x), axis=-1, keepdims=True)
-    match = _picked(x, label)
-    return jnp.where(label.reshape(match.shape) != attrs["ignore_index"], -jnp.log(match), 0)
-
-
-def _softmax_loss_back(
-    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
-    made, label, grad = reads["Softmax"], reads["Label"], grads["Loss"]
-    if attrs["soft_label"]:
-        return {"Logits": grad * (made * jnp.sum(label, axis=-1, keepdims=True) - label)}
-    index = label.reshape(*made.shape[:-1], 1)
-    slope = made - (index == jnp.arange(made.shape[-1]))
-    return {"Logits": jnp.where(index != attrs["ignore_index"], slope * grad, 0)}
-
-
-@fluid_op("softmax_with_cross_entropy", inputs="Logits Label", outputs="Softmax Loss",
-          attrs={"soft_label": False, "ignore_index": -100, "numeric_stable_mode": True,
-                 "axis": -1},
-          gradient=Gradient("softmax_with_cross_entropy_grad", ("Softmax", "Label"), ("Logits",),
-                            _softmax_loss_back))  # fmt: skip
-def softmax_with_cross_entropy(attrs: Attributes, logits: Array, label: Array) -> Value:
-    """Takes softmax and cross entropy in one, which does not overflow."""
-    logs = jax.nn.log_softmax(logits, axis=-1)
-    if attrs["soft_label"]:
-        return jnp.exp(logs), -jnp.sum(label * logs, axis=-1, keepdims=True)
-    loss = -_picked(logs, label)
-    is_counted = label.reshape(loss.shape) != attrs["ignore_index"]
-    return jnp.exp(logs), jnp.where(is_counted, loss, 0)
-
-
-@fluid_op("sigmoid_cross_entropy_with_logits", inputs="X Label",
-          attrs={"ignore_index": -100, "normalize": False},
-          gradient=Gradient("sigmoid_cross_entropy_with_logits_grad", ("X", "Label"),
-                            ("X",)))  # fmt: skip
-def sigmoid_cross_entropy_with_logits(attrs: Attributes, x: Array, label: Array) -> Array:
-    """Takes the cross entropy of independent probabilities, given as logits."""
-    loss = jnp.maximum(x, 0) - x * label + jnp.log1p(jnp.exp(-jnp.abs(x)))
-    is_counted = label != attrs["ignore_index"]
-    loss = jnp.where(is_counted, loss, 0)
-    return loss / jnp.maximum(jnp.sum(is_counted), 1) if attrs["normalize"] else loss
-
-
-for _type in ("mul", "matmul", "mean", "softmax", "cross_entropy2", "cross_entropy",
-              "softmax_with_cross_entropy", "sigmoid_cross_entropy_with_logits"):  # fmt: skip
+for _type in ("mul", "matmul", "mean", "softmax"):
     define_gradient(_type)

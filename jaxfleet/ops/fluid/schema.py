@@ -54,12 +54,19 @@ class Gradient:
         writes: the inputs that have gradients.
         compute: computes them, `(attrs, reads, gradients of outputs) -> gradients by input`; None
             for `jax.vjp` of the operator, which needs all of its inputs in `reads`.
+        only_if: slots that are read only where an attribute has a value.
     """
 
     type: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     compute: GradCompute | None = None
+    only_if: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+
+    def reads_with(self, attrs: Mapping[str, Any]) -> list[str]:
+        """Returns what the gradient operator reads of an operator with these attributes."""
+        unread = {slot for slot, (name, value) in self.only_if.items() if attrs[name] != value}
+        return [slot for slot in self.reads if slot not in unread]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,123 @@
+"""Layers that give values mean 0 and deviation 1, with a scale and a shift that are learned."""
+
+import math
+from typing import Any
+
+from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.initializer import Constant
+from jaxfleet.fluid.layer_helper import LayerHelper
+from jaxfleet.fluid.layers.one_operator import variables
+from jaxfleet.fluid.param_attr import ParamAttr
+from jaxfleet.fluid.variable import Parameter, Variable
+
+
+def batch_norm(
+    input: Variable,
+    act: str | None = None,
+    is_test: bool = False,
+    momentum: float = 0.9,
+    epsilon: float = 1e-5,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    data_layout: str = "NCHW",
+    in_place: bool = False,
+    name: str | None = None,
+    moving_mean_name: str | None = None,
+    moving_variance_name: str | None = None,
+    do_model_average_for_mean_and_var: bool = True,
+    use_global_stats: bool = False,
+) -> Variable:
+    """Normalizes each channel by the batch; tested, by averages over the batches so far.
+
+    Args:
+        input: `[rows, channels]`, or images.
+        act: an activation.
+        is_test: normalize by the averages.
+        momentum: how much of the averages stays with a batch.
+        epsilon: is added to the variance.
+        param_attr: of the scale.
+        bias_attr: of the shift.
+        data_layout: `NCHW`, or `NHWC` where the channels are last.
+        in_place: taken; XLA decides itself what to reuse.
+        name: of the layer.
+        moving_mean_name: what the average of means is called.
+        moving_variance_name: what the average of variances is called.
+        do_model_average_for_mean_and_var: whether ModelAverage takes these in.
+        use_global_stats: normalize by the averages in training too.
+
+    Raises:
+        ProgramError: how many channels there are is not known, or the layout is none.
+    """
+    del in_place
+    (x,) = variables("batch_norm", "input", input)
+    if data_layout not in {"NCHW", "NHWC"}:
+        raise mistake(f"batch_norm: data_layout is 'NCHW' or 'NHWC', not {data_layout!r}")
+    channels = x.shape[1 if data_layout == "NCHW" else -1]
+    helper = LayerHelper("batch_norm", name)
+    scale = _learned(helper, param_attr, channels, x.dtype, default=1.0)
+    bias = _learned(helper, bias_attr, channels, x.dtype, is_bias=True)
+    kept = []
+    for average, begin in ((moving_mean_name, 0.0), (moving_variance_name, 1.0)):
+        attr = ParamAttr(average, Constant(begin), trainable=False)
+        attr.do_model_average = do_model_average_for_mean_and_var
+        kept.append(helper.parameter(attr, [channels], x.dtype))
+        kept[-1].stop_gradient = True
+    mean, variance = kept
+    attrs = {
+        "momentum": momentum,
+        "epsilon": epsilon,
+        "is_test": is_test,
+        "data_layout": data_layout,
+        "use_global_stats": use_global_stats,
+    }
+    saved = [helper.output(x.dtype, stop_gradient=True) for _ in range(2)]
+    made, *_ = helper.add(
+        {"X": x, "Scale": scale, "Bias": bias, "Mean": mean, "Variance": variance},
+        {"Y": x.dtype, "MeanOut": mean, "VarianceOut": variance, "SavedMean": saved[0],
+         "SavedVariance": saved[1]},
+        attrs,
+    )  # fmt: skip
+    return helper.with_activation(made, act)
+
+
+def layer_norm(
+    input: Variable,
+    scale: bool = True,
+    shift: bool = True,
+    begin_norm_axis: int = 1,
+    epsilon: float = 1e-5,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    act: str | None = None,
+    name: str | None = None,
+) -> Variable:
+    """Normalizes each row: the axes before `begin_norm_axis` number the rows."""
+    (x,) = variables("layer_norm", "input", input)
+    helper = LayerHelper("layer_norm", name)
+    width = math.prod(x.shape[begin_norm_axis:])
+    inputs: dict[str, Variable] = {"X": x}
+    if scale:
+        inputs["Scale"] = _learned(helper, param_attr, width, x.dtype, default=1.0)
+    if shift:
+        inputs["Bias"] = _learned(helper, bias_attr, width, x.dtype, is_bias=True)
+    statistics = {slot: helper.output(x.dtype, stop_gradient=True) for slot in ("Mean", "Variance")}
+    made, *_ = helper.add(
+        inputs,
+        {"Y": x.dtype, **statistics},
+        {"epsilon": epsilon, "begin_norm_axis": begin_norm_axis},
+    )
+    return helper.with_activation(made, act)
+
+
+def _learned(
+    helper: LayerHelper,
+    attr: Any,
+    size: int,
+    dtype: str,
+    *,
+    is_bias: bool = False,
+    default: float = 0.0,
+) -> Parameter:
+    described = ParamAttr.of(attr) or ParamAttr()
+    begin = Constant(default)
+    return helper.parameter(described, [size], dtype, is_bias=is_bias, default_initializer=begin)

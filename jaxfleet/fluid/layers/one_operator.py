@@ -1,0 +1,129 @@
+"""Layers that are one operator: what a layer's signature says is not said again in its body.
+
+::
+
+    @one_operator("softmax", X="input")
+    def softmax(input: Variable, use_cudnn: bool = False, name: str | None = None) -> Variable:
+        "Makes what is along an axis positive, with sum 1."
+
+An argument that is in a slot is a variable, or a list of them; `name` and `act` mean what they
+mean everywhere; every other one is the operator's attribute of the same name.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec
+
+from jaxfleet.fluid.checks import check_type
+from jaxfleet.fluid.dtypes import dtype_name
+from jaxfleet.fluid.layer_helper import LayerHelper
+from jaxfleet.fluid.variable import Variable
+from jaxfleet.ops.fluid import schema_of
+
+P = ParamSpec("P")
+Layer = Callable[P, Variable]
+_OF_EVERY_LAYER = ("name", "act")
+
+
+def one_operator(
+    op_type: str,
+    *,
+    out: str = "Out",
+    into: str = "",
+    dtype: str | None = None,
+    typed: str = "",
+    aside: Mapping[str, str] | None = None,
+    frozen: bool = False,
+    renamed: Mapping[str, str] | None = None,
+    unused: Sequence[str] = (),
+    layer_type: str | None = None,
+    **slots: str,
+) -> Callable[[Layer[P]], Layer[P]]:
+    """Gives the decorated signature its body.
+
+    Args:
+        op_type: the operator's type.
+        out: the slot of what the layer returns.
+        into: the argument that may name a variable to write, in the place of a new one.
+        dtype: of the result; that of the first input unless given.
+        typed: the argument that names the dtype of the result.
+        aside: dtypes of the other outputs by slot, which nothing differentiates; empty for that
+            of the first input.
+        frozen: gradients end at what is made.
+        renamed: attributes by argument, where they are called otherwise.
+        unused: arguments that change nothing here.
+        layer_type: what the layer's variables are named for, where that is not `op_type`.
+        **slots: the argument that each slot takes.
+    """
+
+    def decorate(signature_only: Layer[P]) -> Layer[P]:
+        signature = inspect.signature(signature_only)
+
+        @functools.wraps(signature_only)
+        def layer(*args: P.args, **kwargs: P.kwargs) -> Variable:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = dict(bound.arguments)
+            inputs = {
+                slot: variables(op_type, argument, given.pop(argument))
+                for slot, argument in slots.items()
+                if given[argument] is not None or not _may_be_empty(op_type, slot)
+            }
+            first = next(iter(inputs.values()))[0].dtype
+            written = given.pop(into, None)
+            if typed:
+                given[typed] = dtype_name(given[typed])
+            outputs: dict[str, str | Variable] = {
+                out: written or given.get(typed) or dtype or first
+            }
+            outputs.update({slot: like or first for slot, like in (aside or {}).items()})
+            name, act = (given.pop(key, None) for key in _OF_EVERY_LAYER)
+            attrs = {
+                (renamed or {}).get(key, key): value
+                for key, value in given.items()
+                if key not in unused and key not in slots.values()
+            }
+            helper = LayerHelper(layer_type or op_type, name)
+            made, *_ = helper.add(
+                inputs, outputs, as_declared(op_type, attrs), op_type=op_type, frozen=frozen
+            )
+            return helper.with_activation(made, act)
+
+        return layer
+
+    return decorate
+
+
+def variables(layer: str, argument: str, given: Any) -> list[Variable]:
+    """Returns what a layer is given as a list.
+
+    Raises:
+        TypeError: it is no Variable, and no list of them.
+    """
+    many = list(given) if isinstance(given, list | tuple) else [given]
+    for one in many:
+        check_type(one, f"'{argument}' of {layer}", Variable)
+    return many
+
+
+def as_declared(op_type: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns attributes as the operator declares them: 2 is 2.0, and [2], where it has such."""
+    schema = schema_of(op_type)
+    declared = {} if schema is None else schema.attrs
+    return {name: _like(declared.get(name), value) for name, value in attrs.items()}
+
+
+def _like(declared: Any, value: Any) -> Any:
+    if value is None or isinstance(declared, bool):
+        return value
+    if isinstance(declared, float):
+        return float(value)
+    if isinstance(declared, list):
+        return list(value) if isinstance(value, Sequence) else [value]
+    return value
+
+
+def _may_be_empty(op_type: str, slot: str) -> bool:
+    schema = schema_of(op_type)
+    return schema is not None and any(s.name == slot and s.optional for s in schema.inputs)

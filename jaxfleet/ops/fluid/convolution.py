@@ -1,0 +1,167 @@
+"""Operators on images: convolutions and pooling.
+
+Images are `NCHW` or `NHWC`, filters `[out channels, in channels of a group, height, width]` with
+both. Paddings are two numbers, which stand on both sides, or four: top, bottom, left, right.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxfleet.ops.fluid.gradients import define_gradient
+from jaxfleet.ops.fluid.schema import Gradient, fluid_op
+from jaxfleet.ops.registry import Array
+
+Attributes: TypeAlias = Mapping[str, Any]
+Pairs: TypeAlias = list[tuple[int, int]]  # what stands before and after, an axis of the image each
+
+_CONV = {"strides": [1, 1], "paddings": [0, 0], "padding_algorithm": "EXPLICIT",
+         "dilations": [1, 1], "groups": 1, "use_cudnn": False, "use_mkldnn": False,
+         "fuse_relu_before_depthwise_conv": False, "data_format": "NCHW"}  # fmt: skip
+
+
+def _pairs(attrs: Attributes, sizes: Sequence[int], window: Sequence[int]) -> Pairs:
+    """Returns the padding of each axis that the attributes say."""
+    match attrs["padding_algorithm"]:
+        case "VALID":
+            return [(0, 0)] * len(sizes)
+        case "SAME":
+            return [
+                _same(size, wide, step)
+                for size, wide, step in zip(sizes, window, attrs["strides"], strict=True)
+            ]
+    given = attrs["paddings"]
+    if len(given) == len(sizes):
+        return [(both, both) for both in given]
+    return list(zip(given[::2], given[1::2], strict=True))
+
+
+def _same(size: int, window: int, stride: int) -> tuple[int, int]:
+    """Returns the padding that makes `size / stride` windows, rounded up."""
+    more = max((math.ceil(size / stride) - 1) * stride + window - size, 0)
+    return more // 2, more - more // 2
+
+
+def _is_last(attrs: Attributes) -> bool:
+    return bool(attrs["data_format"] == "NHWC")
+
+
+def _convolve(attrs: Attributes, x: Array, filters: Array, groups: int) -> Array:
+    layout = "NHWC" if _is_last(attrs) else "NCHW"
+    sizes = x.shape[1:3] if _is_last(attrs) else x.shape[2:4]
+    is_same = attrs["padding_algorithm"] == "SAME"  # which knows no dilation
+    dilations = [1] * len(sizes) if is_same else attrs["dilations"]
+    return lax.conv_general_dilated(
+        x,
+        filters,
+        attrs["strides"],
+        _pairs(attrs, sizes, filters.shape[2:]),
+        rhs_dilation=dilations,
+        dimension_numbers=(layout, "OIHW", layout),
+        feature_group_count=groups,
+    )
+
+
+@fluid_op("conv2d", inputs="Input Filter Bias?", outputs="Output", attrs=_CONV,
+          gradient=Gradient("conv2d_grad", ("Input", "Filter", "Bias"),
+                            ("Input", "Filter", "Bias")))  # fmt: skip
+def conv2d(attrs: Attributes, x: Array, filters: Array, bias: Array | None) -> Array:
+    """Slides filters over images."""
+    made = _convolve(attrs, x, filters, attrs["groups"])
+    if bias is None:
+        return made
+    return made + (bias if _is_last(attrs) else bias.reshape(-1, 1, 1))
+
+
+@fluid_op("depthwise_conv2d", inputs="Input Filter", outputs="Output", attrs=_CONV,
+          gradient=Gradient("depthwise_conv2d_grad", ("Input", "Filter"),
+                            ("Input", "Filter")))  # fmt: skip
+def depthwise_conv2d(attrs: Attributes, x: Array, filters: Array) -> Array:
+    """Slides filters over each channel by itself."""
+    return _convolve(attrs, x, filters, attrs["groups"])
+
+
+@fluid_op("conv2d_transpose", inputs="Input Filter", outputs="Output",
+          attrs={**_CONV, "output_size": []},
+          gradient=Gradient("conv2d_transpose_grad", ("Input", "Filter"),
+                            ("Input", "Filter")))  # fmt: skip
+def conv2d_transpose(attrs: Attributes, x: Array, filters: Array) -> Array:
+    """Does what the gradient of a convolution does: filters are `[in, out of a group, h, w]`."""
+    x = jnp.moveaxis(x, 3, 1) if _is_last(attrs) else x
+    groups, window = attrs["groups"], filters.shape[2:]
+    pairs = _pairs(attrs, x.shape[2:], window)
+    wide = [(size - 1) * by for size, by in zip(window, attrs["dilations"], strict=True)]
+    ends = [(edge - low, edge - high) for edge, (low, high) in zip(wide, pairs, strict=True)]
+    if attrs["output_size"]:
+        usual = [
+            (size - 1) * step + 1 + low + high - edge
+            for size, step, (low, high), edge in zip(
+                x.shape[2:], attrs["strides"], ends, wide, strict=True
+            )
+        ]
+        more = [size - made for size, made in zip(attrs["output_size"], usual, strict=True)]
+        ends = [(low, high + extra) for (low, high), extra in zip(ends, more, strict=True)]
+    by_group = filters.reshape(groups, -1, *filters.shape[1:]).swapaxes(1, 2)
+    turned = jnp.flip(by_group.reshape(-1, by_group.shape[2], *window), (2, 3))
+    made = lax.conv_general_dilated(
+        x,
+        turned,
+        [1, 1],
+        ends,
+        lhs_dilation=attrs["strides"],
+        rhs_dilation=attrs["dilations"],
+        dimension_numbers=("NCHW", "OIHW", "NCHW"),
+        feature_group_count=groups,
+    )
+    return jnp.moveaxis(made, 1, 3) if _is_last(attrs) else made
+
+
+@fluid_op("pool2d", inputs="X",
+          attrs={"pooling_type": "max", "ksize": [1, 1], "global_pooling": False,
+                 "strides": [1, 1], "paddings": [0, 0], "padding_algorithm": "EXPLICIT",
+                 "exclusive": True, "adaptive": False, "ceil_mode": False, "use_cudnn": False,
+                 "use_mkldnn": False, "data_format": "NCHW"},
+          gradient=Gradient("pool2d_grad", ("X", "Out"), ("X",)))  # fmt: skip
+def pool2d(attrs: Attributes, x: Array) -> Array:
+    """Takes the largest element of each window, or their average."""
+    x = jnp.moveaxis(x, 3, 1) if _is_last(attrs) else x
+    made = _adaptive(attrs, x) if attrs["adaptive"] else _pooled(attrs, x)
+    return jnp.moveaxis(made, 1, 3) if _is_last(attrs) else made
+
+
+def _pooled(attrs: Attributes, x: Array) -> Array:
+    sizes, window = x.shape[2:], tuple(attrs["ksize"])
+    pairs = _pairs(attrs, sizes, window)
+    if attrs["global_pooling"]:
+        window, pairs = sizes, [(0, 0), (0, 0)]
+    strides = tuple(attrs["strides"])
+    if attrs["ceil_mode"]:
+        pairs = [
+            (low, high + -(size + low + high - wide) % step)
+            for (low, high), size, wide, step in zip(pairs, sizes, window, strides, strict=True)
+        ]
+    over = ((1, 1, *window), (1, 1, *strides), [(0, 0), (0, 0), *pairs])
+    if attrs["pooling_type"] == "max":
+        return lax.reduce_window(x, -jnp.inf, lax.max, *over)
+    total = lax.reduce_window(x, 0.0, lax.add, *over)
+    if not attrs["exclusive"]:
+        return total / math.prod(window)
+    return total / lax.reduce_window(jnp.ones_like(x[:1, :1]), 0.0, lax.add, *over)
+
+
+def _adaptive(attrs: Attributes, x: Array) -> Array:
+    """Pools into `ksize` windows, which overlap where the sizes do not divide."""
+    rows, columns = (
+        [(at * size // count, -(-(at + 1) * size // count)) for at in range(count)]
+        for count, size in zip(attrs["ksize"], x.shape[2:], strict=True)
+    )
+    take = jnp.max if attrs["pooling_type"] == "max" else jnp.mean
+    cells = [jnp.stack([take(x[:, :, a:b, c:d], (2, 3)) for c, d in columns], -1) for a, b in rows]
+    return jnp.stack(cells, -2)
+
+
+for _type in ("conv2d", "depthwise_conv2d", "conv2d_transpose", "pool2d"):
+    define_gradient(_type)

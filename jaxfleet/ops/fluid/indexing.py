@@ -1,0 +1,161 @@
+"""Operators that take elements by number, or find them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxfleet.ops.fluid.gradients import define_gradient
+from jaxfleet.ops.fluid.schema import Gradient, Value, fluid_op
+from jaxfleet.ops.registry import Array
+
+Attributes = Mapping[str, Any]
+_OF_A_TABLE = {"is_sparse": False, "is_distributed": False, "padding_idx": -1,
+               "remote_prefetch": False, "trainer_id": 0, "slot": 0, "height_sections": [],
+               "epmap": [], "table_names": []}  # fmt: skip
+
+
+@fluid_op("lookup_table_v2", inputs="W Ids", attrs=_OF_A_TABLE,
+          gradient=Gradient("lookup_table_v2_grad", ("W", "Ids"), ("W",)))  # fmt: skip
+def lookup_table_v2(attrs: Attributes, table: Array, ids: Array) -> Array:
+    """Takes rows of a table; those of `padding_idx` are zero."""
+    rows = jnp.take(table, ids, axis=0, mode="clip")
+    if attrs["padding_idx"] < 0:
+        return rows
+    return jnp.where((ids == attrs["padding_idx"])[..., None], 0, rows)
+
+
+@fluid_op("lookup_table", inputs="W Ids", attrs=_OF_A_TABLE,
+          gradient=Gradient("lookup_table_grad", ("W", "Ids"), ("W",)))  # fmt: skip
+def lookup_table(attrs: Attributes, table: Array, ids: Array) -> Array:
+    """Takes rows of a table by numbers whose last axis, of size 1, becomes the row."""
+    if ids.shape[-1] != 1:
+        raise ValueError(f"the last size of its ids is 1, not {ids.shape[-1]}")
+    return lookup_table_v2(attrs, table, ids[..., 0])
+
+
+define_gradient("lookup_table_v2")
+define_gradient("lookup_table")
+
+
+def _one_hot(attrs: Attributes, x: Array) -> Array:
+    return (x[..., None] == jnp.arange(attrs["depth"])).astype(jnp.float32)
+
+
+_DEPTH = {"depth": 1, "dtype": "float32", "allow_out_of_range": False}
+
+
+@fluid_op("one_hot_v2", inputs="X", attrs=_DEPTH)
+def one_hot_v2(attrs: Attributes, x: Array) -> Array:
+    """Makes rows that are 1 where they are named, and else 0."""
+    return _one_hot(attrs, x)
+
+
+@fluid_op("one_hot", inputs="X", attrs=_DEPTH)
+def one_hot(attrs: Attributes, x: Array) -> Array:
+    """Makes such rows of numbers whose last axis, of size 1, becomes the row."""
+    if x.shape[-1] != 1:
+        raise ValueError(f"the last size of its input is 1, not {x.shape[-1]}")
+    return _one_hot(attrs, x[..., 0])
+
+
+@fluid_op("top_k", inputs="X", outputs="Out Indices", attrs={"k": 1},
+          gradient=Gradient("top_k_grad", ("X", "Indices"), ("X",)))  # fmt: skip
+def top_k(attrs: Attributes, x: Array) -> Value:
+    """Finds the `k` largest along the last axis, and where they are."""
+    order = jnp.argsort(-x, axis=-1)[..., : attrs["k"]]
+    return jnp.take_along_axis(x, order, axis=-1), order.astype(jnp.int32)
+
+
+define_gradient("top_k")
+
+
+_WHICH = {"axis": -1, "keepdims": False, "dtype": "int64"}
+
+
+@fluid_op("arg_max", inputs="X", attrs=_WHICH)
+def arg_max(attrs: Attributes, x: Array) -> Array:
+    """Tells where the largest is, along an axis."""
+    return jnp.argmax(x, attrs["axis"], keepdims=attrs["keepdims"]).astype(jnp.int32)
+
+
+@fluid_op("arg_min", inputs="X", attrs=_WHICH)
+def arg_min(attrs: Attributes, x: Array) -> Array:
+    """Tells where the smallest is, along an axis."""
+    return jnp.argmin(x, attrs["axis"], keepdims=attrs["keepdims"]).astype(jnp.int32)
+
+
+@fluid_op("argsort", inputs="X", outputs="Out Indices", attrs={"axis": -1, "descending": False},
+          gradient=Gradient("argsort_grad", ("X", "Indices"), ("X",)))  # fmt: skip
+def argsort(attrs: Attributes, x: Array) -> Value:
+    """Sorts along an axis, and tells where each element was."""
+    order = jnp.argsort(-x if attrs["descending"] else x, axis=attrs["axis"])
+    return jnp.take_along_axis(x, order, axis=attrs["axis"]), order.astype(jnp.int32)
+
+
+define_gradient("argsort")
+
+
+@fluid_op("gather", inputs="X Index", attrs={"overwrite": True},
+          gradient=Gradient("gather_grad", ("X", "Index"), ("X",)))  # fmt: skip
+def gather(_: Attributes, x: Array, index: Array) -> Array:
+    """Takes rows."""
+    return jnp.take(x, index.reshape(-1), axis=0, mode="clip")
+
+
+define_gradient("gather")
+
+
+@fluid_op(
+    "gather_nd", inputs="X Index", gradient=Gradient("gather_nd_grad", ("X", "Index"), ("X",))
+)
+def gather_nd(_: Attributes, x: Array, index: Array) -> Array:
+    """Takes what the last axis of the index names by its first numbers."""
+    return x[tuple(jnp.moveaxis(index, -1, 0))]
+
+
+define_gradient("gather_nd")
+
+
+@fluid_op("scatter", inputs="X Ids Updates", attrs={"overwrite": True},
+          gradient=Gradient("scatter_grad", ("X", "Ids", "Updates"), ("X", "Updates")))  # fmt: skip
+def scatter(attrs: Attributes, x: Array, ids: Array, updates: Array) -> Array:
+    """Writes rows, or adds up those that go to one place."""
+    rows = ids.reshape(-1)
+    return (
+        x.at[rows].set(updates) if attrs["overwrite"] else x.at[rows].set(0).at[rows].add(updates)
+    )
+
+
+define_gradient("scatter")
+
+
+@fluid_op("slice", inputs="Input",
+          attrs={"axes": [], "starts": [], "ends": [], "decrease_axis": [], "infer_flags": []},
+          gradient=Gradient("slice_grad", ("Input",), ("Input",)))  # fmt: skip
+def slice_(attrs: Attributes, x: Array) -> Array:
+    """Takes a part along axes, and drops the axes of `decrease_axis`."""
+    part = [slice(None)] * x.ndim
+    for axis, start, end in zip(attrs["axes"], attrs["starts"], attrs["ends"], strict=True):
+        part[axis] = slice(start, end)
+    made = x[tuple(part)]
+    made = jnp.squeeze(made, tuple(attrs["decrease_axis"])) if attrs["decrease_axis"] else made
+    return made if made.ndim else made.reshape(1)
+
+
+define_gradient("slice")
+
+
+@fluid_op("strided_slice", inputs="Input",
+          attrs={"axes": [], "starts": [], "ends": [], "strides": [], "infer_flags": []},
+          gradient=Gradient("strided_slice_grad", ("Input",), ("Input",)))  # fmt: skip
+def strided_slice(attrs: Attributes, x: Array) -> Array:
+    """Takes every so many elements of a part along axes."""
+    part = [slice(None)] * x.ndim
+    bounds = (attrs[name] for name in ("axes", "starts", "ends", "strides"))
+    for axis, *bound in zip(*bounds, strict=True):
+        part[axis] = slice(*bound)
+    return x[tuple(part)]
+
+
+define_gradient("strided_slice")

@@ -1,0 +1,103 @@
+"""Operators that give values mean 0 and deviation 1: over a batch, over a row, over a vector."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxfleet.ops.fluid.gradients import define_gradient
+from jaxfleet.ops.fluid.schema import Gradient, Value, fluid_op
+from jaxfleet.ops.registry import Array
+
+Attributes = Mapping[str, Any]
+
+
+def _other_axes(attrs: Attributes, x: Array) -> tuple[int, ...]:
+    """Returns all axes but that of the channels."""
+    channels = x.ndim - 1 if attrs["data_layout"] == "NHWC" else 1
+    return tuple(axis for axis in range(x.ndim) if axis != channels)
+
+
+def _uses_kept(attrs: Attributes) -> bool:
+    """Tells whether the averages kept so far normalize, and not those of the batch."""
+    return bool(attrs["is_test"] or attrs["use_global_stats"])
+
+
+def _batch_norm_back(
+    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    x, grad = reads["X"], grads["Y"]
+    axes = _other_axes(attrs, x)
+    mean, inverse, scale = (
+        jnp.expand_dims(reads[name], axes) for name in ("SavedMean", "SavedVariance", "Scale")
+    )
+    unit = (x - mean) * inverse
+    to_bias, to_scale = jnp.sum(grad, axes), jnp.sum(grad * unit, axes)
+    if not _uses_kept(attrs):  # the statistics are made of x too
+        count = x.size / to_bias.size
+        wide = jnp.expand_dims(to_scale, axes)
+        grad = grad - (jnp.expand_dims(to_bias, axes) + unit * wide) / count
+    return {"X": grad * scale * inverse, "Scale": to_scale, "Bias": to_bias}
+
+
+@fluid_op("batch_norm", inputs="X Scale Bias Mean Variance",
+          outputs="Y MeanOut VarianceOut SavedMean SavedVariance",
+          attrs={"momentum": 0.9, "epsilon": 1e-5, "is_test": False, "data_layout": "NCHW",
+                 "use_mkldnn": False, "fuse_with_relu": False, "use_global_stats": False},
+          gradient=Gradient("batch_norm_grad",
+                            ("X", "Scale", "Bias", "Mean", "Variance", "SavedMean",
+                             "SavedVariance"),
+                            ("X", "Scale", "Bias"), _batch_norm_back,
+                            only_if={"Mean": ("use_global_stats", True),
+                                     "Variance": ("use_global_stats", True)}))  # fmt: skip
+def batch_norm(
+    attrs: Attributes, x: Array, scale: Array, bias: Array, mean: Array, variance: Array
+) -> Value:
+    """Normalizes each channel by the batch (Ioffe and Szegedy, 2015), and keeps averages.
+
+    `SavedVariance` is one over the deviation, as fluid saves it for the gradient.
+    """
+    axes = _other_axes(attrs, x)
+    used, spread = mean, variance
+    if not _uses_kept(attrs):
+        used, spread = jnp.mean(x, axes), jnp.var(x, axes)
+        keep = attrs["momentum"]
+        mean, variance = keep * mean + (1 - keep) * used, keep * variance + (1 - keep) * spread
+    inverse = lax.rsqrt(spread + attrs["epsilon"])
+    wide = [jnp.expand_dims(each, axes) for each in (used, inverse, scale, bias)]
+    made = (x - wide[0]) * wide[1] * wide[2] + wide[3]
+    return made, mean, variance, used, inverse
+
+
+define_gradient("batch_norm")
+
+
+@fluid_op("layer_norm", inputs="X Scale? Bias?", outputs="Y Mean Variance",
+          attrs={"epsilon": 1e-5, "begin_norm_axis": 1},
+          gradient=Gradient("layer_norm_grad", ("X", "Scale", "Bias", "Mean", "Variance"),
+                            ("X", "Scale", "Bias")))  # fmt: skip
+def layer_norm(attrs: Attributes, x: Array, scale: Array | None, bias: Array | None) -> Value:
+    """Normalizes each row (Ba et al., 2016): the axes before `begin_norm_axis` number them."""
+    begin = attrs["begin_norm_axis"]
+    rows = x.reshape(math.prod(x.shape[:begin]), math.prod(x.shape[begin:]))
+    mean, variance = jnp.mean(rows, 1), jnp.var(rows, 1)
+    made = (rows - mean[:, None]) * lax.rsqrt(variance[:, None] + attrs["epsilon"])
+    made = made if scale is None else made * scale
+    made = made if bias is None else made + bias
+    return made.reshape(x.shape), mean, variance
+
+
+define_gradient("layer_norm")
+
+
+@fluid_op("norm", inputs="X", outputs="Out Norm", attrs={"axis": -1, "epsilon": 1e-10},
+          gradient=Gradient("norm_grad", ("X", "Norm"), ("X",)))  # fmt: skip
+def norm(attrs: Attributes, x: Array) -> Value:
+    """Divides by the length along an axis."""
+    length = jnp.sqrt(jnp.sum(x * x, attrs["axis"], keepdims=True) + attrs["epsilon"])
+    return x / length, length
+
+
+define_gradient("norm")

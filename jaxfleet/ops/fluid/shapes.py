@@ -1,0 +1,167 @@
+"""Operators that give what an array holds another shape, or another order."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfleet.ops.fluid.gradients import define_gradient
+from jaxfleet.ops.fluid.schema import Gradient, Value, fluid_op
+from jaxfleet.ops.registry import Array
+
+Attributes = Mapping[str, Any]
+
+
+def _shape_back(
+    _: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    return {"X": grads["Out"].reshape(reads["XShape"].shape[1:])}
+
+
+_SHAPED = ("XShape",)
+
+
+def shape_record(x: Array) -> Array:
+    """Returns an array of no elements that knows a shape, for the gradient operator."""
+    return jnp.zeros((0, *x.shape), x.dtype)
+
+
+@fluid_op("reshape2", inputs="X", outputs="Out XShape", attrs={"shape": []},
+          gradient=Gradient("reshape2_grad", _SHAPED, ("X",), _shape_back))  # fmt: skip
+def reshape2(attrs: Attributes, x: Array) -> Value:
+    """Gives another shape; 0 keeps an axis as it is, -1 is what is left."""
+    shape = [x.shape[at] if size == 0 else size for at, size in enumerate(attrs["shape"])]
+    return jnp.reshape(x, shape), shape_record(x)
+
+
+define_gradient("reshape2")
+
+
+@fluid_op("unsqueeze2", inputs="X", outputs="Out XShape", attrs={"axes": []},
+          gradient=Gradient("unsqueeze2_grad", _SHAPED, ("X",), _shape_back))  # fmt: skip
+def unsqueeze2(attrs: Attributes, x: Array) -> Value:
+    """Adds axes of size 1."""
+    return jnp.expand_dims(x, tuple(attrs["axes"])), shape_record(x)
+
+
+define_gradient("unsqueeze2")
+
+
+@fluid_op("squeeze2", inputs="X", outputs="Out XShape", attrs={"axes": []},
+          gradient=Gradient("squeeze2_grad", _SHAPED, ("X",), _shape_back))  # fmt: skip
+def squeeze2(attrs: Attributes, x: Array) -> Value:
+    """Drops axes of size 1."""
+    return jnp.squeeze(x, tuple(attrs["axes"]) or None), shape_record(x)
+
+
+define_gradient("squeeze2")
+
+
+def _transpose_back(
+    attrs: Attributes, _: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    return {"X": jnp.transpose(grads["Out"], np.argsort(attrs["axis"]).tolist())}
+
+
+@fluid_op("transpose2", inputs="X", outputs="Out XShape", attrs={"axis": []},
+          gradient=Gradient("transpose2_grad", _SHAPED, ("X",), _transpose_back))  # fmt: skip
+def transpose2(attrs: Attributes, x: Array) -> Value:
+    """Puts axes in another order."""
+    return jnp.transpose(x, attrs["axis"]), shape_record(x)
+
+
+define_gradient("transpose2")
+
+
+def _split_back(
+    attrs: Attributes, _: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    return {"X": jnp.concatenate(grads["Out"], axis=attrs["axis"])}
+
+
+@fluid_op("split", inputs="X", outputs="Out*", attrs={"num": 0, "sections": [], "axis": 0},
+          gradient=Gradient("split_grad", (), ("X",), _split_back))  # fmt: skip
+def split(attrs: Attributes, x: Array) -> Value:
+    """Cuts along an axis, into `num` parts or `sections` rows each."""
+    if attrs["num"]:
+        return jnp.split(x, attrs["num"], axis=attrs["axis"])
+    return jnp.split(x, np.cumsum(attrs["sections"])[:-1], axis=attrs["axis"])
+
+
+define_gradient("split")
+
+
+@fluid_op("flatten2", inputs="X", outputs="Out XShape", attrs={"axis": 1},
+          gradient=Gradient("flatten2_grad", _SHAPED, ("X",), _shape_back))  # fmt: skip
+def flatten2(attrs: Attributes, x: Array) -> Value:
+    """Makes a matrix: the axes before `axis` are its rows."""
+    rows = int(np.prod(x.shape[: attrs["axis"]], dtype=np.int64))
+    columns = int(np.prod(x.shape[attrs["axis"] :], dtype=np.int64))
+    return jnp.reshape(x, (rows, columns)), shape_record(x)
+
+
+define_gradient("flatten2")
+
+
+def _stack_back(
+    attrs: Attributes, _: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    return {"X": list(jnp.moveaxis(grads["Y"], attrs["axis"], 0))}
+
+
+@fluid_op("stack", inputs="X*", outputs="Y", attrs={"axis": 0},
+          gradient=Gradient("stack_grad", (), ("X",), _stack_back))  # fmt: skip
+def stack(attrs: Attributes, xs: list[Array]) -> Array:
+    """Joins along a new axis."""
+    return jnp.stack(xs, axis=attrs["axis"])
+
+
+define_gradient("stack")
+
+
+def _unstack_back(
+    attrs: Attributes, _: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    return {"X": jnp.stack(grads["Y"], axis=attrs["axis"])}
+
+
+@fluid_op("unstack", inputs="X", outputs="Y*", attrs={"axis": 0, "num": 0},
+          gradient=Gradient("unstack_grad", (), ("X",), _unstack_back))  # fmt: skip
+def unstack(attrs: Attributes, x: Array) -> Value:
+    """Takes an axis apart."""
+    return list(jnp.moveaxis(x, attrs["axis"], 0))
+
+
+define_gradient("unstack")
+
+
+@fluid_op("expand", inputs="X", attrs={"expand_times": []},
+          gradient=Gradient("expand_grad", ("X",), ("X",)))  # fmt: skip
+def expand(attrs: Attributes, x: Array) -> Array:
+    """Repeats an array along its axes."""
+    return jnp.tile(x, attrs["expand_times"])
+
+
+define_gradient("expand")
+
+
+@fluid_op("pad", inputs="X", attrs={"paddings": [], "pad_value": 0.0},
+          gradient=Gradient("pad_grad", ("X",), ("X",)))  # fmt: skip
+def pad(attrs: Attributes, x: Array) -> Array:
+    """Adds elements before and after, a pair of `paddings` an axis."""
+    pairs = list(zip(attrs["paddings"][::2], attrs["paddings"][1::2], strict=True))
+    return jnp.pad(x, pairs, constant_values=attrs["pad_value"])
+
+
+define_gradient("pad")
+
+
+@fluid_op("reverse", inputs="X", attrs={"axis": [0]},
+          gradient=Gradient("reverse_grad", ("X",), ("X",)))  # fmt: skip
+def reverse(attrs: Attributes, x: Array) -> Array:
+    """Turns the order along axes around."""
+    return jnp.flip(x, tuple(attrs["axis"]))
+
+
+define_gradient("reverse")
