@@ -31,6 +31,7 @@ from jaxfleet.fluid.compiler import BuildStrategy as BuildStrategy
 from jaxfleet.fluid.compiler import CompiledProgram as CompiledProgram
 from jaxfleet.fluid.compiler import ExecutionStrategy as ExecutionStrategy
 from jaxfleet.fluid.core import is_compiled_with_cuda as is_compiled_with_cuda
+from jaxfleet.fluid.data_feeder import DataFeeder as DataFeeder
 from jaxfleet.fluid.executor import Executor as Executor
 from jaxfleet.fluid.executor import Scope as Scope
 from jaxfleet.fluid.executor import global_scope as global_scope
