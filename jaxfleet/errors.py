@@ -11,6 +11,7 @@
           RaggedError          a feed of sequences of different lengths, as a list
         WrongTypeError       something of another type was given
         AssertedError        what fluid asserts of a program or an argument does not hold
+        UnknownServerError   an endpoint that is that of no server: a KeyError in fluid
         TableError           distributed tables that cannot be: a RuntimeError in fluid
       PassError            a pass cannot run: its options, or what it was given
       StrategyError        a strategy's fields contradict each other or the machine
@@ -100,6 +101,10 @@ class WrongTypeError(ProgramError, TypeError):
 
 class AssertedError(ProgramError, AssertionError):
     """What fluid asserts of a program or an argument does not hold."""
+
+
+class UnknownServerError(ProgramError, KeyError):
+    """An endpoint is that of no server: fluid raises a KeyError."""
 
 
 class TableError(ProgramError, RuntimeError):

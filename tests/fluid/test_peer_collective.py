@@ -5,6 +5,7 @@ processes. The catalogue's startup programs come from a stand-in that appends wh
 parameter; fluid itself puts it first, as the recorded cases show, so here those three are sorted.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,8 @@ class Job:
         with fresh() as (self.main, self.startup):
             fluid.optimizer.SGD(0.1).minimize(net())
             self.before = str(self.main)
-            self.returned = self.transpiler.transpile(
-                rank, trainers=trainers, current_endpoint=current
-            )
+            transpile: Callable[..., Any] = self.transpiler.transpile
+            self.returned = transpile(rank, trainers=trainers, current_endpoint=current)
 
 
 def types(program: fluid.Program) -> list[str]:

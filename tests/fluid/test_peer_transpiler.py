@@ -268,9 +268,9 @@ def test_c47_a_trainers_program_can_be_asked_for_again() -> None:
 
 
 def test_c48_a_server_that_is_none() -> None:
-    with pytest.raises(KeyError, match="no server x:1"):
+    with pytest.raises(KeyError, match="no server 'x:1'"):
         Job().server("x:1")
-    with pytest.raises(KeyError, match="no server x:1"):
+    with pytest.raises(KeyError, match="no server 'x:1'"):
         Job().begun("x:1")
 
 

@@ -1,9 +1,19 @@
 """What a transpilation is asked for: DistributeTranspilerConfig, under fluid's names."""
 
+import difflib
+from typing import Any
+
 from jaxfleet.env import rpc_threads
-from jaxfleet.errors import ProgramError
+from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.transpiler.ps_dispatcher import PSDispatcher
 
+_FIELDS = (
+    *("slice_var_up", "split_method", "min_block_size", "enable_dc_asgd", "mode", "print_log"),
+    *("wait_port", "half_async", "completely_not_async", "geo_sgd_mode"),
+    *("geo_sgd_need_push_nums", "nccl_comm_num", "use_hierarchical_allreduce"),
+    *("hierarchical_allreduce_inter_nranks", "hierarchical_allreduce_exter_nranks"),
+    "collective_mode",
+)
 LEAST_BLOCK_SIZE = 8192  # elements: fluid's, which its own rule does not need
 
 
@@ -59,6 +69,14 @@ class DistributeTranspilerConfig:
         self._runtime_split_send_recv = False
         self._sync_mode = True
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = name.startswith("_") or hasattr(type(self), name) or name in _FIELDS
+        if not known:
+            near = difflib.get_close_matches(name, [*_FIELDS, "sync_mode"])
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_FIELDS)}"
+            raise mistake(f"DistributeTranspilerConfig has no field '{name}'", hint)
+        super().__setattr__(name, value)
+
     @property
     def runtime_split_send_recv(self) -> bool:
         """Whether what sends and receives cuts and joins blocks, and no operators do.
@@ -71,10 +89,10 @@ class DistributeTranspilerConfig:
     @runtime_split_send_recv.setter
     def runtime_split_send_recv(self, value: bool | None) -> None:
         if value is None:
-            raise ProgramError("runtime_split_send_recv can't be None")
+            raise mistake("runtime_split_send_recv can't be None", "give True or False")
         if value and self._sync_mode:
             what = "runtime_split_send_recv cannot be true while sync_mode is"
-            raise ProgramError(what, hint="set config.sync_mode = False first")
+            raise mistake(what, "set config.sync_mode = False first")
         self._runtime_split_send_recv = value
 
     @property
@@ -89,10 +107,10 @@ class DistributeTranspilerConfig:
     @sync_mode.setter
     def sync_mode(self, value: bool | None) -> None:
         if value is None:
-            raise ProgramError("sync_mode can't be None")
+            raise mistake("sync_mode can't be None", "give True or False")
         if value and self._runtime_split_send_recv:
             what = "sync_mode cannot be true while runtime_split_send_recv is"
-            raise ProgramError(what, hint="set config.runtime_split_send_recv = False first")
+            raise mistake(what, "set config.runtime_split_send_recv = False first")
         self._sync_mode = value
 
 

@@ -16,19 +16,24 @@ programs, all of it or nothing.
 
 from typing import Any
 
-from jaxfleet.errors import AssertedError, ProgramError, StrategyError, WrongTypeError
+from jaxfleet.errors import AssertedError, StrategyError, UnknownServerError, WrongTypeError
+from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.distribute_lookup_table import find_distributed_lookup_table
 from jaxfleet.fluid.from_ir import write_back
 from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
+from jaxfleet.fluid.transpiler.asked import (
+    check_config,
+    check_new,
+    endpoints_of,
+    trainers_of,
+)
 from jaxfleet.fluid.transpiler.collective import transpile_collective
 from jaxfleet.fluid.transpiler.config import (
-    LEAST_BLOCK_SIZE,
     DistributeTranspilerConfig,
     ServerRuntimeConfig,
 )
 from jaxfleet.fluid.transpiler.nccl2 import note_trainers, transpile_nccl2
 from jaxfleet.fluid.transpiler.ports import wait_server_ready
-from jaxfleet.fluid.transpiler.ps_dispatcher import PSDispatcher, RoundRobin
 from jaxfleet.fluid.transpiler.pserver import PServerJob
 from jaxfleet.fluid.transpiler.registry import registry_of
 
@@ -52,7 +57,7 @@ class DistributeTranspiler:
         self.server_config = ServerRuntimeConfig()
         self._job: PServerJob | None = None
         self._main: Program | None = None
-        _check(self.config)
+        check_config(self.config)
 
     def transpile(
         self,
@@ -89,8 +94,9 @@ class DistributeTranspiler:
         startup = default_startup_program() if startup_program is None else startup_program
         if self.config.mode not in MODES:
             what = f"config.mode is '{self.config.mode}'"
-            raise StrategyError(what, hint=f"choose one of {', '.join(MODES)}")
-        _refuse_twice(main)
+            raise mistake(what, f"choose one of {', '.join(MODES)}", StrategyError)
+        check_new(main, "the program")
+        check_new(startup, "the startup program")
         wait = self.config.wait_port
         if self.config.mode == "pserver":
             self._for_servers(
@@ -150,8 +156,7 @@ class DistributeTranspiler:
         sync_mode: bool,
         current_endpoint: str,
     ) -> None:
-        count = _count_of(trainers, trainer_id)
-        endpoints = tuple(name.strip() for name in pservers.split(","))
+        count, endpoints = trainers_of(trainers, trainer_id), endpoints_of(pservers)
         is_sync = sync_mode and self.config.sync_mode
         job = PServerJob(main.clone(), startup.clone(), self.config, endpoints, count, is_sync)
         table = find_distributed_lookup_table(main)
@@ -194,9 +199,8 @@ class DistributeTranspiler:
         job, main = self._transpiled()
         if self.config.enable_dc_asgd and job.is_sync:
             what = "enable_dc_asgd is for servers that do not wait: there are no late gradients"
-            raise AssertedError(what, hint="transpile with sync_mode=False")
-        if endpoint not in job.endpoints:
-            raise KeyError(f"there is no server {endpoint}; they are {', '.join(job.endpoints)}")
+            raise mistake(what, "transpile with sync_mode=False", AssertedError)
+        _check_server(endpoint, job)
         made = write_back(Program(), job.server(endpoint), origin=job.main)
         made.random_seed = job.main.random_seed
         made._copy_dist_param_info_from(main)
@@ -226,8 +230,7 @@ class DistributeTranspiler:
         """
         del pserver_program
         job, _ = self._transpiled()
-        if endpoint not in job.endpoints:
-            raise KeyError(f"there is no server {endpoint}; they are {', '.join(job.endpoints)}")
+        _check_server(endpoint, job)
         is_rewritten = startup_program is None or bool(startup_program._facts)
         begins = job.startup if is_rewritten else startup_program
         assert begins is not None
@@ -245,39 +248,17 @@ class DistributeTranspiler:
         chosen = ServerRuntimeConfig() if server_config is None else server_config
         if not isinstance(chosen, ServerRuntimeConfig):
             what = "server_config must be an instance of ServerRuntimeConfig"
-            raise WrongTypeError(f"{what}, not {type(chosen).__name__}")
+            raise mistake(f"{what}, not {type(chosen).__name__}", kind=WrongTypeError)
         self.server_config = chosen
 
     def _transpiled(self) -> tuple[PServerJob, Program]:
         if self._job is None or self._main is None:
             hint = "call transpile(..., pservers=...) first, with config.mode = 'pserver'"
-            raise ProgramError("no program was transpiled for servers", hint=hint)
+            raise mistake("no program was transpiled for servers", hint)
         return self._job, self._main
 
 
-def _check(config: Any) -> None:
-    if not isinstance(config, DistributeTranspilerConfig):
-        what = f"config is a {type(config).__name__}, not a DistributeTranspilerConfig"
-        raise WrongTypeError(what)
-    if config.min_block_size < LEAST_BLOCK_SIZE:
-        what = f"min_block_size is {config.min_block_size}, and is at least {LEAST_BLOCK_SIZE}"
-        raise AssertedError(what, hint="fluid's limit; jf.distribute knows none")
-    method = config.split_method or RoundRobin
-    if not (isinstance(method, type) and issubclass(method, PSDispatcher)):
-        what = f"split_method is {method!r}, and must derive from PSDispatcher"
-        raise AssertedError(what)
-
-
-def _refuse_twice(program: Program) -> None:
-    if "role" in program._facts:
-        what = f"the program was transpiled before, as a {program._facts['role']}'s"
-        raise ProgramError(what, hint="build it anew, or transpile a clone made before")
-
-
-def _count_of(trainers: int | str, trainer_id: int) -> int:
-    if isinstance(trainers, bool) or not isinstance(trainers, int) or trainers < 1:
-        what = f"trainers is {trainers!r}, and with servers a number of at least 1"
-        raise ProgramError(what, hint="config.mode = 'nccl2' takes endpoints")
-    if not isinstance(trainer_id, int) or not 0 <= trainer_id < trainers:
-        raise ProgramError(f"trainer_id is {trainer_id!r}, and there are {trainers} trainers")
-    return trainers
+def _check_server(endpoint: str, job: PServerJob) -> None:
+    if endpoint not in job.endpoints:
+        hint = f"the servers are {', '.join(job.endpoints)}"
+        raise mistake(f"there is no server '{endpoint}'", hint, UnknownServerError)
