@@ -32,17 +32,12 @@ PUBLIC = {
         install uninstall
     """,
     "jaxfleet.fluid": """
-        Block BuildStrategy CPUPlace CUDAPlace CompiledProgram DistributeTranspiler
-        DistributeTranspilerConfig ExecutionStrategy Executor Operator ParallelExecutor
-        ParamAttr Parameter Program Scope Variable append_backward cpu_places cuda_places
-        data default_main_program default_startup_program device_guard embedding get_flags
-        global_scope gradients is_compiled_with_cuda load name_scope one_hot program_guard
-        save scope_guard set_flags
         Block BuildStrategy CPUPlace CUDAPlace CompiledProgram DataFeeder DistributeTranspiler
         DistributeTranspilerConfig ExecutionStrategy Executor Operator ParallelExecutor ParamAttr
         Parameter Program Scope Variable append_backward cpu_places cuda_places data
         default_main_program default_startup_program device_guard embedding get_flags global_scope
-        gradients is_compiled_with_cuda load name_scope program_guard save scope_guard set_flags
+        gradients is_compiled_with_cuda load name_scope one_hot program_guard save scope_guard
+        set_flags
     """,
     "jaxfleet.fluid.compiler": """
         BuildStrategy CompiledProgram ExecutionStrategy Graph
