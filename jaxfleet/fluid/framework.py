@@ -5,9 +5,13 @@ from jaxfleet.fluid.block import Block as Block
 from jaxfleet.fluid.core import is_compiled_with_cuda as is_compiled_with_cuda
 from jaxfleet.fluid.flags import get_flags as get_flags
 from jaxfleet.fluid.flags import set_flags as set_flags
+from jaxfleet.fluid.guards import device_guard as device_guard
+from jaxfleet.fluid.guards import name_scope as name_scope
 from jaxfleet.fluid.operator import Operator as Operator
 from jaxfleet.fluid.places import CPUPlace as CPUPlace
 from jaxfleet.fluid.places import CUDAPlace as CUDAPlace
+from jaxfleet.fluid.places import cpu_places as cpu_places
+from jaxfleet.fluid.places import cuda_places as cuda_places
 from jaxfleet.fluid.program import Program as Program
 from jaxfleet.fluid.program import default_main_program as default_main_program
 from jaxfleet.fluid.program import default_startup_program as default_startup_program
