@@ -205,6 +205,7 @@ class _Server:
             endpoint=self.endpoint,
             holds=tuple(self.holds.values()),
             mode=self.fluid.exchange.mode,
+            prefetched=tuple(sorted(self.fluid.updates.prefetched)),
             pserver_id=number,
             role="pserver",
             trainers=job.trainers,

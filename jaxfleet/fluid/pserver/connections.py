@@ -14,6 +14,7 @@ from jaxfleet.env import read_job
 from jaxfleet.errors import ClosedError
 from jaxfleet.fluid.flags import get_flags
 from jaxfleet.fluid.pserver.facts import Facts
+from jaxfleet.lower import ExecutableCache
 from jaxfleet.ps.allocation import keep_freed_memory
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.heartbeat import Heartbeat
@@ -157,10 +158,12 @@ class Connections:
 
     Attributes:
         wires: what they go over.
+        cache: where executables are kept, of servers and of trainers.
     """
 
-    def __init__(self, wires: Wires | None = None) -> None:
+    def __init__(self, wires: Wires | None = None, cache: ExecutableCache | None = None) -> None:
         self.wires = wires if wires is not None else ZmqWires()
+        self.cache = cache if cache is not None else ExecutableCache()
         self._open: dict[Facts, Connection] = {}
 
     def get(self, facts: Facts) -> Connection:

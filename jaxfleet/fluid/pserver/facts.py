@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxfleet.errors import ProgramError
+from jaxfleet.fluid.transpiler.digest import DIGEST
 from jaxfleet.ir import Attr, Program
 
 
@@ -45,7 +46,7 @@ def facts_of(program: Program) -> Facts:
         what = "the program sends or receives, and does not say who it is in which job"
         hint = "run what DistributeTranspiler.get_trainer_program() or get_pserver_programs() gave"
         raise ProgramError(what, hint=f"{hint}, not a copy read from text")
-    digest = attrs.get("digest", "")
+    digest = attrs.get(DIGEST, "")
     return Facts(str(role), trainers, number, _texts(endpoints), str(digest))
 
 

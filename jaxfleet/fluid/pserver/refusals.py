@@ -42,7 +42,8 @@ def check_runnable(program: Program) -> None:
 
 def _of_tables(program: Program) -> str | None:
     types = {op.type for block in program.blocks for op in block.ops}
-    if not types & _TABLES and not _attr(program, "sparse_grad_to_param"):
+    said = program.attrs.get("prefetched") or _attr(program, "sparse_grad_to_param")
+    if not types & _TABLES and not said:
         return None
     return (
         "rows of an embedding are looked up and updated on servers, which they cannot do yet; "
@@ -59,7 +60,7 @@ def _of_late_gradients(program: Program) -> str | None:
         or ("send" in types and "send_barrier" not in types)
         or any(op.attrs.get("half_async") or op.attrs.get("do_not_run") for op in ops)
         or any(op.attrs.get("send_varnames") or op.attrs.get("recv_varnames") for op in ops)
-        or program.attrs.get("sync_mode") is False
+        or program.attrs.get("mode", "sync") != "sync"
     )
     if not late:
         return None

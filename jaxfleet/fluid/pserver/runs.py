@@ -14,7 +14,6 @@ from jaxfleet.fluid.pserver.refusals import check_runnable
 from jaxfleet.fluid.pserver.serving import serve_program
 from jaxfleet.fluid.pserver.training import TrainerRun
 from jaxfleet.ir import Program as IrProgram
-from jaxfleet.lower import ExecutableCache
 from jaxfleet.ops import Array
 from jaxfleet.runtime.scope import Scope
 
@@ -38,7 +37,6 @@ class PserverRuns:
 
     def __init__(self, connections: Connections | None = None) -> None:
         self.connections = connections if connections is not None else PROCESS
-        self._cache = ExecutableCache()
         self._used: list[Connection] = []
         self._known: WeakKeyDictionary[Program, Known] = WeakKeyDictionary()
 
@@ -71,7 +69,7 @@ class PserverRuns:
         if program.global_block().ops[0].type == "listen_and_serv":
             made = runnable(program, ())
             check_runnable(made)
-            serve_program(made, scope, self.connections.wires)
+            serve_program(made, scope, self.connections)
             return []
         run = self._trainer(program, runnable, tuple(fed), fetch)
         data = {**fed, RUN: draw()} if RUN in run.data else fed
@@ -103,7 +101,7 @@ class PserverRuns:
             made = runnable(program, fed)
             check_runnable(made)
             plain, connection = plain_trainer(made, fetch), self._connection(made)
-            run = known[1][fed, fetch] = TrainerRun(plain, connection, self._cache)
+            run = known[1][fed, fetch] = TrainerRun(plain, connection, self.connections.cache)
         return run
 
     def _connection(self, made: IrProgram) -> Connection:

@@ -3,31 +3,30 @@
 import numpy as np
 
 from jaxfleet.errors import FeedError
-from jaxfleet.fluid.pserver.connections import Wires
+from jaxfleet.fluid.pserver.connections import Connections
 from jaxfleet.fluid.pserver.facts import facts_of
 from jaxfleet.fluid.pserver.programs import plain_server
 from jaxfleet.ir import Program
-from jaxfleet.lower import ExecutableCache
 from jaxfleet.ps.server import ServerCore
 from jaxfleet.ps.server.plan import ServerPlan
 from jaxfleet.ps.server.plan_reader import read_plan
 from jaxfleet.runtime.scope import Scope
 
 
-def serve_program(program: Program, scope: Scope, wires: Wires) -> None:
+def serve_program(program: Program, scope: Scope, process: Connections) -> None:
     """Serves until all trainers have closed; the scope then holds what the server does.
 
     Args:
         program: a server's, in the IR.
         scope: has its state, and gets it back, also where serving ends by an error.
-        wires: what trainers come over.
+        process: what trainers come over, and where executables are kept.
 
     Raises:
         FeedError: a value is not in the scope, or of another shape.
         ConnectError: the endpoint is taken, or may not be bound.
         JaxfleetError: a block failed, or no trainer lives.
     """
-    facts, plan = facts_of(program), read_plan(plain_server(program), ExecutableCache())
+    facts, plan = facts_of(program), read_plan(plain_server(program), process.cache)
     arrays = _state(plan, scope)
     served: list[ServerCore] = []
 
@@ -36,7 +35,7 @@ def serve_program(program: Program, scope: Scope, wires: Wires) -> None:
         served.append(core)
 
     try:
-        wires.serve(facts, begin)
+        process.wires.serve(facts, begin)
     finally:
         for core in served:
             values = core.state.items()

@@ -9,6 +9,7 @@ from jaxfleet.analysis.updates import DIALECT, FLUID
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.to_ir import ir_program
 from jaxfleet.fluid.transpiler.config import DistributeTranspilerConfig
+from jaxfleet.fluid.transpiler.digest import with_digest
 from jaxfleet.fluid.transpiler.ps_dispatcher import HashName, PSDispatcher, RoundRobin
 from jaxfleet.ir import Kind
 from jaxfleet.ir import Program as IrProgram
@@ -90,7 +91,7 @@ class PServerJob:
                 slice=self.config.slice_var_up,
             ),
         )
-        return self._run(cut, self._dispatch(cut))
+        return with_digest(self._run(cut, self._dispatch(cut)))
 
     def _dispatch(self, cut: IrProgram) -> Dispatch:
         method = self.config.split_method or RoundRobin

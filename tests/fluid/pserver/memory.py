@@ -1,6 +1,6 @@
 """Jobs of fluid's programs in one process, over a network in memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxfleet.fluid.pserver.connections import Connections, member, server_options
@@ -51,8 +51,8 @@ class Job:
 
     def connections(self) -> Connections:
         """Returns the connections of one process."""
-        return Connections(MemoryWires(self.network))
+        return Connections(MemoryWires(self.network), CACHE)
 
-    def run(self, **people: Callable[[], Any]) -> dict[str, Any]:
+    def run(self, people: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         """Runs them to their ends; returns what they return."""
         return self.network.run(people, longest_s=60.0)

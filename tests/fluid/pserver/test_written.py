@@ -69,8 +69,8 @@ def serving(job: Job, number: int, trainers: int = 2) -> tuple[Any, Scope]:
     """Returns what serves, and its scope."""
     scope = Scope()
     scope.keep(first_state(number))
-    wires = job.connections().wires
-    return lambda: serve_program(written.server(number, trainers), scope, wires), scope
+    process = job.connections()
+    return lambda: serve_program(written.server(number, trainers), scope, process), scope
 
 
 def one_process(trainers: int, steps: int = STEPS) -> tuple[list[list[float]], np.ndarray]:
@@ -95,8 +95,11 @@ def test_trainers_and_servers_train_as_one_process(trainers: int) -> None:
     people = [Person(job, number, trainers) for number in range(trainers)]
     (first, state), (second, other) = serving(job, 0, trainers), serving(job, 1, trainers)
     done = job.run(
-        **{"server 0": first, "server 1": second},
-        **{f"trainer {one.number}": one.script for one in people},
+        {
+            "server 0": first,
+            "server 1": second,
+            **{f"trainer {one.number}": one.script for one in people},
+        }
     )
     losses, w = one_process(trainers)
     for one in people:
@@ -121,7 +124,7 @@ def test_a_trainer_starts_from_what_servers_have_whenever_it_does() -> None:
         one.connection.close()
 
     (first, _), (second, _) = serving(job, 0, 1), serving(job, 1, 1)
-    job.run(**{"server 0": first, "server 1": second, "trainer 0": script})
+    job.run({"server 0": first, "server 1": second, "trainer 0": script})
     np.testing.assert_array_equal(found["again"], found["trained"])
     assert not np.array_equal(found["trained"], W)
 
@@ -131,8 +134,11 @@ def test_a_trainer_that_ends_early_is_not_waited_for() -> None:
     long, short = Person(job, 0), Person(job, 1)
     (first, _), (second, _) = serving(job, 0), serving(job, 1)
     done = job.run(
-        **{"server 0": first, "server 1": second},
-        **{"trainer 0": long.script, "trainer 1": lambda: short.script(2)},
+        {
+            "server 0": first,
+            "server 1": second,
+            "trainer 0": long.script, "trainer 1": lambda: short.script(2),
+        }
     )
     both, _ = one_process(2, 2)
     np.testing.assert_allclose(done["trainer 0"][:2], both[0], rtol=1e-5)
@@ -154,7 +160,7 @@ def test_closing_is_the_last_thing_and_may_be_said_twice() -> None:
             run.run(batch(0, 0), one.scope)
 
     (first, _), (second, _) = serving(job, 0, 1), serving(job, 1, 1)
-    job.run(**{"server 0": first, "server 1": second, "trainer 0": script})
+    job.run({"server 0": first, "server 1": second, "trainer 0": script})
 
 
 def test_trainers_of_two_programs_are_told() -> None:
@@ -165,7 +171,7 @@ def test_trainers_of_two_programs_are_told() -> None:
 
     (first, _), (second, _) = serving(job, 0, 1), serving(job, 1, 1)
     with pytest.raises(ProgramError, match="trainer 0 says program another, and the server one"):
-        job.run(**{"server 0": first, "server 1": second, "trainer 0": script})
+        job.run({"server 0": first, "server 1": second, "trainer 0": script})
 
 
 def test_a_trainer_that_does_not_come_is_named() -> None:
@@ -174,7 +180,7 @@ def test_a_trainer_that_does_not_come_is_named() -> None:
     (first, _), (second, _) = serving(job, 0), serving(job, 1)
     words = "trainer 1 never said hello; trainer 0 waited 30.* s in pull of step 1 for"
     with pytest.raises(PeerLostError, match=words):
-        job.run(**{"server 0": first, "server 1": second, "trainer 0": one.script})
+        job.run({"server 0": first, "server 1": second, "trainer 0": one.script})
 
 
 def test_what_is_not_fed_or_not_there_is_said_before_anything_is_sent() -> None:
@@ -194,13 +200,13 @@ def test_what_is_not_fed_or_not_there_is_said_before_anything_is_sent() -> None:
         return losses
 
     (first, _), (second, _) = serving(job, 0, 1), serving(job, 1, 1)
-    done = job.run(**{"server 0": first, "server 1": second, "trainer 0": script})
+    done = job.run({"server 0": first, "server 1": second, "trainer 0": script})
     np.testing.assert_allclose(done["trainer 0"], one_process(1)[0][0][:1], rtol=1e-5)
 
 
 def test_a_server_whose_startup_program_did_not_run_says_so() -> None:
     with pytest.raises(FeedError, match=r"'learning_rate_0' .* is not in the scope"):
-        serve_program(written.server(0), Scope(), Job().connections().wires)
+        serve_program(written.server(0), Scope(), Job().connections())
 
 
 def test_programs_that_wait_for_all_trainers_are_run() -> None:
