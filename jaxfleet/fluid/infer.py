@@ -56,20 +56,28 @@ def _shapes(
     def run(values: Sequence[Any]) -> Sequence[Any]:
         return meaning(interpreter, op, values)
 
-    return [made.shape for made in _traced(run, given, op)]
+    return [made.shape for made in _traced(run, given, op, read)]
 
 
 def _traced(
-    run: Callable[[Sequence[Any]], Sequence[Any]], given: Sequence[Any], op: Operator
+    run: Callable[[Sequence[Any]], Sequence[Any]],
+    given: Sequence[Any],
+    op: Operator,
+    read: Mapping[str, Variable],
 ) -> Any:
     try:
         return jax.eval_shape(run, given)
     except JaxfleetError:
         raise
     except (TypeError, ValueError, IndexError, ZeroDivisionError) as error:
-        shapes = ", ".join(str(list(x.shape)) for x in given)
-        what = f"operator '{op.type}' cannot take inputs of shapes {shapes}: {error}"
-        raise ProgramError(what, op=op) from error
+        shapes = " and ".join(_shown(read[name]) for name in op.inputs.names)
+        what = f"operator '{op.type}' cannot take {shapes or 'nothing'}"
+        hint = f"tried with {_FIRST} for each letter: {error}"
+        raise ProgramError(what, op=op, hint=hint) from error
+
+
+def _shown(variable: Variable) -> str:
+    return f"'{variable.name}' [{','.join(map(str, variable.sizes or ()))}]"
 
 
 def _like(variable: Variable, numbers: Mapping[str, int]) -> jax.ShapeDtypeStruct:

@@ -21,9 +21,11 @@ def line(error: BaseException) -> str:
 def test_shapes_that_do_not_fit() -> None:
     with fresh() as (main, _):
         x, y = layers.data("x", [4]), layers.data("y", [5])
-        with pytest.raises(ProgramError, match=r"shapes \[24, 4\], \[24, 5\]") as caught:
+        what = r"'elementwise_add' cannot take 'x' \[b,4\] and 'y' \[b,5\]"
+        with pytest.raises(ValueError, match=what) as caught:
             layers.elementwise_add(x, y)
         assert "test_mistakes.py" in line(caught.value)
+        assert "layers.elementwise_add(x, y)" in line(caught.value)
         assert not main.global_block().ops
 
 
@@ -40,6 +42,29 @@ def test_slots_and_attributes_that_an_operator_lacks() -> None:
             block.append_op("relu", {"X": [x, x]}, {"Out": out})
         with pytest.raises(ProgramError, match="has no attribute 'axes'"):
             block.append_op("softmax", {"X": x}, {"Out": out}, {"axes": 1})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: layers.relu("x"), "'x' of relu is of type Variable, not str"),
+        (lambda x: layers.fc([x, "y"], 3), "'input' of fc is of type Variable or list, not str"),
+        (lambda x: layers.elementwise_add(x, 1.0), "'y' of elementwise_add is of type Variable"),
+        (lambda x: layers.relu(x, inplace=True), "relu: got an unexpected keyword argument"),
+        (lambda x: layers.fc(x), "fc: missing a required argument: 'size'"),
+        (lambda x: layers.fc(x, 3, bias=False), "fc: got an unexpected keyword argument 'bias'"),
+        (lambda x: layers.mean(x, None, 3), "mean: too many positional arguments"),
+        (lambda x: layers.sums([x, None]), "'input' of sums is of type Variable or list, not Non"),
+    ],
+)
+def test_a_layer_that_is_called_wrongly(call: Any, message: str) -> None:
+    with fresh() as (main, _):
+        x = layers.data("x", [4])
+        with pytest.raises(TypeError, match=message) as caught:
+            call(x)
+        assert isinstance(caught.value, ProgramError)
+        assert "test_mistakes.py" in line(caught.value)
+        assert not main.global_block().ops
 
 
 def test_names_that_are_not_there() -> None:

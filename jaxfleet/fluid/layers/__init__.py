@@ -1,5 +1,7 @@
 """Layers: functions that add operators to the program that is being built."""
 
+import inspect
+
 from jaxfleet.fluid.layers.activations import abs as abs
 from jaxfleet.fluid.layers.activations import acos as acos
 from jaxfleet.fluid.layers.activations import asin as asin
@@ -42,6 +44,7 @@ from jaxfleet.fluid.layers.activations import swish as swish
 from jaxfleet.fluid.layers.activations import tanh as tanh
 from jaxfleet.fluid.layers.activations import tanh_shrink as tanh_shrink
 from jaxfleet.fluid.layers.activations import thresholded_relu as thresholded_relu
+from jaxfleet.fluid.layers.arguments import checked as _checked
 from jaxfleet.fluid.layers.comparisons import equal as equal
 from jaxfleet.fluid.layers.comparisons import greater_equal as greater_equal
 from jaxfleet.fluid.layers.comparisons import greater_than as greater_than
@@ -152,3 +155,8 @@ from jaxfleet.fluid.layers.tensors import ones_like as ones_like
 from jaxfleet.fluid.layers.tensors import uniform_random as uniform_random
 from jaxfleet.fluid.layers.tensors import zeros as zeros
 from jaxfleet.fluid.layers.tensors import zeros_like as zeros_like
+
+# Whoever calls a layer by its public name is told which of the arguments is wrong, and where.
+for _name, _layer in list(globals().items()):
+    if inspect.isfunction(_layer) and not _name.startswith("_"):
+        globals()[_name] = _checked(_layer)
