@@ -45,26 +45,33 @@ def test_slots_and_attributes_that_an_operator_lacks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("layer", "more", "options", "message"),
     [
-        (lambda x: layers.relu("x"), "'x' of relu is of type Variable, not str"),
-        (lambda x: layers.fc([x, "y"], 3), "'input' of fc is of type Variable or list, not str"),
-        (lambda x: layers.elementwise_add(x, 1.0), "'y' of elementwise_add is of type Variable"),
-        (lambda x: layers.relu(x, inplace=True), "relu: got an unexpected keyword argument"),
-        (lambda x: layers.fc(x), "fc: missing a required argument: 'size'"),
-        (lambda x: layers.fc(x, 3, bias=False), "fc: got an unexpected keyword argument 'bias'"),
-        (lambda x: layers.mean(x, None, 3), "mean: too many positional arguments"),
-        (lambda x: layers.sums([x, None]), "'input' of sums is of type Variable or list, not Non"),
+        ("elementwise_add", ["x"], {}, "'y' of elementwise_add is of type Variable, not str"),
+        ("elementwise_add", [1.0], {}, "'y' of elementwise_add is of type Variable, not float"),
+        ("relu", [], {"inplace": True}, "relu: got an unexpected keyword argument 'inplace'"),
+        ("fc", [], {}, "fc: missing a required argument: 'size'"),
+        ("mean", [None, 3], {}, "mean: too many positional arguments"),
+        ("sums", [], {"out": "y"}, "'out' of sums is of type Variable or None, not str"),
     ],
 )
-def test_a_layer_that_is_called_wrongly(call: Any, message: str) -> None:
+def test_a_layer_that_is_called_wrongly(
+    layer: str, more: list[Any], options: dict[str, Any], message: str
+) -> None:
     with fresh() as (main, _):
         x = layers.data("x", [4])
         with pytest.raises(TypeError, match=message) as caught:
-            call(x)
+            getattr(layers, layer)(x, *more, **options)
         assert isinstance(caught.value, ProgramError)
         assert "test_mistakes.py" in line(caught.value)
         assert not main.global_block().ops
+
+
+def test_lists_hold_variables() -> None:
+    with fresh():
+        x: list[Any] = [layers.data("x", [4]), "y"]
+        with pytest.raises(TypeError, match="'input' of fc is of type Variable or list, not str"):
+            layers.fc(x, 3)
 
 
 def test_names_that_are_not_there() -> None:
