@@ -137,7 +137,8 @@ def test_a_trainer_that_ends_early_is_not_waited_for() -> None:
         {
             "server 0": first,
             "server 1": second,
-            "trainer 0": long.script, "trainer 1": lambda: short.script(2),
+            "trainer 0": long.script,
+            "trainer 1": lambda: short.script(2),
         }
     )
     both, _ = one_process(2, 2)
