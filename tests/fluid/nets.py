@@ -8,28 +8,29 @@ from jaxfleet import fluid
 from jaxfleet.fluid import layers
 
 
-def fc1() -> fluid.Variable:
-    x, y = layers.data("x", [1000]), layers.data("y", [1])
-    hidden = layers.fc(x, 1000, param_attr="fc_w", bias_attr="fc_b")
+def fc1(part: int = 1) -> fluid.Variable:
+    size = 1000 // part
+    x, y = layers.data("x", [size]), layers.data("y", [1])
+    hidden = layers.fc(x, size, param_attr="fc_w", bias_attr="fc_b")
     out = layers.fc(hidden, 1, param_attr="out_w", bias_attr="out_b")
     return layers.mean(layers.square_error_cost(out, y))
 
 
-def mlp() -> fluid.Variable:
-    x, y = layers.data("x", [784]), layers.data("y", [1], dtype="int64")
-    hidden = layers.fc(x, 513, act="relu", param_attr="w0", bias_attr="b0")
-    hidden = layers.fc(hidden, 257, act="relu", param_attr="w1", bias_attr="b1")
+def mlp(part: int = 1) -> fluid.Variable:
+    x, y = layers.data("x", [784 // part]), layers.data("y", [1], dtype="int64")
+    hidden = layers.fc(x, 513 // part, act="relu", param_attr="w0", bias_attr="b0")
+    hidden = layers.fc(hidden, 257 // part, act="relu", param_attr="w1", bias_attr="b1")
     out = layers.fc(hidden, 10, act="softmax", param_attr="w2", bias_attr="b2")
     return layers.mean(layers.cross_entropy(out, y))
 
 
-def ctr() -> fluid.Variable:
+def ctr(part: int = 1) -> fluid.Variable:
     ids, dense = layers.data("ids", [26], dtype="int64"), layers.data("dense", [13])
     y = layers.data("y", [1], dtype="int64")
-    rows = fluid.embedding(ids, size=[10001, 16], is_sparse=True, param_attr="emb")
+    rows = fluid.embedding(ids, size=[10001 // part, 16], is_sparse=True, param_attr="emb")
     x = layers.concat([layers.reshape(rows, [-1, 416]), dense], axis=1)
-    hidden = layers.fc(x, 400, act="relu", param_attr="w0", bias_attr="b0")
-    hidden = layers.fc(hidden, 400, act="relu", param_attr="w1", bias_attr="b1")
+    hidden = layers.fc(x, 400 // part, act="relu", param_attr="w0", bias_attr="b0")
+    hidden = layers.fc(hidden, 400 // part, act="relu", param_attr="w1", bias_attr="b1")
     out = layers.fc(hidden, 2, act="softmax", param_attr="w2", bias_attr="b2")
     return layers.mean(layers.cross_entropy(out, y))
 
@@ -70,9 +71,9 @@ def fresh() -> Iterator[tuple[fluid.Program, fluid.Program]]:
         yield main, startup
 
 
-def built(net: str, optimizer_name: str) -> tuple[fluid.Program, fluid.Program]:
-    """Returns the main and the startup program of a case."""
+def built(net: str, optimizer_name: str, *, part: int = 1) -> tuple[fluid.Program, fluid.Program]:
+    """Returns the main and the startup program of a case, its sizes divided by `part`."""
     with fresh() as (main, startup):
-        loss = NETS[net]()
+        loss = NETS[net](part)
         optimizer(optimizer_name).minimize(loss)
     return main, startup

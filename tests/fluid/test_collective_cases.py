@@ -22,9 +22,9 @@ def id_of(case: Case) -> str:
     return "-".join(map(str, words))
 
 
-def transpiled(case: Case) -> tuple[fluid.Program, fluid.Program]:
+def transpiled(case: Case, *, part: int = 1) -> tuple[fluid.Program, fluid.Program]:
     """Returns the main and the startup program of a case, rewritten."""
-    main, startup = built(case["net"], case["optimizer"])
+    main, startup = built(case["net"], case["optimizer"], part=part)
     endpoints, rank = ENDPOINTS[: case["nranks"]], case["rank"]
     transpiler = getattr(collective, case["mode"])(**case["args"])
     transpiler.transpile(startup, main, rank, endpoints, endpoints[rank], wait_port=False)

@@ -1,0 +1,216 @@
+"""Collective transpilers beyond the recorded cases: exactness, state of ranks, and mistakes."""
+
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxfleet import fluid
+from jaxfleet.errors import ConnectError, FeedError, StrategyError
+from jaxfleet.fluid import layers
+from jaxfleet.fluid.transpiler import collective
+from jaxfleet.fluid.transpiler.ports import wait_server_ready
+from tests.fluid.nets import built, fresh
+
+ENDPOINTS = "127.0.0.1:6170,127.0.0.1:6171"
+FIRST, SECOND = ENDPOINTS.split(",")
+# Whole numbers, few of them, and a rate that is a power of two: nothing rounds, in any order.
+X = np.arange(24, dtype=np.float32).reshape(8, 3) % 5 - 2
+Y = np.arange(8, dtype=np.float32).reshape(8, 1) % 3
+W = np.array([[1.0], [-2.0], [3.0]], np.float32)
+FEED = {"x": X, "y": Y}
+
+
+def line(transpiler: collective.Collective | None) -> fluid.Program:
+    """Returns a line to be trained, by ranks if there is a transpiler."""
+    with fresh() as (main, startup):
+        x, y = fluid.data("x", [None, 3]), fluid.data("y", [None, 1])
+        out = layers.fc(x, 1, param_attr="w", bias_attr=False)
+        loss = layers.mean(layers.square_error_cost(out, y))
+        fluid.optimizer.SGD(0.25).minimize(loss)
+        if transpiler is not None:
+            transpiler.transpile(startup, main, 0, ENDPOINTS, FIRST, wait_port=False)
+    return main
+
+
+def begun(**more: np.ndarray) -> fluid.Scope:
+    scope = fluid.Scope()
+    scope.update({"w": W, "w@SNAPSHOT": W, "learning_rate_0": np.full(1, 0.25, np.float32), **more})
+    return scope
+
+
+def trained(main: fluid.Program, scope: fluid.Scope, *steps: dict[str, np.ndarray]) -> np.ndarray:
+    exe = fluid.Executor()
+    for feed in steps:
+        exe.run(main, feed, scope=scope)
+    return np.asarray(scope["w"])
+
+
+def halves(feed: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    return [{name: value[at] for name, value in feed.items()} for at in (np.s_[:4], np.s_[4:])]
+
+
+def test_ranks_that_sum_gradients_make_the_bits_of_one_device() -> None:
+    wanted = trained(line(None), begun(), FEED, FEED)
+    for transpiler in (collective.GradAllReduce(2), collective.SingleProcessMultiThread()):
+        found = trained(line(transpiler), begun(), FEED, FEED)
+        assert np.array_equal(found, wanted)
+
+
+def test_ranks_that_train_by_themselves_make_the_bits_of_a_mean() -> None:
+    one, two = (trained(line(None), begun(), half) for half in halves(FEED))
+    assert not np.array_equal(one, two)
+    found = trained(line(collective.LocalSGD(2)), begun(), FEED)
+    assert np.array_equal(found, (one + two) / 2)
+
+
+def test_ranks_meet_when_it_is_time() -> None:
+    main, counter = line(collective.LocalSGD(1, k_steps=2)), "@LOCAL_SGD_STEPS@"
+    scope = begun(**{counter: np.zeros(1, np.int32)})
+    alone = line(None)
+    ends = [trained(alone, begun(), half) for half in halves(FEED)]
+    trained(main, scope, FEED)
+    assert np.array_equal(of_ranks(scope, "w"), np.concatenate(ends))
+    ends = [trained(alone, begun(), half, half) for half in halves(FEED)]
+    trained(main, scope, FEED)
+    assert np.array_equal(of_ranks(scope, "w"), np.concatenate([sum(ends) / 2] * 2))
+    assert of_ranks(scope, counter).tolist() == [2, 2]
+
+
+def of_ranks(scope: fluid.Scope, name: str) -> np.ndarray:
+    """Returns what all ranks have of a variable, one after another."""
+    found = scope.of_ranks(name)
+    assert found is not None
+    return np.asarray(found.whole)
+
+
+@pytest.mark.parametrize("transpiler", [collective.GradAllReduce(2), collective.LocalSGD(1, 2)])
+def test_a_startup_program_begins_all_ranks_as_the_first(transpiler: collective.Collective) -> None:
+    main, startup = built("fc1", "sgd", part=100)
+    transpiler.transpile(startup, main, 0, ENDPOINTS, FIRST, wait_port=False)
+    scope, exe = fluid.Scope(), fluid.Executor()
+    exe.run(startup, scope=scope)
+    for name in ("fc_w", "out_w", "fc_b"):
+        one, two = np.split(of_ranks(scope, name), 2)
+        assert np.array_equal(one, two)
+        assert np.array_equal(one, scope[name])
+    assert np.ptp(np.asarray(scope["fc_w"])) > 0
+    if isinstance(transpiler, collective.LocalSGD):
+        assert np.array_equal(scope["fc_w@SNAPSHOT"], scope["fc_w"])
+    feed = {"x": np.eye(10, dtype=np.float32), "y": np.ones((10, 1), np.float32)}
+    losses = [exe.run(main, feed, ["mean_0.tmp_0"], scope=scope)[0] for _ in range(9)]
+    assert losses[0].shape == (2,)
+    assert losses[-1].max() < losses[0].min()
+
+
+@pytest.mark.parametrize(("seed", "is_alike"), [(0, False), (7, True)])
+def test_ranks_drop_out_each_its_own_unless_a_seed_is_given(seed: int, is_alike: bool) -> None:
+    with fresh() as (main, startup):
+        main.random_seed = seed
+        out = layers.dropout(layers.fc(fluid.data("x", [None, 64]), 64, param_attr="w"), 0.5)
+        fluid.optimizer.SGD(0.1).minimize(layers.mean(out))
+        collective.GradAllReduce(1).transpile(startup, main, 0, ENDPOINTS, FIRST, wait_port=False)
+    scope, exe = fluid.Scope(), fluid.Executor()
+    exe.run(startup, scope=scope)
+    (found,) = exe.run(main, {"x": np.ones((2, 64), np.float32)}, [out], scope=scope)
+    assert np.array_equal(found[0] == 0, found[1] == 0) is is_alike
+
+
+def test_each_rank_may_be_fed_by_itself_and_asked_by_itself() -> None:
+    main = line(collective.GradAllReduce(1))
+    scopes = begun(), begun()
+    exe = fluid.Executor()
+    (joined,) = exe.run(main, FEED, ["mean_0.tmp_0"], scope=scopes[0])
+    (each,) = exe.run(main, halves(FEED), ["mean_0.tmp_0"], scope=scopes[1], return_merged=False)
+    assert np.array_equal(joined, np.concatenate(each))
+    assert np.array_equal(scopes[0]["w"], scopes[1]["w"])
+    with pytest.raises(FeedError, match="3 feeds for 2 ranks"):
+        exe.run(main, [FEED] * 3, scope=scopes[0])
+
+
+def test_a_script_says_how_ranks_train_by_a_name_a_class_or_an_instance() -> None:
+    texts = []
+    for mode in ("local_sgd", collective.LocalSGD, collective.LocalSGD(1)):
+        with fresh() as (main, startup):
+            fluid.optimizer.SGD(0.1).minimize(layers.mean(layers.fc(fluid.data("x", [None, 3]), 1)))
+            made = fluid.DistributeTranspiler()
+            made._transpile_collective(mode, 1, ENDPOINTS, SECOND, startup, main, wait_port=False)
+        assert main._facts == {"role": "collective", "nranks": 2, "rank": 1}
+        texts.append(f"{main}{startup}")
+    assert len(set(texts)) == 1
+
+
+def transpile(trainers: Any = ENDPOINTS, *, mode: Any = "grad_allreduce", **given: Any) -> None:
+    config = fluid.DistributeTranspilerConfig()
+    config.mode, config.collective_mode, config.wait_port = "collective", mode, False
+    given = {"trainer_id": 0, "current_endpoint": FIRST, **given}
+    with fresh():
+        fluid.optimizer.SGD(0.1).minimize(layers.mean(layers.fc(fluid.data("x", [None, 3]), 1)))
+        fluid.DistributeTranspiler(config).transpile(trainers=trainers, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"trainers": 2}, "invalid trainers config: 2"),
+        ({"trainers": 2, "mode": "local_sgd"}, "invalid trainers config: 2"),
+        ({"trainers": 2, "mode": "single_process_multi_thread"}, "invalid trainers config: 2"),
+        ({"trainers": FIRST}, "invalid trainer number in distributed: 1"),
+        ({"mode": "foo"}, "invalid collective_mode: foo"),
+        ({"mode": None}, "invalid collective_mode: None"),
+        ({"trainer_id": -1}, "rank must >= 0"),
+        ({"trainer_id": 2}, "rank 2 of 2"),
+        ({"current_endpoint": "c:1"}, "current endpoint c:1 is not in"),
+    ],
+)
+def test_what_collective_mode_refuses(given: Any, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        transpile(**given)
+
+
+def test_a_program_is_transpiled_once_and_a_refusal_leaves_it_as_it_was() -> None:
+    main, startup = built("fc1", "sgd", part=100)
+    before = f"{main}{startup}"
+    with pytest.raises(ValueError, match="the number of endpoints must > 1"):
+        collective.GradAllReduce().transpile(startup, main, 0, FIRST, FIRST, wait_port=False)
+    with pytest.raises(ValueError, match="no operator updates a parameter"):
+        collective.LocalSGD().transpile(main, startup, 0, ENDPOINTS, FIRST, wait_port=False)
+    assert f"{main}{startup}" == before
+    collective.GradAllReduce().transpile(startup, main, 0, ENDPOINTS, FIRST, wait_port=False)
+    with pytest.raises(ValueError, match="already rewritten"):
+        collective.LocalSGD().transpile(startup, main, 0, ENDPOINTS, FIRST, wait_port=False)
+
+
+def test_more_ranks_than_devices_are_refused() -> None:
+    main, startup = built("fc1", "sgd", part=100)
+    endpoints = [f"127.0.0.1:{port}" for port in range(6170, 6179)]
+    transpiler = collective.GradAllReduce(1)
+    transpiler.transpile(startup, main, 3, endpoints, endpoints[3], wait_port=False)
+    with pytest.raises(StrategyError, match="rank 3 of 9, and this process has 8 devices"):
+        fluid.Executor().run(startup)
+
+
+def test_the_documented_script_for_nccl2() -> None:
+    """Its `workers` is `trainers`; the last line of the document lacks a quote."""
+    with socket.create_server(("127.0.0.1", 0)) as other, fresh() as (main, startup):
+        workers = f"127.0.0.1:6170,127.0.0.1:{other.getsockname()[1]}"
+        trainer_id, curr_ep = 0, "127.0.0.1:6170"
+        loss_var = layers.mean(layers.fc(fluid.data("x", [None, 3]), 1))
+        fluid.optimizer.SGD(0.1).minimize(loss_var)
+        config = fluid.DistributeTranspilerConfig()
+        config.mode = "nccl2"
+        t = fluid.DistributeTranspiler(config=config)
+        t.transpile(trainer_id, workers=workers, current_endpoint=curr_ep)
+        scope = fluid.Scope()
+        fluid.Executor(fluid.CPUPlace()).run(startup, scope=scope)
+        assert "NCCLID" in scope
+        assert main._trainers_endpoints == workers.split(",")
+
+
+def test_waiting_ends() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = f"127.0.0.1:{listener.getsockname()[1]}"
+        wait_server_ready([there])
+    with pytest.raises(ConnectError, match=f"nothing listens at {there} after 0 s"):
+        wait_server_ready([there], 0)
