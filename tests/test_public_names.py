@@ -32,12 +32,13 @@ PUBLIC = {
         install uninstall
     """,
     "jaxfleet.fluid": """
-        Block BuildStrategy CPUPlace CUDAPlace CompiledProgram DataFeeder DistributeTranspiler
-        DistributeTranspilerConfig ExecutionStrategy Executor Operator ParallelExecutor ParamAttr
-        Parameter Program Scope Variable append_backward cpu_places cuda_places data
-        default_main_program default_startup_program device_guard embedding get_flags global_scope
-        gradients is_compiled_with_cuda load name_scope one_hot program_guard save scope_guard
-        set_flags
+        Block BuildStrategy CPUPlace CUDAPlace CompiledProgram DataFeeder
+        DistributeTranspiler DistributeTranspilerConfig ExecutionStrategy Executor LoDTensor
+        Operator ParallelExecutor ParamAttr Parameter Program Scope Variable append_backward
+        cpu_places create_lod_tensor create_random_int_lodtensor cuda_places data
+        default_main_program default_startup_program device_guard embedding get_flags
+        global_scope gradients is_compiled_with_cuda load name_scope one_hot program_guard
+        save scope_guard set_flags
     """,
     "jaxfleet.fluid.compiler": """
         BuildStrategy CompiledProgram ExecutionStrategy Graph
@@ -66,11 +67,12 @@ PUBLIC = {
         natural_exp_decay noam_decay not_equal one_hot ones ones_like pad piecewise_decay
         polynomial_decay pool2d pow reciprocal reduce_all reduce_any reduce_max reduce_mean
         reduce_min reduce_prod reduce_sum relu relu6 reshape reverse round rsqrt scale
-        scatter selu shape sigmoid sigmoid_cross_entropy_with_logits sign sin sinh slice
-        soft_relu softmax softmax_with_cross_entropy softplus softshrink softsign split sqrt
-        square square_error_cost squeeze stack stanh strided_slice sum sums swish tanh
-        tanh_shrink thresholded_relu topk transpose uniform_random unsqueeze unstack zeros
-        zeros_like
+        scatter selu sequence_conv sequence_expand sequence_first_step sequence_last_step
+        sequence_pool sequence_softmax shape sigmoid sigmoid_cross_entropy_with_logits sign
+        sin sinh slice soft_relu softmax softmax_with_cross_entropy softplus softshrink
+        softsign split sqrt square square_error_cost squeeze stack stanh strided_slice sum
+        sums swish tanh tanh_shrink thresholded_relu topk transpose uniform_random unsqueeze
+        unstack zeros zeros_like
     """,
     "jaxfleet.fluid.optimizer": """
         Accumulator Adadelta AdadeltaOptimizer Adagrad AdagradOptimizer Adam AdamOptimizer Adamax

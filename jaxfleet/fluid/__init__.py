@@ -45,6 +45,9 @@ from jaxfleet.fluid.input import embedding as embedding
 from jaxfleet.fluid.input import one_hot as one_hot
 from jaxfleet.fluid.io import load as load
 from jaxfleet.fluid.io import save as save
+from jaxfleet.fluid.lod_tensor import LoDTensor as LoDTensor
+from jaxfleet.fluid.lod_tensor import create_lod_tensor as create_lod_tensor
+from jaxfleet.fluid.lod_tensor import create_random_int_lodtensor as create_random_int_lodtensor
 from jaxfleet.fluid.operator import Operator as Operator
 from jaxfleet.fluid.parallel_executor import ParallelExecutor as ParallelExecutor
 from jaxfleet.fluid.param_attr import ParamAttr as ParamAttr

@@ -2,7 +2,7 @@
 
 import copy
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 from jaxfleet.errors import WrongTypeError
@@ -14,7 +14,7 @@ from jaxfleet.fluid.operator import DEVICE, NAME_SCOPE, ROLE, ROLE_VAR, Operator
 from jaxfleet.fluid.redeclared import check_same
 from jaxfleet.fluid.to_ir import ir_operator
 from jaxfleet.fluid.variable import Parameter, Variable
-from jaxfleet.ir import Source
+from jaxfleet.ir import Size, Source
 from jaxfleet.ops.fluid import EMPTY, schema_of
 from jaxfleet.ops.frames import line_of_caller
 
@@ -228,7 +228,9 @@ class Block:
         read = {name: self._var_recursive(name) for name in made.reads}
         for name, sizes in zip(made.writes, infer_sizes(made, read), strict=True):
             variable = self._var_recursive(name)
-            variable.sizes = sizes if variable.sizes is None else variable.sizes
+            if variable.sizes is None:
+                variable.sizes = sizes
+                variable.lod_level = _lod_level(sizes, read.values())
 
     # --- the block as a whole ----------------------------------------------------------------
 
@@ -271,6 +273,12 @@ class Block:
 
     def __str__(self) -> str:
         return self.to_string(throw_on_error=False)
+
+
+def _lod_level(sizes: Sequence[Size], read: Iterable[Variable]) -> int:
+    """Returns that of what was read and has as many rows: it has the same sequences."""
+    levels = (v.lod_level for v in read if v.lod_level and v.sizes and v.sizes[:1] == sizes[:1])
+    return next(levels, 0)
 
 
 def _named(op_type: str, given: Slots) -> dict[str, list[str]]:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxfleet.errors import AssertedError, FeedError, RaggedError, WrongTypeError
 from jaxfleet.fluid.dtypes import dtype_name
 from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.ragged import fed_sequences
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.ops.fluid.arrays import ON_DEVICE
 
@@ -49,14 +50,25 @@ def fed_values(program: Program, feed: Feed, *, devices: int = 1) -> dict[str, A
         RaggedError: a value is a list.
     """
     declared = program.global_block().vars
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in feed.items():
         variable = declared.get(name)
         if variable is None:
             _warn_unknown(name)
             continue
-        found[name] = fed_value(variable, value, devices=devices)
+        if variable.lod_level and variable.is_data:
+            found |= _sequences(program, variable, value, devices)
+        else:
+            found[name] = fed_value(variable, value, devices=devices)
     return found
+
+
+def _sequences(program: Program, variable: Variable, value: Any, devices: int) -> dict[str, Any]:
+    if devices > 1:
+        what = f"'{variable.name}' is sequences, and a dict is divided by rows among {devices}"
+        raise FeedError(what, hint="feed a list of dicts, one for each device")
+    fed = fed_sequences(program, variable, value)
+    return {**fed, variable.name: fed_value(variable, fed[variable.name])}
 
 
 def fed_value(variable: Variable, value: Any, *, devices: int = 1) -> Any:

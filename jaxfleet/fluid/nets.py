@@ -99,6 +99,22 @@ def _each(argument: str, given: Any, count: int) -> list[Any]:
     return list(given)
 
 
+def sequence_conv_pool(
+    input: Variable,
+    num_filters: int,
+    filter_size: int,
+    param_attr: Any = None,
+    act: str | None = "sigmoid",
+    pool_type: str = "max",
+    bias_attr: Any = None,
+) -> Variable:
+    """Adds a convolution over sequences and makes one row of each."""
+    made = layers.sequence_conv(
+        input, num_filters, filter_size, param_attr=param_attr, bias_attr=bias_attr, act=act
+    )
+    return layers.sequence_pool(made, pool_type)
+
+
 def glu(input: Variable, dim: int = -1) -> Variable:
     """Multiplies one half along an axis by the sigmoid of the other (Dauphin et al., 2017)."""
     value, gate = layers.split(input, 2, dim)

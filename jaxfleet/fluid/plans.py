@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 from jaxfleet.fluid.drawing import RUN, with_draws
 from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.ragged import with_lengths
 from jaxfleet.fluid.to_ir import ir_program
 from jaxfleet.ir import Kind
 from jaxfleet.ir import Program as IrProgram
@@ -82,10 +83,10 @@ def _made(program: Program, fed: Names, fetch: Names) -> Plan:
 def runnable(program: Program, fed: Iterable[str] = ()) -> IrProgram:
     """Returns a program in the IR as executors run it.
 
-    Random operators get seeds of their own and the number of the run; what is fed in the place of
-    a value that the program computes becomes data.
+    Random operators get seeds of their own and the number of the run; operators on sequences get
+    their lengths; what is fed in the place of a value that the program computes becomes data.
     """
-    return with_draws(_with_data(ir_program(program), fed))
+    return with_draws(with_lengths(_with_data(ir_program(program), fed), program))
 
 
 def _with_data(program: IrProgram, fed: Iterable[str]) -> IrProgram:

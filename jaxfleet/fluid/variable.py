@@ -1,6 +1,7 @@
 """Variable and Parameter: what an operator of a fluid program reads and writes, by name."""
 
 import copy
+import re
 from collections.abc import Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,8 @@ class Variable(Arithmetic):
         self.lod_level, self._persistable = lod_level or 0, bool(persistable)
         self.error_clip, self.stop_gradient = error_clip, stop_gradient
         self.is_data, self.need_check_feed = is_data, need_check_feed
+        if is_data and lod_level and self.sizes and self.sizes[0] == letter("b"):
+            self.sizes = (_rows_of(self.name), *self.sizes[1:])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -204,3 +207,9 @@ def sizes_of(shape: Sequence[int | None]) -> tuple[Size, ...]:
         size if size >= 0 else letter("b" if axis == 0 else f"n{axis}")
         for axis, size in enumerate(numbers)
     )
+
+
+def _rows_of(name: str) -> Size:
+    """Returns the letter of the rows of what is fed as sequences: as many as nothing else has."""
+    word = re.sub(r"\W", "_", name)
+    return letter(f"{word}_rows" if not word[:1].isdigit() else f"_{word}_rows")

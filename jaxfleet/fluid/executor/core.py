@@ -19,6 +19,7 @@ from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.plans import Plan, Plans, runnable
 from jaxfleet.fluid.program import Program, default_main_program
 from jaxfleet.fluid.pserver import PserverRuns, talks_to_others
+from jaxfleet.fluid.ragged import fetched_sequences
 from jaxfleet.fluid.scope import global_scope
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.runtime.parts import Fetched
@@ -191,6 +192,8 @@ class Executor:
         with self._on_place():
             fetched, written = plan.prepared.function(*_state(plan, scope), data)
         scope.keep(written)
+        names = names_of(fetch_list)
+        fetched = fetched_sequences(program, names, fetched, fed, return_numpy=return_numpy)
         return list(as_numpy(fetched) if return_numpy else fetched)
 
     def _run_ranks(
@@ -229,7 +232,7 @@ def _as_asked(made: Fetched, *, return_numpy: bool, return_merged: bool) -> list
 def _put_persistables(program: Program, fed: dict[str, Any], scope: Scope) -> None:
     """Moves what is fed to persistable variables into the scope, where a run reads them."""
     declared = program.global_block().vars
-    for name in [name for name in fed if declared[name].persistable]:
+    for name in [name for name in fed if name in declared and declared[name].persistable]:
         scope.keep({name: jax.numpy.array(fed.pop(name), copy=True)})
 
 

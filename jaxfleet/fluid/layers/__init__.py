@@ -127,6 +127,12 @@ from jaxfleet.fluid.layers.schedules import natural_exp_decay as natural_exp_dec
 from jaxfleet.fluid.layers.schedules import noam_decay as noam_decay
 from jaxfleet.fluid.layers.schedules import piecewise_decay as piecewise_decay
 from jaxfleet.fluid.layers.schedules import polynomial_decay as polynomial_decay
+from jaxfleet.fluid.layers.sequences import sequence_conv as sequence_conv
+from jaxfleet.fluid.layers.sequences import sequence_expand as sequence_expand
+from jaxfleet.fluid.layers.sequences import sequence_first_step as sequence_first_step
+from jaxfleet.fluid.layers.sequences import sequence_last_step as sequence_last_step
+from jaxfleet.fluid.layers.sequences import sequence_pool as sequence_pool
+from jaxfleet.fluid.layers.sequences import sequence_softmax as sequence_softmax
 from jaxfleet.fluid.layers.shapes import concat as concat
 from jaxfleet.fluid.layers.shapes import expand as expand
 from jaxfleet.fluid.layers.shapes import flatten as flatten

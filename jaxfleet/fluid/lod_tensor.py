@@ -1,0 +1,123 @@
+"""LoDTensor: sequences of unequal lengths, one after the other in one array, with their lengths.
+
+Sequences of 2 and 3 words are an array of 5 rows and the lengths `[[2, 3]]`, or, as offsets (the
+"level of detail"), `[[0, 2, 5]]`. A level more groups the sequences, and so on.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from jaxfleet.errors import AssertedError
+from jaxfleet.fluid.checks import check_type, mistake
+
+Levels = list[list[int]]
+
+
+class LoDTensor:
+    """An array whose rows are sequences.
+
+    Raises:
+        TypeError: lengths are no lists of whole numbers.
+    """
+
+    def __init__(self) -> None:
+        self._array = np.zeros((0,), np.float32)
+        self._lengths: Levels = []
+
+    def set(self, array: Any, place: Any = None, zero_copy: bool = False) -> None:
+        """Takes the rows of all sequences.
+
+        Args:
+            array: they.
+            place: taken; a feed goes where the program runs.
+            zero_copy: taken; the array is never copied here.
+        """
+        del place, zero_copy
+        self._array = np.asarray(array)
+
+    def set_recursive_sequence_lengths(self, recursive_sequence_lengths: Sequence[Any]) -> None:
+        """Takes the lengths, the outermost level first."""
+        self._lengths = [_whole_numbers(level) for level in recursive_sequence_lengths]
+
+    def recursive_sequence_lengths(self) -> Levels:
+        """Returns the lengths, the outermost level first."""
+        return [list(level) for level in self._lengths]
+
+    def has_valid_recursive_sequence_lengths(self) -> bool:
+        """Tells whether each level has as many elements as the one around it says."""
+        counts = [*map(len, self._lengths[1:]), len(self._array)]
+        return all(sum(level) == n for level, n in zip(self._lengths, counts, strict=False))
+
+    def set_lod(self, lod: Sequence[Any]) -> None:
+        """Takes the lengths as offsets."""
+        self._lengths = [[b - a for a, b in pairwise(_whole_numbers(level))] for level in lod]
+
+    def lod(self) -> Levels:
+        """Returns the lengths as offsets."""
+        return [[0, *accumulate(level)] for level in self._lengths]
+
+    def shape(self) -> list[int]:
+        """Returns the sizes of the array."""
+        return list(self._array.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self._array, dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        return f"LoDTensor({self._array!r}, lengths={self._lengths})"
+
+
+def _whole_numbers(level: Any) -> list[int]:
+    check_type(level, "a level of lengths", (list, tuple, np.ndarray))
+    for number in level:
+        check_type(number, "a length", (int, np.integer))
+    return [int(number) for number in level]
+
+
+def create_lod_tensor(
+    data: Any, recursive_seq_lens: Sequence[Sequence[int]], place: Any = None
+) -> LoDTensor:
+    """Returns sequences made of their rows and lengths.
+
+    Args:
+        data: the rows as an array, or as a LoDTensor; or a list of sequences of numbers, whose
+            rows are then `[..., 1]`.
+        recursive_seq_lens: the lengths, the outermost level first.
+        place: taken.
+
+    Raises:
+        TypeError: the data are none of these.
+        AssertionError: the lengths do not fit the data.
+    """
+    check_type(data, "the data of a LoDTensor", (LoDTensor, np.ndarray, list))
+    if isinstance(data, list):
+        found = [[len(sequence) for sequence in data]]
+        if found != [list(level) for level in recursive_seq_lens]:
+            what = f"data and recursive_seq_lens do not match: {found}, {recursive_seq_lens}"
+            raise mistake(what, kind=AssertedError)
+        rows = [number for sequence in data for number in sequence]
+        data = np.asarray(rows, np.int64).reshape(-1, 1)
+    made = LoDTensor()
+    made.set(data, place)
+    made.set_recursive_sequence_lengths(recursive_seq_lens)
+    if not made.has_valid_recursive_sequence_lengths():
+        what = f"the provided lod info is invalid: {recursive_seq_lens} of {len(made._array)} rows"
+        raise mistake(what, kind=AssertedError)
+    return made
+
+
+def create_random_int_lodtensor(
+    recursive_seq_lens: Sequence[Sequence[int]],
+    base_shape: Sequence[int],
+    place: Any,
+    low: int,
+    high: int,
+) -> LoDTensor:
+    """Returns sequences of whole numbers from `low` to `high`, each row of `base_shape`."""
+    check_type(base_shape, "base_shape", (list, tuple))
+    rows = sum(recursive_seq_lens[-1])
+    drawn = np.random.default_rng().integers(low, high + 1, (rows, *base_shape))
+    return create_lod_tensor(drawn, recursive_seq_lens, place)
