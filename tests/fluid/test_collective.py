@@ -162,11 +162,14 @@ def transpile(trainers: Any = ENDPOINTS, *, mode: Any = "grad_allreduce", **give
         ({"trainer_id": -1}, "rank must >= 0"),
         ({"trainer_id": 2}, "rank 2 of 2"),
         ({"current_endpoint": "c:1"}, "current endpoint c:1 is not in"),
+        ({"trainers": f"{FIRST},here"}, "'here' is no endpoint"),
+        ({"trainers": [FIRST, FIRST]}, f"two ranks have the endpoint {FIRST}"),
     ],
 )
 def test_what_collective_mode_refuses(given: Any, what: str) -> None:
-    with pytest.raises(ValueError, match=what):
+    with pytest.raises(ValueError, match=what) as caught:
         transpile(**given)
+    assert "fluid.DistributeTranspiler(config).transpile(" in "".join(caught.value.__notes__)
 
 
 def test_a_program_is_transpiled_once_and_a_refusal_leaves_it_as_it_was() -> None:
@@ -191,21 +194,18 @@ def test_more_ranks_than_devices_are_refused() -> None:
         fluid.Executor().run(startup)
 
 
-def test_the_documented_script_for_nccl2() -> None:
-    """Its `workers` is `trainers`; the last line of the document lacks a quote."""
-    with socket.create_server(("127.0.0.1", 0)) as other, fresh() as (main, startup):
-        workers = f"127.0.0.1:6170,127.0.0.1:{other.getsockname()[1]}"
-        trainer_id, curr_ep = 0, "127.0.0.1:6170"
-        loss_var = layers.mean(layers.fc(fluid.data("x", [None, 3]), 1))
-        fluid.optimizer.SGD(0.1).minimize(loss_var)
+def test_an_nccl2_startup_program_runs_where_there_is_no_nccl() -> None:
+    with fresh() as (_, startup):
+        fluid.optimizer.SGD(0.1).minimize(layers.mean(layers.fc(fluid.data("x", [None, 3]), 1)))
         config = fluid.DistributeTranspilerConfig()
-        config.mode = "nccl2"
-        t = fluid.DistributeTranspiler(config=config)
-        t.transpile(trainer_id, workers=workers, current_endpoint=curr_ep)
-        scope = fluid.Scope()
-        fluid.Executor(fluid.CPUPlace()).run(startup, scope=scope)
-        assert "NCCLID" in scope
-        assert main._trainers_endpoints == workers.split(",")
+        config.mode, config.nccl_comm_num = "nccl2", 2
+        made = fluid.DistributeTranspiler(config)
+        made.transpile(1, trainers=ENDPOINTS, current_endpoint=SECOND)  # the second waits for none
+    scope = fluid.Scope()
+    fluid.Executor().run(startup, scope=scope)
+    assert {"NCCLID", "fc_0.w_0", "learning_rate_0"} <= {*scope}
+    with pytest.raises(ValueError, match="knows its trainers already"):
+        made._transpile_nccl2(1, ENDPOINTS, SECOND, startup, wait_port=False)
 
 
 def test_waiting_ends() -> None:

@@ -96,9 +96,9 @@ def test_a_trainer_of_the_sample_gets_its_program(
     assert "pserver_program" not in found
 
 
-def test_the_workers_of_the_nccl2_sample_are_its_trainers() -> None:
-    workers = "192.168.0.1:6174,192.168.0.2:6174"
-    given = {"trainer_id": 0, "workers": workers, "curr_ep": workers.split(",", maxsplit=1)[0]}
+def test_the_workers_of_the_nccl2_sample_are_its_trainers(endpoints: list[str]) -> None:
+    workers = ",".join(endpoints)  # trainer 0 waits for the other
+    given = {"trainer_id": 0, "workers": workers, "curr_ep": endpoints[0]}
     found = run(NCCL2, **given)
     last = found["startup"].global_block().ops[-1]
     assert last.type == "gen_nccl_id"

@@ -7,8 +7,8 @@ and what follows it for the startup program. See there for what they write.
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
-from jaxfleet.errors import ProgramError
 from jaxfleet.fluid import unique_name
+from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
 from jaxfleet.fluid.transpiler.ports import wait_server_ready
 from jaxfleet.fluid.transpiler.rewriting import Rewritten
@@ -69,7 +69,7 @@ class Collective:
         """
         self.startup_program = startup_program or default_startup_program()
         self.main_program = main_program or default_main_program()
-        self.endpoints = endpoints_of(endpoints)
+        self.endpoints = rank_endpoints(endpoints)
         self.nranks, self.rank = len(self.endpoints), rank
         self.current_endpoint, self.wait_port = current_endpoint, wait_port
         self._check()
@@ -83,12 +83,10 @@ class Collective:
 
     def _check(self) -> None:
         if self.nranks == 1 and not self.takes_one_rank:
-            raise ProgramError("the number of endpoints must > 1")
+            raise mistake("the number of endpoints must > 1", "one rank needs no transpiler")
         if self.rank < 0:
-            raise ProgramError("rank must >= 0")
-        if self.current_endpoint not in self.endpoints:
-            what = f"current endpoint {self.current_endpoint} is not in {self.endpoints}"
-            raise ProgramError(what)
+            raise mistake("rank must >= 0", f"it is {self.rank}, and counts from 0")
+        check_among(self.current_endpoint, self.endpoints)
 
     def _wait(self) -> None:
         if self.rank == 0 and self.wait_port:
@@ -190,19 +188,42 @@ def transpile_collective(
     transpiler = _transpiler(collective_mode, config.nccl_comm_num)
     if not isinstance(trainers, str | list | tuple):
         what = f"invalid trainers config: {trainers}"
-        raise ProgramError(what, hint="name every rank's endpoint: 'host:port,host:port'")
-    endpoints = endpoints_of(trainers)
+        raise mistake(what, "name every rank's endpoint: 'host:port,host:port'")
+    endpoints = rank_endpoints(trainers)
     if len(endpoints) == 1 and not transpiler.takes_one_rank:
-        raise ProgramError(f"invalid trainer number in distributed: {len(endpoints)}")
+        what = f"invalid trainer number in distributed: {len(endpoints)}"
+        raise mistake(what, "one rank needs no transpiler")
     transpiler.transpile(
         startup_program, main_program, trainer_id, endpoints, current_endpoint, wait_port
     )
 
 
-def endpoints_of(trainers: str | Sequence[str]) -> list[str]:
-    """Returns endpoints that are given in a list, or between commas."""
+def rank_endpoints(trainers: str | Sequence[str]) -> list[str]:
+    """Returns the endpoints of ranks, which are given in a list or between commas.
+
+    Raises:
+        ProgramError: one is none, or two ranks have the same.
+    """
     given = trainers.split(",") if isinstance(trainers, str) else trainers
-    return [endpoint.strip() for endpoint in given]
+    endpoints = [endpoint.strip() for endpoint in given]
+    for place, endpoint in enumerate(endpoints):
+        host, _, port = endpoint.rpartition(":")
+        if not host or not port.isdecimal():
+            raise mistake(f"'{endpoint}' is no endpoint", "spell it host:port")
+        if endpoint in endpoints[:place]:
+            raise mistake(f"two ranks have the endpoint {endpoint}", "give each its own")
+    return endpoints
+
+
+def check_among(current: str, endpoints: Sequence[str]) -> None:
+    """Checks that a process is one of those that train together.
+
+    Raises:
+        ProgramError: it is not.
+    """
+    if current not in endpoints:
+        what = f"current endpoint {current} is not in {', '.join(endpoints)}"
+        raise mistake(what, "pass current_endpoint as trainers spells it")
 
 
 def distributed(program: Program) -> tuple[str, ...]:
@@ -228,7 +249,7 @@ def _transpiler(mode: object, nrings: int) -> Collective:
     found = _MODES.get(mode) if isinstance(mode, str) else mode
     if not (isinstance(found, type) and issubclass(found, Collective)):
         what = f"invalid collective_mode: {mode}"
-        raise ProgramError(what, hint=f"one of {', '.join(_MODES)}, or a class of collective")
+        raise mistake(what, f"one of {', '.join(_MODES)}, or a class of collective")
     if issubclass(found, SingleProcessMultiThread):
         return found()
     return found(nrings)

@@ -8,9 +8,10 @@ from typing import Protocol
 
 import jax
 
-from jaxfleet.errors import AssertedError, ProgramError
+from jaxfleet.errors import AssertedError
+from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.program import Program, default_startup_program
-from jaxfleet.fluid.transpiler.collective import endpoints_of
+from jaxfleet.fluid.transpiler.collective import check_among, rank_endpoints
 from jaxfleet.fluid.transpiler.ports import wait_server_ready
 from jaxfleet.fluid.transpiler.rewriting import Rewritten
 from jaxfleet.passes import GenNcclId
@@ -50,13 +51,11 @@ def transpile_nccl2(
     """
     if not isinstance(trainers, str):
         what = f"trainers is a string of endpoints in nccl2 mode, not {trainers!r}"
-        raise AssertedError(what, hint="join them: ','.join(endpoints)")
+        raise mistake(what, "join them: ','.join(endpoints)", AssertedError)
     if trainer_id < 0:
-        raise ProgramError("must set trainer_id > 0", hint=f"it is {trainer_id}, and counts from 0")
-    endpoints = endpoints_of(trainers)
-    if current_endpoint not in endpoints:
-        what = f"current endpoint {current_endpoint} is not in {endpoints}"
-        raise ProgramError(what, hint="pass current_endpoint as trainers spells it")
+        raise mistake("must set trainer_id > 0", f"it is {trainer_id}, and counts from 0")
+    endpoints = rank_endpoints(trainers)
+    check_among(current_endpoint, endpoints)
     if config.use_hierarchical_allreduce:
         config.hierarchical_allreduce_inter_nranks = _inner(config, len(endpoints))
     tell = GenNcclId(
@@ -80,7 +79,7 @@ def note_trainers(program: Program, config: HasNccl, trainers: str) -> None:
         config: as `transpile_nccl2` left it.
         trainers: as `transpile_nccl2` took it.
     """
-    program._trainers_endpoints = endpoints_of(trainers)
+    program._trainers_endpoints = rank_endpoints(trainers)
     program._nccl_comm_num = config.nccl_comm_num
     program._use_hierarchical_allreduce = config.use_hierarchical_allreduce
     if config.use_hierarchical_allreduce:
@@ -95,8 +94,8 @@ def _inner(config: HasNccl, trainers: int) -> int:
         inner = jax.local_device_count()
     if trainers <= inner:  # fluid's text says less, and means this
         what = f"trainers_num:{trainers} < hierarchical_allreduce_inter_nranks:{inner}"
-        raise AssertedError(what, hint="there must be more than one group of that many trainers")
+        raise mistake(what, "there must be more groups of that many than one", AssertedError)
     if trainers % inner:
         what = f"trainers_num:{trainers} mod hierarchical_allreduce_inter_nranks:{inner} != 0"
-        raise AssertedError(what, hint="let groups of that many hold all trainers")
+        raise mistake(what, "let groups of that many hold all trainers", AssertedError)
     return inner
