@@ -112,26 +112,15 @@ def test_transformer_learns_within_a_minute(tmp_path: Path) -> None:
 
 
 def test_digits_learns_with_servers_and_trainers_as_on_one_device(tmp_path: Path) -> None:
-    launched = [sys.executable, "-m", "jaxfleet", "launch", "--servers", "2", "--trainers", "2"]
-    script = [str(ROOT / "examples" / "digits.py"), "--mode", "pserver", "--epochs", "2"]
-    done = subprocess.run(
-        [*launched, *script],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    script = str(ROOT / "examples" / "digits.py")
+    together = launch(tmp_path, script, "--mode", "pserver", "--epochs", "2")
     alone, _ = run(tmp_path, "digits", "--mode", "single", "--epochs", "2")
     assert any("1 cpu device" in line for line in alone)
     assert alone[-1].startswith("test accuracy ")
     expected = losses(alone)
     assert len(expected) == 2
     for trainer in ("trainer 0", "trainer 1"):
-        found = losses([line for line in done.stdout.splitlines() if line.startswith(trainer)])
+        found = losses([line for line in together if line.startswith(trainer)])
         # 36 steps of BatchNorm and Adam from sums in another order; 4 digits are printed.
         assert found == pytest.approx(expected, rel=5e-3)
 
@@ -140,3 +129,53 @@ def losses(lines: list[str]) -> list[float]:
     """Returns the loss of each epoch."""
     found = (re.search(r"epoch \d+: loss ([\d.]+)", line) for line in lines)
     return [float(match[1]) for match in found if match is not None]
+
+
+# Of few epochs, so each figure is short of the one that the example's docstring names.
+OF_FLUID = [
+    ("lenet_digits", "single", "3", r"test accuracy (\d\.\d{3})", (0.93, 1.0)),
+    ("word2vec", "single", "1", r"perplexity (\d+), by frequency 184", (50, 125)),
+    ("ctr_dnn", "single", "1", r"AUC (\d\.\d{3}) of 0\.875", (0.845, 0.876)),
+]
+
+
+@pytest.mark.parametrize(("name", "mode", "epochs", "last", "bounds"), OF_FLUID)
+def test_a_fluid_script_learns(
+    *, tmp_path: Path, name: str, mode: str, epochs: str, last: str, bounds: tuple[float, float]
+) -> None:
+    lines, took_s = run(tmp_path, f"fluid/{name}", "--mode", mode, "--epochs", epochs)
+    assert took_s < LONGEST_S
+    found = re.fullmatch(last, lines[-1])
+    assert found is not None, lines[-1]
+    assert bounds[0] <= float(found[1]) <= bounds[1]
+
+
+def test_a_fluid_script_fits_the_same_line_in_each_of_its_modes(tmp_path: Path) -> None:
+    options = ["--servers-run-script", str(ROOT / "examples" / "fluid" / "fit_a_line.py")]
+    lines = launch(tmp_path, *options, "--mode", "pserver", "--epochs", "20")
+    found = {line.partition(" | ")[0]: line.rpartition(" | ")[2] for line in lines}
+    for mode in ("single",):
+        found[mode] = run(tmp_path, "fluid/fit_a_line", "--mode", mode, "--epochs", "20")[0][-1]
+    shown = {found[who] for who in ("trainer 0", "trainer 1", "single")}
+    assert len(shown) == 1, shown
+    figures = re.fullmatch(r"test error ([\d.]+), least squares ([\d.]+)", shown.pop())
+    assert figures is not None
+    error, least = map(float, figures.groups())
+    assert error <= 1.02 * least
+
+
+def launch(folder: Path, *words: str) -> list[str]:
+    """Runs a script with two servers and two trainers, and returns what all of them wrote."""
+    launched = [sys.executable, "-m", "jaxfleet", "launch", "--servers", "2", "--trainers", "2"]
+    done = subprocess.run(
+        [*launched, *words],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout.splitlines()

@@ -114,8 +114,8 @@ class Operator:
         shown = {k: v.idx if _is_block(v) else v for k, v in self.attrs.items()}
         return {**shown, _CALL_STACK: self._call_stack()}
 
-    def _set_attr(self, name: str, value: Any) -> None:
-        self.attrs[name] = _plain(value)
+    def _set_attr(self, name: str, val: Any) -> None:
+        self.attrs[name] = _plain(val)
         self.block.program.version += 1
 
     def _remove_attr(self, name: str) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxfleet.fluid import unique_name
 from jaxfleet.fluid.checks import mistake
-from jaxfleet.fluid.dtypes import dtype_name
+from jaxfleet.fluid.dtypes import VarType, dtype_name
 from jaxfleet.fluid.initializer import Initializer
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.one_operator import one_operator, variables
@@ -25,7 +25,7 @@ def data(
     append_batch_size: bool = True,
     dtype: Any = "float32",
     lod_level: int = 0,
-    type: Any = None,
+    type: Any = VarType.LOD_TENSOR,
     stop_gradient: bool = True,
 ) -> Variable:
     """Declares what is fed: `[-1, *shape]` unless `append_batch_size` is False."""

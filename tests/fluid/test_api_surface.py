@@ -1,0 +1,51 @@
+"""Every name of fluid is there as scripts call it, or `docs/fluid-differences.md` says why not."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.fluid.surface import Row, rows
+
+PART = 3  # of the plan: the fluid front end
+PAGE = Path(__file__).parents[2] / "docs" / "fluid-differences.md"
+
+
+def listed() -> set[str]:
+    """Returns the names that the page says something of."""
+    return set(re.findall(r"^\| `([^`]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_what_differs_is_what_the_page_lists() -> None:
+    found = {row.path: row.difference() for row in rows() if row.part == PART}
+    differing = {name: how for name, how in found.items() if how}
+    assert set(differing) == listed(), differing
+
+
+def test_what_later_parts_bring_is_not_there_yet() -> None:
+    there = [row.path for row in rows() if row.part != PART and not row.difference()]
+    assert not there, "say in api_surface.md that this part brings it"
+
+
+def test_no_name_stands_twice() -> None:
+    names = [row.text.partition("(")[0] for row in rows()]
+    assert len(names) == len(set(names))
+    assert len(names) > 300  # the table was read
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("Program.clone(for_test=True)", "has for_test=False"),
+        ("Program.clone(test=False)", "takes for_test where test stands"),
+        ("Program.clone(for_test=False, more=1)", "does not take more"),
+        ("Program.clone()", ""),
+        ("program_guard(main_program)", ""),
+        ("program_guard()", "demands main_program"),
+        ("Program.random_seed = 1", "is 0"),
+        ("Program.nothing", "is missing"),
+        ("op:nothing", "is missing"),
+    ],
+)
+def test_a_difference_is_found(text: str, how: str) -> None:
+    assert Row(text, re.split(r"[( ]", text)[0], PART).difference() == how
