@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from jaxfleet.errors import WrongTypeError
 from jaxfleet.fluid import unique_name
-from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.dtypes import dtype_name
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _part(x: "Variable", parts: list[Any]) -> "Variable":
     """Adds the operator that takes a part of a variable."""
     if len(parts) > len(x.shape):
         raise mistake(f"'{x.name}' has {len(x.shape)} axes, and {len(parts)} are indexed")
-    bounds = [(axis, *_bounds(x, part)) for axis, part in enumerate(parts) if part != slice(None)]
+    bounds = [(at, *_bounds(x, part)) for at, part in enumerate(parts) if not _is_whole_axis(part)]
     dropped = [axis for axis, part in enumerate(parts) if isinstance(part, int)]
     if not bounds:
         return _added(x, "assign", {"X": x}, {}, x.dtype)
@@ -104,6 +105,10 @@ def _part(x: "Variable", parts: list[Any]) -> "Variable":
             raise mistake("an index has numbers, or steps, and not both")
         return _added(x, "strided_slice", {"Input": x}, {**attrs, "strides": strides}, x.dtype)
     return _added(x, "slice", {"Input": x}, {**attrs, "decrease_axis": dropped}, x.dtype)
+
+
+def _is_whole_axis(part: Any) -> bool:
+    return isinstance(part, slice) and part == slice(None)
 
 
 def _bounds(x: "Variable", part: Any) -> tuple[int, int, int]:
@@ -155,7 +160,9 @@ def _filled_like(like: "Variable", given: Any) -> "Variable":
 
 
 def _operand(given: Any) -> "Variable":
-    check_type(given, "what stands beside a Variable", Arithmetic, "a Variable or a number")
+    if not isinstance(given, Arithmetic):
+        what = f"a Variable goes with Variables and numbers, not with {type(given).__name__}"
+        raise mistake(what, kind=WrongTypeError)
     return _variable(given)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.fluid.block import Block
+from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.variable import Variable
 
@@ -37,14 +38,32 @@ class ConstantInitializer(Initializer):
 
 
 class UniformInitializer(Initializer):
-    """Draws evenly from `low` to `high`."""
+    """Draws evenly from `low` to `high`.
 
-    def __init__(self, low: float = -1.0, high: float = 1.0, seed: int = 0) -> None:
-        self._low, self._high, self._seed = low, high, seed
+    Args:
+        low: the least.
+        high: the most.
+        seed: what is drawn by; the program's unless given.
+        diag_num: of how many rows the diagonal is given.
+        diag_step: how far its elements lie apart, less one.
+        diag_val: what they are.
+    """
+
+    def __init__(
+        self,
+        low: float = -1.0,
+        high: float = 1.0,
+        seed: int = 0,
+        diag_num: int = 0,
+        diag_step: int = 0,
+        diag_val: float = 1.0,
+    ) -> None:
+        self._attrs = {"min": float(low), "max": float(high), "seed": seed}
+        self._attrs |= {"diag_num": diag_num, "diag_step": diag_step, "diag_val": diag_val}
 
     def operator(self, variable: Variable) -> tuple[str, Mapping[str, Any]]:
         del variable
-        return "uniform_random", {"min": self._low, "max": self._high, "seed": self._seed}
+        return "uniform_random", self._attrs
 
 
 class NormalInitializer(Initializer):
@@ -115,14 +134,32 @@ class MSRAInitializer(_Scaled):
         return math.sqrt(2.0 / (fan_in if self._fan_in is None else self._fan_in))
 
 
+class BilinearInitializer(Initializer):
+    """Begins with filters that enlarge images by linear interpolation, for `conv2d_transpose`."""
+
+    def operator(self, variable: Variable) -> tuple[str, Mapping[str, Any]]:
+        shape = variable.shape
+        if len(shape) != 4 or shape[2] != shape[3]:
+            what = f"filters to enlarge images are [out, in, n, n], and '{variable.name}' is"
+            raise mistake(f"{what} {list(shape)}")
+        half = math.ceil(shape[3] / 2)
+        center = (2 * half - 1 - half % 2) / (2 * half)
+        line = 1 - np.abs(np.arange(shape[3]) / half - center)
+        filters = np.broadcast_to(np.outer(line, line), shape)
+        return "assign_value", {"values": filters.reshape(-1).tolist()}
+
+
 class NumpyArrayInitializer(Initializer):
     """Begins with given values."""
 
     def __init__(self, value: np.ndarray) -> None:
-        self._value = np.asarray(value)
+        check_type(value, "the value of a NumpyArrayInitializer", np.ndarray)
+        self._value = value
 
     def operator(self, variable: Variable) -> tuple[str, Mapping[str, Any]]:
-        del variable
+        if self._value.size != math.prod(variable.shape):
+            what = f"'{variable.name}' is {list(variable.shape)}, and begins with"
+            raise mistake(f"{what} an array {list(self._value.shape)}")
         return "assign_value", {"values": self._value.reshape(-1).tolist()}
 
 
@@ -139,3 +176,4 @@ def _fans(shape: tuple[int, ...]) -> tuple[float, float]:
 
 Constant, Uniform, Normal = ConstantInitializer, UniformInitializer, NormalInitializer
 TruncatedNormal, Xavier, MSRA = TruncatedNormalInitializer, XavierInitializer, MSRAInitializer
+Bilinear = BilinearInitializer

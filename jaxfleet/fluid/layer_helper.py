@@ -5,11 +5,13 @@ from typing import Any
 
 from jaxfleet.fluid import unique_name
 from jaxfleet.fluid.block import Block, Slots
+from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.initializer import Constant, Initializer, Xavier
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.param_attr import ParamAttr
 from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
 from jaxfleet.fluid.variable import Parameter, Variable
+from jaxfleet.ops.fluid import schema_of
 
 
 class LayerHelper:
@@ -126,14 +128,20 @@ class LayerHelper:
         if found is None:
             return x
         bias = self.parameter(found, [size], x.dtype, is_bias=True)
-        out = self.output(x.dtype)
-        self.append_op("elementwise_add", {"X": x, "Y": bias}, {"Out": out}, {"axis": axis})
+        inputs = {"X": x, "Y": bias}
+        (out,) = self.add(inputs, {"Out": x.dtype}, {"axis": axis}, op_type="elementwise_add")
         return out
 
     def with_activation(self, x: Variable, act: str | None) -> Variable:
-        """Applies the activation that a layer's argument names."""
+        """Applies the activation that a layer's argument names.
+
+        Raises:
+            ProgramError: there is no such activation.
+        """
         if act is None:
             return x
-        out = self.output(x.dtype)
-        self.append_op(act, {"X": x}, {"Out": out})
+        schema = schema_of(act) if isinstance(act, str) else None
+        if schema is None or [slot.name for slot in schema.inputs] != ["X"]:
+            raise mistake(f"{self.layer_type}: there is no activation {act!r}", "such as 'relu'")
+        (out,) = self.add({"X": x}, {"Out": x.dtype}, op_type=act)
         return out

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from jaxfleet.errors import WrongTypeError
+from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.initializer import Initializer
+from jaxfleet.fluid.regularizer import WeightDecayRegularizer
 
 
 @dataclass
@@ -27,8 +30,12 @@ class ParamAttr:
     do_model_average: bool = True
 
     @classmethod
-    def of(cls, given: "ParamAttr | Initializer | str | bool | None") -> "ParamAttr | None":
+    def of(cls, given: Any) -> "ParamAttr | None":
         """Returns what a layer's argument says; None for False, which means no parameter.
+
+        Args:
+            given: a ParamAttr, or a name, an initializer or a regularizer alone; None and True
+                say nothing.
 
         Raises:
             TypeError: it is none of those.
@@ -43,4 +50,7 @@ class ParamAttr:
             return cls(name=given)
         if isinstance(given, Initializer):
             return cls(initializer=given)
-        raise TypeError(f"a parameter is described by a ParamAttr, not a {type(given).__name__}")
+        if isinstance(given, WeightDecayRegularizer):
+            return cls(regularizer=given)
+        what = f"a parameter is described by a ParamAttr, not by {type(given).__name__}"
+        raise mistake(what, "ParamAttr, a name, an initializer, or False for none", WrongTypeError)

@@ -24,11 +24,17 @@ def key_of(attrs: Attributes, run: Array | None) -> Array:
     return key if run is None else jax.random.fold_in(key, run)
 
 
-@fluid_op("uniform_random", inputs="Run?", attrs={**_DRAWN, "min": -1.0, "max": 1.0})
+@fluid_op("uniform_random", inputs="Run?",
+          attrs={**_DRAWN, "min": -1.0, "max": 1.0, "diag_num": 0, "diag_step": 0,
+                 "diag_val": 1.0})  # fmt: skip
 def uniform_random(attrs: Attributes, run: Array | None) -> Array:
-    """Draws evenly from `min` to `max`."""
+    """Draws evenly from `min` to `max`, but for a diagonal of `diag_num` elements."""
     dtype, low, high = device_dtype(attrs["dtype"]), attrs["min"], attrs["max"]
-    return jax.random.uniform(key_of(attrs, run), attrs["shape"], dtype, low, high)
+    drawn = jax.random.uniform(key_of(attrs, run), attrs["shape"], dtype, low, high)
+    if not attrs["diag_num"]:
+        return drawn
+    places = jnp.arange(attrs["diag_num"]) * (attrs["diag_step"] + 1)
+    return drawn.reshape(-1).at[places].set(attrs["diag_val"]).reshape(drawn.shape)
 
 
 @fluid_op("gaussian_random", inputs="Run?", attrs={**_DRAWN, "mean": 0.0, "std": 1.0})
