@@ -82,7 +82,7 @@ PUBLIC = {
         RMSProp RMSPropOptimizer SGD SGDOptimizer
     """,
     "jaxfleet.fluid.pserver": """
-        PserverRuns talks_to_others why_not
+        PserverRuns refuse_several_devices talks_to_others why_not
     """,
     "jaxfleet.fluid.transpiler": """
         DistributeTranspiler DistributeTranspilerConfig DistributedMode HashName PSDispatcher

@@ -18,7 +18,7 @@ from jaxfleet.fluid.feeding import fed_values, one_feed
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.plans import Plan, Plans, runnable
 from jaxfleet.fluid.program import Program, default_main_program
-from jaxfleet.fluid.pserver import PserverRuns, talks_to_others
+from jaxfleet.fluid.pserver import PserverRuns, refuse_several_devices, talks_to_others
 from jaxfleet.fluid.ragged import fetched_sequences
 from jaxfleet.fluid.scope import global_scope
 from jaxfleet.fluid.variable import Variable
@@ -134,6 +134,7 @@ class Executor:
             program._compile(scope, self.place)
             replicas = program._replicas
             if replicas is not None and not replicas.is_one:
+                refuse_several_devices(runs)
                 made = replicas.run(runs, feed, names_of(fetched), scope, self._next_run(runs))
                 return _as_asked(made, return_numpy=return_numpy, return_merged=return_merged)
             if replicas is not None:

@@ -37,4 +37,5 @@ What cannot be run as it is written is refused before anything is sent (`refusal
 
 from jaxfleet.fluid.pserver.refusals import why_not as why_not
 from jaxfleet.fluid.pserver.runs import PserverRuns as PserverRuns
+from jaxfleet.fluid.pserver.runs import refuse_several_devices as refuse_several_devices
 from jaxfleet.fluid.pserver.runs import talks_to_others as talks_to_others

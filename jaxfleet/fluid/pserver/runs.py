@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from jaxfleet.errors import FeedError
+from jaxfleet.errors import FeedError, ProgramError
 from jaxfleet.fluid.drawing import RUN
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.pserver.connections import PROCESS, Connection, Connections
@@ -26,6 +26,18 @@ Known = tuple[int, dict[tuple[Names, Names], TrainerRun]]
 def talks_to_others(program: Program) -> bool:
     """Tells whether a run of a program needs servers or trainers."""
     return any(op.type in _TALK for op in program.global_block().ops)
+
+
+def refuse_several_devices(program: Program) -> None:
+    """Refuses to run a program that talks to others on several devices of a process.
+
+    Raises:
+        ProgramError: it does.
+    """
+    if talks_to_others(program):
+        what = "a program that sends and receives runs on one device, and is compiled for several"
+        hint = "compile it with places=fluid.cpu_places(1), and start a trainer for each device"
+        raise ProgramError(what, hint=hint)
 
 
 class PserverRuns:

@@ -154,3 +154,12 @@ def test_two_executors_of_a_process_share_its_lines() -> None:
         second.close()
 
     job.run({"server 0": partial(script.serve, 0, fluid.Scope()), "trainer 0": trainer})
+
+
+def test_a_trainers_program_is_for_one_device() -> None:
+    script = Script(Job(), partial(net, lambda: fluid.optimizer.SGD(0.1)), ["a:1"], 1)
+    transpiler, _, loss = script.transpiled()
+    compiled, exe = fluid.CompiledProgram(transpiler.get_trainer_program()), script.executor()
+    several = compiled.with_data_parallel(loss_name=loss.name, places=fluid.cpu_places(2))
+    with pytest.raises(ProgramError, match="runs on one device, and is compiled for several"):
+        exe.run(several, feed=batches(1)[0], scope=fluid.Scope())
