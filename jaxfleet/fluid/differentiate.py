@@ -94,13 +94,18 @@ class Walk:
 
     def _of_outputs(self, op: Operator, slot: Slot) -> list[str]:
         """Returns the gradients of what an operator wrote, each in one piece."""
-        names = op.output(slot.name)
+        names = [self._wanted(op, slot.name, at) for at in range(len(op.output(slot.name)))]
         for name in names:
             self._add_up(name)
         known = [self.names[grad_name(n)] for n in names if grad_name(n) in self.names]
         if known and len(known) < len(names):
             return [self.names.get(grad_name(name)) or self._zeros(name) for name in names]
         return known
+
+    def _wanted(self, op: Operator, slot: str, at: int) -> str:
+        """Returns an output, or where it was not wanted a variable of its shape."""
+        name = op.output(slot)[at]
+        return name if name != EMPTY else op.input(slot.removesuffix(GRAD))[at]
 
     def _zeros(self, name: str) -> str:
         """Makes the gradient of what nothing depends on, beside others of its slot."""

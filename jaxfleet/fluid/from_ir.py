@@ -1,6 +1,6 @@
 """From the IR back to a fluid program, where scripts see what a transpiler made of theirs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxfleet.fluid.block import Block
@@ -16,6 +16,7 @@ from jaxfleet.ir import Operator as IrOperator
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.ir import Variable as IrVariable
 from jaxfleet.ir.types import RAW, long_dtype
+from jaxfleet.ops.fluid import EMPTY, UNWANTED
 
 
 def write_back(program: Program, made: IrProgram, *, origin: Program | None = None) -> Program:
@@ -107,11 +108,19 @@ class _Writer:
             op.block = block
             return op
         attrs: dict[str, Any] = {name: _attr(value, blocks) for name, value in made.attrs.items()}
+        outputs = _with_unwanted(_slots(made.outputs), attrs.pop(UNWANTED, ()))
         attrs[ROLE] = number_of(made.role)
         attrs[ROLE_VAR] = [name for pair in made.role_var for name in pair]
-        return Operator(
-            block, made.type, _slots(made.inputs), _slots(made.outputs), attrs, made.source
-        )
+        return Operator(block, made.type, _slots(made.inputs), outputs, attrs, made.source)
+
+
+def _with_unwanted(
+    outputs: dict[str, list[str]], unwanted: Sequence[tuple[str, int]]
+) -> dict[str, list[str]]:
+    """Puts the empty name back where an output is not wanted, beside others of its slot."""
+    for slot, at in unwanted:
+        outputs[slot].insert(at, EMPTY)
+    return outputs
 
 
 def _find(program: Program, name: str) -> Variable | None:

@@ -4,6 +4,7 @@ An unknown size is a letter. Each letter is tried with two numbers, and an axis 
 grows with one becomes a size in that letter; so `reshape` and `concat` need no rules of their own.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,11 +36,31 @@ def infer_sizes(op: Operator, read: Mapping[str, Variable]) -> list[tuple[Size, 
         unknown = next(name for name, sizes in known.items() if sizes is None)
         raise ProgramError(f"the shape of '{unknown}' is not known", op=op)
     found = sorted(letters(tuple(s for sizes in known.values() for s in sizes or ())))
-    base = _shapes(op, read, dict.fromkeys(found, _FIRST))
-    grown = {x: _shapes(op, read, {**dict.fromkeys(found, _FIRST), x: _SECOND}) for x in found}
+    try:
+        return _sizes(op, read, found, {})
+    except ProgramError:
+        numbers = {s for sizes in known.values() for s in sizes or () if isinstance(s, int)}
+        for fixed in ({name: number} for name in found for number in sorted(numbers, reverse=True)):
+            with contextlib.suppress(ProgramError):
+                return _sizes(op, read, found, fixed)
+        raise
+
+
+def _sizes(
+    op: Operator, read: Mapping[str, Variable], found: Sequence[str], fixed: Mapping[str, int]
+) -> list[tuple[Size, ...]]:
+    """Returns the sizes of outputs, where some letters stand for numbers.
+
+    An unknown axis beside a known one is of that size, or the operator could not run: `[b,2]`
+    joined with `[3,2]` along axis 1 is of 3 rows.
+    """
+    usual = {**dict.fromkeys(found, _FIRST), **fixed}
+    free = [name for name in found if name not in fixed]
+    base = _shapes(op, read, usual)
+    grown = {x: _shapes(op, read, {**usual, x: _SECOND}) for x in free}
     return [
         tuple(
-            _size(base[at][axis], {x: grown[x][at][axis] for x in found})
+            _size(base[at][axis], {x: grown[x][at][axis] for x in free})
             for axis in range(len(base[at]))
         )
         for at in range(len(base))

@@ -11,7 +11,7 @@ from jaxfleet.ir import Attrs, Block, BlockRef, Kind, Operands, Program
 from jaxfleet.ir import Operator as IrOperator
 from jaxfleet.ir import Variable as IrVariable
 from jaxfleet.ir.types import RAW
-from jaxfleet.ops.fluid import EMPTY
+from jaxfleet.ops.fluid import EMPTY, UNWANTED
 
 if TYPE_CHECKING:
     from jaxfleet.fluid.block import Block as FluidBlock
@@ -43,11 +43,14 @@ def ir_program(
 def ir_operator(op: Operator) -> IrOperator:
     """Returns a fluid operator as the IR has it, with its slots in the order of their names."""
     pairs = op.attrs.get(ROLE_VAR) or []
+    attrs = {k: _attr(v) for k, v in op.attrs.items() if _is_of_the_ir(k, v)}
+    if unwanted := _unwanted(op.outputs):
+        attrs[UNWANTED] = unwanted
     return IrOperator(
         op.type,
         _operands(op.inputs),
         _operands(op.outputs),
-        Attrs({k: _attr(v) for k, v in op.attrs.items() if _is_of_the_ir(k, v)}),
+        Attrs(attrs),
         ir_role(op.attrs.get(ROLE, 0)),
         tuple(zip(pairs[::2], pairs[1::2], strict=True)),
         op.source,
@@ -57,6 +60,16 @@ def ir_operator(op: Operator) -> IrOperator:
 def _operands(slots: Mapping[str, list[str]]) -> Operands:
     kept = {slot: tuple(n for n in slots[slot] if n != EMPTY) for slot in sorted(slots)}
     return Operands((slot, names) for slot, names in kept.items() if names)
+
+
+def _unwanted(slots: Mapping[str, list[str]]) -> tuple[tuple[str, int], ...]:
+    """Returns the places of outputs that are not wanted, beside others of their slots that are."""
+    return tuple(
+        (slot, at)
+        for slot in sorted(slots)
+        for at, name in enumerate(slots[slot])
+        if name == EMPTY and any(other != EMPTY for other in slots[slot])
+    )
 
 
 def _is_of_the_ir(name: str, value: Any) -> bool:

@@ -2,12 +2,16 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxfleet import fluid
 from jaxfleet.errors import AssertedError
 from jaxfleet.fluid import layers
+from jaxfleet.fluid.from_ir import write_back
+from jaxfleet.fluid.to_ir import ir_program
 from tests.fluid.nets import fresh
 
 ROWS = np.array([[1.0, 2.0], [3.0, -4.0]], np.float32)
@@ -103,6 +107,48 @@ def test_parts_are_added_before_they_are_read_and_those_of_parameters_at_the_end
     assert backward[-1].attr("op_role_var") == ["w", "w@GRAD"]
     assert backward[-1].input("X") == ["w@GRAD@RENAME@block0@0", "w@GRAD@RENAME@block0@1"]
     assert [(p.name, g.name) for p, g in pairs] == [("w", "w@GRAD")]
+
+
+def test_what_is_not_wanted_of_a_list_is_left_out_and_the_rest_is_in_its_place() -> None:
+    with fresh() as (main, startup):
+        hidden = layers.scale(data(), 1.0)
+        fixed = layers.fill_constant([2, 3], "float32", 0.0)
+        fixed.stop_gradient = True
+        joined = layers.concat([fixed, hidden], axis=1)
+        weights = layers.assign(np.arange(5, dtype=np.float32))
+        (made,) = fluid.gradients(layers.elementwise_mul(joined, weights, axis=1), hidden)
+        (op,) = (op for op in main.global_block().ops if op.type == "concat_grad")
+        assert made is not None
+        assert op.output("X@GRAD") == ["@EMPTY@", made.name]
+        (value,) = run(main, startup, [made])
+        copy = write_back(fluid.Program(), ir_program(main), origin=main)
+        (back,) = (op for op in copy.global_block().ops if op.type == "concat_grad")
+    np.testing.assert_array_equal(value, [[3, 4], [3, 4]])
+    assert back.outputs == op.outputs
+
+
+def test_gradients_have_gradients() -> None:
+    with fresh() as (main, startup):
+        x = data()
+        hidden = layers.fc(x, 3, act="tanh", param_attr="w", bias_attr="b")
+        joined = layers.concat([hidden, layers.square(hidden)], axis=1)
+        (slope,) = fluid.gradients(layers.reduce_sum(joined), x)
+        assert slope is not None
+        penalty = layers.mean(layers.square(slope))
+        pairs = fluid.backward.append_backward(penalty)
+        found = run(main, startup, ["w", penalty, *(grad for _, grad in pairs)])
+
+    def penalized(weight: jax.Array, bias: jax.Array) -> jax.Array:
+        def total(x: jax.Array) -> jax.Array:
+            hidden = jnp.tanh(x @ weight + bias)
+            return (hidden + hidden**2).sum()
+
+        return (jax.grad(total)(jnp.asarray(ROWS)) ** 2).mean()
+
+    at = jnp.asarray(found[0]), jnp.zeros(3)
+    np.testing.assert_allclose(found[1][0], penalized(*at), rtol=1e-5)
+    for made, wanted in zip(found[2:], jax.grad(penalized, (0, 1))(*at), strict=True):
+        np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_gradients_come_in_the_order_that_they_are_asked_for() -> None:

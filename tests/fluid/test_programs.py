@@ -94,3 +94,12 @@ def test_shapes_follow_from_what_operators_compute() -> None:
         ]
     assert shapes == [(-1, 5), (-1, 6, 5), (-1, 8), (-1, 4), (1,), (6, -1, 4), (-1, 6, 8)]
     assert str(flat.sizes[0]) == "3*b"  # type: ignore[index]
+
+
+def test_an_unknown_axis_beside_a_known_one_is_of_its_size() -> None:
+    with fluid.unique_name.guard(), fluid.program_guard(fluid.Program(), fluid.Program()):
+        x = fluid.data("x", [None, 4])
+        rows = fluid.layers.fill_constant([3, 2], "float32", 1.0)
+        assert fluid.layers.concat([x, rows], axis=1).shape == (3, 6)
+        whole = fluid.layers.fill_constant([3, 4], "float32", 1.0)
+        assert fluid.layers.elementwise_add(x, whole).shape == (3, 4)

@@ -21,6 +21,7 @@ from jaxfleet.ops.fluid.random import RANDOM_OPS as RANDOM_OPS
 from jaxfleet.ops.fluid.random import RUN_SLOT as RUN_SLOT
 from jaxfleet.ops.fluid.schema import EMPTY as EMPTY
 from jaxfleet.ops.fluid.schema import GRAD as GRAD
+from jaxfleet.ops.fluid.schema import UNWANTED as UNWANTED
 from jaxfleet.ops.fluid.schema import Gradient as Gradient
 from jaxfleet.ops.fluid.schema import Schema as Schema
 from jaxfleet.ops.fluid.schema import Slot as Slot

@@ -5,6 +5,7 @@ gradients of its outputs; it writes `X@GRAD` for the inputs whose gradients are 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -29,7 +30,9 @@ from jaxfleet.ops.registry import Array, Context, find_op, register_op
 
 
 def define_gradient(op_type: str) -> None:
-    """Registers what the gradient operator of a fluid operator computes.
+    """Registers what the gradient operator of a fluid operator computes, and that one's own.
+
+    So gradients of gradients can be taken, as a penalty on them needs; those of these cannot.
 
     Raises:
         ProgramError: the operator is not described, or has no gradient.
@@ -37,7 +40,15 @@ def define_gradient(op_type: str) -> None:
     schema = schema_of(op_type)
     if schema is None or schema.gradient is None:
         raise ProgramError(f"operator type '{op_type}' has no gradient")
-    gradient = schema.gradient
+    first = _defined(schema, schema.gradient)
+    second = replace(first, gradient=differentiable(first))
+    describe(second)
+    assert second.gradient is not None
+    _defined(second, second.gradient)
+
+
+def _defined(schema: Schema, gradient: Gradient) -> Schema:
+    """Registers one gradient operator, and returns what it looks like."""
 
     def meaning(ctx: Context, op: Operator, values: Sequence[Array]) -> Sequence[Array]:
         given = tuple(slot for slot in _all_slots(schema) if slot.name in gradient.reads)
@@ -47,7 +58,9 @@ def define_gradient(op_type: str) -> None:
         return flat(op, {name + GRAD: value for name, value in made.items()})
 
     register_op(gradient.type)(meaning)
-    describe(_gradient_schema(schema, gradient))
+    made = _gradient_schema(schema, gradient)
+    describe(made)
+    return made
 
 
 def differentiable(schema: Schema) -> Gradient:

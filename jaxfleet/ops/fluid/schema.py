@@ -16,6 +16,7 @@ from jaxfleet.ops.registry import Array, Context, register_op
 
 GRAD = "@GRAD"
 EMPTY = "@EMPTY@"  # stands where a gradient operator's output is not wanted
+UNWANTED = "unwanted"  # attribute in the IR: (slot, place) of each that stood beside wanted ones
 
 Value: TypeAlias = Any  # of a slot: an array, a list of them, or None where the slot is empty
 Compute: TypeAlias = Callable[..., Value]
@@ -162,15 +163,20 @@ def value_of(slot: Slot, found: list[Array]) -> Value:
 
 
 def flat(op: Operator, made: Mapping[str, Value]) -> list[Array]:
-    """Returns outputs in the order of an operator's operands; what it has no slot for is dropped.
+    """Returns outputs in the order of an operator's operands.
+
+    What it has no slot for is dropped, and so is what is not wanted of a slot.
 
     Raises:
         ProgramError: an output was not made.
     """
     found: list[Array] = []
+    unwanted: Any = op.attrs.get(UNWANTED, ())
     for name, operands in op.outputs.slots:
         value = made.get(name)
         values = value if isinstance(value, list) else [value]
+        if unwanted:
+            values = [x for at, x in enumerate(values) if (name, at) not in unwanted]
         if len(values) < len(operands) or any(x is None for x in values[: len(operands)]):
             raise ProgramError(f"{op.type} does not make '{name}'", op=op)
         found += values[: len(operands)]
