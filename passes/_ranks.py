@@ -29,6 +29,19 @@ def check(program: Program, pass_name: str, *, rank: int, nranks: int) -> None:
         raise PassError(f"{pass_name}: rank {rank} of {nranks}")
 
 
+def finished_in_root(program: Program, pass_name: str) -> None:
+    """Refuses a program that finishes a gradient in a sub-block, which may not run on all ranks.
+
+    Raises:
+        PassError: the error shows the operator.
+    """
+    for block in program.blocks[1:]:
+        for op in block.ops:
+            if op.role in BACKWARD and op.role_var:
+                what = f"{pass_name}: a gradient is finished in a sub-block"
+                raise PassError(what, op=op, hint="sum it in block 0")
+
+
 def facts(program: Program, *, rank: int, nranks: int) -> Attrs:
     """Returns a program's attributes with whose program it becomes."""
     return program.attrs.updated(role=ROLE, rank=rank, nranks=nranks)

@@ -85,11 +85,7 @@ class DataParallel(Pass):
         if self.scale not in _SCALES:
             hint = f"it is one of {', '.join(_SCALES)}"
             raise PassError(f"{self.name}: there is no scale {self.scale!r}", hint=hint)
-        for block in program.blocks[1:]:
-            for op in block.ops:
-                if op.role in ranks.BACKWARD and op.role_var:
-                    what = f"{self.name}: a gradient is finished in a sub-block"
-                    raise PassError(what, op=op, hint="sum it in block 0")
+        ranks.finished_in_root(program, self.name)
 
     def _operators(self, program: Program) -> Iterator[Operator]:
         finished = _finished(program)

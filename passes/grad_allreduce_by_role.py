@@ -78,6 +78,7 @@ class GradAllreduceByRole(Pass):
 
     def run(self, program: Program) -> Program:
         ranks.check(program, self.name, rank=self.rank, nranks=self.nranks)
+        ranks.finished_in_root(program, self.name)
         block = program.root
         sums = self._sums(block.ops)
         if not sums:
@@ -111,10 +112,13 @@ class GradAllreduceByRole(Pass):
     def _sums(self, ops: tuple[Operator, ...]) -> dict[int, list[Operator]]:
         """Returns what is inserted after operators that finish gradients, by their places."""
         rings, found = ranks.rings(self.nrings, self.name), {}
+        done: set[str] = set()
         for place in reversed(range(len(ops))):
             op = ops[place]
-            grads = [grad for param, grad in op.role_var if param not in self.skip]
-            if op.role in ranks.BACKWARD and grads:
+            pairs = op.role_var if op.role in ranks.BACKWARD else ()
+            grads = [g for param, g in pairs if param not in self.skip and g not in done]
+            done.update(grads)
+            if grads:
                 sums = [ranks.allreduce(g, next(rings), Role.BACKWARD, op.source) for g in grads]
                 wait = ranks.wait_for_computing(grads[0], Role.BACKWARD, op.source)
                 found[place] = list(self._made(wait, *reversed(sums)))

@@ -12,10 +12,14 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from jaxfleet.ir import Attr, Attrs, Block, Kind, Operands, Operator, Program, Variable
 from jaxfleet.ops.fluid import RANDOM_OPS, RUN_SLOT
 
 RUN = "@RUN@"  # what random operators tell runs apart by
+_APART = 0x9E3779B9  # between devices' numbers of a run: odd, and far from a number of runs
+_WORD = 1 << 32
 _WHOLE = "@WHOLE"  # the suffix of a parameter of which a server keeps some rows
 _GIVEN = "assign_value"  # begins with given values, of which a server keeps its rows too
 
@@ -33,6 +37,11 @@ class _Cut:
     param: str
     start: int
     rows: int
+
+
+def numbers_apart(run: np.uint32, count: int) -> list[np.uint32]:
+    """Returns a number of the run for each of several devices, so that each draws its own."""
+    return [np.uint32((int(run) + _APART * place) % _WORD) for place in range(count)]
 
 
 def with_draws(program: Program) -> Program:

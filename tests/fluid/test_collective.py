@@ -125,8 +125,23 @@ def test_each_rank_may_be_fed_by_itself_and_asked_by_itself() -> None:
     (each,) = exe.run(main, halves(FEED), ["mean_0.tmp_0"], scope=scopes[1], return_merged=False)
     assert np.array_equal(joined, np.concatenate(each))
     assert np.array_equal(scopes[0]["w"], scopes[1]["w"])
+    uneven = [{n: v[:2] for n, v in FEED.items()}, {n: v[2:] for n, v in FEED.items()}]
+    (each,) = exe.run(main, uneven, ["x"], scope=scopes[1], return_merged=False)
+    assert [len(rows) for rows in each] == [2, 6]
     with pytest.raises(FeedError, match="3 feeds for 2 ranks"):
         exe.run(main, [FEED] * 3, scope=scopes[0])
+    with pytest.raises(FeedError, match="'x' is fed 7 rows, which 2 ranks cannot share"):
+        exe.run(main, {n: v[:7] for n, v in FEED.items()}, scope=scopes[0])
+    with pytest.raises(FeedError, match="'y' is not fed"):
+        exe.run(main, {"x": X}, scope=scopes[0])
+
+
+def test_a_copy_for_tests_runs_on_ranks_and_changes_nothing() -> None:
+    main = line(collective.LocalSGD(1))
+    tested, scope = main.clone(for_test=True), begun()
+    (found,) = fluid.Executor().run(tested, FEED, ["mean_0.tmp_0"], scope=scope)
+    assert found.tolist() == [((X @ W - Y) ** 2)[at].mean() for at in (np.s_[:4], np.s_[4:])]
+    assert np.array_equal(scope["w"], W)
 
 
 def test_a_script_says_how_ranks_train_by_a_name_a_class_or_an_instance() -> None:

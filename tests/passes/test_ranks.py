@@ -78,6 +78,42 @@ def test_rings_are_dealt_out_from_the_last_gradient_and_one_wait_serves_an_opera
     assert types[types.index("clip") - 1] == "c_sync_comm_stream"
 
 
+def test_a_gradient_that_two_operators_name_is_summed_after_the_last() -> None:
+    made = after(
+        parse("""
+        program p
+          data  x: f32[b,3]
+          param a: f32[3]
+          block 0
+            backward
+              Out=a@GRAD: f32[3] = first(X=x) for (a, a@GRAD)
+              Out=a@GRAD = clip(X=a@GRAD) for (a, a@GRAD)
+        """),
+        GradAllreduceByRole(),
+    )
+    assert [op.type for op in made.root.ops] == [
+        *("first", "clip", "c_sync_calc_stream", "c_allreduce_sum"),
+    ]
+
+
+def test_a_gradient_of_a_block_that_may_not_run_is_refused() -> None:
+    program = parse("""
+    program p
+      data  x: f32[3]
+      data  is_due: bool[1]
+      param a: f32[3]
+      state g: f32[3]
+      block 0
+        backward
+          Out=g = conditional_block(Cond=is_due, Input=[x, g]) {sub_block=^1}
+      block 1 in 0
+        backward
+          Out=g = scale(X=x) for (a, g)
+    """)
+    with pytest.raises(PassError, match="a gradient is finished in a sub-block"):
+        GradAllreduceByRole().run(program)
+
+
 @pytest.mark.parametrize("pass_", [GradAllreduceByRole(skip=("b",)), LocalSGD(skip=("b",))])
 def test_what_each_rank_has_rows_of_does_not_travel(pass_: Pass) -> None:
     made = after(STEP, pass_)

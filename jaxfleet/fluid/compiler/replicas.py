@@ -21,7 +21,7 @@ from jaxfleet.fluid.compiler.strategies import (
     ExecutionStrategy,
     GradientScaleStrategy,
 )
-from jaxfleet.fluid.drawing import RUN
+from jaxfleet.fluid.drawing import RUN, numbers_apart
 from jaxfleet.fluid.feeding import fed_values
 from jaxfleet.fluid.operator import ROLE
 from jaxfleet.fluid.places import Place, devices_of
@@ -34,8 +34,6 @@ from jaxfleet.runtime.parts import Fed, Fetched
 from jaxfleet.runtime.ranks import RanksProgram
 from jaxfleet.runtime.scope import Scope
 
-_APART = 0x9E3779B9  # between devices' numbers of a run: odd, and far from a number of runs
-_WORD = 1 << 32
 _SCALES = {
     GradientScaleStrategy.CoeffNumDevice: "coeff_num_device",
     GradientScaleStrategy.One: "one",
@@ -185,7 +183,7 @@ def _wanted(
 ) -> list[dict[str, Any]]:
     """Returns of what is fed what the program reads, and numbers for what it draws."""
     names = [v.name for v in ready.uses.data]
-    numbers = [np.uint32((int(run) + _APART * n) % _WORD) for n in range(len(parts))]
+    numbers = numbers_apart(run, len(parts))
     given = [{**part, RUN: number} for part, number in zip(parts, numbers, strict=True)]
     missing = [name for name in names if name not in given[0]]
     if missing:

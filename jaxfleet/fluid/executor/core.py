@@ -13,7 +13,7 @@ from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
 from jaxfleet.fluid.drawing import RUN
 from jaxfleet.fluid.executor.fetching import as_list, as_numpy, names_of, split_optimize_ops
 from jaxfleet.fluid.executor.pruning import PrunedPrograms, kept_feed, prune_program
-from jaxfleet.fluid.executor.ranks import RankRuns, rank_count, rows_of_all, rows_of_each
+from jaxfleet.fluid.executor.ranks import RankRuns, rank_count
 from jaxfleet.fluid.feeding import fed_values, one_feed
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.plans import Plan, Plans, runnable
@@ -140,8 +140,8 @@ class Executor:
             if replicas is not None:
                 replicas.count()
         if rank_count(runs) > 1:
-            made_ = self._run_ranks(runs, feed, fetched, scope, return_merged=return_merged)
-            return list(as_numpy(made_)) if return_numpy else made_
+            made = self._ranks.run(runs, feed, names_of(fetched), scope, self._next_run(runs))
+            return _as_asked(made, return_numpy=return_numpy, return_merged=return_merged)
         found = self._run_program(runs, feed, fetched, scope, return_numpy=return_numpy)
         is_split = isinstance(program, CompiledProgram) and not return_merged
         return [[value] for value in found] if is_split else found
@@ -196,23 +196,6 @@ class Executor:
         names = names_of(fetch_list)
         fetched = fetched_sequences(program, names, fetched, fed, return_numpy=return_numpy)
         return list(as_numpy(fetched) if return_numpy else fetched)
-
-    def _run_ranks(
-        self,
-        program: Program,
-        feed: Any,
-        fetch_list: Sequence[Variable | str],
-        scope: Scope,
-        *,
-        return_merged: bool,
-    ) -> list[Any]:
-        """Runs a program of ranks, on a device for each."""
-        ranks = rank_count(program)
-        fed = fed_values(program, rows_of_all(feed, ranks), devices=ranks)
-        _put_persistables(program, fed, scope)
-        run = self._next_run(program)
-        made = self._ranks.run(program, fed, names_of(fetch_list), scope, run)
-        return made if return_merged else [rows_of_each(value, ranks) for value in made]
 
     def _next_run(self, program: Program) -> np.uint32:
         """Returns what this run's random operators draw by."""

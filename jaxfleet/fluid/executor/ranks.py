@@ -1,24 +1,22 @@
 """Runs what a collective transpiler wrote: a rank's program, on a device for each rank."""
 
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from jaxfleet.errors import FeedError
-from jaxfleet.fluid.drawing import RUN
-from jaxfleet.fluid.feeding import one_feed
+from jaxfleet.fluid.drawing import RUN, numbers_apart
+from jaxfleet.fluid.feeding import fed_values, one_feed
 from jaxfleet.fluid.plans import runnable
 from jaxfleet.fluid.program import Program
-from jaxfleet.ops import Array
+from jaxfleet.passes import Donate
+from jaxfleet.runtime.parts import Fed, Fetched
 from jaxfleet.runtime.ranks import RanksProgram
 from jaxfleet.runtime.scope import Scope
 
 Names: TypeAlias = tuple[str, ...]
-
-_APART = 0x9E3779B9  # between ranks' numbers of a run: odd, and far from a number of runs
-_WORD = 1 << 32
+Part: TypeAlias = dict[str, Any]
 
 
 def rank_count(program: Program) -> int:
@@ -35,13 +33,13 @@ class RankRuns:
         self._known = WeakKeyDictionary()
 
     def run(
-        self, program: Program, fed: Mapping[str, Any], fetch: Names, scope: Scope, run: np.uint32
-    ) -> list[Array]:
-        """Runs a program on all ranks; returns what is fetched, rank after rank.
+        self, program: Program, feed: Any, fetch: Names, scope: Scope, run: np.uint32
+    ) -> Fetched:
+        """Runs a program on all ranks.
 
         Args:
             program: it.
-            fed: the rows of all ranks, in the order of the ranks.
+            feed: a dict with the rows of all ranks, or a list with a dict for each.
             fetch: the names that are fetched.
             scope: where the state is.
             run: what random operators draw by.
@@ -50,13 +48,21 @@ class RankRuns:
             StrategyError: this process has fewer devices than there are ranks.
             FeedError: what is fed, fetched or in the scope does not fit.
         """
-        ready = self._found(program, tuple(fed), fetch)
-        names = [v.name for v in ready.uses.data if v.name != RUN]
-        missing = [name for name in names if name not in fed]
+        ranks = rank_count(program)
+        parts = _parts(program, feed, ranks)
+        ready = self._found(program, tuple(parts[0]), fetch)
+        declared = program.global_block().vars
+        for name in [name for name in parts[0] if declared[name].persistable]:
+            ready.put(name, [part.pop(name) for part in parts], scope)
+        names = [v.name for v in ready.uses.data]
+        missing = [name for name in names if name not in (*parts[0], RUN)]
         if missing:
-            raise FeedError(f"'{missing[0]}' is not fed", hint=f"feed all of {', '.join(names)}")
-        drawn = _numbers(run, rank_count(program), alike=bool(program.random_seed))
-        return ready.run({**fed, RUN: drawn}, scope)
+            wanted = ", ".join(name for name in names if name != RUN)
+            raise FeedError(f"'{missing[0]}' is not fed", hint=f"feed all of {wanted}")
+        # With a seed all ranks draw alike, as processes do that run one script.
+        numbers = [run] * ranks if program.random_seed else numbers_apart(run, ranks)
+        given = [{**part, RUN: number} for part, number in zip(parts, numbers, strict=True)]
+        return ready.run_parts(Fed.of([{n: one[n] for n in names} for one in given]), scope)
 
     def clear(self) -> None:
         """Lets all of them go."""
@@ -67,33 +73,34 @@ class RankRuns:
         if known is None or known[0] != program.version:
             known = self._known[program] = (program.version, {})
         if (fed, fetch) not in known[1]:
-            known[1][fed, fetch] = RanksProgram.of(runnable(program, fed), fetch)
+            known[1][fed, fetch] = RanksProgram.of(Donate().run(runnable(program, fed)), fetch)
         return known[1][fed, fetch]
 
 
-def rows_of_all(feed: Any, ranks: int) -> Mapping[str, Any]:
-    """Returns what all ranks are fed: a dict of it, or of a dict for each rank.
+def _parts(program: Program, feed: Any, ranks: int) -> list[Part]:
+    """Returns what each rank is fed, checked.
 
     Raises:
-        FeedError: there are dicts for another number of ranks, or of other names.
-        TypeError: it is no dict.
+        FeedError: ranks cannot share the rows, or there are not as many dicts as ranks.
+        TypeError: what is fed is no dict.
     """
     if not isinstance(feed, list | tuple) or len(feed) == 1:
-        return one_feed(feed)
-    if len(feed) != ranks or any(one.keys() != feed[0].keys() for one in feed):
+        fed = fed_values(program, one_feed(feed), devices=ranks)
+        return [{n: _share(n, x, rank, ranks) for n, x in fed.items()} for rank in range(ranks)]
+    parts = [fed_values(program, one_feed(one)) for one in feed]
+    if len(parts) != ranks or any(part.keys() != parts[0].keys() for part in parts):
         what = f"{len(feed)} feeds for {ranks} ranks"
         raise FeedError(what, hint="feed one dict, or one of the same names for each rank")
-    return {name: np.concatenate([np.asarray(one[name]) for one in feed]) for name in feed[0]}
+    return [{name: part[name] for name in parts[0]} for part in parts]
 
 
-def rows_of_each(value: Array, ranks: int) -> list[Array]:
-    """Returns what each rank made, of what all made."""
-    rows = value.shape[0] // ranks
-    return [value[rank * rows : (rank + 1) * rows] for rank in range(ranks)]
-
-
-def _numbers(run: np.uint32, ranks: int, *, alike: bool) -> np.ndarray:
-    """Returns what each rank draws by: with a seed all alike, as processes of one script do."""
-    apart = 0 if alike else _APART
-    numbers = (int(run) + apart * np.arange(ranks, dtype=np.uint64)) % _WORD
-    return numbers.astype(np.uint32)
+def _share(name: str, value: Any, rank: int, ranks: int) -> Any:
+    """Returns one rank's rows; a value without axes is for all."""
+    if not np.ndim(value):
+        return value
+    rows, rest = divmod(len(value), ranks)
+    if rest or not rows:
+        what = f"'{name}' is fed {len(value)} rows, which {ranks} ranks cannot share"
+        hint = f"feed a multiple of {ranks}, or a list with a dict for each rank"
+        raise FeedError(what, hint=hint)
+    return value[rank * rows : (rank + 1) * rows]
