@@ -69,15 +69,19 @@ def test_a_rate_of_a_parameters_own() -> None:
     check_same(partial(net, lambda: fluid.optimizer.Adam(0.01), learning_rate=0.5), batches())
 
 
-def test_any_number_of_servers_begins_with_the_bits_of_one_process() -> None:
-    build = partial(net, lambda: fluid.optimizer.SGD(0.1))
-    fed = shared_out(batches(1), 2)
-    wanted = run_alone(build, []).begun[0]
-    assert wanted["w"].std() > 0
-    for servers in (1, 2, 3):
-        for begun in run_job(build, fed, servers=servers).begun:
-            for name, value in wanted.items():
-                np.testing.assert_array_equal(begun[name], value)
+def test_any_number_of_servers_begins_with_the_bits_of_one_process_and_ends_with_the_same() -> None:
+    build = partial(net, lambda: fluid.optimizer.Adam(0.01))
+    fed = shared_out(batches(3), 2)
+    begins, jobs = (
+        run_alone(build, []).begun[0],
+        [run_job(build, fed, servers=n) for n in (1, 2, 3)],
+    )
+    assert begins["w"].std() > 0
+    for job in jobs:
+        for trainer in range(2):
+            for name, value in begins.items():
+                np.testing.assert_array_equal(job.begun[trainer][name], value)
+                np.testing.assert_array_equal(job.params[trainer][name], jobs[0].params[0][name])
 
 
 def test_one_trainer_trains_as_one_process() -> None:
