@@ -1,6 +1,7 @@
 """Collective transpilers beyond the recorded cases: exactness, state of ranks, and mistakes."""
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,14 @@ def test_a_script_says_how_ranks_train_by_a_name_a_class_or_an_instance() -> Non
         assert main._facts == {"role": "collective", "nranks": 2, "rank": 1}
         texts.append(f"{main}{startup}")
     assert len(set(texts)) == 1
+
+
+def test_dumps_show_what_each_pass_did(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAXFLEET_DUMP_DIR", str(tmp_path))
+    transpile(mode="local_sgd")
+    found = {path.stem for path in tmp_path.rglob("*.diff")}
+    passes = ("comm_init", "broadcast_params", "snapshot_params", "local_sgd")
+    assert {name.partition("_")[2] for name in found} == set(passes)
 
 
 def transpile(trainers: Any = ENDPOINTS, *, mode: Any = "grad_allreduce", **given: Any) -> None:

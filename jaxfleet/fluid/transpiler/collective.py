@@ -73,9 +73,10 @@ class Collective:
         self.nranks, self.rank = len(self.endpoints), rank
         self.current_endpoint, self.wait_port = current_endpoint, wait_port
         self._check()
+        main, startup = self.main_program, self.startup_program
         rewritten = [
-            Rewritten.of(self.startup_program, self._startup_passes(self.startup_program)),
-            Rewritten.of(self.main_program, self._main_passes(self.main_program)),
+            Rewritten.of(startup, self._startup_passes(startup), name="startup"),
+            Rewritten.of(main, self._main_passes(main)),
         ]
         self._wait()
         for program in rewritten:  # not before both went well

@@ -65,7 +65,7 @@ def transpile_nccl2(
         config.use_hierarchical_allreduce,
         config.hierarchical_allreduce_inter_nranks,
     )
-    startup = Rewritten.of(startup_program or default_startup_program(), [tell])
+    startup = Rewritten.of(startup_program or default_startup_program(), [tell], name="startup")
     if trainer_id == 0 and wait_port:
         wait_server_ready([e for e in endpoints if e != current_endpoint])
     startup.write_back()

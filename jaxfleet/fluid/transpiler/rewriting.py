@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxfleet.analysis.rules import meaning_rules
 from jaxfleet.errors import PassError
 from jaxfleet.fluid.from_ir import write_back
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.to_ir import ir_program
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.ops.frames import line_of_caller
-from jaxfleet.pipeline import Pass, run_pipeline
+from jaxfleet.pipeline import Pass
+from jaxfleet.runtime.transpile import transpile
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,19 @@ class Rewritten:
     made: IrProgram
 
     @classmethod
-    def of(cls, program: Program, passes: Sequence[Pass]) -> "Rewritten":
-        """Runs passes on a program.
+    def of(cls, program: Program, passes: Sequence[Pass], *, name: str = "main") -> "Rewritten":
+        """Runs passes on a program; dumps what each does where the environment asks for dumps.
+
+        Args:
+            program: it.
+            passes: in order.
+            name: what it is called in dumps.
 
         Raises:
             PassError: a pass cannot run on it; a note says the line that asked for it.
         """
         try:
-            return cls(program, run_pipeline(ir_program(program), passes, rules=meaning_rules))
+            return cls(program, transpile(ir_program(program, name=name), passes, dump_dir=None)[0])
         except PassError as error:
             line = line_of_caller()
             if line is not None:
