@@ -10,10 +10,12 @@ from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.io.files import numpy_dtype
 from jaxfleet.fluid.places import CPUPlace, CUDAPlace, Place, cpu_places, cuda_places
 from jaxfleet.fluid.program import Program, default_main_program
+from jaxfleet.fluid.ragged import lod_tensor_of
 from jaxfleet.fluid.readers import Reader
 from jaxfleet.fluid.variable import Variable
 
 Sample: TypeAlias = Sequence[Any]
+Fed: TypeAlias = Any  # an array, or a LoDTensor
 
 
 class DataFeeder:
@@ -53,8 +55,8 @@ class DataFeeder:
         """The names of what is fed."""
         return [variable.name for variable in self.feed_vars]
 
-    def feed(self, iterable: Iterable[Sample]) -> dict[str, np.ndarray]:
-        """Returns a batch as arrays by name.
+    def feed(self, iterable: Iterable[Sample]) -> dict[str, Fed]:
+        """Returns a batch as arrays by name; sequences as LoDTensors.
 
         Args:
             iterable: samples, each with a field for every variable.
@@ -70,11 +72,14 @@ class DataFeeder:
                 what = f"{what} len(feed_list) ({len(self.feed_vars)})"
                 raise mistake(what, f"a sample holds {', '.join(self.feed_names)}", AssertedError)
         columns = zip(*samples, strict=True) if samples else [()] * len(self.feed_vars)
-        return {v.name: _column(v, rows) for v, rows in zip(self.feed_vars, columns, strict=True)}
+        return {
+            v.name: lod_tensor_of(v, rows) if v.lod_level else _column(v, rows)
+            for v, rows in zip(self.feed_vars, columns, strict=True)
+        }
 
     def feed_parallel(
         self, iterable: Iterable[Iterable[Sample]], num_places: int | None = None
-    ) -> Iterator[dict[str, np.ndarray]]:
+    ) -> Iterator[dict[str, Fed]]:
         """Yields what each of several devices is fed.
 
         Args:
@@ -112,7 +117,7 @@ class DataFeeder:
         if not multi_devices:
             return lambda: (self.feed(batch) for batch in reader())
 
-        def feeds() -> Iterator[list[dict[str, np.ndarray]]]:
+        def feeds() -> Iterator[list[dict[str, Fed]]]:
             count, waiting = self._count(num_places), []
             for batch in reader():
                 waiting.append(batch)

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from jaxfleet.errors import FeedError, RaggedError
-from jaxfleet.fluid.lod_tensor import LoDTensor
+from jaxfleet.fluid.lod_tensor import LoDTensor, create_lod_tensor
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.variable import Variable
@@ -129,6 +129,16 @@ def fed_sequences(program: Program, variable: Variable, value: Any) -> dict[str,
     if variable.name in _MORE_ROWS.find(program):
         rows = _with_more_rows(rows)
     return {variable.name: rows, lengths_of(variable.name): np.asarray(lengths, np.int32)}
+
+
+def lod_tensor_of(variable: Variable, sequences: Sequence[Any]) -> LoDTensor:
+    """Returns sequences as what a variable is fed.
+
+    Raises:
+        FeedError: their rows are of another shape than the variable's.
+    """
+    rows, lengths = _rows_and_lengths(variable, list(sequences))
+    return create_lod_tensor(rows, [lengths])
 
 
 def _rows_and_lengths(variable: Variable, value: Any) -> tuple[np.ndarray, list[int]]:
@@ -246,8 +256,5 @@ def fetched_sequences(
             what = f"'{name}' is fetched. Some of your fetched tensors hold LoD information"
             raise RaggedError(what, hint="fetch it with return_numpy=False")
         lengths = np.asarray(fed[lengths_of(source.name)]).tolist()
-        made = LoDTensor()
-        made.set(np.asarray(value)[: sum(lengths)])
-        made.set_recursive_sequence_lengths([lengths])
-        found.append(made)
+        found.append(create_lod_tensor(np.asarray(value)[: sum(lengths)], [lengths]))
     return found

@@ -184,3 +184,27 @@ def test_lengths_that_do_not_fit() -> None:
     drawn = fluid.create_random_int_lodtensor([[2, 3]], [1], fluid.CPUPlace(), 4, 6)
     assert drawn.shape() == [5, 1]
     assert set(np.asarray(drawn).ravel()) <= {4, 5, 6}
+
+
+def test_a_feeder_makes_sequences_of_samples() -> None:
+    with fresh() as (main, _), fluid.scope_guard(Scope()):
+        words = layers.data("words", [1], dtype="int64", lod_level=1)
+        label = layers.data("label", [1], dtype="int64")
+        out = layers.sequence_pool(layers.cast(words, "float32"), "sum")
+        feed = fluid.DataFeeder([words, label], fluid.CPUPlace()).feed([([1, 2], 0), ([5], 1)])
+        (made,) = fluid.Executor().run(main, feed=feed, fetch_list=[out])
+    assert isinstance(feed["words"], fluid.LoDTensor)
+    assert feed["words"].recursive_sequence_lengths() == [[2, 1]]
+    assert made.tolist() == [[3.0], [5.0]]
+
+
+def test_a_copy_and_a_saved_program_have_sequences_too() -> None:
+    with fresh() as (main, _), fluid.scope_guard(Scope()):
+        rows = layers.data("rows", [1], lod_level=1)
+        out = layers.sequence_pool(layers.relu(rows), "max")
+        feed = {"rows": [np.ones((2, 1), np.float32), np.zeros((3, 1), np.float32)]}
+        saved = fluid.Program.parse_from_string(main.serialize_to_string())
+        exe = fluid.Executor()
+        for program in (main.clone(for_test=True), saved):
+            (made,) = exe.run(program, feed=feed, fetch_list=[out.name])
+            assert made.tolist() == [[1.0], [0.0]]
