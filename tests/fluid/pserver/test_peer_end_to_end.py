@@ -99,3 +99,45 @@ def word2vec() -> fluid.Variable:
 
 def test_c188_word2vec() -> None:
     check(word2vec, drawn(4, 50, ids=(4,)), 1e-4)
+
+
+def looked_up(name: str, count: int, width: int) -> fluid.Variable:
+    """Returns rows of a table of rows that differ, so that looking up another one is seen."""
+    rows = np.random.default_rng(1).normal(size=(50, width)).astype(np.float32) / 10
+    initializer = fluid.initializer.NumpyArrayInitializer(rows)
+    ids = layers.data(name, [count], dtype="int64")
+    table = fluid.ParamAttr("table", initializer=initializer)
+    return fluid.embedding(ids, [50, width], param_attr=table)
+
+
+def simnet() -> fluid.Variable:
+    query, title, other = (
+        dense(layers.softsign(layers.reduce_sum(looked_up(name, 5, 16), dim=1)), 8)
+        for name in ("query", "title", "other")
+    )
+    near, far = (layers.reduce_sum(query * x, dim=1, keep_dim=True) for x in (title, other))
+    loss = layers.mean(layers.relu(layers.scale(far - near, bias=0.1)))
+    fluid.optimizer.SGD(0.2).minimize(loss)
+    return loss
+
+
+def test_c187_simnet_dense() -> None:
+    random = np.random.default_rng(2)
+    names = ("query", "title", "other")
+    fed: list[Feed] = [{n: random.integers(0, 50, (4, 5)) for n in names} for _ in range(STEPS)]
+    check(simnet, fed, 1e-5)
+
+
+def text_classification() -> fluid.Variable:
+    image = layers.reshape(looked_up("ids", 6, 8), [-1, 1, 6, 8])
+    attrs = {"param_attr": constant(0.02), "bias_attr": constant()}
+    read = layers.pool2d(layers.conv2d(image, 4, [3, 8], act="tanh", **attrs), [4, 1])
+    predicted = dense(layers.reshape(read, [-1, 4]), 2, act="softmax")
+    label = layers.data("y", [1], dtype="int64")
+    loss = layers.mean(layers.cross_entropy(predicted, label))
+    fluid.optimizer.Adagrad(0.01).minimize(loss)
+    return loss
+
+
+def test_c189_text_classification() -> None:
+    check(text_classification, drawn(4, 2, ids=(6,)), 1e-6)
