@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,6 +13,7 @@ from jaxfleet.errors import SavedError
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dtypes import VarType
 from jaxfleet.fluid.executor import Executor
+from jaxfleet.fluid.io.distributed import is_servers, served_values, server_slices
 from jaxfleet.fluid.io.files import arrays_writer, file_of, read_arrays, write_files
 from jaxfleet.fluid.io.values import check_value, set_values, value_of
 from jaxfleet.fluid.program import Program, default_main_program
@@ -75,12 +77,7 @@ def save_vars(
     if not chosen:
         warnings.warn("there is no variable to save", stacklevel=2)
         return
-    folder = _folder(dirname)
-    if filename is not None:
-        values = ((v.name, value_of(v)) for v in chosen)
-        write_files([(folder / filename, arrays_writer(values))])
-        return
-    write_files((file_of(folder, v.name), arrays_writer([(v.name, value_of(v))])) for v in chosen)
+    _write(_folder(dirname), filename, ((v.name, value_of(v)) for v in chosen))
 
 
 def save_params(
@@ -99,8 +96,18 @@ def save_persistables(
     main_program: Program | None = None,
     filename: str | None = None,
 ) -> None:
-    """Saves all that outlives a run: parameters, states of optimizers; see `save_vars`."""
-    save_vars(executor, dirname, main_program, None, is_persistable, filename)
+    """Saves all that outlives a run: parameters, states of optimizers; see `save_vars`.
+
+    Of a job with servers, the first trainer saves besides what servers alone hold, as they have it
+    after its last step.
+    """
+    check_type(executor, "executor", Executor)
+    served = served_values(executor, program_of(main_program))
+    if not served:
+        save_vars(executor, dirname, main_program, None, is_persistable, filename)
+        return
+    own = ((v.name, value_of(v)) for v in _chosen(main_program, None, is_persistable))
+    _write(_folder(dirname), filename, chain(own, served.items()))
 
 
 def load_vars(
@@ -140,7 +147,16 @@ def load_persistables(
     main_program: Program | None = None,
     filename: str | None = None,
 ) -> None:
-    """Loads all that outlives a run; see `load_vars`."""
+    """Loads all that outlives a run; see `load_vars`.
+
+    A server's program takes its slices of what the first trainer has saved; its startup program
+    runs before.
+    """
+    program = program_of(main_program)
+    if is_servers(program):
+        check_type(executor, "executor", Executor)
+        set_values(server_slices(program, _folder(dirname), filename))
+        return
     load_vars(executor, dirname, main_program, None, is_persistable, filename)
 
 
@@ -203,6 +219,14 @@ def _chosen(
     for variable in given:
         check_type(variable, "a member of vars", Variable)
     return list(given)
+
+
+def _write(folder: Path, filename: str | None, values: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Writes values by name: one file for all, or a file for each."""
+    if filename is not None:
+        write_files([(folder / filename, arrays_writer(values))])
+        return
+    write_files((file_of(folder, name), arrays_writer([(name, value)])) for name, value in values)
 
 
 def _folder(dirname: Folder) -> Path:

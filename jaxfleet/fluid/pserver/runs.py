@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from jaxfleet.errors import FeedError, ProgramError
 from jaxfleet.fluid.drawing import RUN
 from jaxfleet.fluid.program import Program
@@ -11,8 +13,10 @@ from jaxfleet.fluid.pserver.connections import PROCESS, Connection, Connections
 from jaxfleet.fluid.pserver.facts import facts_of
 from jaxfleet.fluid.pserver.programs import plain_trainer
 from jaxfleet.fluid.pserver.refusals import check_runnable
+from jaxfleet.fluid.pserver.served_values import Parts, pull_whole
 from jaxfleet.fluid.pserver.serving import serve_program
 from jaxfleet.fluid.pserver.training import TrainerRun
+from jaxfleet.fluid.to_ir import ir_program
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.ops import Array
 from jaxfleet.runtime.scope import Scope
@@ -91,6 +95,19 @@ class PserverRuns:
             raise FeedError(what, hint=f"feed all of {', '.join(n for n in run.data if n != RUN)}")
         found = run.run(data, scope)
         return [found[name] for name in fetch]
+
+    def pull(self, program: Program, parts: Parts) -> dict[str, np.ndarray]:
+        """Returns whole variables as servers have them; see `pull_whole`.
+
+        Raises:
+            ProgramError: the program has not run here, so there are no servers yet.
+        """
+        facts = facts_of(ir_program(program))
+        mine = [one for one in self._used if one.facts == facts]
+        if not mine:
+            what = "this executor has not spoken with the servers of the program"
+            raise ProgramError(what, hint="run the trainer's startup program with it first")
+        return pull_whole(mine[0], parts)
 
     def close(self) -> None:
         """Tells the servers of every program that ran that this trainer is done."""

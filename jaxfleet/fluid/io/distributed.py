@@ -1,0 +1,78 @@
+"""What servers hold of a job: its first trainer saves it whole, servers load their slices."""
+
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from jaxfleet.errors import SavedError
+from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.executor import Executor
+from jaxfleet.fluid.io.files import file_of, read_arrays
+from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.transpiler.details.vars_distributed import VarDistributed
+
+_ON_SERVERS_ALONE = "Optimizer"
+
+
+def served_values(executor: Executor, program: Program) -> dict[str, np.ndarray]:
+    """Returns the whole variables that servers alone hold, if the program is the first trainer's.
+
+    Args:
+        executor: the one that trains.
+        program: a trainer's, or any other.
+
+    Raises:
+        ProgramError: the trainer has not spoken with its servers.
+        ClosedError: it has closed.
+        PeerLostError: a server went, or takes too long.
+    """
+    registry = program._parameters_on_pservers
+    is_first = program._facts.get("role") == "trainer" and program._is_chief
+    if registry is None or not is_first:
+        return {}
+    parts: dict[str, list[VarDistributed]] = {}
+    for var in registry.distributed_vars:
+        if var.vtype == _ON_SERVERS_ALONE:
+            parts.setdefault(var.origin.name, []).append(var)
+    # What has one element goes with every slice of its parameter, and is the same with each.
+    whole = {name: _in_order(vars) for name, vars in parts.items()}
+    return executor._pserver.pull(program, whole) if whole else {}
+
+
+def _in_order(parts: Iterable[VarDistributed]) -> list[tuple[str, str]]:
+    found = sorted(parts, key=lambda part: part.offset)
+    kept = found if found[0].is_slice else found[:1]
+    return [(part.slice.name, str(part.endpoint)) for part in kept]
+
+
+def is_servers(program: Program) -> bool:
+    """Tells whether a program is a server's, whose slices are of variables that are saved whole."""
+    return program._facts.get("role") == "pserver" and program._parameters_on_pservers is not None
+
+
+def server_slices(program: Program, folder: Path, filename: str | None) -> dict[str, np.ndarray]:
+    """Returns what a server holds, cut from whole variables that were saved.
+
+    Raises:
+        SavedError: a variable is not there, is damaged, or has another shape than the job's.
+    """
+    assert program._parameters_on_pservers is not None
+    held = program._parameters_on_pservers.get_distributed_vars_by_ep(str(program._ps_endpoint))
+    return {part.slice.name: _cut(part, folder, filename) for part in held}
+
+
+def _cut(part: VarDistributed, folder: Path, filename: str | None) -> np.ndarray:
+    name, shape = part.origin.name, part.origin.shape
+    path = file_of(folder, name) if filename is None else folder / filename
+    array = read_arrays(path, [name]).get(name)
+    if array is None:
+        raise mistake(f"'{name}' is not saved in {path}", kind=SavedError)
+    if array.shape != tuple(shape):
+        what = f"'{name}' has shape {list(array.shape)} in {path}, and {list(shape)} in the job"
+        raise mistake(what, kind=SavedError)
+    if not part.is_slice:
+        return array
+    start = part.offset // max(prod(shape[1:]), 1)
+    return array[start : start + part.slice.shape[0]]
