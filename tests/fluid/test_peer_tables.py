@@ -171,3 +171,35 @@ def test_two_distributed_tables_are_refused() -> None:
         loss = fluid.layers.mean(fluid.layers.concat(parts, axis=1))
         with pytest.raises(RuntimeError, match="'one' and 'two' are both distributed"):
             fluid.optimizer.SGD(0.1).minimize(loss)
+
+
+def test_c86_tables_that_look_ups_share() -> None:
+    """The list is 1.3's, whose trainers looked rows up themselves; 1.8's ask servers first."""
+    layers = fluid.layers
+
+    def pooled(name: str, table: str) -> fluid.Variable:
+        ids = layers.data(name, [1], dtype="int64", lod_level=1)
+        rows = layers.embedding(ids, [1000, 64], is_sparse=True, param_attr=table)
+        return layers.sequence_pool(rows, "average")
+
+    config = fluid.DistributeTranspilerConfig()
+    config.wait_port = False
+    transpiler = fluid.DistributeTranspiler(config)
+    with fresh():
+        shared = [pooled(name, "shared_w") for name in ("title_ids", "brand_ids")]
+        x = layers.concat([*shared, pooled("profile_ids", "profile_emb")], axis=1)
+        out = layers.fc(x, 2, param_attr="fc_w", bias_attr="fc_b")
+        loss = layers.cross_entropy(out, layers.data("label", [1], dtype="int64"))
+        fluid.optimizer.Adam(0.003).minimize(layers.mean(loss))
+        transpiler.transpile(0, pservers=f"{A},{B}", trainers=2)
+    made = types(transpiler.get_trainer_program())
+    assert made[:5] == ["distributed_lookup_table"] * 2 + ["sequence_pool"] * 3
+    assert " ".join(made[5:]) == (
+        "concat mul elementwise_add cross_entropy2 mean fill_constant mean_grad "
+        "cross_entropy_grad2 elementwise_add_grad send mul_grad send concat_grad sequence_pool_grad lookup_table_grad "
+        "split_selected_rows send sequence_pool_grad lookup_table_grad sequence_pool_grad "
+        "lookup_table_grad sum split_selected_rows send send_barrier recv recv fetch_barrier"
+    )
+    for endpoint in (A, B):
+        made_there = blocks(transpiler.get_pserver_program(endpoint))
+        assert made_there == [["listen_and_serv"], *[["sum", "scale", "adam"]] * 3]
