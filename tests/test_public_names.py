@@ -114,7 +114,7 @@ PUBLIC = {
         register_op
     """,
     "jaxfleet.ops.fluid": """
-        EMPTY GRAD Gradient RANDOM_OPS RUN_SLOT Schema Slot schema_of
+        EMPTY GRAD Gradient RANDOM_OPS RUN_SLOT Schema Slot schema_of UNWANTED
     """,
     "jaxfleet.passes": """
         BroadcastParams ClipOnTrainers CommInit CommInitAll DataParallel DcAsgd DeadCodeElimination

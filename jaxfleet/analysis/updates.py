@@ -78,6 +78,11 @@ class Updates:
         """Returns the operators that are about a parameter, the one that updates it among them."""
         return tuple(op for op in self.ops if op.role_var and op.role_var[0][0] == param)
 
+    def place(self, param: str) -> int:
+        """Returns which of the updates a parameter's is, by the operator that writes it."""
+        updated = [op.role_var[0][0] for op in self.ops if op.role_var and op.inputs.slot("Param")]
+        return updated.index(param)
+
     def is_cuttable(self, param: str) -> bool:
         """Tells whether some rows of a parameter can be updated without the others."""
         types = {op.type for op in self.of(param)}

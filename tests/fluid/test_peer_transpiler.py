@@ -340,6 +340,40 @@ def test_c56_decay_and_a_piecewise_rate() -> None:
     assert len(made[1]) == 30
 
 
+def clipped_and_decayed() -> dict[str, Any]:
+    """Returns a job whose `fc_w` alone is clipped the old way, and decays."""
+
+    def optimizer() -> Any:
+        fluid.clip.set_gradient_clip(fluid.clip.GradientClipByValue(0.1), ["fc_w"])
+        return fluid.optimizer.SGD(0.1)
+
+    decay = fluid.regularizer.L2Decay(0.1)
+    return {"optimizer": optimizer, "param_attr": fluid.ParamAttr("fc_w", regularizer=decay)}
+
+
+def test_c57_a_clip_is_of_the_parameters_that_it_is_declared_for() -> None:
+    """Up to 1.6 the last parameter's was used for all, on servers, each slice by itself."""
+    job = Job(**clipped_and_decayed())
+    (clip,) = only(job.trainer, "clip")
+    assert clip.input("X") == ["fc_w@GRAD"]
+    assert not any("clip" in kinds for ep in (A, B) for kinds in all_types(job.server(ep)))
+
+
+def test_c58_what_is_clipped_the_old_way_is_clipped_on_trainers() -> None:
+    job = Job(**clipped_and_decayed())
+    made = types(job.trainer)
+    at = made.index("clip")
+    assert made[at - 1 : at + 3] == ["mul_grad", "clip", "split_byref", "send"]
+    (clip,), (cut,) = only(job.trainer, "clip"), only(job.trainer, "split_byref")
+    assert clip.attr("op_role") == 1
+    assert cut.input("X") == clip.output("Out") == ["clip_0.tmp_0"]
+    update, decayed = ["sum", "scale", "sgd"], ["sum", "scale", "scale", "sum", "sgd"]
+    assert all_types(job.server(A))[1:] == [update, decayed]
+    assert all_types(job.server(B))[1:] == [decayed]
+    assert job.server(A).global_block().has_var("clip_0.tmp_0.block0.trainer_0")
+    assert job.server(A).block(2).ops[-1].input("Param") == ["fc_w.block0"]
+
+
 def test_c59_the_argument_grad_clip_clips_on_trainers() -> None:
     """Fluid 1.8 lost the operator: the trainer sent what nobody made."""
     clip = fluid.clip.GradientClipByValue(0.1)
