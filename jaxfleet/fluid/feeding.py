@@ -65,8 +65,8 @@ def fed_values(program: Program, feed: Feed, *, devices: int = 1) -> dict[str, A
 
 def _sequences(program: Program, variable: Variable, value: Any, devices: int) -> dict[str, Any]:
     if devices > 1:
-        what = f"'{variable.name}' is sequences, and a dict is divided by rows among {devices}"
-        raise FeedError(what, hint="feed a list of dicts, one for each device")
+        what = f"'{variable.name}' is sequences, which {devices} ranks do not share"
+        raise FeedError(what, hint="CompiledProgram.with_data_parallel shares them out")
     fed = fed_sequences(program, variable, value)
     return {**fed, variable.name: fed_value(variable, fed[variable.name])}
 

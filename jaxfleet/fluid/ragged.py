@@ -141,6 +141,12 @@ def lod_tensor_of(variable: Variable, sequences: Sequence[Any]) -> LoDTensor:
     return create_lod_tensor(rows, [lengths])
 
 
+def sequences_of(variable: Variable, value: Any) -> list[np.ndarray]:
+    """Returns what is fed to a variable of sequences as a list of them."""
+    rows, lengths = _rows_and_lengths(variable, value)
+    return np.split(rows, np.cumsum(lengths)[:-1]) if lengths else []
+
+
 def _rows_and_lengths(variable: Variable, value: Any) -> tuple[np.ndarray, list[int]]:
     name, shape = variable.name, variable.shape[1:]
     if isinstance(value, LoDTensor) and value.lod():
@@ -258,3 +264,16 @@ def fetched_sequences(
         lengths = np.asarray(fed[lengths_of(source.name)]).tolist()
         found.append(create_lod_tensor(np.asarray(value)[: sum(lengths)], [lengths]))
     return found
+
+
+def check_fetched(program: Program, names: Sequence[str]) -> None:
+    """Checks that nothing is fetched that has sequences, of which each device has others.
+
+    Raises:
+        RaggedError: something is.
+    """
+    ragged, declared = ragged_data(program), program.global_block().vars
+    for name in names:
+        if name in declared and source_of(declared[name], ragged) is not None:
+            what = f"'{name}' is fetched, of whose sequences each device has some"
+            raise RaggedError(what, hint="fetch what is made of them, or run on one device")

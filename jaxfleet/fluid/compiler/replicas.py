@@ -15,7 +15,7 @@ from jaxfleet.errors import (
     UnsupportedError,
     WrongTypeError,
 )
-from jaxfleet.fluid.compiler.splitting import split_feed, too_few
+from jaxfleet.fluid.compiler.splitting import share_sequences, split_feed, too_few
 from jaxfleet.fluid.compiler.strategies import (
     BuildStrategy,
     ExecutionStrategy,
@@ -27,6 +27,7 @@ from jaxfleet.fluid.operator import ROLE
 from jaxfleet.fluid.places import Place, devices_of
 from jaxfleet.fluid.plans import Names, runnable
 from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.ragged import check_fetched
 from jaxfleet.fluid.roles import OpRole
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import DataParallel, Donate
@@ -99,10 +100,11 @@ class Replicas:
             what = f"{self.build.num_trainers} trainers with devices of their own"
             hint = "programs of several processes do not run yet; use one, or parameter servers"
             raise UnsupportedError(what, hint=hint)
-        parts = self._parts(program, feed)
+        check_fetched(program, fetch)
+        parts = self._parts(program, share_sequences(program, feed, len(self.places)))
         ready = self._ready(program, tuple(parts[0]), fetch, len(parts))
         declared = program.global_block().vars
-        for name in [name for name in parts[0] if declared[name].persistable]:
+        for name in [n for n in parts[0] if n in declared and declared[n].persistable]:
             ready.put(name, [part.pop(name) for part in parts], scope)
         made = ready.run_parts(Fed.of(_wanted(ready, parts, run)), scope)
         self.count()

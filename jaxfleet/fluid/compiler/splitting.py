@@ -6,11 +6,14 @@ of 1.8 refused 5 rows on 4 devices.
 """
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from jaxfleet.errors import FeedError
+from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.ragged import ragged_data, sequences_of
 from jaxfleet.fluid.variable import Variable
 
 
@@ -48,6 +51,31 @@ def split_feed(
     kept = [name for name in fed if name not in rows]
     parts |= {name: _kept(name, fed[name], used, devices) for name in kept}
     return [{name: parts[name][device] for name in fed} for device in range(used)]
+
+
+def share_sequences(program: Program, feed: Any, devices: int) -> Any:
+    """Returns what each device is fed, where a dict has sequences in it; else the feed as it is.
+
+    Sequences are shared out whole, as rows are.
+    """
+    ragged = {v.name: v for v in ragged_data(program).values()}
+    if not isinstance(feed, Mapping) or ragged.keys().isdisjoint(feed):
+        return feed
+    values = {n: sequences_of(ragged[n], v) if n in ragged else v for n, v in feed.items()}
+    sizes = {name: part_sizes(len(values[name]), devices) for name in values if name in ragged}
+    count = min(map(len, sizes.values()))
+    declared = program.global_block().vars
+    parts: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, value in values.items():
+        is_state = name in declared and declared[name].persistable
+        if name not in ragged and (is_state or np.ndim(value) == 0):
+            shared = [value] * count
+        else:
+            ends = np.cumsum(part_sizes(len(value), count)).tolist()
+            shared = [value[start:end] for start, end in pairwise([0, *ends])]
+        for part, own in zip(parts, shared, strict=True):
+            part[name] = own
+    return parts
 
 
 def _rows(name: str, value: Any, devices: int, *, trains: bool) -> list[Any]:
