@@ -72,7 +72,7 @@ class _Server:
     def run(self) -> Program:
         here = [cut for cut in self.fluid.job.slices
                 if self.fluid.job.placement[cut.name] == self.endpoint]  # fmt: skip
-        here.sort(key=lambda cut: self.fluid.updates.place(cut.param))
+        here.sort(key=lambda cut: self.fluid.updates.places[cut.param])
         self._schedule()
         for cut in here:
             self._update(cut, here)

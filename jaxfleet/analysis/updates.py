@@ -5,6 +5,7 @@ its dataflow what belongs to which parameter. A fluid program says it itself: ev
 role, and an operator of the optimize section names its parameter and gradient (`for (w, w@GRAD)`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -78,10 +79,11 @@ class Updates:
         """Returns the operators that are about a parameter, the one that updates it among them."""
         return tuple(op for op in self.ops if op.role_var and op.role_var[0][0] == param)
 
-    def place(self, param: str) -> int:
-        """Returns which of the updates a parameter's is, by the operator that writes it."""
-        updated = [op.role_var[0][0] for op in self.ops if op.role_var and op.inputs.slot("Param")]
-        return updated.index(param)
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """Which of the updates each parameter's is, by the operator that writes it."""
+        updates = (op for op in self.ops if op.role_var and op.inputs.slot("Param"))
+        return {op.role_var[0][0]: at for at, op in enumerate(updates)}
 
     def is_cuttable(self, param: str) -> bool:
         """Tells whether some rows of a parameter can be updated without the others."""

@@ -28,7 +28,7 @@ class DataFeeder:
 
     Args:
         feed_list: variables or their names, in the order of a sample's fields.
-        place: where they are fed; a run moves them there.
+        place: where they will run; a run moves them there. None for wherever that is.
         program: where names are looked up; the default main program unless given.
 
     Raises:
@@ -39,7 +39,7 @@ class DataFeeder:
     def __init__(
         self,
         feed_list: Sequence[Variable | str],
-        place: Place | None = None,
+        place: Place | None,
         program: Program | None = None,
     ) -> None:
         check_type(feed_list, "feed_list", (list, tuple))

@@ -43,7 +43,6 @@ class Variable(Arithmetic):
     def __init__(
         self,
         block: "Block",
-        *,
         type: str = VarType.LOD_TENSOR,
         name: str | None = None,
         shape: Sequence[int | None] | None = None,
@@ -160,9 +159,9 @@ class Parameter(Variable):
     def __init__(
         self,
         block: "Block",
-        *,
         shape: Sequence[int],
         dtype: Any,
+        *,
         trainable: bool = True,
         optimize_attr: dict[str, Any] | None = None,
         regularizer: Any = None,
