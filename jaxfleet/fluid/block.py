@@ -3,13 +3,13 @@
 import copy
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from jaxfleet.errors import WrongTypeError
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dtypes import VarType
 from jaxfleet.fluid.guards import current_device, current_name_scope
 from jaxfleet.fluid.infer import infer_sizes
+from jaxfleet.fluid.op_parts import OpParts, Slots, names_by_slot
 from jaxfleet.fluid.operator import DEVICE, NAME_SCOPE, ROLE, ROLE_VAR, Operator
 from jaxfleet.fluid.redeclared import check_same
 from jaxfleet.fluid.to_ir import ir_operator
@@ -20,25 +20,6 @@ from jaxfleet.ops.frames import line_of_caller
 
 if TYPE_CHECKING:
     from jaxfleet.fluid.program import Program
-
-Given: TypeAlias = "Variable | str | Sequence[Variable | str]"
-Slots: TypeAlias = Mapping[str, Given] | None
-
-
-class OpParts(TypedDict, total=False):
-    """What an operator is made of, besides its type.
-
-    Attributes:
-        inputs: variables or their names, one or many, by slot.
-        outputs: the same.
-        attrs: attributes; None for one is as if it were not there.
-        stop_gradient: taken; fluid's eager mode alone used it.
-    """
-
-    inputs: Slots
-    outputs: Slots
-    attrs: Mapping[str, Any] | None
-    stop_gradient: bool
 
 
 class Block:
@@ -210,7 +191,7 @@ class Block:
             **{name: value for name, value in attrs.items() if value is not None},
         }
         source = line_of_caller() or Source()
-        named = _named(type, parts.get("inputs")), _named(type, parts.get("outputs"))
+        named = names_by_slot(type, parts.get("inputs")), names_by_slot(type, parts.get("outputs"))
         return Operator(self, type, *named, given, source)
 
     def _put(self, index: int, op: Operator) -> Operator:
@@ -279,18 +260,3 @@ def _lod_level(sizes: Sequence[Size], read: Iterable[Variable]) -> int:
     """Returns that of what was read and has as many rows: it has the same sequences."""
     levels = (v.lod_level for v in read if v.lod_level and v.sizes and v.sizes[:1] == sizes[:1])
     return next(levels, 0)
-
-
-def _named(op_type: str, given: Slots) -> dict[str, list[str]]:
-    """Returns names by slot, of variables or names, one or many."""
-    found = {}
-    for slot, value in (given or {}).items():
-        if value is None:
-            continue
-        many = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-        for x in many:
-            if not isinstance(x, str | Variable):
-                what = f"'{slot}' of operator '{op_type}' is a {type(x).__name__}"
-                raise mistake(what, "give a Variable, or the name of one", WrongTypeError)
-        found[slot] = [x if isinstance(x, str) else x.name for x in many]
-    return found

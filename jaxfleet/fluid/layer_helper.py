@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxfleet.fluid import unique_name
-from jaxfleet.fluid.block import Block, Slots
+from jaxfleet.fluid.block import Block
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.initializer import Constant, Initializer, Xavier
+from jaxfleet.fluid.op_parts import Slots
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.param_attr import ParamAttr
 from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
