@@ -47,8 +47,8 @@ class CommInit(Pass):
         nranks = len(self.endpoints)
         ranks.check(program, self.name, rank=self.rank, nranks=nranks)
         if self.current not in self.endpoints:
-            what = f"{self.name}: current endpoint {self.current} is not in {self.endpoints}"
-            raise PassError(what)
+            what = f"{self.name}: current is {self.current}, which no rank's endpoint is"
+            raise PassError(what, hint=f"the ranks' are {', '.join(self.endpoints)}")
         ops = [op for ring, name in enumerate(self.ids) for op in self._joins(ring, name)]
         root = program.root.with_ops([*program.root.ops, *(made_by(op, self) for op in ops)])
         made = {name: Variable(name, RAW, (), Kind.STATE) for name in self.ids}

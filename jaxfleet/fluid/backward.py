@@ -172,8 +172,7 @@ def _given(targets: Sequence[Variable], gradients: Any) -> dict[str, Variable | 
         return dict.fromkeys(x.name for x in targets)
     many = list(gradients) if isinstance(gradients, list | tuple) else [gradients]
     if len(many) != len(targets):
-        what = "Should have the same number of target_gradients as targets"
-        raise mistake(f"{what}, not {len(many)} for {len(targets)}")
+        raise mistake(f"{len(targets)} targets are given {len(many)} gradients", "one for each")
     for target, grad in zip(targets, many, strict=True):
         check_type(grad, "a target's gradient", (Variable, type(None)))
         if grad is not None and grad.shape != target.shape:

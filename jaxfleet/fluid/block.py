@@ -51,7 +51,7 @@ class Block:
         """
         check_type(name, "a variable's name", str)
         if name not in self.vars:
-            raise mistake(f"var {name} not in this block", self._near(name))
+            raise mistake(f"block {self.idx} has no variable '{name}'", self._near(name))
         return self.vars[name]
 
     def has_var(self, name: str) -> bool:
@@ -68,7 +68,8 @@ class Block:
     def _var_recursive(self, name: str) -> Variable:
         found = self._find_var_recursive(name)
         if found is None:
-            raise mistake(f"var {name} not in this program", self._near(name))
+            what = f"neither block {self.idx} nor one around it has a variable '{name}'"
+            raise mistake(what, self._near(name))
         return found
 
     def create_var(self, **declared: Any) -> Variable:
@@ -125,7 +126,7 @@ class Block:
         """Renames a variable and what operators of this block call it, not `op_role_var`."""
         renamed = self.var(name)
         if new_name in self.vars:
-            raise mistake(f"var {new_name} is in this block already")
+            raise mistake(f"block {self.idx} has a variable '{new_name}' already")
         renamed.name = new_name
         self.vars = {v.name: v for v in self.vars.values()}
         for op in self.ops:

@@ -89,7 +89,7 @@ class GradientClipByValue(GradientClipBase):
             return _like(grad, layers.clip(grad, self.min, self.max))
 
     def __str__(self) -> str:
-        return f"Gradient Clip By Value, min = {self.min}, max={self.max}"
+        return f"GradientClipByValue(max={self.max:g}, min={self.min:g})"
 
 
 class GradientClipByNorm(GradientClipBase):
@@ -115,7 +115,7 @@ class GradientClipByNorm(GradientClipBase):
             return _like(grad, out)
 
     def __str__(self) -> str:
-        return f"Gradient Clip By Norm, clip_norm={self.clip_norm}"
+        return f"GradientClipByNorm({self.clip_norm:g})"
 
 
 class GradientClipByGlobalNorm(GradientClipBase):
@@ -157,12 +157,15 @@ class GradientClipByGlobalNorm(GradientClipBase):
         if not isinstance(other, GradientClipByGlobalNorm) or other.group_name != self.group_name:
             return False
         if other.clip_norm != self.clip_norm:
-            what = "All parameters' 'clip_norm' of a same group should be the same"
-            raise mistake(f"{what}, not {self.clip_norm} and {other.clip_norm}")
+            norms = f"{self.clip_norm:g} and {other.clip_norm:g}"
+            what = (
+                f"gradients of group '{self.group_name}' have one norm, and are clipped by {norms}"
+            )
+            raise mistake(what, "give one of them another group_name")
         return True
 
     def __str__(self) -> str:
-        return f"Gradient Clip By GlobalNorm, global_norm={self.clip_norm}"
+        return f"GradientClipByGlobalNorm({self.clip_norm:g}, {self.group_name!r})"
 
 
 def set_gradient_clip(

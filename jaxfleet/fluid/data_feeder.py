@@ -68,8 +68,7 @@ class DataFeeder:
         samples = list(iterable)
         for sample in samples:
             if len(sample) != len(self.feed_vars):
-                what = f"The number of fields in data ({len(sample)}) does not match"
-                what = f"{what} len(feed_list) ({len(self.feed_vars)})"
+                what = f"a sample has {len(sample)} fields, and feed_list {len(self.feed_vars)}"
                 raise mistake(what, f"a sample holds {', '.join(self.feed_names)}", AssertedError)
         columns = zip(*samples, strict=True) if samples else [()] * len(self.feed_vars)
         return {
@@ -168,14 +167,14 @@ def _fitted(variable: Variable, made: np.ndarray, shape: tuple[int, ...]) -> np.
     Raises:
         FeedError: it does not fit.
     """
-    told = f"What is defined in data layer is {list(shape)}, but receive {list(made.shape)}"
+    what = f"samples of '{variable.name}' are {list(made.shape)}, and declared {list(shape)}"
     if made.ndim != len(shape):
         try:
             made = made.reshape(shape)
         except ValueError as error:
-            raise mistake(f"'{variable.name}': Reshape error. {told}", kind=FeedError) from error
+            raise mistake(f"{what}: they cannot be reshaped", kind=FeedError) from error
     if any(want not in {-1, size} for want, size in zip(shape, made.shape, strict=True)):
-        raise mistake(f"'{variable.name}': Shape not match. {told}", kind=FeedError)
+        raise mistake(what, kind=FeedError)
     return made
 
 

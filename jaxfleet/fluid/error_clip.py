@@ -22,7 +22,7 @@ class ErrorClipByValue:
         block.append_op("clip", {"X": grad_name}, {"Out": grad_name}, attrs)
 
     def __str__(self) -> str:
-        return f"ByValue, min={self.min:f}, max={self.max:f}"
+        return f"ErrorClipByValue(max={self.max:g}, min={self.min:g})"
 
 
 def error_clip_callback(block: Block, context: Mapping[str, str]) -> None:

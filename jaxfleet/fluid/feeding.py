@@ -1,13 +1,14 @@
 """What is fed: checked against what the program declares, and made ready for a device."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import jax
 import numpy as np
 
-from jaxfleet.errors import AssertedError, FeedError, RaggedError, WrongTypeError
+from jaxfleet.errors import AssertedError, FeedError, RaggedError
+from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dtypes import dtype_name
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.ragged import fed_sequences
@@ -15,6 +16,7 @@ from jaxfleet.fluid.variable import Variable
 from jaxfleet.ops.fluid.arrays import ON_DEVICE
 
 Feed = Mapping[str, Any]
+_ON_EACH = "these are the rows of each device; -1 stands for any size"
 
 
 def one_feed(feed: Any) -> Feed:
@@ -28,13 +30,11 @@ def one_feed(feed: Any) -> Feed:
         return {}
     if isinstance(feed, list | tuple):
         if len(feed) != 1:
-            what = f"Not compiled with data parallel: {len(feed)} feeds for one device"
-            raise AssertedError(what)
+            what = f"{len(feed)} feeds are given to a program that runs on one device"
+            raise mistake(what, "feed one dict, or compile the program for several", AssertedError)
         feed = feed[0]
-    if not isinstance(feed, Mapping):
-        what = f"feed requires dict as its Parameter. But you passed in {type(feed).__name__}"
-        raise WrongTypeError(what)
-    return feed
+    check_type(feed, "a feed", Mapping, "feed={'x': array}")
+    return cast("Feed", feed)
 
 
 def fed_values(program: Program, feed: Feed, *, devices: int = 1) -> dict[str, Any]:
@@ -88,16 +88,18 @@ def as_tensor(value: Any, dtype: str | None, *, name: str = "the value") -> Any:
         RaggedError: a list, which fluid takes for sequences of different lengths.
     """
     if isinstance(value, list):
-        what = f"'{name}' is fed a list. Some of your feed data hold LoD information"
+        what = f"'{name}' is fed a list, which stands for sequences of unequal lengths"
         raise RaggedError(what, hint="feed np.array(rows); sequences go by create_lod_tensor")
     if hasattr(value, "__array__") and not isinstance(value, np.generic):
         return np.asarray(value)
-    assert dtype is not None, "dtype should be given when casting python scalar to tensor"
+    if dtype is None:
+        what = f"{name} is the number {value!r}, and of no dtype"
+        raise mistake(what, "give a dtype, or an array", AssertedError)
     return np.array([value]).astype(dtype_name(dtype))
 
 
 def _warn_unknown(name: str) -> None:
-    text = f"The variable {name} is not found in program. It is not declared or is pruned."
+    text = f"'{name}' is fed, and the program has no such variable: it is left out"
     warnings.warn(text, stacklevel=6)
 
 
@@ -105,16 +107,14 @@ def _check(variable: Variable, value: Any, devices: int) -> None:
     found = dtype_name(value.dtype)
     narrow = isinstance(value, jax.Array) and ON_DEVICE.get(variable.dtype) == found
     if found != variable.dtype and not narrow:
-        what = f"The data type of fed Variable '{variable.name}' must be '{variable.dtype}'"
-        hint = f"feed value.astype('{variable.dtype}')"
-        raise FeedError(f"{what}, but received '{found}'", hint=hint)
+        what = f"'{variable.name}' is fed {found}, and declared {variable.dtype}"
+        raise FeedError(what, hint=f"feed value.astype('{variable.dtype}')")
     wanted, shape = variable.shape, value.shape
     if devices > 1 and shape:
         shape = (shape[0] // devices, *shape[1:])
     if len(wanted) != len(shape) or any(_differ(w, n) for w, n in zip(wanted, shape, strict=True)):
-        what = f"The fed Variable '{variable.name}' should have dimensions = {len(wanted)}"
-        fits = f"shape = {wanted}, but received fed shape {tuple(shape)} on each device"
-        raise FeedError(f"{what}, {fits}")
+        what = f"'{variable.name}' is fed an array {list(shape)}, and declared {list(wanted)}"
+        raise FeedError(what, hint="-1 stands for any size" if devices == 1 else _ON_EACH)
 
 
 def _differ(wanted: int, found: int) -> bool:
@@ -132,8 +132,3 @@ def _on_device(variable: Variable, value: np.ndarray) -> np.ndarray:
         what = f"'{variable.name}' is fed {far}, and devices compute with 32 bits"
         raise FeedError(what, hint="map such ids to numbers below 2**31 first")
     return made
-
-
-def split_names(feeds: Sequence[Feed]) -> tuple[str, ...]:
-    """Returns the names in any of several feeds, in order."""
-    return tuple(dict.fromkeys(name for feed in feeds for name in feed))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxfleet.env import read_rpc_deadline_ms
-from jaxfleet.errors import ProgramError
+from jaxfleet.fluid.checks import check_type, mistake
 
 _FLAGS: dict[str, Any] = {
     "FLAGS_allocator_strategy": "auto_growth",
@@ -33,8 +33,7 @@ def set_flags(flags: Mapping[str, Any]) -> None:
     Raises:
         TypeError: it is no dict.
     """
-    if not isinstance(flags, Mapping):
-        raise TypeError(f"flags in set_flags should be a dict, not a {type(flags).__name__}")
+    check_type(flags, "what set_flags takes", Mapping, "{'FLAGS_rpc_deadline': 5000}")
     for name, value in flags.items():
         if name not in _FLAGS:
             warnings.warn(f"there is no flag {name}; it is kept, and does nothing", stacklevel=2)
@@ -48,10 +47,9 @@ def get_flags(flags: Sequence[str] | str) -> dict[str, Any]:
         TypeError: it is neither a name nor a list of them.
         ValueError: nobody knows one.
     """
-    if not isinstance(flags, str | list | tuple):
-        raise TypeError(f"get_flags takes a name or a list of names, not {flags!r}")
+    check_type(flags, "what get_flags takes", (str, list, tuple))
     names = [flags] if isinstance(flags, str) else flags
     for name in names:
         if name not in _FLAGS:
-            raise ProgramError(f"there is no flag {name}", hint=f"flags: {', '.join(_FLAGS)}")
+            raise mistake(f"there is no flag {name}", f"flags: {', '.join(_FLAGS)}")
     return {name: _FLAGS[name] for name in names}

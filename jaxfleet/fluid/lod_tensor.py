@@ -96,7 +96,7 @@ def create_lod_tensor(
     if isinstance(data, list):
         found = [[len(sequence) for sequence in data]]
         if found != [list(level) for level in recursive_seq_lens]:
-            what = f"data and recursive_seq_lens do not match: {found}, {recursive_seq_lens}"
+            what = f"the sequences have the lengths {found}, and {recursive_seq_lens} are given"
             raise mistake(what, kind=AssertedError)
         rows = [number for sequence in data for number in sequence]
         data = np.asarray(rows, np.int64).reshape(-1, 1)
@@ -104,8 +104,9 @@ def create_lod_tensor(
     made.set(data, place)
     made.set_recursive_sequence_lengths(recursive_seq_lens)
     if not made.has_valid_recursive_sequence_lengths():
-        what = f"the provided lod info is invalid: {recursive_seq_lens} of {len(made._array)} rows"
-        raise mistake(what, kind=AssertedError)
+        what = f"the lengths {recursive_seq_lens} are not those of {len(made._array)} rows"
+        hint = "each level adds up to how many the next has, and the last to the rows"
+        raise mistake(what, hint, AssertedError)
     return made
 
 

@@ -4,7 +4,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxfleet.errors import AssertedError, ProgramError
+from jaxfleet.errors import AssertedError
+from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
 from jaxfleet.fluid.compiler.strategies import BuildStrategy, ExecutionStrategy
 from jaxfleet.fluid.executor.core import Executor
@@ -46,8 +47,8 @@ class ParallelExecutor:
         scope: Scope | None = None,
     ) -> None:
         if share_vars_from is not None and not isinstance(share_vars_from, ParallelExecutor):
-            what = "The share_vars_from should be ParallelExecutor."
-            raise AssertedError(f"{what} It is a {type(share_vars_from).__name__}")
+            what = f"variables are shared from a {type(share_vars_from).__name__}"
+            raise mistake(what, "give the ParallelExecutor that has run", AssertedError)
         build = build_strategy if build_strategy is not None else BuildStrategy()
         build.num_trainers, build.trainer_id = num_trainers, trainer_id
         self._scope = scope if scope is not None else global_scope()
@@ -83,9 +84,10 @@ class ParallelExecutor:
             FeedError: what is fed or fetched does not fit.
         """
         if feed_dict is not None:
-            warnings.warn("feed_dict is deprecated, use feed", DeprecationWarning, stacklevel=2)
+            text = "feed_dict is the old name of feed"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
             if feed is not None:
-                raise ProgramError("feed and feed_dict are both given", hint="give feed alone")
+                raise mistake("feed and feed_dict are both given", "give feed alone")
             feed = feed_dict
         return self._executor.run(
             self._compiled,

@@ -91,7 +91,7 @@ def devices_of(places: Sequence[Place]) -> tuple[Any, ...]:
     """
     kinds = {type(place) for place in places}
     if len(kinds) != 1 or not kinds <= {CPUPlace, CUDAPlace}:
-        what = "Place type not match. You may set wrong type of places."
+        what = f"places are of the kinds {', '.join(sorted(kind.__name__ for kind in kinds))}"
         raise AssertedError(what, hint="all are CPUPlace(), or all are CUDAPlace(number)")
     numbers = [place.id for place in places if isinstance(place, CUDAPlace)]
     if numbers and (found := gpus()):

@@ -30,8 +30,8 @@ def pruned(program: "Program", feeded: Sequence[str], targets: Sequence[object])
     """
     for name in feeded:
         if not isinstance(name, str):
-            what = "All feeded_var_names of Program._prune_with_input() can only be str"
-            raise mistake(f"{what}, but received {type(name).__name__}")
+            what = f"a program is pruned by names of what is fed, not by a {type(name).__name__}"
+            raise mistake(what, "give the variables' names")
     kept = _needed(program.global_block(), frozenset(feeded), targets)
     made = copied(program)
     root = made.global_block()
@@ -83,8 +83,8 @@ def _name_of(target: object) -> str:
         return target.name
     if isinstance(target, str):
         return target
-    what = "All targets of Program._prune_with_input() can only be Variable or Operator"
-    raise mistake(f"{what}, but received {type(target).__name__}")
+    what = f"a program is pruned to Variables and Operators, not to a {type(target).__name__}"
+    raise mistake(what)
 
 
 def _check_made(root: "Block", names: Iterable[str], targets: Sequence[object]) -> None:

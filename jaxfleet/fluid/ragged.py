@@ -259,7 +259,7 @@ def fetched_sequences(
             found.append(value)
             continue
         if return_numpy:
-            what = f"'{name}' is fetched. Some of your fetched tensors hold LoD information"
+            what = f"'{name}' is sequences, whose lengths a numpy array does not tell"
             raise RaggedError(what, hint="fetch it with return_numpy=False")
         lengths = np.asarray(fed[lengths_of(source.name)]).tolist()
         found.append(create_lod_tensor(np.asarray(value)[: sum(lengths)], [lengths]))

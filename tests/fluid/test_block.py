@@ -28,9 +28,9 @@ def test_a_renamed_variable_is_renamed_in_every_operator_but_not_in_roles() -> N
     assert by_type["mul_grad"].output("Y@GRAD") == ["w@GRAD.trainer_0"]
     assert by_type["mul_grad"].attr("op_role_var") == ["w", "w@GRAD"]
     assert not block.has_var("w@GRAD")
-    with pytest.raises(ValueError, match="var w@GRAD not in this block"):
+    with pytest.raises(ValueError, match="block 0 has no variable 'w@GRAD'"):
         block._rename_var("w@GRAD", "v")
-    with pytest.raises(ValueError, match="var x is in this block already"):
+    with pytest.raises(ValueError, match="block 0 has a variable 'x' already"):
         block._rename_var("w", "x")
 
 
@@ -83,7 +83,7 @@ def test_variables_are_seen_from_blocks_within() -> None:
         assert inner.has_var_recursive("x")
         assert not inner.has_var("x")
         assert inner._find_var_recursive("y") is None
-        with pytest.raises(ValueError, match="var y not in this program"):
+        with pytest.raises(ValueError, match="has a variable 'y'"):
             inner._var_recursive("y")
 
 

@@ -177,15 +177,15 @@ def transpile(trainers: Any = ENDPOINTS, *, mode: Any = "grad_allreduce", **give
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"trainers": 2}, "invalid trainers config: 2"),
-        ({"trainers": 2, "mode": "local_sgd"}, "invalid trainers config: 2"),
-        ({"trainers": 2, "mode": "single_process_multi_thread"}, "invalid trainers config: 2"),
-        ({"trainers": FIRST}, "invalid trainer number in distributed: 1"),
-        ({"mode": "foo"}, "invalid collective_mode: foo"),
-        ({"mode": None}, "invalid collective_mode: None"),
-        ({"trainer_id": -1}, "rank must >= 0"),
+        ({"trainers": 2}, "trainers is 2"),
+        ({"trainers": 2, "mode": "local_sgd"}, "trainers is 2"),
+        ({"trainers": 2, "mode": "single_process_multi_thread"}, "trainers is 2"),
+        ({"trainers": FIRST}, f"there is one rank, {FIRST}"),
+        ({"mode": "foo"}, "config.collective_mode is 'foo'"),
+        ({"mode": None}, "config.collective_mode is None"),
+        ({"trainer_id": -1}, "the rank is -1"),
         ({"trainer_id": 2}, "rank 2 of 2"),
-        ({"current_endpoint": "c:1"}, "current endpoint c:1 is not in"),
+        ({"current_endpoint": "c:1"}, "current_endpoint is c:1"),
         ({"trainers": f"{FIRST},here"}, "'here' is no endpoint"),
         ({"trainers": [FIRST, FIRST]}, f"two ranks have the endpoint {FIRST}"),
     ],
@@ -199,7 +199,7 @@ def test_what_collective_mode_refuses(given: Any, what: str) -> None:
 def test_a_program_is_transpiled_once_and_a_refusal_leaves_it_as_it_was() -> None:
     main, startup = built("fc1", "sgd", part=100)
     before = f"{main}{startup}"
-    with pytest.raises(ValueError, match="the number of endpoints must > 1"):
+    with pytest.raises(ValueError, match=f"there is one rank, {FIRST}"):
         collective.GradAllReduce().transpile(startup, main, 0, FIRST, FIRST, wait_port=False)
     with pytest.raises(ValueError, match="no operator updates a parameter"):
         collective.LocalSGD().transpile(main, startup, 0, ENDPOINTS, FIRST, wait_port=False)

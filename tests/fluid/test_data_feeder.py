@@ -99,11 +99,11 @@ def test_sequences_of_any_lengths_are_fed_one_after_the_other() -> None:
 def test_what_does_not_fit() -> None:
     with fresh():
         made = feeder()
-        with pytest.raises(AssertionError, match=r"fields in data \(1\) does not match"):
+        with pytest.raises(AssertionError, match="a sample has 1 fields, and feed_list"):
             made.feed([([0.0] * 4,)])
-        with pytest.raises(FeedError, match=r"'image': Reshape error\. What is defined"):
+        with pytest.raises(FeedError, match=r"samples of 'image' are .* cannot be reshaped"):
             made.feed([([0.0] * 5, 1)])
-        with pytest.raises(ValueError, match="'image': Shape not match"):
+        with pytest.raises(ValueError, match=r"samples of 'image' are .*, and declared"):
             made.feed([(np.zeros((2, 3)), 1)])
         with pytest.raises(FeedError, match="samples of 'image' differ in shape") as caught:
             made.feed([([0.0] * 4, 1), ([0.0] * 3, 1)])
@@ -113,7 +113,7 @@ def test_what_does_not_fit() -> None:
                 made.feed([(wrong, 1)])
         with pytest.raises(TypeError, match="a member of feed_list is of type Variable, not int"):
             fluid.DataFeeder([3], fluid.CPUPlace())  # type: ignore[list-item]
-        with pytest.raises(ValueError, match="var labels not in this block"):
+        with pytest.raises(ValueError, match="block 0 has no variable 'labels'"):
             fluid.DataFeeder(["labels"], fluid.CPUPlace())
         with pytest.raises(TypeError, match="feed_list is of type list or tuple"):
             fluid.DataFeeder("label", fluid.CPUPlace())

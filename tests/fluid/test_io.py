@@ -149,13 +149,13 @@ def test_a_whole_program_is_saved_to_train_on(trained: Trained, tmp_path: Path) 
 
 def test_what_is_no_model(trained: Trained, tmp_path: Path) -> None:
     exe, out = trained.exe, trained.out
-    with pytest.raises(ValueError, match="no directory named"):
+    with pytest.raises(ValueError, match="none' is no folder"):
         io.load_inference_model(tmp_path / "none", exe)
     with pytest.raises(SavedError, match=r"cannot read .*__model__"):
         io.load_inference_model(tmp_path, exe)
-    with pytest.raises(ValueError, match="should be a list of str"):
+    with pytest.raises(ValueError, match="feeded_var_names are not all texts"):
         io.save_inference_model(tmp_path, [out], [out], exe)  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="should be a list of Variable"):
+    with pytest.raises(ValueError, match="target_vars are not Variables"):
         io.save_inference_model(tmp_path, ["x"], ["out"], exe)  # type: ignore[list-item]
     with pytest.raises(ValueError, match="'x' is read, and neither fed nor computed"):
         io.save_inference_model(tmp_path, [], [out], exe)

@@ -96,8 +96,8 @@ def test_c111_hierarchical_handles() -> None:
 @pytest.mark.parametrize(
     ("trainers", "inner", "what"),
     [
-        ("a:1,b:1,c:1,d:1", 4, "trainers_num:4 < hierarchical_allreduce_inter_nranks:4"),
-        ("a:1,b:1,c:1,d:1,e:1", 2, "trainers_num:5 mod hierarchical_allreduce_inter_nranks:2 != 0"),
+        ("a:1,b:1,c:1,d:1", 4, "4 trainers do not make several groups of 4"),
+        ("a:1,b:1,c:1,d:1,e:1", 2, "5 trainers do not make several groups of 2"),
     ],
 )
 def test_c112_trainers_that_make_no_groups(trainers: str, inner: int, what: str) -> None:
@@ -114,8 +114,8 @@ def test_c113_a_group_is_the_devices_of_a_process() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "what"),
     [
-        ({"rank": -1}, ValueError, "must set trainer_id > 0"),
-        ({"current": "c:1"}, ValueError, "c:1 is not in"),
+        ({"rank": -1}, ValueError, "trainer_id is -1"),
+        ({"current": "c:1"}, ValueError, "current_endpoint is c:1"),
         ({"trainers": [A, B]}, AssertionError, "a string of endpoints"),
     ],
 )

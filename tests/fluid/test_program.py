@@ -59,9 +59,9 @@ def test_c138_pruning_keeps_what_the_targets_need() -> None:
     assert types(main._prune(main.global_block().ops[1])) == ["mul", "elementwise_add"]
     pruned = main._prune_with_input([y.name, "label"], [loss])
     assert {v.name for v in pruned.list_vars()}.isdisjoint({"x", "z", "b"})
-    with pytest.raises(ValueError, match=r"All targets of Program\._prune_with_input\(\) can only"):
+    with pytest.raises(ValueError, match="pruned to Variables and Operators, not to a NoneType"):
         main._prune_with_input([], None)
-    with pytest.raises(ValueError, match=r"All feeded_var_names .* can only be str"):
+    with pytest.raises(ValueError, match="names of what is fed, not by a int"):
         main._prune_with_input([2, 3, 4], [loss])
     with pytest.raises(ValueError, match="no operator makes 'x'"):
         main._prune("x")

@@ -4,7 +4,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from jaxfleet.errors import AssertedError, ProgramError, WrongTypeError
+from jaxfleet.errors import AssertedError, ProgramError
+from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.compiler.graph import Graph
 from jaxfleet.fluid.compiler.replicas import Replicas
 from jaxfleet.fluid.compiler.strategies import BuildStrategy, ExecutionStrategy
@@ -14,6 +15,8 @@ from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.runtime.scope import Scope
+
+_ANOTHER = "make another CompiledProgram"
 
 
 class CompiledProgram:
@@ -30,9 +33,7 @@ class CompiledProgram:
     def __init__(
         self, program_or_graph: Program | Graph, build_strategy: BuildStrategy | None = None
     ) -> None:
-        if not isinstance(program_or_graph, Program | Graph):
-            what = "The type of program_to_graph parameter is wrong, expected Graph or Program,"
-            raise WrongTypeError(f"{what} but received {type(program_or_graph).__name__}")
+        check_type(program_or_graph, "what a CompiledProgram is made of", (Program, Graph))
         self._program: Program | None = None
         if isinstance(program_or_graph, Program):
             self._program = program_or_graph
@@ -73,8 +74,8 @@ class CompiledProgram:
             AssertionError: this was called before, or there are gradients and no loss.
         """
         if self._is_data_parallel:
-            what = "Already compiled with parallel, cannot be recompiled."
-            raise AssertedError(what, hint="make another CompiledProgram")
+            what = "with_data_parallel was called on this CompiledProgram before"
+            raise mistake(what, _ANOTHER, AssertedError)
         self._is_data_parallel = True
         self._build_strategy = build_strategy or self._build_strategy
         self._exec_strategy = exec_strategy
@@ -84,8 +85,8 @@ class CompiledProgram:
             places = [places]
         self._places = places
         if self._has_backward() and loss_name is None:
-            what = "The loss name of CompiledProgram is None. It is needed where there are"
-            raise AssertedError(f"{what} gradients", hint="with_data_parallel(loss_name=loss.name)")
+            what = "the program computes gradients, and nobody says of which loss"
+            raise mistake(what, "with_data_parallel(loss_name=loss.name)", AssertedError)
         return self
 
     @property
@@ -96,10 +97,10 @@ class CompiledProgram:
     def _with_inference_optimize(self, config: Any) -> "CompiledProgram":
         del config
         if self._is_data_parallel:
-            what = "Cannot compile with both data parallel and inference."
-            raise AssertedError(what, hint="make another CompiledProgram")
+            what = "this CompiledProgram is for several devices, and no native predictor's"
+            raise mistake(what, _ANOTHER, AssertedError)
         what = "there is no native predictor here"
-        raise ProgramError(what, hint="run the program by an Executor: XLA compiles it too")
+        raise mistake(what, "run the program by an Executor: XLA compiles it too")
 
     def _compile(self, scope: Scope, place: Any) -> "CompiledProgram":
         """Makes it ready to run in a scope, on a place; another time it must be the same.
@@ -113,8 +114,8 @@ class CompiledProgram:
             return self
         strategy = self._build_strategy or BuildStrategy()
         if strategy.num_trainers > 1 and not self._is_data_parallel:
-            what = "If you use multi-trainer to train the model, you should use the data parallel"
-            raise AssertedError(f"{what} model", hint="call with_data_parallel")
+            what = f"{strategy.num_trainers} trainers are to sum gradients, on one device each"
+            raise AssertedError(what, hint="call with_data_parallel, which sums them")
         if self._is_data_parallel:
             self._replicas = self._made(strategy, place)
         self._scope, self._place = scope, place
@@ -135,22 +136,23 @@ class CompiledProgram:
         return made
 
     def _check_same(self, scope: Scope, place: Any) -> None:
-        hint = "make another CompiledProgram"
         if scope is not self._scope:
-            raise ProgramError("Cannot compile program with different scope.", hint=hint)
+            what = "the program was compiled for another scope than it is run in"
+            raise ProgramError(what, hint=_ANOTHER)
         if place != self._place:
-            raise ProgramError("Cannot compile program with different place.", hint=hint)
+            what = f"the program was compiled for {self._place}, and is run on {place}"
+            raise ProgramError(what, hint=_ANOTHER)
 
     def _check_shared(self) -> None:
         shared = self._share_vars_from
         if shared is None:
             return
         if not shared._is_data_parallel:
-            what = "The shared Program is not data parallel, cannot share variables from it."
+            what = "variables are to be shared from a CompiledProgram for one device"
             raise ProgramError(what, hint="call with_data_parallel on it")
         if shared._replicas is None:
-            what = "The shared Program is not compiled and executed, so there is no variables to"
-            raise ProgramError(f"{what} share.", hint="run it once before")
+            what = "variables are to be shared from a CompiledProgram that has not run"
+            raise ProgramError(what, hint="run it once before")
 
     def _has_backward(self) -> bool:
         ops = (op for block in self.program.blocks for op in block.ops)
@@ -158,6 +160,6 @@ class CompiledProgram:
 
 
 def warn_of_no_program() -> None:
-    """Says that a graph cannot be pruned, as fluid does."""
-    what = "The program holds no _program, maybe it is constructed by graph, which can't be pruned"
-    warnings.warn(f"{what} yet.", stacklevel=4)
+    """Says that a graph cannot be pruned."""
+    what = "what is compiled from a Graph is not pruned: the whole program runs"
+    warnings.warn(what, stacklevel=4)

@@ -13,8 +13,8 @@ from jaxfleet.errors import (
     FeedError,
     StrategyError,
     UnsupportedError,
-    WrongTypeError,
 )
+from jaxfleet.fluid.checks import check_type
 from jaxfleet.fluid.compiler.splitting import share_sequences, split_feed, too_few
 from jaxfleet.fluid.compiler.strategies import (
     BuildStrategy,
@@ -124,8 +124,10 @@ class Replicas:
         build, trainers = self.build, self.build.num_trainers
         endpoints = build.trainers_endpoints
         if endpoints and len(endpoints) != trainers:
-            what = "The trainer numbers is not equal to endpoint numbers."
-            raise AssertedError(f"{what} They are {trainers} and {len(endpoints)}")
+            what = f"{trainers} trainers have {len(endpoints)} endpoints"
+            raise AssertedError(
+                what, hint="name each trainer's in build_strategy.trainers_endpoints"
+            )
         if build.trainer_id >= trainers:
             raise StrategyError(f"trainer_id {build.trainer_id} of {trainers} trainers")
         if build.async_mode:
@@ -134,22 +136,18 @@ class Replicas:
         inner = (op for block in self._program.blocks[1:] for op in block.ops)
         updates = any(op.attrs.get(ROLE, 0) & OpRole.OPTIMIZE and op.input("Grad") for op in inner)
         if updates and len(self.places) > 1:
-            what = "If optimizer is used in control flow, training on multi-places is not supported"
-            raise UnsupportedError(f"{what} now.", hint="use one place")
+            what = "an update in a sub-block may run on some devices and not on others"
+            raise UnsupportedError(what, hint="train it on one place, or update in block 0")
 
     def _parts(self, program: Program, feed: Any) -> list[dict[str, Any]]:
         """Returns what each device is fed, checked."""
         declared, count = program.global_block().vars, len(self.places)
         if not isinstance(feed, list | tuple):
-            if not isinstance(feed or {}, Mapping):
-                what = f"feed requires dict or list as its Parameter, not {type(feed).__name__}"
-                raise WrongTypeError(what)
+            check_type(feed or {}, "a feed", Mapping, "feed={'x': array}, or a list of such")
             fed = fed_values(program, feed or {}, devices=count)
             return split_feed(fed, declared, count, trains=_trains(program))
         for one in feed:
-            if not isinstance(one, Mapping):
-                what = f"Each element of feed list should be a dict, not {type(one).__name__}"
-                raise WrongTypeError(what)
+            check_type(one, "a member of the feed", Mapping, "a dict for each device")
         parts = [fed_values(program, one) for one in feed]
         if len(parts) > count or (len(parts) < count and (_trains(program) or not parts)):
             what = f"the feed list has {len(feed)} dicts for {count} devices"

@@ -101,6 +101,5 @@ def _kept(name: str, value: Any, used: int, devices: int) -> list[Any]:
 
 def too_few(name: str, rows: int, devices: int) -> FeedError:
     """Returns the error about fewer rows than devices."""
-    what = f"The number({rows}) of samples[{name}] of current batch is less than the count"
-    what += f"({devices}) of devices, currently, it is not allowed."
+    what = f"'{name}' is fed {rows} rows for {devices} devices, and each needs one to train on"
     return FeedError(what, hint="leave a last batch out that is so small, or use fewer devices")

@@ -60,9 +60,8 @@ class _Strategy:
         if name not in self._defaults:
             raise _unknown(self, name)
         if self.used:
-            what = f"{kind} has been finalized, cannot be configured again: '{name}' is set to"
-            hint = f"a program was made with it; make another {kind} for the next"
-            raise FinalError(f"{what} {value!r}", hint=hint)
+            what = f"{kind}.{name} is set to {value!r} after a program was made with the strategy"
+            raise FinalError(what, hint=f"make another {kind} for the next program")
         if not self._checks[name](value):
             what = f"{kind}.{name} cannot be {value!r}"
             raise StrategyError(what, hint=f"it is {self._defaults[name]!r} unless set")

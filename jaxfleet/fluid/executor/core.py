@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jaxfleet.errors import ClosedError, FeedError, WrongTypeError
+from jaxfleet.errors import ClosedError, FeedError
+from jaxfleet.fluid.checks import check_type
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
 from jaxfleet.fluid.drawing import RUN
 from jaxfleet.fluid.executor.fetching import as_list, as_numpy, names_of, split_optimize_ops
@@ -88,7 +89,9 @@ class Executor:
         """
         del feed_var_name, fetch_var_name, use_program_cache
         if self._closed:
-            raise ClosedError("Attempted to use a closed Executor", hint="make another")
+            raise ClosedError(
+                "this Executor was closed, and runs nothing more", hint="make another"
+            )
         return self._run_impl(
             default_main_program() if program is None else program,
             feed,
@@ -120,9 +123,7 @@ class Executor:
         use_prune: bool,
     ) -> list[Any]:
         """Runs whatever may be run."""
-        if not isinstance(program, Program | CompiledProgram):
-            what = f"Executor requires Program as its Parameter, not {type(program).__name__}"
-            raise WrongTypeError(what)
+        check_type(program, "what an Executor runs", (Program, CompiledProgram))
         fetched, operators = self._split_optimize_ops_in_fetch_list(fetch_list)
         runs = program.program if isinstance(program, CompiledProgram) else program
         if not runs.global_block().ops:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.errors import AssertedError, WrongTypeError
+from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.operator import ROLE, Operator
 from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.variable import Variable
@@ -24,8 +25,8 @@ def as_list(fetch_list: Any) -> list[Any]:
     if isinstance(fetch_list, str | Variable):
         return [fetch_list]
     if not isinstance(fetch_list, list | tuple):
-        what = "Currently , The fetch_list type only should be list or tuple"
-        raise AssertedError(f"{what}, not {type(fetch_list).__name__}")
+        what = f"what is fetched is given in a list or tuple, not in a {type(fetch_list).__name__}"
+        raise mistake(what, "fetch_list=[loss]", AssertedError)
     return list(fetch_list)
 
 
@@ -44,7 +45,9 @@ def split_optimize_ops(fetch_list: Sequence[Any]) -> tuple[list[Fetched], list[O
     for item in _items(fetch_list):
         if isinstance(item, Operator):
             if not is_optimize_op(item):
-                raise WrongTypeError(f"The operator in fetch_list is not an optimize_op: {item}")
+                what = f"operator '{item.type}' is in a fetch_list, and belongs to no optimizer"
+                hint = "fetch what it writes, or name operators that minimize returned"
+                raise WrongTypeError(what, op=item, hint=hint)
             operators.append(item)
         elif isinstance(item, Variable | str):
             fetched.append(item)

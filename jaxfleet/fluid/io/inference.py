@@ -108,7 +108,7 @@ def load_inference_model(
     check_type(executor, "executor", Executor)
     folder = Path(dirname)
     if not folder.is_dir():
-        raise mistake(f"There is no directory named '{dirname}'")
+        raise mistake(f"'{dirname}' is no folder", "give that of save_inference_model")
     program, fed, names = _model(folder / (model_filename or MODEL))
     set_values(read_values(get_program_persistable_vars(program), folder, params_filename))
     if pserver_endpoints:
@@ -165,12 +165,12 @@ def _check_fed(block: Block, fed: list[str]) -> None:
 def _fed(given: Sequence[str] | str) -> list[str]:
     many = [given] if isinstance(given, str) else list(given or ())
     if not all(isinstance(name, str) for name in many):
-        raise mistake("'feed_var_names' should be a list of str.")
+        raise mistake("feeded_var_names are not all texts", "give the names of what is fed")
     return many
 
 
 def _targets(given: Sequence[Variable] | Variable) -> list[Variable]:
     many = [given] if isinstance(given, Variable) else list(given or ())
     if not many or not all(isinstance(x, Variable) for x in many):
-        raise mistake("'target_vars' should be a list of Variable.")
+        raise mistake("target_vars are not Variables, one or many", "give what will be fetched")
     return many

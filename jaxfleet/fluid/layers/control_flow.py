@@ -59,13 +59,13 @@ class Switch:
         """Adds the operators of a `with`, which run if no condition held."""
         self._check_inside("default")
         if self._none_so_far is None:
-            raise mistake("there should be at least one condition before a default")
+            raise mistake("a Switch has a default and no case before it", "switch.case(condition)")
         with conditional_block(self._none_so_far):
             yield
 
     def _check_inside(self, what: str) -> None:
         if not self._inside:
-            raise mistake(f"{what} should be called inside `with Switch() as switch:`")
+            raise mistake(f"{what} is called outside its Switch", "with Switch() as switch: ...")
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from jaxfleet.passes import (
 )
 from jaxfleet.pipeline import Pass
 
+_ALONE = "name the others too; one rank needs no transpiler"
+
 
 class Collective:
     """Rewrites a program so that ranks train together.
@@ -84,9 +86,9 @@ class Collective:
 
     def _check(self) -> None:
         if self.nranks == 1 and not self.takes_one_rank:
-            raise mistake("the number of endpoints must > 1", "one rank needs no transpiler")
+            raise mistake(f"there is one rank, {self.endpoints[0]}", _ALONE)
         if self.rank < 0:
-            raise mistake("rank must >= 0", f"it is {self.rank}, and counts from 0")
+            raise mistake(f"the rank is {self.rank}", "ranks count from 0")
         check_among(self.current_endpoint, self.endpoints)
 
     def _wait(self) -> None:
@@ -99,7 +101,7 @@ class Collective:
         return [join, BroadcastParams(self.nrings, skip=distributed(program))]
 
     def _main_passes(self, program: Program) -> list[Pass]:
-        raise NotImplementedError("call the inherited method of subclasses")
+        raise NotImplementedError(f"{type(self).__name__} does not say how {program!r} changes")
 
 
 class GradAllReduce(Collective):
@@ -188,12 +190,11 @@ def transpile_collective(
     """
     transpiler = _transpiler(collective_mode, config.nccl_comm_num)
     if not isinstance(trainers, str | list | tuple):
-        what = f"invalid trainers config: {trainers}"
-        raise mistake(what, "name every rank's endpoint: 'host:port,host:port'")
+        what = f"trainers is {trainers!r}, and in this mode the endpoints of all ranks"
+        raise mistake(what, "trainers='host:port,host:port'")
     endpoints = rank_endpoints(trainers)
     if len(endpoints) == 1 and not transpiler.takes_one_rank:
-        what = f"invalid trainer number in distributed: {len(endpoints)}"
-        raise mistake(what, "one rank needs no transpiler")
+        raise mistake(f"there is one rank, {endpoints[0]}", _ALONE)
     transpiler.transpile(
         startup_program, main_program, trainer_id, endpoints, current_endpoint, wait_port
     )
@@ -223,8 +224,8 @@ def check_among(current: str, endpoints: Sequence[str]) -> None:
         ProgramError: it is not.
     """
     if current not in endpoints:
-        what = f"current endpoint {current} is not in {', '.join(endpoints)}"
-        raise mistake(what, "pass current_endpoint as trainers spells it")
+        what = f"current_endpoint is {current}, which none of {', '.join(endpoints)} is"
+        raise mistake(what, "spell it as in trainers")
 
 
 def distributed(program: Program) -> tuple[str, ...]:
@@ -249,8 +250,8 @@ def _transpiler(mode: object, nrings: int) -> Collective:
         return mode
     found = _MODES.get(mode) if isinstance(mode, str) else mode
     if not (isinstance(found, type) and issubclass(found, Collective)):
-        what = f"invalid collective_mode: {mode}"
-        raise mistake(what, f"one of {', '.join(_MODES)}, or a class of collective")
+        what = f"config.collective_mode is {mode!r}"
+        raise mistake(what, f"choose one of {', '.join(_MODES)}, or a class of collective")
     if issubclass(found, SingleProcessMultiThread):
         return found()
     return found(nrings)

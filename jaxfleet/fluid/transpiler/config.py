@@ -89,7 +89,7 @@ class DistributeTranspilerConfig:
     @runtime_split_send_recv.setter
     def runtime_split_send_recv(self, value: bool | None) -> None:
         if value is None:
-            raise mistake("runtime_split_send_recv can't be None", "give True or False")
+            raise mistake("config.runtime_split_send_recv is set to None", "give True or False")
         if value and self._sync_mode:
             what = "runtime_split_send_recv cannot be true while sync_mode is"
             raise mistake(what, "set config.sync_mode = False first")
@@ -107,7 +107,7 @@ class DistributeTranspilerConfig:
     @sync_mode.setter
     def sync_mode(self, value: bool | None) -> None:
         if value is None:
-            raise mistake("sync_mode can't be None", "give True or False")
+            raise mistake("config.sync_mode is set to None", "give True or False")
         if value and self._runtime_split_send_recv:
             what = "sync_mode cannot be true while runtime_split_send_recv is"
             raise mistake(what, "set config.runtime_split_send_recv = False first")

@@ -16,8 +16,8 @@ programs, all of it or nothing.
 
 from typing import Any
 
-from jaxfleet.errors import AssertedError, StrategyError, UnknownServerError, WrongTypeError
-from jaxfleet.fluid.checks import mistake
+from jaxfleet.errors import AssertedError, StrategyError, UnknownServerError
+from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.distribute_lookup_table import find_distributed_lookup_table
 from jaxfleet.fluid.from_ir import write_back
 from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
@@ -246,9 +246,7 @@ class DistributeTranspiler:
             TypeError: it is no `ServerRuntimeConfig`.
         """
         chosen = ServerRuntimeConfig() if server_config is None else server_config
-        if not isinstance(chosen, ServerRuntimeConfig):
-            what = "server_config must be an instance of ServerRuntimeConfig"
-            raise mistake(f"{what}, not {type(chosen).__name__}", kind=WrongTypeError)
+        check_type(chosen, "server_config", ServerRuntimeConfig)
         self.server_config = chosen
 
     def _transpiled(self) -> tuple[PServerJob, Program]:

@@ -53,7 +53,7 @@ def transpile_nccl2(
         what = f"trainers is a string of endpoints in nccl2 mode, not {trainers!r}"
         raise mistake(what, "join them: ','.join(endpoints)", AssertedError)
     if trainer_id < 0:
-        raise mistake("must set trainer_id > 0", f"it is {trainer_id}, and counts from 0")
+        raise mistake(f"trainer_id is {trainer_id}", "trainers count from 0")
     endpoints = rank_endpoints(trainers)
     check_among(current_endpoint, endpoints)
     if config.use_hierarchical_allreduce:
@@ -92,10 +92,8 @@ def _inner(config: HasNccl, trainers: int) -> int:
     inner = config.hierarchical_allreduce_inter_nranks
     if inner <= 1:
         inner = jax.local_device_count()
-    if trainers <= inner:  # fluid's text says less, and means this
-        what = f"trainers_num:{trainers} < hierarchical_allreduce_inter_nranks:{inner}"
-        raise mistake(what, "there must be more groups of that many than one", AssertedError)
-    if trainers % inner:
-        what = f"trainers_num:{trainers} mod hierarchical_allreduce_inter_nranks:{inner} != 0"
-        raise mistake(what, "let groups of that many hold all trainers", AssertedError)
+    if trainers <= inner or trainers % inner:
+        what = f"{trainers} trainers do not make several groups of {inner}"
+        hint = "config.hierarchical_allreduce_inter_nranks is how many trainers a machine has"
+        raise mistake(what, hint, AssertedError)
     return inner

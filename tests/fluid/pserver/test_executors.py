@@ -135,7 +135,7 @@ def test_what_only_servers_have_cannot_be_fetched() -> None:
         assert grad.shape == w.shape == (IN, HIDDEN)
         exe.close()
         exe.close()
-        with pytest.raises(ClosedError, match="closed Executor"):
+        with pytest.raises(ClosedError, match="this Executor was closed"):
             exe.run(main, feed=batches(1)[0], scope=scope)
 
     job.run({"server 0": partial(script.serve, 0, fluid.Scope()), "trainer 0": trainer})
