@@ -145,6 +145,15 @@ def test_a_copy_for_tests_runs_on_ranks_and_changes_nothing() -> None:
     assert np.array_equal(scope["w"], W)
 
 
+def test_a_program_of_ranks_is_compiled_for_their_devices_only() -> None:
+    main, exe = line(collective.GradAllReduce(1)), fluid.Executor()
+    compiled = fluid.CompiledProgram(main)
+    assert exe.run(compiled, FEED, ["mean_0.tmp_0"], scope=begun())[0].shape == (2,)
+    parallel = compiled.with_data_parallel("mean_0.tmp_0", places=fluid.cpu_places(2))
+    with pytest.raises(StrategyError, match="a rank's program is compiled for 2 devices"):
+        exe.run(parallel, FEED, scope=begun())
+
+
 def test_a_script_says_how_ranks_train_by_a_name_a_class_or_an_instance() -> None:
     texts = []
     for mode in ("local_sgd", collective.LocalSGD, collective.LocalSGD(1)):

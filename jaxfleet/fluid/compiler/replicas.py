@@ -133,6 +133,10 @@ class Replicas:
         if build.async_mode:
             what = "async_mode: devices that do not add their gradients need a communicator"
             raise UnsupportedError(what, hint="use parameter servers: DistributeTranspiler")
+        if not self.is_one and self._program._facts.get("role") == "collective":
+            what = f"a rank's program is compiled for {len(self.places)} devices"
+            hint = "run it as it is: each rank is a device, and its operators sum the gradients"
+            raise StrategyError(what, hint=hint)
         inner = (op for block in self._program.blocks[1:] for op in block.ops)
         updates = any(op.attrs.get(ROLE, 0) & OpRole.OPTIMIZE and op.input("Grad") for op in inner)
         if updates and len(self.places) > 1:
