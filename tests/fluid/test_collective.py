@@ -149,7 +149,8 @@ def test_a_program_of_ranks_is_compiled_for_their_devices_only() -> None:
     main, exe = line(collective.GradAllReduce(1)), fluid.Executor()
     compiled = fluid.CompiledProgram(main)
     assert exe.run(compiled, FEED, ["mean_0.tmp_0"], scope=begun())[0].shape == (2,)
-    parallel = compiled.with_data_parallel("mean_0.tmp_0", places=fluid.cpu_places(2))
+    two = fluid.cpu_places(2)
+    parallel = fluid.CompiledProgram(main).with_data_parallel("mean_0.tmp_0", places=two)
     with pytest.raises(StrategyError, match="a rank's program is compiled for 2 devices"):
         exe.run(parallel, FEED, scope=begun())
 
