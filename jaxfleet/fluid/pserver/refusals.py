@@ -1,6 +1,6 @@
 """Says why a transpiled program cannot be run as it is written, before anything of it is sent."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid.pserver.programs import needs_of, served_blocks
@@ -85,26 +85,14 @@ def _of_unsent(program: Program) -> str | None:
     """Refuses a server's program that computes with what nobody sends it."""
     if not _is_served(program):
         return None
-    state = needs_of(program).state
-    written = {name for block in program.blocks for op in block.ops for name in op.writes}
-    lr = program.root.ops[0].attrs.get("lr_decay_block_id", -1)
+    # Gradients are no state: what else is in no scope is found out when the scope is at hand.
+    missing = {name for name in needs_of(program).state if _BACKWARD in name}
     for index in served_blocks(program):
-        if index == lr:
-            continue
         for op in program.blocks[index].ops:
-            is_update = bool(op.inputs.slot("Param"))
             for name in op.reads:
-                if name in state and not is_update and _is_made(program, name, written):
+                if name in missing:
                     return _unmade(op, name)
     return None
-
-
-def _is_made(program: Program, name: str, written: Collection[str]) -> bool:
-    """Tells whether a name is that of something computed, which no startup program begins."""
-    variable = program.variables.get(name)
-    if variable is not None and variable.kind is Kind.PARAM:
-        return False
-    return _BACKWARD in name or variable is None or name not in written
 
 
 def _unmade(op: Operator, name: str) -> str:
