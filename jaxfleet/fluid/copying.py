@@ -4,6 +4,7 @@ import copy
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from jaxfleet.fluid.operator import ROLE
 from jaxfleet.fluid.roles import OpRole
 
 if TYPE_CHECKING:
@@ -26,13 +27,15 @@ def copied(program: "Program") -> "Program":
             for name, value in op.attrs.items():
                 if id(value) in inner:
                     op.attrs[name] = inner[id(value)]
+                elif isinstance(value, list) and value and id(value[0]) in inner:
+                    op.attrs[name] = [inner[id(block)] for block in value]
     return made
 
 
 def without_backward(program: "Program") -> "Program":
     """Takes gradients and updates out of a program, and what only they used; returns it."""
     for block in program.blocks:
-        block.ops = [op for op in block.ops if not op.attrs["op_role"] & _NOT_FOR_TEST]
+        block.ops = [op for op in block.ops if not op.attrs[ROLE] & _NOT_FOR_TEST]
     used = {
         name
         for block in program.blocks

@@ -3,6 +3,7 @@
 from importlib.metadata import entry_points
 
 from jaxfleet.fluid.dtypes import VarType
+from jaxfleet.fluid.operator import ROLE, ROLE_VAR
 from jaxfleet.fluid.places import CPUPlace as CPUPlace
 from jaxfleet.fluid.places import CUDAPlace as CUDAPlace
 from jaxfleet.fluid.roles import OpRole as _Roles
@@ -28,12 +29,12 @@ class op_proto_and_checker_maker:  # noqa: N801  # fluid's name
     @staticmethod
     def kOpRoleAttrName() -> str:  # noqa: N802
         """Returns the attribute that holds a role."""
-        return "op_role"
+        return ROLE
 
     @staticmethod
     def kOpRoleVarAttrName() -> str:  # noqa: N802
         """Returns the attribute that names parameters and gradients."""
-        return "op_role_var"
+        return ROLE_VAR
 
 
 def is_compiled_with_cuda() -> bool:

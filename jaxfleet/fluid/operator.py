@@ -111,7 +111,7 @@ class Operator:
 
     def all_attrs(self) -> dict[str, Any]:
         """Returns all attributes; in the place of a block, its number."""
-        shown = {k: v.idx if _is_block(v) else v for k, v in self.attrs.items()}
+        shown = {name: _numbered(value) for name, value in self.attrs.items()}
         return {**shown, _CALL_STACK: self._call_stack()}
 
     def _set_attr(self, name: str, val: Any) -> None:
@@ -130,6 +130,11 @@ class Operator:
             raise self._wrong(f"has no block as '{name}'")
         number: int = self.attrs[name].idx
         return number
+
+    def _inner_blocks(self) -> list["Block"]:
+        """Returns the blocks that attributes name: one, or a list of them."""
+        many = (v if isinstance(v, list) else [v] for v in self.attrs.values())
+        return [block for blocks in many for block in blocks if _is_block(block)]
 
     def _call_stack(self) -> list[str]:
         where = self.source.where()
@@ -215,6 +220,12 @@ def _renamed(slots: Mapping[str, list[str]], old: str, new: str) -> dict[str, li
 
 def _is_block(value: Any) -> bool:
     return hasattr(value, "idx") and hasattr(value, "ops")
+
+
+def _numbered(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_numbered(one) for one in value]
+    return value.idx if _is_block(value) else value
 
 
 def _plain(value: Any) -> Any:

@@ -108,23 +108,17 @@ def _updates_state(op: Operator) -> bool:
 def _reads(op: Operator) -> list[str]:
     """Returns what an operator reads, its sub-blocks included."""
     found = op.input_arg_names
-    for inner in _inner(op):
+    for inner in op._inner_blocks():
         outer = (name for x in inner.ops for name in _reads(x) if name not in inner.vars)
         found.extend(outer)
     return found
-
-
-def _inner(op: Operator) -> list["Block"]:
-    from jaxfleet.fluid.block import Block  # noqa: PLC0415  # blocks are built on this module
-
-    return [value for value in op.attrs.values() if isinstance(value, Block)]
 
 
 def _empty_unreached(program: "Program") -> None:
     """Empties the blocks that no operator runs any more; their numbers stay."""
     reached, waiting = {0}, [program.global_block()]
     while waiting:
-        for inner in (x for op in waiting.pop().ops for x in _inner(op)):
+        for inner in (block for op in waiting.pop().ops for block in op._inner_blocks()):
             if inner.idx not in reached:
                 reached.add(inner.idx)
                 waiting.append(inner)

@@ -43,8 +43,8 @@ class Scope(ArrayScope):
 
     def find_var(self, name: str) -> "ScopeVariable | None":
         """Returns a variable of this scope or one around it; None where there is none."""
-        known = name in self or name in self._declared
-        return ScopeVariable(self, name) if known else None
+        home = self._home(name)
+        return None if home is None else ScopeVariable(home, name)
 
     def new_scope(self) -> "Scope":
         """Returns a scope inside this one."""
@@ -75,16 +75,21 @@ class Scope(ArrayScope):
             ArrayScope.keep_of_ranks(self if home is None else home, {name: found})
 
     def _home(self, name: str) -> ArrayScope | None:
+        """Returns the nearest scope that has a variable, with or without a value."""
         scope: ArrayScope | None = self
-        while scope is not None and name not in scope._values:
+        while scope is not None and not _has(scope, name):
             scope = scope.parent
         return scope
+
+
+def _has(scope: ArrayScope, name: str) -> bool:
+    return name in scope._values or (isinstance(scope, Scope) and name in scope._declared)
 
 
 class ScopeVariable:
     """A variable of a scope."""
 
-    def __init__(self, scope: Scope, name: str) -> None:
+    def __init__(self, scope: ArrayScope, name: str) -> None:
         self._scope, self._name = scope, name
 
     def name(self) -> str:
@@ -99,18 +104,18 @@ class ScopeVariable:
 class ScopeTensor:
     """What a variable of a scope holds: `np.array(tensor)` reads it, `set` replaces it."""
 
-    def __init__(self, scope: Scope, name: str) -> None:
+    def __init__(self, scope: ArrayScope, name: str) -> None:
         self._scope, self._name = scope, name
 
     def set(self, array: Any, place: object = None) -> None:
-        """Gives the variable a value.
+        """Gives the variable a value, in its own scope whatever those around it hold.
 
         Args:
             array: it.
             place: taken; a run moves the value where it is needed.
         """
         del place
-        self._scope.keep({self._name: jnp.array(array, copy=True)})
+        ArrayScope.keep(self._scope, {self._name: jnp.array(array, copy=True)})
 
     def shape(self) -> list[int]:
         """Returns the sizes of its axes; none while it has no value."""

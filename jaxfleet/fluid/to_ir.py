@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxfleet.fluid.dtypes import VarType, device_dtype
-from jaxfleet.fluid.operator import ROLE, ROLE_VAR, Operator
+from jaxfleet.fluid.operator import DEVICE, NAME_SCOPE, ROLE, ROLE_VAR, Operator
 from jaxfleet.fluid.roles import ir_role
 from jaxfleet.fluid.variable import Parameter, Variable
 from jaxfleet.ir import Attrs, Block, BlockRef, Kind, Operands, Program
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from jaxfleet.fluid.block import Block as FluidBlock
     from jaxfleet.fluid.program import Program as FluidProgram
 
-_NOT_OF_THE_IR = (ROLE, ROLE_VAR, "op_device")
-_SCOPE, _NO_SCOPE = "op_namescope", "/"
+_NOT_OF_THE_IR = (ROLE, ROLE_VAR, DEVICE)
+_NO_SCOPE = "/"
 
 
 def ir_program(
@@ -73,7 +73,7 @@ def _unwanted(slots: Mapping[str, list[str]]) -> tuple[tuple[str, int], ...]:
 
 
 def _is_of_the_ir(name: str, value: Any) -> bool:
-    return name not in _NOT_OF_THE_IR and (name, value) != (_SCOPE, _NO_SCOPE)
+    return name not in _NOT_OF_THE_IR and (name, value) != (NAME_SCOPE, _NO_SCOPE)
 
 
 def _attr(value: Any) -> Any:

@@ -120,6 +120,18 @@ def test_a_copy_keeps_the_lines_of_the_script() -> None:
         assert "nets.py" in copy.attr("op_callstack")[0]
 
 
+def test_a_copy_of_a_servers_program_runs_blocks_of_its_own() -> None:
+    with fresh() as (main, _):
+        fluid.optimizer.SGD(0.1).minimize(classifier()[1])
+        transpiler = fluid.DistributeTranspiler()
+        transpiler.transpile(0, main, pservers="a:1", trainers=1)
+    copy = transpiler.get_pserver_program("a:1").clone()
+    (serve,) = copy.global_block().ops
+    assert serve.attr("optimize_blocks") == copy.blocks[1:]
+    assert serve.all_attrs()["optimize_blocks"] == [1, 2]
+    assert [len(block.ops) for block in copy._prune(serve).blocks] == [1, 3, 3]
+
+
 def test_a_large_program_is_copied_quickly() -> None:
     with fresh() as (main, _):
         block = main.global_block()

@@ -117,3 +117,17 @@ def test_slices_are_found_by_name_server_and_type() -> None:
     assert made.overview().splitlines()[1] == (
         "Param fc_w[1000, 10]: fc_w.block1[500, 10] from element 5000 at ps1:1"
     )
+
+
+def test_a_servers_program_says_how_many_threads_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLAGS_rpc_get_thread_num", "5")
+    with fresh() as (main, _):
+        loss = fluid.layers.mean(fluid.layers.fc(fluid.data("x", [None, 2]), 1))
+        fluid.optimizer.SGD(0.1).minimize(loss)
+        transpiler = fluid.DistributeTranspiler()
+        transpiler.transpile(0, main, pservers="a:1", trainers=1)
+    (serve,) = transpiler.get_pserver_program("a:1").global_block().ops
+    found = [serve.attr(f"rpc_{what}_thread_num") for what in ("send", "get", "prefetch")]
+    assert found == [12, 5, 12]

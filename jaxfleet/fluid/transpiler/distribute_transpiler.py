@@ -203,9 +203,17 @@ class DistributeTranspiler:
         _check_server(endpoint, job)
         made = write_back(Program(), job.server(endpoint), origin=job.main)
         made.random_seed = job.main.random_seed
+        self._say_threads(made)
         made._copy_dist_param_info_from(main)
         made._ps_endpoint = endpoint
         return made
+
+    def _say_threads(self, server: Program) -> None:
+        """Writes down how many threads fluid's server would have; ours chooses by itself."""
+        (serve,) = server.global_block().ops
+        for what in ("send", "get", "prefetch"):
+            name = f"rpc_{what}_thread_num"
+            serve._set_attr(name, getattr(self.server_config, f"_{name}"))
 
     def get_pserver_programs(self, endpoint: str) -> tuple[Program, Program]:
         """Returns a server's program and what begins it."""
