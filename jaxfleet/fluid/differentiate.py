@@ -82,6 +82,9 @@ class Walk:
         gradient, schema = gradient_of(op), schema_of(op.type)
         assert gradient is not None
         assert schema is not None
+        if gradient.by is not None:
+            self._differentiate_by(op, gradient.type, gradient.by(op.attrs))
+            return
         inputs = {slot: op.input(slot) or op.output(slot) for slot in gradient.reads_with(op.attrs)}
         for slot in schema.outputs:
             inputs[grad_name(slot.name)] = self._of_outputs(op, slot)
@@ -91,6 +94,16 @@ class Walk:
             names[at] = self._part(name, is_sparse=bool(op.attr("is_sparse")))
         attrs = {k: v for k, v in op.attrs.items() if k in schema.attrs}
         self._add(gradient.type, inputs, written, attrs).source = op.source
+
+    def _differentiate_by(self, op: Operator, op_type: str, attrs: Mapping[str, object]) -> None:
+        """Adds an operator that is no gradient operator, for each input that has a gradient."""
+        schema = schema_of(op.type)
+        assert schema is not None
+        (slot,) = schema.outputs
+        grads = self._of_outputs(op, slot)
+        for _, _, name in _given_back(op, self.ended):
+            part = self._part(name, is_sparse=False)
+            self._add(op_type, {"X": grads}, {"Out": [part]}, attrs).source = op.source
 
     def _of_outputs(self, op: Operator, slot: Slot) -> list[str]:
         """Returns the gradients of what an operator wrote, each in one piece."""

@@ -197,8 +197,40 @@ def test_each_layer_makes_what_it_says_and_has_a_gradient() -> None:
     assert {p.name for p, _ in pairs} | untrained == {p.name for p in main.all_parameters()}
     forward, back = ({op.type for op in main.global_block().ops if op.attr("op_role") == role}
                      for role in (0, 1))  # fmt: skip
-    assert {t for t in forward if f"{t}_grad" not in back} == {"cross_entropy2"}
+    others = {"assign", "cast", "cross_entropy2", "cumsum", "reverse", "scale", "split", "sum"}
+    assert {t for t in forward if f"{t}_grad" not in back} == others
     assert "cross_entropy_grad2" in back
+
+
+def test_gradients_that_other_operators_compute_are_fluids() -> None:
+    with fresh() as (main, _), fluid.scope_guard(Scope()):
+        x = layers.data("x", [4])
+        x.stop_gradient = False
+        _, second = layers.split(layers.scale(x, 3.0, bias=1.0), [1, 3], dim=1)
+        parts = [
+            layers.cumsum(second, axis=1, exclusive=True) * layers.assign(second),
+            layers.reverse(layers.cast(second, "float32"), 1) * second,
+            layers.sums([second, second]) * layers.sign(second),
+        ]
+        loss = layers.reduce_sum(layers.sum(parts))
+        (grad,) = fluid.gradients(loss, x)
+        value = np.asarray([[0.5, -1.0, 2.0, 3.0]], np.float32)
+        (found,) = fluid.Executor().run(main, feed={"x": value}, fetch_list=[grad])
+        types = [op.type for op in main.global_block().ops]
+
+    def formula(x: Any) -> Any:
+        made = 3 * x + 1
+        more = made[:, 1:]
+        before = jax.numpy.cumsum(more, 1) - more
+        sums = before * more + more[:, ::-1] * more + 2 * more * jax.numpy.sign(more)
+        return sums.sum()
+
+    np.testing.assert_allclose(found, jax.grad(formula)(value), rtol=1e-5)
+    back = types[types.index("reduce_sum") :]
+    assert {"concat", "cumsum", "assign", "reverse", "cast", "scale"} <= set(back)
+    assert not {f"{t}_grad" for t in ("split", "cumsum", "assign", "cast", "scale", "sum")} & {
+        *back
+    }
 
 
 def test_each_layer_without_a_gradient_makes_what_it_says() -> None:
@@ -303,6 +335,7 @@ def test_layers_that_cannot_be() -> None:
             (lambda: layers.fc(layers.data("u", [-1, -1]), 3), "are not all known"),
             (lambda: layers.split(x, [1, 2], dim=1), r"sections \[1, 2\] are not the 4 of axis 1"),
             (lambda: layers.split(x, [-1, -1], dim=1), "one section at most"),
+            (lambda: layers.sums([x, layers.data("z", [6])]), "arrays of one shape"),
             (lambda: layers.unstack(x), "give num|the size of axis 0 is not known"),
             (lambda: layers.dropout(x, 1.5), "a share is between 0 and 1"),
             (lambda: layers.dropout(x, 0.5, dropout_implementation="none"), "no implementation"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.one_operator import one_operator, variables
 from jaxfleet.fluid.variable import Variable
@@ -112,14 +113,30 @@ def mul(
     """Multiplies matrices, which the first axes of each are the rows of."""
 
 
-@one_operator("sum", X="x")
 def sum(x: Variable | Sequence[Variable]) -> Variable:
-    """Adds arrays."""
+    """Adds arrays of one shape."""
+    return _sum(x, None)
 
 
-@one_operator("sum", X="input", into="out")
-def sums(input: Sequence[Variable], out: Variable | None = None) -> Variable:
-    """Adds arrays, into another if one is given."""
+def sums(input: Variable | Sequence[Variable], out: Variable | None = None) -> Variable:
+    """Adds arrays of one shape, into another if one is given."""
+    return _sum(input, out)
+
+
+def _sum(given: Variable | Sequence[Variable], out: Variable | None) -> Variable:
+    xs = variables("sum", "input", given)
+    if not _are_alike([x.shape for x in xs]):
+        shapes = ", ".join(str(list(x.shape)) for x in xs)
+        raise mistake(f"sum adds arrays of one shape, not {shapes or 'none'}")
+    (made,) = LayerHelper("sum").add({"X": xs}, {"Out": out or xs[0].dtype})
+    return made
+
+
+def _are_alike(shapes: Sequence[Sequence[int]]) -> bool:
+    """Tells whether shapes may be one: -1 may be any size."""
+    if len({len(shape) for shape in shapes}) != 1:
+        return False
+    return all(len({*sizes} - {-1}) <= 1 for sizes in zip(*shapes, strict=True))
 
 
 @one_operator("norm", X="x", aside={"Norm": ""}, layer_type="l2_normalize")

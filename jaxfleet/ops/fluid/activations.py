@@ -87,12 +87,11 @@ _FROM_OUTPUT: Mapping[str, _FromOutput] = {
     "soft_relu": (_soft_relu, _soft_relu_back, {"threshold": 40.0}),
 }  # fmt: skip
 
-_WITHOUT_GRADIENT: Mapping[str, Callable[[Array], Array]] = {
+# Those that are flat: their gradient is zero, and fluid computes it.
+_FLAT: Mapping[str, Callable[[Array], Array]] = {
     "floor": jnp.floor,
     "ceil": jnp.ceil,
     "round": jnp.round,
-    "sign": jnp.sign,
-    "logical_not": jnp.logical_not,
 }
 
 
@@ -130,10 +129,31 @@ def _from_output(
     define_gradient(name)
 
 
-def _without_gradient(name: str, function: Callable[[Array], Array]) -> None:
-    @fluid_op(name, inputs="X")
+def _no_slope(
+    _: Attributes, __: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    return {"X": jnp.zeros_like(grads["Out"])}
+
+
+def _flat(name: str, function: Callable[[Array], Array]) -> None:
+    @fluid_op(name, inputs="X", gradient=Gradient(f"{name}_grad", (), ("X",), _no_slope))
     def compute(_: Attributes, x: Array) -> Array:
         return function(x)
+
+    define_gradient(name)
+
+
+@fluid_op("sign", inputs="X",
+          gradient=Gradient("scale", (), ("X",), by=lambda _: {"scale": 0.0}))  # fmt: skip
+def sign(_: Attributes, x: Array) -> Array:
+    """Tells whether elements are above zero, 1, or below, -1."""
+    return jnp.sign(x)
+
+
+@fluid_op("logical_not", inputs="X")
+def logical_not(_: Attributes, x: Array) -> Array:
+    """Tells which elements are false."""
+    return jnp.logical_not(x)
 
 
 for _name, _function in _PLAIN.items():
@@ -142,5 +162,5 @@ for _name, (_function, _declared) in _WITH_ATTRIBUTES.items():
     _from_input(_name, _function, _declared)
 for _name, (_function, _factor, _declared) in _FROM_OUTPUT.items():
     _from_output(_name, _function, _factor, _declared)
-for _name, _function in _WITHOUT_GRADIENT.items():
-    _without_gradient(_name, _function)
+for _name, _function in _FLAT.items():
+    _flat(_name, _function)

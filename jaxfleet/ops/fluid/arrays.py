@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfleet.ops.fluid.gradients import define_gradient, differentiable
+from jaxfleet.ops.fluid.gradients import define_gradient
 from jaxfleet.ops.fluid.schema import Gradient, Schema, describe, fluid_op, slots
 from jaxfleet.ops.jax_adapter import numpy_dtype
 from jaxfleet.ops.registry import Array
@@ -20,30 +20,30 @@ def device_dtype(name: str) -> np.dtype[Any]:
     return numpy_dtype(ON_DEVICE.get(name, name))
 
 
-def _described(op_type: str, inputs: str, attrs: Mapping[str, Any], *, differs: bool) -> None:
+def _described(op_type: str, inputs: str, attrs: Mapping[str, Any], gradient: Gradient) -> None:
     """Says what an operator of `jaxfleet.ops.rewriting` or `basic` looks like."""
-    schema = Schema(op_type, slots(inputs), slots("Out"), attrs)
-    if not differs:
-        describe(schema)
-        return
-    describe(Schema(op_type, schema.inputs, schema.outputs, attrs, differentiable(schema)))
-    define_gradient(op_type)
+    describe(Schema(op_type, slots(inputs), slots("Out"), attrs, gradient))
 
 
-_described("assign", "X", {}, differs=True)
-_described("sum", "X*", {"use_mkldnn": False}, differs=True)
-_described("concat", "X*", {"axis": 0}, differs=True)
-_described("scale", "X", {"scale": 1.0, "bias": 0.0, "bias_after_scale": True}, differs=True)
+_SCALE = {"scale": 1.0, "bias": 0.0, "bias_after_scale": True}
+_described("assign", "X", {}, Gradient("assign", (), ("X",), by=lambda _: {}))
+_described("scale", "X", _SCALE,
+           Gradient("scale", (), ("X",), by=lambda attrs: {"scale": attrs["scale"]}))  # fmt: skip
+_described("sum", "X*", {"use_mkldnn": False},
+           Gradient("scale", (), ("X",), by=lambda _: {"scale": 1.0}))  # fmt: skip
+_described("concat", "X*", {"axis": 0}, Gradient("concat_grad", ("X",), ("X",)))
+define_gradient("concat")
+
+
+def _cast_back(attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"in_dtype": attrs["out_dtype"], "out_dtype": attrs["in_dtype"]}
 
 
 @fluid_op("cast", inputs="X", attrs={"in_dtype": "float32", "out_dtype": "float32"},
-          gradient=Gradient("cast_grad", ("X",), ("X",)))  # fmt: skip
+          gradient=Gradient("cast", (), ("X",), by=_cast_back))  # fmt: skip
 def cast(attrs: Mapping[str, Any], x: Array) -> Array:
     """Converts to `out_dtype`."""
     return x.astype(device_dtype(attrs["out_dtype"]))
-
-
-define_gradient("cast")
 
 
 @fluid_op("fill_constant", attrs={"shape": [1], "value": 0.0, "dtype": "float32",

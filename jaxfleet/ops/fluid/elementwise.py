@@ -115,15 +115,17 @@ def clip_by_norm(attrs: Mapping[str, Any], x: Array) -> Array:
 define_gradient("clip_by_norm")
 
 
+def _cumsum_back(attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+    names = ("axis", "flatten", "exclusive")
+    return {**{name: attrs[name] for name in names}, "reverse": not attrs["reverse"]}
+
+
 @fluid_op("cumsum", inputs="X",
           attrs={"axis": -1, "flatten": False, "exclusive": False, "reverse": False},
-          gradient=Gradient("cumsum_grad", ("X",), ("X",)))  # fmt: skip
+          gradient=Gradient("cumsum", (), ("X",), by=_cumsum_back))  # fmt: skip
 def cumsum(attrs: Mapping[str, Any], x: Array) -> Array:
     """Adds up along an axis; `exclusive` leaves an element itself out."""
     x = x.reshape(-1) if attrs["flatten"] else x
     axis = attrs["axis"]
     made = lax.cumsum(x, axis=axis % x.ndim, reverse=attrs["reverse"])
     return made - x if attrs["exclusive"] else made
-
-
-define_gradient("cumsum")

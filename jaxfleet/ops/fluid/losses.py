@@ -106,8 +106,15 @@ def log_loss(attrs: Attributes, predicted: Array, labels: Array) -> Array:
     return -labels * jnp.log(predicted + small) - (1 - labels) * jnp.log(1 - predicted + small)
 
 
+def _huber_back(
+    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    slope = jnp.clip(reads["Residual"], -attrs["delta"], attrs["delta"]) * grads["Out"]
+    return {"X": -slope, "Y": slope}
+
+
 @fluid_op("huber_loss", inputs="X Y", outputs="Out Residual", attrs={"delta": 1.0},
-          gradient=Gradient("huber_loss_grad", ("X", "Y", "Residual"), ("X", "Y")))  # fmt: skip
+          gradient=Gradient("huber_loss_grad", ("Residual",), ("X", "Y"), _huber_back))  # fmt: skip
 def huber_loss(attrs: Attributes, x: Array, y: Array) -> Value:
     """Takes half the square of a difference up to `delta`, and grows evenly beyond it."""
     residual, delta = y - x, attrs["delta"]
@@ -116,8 +123,14 @@ def huber_loss(attrs: Attributes, x: Array, y: Array) -> Value:
     return jnp.where(near, 0.5 * residual**2, delta * (size - 0.5 * delta)), residual
 
 
+def _smooth_back(
+    attrs: Attributes, _: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    return {"X": grads["Out"] * (1 - attrs["epsilon"])}
+
+
 @fluid_op("label_smooth", inputs="X PriorDist?", attrs={"epsilon": 0.0},
-          gradient=Gradient("label_smooth_grad", ("X", "PriorDist"), ("X",)))  # fmt: skip
+          gradient=Gradient("label_smooth_grad", (), ("X",), _smooth_back))  # fmt: skip
 def label_smooth(attrs: Attributes, x: Array, prior: Array | None) -> Array:
     """Mixes labels with a prior, an even one unless given."""
     share = attrs["epsilon"]

@@ -56,6 +56,9 @@ class Gradient:
         compute: computes them, `(attrs, reads, gradients of outputs) -> gradients by input`; None
             for `jax.vjp` of the operator, which needs all of its inputs in `reads`.
         only_if: slots that are read only where an attribute has a value.
+        by: where the gradient operator is one that is there for other reasons (that of `split` is
+            `concat`), its attributes from those of the operator. It reads the gradients of the
+            output as `X`, and writes that of one input as `Out`; several inputs have one each.
     """
 
     type: str
@@ -63,6 +66,7 @@ class Gradient:
     writes: tuple[str, ...]
     compute: GradCompute | None = None
     only_if: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    by: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
 
     def reads_with(self, attrs: Mapping[str, Any]) -> list[str]:
         """Returns what the gradient operator reads of an operator with these attributes."""

@@ -74,22 +74,14 @@ def transpose2(attrs: Attributes, x: Array) -> Value:
 define_gradient("transpose2")
 
 
-def _split_back(
-    attrs: Attributes, _: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
-    return {"X": jnp.concatenate(grads["Out"], axis=attrs["axis"])}
-
-
 @fluid_op("split", inputs="X", outputs="Out*", attrs={"num": 0, "sections": [], "axis": 0},
-          gradient=Gradient("split_grad", (), ("X",), _split_back))  # fmt: skip
+          gradient=Gradient("concat", (), ("X",),
+                            by=lambda attrs: {"axis": attrs["axis"]}))  # fmt: skip
 def split(attrs: Attributes, x: Array) -> Value:
     """Cuts along an axis, into `num` parts or `sections` rows each."""
     if attrs["num"]:
         return jnp.split(x, attrs["num"], axis=attrs["axis"])
     return jnp.split(x, np.cumsum(attrs["sections"])[:-1], axis=attrs["axis"])
-
-
-define_gradient("split")
 
 
 @fluid_op("flatten2", inputs="X", outputs="Out XShape", attrs={"axis": 1},
@@ -146,8 +138,16 @@ def expand(attrs: Attributes, x: Array) -> Array:
 define_gradient("expand")
 
 
+def _pad_back(
+    attrs: Attributes, _: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    grad, paddings = grads["Out"], attrs["paddings"]
+    pairs = zip(paddings[::2], paddings[1::2], grad.shape, strict=True)
+    return {"X": grad[tuple(slice(before, size - after) for before, after, size in pairs)]}
+
+
 @fluid_op("pad", inputs="X", attrs={"paddings": [], "pad_value": 0.0},
-          gradient=Gradient("pad_grad", ("X",), ("X",)))  # fmt: skip
+          gradient=Gradient("pad_grad", (), ("X",), _pad_back))  # fmt: skip
 def pad(attrs: Attributes, x: Array) -> Array:
     """Adds elements before and after, a pair of `paddings` an axis."""
     pairs = list(zip(attrs["paddings"][::2], attrs["paddings"][1::2], strict=True))
@@ -158,10 +158,7 @@ define_gradient("pad")
 
 
 @fluid_op("reverse", inputs="X", attrs={"axis": [0]},
-          gradient=Gradient("reverse_grad", ("X",), ("X",)))  # fmt: skip
+          gradient=Gradient("reverse", (), ("X",), by=dict))  # fmt: skip
 def reverse(attrs: Attributes, x: Array) -> Array:
     """Turns the order along axes around."""
     return jnp.flip(x, tuple(attrs["axis"]))
-
-
-define_gradient("reverse")
