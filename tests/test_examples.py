@@ -133,7 +133,7 @@ def losses(lines: list[str]) -> list[float]:
 
 # Of few epochs, so each figure is short of the one that the example's docstring names.
 OF_FLUID = [
-    ("lenet_digits", "single", "3", r"test accuracy (\d\.\d{3})", (0.93, 1.0)),
+    ("lenet_digits", "parallel", "3", r"test accuracy (\d\.\d{3})", (0.93, 1.0)),
     ("word2vec", "single", "1", r"perplexity (\d+), by frequency 184", (50, 125)),
     ("ctr_dnn", "single", "1", r"AUC (\d\.\d{3}) of 0\.875", (0.845, 0.876)),
 ]
@@ -154,9 +154,9 @@ def test_a_fluid_script_fits_the_same_line_in_each_of_its_modes(tmp_path: Path) 
     options = ["--servers-run-script", str(ROOT / "examples" / "fluid" / "fit_a_line.py")]
     lines = launch(tmp_path, *options, "--mode", "pserver", "--epochs", "20")
     found = {line.partition(" | ")[0]: line.rpartition(" | ")[2] for line in lines}
-    for mode in ("single",):
+    for mode in ("single", "parallel"):
         found[mode] = run(tmp_path, "fluid/fit_a_line", "--mode", mode, "--epochs", "20")[0][-1]
-    shown = {found[who] for who in ("trainer 0", "trainer 1", "single")}
+    shown = {found[who] for who in ("trainer 0", "trainer 1", "single", "parallel")}
     assert len(shown) == 1, shown
     figures = re.fullmatch(r"test error ([\d.]+), least squares ([\d.]+)", shown.pop())
     assert figures is not None

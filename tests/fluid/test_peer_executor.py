@@ -77,7 +77,7 @@ def test_c143_a_number_is_fed_as_what_is_declared(rate: float, compiled: bool) -
 
 def test_c143_a_number_needs_a_dtype() -> None:
     assert as_tensor(1, "float32").dtype == np.float32
-    with pytest.raises(AssertionError, match="dtype should be given"):
+    with pytest.raises(AssertionError, match="of no dtype"):
         as_tensor(1, None)
 
 
@@ -106,19 +106,19 @@ def test_c146_what_one_optimizer_needs_is_run_and_nothing_else() -> None:
 
 
 def test_c147_what_cannot_be_compiled_or_shared() -> None:
-    with pytest.raises(TypeError, match="received str"):
+    with pytest.raises(TypeError, match="not str"):
         fluid.CompiledProgram("program")  # type: ignore[arg-type]
     two = Two()
     compiled = fluid.CompiledProgram(two.main)
     compiled._compile(two.scope, fluid.CPUPlace())
-    with pytest.raises(ValueError, match="different scope"):
+    with pytest.raises(ValueError, match="for another scope"):
         compiled._compile(fluid.Scope(), fluid.CPUPlace())
-    with pytest.raises(ValueError, match="different place"):
+    with pytest.raises(ValueError, match="and is run on"):
         compiled._compile(two.scope, fluid.CUDAPlace(0))
     name = two.losses[0].name
-    with pytest.raises(ValueError, match="not data parallel"):
+    with pytest.raises(ValueError, match="for one device"):
         shares(two, fluid.CompiledProgram(two.main))
-    with pytest.raises(ValueError, match="not compiled and executed"):
+    with pytest.raises(ValueError, match="has not run"):
         shares(two, fluid.CompiledProgram(two.main).with_data_parallel(loss_name=name))
 
 

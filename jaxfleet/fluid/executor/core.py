@@ -17,6 +17,7 @@ from jaxfleet.fluid.executor.pruning import PrunedPrograms, kept_feed, prune_pro
 from jaxfleet.fluid.executor.ranks import RankRuns, rank_count
 from jaxfleet.fluid.feeding import fed_values, one_feed
 from jaxfleet.fluid.operator import Operator
+from jaxfleet.fluid.places import prepare_devices
 from jaxfleet.fluid.plans import Plan, Plans, runnable
 from jaxfleet.fluid.program import Program, default_main_program
 from jaxfleet.fluid.pserver import PserverRuns, refuse_several_devices, talks_to_others
@@ -43,6 +44,7 @@ class Executor:
     """
 
     def __init__(self, place: Any = None) -> None:
+        prepare_devices()  # the last moment at which CPU_NUM may be set
         self.place = place
         self._plans = Plans()
         self._pruned = PrunedPrograms()
