@@ -5,6 +5,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
+from jaxfleet.errors import ProgramError
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dtypes import VarType
 from jaxfleet.fluid.guards import current_device, current_name_scope
@@ -17,9 +18,20 @@ from jaxfleet.fluid.variable import Parameter, Variable
 from jaxfleet.ir import Size, Source
 from jaxfleet.ops.fluid import EMPTY, schema_of
 from jaxfleet.ops.frames import line_of_caller
+from jaxfleet.ops.registry import known_ops
 
 if TYPE_CHECKING:
     from jaxfleet.fluid.program import Program
+
+# Fluid's operators that say no shapes; a transpiler writes some of them, a runtime reads others.
+_WITHOUT_SHAPES = frozenset(
+    """
+    feed fetch read recurrent go rnn_memory_helper_grad conditional_block while send recv prefetch
+    send_barrier fetch_barrier listen_and_serv fl_listen_and_serv ncclInit select checkpoint_notify
+    gen_nccl_id c_gen_nccl_id c_comm_init c_comm_init_all c_sync_calc_stream c_sync_comm_stream
+    delete_var
+    """.split()  # noqa: SIM905  # a list of words is read more easily so
+)
 
 
 class Block:
@@ -168,6 +180,8 @@ class Block:
 
     def _insert_op(self, index: int, type: str, **parts: Unpack[OpParts]) -> Operator:
         op = self._made(type, **parts)
+        if schema_of(type) is None and type not in _WITHOUT_SHAPES:
+            self._check_known(op)
         self._infer(op)
         return self._put(index, op)
 
@@ -199,6 +213,14 @@ class Block:
         self.ops.insert(index, op)
         self.program.version += 1
         return op
+
+    def _check_known(self, op: Operator) -> None:
+        known = known_ops()
+        if op.type not in known:
+            near = difflib.get_close_matches(op.type, known)
+            hint = f"did you mean {', '.join(near)}?" if near else None
+            what = f"operator '{op.type}' has not been registered"
+            raise ProgramError(what, source=op.source, hint=hint)
 
     def _infer(self, op: Operator) -> None:
         """Says the shapes of what an operator writes, where nothing has said them yet."""

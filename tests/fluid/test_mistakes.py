@@ -74,6 +74,15 @@ def test_lists_hold_variables() -> None:
             layers.fc(x, 3)
 
 
+def test_operators_that_are_none() -> None:
+    with fresh() as (main, _):
+        x = layers.data("x", [4])
+        with pytest.raises(ValueError, match="operator 'rellu' has not been registered") as caught:
+            main.global_block().append_op("rellu", {"X": x}, {"Out": x})
+        assert "relu" in line(caught.value)
+        assert "test_mistakes.py" in line(caught.value)
+
+
 def test_names_that_are_not_there() -> None:
     with fresh() as (main, _):
         layers.data("words", [4])
