@@ -11,7 +11,7 @@ from jaxfleet.errors import AssertedError, FeedError, RaggedError
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dtypes import dtype_name
 from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.ragged import fed_sequences
+from jaxfleet.fluid.ragged_values import fed_sequences
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.ops.fluid.arrays import ON_DEVICE
 

@@ -1,5 +1,6 @@
 """Sequences of unequal lengths: fed, pooled, trained on and fetched."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.errors import FeedError, ProgramError, RaggedError
 from jaxfleet.fluid import layers, nets
-from jaxfleet.fluid.ragged import fed_sequences
+from jaxfleet.fluid.ragged_values import fed_sequences
 from jaxfleet.runtime import Scope
 from tests.fluid.nets import fresh
 
@@ -95,6 +96,26 @@ def test_rows_are_added_only_where_nothing_mixes_them() -> None:
     assert fed["rows"].shape == (8, 2)
     assert exact["rows"].shape == (5, 2)
     assert fed["rows@LENGTHS"].tolist() == exact["rows@LENGTHS"].tolist() == [3, 2]
+
+
+def test_what_mixes_rows_is_known_by_its_axes() -> None:
+    cases: list[tuple[Callable[[Any], Any], bool]] = [
+        (lambda x: layers.softmax(x, axis=-1), False),
+        (lambda x: layers.softmax(x, axis=-2), True),
+        (lambda x: layers.layer_norm(x, begin_norm_axis=1), False),
+        (lambda x: layers.layer_norm(x, begin_norm_axis=0, scale=False, shift=False), True),
+        (lambda x: layers.concat([x, x], axis=1), False),
+        (lambda x: layers.concat([x, x], axis=0), True),
+        (lambda x: layers.reshape(x, [0, 2, 1]), False),
+        (lambda x: layers.reshape(x, [-1, 1]), True),
+        (lambda x: layers.cumsum(x, axis=0), True),
+    ]
+    for mix, is_mixed in cases:
+        with fresh() as (main, _):
+            rows = layers.data("rows", [2], lod_level=1)
+            mix(rows)
+            fed = fed_sequences(main, rows, [np.ones((5, 2))])
+        assert (len(fed["rows"]) == 5) is is_mixed
 
 
 def test_a_mean_over_the_words_of_a_batch_is_over_the_words() -> None:

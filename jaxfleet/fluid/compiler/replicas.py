@@ -27,7 +27,7 @@ from jaxfleet.fluid.operator import ROLE
 from jaxfleet.fluid.places import Place, devices_of
 from jaxfleet.fluid.plans import Names, runnable
 from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.ragged import check_fetched
+from jaxfleet.fluid.ragged_values import check_fetched
 from jaxfleet.fluid.roles import OpRole
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import DataParallel, Donate

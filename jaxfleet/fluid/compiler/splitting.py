@@ -13,7 +13,8 @@ import numpy as np
 
 from jaxfleet.errors import FeedError
 from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.ragged import ragged_data, sequences_of
+from jaxfleet.fluid.ragged import ragged_data
+from jaxfleet.fluid.ragged_values import sequences_of
 from jaxfleet.fluid.variable import Variable
 
 

@@ -21,7 +21,7 @@ from jaxfleet.fluid.places import prepare_devices
 from jaxfleet.fluid.plans import Plan, Plans, runnable
 from jaxfleet.fluid.program import Program, default_main_program
 from jaxfleet.fluid.pserver import PserverRuns, refuse_several_devices, talks_to_others
-from jaxfleet.fluid.ragged import fetched_sequences
+from jaxfleet.fluid.ragged_values import fetched_sequences
 from jaxfleet.fluid.scope import global_scope
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.runtime.parts import Fetched

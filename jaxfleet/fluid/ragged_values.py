@@ -1,0 +1,193 @@
+"""What is fed and fetched of sequences: their rows with their lengths, and rows that are added.
+
+See `jaxfleet.fluid.ragged` for what sequences are to a program.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from jaxfleet.errors import FeedError, RaggedError
+from jaxfleet.fluid.block import Block
+from jaxfleet.fluid.lod_tensor import LoDTensor, create_lod_tensor
+from jaxfleet.fluid.operator import Operator
+from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.ragged import lengths_of, ragged_data, slots_for_lengths, source_of
+from jaxfleet.fluid.variable import Variable
+from jaxfleet.ops.fluid import EMPTY
+
+_LEAST = 8  # the fewest rows, and the smallest step between two numbers of rows
+
+# Operators that compute each row by itself, when rows stay rows.
+_ROW_BY_ROW = re.compile(
+    r"lookup_table(_v2)?|mul|elementwise_\w+|scale|cast|dropout|sum|reshape2|concat|assign|clip"
+    r"|relu6?|tanh|sigmoid|softsign|softplus|leaky_relu|elu|gelu|square|abs|exp|one_hot(_v2)?"
+    r"|layer_norm|softmax|less_than|equal|not_equal|fill_zeros_like"
+)
+
+
+def fed_sequences(program: Program, variable: Variable, value: Any) -> dict[str, np.ndarray]:
+    """Returns the rows and the lengths of what is fed to a variable of sequences, by name.
+
+    Raises:
+        RaggedError: it is neither a LoDTensor with lengths nor a list of sequences.
+        FeedError: it has more levels than one, or rows of another shape.
+    """
+    rows, lengths = _rows_and_lengths(variable, value)
+    if variable.name in _MORE_ROWS.find(program):
+        rows = _with_more_rows(rows)
+    return {variable.name: rows, lengths_of(variable.name): np.asarray(lengths, np.int32)}
+
+
+def lod_tensor_of(variable: Variable, sequences: Sequence[Any]) -> LoDTensor:
+    """Returns sequences as what a variable is fed.
+
+    Raises:
+        FeedError: their rows are of another shape than the variable's.
+    """
+    rows, lengths = _rows_and_lengths(variable, list(sequences))
+    return create_lod_tensor(rows, [lengths])
+
+
+def sequences_of(variable: Variable, value: Any) -> list[np.ndarray]:
+    """Returns what is fed to a variable of sequences as a list of them."""
+    rows, lengths = _rows_and_lengths(variable, value)
+    return np.split(rows, np.cumsum(lengths)[:-1]) if lengths else []
+
+
+def _rows_and_lengths(variable: Variable, value: Any) -> tuple[np.ndarray, list[int]]:
+    name, shape = variable.name, variable.shape[1:]
+    if isinstance(value, LoDTensor) and value.lod():
+        levels = value.recursive_sequence_lengths()
+        if len(levels) > 1 or variable.lod_level > 1:
+            what = f"'{name}' is fed {len(levels)} levels of sequences, and declared {variable}"
+            raise FeedError(what, hint="one level is supported: lod_level=1")
+        return _shaped(np.asarray(value), shape, name), levels[0]
+    if not isinstance(value, list | tuple):
+        what = f"'{name}' is sequences, and is fed {type(value).__name__} without their lengths"
+        raise RaggedError(what, hint="feed a list of sequences, or fluid.create_lod_tensor(...)")
+    parts = [np.asarray(sequence, variable.dtype) for sequence in value]
+    whole = [_shaped(part, shape, name) for part in parts]
+    empty = np.zeros((0, *(max(size, 1) for size in shape)), variable.dtype)
+    return np.concatenate(whole) if whole else empty, [len(part) for part in parts]
+
+
+def _shaped(rows: np.ndarray, shape: Sequence[int], name: str) -> np.ndarray:
+    """Returns rows in the shape that is declared, where they lack only axes of size 1."""
+    count = rows.shape[0] if rows.ndim else 0
+    if [size for size in rows.shape[1:] if size != 1] == [size for size in shape if size != 1]:
+        return rows.reshape(count, *shape)
+    what = f"'{name}' is fed rows of shape {list(rows.shape[1:])}, and declared {list(shape)}"
+    raise FeedError(what, hint="feed a list of sequences of such rows")
+
+
+def _with_more_rows(rows: np.ndarray) -> np.ndarray:
+    """Returns rows with copies of the last, whose number is one of four up to the next power."""
+    count = len(rows)
+    step = max(_LEAST, 1 << max(count.bit_length() - 3, 0))
+    more = max(-(-count // step) * step, _LEAST) - count
+    last = rows[-1:] if count else np.zeros((1, *rows.shape[1:]), rows.dtype)
+    return np.concatenate([rows, np.repeat(last, more, axis=0)])
+
+
+class _MoreRows:
+    """Remembers, for programs as they are, to which sequences rows may be added."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Program, tuple[int, set[str]]] = WeakKeyDictionary()
+
+    def find(self, program: Program) -> set[str]:
+        known = self._known.get(program)
+        if known is None or known[0] != program.version:
+            names = {v.name for v in ragged_data(program).values()}
+            known = program.version, names - set(_mixed(program))
+            self._known[program] = known
+        return known[1]
+
+
+_MORE_ROWS = _MoreRows()
+
+
+def _mixed(program: Program) -> Iterator[str]:
+    """Yields the sequences whose rows some operator puts together without knowing the lengths."""
+    ragged = ragged_data(program)
+    for block in program.blocks:
+        for op in block.ops:
+            if slots_for_lengths(op.type):
+                continue
+            names = [block._var_recursive(name) for name in op.input_arg_names]
+            read = [source for v in names if (source := source_of(v, ragged)) is not None]
+            if read and not _is_row_by_row(block, op, ragged):
+                yield from (variable.name for variable in read)
+
+
+def _is_row_by_row(block: Block, op: Operator, ragged: Mapping[str, Variable]) -> bool:
+    """Tells whether an operator does with each row what it would do without the others.
+
+    A gradient operator of such a one is: the gradients of added rows are zero, as nothing that
+    the loss depends on is made of them.
+    """
+    forward = re.sub(r"_grad2?$", "", op.type)
+    if _ROW_BY_ROW.fullmatch(forward) is None:
+        return False
+    if op.type == "softmax" and _first_axis_is(op.attr("axis"), block, op):
+        return False
+    if op.type == "layer_norm" and op.attr("begin_norm_axis") == 0:
+        return False
+    written = [block._var_recursive(name) for name in op.output_arg_names if name != EMPTY]
+    return forward != op.type or all(
+        source_of(v, ragged) is not None or _is_record(v) for v in written
+    )
+
+
+def _first_axis_is(axis: int, block: Block, op: Operator) -> bool:
+    return axis % len(block._var_recursive(op.input("X")[0]).shape) == 0
+
+
+def _is_record(variable: Variable) -> bool:
+    """Tells whether a variable has no elements, and is only there for its shape."""
+    return bool(variable.sizes and variable.sizes[0] == 0)
+
+
+def fetched_sequences(
+    program: Program,
+    names: Sequence[str],
+    values: Sequence[Any],
+    fed: Mapping[str, Any],
+    *,
+    return_numpy: bool,
+) -> list[Any]:
+    """Returns what is fetched, with LoDTensors for sequences, of the rows that they have.
+
+    Raises:
+        RaggedError: sequences are to be numpy arrays, which have no lengths.
+    """
+    ragged, declared = ragged_data(program), program.global_block().vars
+    found = []
+    for name, value in zip(names, values, strict=True):
+        source = source_of(declared[name], ragged) if name in declared else None
+        if source is None:
+            found.append(value)
+            continue
+        if return_numpy:
+            what = f"'{name}' is sequences, whose lengths a numpy array does not tell"
+            raise RaggedError(what, hint="fetch it with return_numpy=False")
+        lengths = np.asarray(fed[lengths_of(source.name)]).tolist()
+        found.append(create_lod_tensor(np.asarray(value)[: sum(lengths)], [lengths]))
+    return found
+
+
+def check_fetched(program: Program, names: Sequence[str]) -> None:
+    """Checks that nothing is fetched that has sequences, of which each device has others.
+
+    Raises:
+        RaggedError: something is.
+    """
+    ragged, declared = ragged_data(program), program.global_block().vars
+    for name in names:
+        if name in declared and source_of(declared[name], ragged) is not None:
+            what = f"'{name}' is fetched, of whose sequences each device has some"
+            raise RaggedError(what, hint="fetch what is made of them, or run on one device")
