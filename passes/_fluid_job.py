@@ -6,10 +6,10 @@ from jaxfleet.analysis.slices import Slice
 from jaxfleet.analysis.updates import Updates
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Variable, trainer_name
+from jaxfleet.ir.names import LR_COUNTER
 from jaxfleet.passes._server import Job
 
 MODES = ("sync", "async", "half_async")  # at the place of each, fluid's number of it
-COUNTER = "@LR_DECAY_COUNTER@"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class FluidJob:
     def counts_steps(self) -> bool:
         """Whether servers cannot see steps, and trainers tell them, for the learning rate."""
         made = {name for op in self.updates.schedule for name in op.writes}
-        return self.exchange.mode != "sync" and COUNTER in made
+        return self.exchange.mode != "sync" and LR_COUNTER in made
 
     def names(self, gradient: str, cuts: tuple[Slice, ...], trainer_id: int) -> list[str]:
         """Returns what a trainer calls the slices of a gradient that it sends."""

@@ -14,7 +14,8 @@ from jaxfleet.ir import (
     Variable,
     trainer_name,
 )
-from jaxfleet.passes._fluid_job import COUNTER, FluidJob
+from jaxfleet.ir.names import LR_COUNTER
+from jaxfleet.passes._fluid_job import FluidJob
 
 _INDEX = 1  # of the block; block 0 is around it
 
@@ -72,16 +73,16 @@ class ScheduleBlocks:
 
     def _count(self) -> None:
         """Adds up what trainers say of their steps, in the place of counting."""
-        like = self.fluid.updates.variable(COUNTER)
-        names = [trainer_name(COUNTER, trainer) for trainer in range(self.fluid.job.trainers)]
+        like = self.fluid.updates.variable(LR_COUNTER)
+        names = [trainer_name(LR_COUNTER, trainer) for trainer in range(self.fluid.job.trainers)]
         self.counters = [replace(like, name=name, kind=Kind.STATE) for name in names]
         ops = self.blocks[0].ops
         self.blocks[0] = self.blocks[0].with_ops(self._counted(ops, names))
 
     def _counted(self, ops: Sequence[Operator], names: Sequence[str]) -> Iterator[Operator]:
         for op in ops:
-            if op.type == "increment" and COUNTER in op.writes:
-                read, made = Operands.named(X=names), Operands.named(Out=COUNTER)
+            if op.type == "increment" and LR_COUNTER in op.writes:
+                read, made = Operands.named(X=names), Operands.named(Out=LR_COUNTER)
                 yield Operator("sum", read, made, role=op.role, source=op.source)
             else:
                 yield op

@@ -7,10 +7,10 @@ everything too, and then receive what servers have, so that all go on with the s
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from jaxfleet.analysis.slices import Slice, placement_of, slices_of
+from jaxfleet.analysis.slices import Slice, held_parts, known_shape, placement_of, slices_of
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Attr, Attrs, Kind, Operands, Operator, Program, Role, trainer_name
-from jaxfleet.passes._fluid_job import COUNTER
+from jaxfleet.ir.names import LR_COUNTER
 from jaxfleet.passes._fluid_messages import Messages
 from jaxfleet.passes._server import Mark
 
@@ -60,17 +60,18 @@ def with_counters(program: Program) -> Program:
     """
     if not program.attrs.get("counts_steps"):
         return program
-    trainers = _int(program.attrs["trainers"])
-    like = program.variables[COUNTER]
+    trainers = program.attrs["trainers"]
+    assert isinstance(trainers, int)
+    like = program.variables[LR_COUNTER]
     ops, variables = list(program.root.ops), dict(program.variables)
     for place, op in enumerate(ops):
-        if COUNTER in op.writes:
+        if LR_COUNTER in op.writes:
             ops[place] = replace(op, attrs=op.attrs.updated(value=float(-trainers)))
             begin = op
     for trainer in range(trainers):
-        name = trainer_name(COUNTER, trainer)
+        name = trainer_name(LR_COUNTER, trainer)
         variables[name] = replace(like, name=name)
-        outputs = begin.outputs.renamed({COUNTER: name})
+        outputs = begin.outputs.renamed({LR_COUNTER: name})
         ops.insert(0, replace(begin, outputs=outputs, attrs=begin.attrs.updated(value=1.0)))
     return replace(program, variables=variables).with_block(program.root.with_ops(ops))
 
@@ -126,20 +127,18 @@ class _TrainerStartup:
         if len(found) != 1:
             what = f"table '{table}' is begun by {len(found)} operators, and must be by one"
             raise PassError(what, hint="give the table one initializer")
-        shape = self.program.variables[table].shape
-        attrs = Attrs({"shape": tuple(_int(size) for size in shape)})
+        attrs = Attrs({"shape": known_shape(self.program.variables[table])})
         return self.mark(Operator("fake_init", outputs=Operands.named(Out=table), attrs=attrs))
 
 
 def _begun(program: Program, op: Operator) -> Iterator[Operator]:
     """Yields what begins, on this server, what an operator begins of the step."""
-    for entry in map(_tuple, _tuple(program.attrs["holds"])):
-        name, origin = str(entry[0]), str(entry[1])
+    for name, (origin, _) in held_parts(program).items():
         if origin not in op.writes:
             continue
         made = replace(op, outputs=op.outputs.renamed({origin: name}))
         if op.type in _SHAPED:
-            shape = tuple(map(_int, program.lookup(name).shape))
+            shape = known_shape(program.lookup(name))
             made = replace(made, attrs=made.attrs.updated(shape=shape))
         yield made
 
@@ -151,19 +150,15 @@ def _backups(program: Program) -> Iterator[Operator]:
 
 
 def _pairs(program: Program) -> Iterator[tuple[str, str]]:
-    for entry in map(_tuple, _tuple(program.attrs.get("backups", ()))):
-        yield str(entry[0]), str(entry[1])
+    listed = program.attrs.get("backups", ())
+    assert isinstance(listed, tuple)
+    for entry in listed:
+        match entry:
+            case (str(param), str(copy)):
+                yield param, copy
 
 
 def _names(attrs: Attrs, name: str) -> tuple[str, ...]:
-    return tuple(map(str, _tuple(attrs.get(name, ()))))
-
-
-def _tuple(value: Attr) -> tuple[Attr, ...]:
-    assert isinstance(value, tuple)
-    return value
-
-
-def _int(value: object) -> int:
-    assert isinstance(value, int)
-    return value
+    listed = attrs.get(name, ())
+    assert isinstance(listed, tuple)
+    return tuple(map(str, listed))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from jaxfleet.analysis.updates import looks_up
 from jaxfleet.errors import PassError
 from jaxfleet.ir import (
     Attr,
@@ -51,7 +52,7 @@ class Table:
             what = f"{', '.join(tables)} are distributed tables, and there can be one"
             raise PassError(what, hint="use is_sparse=True for the others")
         for op in updates.program.root.ops:
-            if _looks_up(op, tables[0]) and not op.attrs.get("is_distributed"):
+            if looks_up(op, tables[0]) and not op.attrs.get("is_distributed"):
                 what = f"a look-up of the distributed table '{tables[0]}' lacks is_distributed"
                 raise PassError(what, op=op)
         gradient = next((g for p, g in updates.all_pairs if p == tables[0]), None)
@@ -74,7 +75,7 @@ class Table:
 
     def asks(self, ops: Sequence[Operator], messages: Messages) -> list[Operator]:
         """Returns a trainer's operators with one question for all look-ups, where the first was."""
-        lookups = [op for op in ops if _looks_up(op, self.name)]
+        lookups = [op for op in ops if looks_up(op, self.name)]
         ids = [str(name) for op in lookups for name in op.inputs.slot("Ids")]
         rows = [str(name) for op in lookups for name in op.outputs.slot("Out")]
         asked, answered = self._names(_ASKED), self._names(_ANSWERED)
@@ -172,11 +173,7 @@ class Table:
     @property
     def _some_ids(self) -> str:
         ops = self.fluid.updates.program.root.ops
-        return next(str(op.inputs.slot("Ids")[0]) for op in ops if _looks_up(op, self.name))
-
-
-def _looks_up(op: Operator, table: str) -> bool:
-    return op.type in {"lookup_table", "lookup_table_v2"} and op.inputs.slot("W") == (table,)
+        return next(str(op.inputs.slot("Ids")[0]) for op in ops if looks_up(op, self.name))
 
 
 def _op(

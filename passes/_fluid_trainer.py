@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from jaxfleet.analysis.slices import Slice
 from jaxfleet.ir import Attr, Kind, Operator, Program, Variable, trainer_name
 from jaxfleet.ir.embed import embed
-from jaxfleet.passes._fluid_job import COUNTER, FluidJob
+from jaxfleet.ir.names import LR_COUNTER
+from jaxfleet.passes._fluid_job import FluidJob
 from jaxfleet.passes._fluid_messages import Messages
 from jaxfleet.passes._fluid_table import Table
 from jaxfleet.passes._server import Mark
@@ -114,8 +115,8 @@ class _Trainer:
 
     def _count(self) -> Operator:
         """Returns what tells all servers that this trainer has done a step more."""
-        name = trainer_name(COUNTER, self.trainer_id)
-        like = self.fluid.updates.variable(COUNTER)
+        name = trainer_name(LR_COUNTER, self.trainer_id)
+        like = self.fluid.updates.variable(LR_COUNTER)
         self.counter = replace(like, name=name, kind=Kind.STATE)
         attrs: dict[str, Attr] = {
             "epmap": self.fluid.job.endpoints,

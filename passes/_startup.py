@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from jaxfleet.analysis.slices import held_parts
 from jaxfleet.ir import Attr, Attrs, Block, Kind, Operands, Operator, Program, Role, Variable
 from jaxfleet.passes._server import Mark
 
@@ -57,7 +58,7 @@ def places_of(startups: Sequence[Program]) -> Places:
     """Returns what servers have of each leaf, from their startup programs."""
     found: dict[str, list[Piece]] = {}
     for program in startups:
-        held, endpoint = _held(program), program.attrs["endpoint"]
+        held, endpoint = held_parts(program), program.attrs["endpoint"]
         for variable in program.of_kind(Kind.PARAM, Kind.STATE):
             leaf, start = held.get(variable.name, (variable.name, -1))
             found.setdefault(leaf, []).append(Piece(str(endpoint), variable, start))
@@ -225,18 +226,6 @@ def _server_startup(server: Program, kept: Sequence[Variable], mark: Mark) -> Pr
 
 def _leaves(step: Program) -> tuple[Variable, ...]:
     return step.of_kind(Kind.PARAM, Kind.STATE)
-
-
-def _held(program: Program) -> dict[str, tuple[str, int]]:
-    """Returns the leaf and the first row of each variable that is not called like its leaf."""
-    found = {}
-    held = program.attrs.get("holds", ())
-    assert isinstance(held, tuple)
-    for entry in held:
-        match entry:
-            case (str(name), str(leaf), int(start)):
-                found[name] = (leaf, start)
-    return found
 
 
 def _names(program: Program, attr: str) -> Iterator[str]:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 from jaxfleet.analysis.updates import says_by_roles
 from jaxfleet.ir import Operator, Program, Role
+from jaxfleet.ir.names import CLIP_MARK
 from jaxfleet.pipeline import Pass, register_pass
 
-_MARK = "@CLIP"  # in the name scope of what `set_gradient_clip` adds
 _OF_ONE_GRADIENT = frozenset({"clip", "clip_by_norm"})
 
 
@@ -54,7 +54,7 @@ def _clips(op: Operator) -> bool:
     if op.role is not Role.OPTIMIZE:
         return False
     scope = op.attrs.get("op_namescope", "")
-    return op.type in _OF_ONE_GRADIENT or (isinstance(scope, str) and _MARK in scope)
+    return op.type in _OF_ONE_GRADIENT or (isinstance(scope, str) and CLIP_MARK in scope)
 
 
 def _on_trainers(op: Operator) -> Operator:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxfleet.analysis.slices import placement_of, slices_of
-from jaxfleet.analysis.updates import Updates, says_by_roles
+from jaxfleet.analysis.updates import Updates, looks_up, says_by_roles
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Attr, Attrs, Operand, Operands, Operator, Program
 from jaxfleet.pipeline import Pass, made_by, register_pass
@@ -55,7 +55,7 @@ class PrefetchRows(Pass):
     def _with_one_lookup(
         self, program: Program, ops: Sequence[Operator], table: str
     ) -> list[Operator]:
-        lookups = [op for op in ops if _looks_up(op, table)]
+        lookups = [op for op in ops if looks_up(op, table)]
         ids = [name for op in lookups for name in op.inputs.slot("Ids")]
         rows = [name for op in lookups for name in op.outputs.slot("Out")]
         rest = [op for op in ops if op not in lookups]
@@ -94,8 +94,3 @@ class PrefetchRows(Pass):
             first.role,
             source=first.source,
         )
-
-
-def _looks_up(op: Operator, table: str) -> bool:
-    is_lookup = op.type in {"lookup_table", "lookup_table_v2"}
-    return is_lookup and op.inputs.slot("W") == (table,)

@@ -1,10 +1,12 @@
 """Reads what `slice_var` and `dispatch` wrote down: a parameter's slices, and where each one lives.
 
-Both are attributes of the program, so that they are in its text::
+Both are attributes of the program, so that they are in its text; and so is what
+`insert_send_recv` wrote down of each variable of a server::
 
     slices=[["w1", [392, 392]], ["b1", [16]]]
     placement=[["w1.block0", "127.0.0.1:6174"], ["w1.block1", "127.0.0.1:6175"], ...]
     endpoints=["127.0.0.1:6174", "127.0.0.1:6175"]
+    holds=[["w1.block1", "w1", 392], ["rate", "rate", -1], ...]
 """
 
 from collections.abc import Iterator
@@ -99,6 +101,30 @@ def endpoints_of(program: Program) -> tuple[str, ...]:
     if len(names) != len(entries):
         raise _wrong(program, "endpoints", f"{list(entries)} are not all strings")
     return names
+
+
+def rows_of_slices(program: Program) -> dict[str, tuple[int, ...]]:
+    """Returns the rows of each slice, by the parameter; nothing where `slice_var` did not run.
+
+    Raises:
+        PassError: what is written down is no such list.
+    """
+    return dict(_rows_by_param(program)) if "slices" in program.attrs else {}
+
+
+def held_parts(program: Program) -> dict[str, tuple[str, int]]:
+    """Returns what of the step a server's variables are, by their names; nothing for a trainer.
+
+    Of each the step's variable, and the first row that is held of it; -1 for all of it.
+    """
+    found = {}
+    for entry in _entries(program, "holds", "insert_send_recv") if "holds" in program.attrs else ():
+        match entry:
+            case (str(name), str(origin), int(start)):
+                found[name] = (origin, start)
+            case _:
+                raise _wrong(program, "holds", f"{entry!r} is not a variable, what it is of, a row")
+    return found
 
 
 def known_shape(variable: Variable) -> tuple[int, ...]:

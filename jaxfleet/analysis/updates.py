@@ -20,6 +20,14 @@ _SCHEDULE = (Role.LR_SCHED, Role.OPTIMIZE_LR_SCHED)
 _NEEDS_ALL_ROWS = frozenset({"lamb", "lars_momentum"})
 
 
+LOOKUPS = frozenset({"lookup_table", "lookup_table_v2"})
+
+
+def looks_up(op: Operator, table: str) -> bool:
+    """Tells whether an operator takes rows of a table."""
+    return op.type in LOOKUPS and op.inputs.slot("W") == (table,)
+
+
 def says_by_roles(program: Program) -> bool:
     """Tells whether roles say what updates what: whether a fluid program is at hand."""
     return program.attrs.get(DIALECT) == FLUID

@@ -16,11 +16,12 @@ from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.operator import NAME_SCOPE, ROLE_VAR
 from jaxfleet.fluid.program import Program, default_main_program
 from jaxfleet.fluid.variable import Parameter, Variable
+from jaxfleet.ir.names import CLIP_MARK
 
 Pairs: TypeAlias = list[tuple[Parameter, Variable]]
 
 SCOPE = "gradient_clip"
-ON_TRAINERS = "gradient_clip_@CLIP"  # transpilers leave what is in a scope with @CLIP on trainers
+ON_TRAINERS = f"{SCOPE}_{CLIP_MARK}"
 
 
 class GradientClipBase:

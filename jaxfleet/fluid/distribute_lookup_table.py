@@ -1,9 +1,8 @@
 """The one table whose rows are spread over parameter servers and looked up there."""
 
+from jaxfleet.analysis.updates import LOOKUPS
 from jaxfleet.errors import TableError
 from jaxfleet.fluid.program import Program
-
-LOOKUPS = frozenset({"lookup_table", "lookup_table_v2"})
 
 
 def find_distributed_lookup_table(program: Program) -> str | None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxfleet.ir import Attr, Attrs, Block, Kind, Operands, Operator, Program, Variable
+from jaxfleet.analysis.slices import held_parts, known_shape, rows_of_slices
+from jaxfleet.ir import Attrs, Block, Kind, Operands, Operator, Program, Variable
 from jaxfleet.ops.fluid import RANDOM_OPS, RUN_SLOT
 
 RUN = "@RUN@"  # what random operators tell runs apart by
@@ -58,19 +59,19 @@ def with_draws(program: Program) -> Program:
         made = []
         for op in block.ops:
             number += 1
-            made.append(_with_seed(program, op, number) if op.type in RANDOM_OPS else op)
+            made.append(_with_seed(program, cuts, op, number) if op.type in RANDOM_OPS else op)
         blocks.append(block.with_ops(made))
     run = Variable(RUN, "u32", (), Kind.DATA)
     return replace(program, variables={**program.variables, RUN: run}, blocks=tuple(blocks))
 
 
-def _with_seed(program: Program, op: Operator, number: int) -> Operator:
+def _with_seed(program: Program, cuts: Mapping[str, _Cut], op: Operator, number: int) -> Operator:
     if op.attrs.get("seed"):
         return op  # the script chose what is drawn
     name = op.writes[0].removesuffix(_WHOLE)
     begun = program.variables.get(name)
     if begun is not None and begun.kind in {Kind.PARAM, Kind.STATE}:
-        number = _number_of(_cuts(program)[name].param if name in _cuts(program) else name)
+        number = _number_of(cuts[name].param if name in cuts else name)
     inputs = Operands((*op.inputs.slots, (RUN_SLOT, (RUN,))))
     return replace(op, inputs=inputs, attrs=Attrs({**op.attrs, "seed": number}))
 
@@ -81,13 +82,12 @@ def _number_of(name: str) -> int:
 
 def _cuts(program: Program) -> Mapping[str, _Cut]:
     """Returns where the slices that a server begins lie in their parameters."""
-    rows = {str(name): sum(map(_int, _items(sizes))) for name, sizes in _pairs(program, "slices")}
-    found = {}
-    for entry in _items(program.attrs.get("holds", ())):
-        name, param, start = _items(entry)
-        if _int(start) >= 0 and str(param) in rows:
-            found[str(name)] = _Cut(str(param), _int(start), rows[str(param)])
-    return found
+    rows = rows_of_slices(program)
+    return {
+        name: _Cut(param, start, sum(rows[param]))
+        for name, (param, start) in held_parts(program).items()
+        if start >= 0 and param in rows
+    }
 
 
 def _with_cuts(program: Program, cuts: Mapping[str, _Cut]) -> Block:
@@ -113,7 +113,7 @@ def _with_cuts(program: Program, cuts: Mapping[str, _Cut]) -> Block:
 
 
 def _drawn_and_cut(op: Operator, whole: Variable, kept: Variable, start: int) -> Iterator[Operator]:
-    shape = [_int(size) for size in kept.shape]
+    shape = known_shape(kept)
     yield replace(
         op,
         outputs=op.outputs.renamed({kept.name: whole.name}),
@@ -131,19 +131,3 @@ def _drawn_and_cut(op: Operator, whole: Variable, kept: Variable, start: int) ->
         role=op.role,
         source=op.source,
     )  # fmt: skip
-
-
-def _pairs(program: Program, name: str) -> Iterator[tuple[Attr, Attr]]:
-    for entry in _items(program.attrs.get(name, ())):
-        first, second = _items(entry)
-        yield first, second
-
-
-def _items(value: Attr) -> tuple[Attr, ...]:
-    assert isinstance(value, tuple)
-    return value
-
-
-def _int(value: object) -> int:
-    assert isinstance(value, int)
-    return value

@@ -10,6 +10,8 @@ PLAIN_NAME = re.compile(r"(?!(?:inf|nan)\+)[A-Za-z_][\w./@$~+-]*")
 # As words and dtypes are spelled: a plain name, and what jax adds to some: `key<fry>`.
 PLAIN_WORD = re.compile(rf"{PLAIN_NAME.pattern}(?:<[^<>\[\]\s]*>)?")
 _TRAINER = ".trainer_"
+LR_COUNTER = "@LR_DECAY_COUNTER@"  # of the runs that learning rates are computed from
+CLIP_MARK = "@CLIP"  # in the name scope of clipping that trainers do, and not servers
 LOCAL_STEPS = "@LOCAL_SGD_STEPS@"  # how many steps a rank has done by itself
 RESERVED = frozenset({"true", "false", "none", "nan", "inf"})
 

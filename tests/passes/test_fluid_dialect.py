@@ -25,8 +25,8 @@ program p {dialect="fluid"}
     optimize
       Out=decay: f32[4,2] = scale(X=w) {scale=0.5} for (w, w@GRAD)
       Out=w@GRAD = sum(X=[w@GRAD, decay]) for (w, w@GRAD)
-      ParamOut=b = sgd(Grad=b@GRAD, LearningRate=rate, Param=b) for (b, b@GRAD)
       ParamOut=w, VelocityOut=v = momentum(Grad=w@GRAD, LearningRate=rate, Param=w, Velocity=v) {mu=0.9} for (w, w@GRAD)
+      ParamOut=b = sgd(Grad=b@GRAD, LearningRate=rate, Param=b) for (b, b@GRAD)
 """  # noqa: E501  # an operator is a line
 
 TRAINER = """
@@ -57,7 +57,7 @@ program p.trainer0 {counts_steps=false, dialect="fluid", endpoints=["s:1", "s:2"
       Out=w = concat(X=[w.block0, w.block1]) {axis=0}"""  # noqa: E501  # an operator is a line
 
 SERVER = """
-program p.pserver0 {counts_steps=false, dialect="fluid", endpoint="s:1", endpoints=["s:1", "s:2"], holds=[["w.block0", "w", 0], ["w@GRAD.block0", "w@GRAD", 0], ["decay", "decay", 0], ["rate", "rate", -1], ["v", "v", 0], ["b", "b", -1], ["b@GRAD", "b@GRAD", -1]], mode="sync", placement=[["w.block0", "s:1"], ["w.block1", "s:2"], ["b", "s:1"]], pserver_id=0, role="pserver", slices=[["w", [2, 2]], ["b", [2]]], trainers=2}
+program p.pserver0 {counts_steps=false, dialect="fluid", endpoint="s:1", endpoints=["s:1", "s:2"], holds=[["w.block0", "w", 0], ["w@GRAD.block0", "w@GRAD", 0], ["decay", "decay", 0], ["rate", "rate", -1], ["v", "v", 0], ["b", "b", -1], ["b@GRAD", "b@GRAD", -1]], mode="sync", placement=[["w.block0", "s:1"], ["w.block1", "s:2"], ["b", "s:1"]], prefetched=[], pserver_id=0, role="pserver", slices=[["w", [2, 2]], ["b", [2]]], trainers=2}
   data  w@GRAD.block0.trainer_0: f32[2,2]
   data  w@GRAD.block0.trainer_1: f32[2,2]
   data  b@GRAD.trainer_0: f32[2]
@@ -107,7 +107,7 @@ program p.trainer0 {counts_steps=false, dialect="fluid", endpoints=["s:1", "s:2"
       Out=b = recv(X=__control_var@1) {epmap=["s:1"], recv_varnames=["b"], trainer_id=0} for (b, b@GRAD)"""  # noqa: E501  # an operator is a line
 
 ASYNC_SERVER = """
-program p.pserver1 {counts_steps=false, dialect="fluid", endpoint="s:2", endpoints=["s:1", "s:2"], holds=[["w.block1", "w", 2], ["w@GRAD.block1", "w@GRAD", 2], ["decay", "decay", 2], ["rate", "rate", -1], ["v", "v", 2]], mode="async", placement=[["w.block0", "s:1"], ["w.block1", "s:2"], ["b", "s:1"]], pserver_id=1, role="pserver", slices=[["w", [2, 2]], ["b", [2]]], trainers=2}
+program p.pserver1 {counts_steps=false, dialect="fluid", endpoint="s:2", endpoints=["s:1", "s:2"], holds=[["w.block1", "w", 2], ["w@GRAD.block1", "w@GRAD", 2], ["decay", "decay", 2], ["rate", "rate", -1], ["v", "v", 2]], mode="async", placement=[["w.block0", "s:1"], ["w.block1", "s:2"], ["b", "s:1"]], prefetched=[], pserver_id=1, role="pserver", slices=[["w", [2, 2]], ["b", [2]]], trainers=2}
   param w.block1: f32[2,2]
   state w@GRAD.block1: f32[2,2]
   state decay: f32[2,2]

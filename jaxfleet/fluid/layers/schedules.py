@@ -14,8 +14,7 @@ from jaxfleet.fluid.layers.tensors import assign, cast, create_global_var, fill_
 from jaxfleet.fluid.program import default_main_program
 from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.variable import Variable
-
-COUNTER = "@LR_DECAY_COUNTER@"
+from jaxfleet.ir.names import LR_COUNTER
 
 
 def _as_schedule() -> Any:
@@ -24,7 +23,7 @@ def _as_schedule() -> Any:
 
 def _step(begin: int = 0) -> Variable:
     """Returns the number of the run as a float, counted from `begin`."""
-    return cast(autoincreased_step_counter(COUNTER, begin), "float32")
+    return cast(autoincreased_step_counter(LR_COUNTER, begin), "float32")
 
 
 def _periods(steps: float, *, whole: bool) -> Variable:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxfleet.analysis.slices import held_parts, rows_of_slices
 from jaxfleet.checkpoint import PartReceipt, Piece, open_checkpoint, write_part
 from jaxfleet.errors import CheckpointError
-from jaxfleet.ir import Kind, Program
+from jaxfleet.ir import Kind
 from jaxfleet.ps.server.plan import ServerPlan
 
 _BLOCK = ".block"
@@ -31,7 +32,7 @@ class Cut:
 
 def find_cuts(plan: ServerPlan) -> dict[str, Cut]:
     """Returns where each slice lies that the server holds; what is whole is left out."""
-    rows, held = _rows(plan.program), _held(plan.program)
+    rows, held = rows_of_slices(plan.program), held_parts(plan.program)
     cuts = {}
     for name in plan.state:
         leaf, number = _split(name)
@@ -99,31 +100,6 @@ def load_state(folder: Path, plan: ServerPlan) -> tuple[dict[str, np.ndarray], i
             raise CheckpointError(f"{what}, not {wanted.dtype}{list(wanted.shape)}")
         arrays[name] = array
     return arrays, checkpoint.step
-
-
-def _rows(program: Program) -> dict[str, tuple[int, ...]]:
-    """Returns the rows of each block of each parameter, as the program's attribute has them."""
-    found = {}
-    listed = program.attrs.get("slices", ())
-    assert isinstance(listed, tuple)
-    for item in listed:
-        assert isinstance(item, tuple)
-        name, rows = item
-        assert isinstance(rows, tuple)
-        found[str(name)] = tuple(int(str(count)) for count in rows)
-    return found
-
-
-def _held(program: Program) -> dict[str, tuple[str, int]]:
-    """Returns the leaf and the first row of each slice that the program's attribute names."""
-    found = {}
-    listed = program.attrs.get("holds", ())
-    assert isinstance(listed, tuple)
-    for item in listed:
-        match item:
-            case (str(name), str(leaf), int(start)):
-                found[name] = (leaf, start)
-    return found
 
 
 def _split(name: str) -> tuple[str, int | None]:
