@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
@@ -14,9 +15,11 @@ from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.ragged_values import fed_sequences
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.ops.fluid.arrays import ON_DEVICE
+from jaxfleet.ops.jax_adapter import numpy_dtype
 
 Feed = Mapping[str, Any]
 _ON_EACH = "these are the rows of each device; -1 stands for any size"
+_NARROW = {np.dtype(wide): np.dtype(narrow) for wide, narrow in ON_DEVICE.items()}
 
 
 def one_feed(feed: Any) -> Feed:
@@ -26,6 +29,8 @@ def one_feed(feed: Any) -> Feed:
         AssertionError: there is one for each of several devices.
         TypeError: it is no dict.
     """
+    if type(feed) is dict:
+        return feed
     if feed is None:
         return {}
     if isinstance(feed, list | tuple):
@@ -54,12 +59,11 @@ def fed_values(program: Program, feed: Feed, *, devices: int = 1) -> dict[str, A
     for name, value in feed.items():
         variable = declared.get(name)
         if variable is None:
-            _warn_unknown(name)
-            continue
-        if variable.lod_level and variable.is_data:
+            warn_unknown(name)
+        elif variable.lod_level and variable.is_data:
             found |= _sequences(program, variable, value, devices)
         else:
-            found[name] = fed_value(variable, value, devices=devices)
+            found[name] = Rule.of(variable).checked(value, devices)
     return found
 
 
@@ -68,16 +72,94 @@ def _sequences(program: Program, variable: Variable, value: Any, devices: int) -
         what = f"'{variable.name}' is sequences, which {devices} ranks do not share"
         raise FeedError(what, hint="CompiledProgram.with_data_parallel shares them out")
     fed = fed_sequences(program, variable, value)
-    return {**fed, variable.name: fed_value(variable, fed[variable.name])}
+    return {**fed, variable.name: Rule.of(variable).checked(fed[variable.name])}
 
 
-def fed_value(variable: Variable, value: Any, *, devices: int = 1) -> Any:
-    """Returns one fed value, checked if `fluid.data` declared it."""
-    if not isinstance(value, np.ndarray | jax.Array):
-        value = as_tensor(value, variable.dtype, name=variable.name)
-    if variable.need_check_feed:
-        _check(variable, value, devices)
-    return _on_device(variable, value) if isinstance(value, np.ndarray) else value
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a variable is fed.
+
+    Attributes:
+        variable: it.
+        dtype: what it declares.
+        narrow: what devices compute with in its place, where JAX's 64-bit types are off.
+        sizes: those of its axes, -1 where any will do; None if nothing is checked.
+    """
+
+    variable: Variable
+    dtype: np.dtype[Any]
+    narrow: np.dtype[Any] | None
+    sizes: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, variable: Variable) -> "Rule":
+        dtype = numpy_dtype(variable.dtype)
+        sizes = variable.shape if variable.need_check_feed else None
+        return cls(variable, dtype, _NARROW.get(dtype), sizes)
+
+    def take(self, value: Any) -> Any:
+        """Returns a value as a device takes it; what is fed just as declared passes quickly.
+
+        Raises:
+            FeedError: it is not what `fluid.data` declared.
+            RaggedError: it is a list.
+        """
+        if type(value) is not np.ndarray or value.dtype != self.dtype:
+            return self.checked(value)
+        if self.sizes is not None and not _fit(self.sizes, value.shape):
+            return self.checked(value)
+        return value if self.narrow is None else self.narrowed(value)
+
+    def checked(self, value: Any, devices: int = 1) -> Any:
+        """Returns any value as a device takes it.
+
+        Raises:
+            FeedError: it is not what `fluid.data` declared.
+            RaggedError: it is a list.
+        """
+        if not isinstance(value, np.ndarray) and not isinstance(value, jax.Array):
+            value = as_tensor(value, self.variable.dtype, name=self.variable.name)
+        if self.sizes is not None:
+            self._check_dtype(value)
+            self._check_shape(self.sizes, value.shape, devices)
+        return value if value.dtype not in _NARROW else self.narrowed(value)
+
+    def narrowed(self, value: np.ndarray) -> np.ndarray:
+        """Returns an array as devices compute with it.
+
+        Raises:
+            FeedError: a number of it does not fit into 32 bits.
+        """
+        made = value.astype(_NARROW[value.dtype])
+        if made.dtype.kind != "i":
+            return made
+        # One pass finds that all are from 0 to 2**31, as ids and labels are.
+        if np.bitwise_or.reduce(value, axis=None) >> 31 and not (made == value).all():
+            far = value[made != value].flat[0]
+            what = f"'{self.variable.name}' is fed {far}, and devices compute with 32 bits"
+            raise FeedError(what, hint="map such ids to numbers below 2**31 first")
+        return made
+
+    def _check_dtype(self, value: Any) -> None:
+        found = value.dtype
+        if found == self.dtype or (isinstance(value, jax.Array) and found == self.narrow):
+            return
+        wanted = self.variable.dtype
+        what = f"'{self.variable.name}' is fed {found}, and declared {wanted}"
+        raise FeedError(what, hint=f"feed value.astype('{wanted}')")
+
+    def _check_shape(self, sizes: tuple[int, ...], shape: tuple[int, ...], devices: int) -> None:
+        each = (shape[0] // devices, *shape[1:]) if devices > 1 and shape else shape
+        if _fit(sizes, each):
+            return
+        what = f"'{self.variable.name}' is fed an array {list(each)}, and declared {list(sizes)}"
+        raise FeedError(what, hint="-1 stands for any size" if devices == 1 else _ON_EACH)
+
+
+def _fit(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    if len(sizes) != len(shape):
+        return False
+    return all(wanted in {-1, found} for wanted, found in zip(sizes, shape, strict=True))
 
 
 def as_tensor(value: Any, dtype: str | None, *, name: str = "the value") -> Any:
@@ -98,37 +180,7 @@ def as_tensor(value: Any, dtype: str | None, *, name: str = "the value") -> Any:
     return np.array([value]).astype(dtype_name(dtype))
 
 
-def _warn_unknown(name: str) -> None:
+def warn_unknown(name: str) -> None:
+    """Says that what is fed is no variable of the program."""
     text = f"'{name}' is fed, and the program has no such variable: it is left out"
     warnings.warn(text, stacklevel=6)
-
-
-def _check(variable: Variable, value: Any, devices: int) -> None:
-    found = dtype_name(value.dtype)
-    narrow = isinstance(value, jax.Array) and ON_DEVICE.get(variable.dtype) == found
-    if found != variable.dtype and not narrow:
-        what = f"'{variable.name}' is fed {found}, and declared {variable.dtype}"
-        raise FeedError(what, hint=f"feed value.astype('{variable.dtype}')")
-    wanted, shape = variable.shape, value.shape
-    if devices > 1 and shape:
-        shape = (shape[0] // devices, *shape[1:])
-    if len(wanted) != len(shape) or any(_differ(w, n) for w, n in zip(wanted, shape, strict=True)):
-        what = f"'{variable.name}' is fed an array {list(shape)}, and declared {list(wanted)}"
-        raise FeedError(what, hint="-1 stands for any size" if devices == 1 else _ON_EACH)
-
-
-def _differ(wanted: int, found: int) -> bool:
-    return wanted not in {-1, found}
-
-
-def _on_device(variable: Variable, value: np.ndarray) -> np.ndarray:
-    """Returns a fed array as a device takes it, where JAX's 64-bit types are off."""
-    narrow = ON_DEVICE.get(value.dtype.name)
-    if narrow is None:
-        return value
-    made = value.astype(narrow)
-    if narrow == "int32" and not np.array_equal(made, value):
-        far = value[made != value].flat[0]
-        what = f"'{variable.name}' is fed {far}, and devices compute with 32 bits"
-        raise FeedError(what, hint="map such ids to numbers below 2**31 first")
-    return made

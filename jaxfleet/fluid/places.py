@@ -101,6 +101,18 @@ def devices_of(places: Sequence[Place]) -> tuple[Any, ...]:
     return _cpus(len(places))
 
 
+def device_to_choose(place: Any) -> Any:
+    """Returns the device that JAX must be told to run on; None where it does so by itself."""
+    if isinstance(place, CUDAPlace):
+        found = gpus()
+        if not found:
+            warn_of_no_gpu(1)
+            return None
+        return _gpu(found, place.id) if place.id else None
+    is_elsewhere = isinstance(place, CPUPlace) and jax.default_backend() != "cpu"
+    return jax.devices("cpu")[0] if is_elsewhere else None
+
+
 def default_places(*, use_cuda: bool) -> list[CPUPlace] | list[CUDAPlace]:
     """Returns the places of a script that names none: GPUs if asked for and there, or the CPU."""
     if use_cuda and gpus():

@@ -3,12 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
-from weakref import WeakKeyDictionary
 
 from jaxfleet.fluid.drawing import RUN, with_draws
+from jaxfleet.fluid.feeding import Rule
 from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.ragged import with_lengths
+from jaxfleet.fluid.ragged import ragged_data, with_lengths
 from jaxfleet.fluid.to_ir import ir_program
+from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.ir import Kind
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import Donate
@@ -25,14 +26,20 @@ class Plan:
         prepared: it, compiled when it first runs.
         state: the names that it reads from the scope and only reads.
         given: those whose memory the run takes.
-        data: the names that are fed.
+        data: the names that are fed, with how.
+        puts: those that go into the scope before the run, with how.
+        unknown: those that the program does not have.
+        has_sequences: some that it has are of unequal lengths, which are fed as two arrays.
         draws: random operators in it want the number of the run.
     """
 
     prepared: Prepared
     state: Names
     given: Names
-    data: Names
+    data: tuple[tuple[str, Rule], ...]
+    puts: tuple[tuple[str, Rule], ...]
+    unknown: Names
+    has_sequences: bool
     draws: bool
 
 
@@ -40,8 +47,7 @@ class Plans:
     """Keeps plans as long as their programs live and stay what they are."""
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Program, tuple[int, dict[tuple[Names, Names], Plan]]]
-        self._known = WeakKeyDictionary()
+        self._known: PerVersion[dict[tuple[Names, Names], Plan]] = PerVersion(lambda _: {})
 
     def find(self, program: Program, fed: Names, fetch: Names) -> Plan:
         """Returns the plan for a program as it is now.
@@ -54,10 +60,7 @@ class Plans:
         Raises:
             FeedError: something is fetched that the program does not have.
         """
-        known = self._known.get(program)
-        if known is None or known[0] != program.version:
-            known = self._known[program] = (program.version, {})
-        plans = known[1]
+        plans = self._known.get(program)
         plan = plans.get((fed, fetch))
         if plan is None:
             plan = plans[fed, fetch] = _made(program, fed, fetch)
@@ -69,13 +72,19 @@ class Plans:
 
 
 def _made(program: Program, fed: Names, fetch: Names) -> Plan:
-    made = Donate().run(runnable(program, fed))
+    declared = program.global_block().vars
+    known = [name for name in fed if name in declared]
+    made = Donate().run(runnable(program, known))
     prepared = prepare(made, fetch)
+    read = [v.name for v in prepared.data if v.name in declared]
     return Plan(
         prepared,
         tuple(v.name for v in prepared.state if v.name not in prepared.donated),
         tuple(v.name for v in prepared.state if v.name in prepared.donated),
-        tuple(v.name for v in prepared.data if v.name != RUN),
+        tuple((name, Rule.of(declared[name])) for name in read),
+        tuple((name, Rule.of(declared[name])) for name in known if declared[name].persistable),
+        tuple(name for name in fed if name not in declared),
+        bool(ragged_data(program)),
         any(v.name == RUN for v in prepared.data),
     )
 

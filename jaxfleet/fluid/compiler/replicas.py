@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from jaxfleet.fluid.plans import Names, runnable
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.ragged_values import check_fetched
 from jaxfleet.fluid.roles import OpRole
+from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import DataParallel, Donate
 from jaxfleet.runtime.parts import Fed, Fetched
@@ -67,8 +67,7 @@ class Replicas:
         self.build, self.execution, self.places = build, execution, places
         self.has_local_scopes = False
         self._program = program
-        self._known: WeakKeyDictionary[Program, tuple[int, dict[_Key, RanksProgram]]]
-        self._known = WeakKeyDictionary()
+        self._known: PerVersion[dict[_Key, RanksProgram]] = PerVersion(lambda _: {})
         self._runs = 0
         self._check()
         if build.debug_graphviz_path:
@@ -162,14 +161,11 @@ class Replicas:
         return [{name: part[name] for name in parts[0]} for part in parts]
 
     def _ready(self, program: Program, fed: Names, fetch: Names, count: int) -> RanksProgram:
-        known = self._known.get(program)
-        if known is None or known[0] != program.version:
-            known = self._known[program] = (program.version, {})
-        key = (fed, fetch, count)
-        if key not in known[1]:
+        known, key = self._known.get(program), (fed, fetch, count)
+        if key not in known:
             made = self._rewritten(program, fed, count)
-            known[1][key] = RanksProgram.of(Donate().run(made), fetch, self.devices[:count])
-        return known[1][key]
+            known[key] = RanksProgram.of(Donate().run(made), fetch, self.devices[:count])
+        return known[key]
 
     def _rewritten(self, program: Program, fed: Names, count: int) -> IrProgram:
         build = self.build

@@ -2,30 +2,35 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from jaxfleet.errors import ClosedError, FeedError
+from jaxfleet.errors import ClosedError
 from jaxfleet.fluid.checks import check_type
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
-from jaxfleet.fluid.drawing import RUN
-from jaxfleet.fluid.executor.fetching import as_list, as_numpy, names_of, split_optimize_ops
+from jaxfleet.fluid.executor.fetching import (
+    as_list,
+    as_numpy,
+    names_of,
+    plain_names,
+    split_optimize_ops,
+)
+from jaxfleet.fluid.executor.local import LocalRuns
 from jaxfleet.fluid.executor.pruning import PrunedPrograms, kept_feed, prune_program
 from jaxfleet.fluid.executor.ranks import RankRuns, rank_count
 from jaxfleet.fluid.feeding import fed_values, one_feed
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.places import prepare_devices
-from jaxfleet.fluid.plans import Plan, Plans, runnable
+from jaxfleet.fluid.plans import runnable
 from jaxfleet.fluid.program import Program, default_main_program
 from jaxfleet.fluid.pserver import PserverRuns, refuse_several_devices, talks_to_others
-from jaxfleet.fluid.ragged_values import fetched_sequences
 from jaxfleet.fluid.scope import global_scope
 from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.runtime.parts import Fetched
-from jaxfleet.runtime.prepared import missing_state
 from jaxfleet.runtime.scope import Scope
 
 
@@ -46,7 +51,8 @@ class Executor:
     def __init__(self, place: Any = None) -> None:
         prepare_devices()  # the last moment at which CPU_NUM may be set
         self.place = place
-        self._plans = Plans()
+        self._local = LocalRuns(place)
+        self._is_local = PerVersion(_is_local)
         self._pruned = PrunedPrograms()
         self._ranks = RankRuns()
         self._pserver = PserverRuns()
@@ -91,14 +97,20 @@ class Executor:
         """
         del feed_var_name, fetch_var_name, use_program_cache
         if self._closed:
-            raise ClosedError(
-                "this Executor was closed, and runs nothing more", hint="make another"
-            )
+            what = "this Executor was closed, and runs nothing more"
+            raise ClosedError(what, hint="make another")
+        program = default_main_program() if program is None else program
+        scope = global_scope() if scope is None else scope
+        names = None if use_prune else plain_names(fetch_list)
+        if names is not None and type(program) is Program and self._is_local.get(program):
+            # What most steps are goes a short way: each line of it is paid at every step.
+            run, draw = self._local.run, self._next_run
+            return run(program, one_feed(feed), names, scope, draw, return_numpy=return_numpy)
         return self._run_impl(
-            default_main_program() if program is None else program,
+            program,
             feed,
             as_list(fetch_list),
-            global_scope() if scope is None else scope,
+            scope,
             return_numpy=return_numpy,
             return_merged=return_merged,
             use_prune=use_prune,
@@ -108,7 +120,7 @@ class Executor:
         """Ends, and what was opened for programs with it; a later run is an error."""
         while self._open:
             self._open.pop().close()
-        self._plans.clear()
+        self._local.clear()
         self._pruned.clear()
         self._ranks.clear()
         self._closed = True
@@ -178,27 +190,16 @@ class Executor:
         *,
         return_numpy: bool,
     ) -> list[Any]:
-        """Runs a program on one device."""
-        fed = fed_values(program, one_feed(feed))
+        """Runs a program on one device, or its part of a job of parameter servers."""
+        given, fetch = one_feed(feed), names_of(fetch_list)
+        if not talks_to_others(program):
+            run = self._local.run
+            return run(program, given, fetch, scope, self._next_run, return_numpy=return_numpy)
+        fed = fed_values(program, given)
         _put_persistables(program, fed, scope)
-        if talks_to_others(program):
-            made = self._pserver.run(
-                program, runnable, fed, names_of(fetch_list), scope, lambda: self._next_run(program)
-            )
-            return list(as_numpy(made) if return_numpy else made)
-        plan = self._plans.find(program, tuple(fed), names_of(fetch_list))
-        data = _data(plan, fed)
-        if plan.draws:
-            data[RUN] = self._next_run(program)
-        if not (return_numpy and fetch_list):
-            # Then nothing waits for the run, and JAX reads numpy's memory while it lasts.
-            data = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in data.items()}
-        with self._on_place():
-            fetched, written = plan.prepared.function(*_state(plan, scope), data)
-        scope.keep(written)
-        names = names_of(fetch_list)
-        fetched = fetched_sequences(program, names, fetched, fed, return_numpy=return_numpy)
-        return list(as_numpy(fetched) if return_numpy else fetched)
+        draw = partial(self._next_run, program)
+        made = self._pserver.run(program, runnable, fed, fetch, scope, draw)
+        return list(as_numpy(made) if return_numpy else made)
 
     def _next_run(self, program: Program) -> np.uint32:
         """Returns what this run's random operators draw by."""
@@ -206,8 +207,11 @@ class Executor:
         self._runs += 1
         return np.uint32((start + self._runs - 1) % (1 << 32))
 
-    def _on_place(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+
+def _is_local(program: Program) -> bool:
+    """Tells whether a program runs on one device, and does something."""
+    is_alone = rank_count(program) == 1 and not talks_to_others(program)
+    return is_alone and bool(program.global_block().ops)
 
 
 def _as_asked(made: Fetched, *, return_numpy: bool, return_merged: bool) -> list[Any]:
@@ -221,21 +225,3 @@ def _put_persistables(program: Program, fed: dict[str, Any], scope: Scope) -> No
     declared = program.global_block().vars
     for name in [name for name in fed if name in declared and declared[name].persistable]:
         scope.keep({name: jax.numpy.array(fed.pop(name), copy=True)})
-
-
-def _data(plan: Plan, fed: Mapping[str, Any]) -> dict[str, Any]:
-    missing = [name for name in plan.data if name not in fed]
-    if missing:
-        variable = plan.prepared.program.variables[missing[0]]
-        what = f"'{missing[0]}' ({variable.type}) is not fed"
-        raise FeedError(what, hint=f"feed all of {', '.join(plan.data)}")
-    return {name: fed[name] for name in plan.data}
-
-
-def _state(plan: Plan, scope: Scope) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the state whose memory the run takes, and that which it only reads."""
-    try:
-        given = {name: scope.give(name) for name in plan.given}
-        return given, {name: scope.peek(name) for name in plan.state}
-    except KeyError as error:
-        raise missing_state(plan.prepared.program, str(error.args[0])) from None

@@ -30,6 +30,21 @@ def as_list(fetch_list: Any) -> list[Any]:
     return list(fetch_list)
 
 
+def plain_names(fetch_list: Any) -> tuple[str, ...] | None:
+    """Returns the names in a fetch list of variables and names; None if it holds anything else."""
+    if type(fetch_list) is not list:
+        return None
+    names = []
+    for item in fetch_list:
+        if isinstance(item, Variable):
+            names.append(item.name)
+        elif isinstance(item, str):
+            names.append(item)
+        else:
+            return None
+    return tuple(names)
+
+
 def split_optimize_ops(fetch_list: Sequence[Any]) -> tuple[list[Fetched], list[Operator]]:
     """Returns what of a fetch list are variables, and what are operators of an optimizer.
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
 
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram, warn_of_no_program
 from jaxfleet.fluid.executor.fetching import Fetched, is_optimize_op, names_of
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.versions import PerVersion
 
 Prune: TypeAlias = Callable[[Program | CompiledProgram, Any, Any, Any], Program]
 _Key: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]
@@ -17,8 +17,7 @@ class PrunedPrograms:
     """Keeps pruned programs as long as what they are pruned from lives and stays what it is."""
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Program, tuple[int, dict[_Key, Program]]]
-        self._known = WeakKeyDictionary()
+        self._known: PerVersion[dict[_Key, Program]] = PerVersion(lambda _: {})
 
     def find(
         self,
@@ -31,12 +30,10 @@ class PrunedPrograms:
         """Returns what a program is pruned to, by a call if it is not known."""
         whole = program.program if isinstance(program, CompiledProgram) else program
         known = self._known.get(whole)
-        if known is None or known[0] != whole.version:
-            known = self._known[whole] = (whole.version, {})
         key = (_names_fed(feed), names_of(fetched), tuple(map(id, operators)))
-        if key not in known[1]:
-            known[1][key] = prune(program, feed, fetched, operators)
-        return known[1][key]
+        if key not in known:
+            known[key] = prune(program, feed, fetched, operators)
+        return known[key]
 
     def clear(self) -> None:
         """Lets all of them go."""
