@@ -7,10 +7,9 @@ from jaxfleet.errors import AssertedError, WrongTypeError
 from jaxfleet.fluid.block import Block
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.differentiate import Callback, Walk, ops_between
-from jaxfleet.fluid.differentiate import grad_name as grad_name
 from jaxfleet.fluid.operator import ROLE, ROLE_VAR
 from jaxfleet.fluid.roles import OpRole
-from jaxfleet.fluid.variable import Parameter, Variable
+from jaxfleet.fluid.variable import Pairs, Parameter, Variable
 
 _MANY = (list, tuple, set, frozenset)
 
@@ -21,7 +20,7 @@ def append_backward(
     no_grad_set: Collection[str | Variable] | None = None,
     callbacks: Sequence[Callback] | None = None,
     checkpoints: Sequence[Variable | str] | None = None,
-) -> list[tuple[Parameter, Variable]]:
+) -> Pairs:
     """Adds the operators that compute the gradients of a loss.
 
     Args:

@@ -3,7 +3,6 @@
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
 
 from jaxfleet.errors import WrongTypeError
 from jaxfleet.fluid import layers
@@ -15,10 +14,8 @@ from jaxfleet.fluid.guards import name_scope
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.operator import NAME_SCOPE, ROLE_VAR
 from jaxfleet.fluid.program import Program, default_main_program
-from jaxfleet.fluid.variable import Parameter, Variable
+from jaxfleet.fluid.variable import Pairs, Parameter, Variable
 from jaxfleet.ir.names import CLIP_MARK
-
-Pairs: TypeAlias = list[tuple[Parameter, Variable]]
 
 SCOPE = "gradient_clip"
 ON_TRAINERS = f"{SCOPE}_{CLIP_MARK}"

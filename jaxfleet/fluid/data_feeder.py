@@ -7,12 +7,12 @@ import numpy as np
 
 from jaxfleet.errors import AssertedError, FeedError
 from jaxfleet.fluid.checks import check_type, mistake
-from jaxfleet.fluid.io.files import numpy_dtype
 from jaxfleet.fluid.places import CPUPlace, CUDAPlace, Place, cpu_places, cuda_places
 from jaxfleet.fluid.program import Program, default_main_program
 from jaxfleet.fluid.ragged_values import lod_tensor_of
 from jaxfleet.fluid.readers import Reader
 from jaxfleet.fluid.variable import Variable
+from jaxfleet.ops.jax_adapter import numpy_dtype
 
 Sample: TypeAlias = Sequence[Any]
 Fed: TypeAlias = Any  # an array, or a LoDTensor

@@ -15,14 +15,10 @@ from jaxfleet.fluid.block import Block
 from jaxfleet.fluid.dtypes import VarType
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.variable import Parameter, Variable
+from jaxfleet.ir import grad_name
 from jaxfleet.ops.fluid import EMPTY, GRAD, Gradient, Slot, schema_of
 
 Callback: TypeAlias = Callable[[Block, Mapping[str, str]], None]
-
-
-def grad_name(name: str) -> str:
-    """Returns the name of a variable's gradient."""
-    return name + GRAD
 
 
 @dataclass

@@ -40,6 +40,6 @@ def dtype_name(dtype: Any) -> str:
     return name
 
 
-def device_dtype(name: str) -> str:
+def ir_dtype(name: str) -> str:
     """Returns the IR's name of what a device computes with for a dtype."""
     return short_dtype(ON_DEVICE.get(name, name))

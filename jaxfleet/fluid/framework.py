@@ -1,6 +1,5 @@
 """What fluid calls its framework: programs and what they are made of, under one name."""
 
-from jaxfleet.fluid.backward import grad_name as _grad_name
 from jaxfleet.fluid.block import Block as Block
 from jaxfleet.fluid.core import is_compiled_with_cuda as is_compiled_with_cuda
 from jaxfleet.fluid.flags import get_flags as get_flags
@@ -20,6 +19,7 @@ from jaxfleet.fluid.program import switch_main_program as switch_main_program
 from jaxfleet.fluid.program import switch_startup_program as switch_startup_program
 from jaxfleet.fluid.variable import Parameter as Parameter
 from jaxfleet.fluid.variable import Variable as Variable
+from jaxfleet.ir import grad_name as _grad_name
 
 
 def grad_var_name(var_name: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.dtypes import VarType, device_dtype
+from jaxfleet.fluid.dtypes import VarType, ir_dtype
 from jaxfleet.fluid.operator import ROLE, ROLE_VAR, Operator
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.roles import number_of
@@ -88,7 +88,7 @@ class _Writer:
         declared["dtype"] = long_dtype(made.dtype)
         if like is not None:
             declared.update(type=like.type, stop_gradient=like.stop_gradient)
-            if device_dtype(like.dtype) == made.dtype:
+            if ir_dtype(like.dtype) == made.dtype:
                 declared["dtype"] = like.dtype
         if made.kind is Kind.PARAM and declared["shape"]:
             return _parameter(block, declared, like)
@@ -139,7 +139,7 @@ def _is_same(like: Variable, made: IrVariable) -> bool:
     if made.dtype == RAW:
         return made.name == like.name and like.type == VarType.RAW
     kept = made.name == like.name and made.kind.persistable == like.persistable
-    return kept and like.sizes == made.shape and device_dtype(like.dtype) == made.dtype
+    return kept and like.sizes == made.shape and ir_dtype(like.dtype) == made.dtype
 
 
 def _parameter(block: Block, declared: dict[str, Any], like: Variable | None) -> Parameter:

@@ -11,12 +11,11 @@ from typing import Any
 import jax
 
 from jaxfleet.errors import JaxfleetError, ProgramError
-from jaxfleet.fluid.dtypes import device_dtype
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.ir import Operator, Program, Size, evaluate
 from jaxfleet.ir.dims import letter, letters
 from jaxfleet.ops import Interpreter, find_op
-from jaxfleet.ops.jax_adapter import numpy_dtype
+from jaxfleet.ops.fluid.arrays import device_dtype
 
 _FIRST, _SECOND = 24, 48  # numbers that most factors divide
 
@@ -103,7 +102,7 @@ def _shown(variable: Variable) -> str:
 
 def _like(variable: Variable, numbers: Mapping[str, int]) -> jax.ShapeDtypeStruct:
     shape = tuple(evaluate(size, numbers) for size in variable.sizes or ())
-    return jax.ShapeDtypeStruct(shape, numpy_dtype(device_dtype(variable.dtype)))
+    return jax.ShapeDtypeStruct(shape, device_dtype(variable.dtype))
 
 
 def _size(base: int, grown: Mapping[str, int]) -> Size:

@@ -3,9 +3,7 @@
 from jaxfleet.fluid.block import Block
 from jaxfleet.fluid.dtypes import VarType
 from jaxfleet.fluid.guards import name_scope
-from jaxfleet.fluid.variable import Parameter, Variable
-
-Pairs = list[tuple[Parameter, Variable]]
+from jaxfleet.fluid.variable import Pairs, Parameter, Variable
 
 
 class WeightDecayRegularizer:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxfleet.fluid.dtypes import VarType, device_dtype
+from jaxfleet.fluid.dtypes import VarType, ir_dtype
 from jaxfleet.fluid.operator import DEVICE, NAME_SCOPE, ROLE, ROLE_VAR, Operator
 from jaxfleet.fluid.roles import ir_role
 from jaxfleet.fluid.variable import Parameter, Variable
@@ -102,5 +102,5 @@ def _variable(variable: Variable) -> IrVariable:
         kind = Kind.PARAM
     elif variable.persistable:
         kind = Kind.STATE
-    dtype = RAW if variable.type == VarType.RAW else device_dtype(variable.dtype)
+    dtype = RAW if variable.type == VarType.RAW else ir_dtype(variable.dtype)
     return IrVariable(variable.name, dtype, variable.sizes or (), kind)

@@ -4,15 +4,14 @@ import copy
 import re
 from collections.abc import Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxfleet.errors import WrongTypeError
 from jaxfleet.fluid.arithmetic import Arithmetic
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dtypes import VarType, dtype_name
-from jaxfleet.ir import Size
+from jaxfleet.ir import Size, grad_name
 from jaxfleet.ir.dims import letter
-from jaxfleet.ops.fluid import GRAD
 
 if TYPE_CHECKING:
     from jaxfleet.fluid.block import Block
@@ -98,7 +97,7 @@ class Variable(Arithmetic):
     @property
     def grad_name(self) -> str:
         """The name of its gradient."""
-        return self.name + GRAD
+        return grad_name(self.name)
 
     def _set_error_clip(self, error_clip: Any) -> None:
         self.error_clip = error_clip
@@ -189,6 +188,9 @@ class Parameter(Variable):
         made = copy.copy(self)
         made.block, made.optimize_attr = block, dict(self.optimize_attr)
         return made
+
+
+Pairs: TypeAlias = list[tuple[Parameter, Variable]]  # each parameter with its gradient
 
 
 def sizes_of(shape: Sequence[int | None]) -> tuple[Size, ...]:

@@ -9,6 +9,7 @@ from functools import lru_cache
 PLAIN_NAME = re.compile(r"(?!(?:inf|nan)\+)[A-Za-z_][\w./@$~+-]*")
 # As words and dtypes are spelled: a plain name, and what jax adds to some: `key<fry>`.
 PLAIN_WORD = re.compile(rf"{PLAIN_NAME.pattern}(?:<[^<>\[\]\s]*>)?")
+GRAD = "@GRAD"
 _TRAINER = ".trainer_"
 LR_COUNTER = "@LR_DECAY_COUNTER@"  # of the runs that learning rates are computed from
 CLIP_MARK = "@CLIP"  # in the name scope of clipping that trainers do, and not servers
@@ -18,7 +19,7 @@ RESERVED = frozenset({"true", "false", "none", "nan", "inf"})
 
 def grad_name(name: str) -> str:
     """Returns the name of a variable's gradient: `w@GRAD`."""
-    return f"{name}@GRAD"
+    return name + GRAD
 
 
 def block_name(name: str, index: int) -> str:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import quote
 
-import ml_dtypes
 import numpy as np
 
 from jaxfleet.checkpoint.files import sync
 from jaxfleet.checkpoint.layout import TEMPORARY, unique
 from jaxfleet.errors import SavedError
+from jaxfleet.ops.jax_adapter import numpy_dtype
 
 FORMAT, VERSION = "jaxfleet fluid variables", 1
 _TABLE = "jaxfleet.json"
@@ -26,11 +26,6 @@ _ARRAY = ".npy"
 _DAMAGE = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, TypeError)
 
 Writer: TypeAlias = Callable[[Path], None]  # writes a new file
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """Returns numpy's dtype of a name."""
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
 
 def file_of(folder: Path, name: str) -> Path:

@@ -7,10 +7,10 @@ import numpy as np
 
 from jaxfleet.errors import SavedError
 from jaxfleet.fluid.checks import mistake
-from jaxfleet.fluid.io.files import numpy_dtype
 from jaxfleet.fluid.scope import global_scope
 from jaxfleet.fluid.variable import Variable
-from jaxfleet.ops.fluid.arrays import ON_DEVICE
+from jaxfleet.ops.fluid.arrays import ON_DEVICE, device_dtype
+from jaxfleet.ops.jax_adapter import numpy_dtype
 
 
 def value_of(variable: Variable) -> np.ndarray:
@@ -41,7 +41,7 @@ def check_value(variable: Variable, array: np.ndarray, where: str) -> np.ndarray
     """
     _check_shape(variable, array, where)
     _check_dtype(variable, array, where)
-    narrow = array.astype(numpy_dtype(ON_DEVICE.get(variable.dtype, variable.dtype)), copy=False)
+    narrow = array.astype(device_dtype(variable.dtype), copy=False)
     if array.dtype.kind in "iu" and not np.array_equal(narrow, array):
         what = f"'{variable.name}' in {where} holds numbers that do not fit in {narrow.dtype.name}"
         raise mistake(what, "integers are computed in 32 bits", SavedError)

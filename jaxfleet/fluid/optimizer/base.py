@@ -21,9 +21,7 @@ from jaxfleet.fluid.program import (
     program_guard,
 )
 from jaxfleet.fluid.regularizer import WeightDecayRegularizer, append_regularization_ops
-from jaxfleet.fluid.variable import Parameter, Variable
-
-Pairs = list[tuple[Parameter, Variable]]
+from jaxfleet.fluid.variable import Pairs, Parameter, Variable
 
 
 @dataclass(frozen=True)

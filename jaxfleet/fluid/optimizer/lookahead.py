@@ -7,10 +7,10 @@ from jaxfleet.errors import AssertedError
 from jaxfleet.fluid import layers, unique_name
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.operator import Operator
-from jaxfleet.fluid.optimizer.base import Optimizer, Pairs
+from jaxfleet.fluid.optimizer.base import Optimizer
 from jaxfleet.fluid.program import default_startup_program, program_guard
 from jaxfleet.fluid.roles import OpRole
-from jaxfleet.fluid.variable import Parameter, Variable
+from jaxfleet.fluid.variable import Pairs, Parameter, Variable
 
 
 class LookaheadOptimizer:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.optimizer.base import Accumulator, Optimizer, Pairs
+from jaxfleet.fluid.optimizer.base import Accumulator, Optimizer
 from jaxfleet.fluid.roles import OpRole
-from jaxfleet.fluid.variable import Parameter, Variable
+from jaxfleet.fluid.variable import Pairs, Parameter, Variable
 
 
 class SGDOptimizer(Optimizer):

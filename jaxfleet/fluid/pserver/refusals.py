@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid.pserver.programs import needs_of, served_blocks
 from jaxfleet.ir import Kind, Operator, Program
+from jaxfleet.ir.names import GRAD
 
 _TABLES = frozenset({
     "distributed_lookup_table",
@@ -14,7 +15,6 @@ _TABLES = frozenset({
     "split_ids",
     "split_selected_rows",
 })  # fmt: skip
-_BACKWARD = "@GRAD"
 
 Rule = Callable[[Program], str | None]
 
@@ -86,7 +86,7 @@ def _of_unsent(program: Program) -> str | None:
     if not _is_served(program):
         return None
     # Gradients are no state: what else is in no scope is found out when the scope is at hand.
-    missing = {name for name in needs_of(program).state if _BACKWARD in name}
+    missing = {name for name in needs_of(program).state if GRAD in name}
     for index in served_blocks(program):
         for op in program.blocks[index].ops:
             for name in op.reads:

@@ -1,5 +1,6 @@
 """Checks of what a transpiler is asked for, with the script's line."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxfleet.errors import AssertedError
@@ -63,3 +64,31 @@ def endpoints_of(pservers: Any) -> tuple[str, ...]:
     hint = "give them with commas between: '10.0.0.1:6174,10.0.0.2:6174'"
     check_type(pservers, "pservers", str, hint)
     return tuple(name.strip() for name in pservers.split(","))
+
+
+def rank_endpoints(trainers: str | Sequence[str]) -> list[str]:
+    """Returns the endpoints of ranks, which are given in a list or between commas.
+
+    Raises:
+        ProgramError: one is none, or two ranks have the same.
+    """
+    given = trainers.split(",") if isinstance(trainers, str) else trainers
+    endpoints = [endpoint.strip() for endpoint in given]
+    for place, endpoint in enumerate(endpoints):
+        host, _, port = endpoint.rpartition(":")
+        if not host or not port.isdecimal():
+            raise mistake(f"'{endpoint}' is no endpoint", "spell it host:port")
+        if endpoint in endpoints[:place]:
+            raise mistake(f"two ranks have the endpoint {endpoint}", "give each its own")
+    return endpoints
+
+
+def check_among(current: str, endpoints: Sequence[str]) -> None:
+    """Checks that a process is one of those that train together.
+
+    Raises:
+        ProgramError: it is not.
+    """
+    if current not in endpoints:
+        what = f"current_endpoint is {current}, which none of {', '.join(endpoints)} is"
+        raise mistake(what, "spell it as in trainers")

@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 from jaxfleet.fluid import unique_name
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
+from jaxfleet.fluid.transpiler.asked import check_among, rank_endpoints
 from jaxfleet.fluid.transpiler.ports import wait_server_ready
 from jaxfleet.fluid.transpiler.rewriting import Rewritten
 from jaxfleet.passes import (
@@ -198,34 +199,6 @@ def transpile_collective(
     transpiler.transpile(
         startup_program, main_program, trainer_id, endpoints, current_endpoint, wait_port
     )
-
-
-def rank_endpoints(trainers: str | Sequence[str]) -> list[str]:
-    """Returns the endpoints of ranks, which are given in a list or between commas.
-
-    Raises:
-        ProgramError: one is none, or two ranks have the same.
-    """
-    given = trainers.split(",") if isinstance(trainers, str) else trainers
-    endpoints = [endpoint.strip() for endpoint in given]
-    for place, endpoint in enumerate(endpoints):
-        host, _, port = endpoint.rpartition(":")
-        if not host or not port.isdecimal():
-            raise mistake(f"'{endpoint}' is no endpoint", "spell it host:port")
-        if endpoint in endpoints[:place]:
-            raise mistake(f"two ranks have the endpoint {endpoint}", "give each its own")
-    return endpoints
-
-
-def check_among(current: str, endpoints: Sequence[str]) -> None:
-    """Checks that a process is one of those that train together.
-
-    Raises:
-        ProgramError: it is not.
-    """
-    if current not in endpoints:
-        what = f"current_endpoint is {current}, which none of {', '.join(endpoints)} is"
-        raise mistake(what, "spell it as in trainers")
 
 
 def distributed(program: Program) -> tuple[str, ...]:

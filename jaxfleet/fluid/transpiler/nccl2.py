@@ -11,7 +11,7 @@ import jax
 from jaxfleet.errors import AssertedError
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.program import Program, default_startup_program
-from jaxfleet.fluid.transpiler.collective import check_among, rank_endpoints
+from jaxfleet.fluid.transpiler.asked import check_among, rank_endpoints
 from jaxfleet.fluid.transpiler.ports import wait_server_ready
 from jaxfleet.fluid.transpiler.rewriting import Rewritten
 from jaxfleet.passes import GenNcclId

@@ -1,5 +1,6 @@
 """Fluid's operators: what they look like, and what they and their gradients compute."""
 
+from jaxfleet.ir.names import GRAD as GRAD
 from jaxfleet.ops.fluid import activations as activations
 from jaxfleet.ops.fluid import arrays as arrays
 from jaxfleet.ops.fluid import communication as communication
@@ -20,7 +21,6 @@ from jaxfleet.ops.fluid import updates as updates
 from jaxfleet.ops.fluid.random import RANDOM_OPS as RANDOM_OPS
 from jaxfleet.ops.fluid.random import RUN_SLOT as RUN_SLOT
 from jaxfleet.ops.fluid.schema import EMPTY as EMPTY
-from jaxfleet.ops.fluid.schema import GRAD as GRAD
 from jaxfleet.ops.fluid.schema import UNWANTED as UNWANTED
 from jaxfleet.ops.fluid.schema import Gradient as Gradient
 from jaxfleet.ops.fluid.schema import Schema as Schema

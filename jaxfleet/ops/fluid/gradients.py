@@ -14,8 +14,8 @@ import numpy as np
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Operands, Operator
+from jaxfleet.ir.names import GRAD
 from jaxfleet.ops.fluid.schema import (
-    GRAD,
     Gradient,
     Schema,
     Slot,

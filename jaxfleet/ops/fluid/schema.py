@@ -14,7 +14,6 @@ from jaxfleet.ir import Operator
 from jaxfleet.ops.collective import attr
 from jaxfleet.ops.registry import Array, Context, register_op
 
-GRAD = "@GRAD"
 EMPTY = "@EMPTY@"  # stands where a gradient operator's output is not wanted
 UNWANTED = "unwanted"  # attribute in the IR: (slot, place) of each that stood beside wanted ones
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxfleet.ops.fluid.arrays import device_dtype
 from jaxfleet.ops.fluid.schema import Value, fluid_op
 
 
@@ -17,4 +18,4 @@ def ref_by_trainer_id(_: Mapping[str, Any], x: Value, trainer: Value) -> Value:
 @fluid_op("fake_init", attrs={"shape": [], "dtype": "float32"})
 def fake_init(attrs: Mapping[str, Any]) -> Value:
     """Returns nothing of a table that servers hold: an array without rows."""
-    return jnp.zeros((0, *attrs["shape"][1:]), attrs["dtype"])
+    return jnp.zeros((0, *attrs["shape"][1:]), device_dtype(attrs["dtype"]))
