@@ -38,7 +38,7 @@ def pruned(program: "Program", feeded: Sequence[str], targets: Sequence[object])
     root.ops = [op for at, op in enumerate(root.ops) if at in kept]
     _empty_unreached(made)
     used = {name for op in root.ops for name in (*_reads(op), *op.output_arg_names)}
-    drop_unused(root, used | {x.name for x in targets if isinstance(x, Variable)})
+    drop_unused(root, used | {_name_of(x) for x in targets if not isinstance(x, Operator)})
     return made
 
 
@@ -88,8 +88,9 @@ def _name_of(target: object) -> str:
 
 
 def _check_made(root: "Block", names: Iterable[str], targets: Sequence[object]) -> None:
-    made = {name for op in root.ops if not _updates_state(op) for name in op.output_arg_names}
-    for name in sorted(set(names) - made):
+    there = {name for op in root.ops if not _updates_state(op) for name in op.output_arg_names}
+    there.update(v.name for v in root.vars.values() if v.persistable)  # the scope has them
+    for name in sorted(set(names) - there):
         what = f"no operator makes '{name}', and a program is to be pruned to what makes it"
         raise mistake(what, "name a variable of this program, or an operator")
     for op in targets:

@@ -92,6 +92,20 @@ def test_pruning_to_gradients_keeps_no_update_unless_it_is_asked_for() -> None:
     assert types(main._prune([*updates])).count("sgd") == 2
 
 
+def test_pruning_to_a_parameter_keeps_it_and_the_updates_that_are_asked_for() -> None:
+    with fresh() as (main, _):
+        _, loss = classifier()
+        updates, _ = fluid.optimizer.SGD(0.1).minimize(loss)
+    assert types(main._prune("b")) == []
+    assert main._prune("b").global_block().has_var("b")
+    assert types(main._prune(["b", *updates])).count("sgd") == 2
+    weight = next(op for op in updates if op.input("Param") == ["fc_0.w_0"])
+    kept = main._prune(["b", weight])
+    assert [op.input("Param") for op in kept.global_block().ops if op.type == "sgd"] == [
+        ["fc_0.w_0"]
+    ]
+
+
 def test_a_copy_shares_nothing_that_changes() -> None:
     with fresh() as (main, _):
         layers.piecewise_decay([1], [0.1, 0.2])
