@@ -51,8 +51,13 @@ class Trained:
         self.exe.run(self.startup, scope=self.scope)
 
     def parallel(self, **options: Any) -> fluid.ParallelExecutor:
-        given = {"loss_name": self.loss.name, "main_program": self.main, "scope": self.scope}
-        return fluid.ParallelExecutor(use_cuda=False, **{**given, **options})
+        given: dict[str, Any] = {
+            "use_cuda": False,
+            "loss_name": self.loss.name,
+            "main_program": self.main,
+            "scope": self.scope,
+        }
+        return fluid.ParallelExecutor(**{**given, **options})
 
     def parameters(self) -> dict[str, np.ndarray]:
         return {p.name: np.array(self.scope.peek(p.name)) for p in self.main.all_parameters()}

@@ -272,3 +272,39 @@ def test_values_that_cannot_be_joined_are_fetched_apart() -> None:
         exe.run(compiled, feed, [out])
     (parts,) = exe.run(compiled, feed, [out], return_merged=False)
     assert [part.tolist() for part in parts] == [[[0], [1]], [[2, 4], [3, 5]]]
+
+
+def _normalized() -> tuple[fluid.Variable, fluid.Variable]:
+    x = fluid.data("x", [None, 6])
+    hidden = layers.batch_norm(
+        layers.fc(x, 4, param_attr="w"), moving_mean_name="mean", moving_variance_name="spread"
+    )
+    out = layers.fc(hidden, 1, act="tanh", param_attr="v")
+    return layers.mean(layers.square(out)), out
+
+
+def test_statistics_are_each_devices_own_and_the_scope_shows_the_firsts() -> None:
+    feed = {"x": batch(8)["x"]}
+    half, both = Trained(sgd, _normalized), Trained(sgd, _normalized)
+    half.exe.run(half.main, {"x": feed["x"][:4]}, scope=half.scope)
+    with devices(2):
+        both.parallel().run([both.loss], feed)
+    for name in ("mean", "spread"):
+        np.testing.assert_allclose(both.scope[name], half.scope[name], err_msg=name, **CLOSE)
+
+
+def test_synchronized_statistics_are_those_of_all_rows() -> None:
+    one, two = Trained(sgd, _normalized), Trained(sgd, _normalized)
+    build = fluid.BuildStrategy()
+    build.sync_batch_norm = True
+    with devices(2):
+        parallel = two.parallel(build_strategy=build)
+    for step in range(2):
+        feed = {"x": batch(8, step)["x"]}
+        one.exe.run(one.main, feed, scope=one.scope)
+        parallel.run([two.loss], feed)
+    for name in ("mean", "spread", "w", "v"):
+        found, wanted = two.scope[name], one.scope[name]
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5, err_msg=name)
+    with pytest.raises(FeedError, match="has different shapes on the devices"):
+        parallel.run([two.loss], {"x": batch(5)["x"]})

@@ -17,6 +17,7 @@ from jaxfleet.ops.fluid import rows as rows
 from jaxfleet.ops.fluid import sequences as sequences
 from jaxfleet.ops.fluid import servers as servers
 from jaxfleet.ops.fluid import shapes as shapes
+from jaxfleet.ops.fluid import synchronized as synchronized
 from jaxfleet.ops.fluid import updates as updates
 from jaxfleet.ops.fluid.random import RANDOM_OPS as RANDOM_OPS
 from jaxfleet.ops.fluid.random import RUN_SLOT as RUN_SLOT
