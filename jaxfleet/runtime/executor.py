@@ -12,7 +12,7 @@ from jaxfleet.ir import Kind, Program, Variable
 from jaxfleet.ir.types import long_dtype
 from jaxfleet.lower import device_count
 from jaxfleet.runtime.devices import choose_devices, steps_must_not_overlap
-from jaxfleet.runtime.prepared import Prepared, missing_state, prepare
+from jaxfleet.runtime.prepared import Prepared, missing_state, not_fed, prepare
 from jaxfleet.runtime.ranks import RanksProgram, rank_count
 from jaxfleet.runtime.scope import Scope
 
@@ -100,8 +100,7 @@ def _checked_feed(
         raise FeedError(what, hint=f"its data are {', '.join(sorted(names)) or 'none'}")
     missing = [variable for variable in data if variable.name not in feed]
     if missing:
-        what = f"'{missing[0].name}' ({missing[0].type}) is not fed"
-        raise FeedError(what, hint=f"feed all of {', '.join(v.name for v in data)}")
+        raise not_fed(program, missing[0].name, [v.name for v in data])
     return {v.name: _as_array(v, feed[v.name]) for v in data}
 
 

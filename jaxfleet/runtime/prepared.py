@@ -93,6 +93,18 @@ def missing_state(program: Program, name: str) -> FeedError:
     return FeedError(f"{what} {used}", op=op, hint=hint)
 
 
+def not_fed(program: Program, name: str, data: Iterable[str]) -> FeedError:
+    """Returns the error about data that a program needs and that is not fed.
+
+    Args:
+        program: it.
+        name: what is not fed.
+        data: all that is to be fed.
+    """
+    what = f"'{name}' ({program.variables[name].type}) is not fed"
+    return FeedError(what, hint=f"feed all of {', '.join(data)}")
+
+
 def donated(program: Program) -> frozenset[str]:
     """Returns the state whose memory a program's run may take."""
     wanted = program.attrs.get("donate", ())

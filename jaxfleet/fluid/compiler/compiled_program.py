@@ -7,12 +7,10 @@ from typing import Any
 from jaxfleet.errors import AssertedError, ProgramError
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.compiler.graph import Graph
-from jaxfleet.fluid.compiler.replicas import Replicas
+from jaxfleet.fluid.compiler.replicas import Replicas, trains
 from jaxfleet.fluid.compiler.strategies import BuildStrategy, ExecutionStrategy
-from jaxfleet.fluid.operator import ROLE
 from jaxfleet.fluid.places import CPUPlace, CUDAPlace, Place, default_places
 from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.runtime.scope import Scope
 
@@ -84,7 +82,7 @@ class CompiledProgram:
         if isinstance(places, CPUPlace | CUDAPlace):
             places = [places]
         self._places = places
-        if self._has_backward() and loss_name is None:
+        if loss_name is None and trains(self.program):
             what = "the program computes gradients, and nobody says of which loss"
             raise mistake(what, "with_data_parallel(loss_name=loss.name)", AssertedError)
         return self
@@ -153,10 +151,6 @@ class CompiledProgram:
         if shared._replicas is None:
             what = "variables are to be shared from a CompiledProgram that has not run"
             raise ProgramError(what, hint="run it once before")
-
-    def _has_backward(self) -> bool:
-        ops = (op for block in self.program.blocks for op in block.ops)
-        return any(op.attrs.get(ROLE, 0) & OpRole.BACKWARD for op in ops)
 
 
 def warn_of_no_program() -> None:

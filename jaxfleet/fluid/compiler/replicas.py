@@ -22,16 +22,15 @@ from jaxfleet.fluid.compiler.strategies import (
 )
 from jaxfleet.fluid.drawing import RUN, numbers_apart
 from jaxfleet.fluid.feeding import fed_values
-from jaxfleet.fluid.operator import ROLE
 from jaxfleet.fluid.places import Place, devices_of
 from jaxfleet.fluid.plans import Names, runnable
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.ragged_values import check_fetched
-from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import DataParallel, Donate
 from jaxfleet.runtime.parts import Fed, Fetched
+from jaxfleet.runtime.prepared import not_fed
 from jaxfleet.runtime.ranks import RanksProgram
 from jaxfleet.runtime.scope import Scope
 
@@ -105,7 +104,7 @@ class Replicas:
         declared = program.global_block().vars
         for name in [n for n in parts[0] if n in declared and declared[n].persistable]:
             ready.put(name, [part.pop(name) for part in parts], scope)
-        made = ready.run_parts(Fed.of(_wanted(ready, parts, run)), scope)
+        made = ready.run_parts(fed_to(ready, parts, numbers_apart(run, len(parts))), scope)
         self.count()
         return made
 
@@ -137,7 +136,7 @@ class Replicas:
             hint = "run it as it is: each rank is a device, and its operators sum the gradients"
             raise StrategyError(what, hint=hint)
         inner = (op for block in self._program.blocks[1:] for op in block.ops)
-        updates = any(op.attrs.get(ROLE, 0) & OpRole.OPTIMIZE and op.input("Grad") for op in inner)
+        updates = any(op._is_optimize_op() and op.input("Grad") for op in inner)
         if updates and len(self.places) > 1:
             what = "an update in a sub-block may run on some devices and not on others"
             raise UnsupportedError(what, hint="train it on one place, or update in block 0")
@@ -148,11 +147,11 @@ class Replicas:
         if not isinstance(feed, list | tuple):
             check_type(feed or {}, "a feed", Mapping, "feed={'x': array}, or a list of such")
             fed = fed_values(program, feed or {}, devices=count)
-            return split_feed(fed, declared, count, trains=_trains(program))
+            return split_feed(fed, declared, count, trains=trains(program))
         for one in feed:
             check_type(one, "a member of the feed", Mapping, "a dict for each device")
         parts = [fed_values(program, one) for one in feed]
-        if len(parts) > count or (len(parts) < count and (_trains(program) or not parts)):
+        if len(parts) > count or (len(parts) < count and (trains(program) or not parts)):
             what = f"the feed list has {len(feed)} dicts for {count} devices"
             raise FeedError(what, hint="feed a dict for each device; see device_count")
         if any(part.keys() != parts[0].keys() for part in parts):
@@ -178,23 +177,30 @@ class Replicas:
         return rewrite.run(runnable(program, fed))
 
 
-def _wanted(
-    ready: RanksProgram, parts: Sequence[Mapping[str, Any]], run: np.uint32
-) -> list[dict[str, Any]]:
-    """Returns of what is fed what the program reads, and numbers for what it draws."""
+def fed_to(
+    ready: RanksProgram, parts: Sequence[Mapping[str, Any]], numbers: Sequence[np.uint32]
+) -> Fed:
+    """Returns of what each device is fed what the program reads, and what it draws by.
+
+    Args:
+        ready: the program.
+        parts: what each is fed.
+        numbers: of the run, for each.
+
+    Raises:
+        FeedError: something that the program reads is not fed.
+    """
     names = [v.name for v in ready.uses.data]
-    numbers = numbers_apart(run, len(parts))
     given = [{**part, RUN: number} for part, number in zip(parts, numbers, strict=True)]
     missing = [name for name in names if name not in given[0]]
     if missing:
-        wanted = ", ".join(name for name in names if name != RUN)
-        raise FeedError(f"'{missing[0]}' is not fed", hint=f"feed all of {wanted}")
-    return [{name: part[name] for name in names} for part in given]
+        raise not_fed(ready.program, missing[0], [name for name in names if name != RUN])
+    return Fed.of([{name: part[name] for name in names} for part in given])
 
 
-def _trains(program: Program) -> bool:
-    ops = (op for block in program.blocks for op in block.ops)
-    return any(op.attrs.get(ROLE, 0) & OpRole.BACKWARD for op in ops)
+def trains(program: Program) -> bool:
+    """Tells whether a program computes gradients."""
+    return any(op._is_backward_op() for block in program.blocks for op in block.ops)
 
 
 def _check_rows(parts: Sequence[Mapping[str, Any]]) -> None:

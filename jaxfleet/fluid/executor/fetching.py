@@ -7,8 +7,7 @@ import numpy as np
 
 from jaxfleet.errors import AssertedError, WrongTypeError
 from jaxfleet.fluid.checks import mistake
-from jaxfleet.fluid.operator import ROLE, Operator
-from jaxfleet.fluid.roles import OpRole
+from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.variable import Variable
 
 Fetched = Variable | str
@@ -59,7 +58,7 @@ def split_optimize_ops(fetch_list: Sequence[Any]) -> tuple[list[Fetched], list[O
     operators: list[Operator] = []
     for item in _items(fetch_list):
         if isinstance(item, Operator):
-            if not is_optimize_op(item):
+            if not item._is_optimize_op():
                 what = f"operator '{item.type}' is in a fetch_list, and belongs to no optimizer"
                 hint = "fetch what it writes, or name operators that minimize returned"
                 raise WrongTypeError(what, op=item, hint=hint)
@@ -81,11 +80,6 @@ def _items(fetch_list: Sequence[Any]) -> Iterator[Any]:
             yield from item
         else:
             yield item
-
-
-def is_optimize_op(op: Operator) -> bool:
-    """Tells whether an operator is one of an optimizer: its role says so."""
-    return bool(op.attrs.get(ROLE, 0) & OpRole.OPTIMIZE)
 
 
 def names_of(fetched: Sequence[Fetched]) -> tuple[str, ...]:

@@ -6,14 +6,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfleet.errors import FeedError
 from jaxfleet.fluid.drawing import RUN
 from jaxfleet.fluid.feeding import Feed, fed_values, warn_unknown
 from jaxfleet.fluid.places import device_to_choose
 from jaxfleet.fluid.plans import Names, Plan, Plans
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.ragged_values import fetched_sequences
-from jaxfleet.runtime.prepared import missing_state
+from jaxfleet.runtime.prepared import missing_state, not_fed
 from jaxfleet.runtime.scope import Scope
 
 
@@ -98,10 +97,8 @@ def _data(plan: Plan, feed: Feed) -> dict[str, Any]:
             return {v.name: feed[v.name] for v in plan.prepared.data if v.name != RUN}
         return {name: rule.take(feed[name]) for name, rule in plan.data}
     except KeyError as error:
-        name = str(error.args[0])
-        what = f"'{name}' ({plan.prepared.program.variables[name].type}) is not fed"
-        hint = f"feed all of {', '.join(name for name, _ in plan.data)}"
-        raise FeedError(what, hint=hint) from None
+        names = [name for name, _ in plan.data]
+        raise not_fed(plan.prepared.program, str(error.args[0]), names) from None
 
 
 def _state(plan: Plan, scope: Scope) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram, warn_of_no_program
-from jaxfleet.fluid.executor.fetching import Fetched, is_optimize_op, names_of
+from jaxfleet.fluid.executor.fetching import Fetched, names_of
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.versions import PerVersion
@@ -59,7 +59,7 @@ def prune_program(
         warn_of_no_program()
         return whole
     root = whole.global_block()
-    kept = list(optimize_ops) or [op for op in root.ops if is_optimize_op(op)]
+    kept = list(optimize_ops) or [op for op in root.ops if op._is_optimize_op()]
     made = {name for op in root.ops for name in op.output_arg_names}
     # What nothing makes is read from the scope, so it needs no operator.
     wanted = [name for name in names_of(fetch_list) if name in made]

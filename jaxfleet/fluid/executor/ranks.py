@@ -1,21 +1,21 @@
 """Runs what a collective transpiler wrote: a rank's program, on a device for each rank."""
 
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from jaxfleet.errors import FeedError
-from jaxfleet.fluid.drawing import RUN, numbers_apart
+from jaxfleet.fluid.compiler.replicas import fed_to
+from jaxfleet.fluid.drawing import numbers_apart
 from jaxfleet.fluid.feeding import fed_values, one_feed
-from jaxfleet.fluid.plans import runnable
+from jaxfleet.fluid.plans import Names, runnable
 from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.passes import Donate
-from jaxfleet.runtime.parts import Fed, Fetched
+from jaxfleet.runtime.parts import Fetched
 from jaxfleet.runtime.ranks import RanksProgram
 from jaxfleet.runtime.scope import Scope
 
-Names: TypeAlias = tuple[str, ...]
 Part: TypeAlias = dict[str, Any]
 
 
@@ -29,8 +29,8 @@ class RankRuns:
     """Keeps programs of ranks ready, as long as they live and stay what they are."""
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Program, tuple[int, dict[tuple[Names, Names], RanksProgram]]]
-        self._known = WeakKeyDictionary()
+        self._known: PerVersion[dict[tuple[Names, Names], RanksProgram]]
+        self._known = PerVersion(lambda _: {})
 
     def run(
         self, program: Program, feed: Any, fetch: Names, scope: Scope, run: np.uint32
@@ -54,15 +54,9 @@ class RankRuns:
         declared = program.global_block().vars
         for name in [name for name in parts[0] if declared[name].persistable]:
             ready.put(name, [part.pop(name) for part in parts], scope)
-        names = [v.name for v in ready.uses.data]
-        missing = [name for name in names if name not in (*parts[0], RUN)]
-        if missing:
-            wanted = ", ".join(name for name in names if name != RUN)
-            raise FeedError(f"'{missing[0]}' is not fed", hint=f"feed all of {wanted}")
         # With a seed all ranks draw alike, as processes do that run one script.
         numbers = [run] * ranks if program.random_seed else numbers_apart(run, ranks)
-        given = [{**part, RUN: number} for part, number in zip(parts, numbers, strict=True)]
-        return ready.run_parts(Fed.of([{n: one[n] for n in names} for one in given]), scope)
+        return ready.run_parts(fed_to(ready, parts, numbers), scope)
 
     def clear(self) -> None:
         """Lets all of them go."""
@@ -70,11 +64,9 @@ class RankRuns:
 
     def _found(self, program: Program, fed: Names, fetch: Names) -> RanksProgram:
         known = self._known.get(program)
-        if known is None or known[0] != program.version:
-            known = self._known[program] = (program.version, {})
-        if (fed, fetch) not in known[1]:
-            known[1][fed, fetch] = RanksProgram.of(Donate().run(runnable(program, fed)), fetch)
-        return known[1][fed, fetch]
+        if (fed, fetch) not in known:
+            known[fed, fetch] = RanksProgram.of(Donate().run(runnable(program, fed)), fetch)
+        return known[fed, fetch]
 
 
 def _parts(program: Program, feed: Any, ranks: int) -> list[Part]:

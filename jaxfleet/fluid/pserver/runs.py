@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from jaxfleet.errors import FeedError, ProgramError
+from jaxfleet.errors import ProgramError
 from jaxfleet.fluid.drawing import RUN
+from jaxfleet.fluid.plans import Names
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.pserver.connections import PROCESS, Connection, Connections
 from jaxfleet.fluid.pserver.facts import facts_of
@@ -17,14 +17,13 @@ from jaxfleet.fluid.pserver.served_values import Parts, pull_whole
 from jaxfleet.fluid.pserver.serving import serve_program
 from jaxfleet.fluid.pserver.training import TrainerRun
 from jaxfleet.fluid.to_ir import ir_program
+from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.ops import Array
+from jaxfleet.runtime.prepared import not_fed
 from jaxfleet.runtime.scope import Scope
 
 _TALK = frozenset({"send", "recv", "send_barrier", "fetch_barrier", "listen_and_serv", "prefetch"})
-
-Names = tuple[str, ...]
-Known = tuple[int, dict[tuple[Names, Names], TrainerRun]]
 
 
 def talks_to_others(program: Program) -> bool:
@@ -54,7 +53,7 @@ class PserverRuns:
     def __init__(self, connections: Connections | None = None) -> None:
         self.connections = connections if connections is not None else PROCESS
         self._used: list[Connection] = []
-        self._known: WeakKeyDictionary[Program, Known] = WeakKeyDictionary()
+        self._known: PerVersion[dict[tuple[Names, Names], TrainerRun]] = PerVersion(lambda _: {})
 
     def run(
         self,
@@ -91,8 +90,7 @@ class PserverRuns:
         data = {**fed, RUN: draw()} if RUN in run.data else fed
         missing = [name for name in run.data if name not in data]
         if missing:
-            what = f"'{missing[0]}' is not fed"
-            raise FeedError(what, hint=f"feed all of {', '.join(n for n in run.data if n != RUN)}")
+            raise not_fed(run.program, missing[0], [name for name in run.data if name != RUN])
         found = run.run(data, scope)
         return [found[name] for name in fetch]
 
@@ -123,14 +121,12 @@ class PserverRuns:
         fetch: Names,
     ) -> TrainerRun:
         known = self._known.get(program)
-        if known is None or known[0] != program.version:
-            known = self._known[program] = (program.version, {})
-        run = known[1].get((fed, fetch))
+        run = known.get((fed, fetch))
         if run is None:
             made = runnable(program, fed)
             check_runnable(made)
             plain, connection = plain_trainer(made, fetch), self._connection(made)
-            run = known[1][fed, fetch] = TrainerRun(plain, connection, self.connections.cache)
+            run = known[fed, fetch] = TrainerRun(plain, connection, self.connections.cache)
         return run
 
     def _connection(self, made: IrProgram) -> Connection:

@@ -18,12 +18,13 @@ class TrainerRun:
     """A trainer's program that is ready to run, for one choice of what is fed and fetched.
 
     Attributes:
+        program: it, without what only fluid needs.
         data: the names that are fed.
         connection: the lines to its servers.
     """
 
     def __init__(self, plain: PlainTrainer, connection: Connection, cache: ExecutableCache) -> None:
-        self.connection = connection
+        self.program, self.connection = plain.program, connection
         self._plain = plain
         needed, program = read_before_written(plain.program), plain.program
         self.data = tuple(v.name for v in program.of_kind(Kind.DATA) if v.name in needed)
@@ -40,7 +41,7 @@ class TrainerRun:
             ClosedError: this trainer has closed, or gave up.
         """
         self.connection.check()
-        program, client = self._plain.program, self.connection.client
+        program, client = self.program, self.connection.client
         state = self._held(scope)
         fed = {name: data[name] for name in self.data}
         sizes = bind_sizes((program.variables[name], value.shape) for name, value in fed.items())
@@ -61,7 +62,7 @@ class TrainerRun:
     def _held(self, scope: Scope) -> dict[str, Array]:
         for name in self._state:
             if name not in scope:
-                found = self._plain.program.variables[name].type
+                found = self.program.variables[name].type
                 what = f"'{name}' ({found}) is not in the scope, and the trainer's program reads it"
                 raise FeedError(what, hint="run the startup program first, in the same scope")
         return {name: scope.peek(name) for name in self._state}

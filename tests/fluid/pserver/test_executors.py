@@ -129,7 +129,7 @@ def test_what_only_servers_have_cannot_be_fetched() -> None:
         main = transpiler.get_trainer_program()
         with pytest.raises(FeedError, match="'learning_rate_0' is fetched"):
             exe.run(main, feed=batches(1)[0], fetch_list=["learning_rate_0"], scope=scope)
-        with pytest.raises(FeedError, match="'x' is not fed"):
+        with pytest.raises(FeedError, match=r"'x' .* is not fed"):
             exe.run(main, feed={}, fetch_list=[loss], scope=scope)
         grad, w = exe.run(main, feed=batches(1)[0], fetch_list=["w@GRAD", "w"], scope=scope)
         assert grad.shape == w.shape == (IN, HIDDEN)
