@@ -37,6 +37,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid.layers.nn": _LAYERS,
     "paddle.fluid.layers.ops": _LAYERS,
     "paddle.fluid.layers.tensor": _LAYERS,
+    "paddle.fluid.lod_tensor": (f"{_FLUID}.lod_tensor",),
     "paddle.fluid.nets": (f"{_FLUID}.nets",),
     "paddle.fluid.optimizer": (f"{_FLUID}.optimizer",),
     "paddle.fluid.param_attr": (f"{_FLUID}.param_attr",),

@@ -3,6 +3,7 @@
 from importlib.metadata import entry_points
 
 from jaxfleet.fluid.dtypes import VarType
+from jaxfleet.fluid.lod_tensor import LoDTensor as LoDTensor
 from jaxfleet.fluid.operator import ROLE, ROLE_VAR
 from jaxfleet.fluid.places import CPUPlace as CPUPlace
 from jaxfleet.fluid.places import CUDAPlace as CUDAPlace
