@@ -56,13 +56,10 @@ def batch_norm(
     helper = LayerHelper("batch_norm", name)
     scale = _learned(helper, param_attr, channels, x.dtype, default=1.0)
     bias = _learned(helper, bias_attr, channels, x.dtype, is_bias=True)
-    kept = []
-    for average, begin in ((moving_mean_name, 0.0), (moving_variance_name, 1.0)):
-        attr = ParamAttr(average, Constant(begin), trainable=False)
-        attr.do_model_average = do_model_average_for_mean_and_var
-        kept.append(helper.parameter(attr, [channels], x.dtype))
-        kept[-1].stop_gradient = True
-    mean, variance = kept
+    mean, variance = (
+        _kept(helper, kept, begin, channels, x.dtype, averaged=do_model_average_for_mean_and_var)
+        for kept, begin in ((moving_mean_name, 0.0), (moving_variance_name, 1.0))
+    )
     attrs = {
         "momentum": momentum,
         "epsilon": epsilon,
@@ -78,6 +75,16 @@ def batch_norm(
         attrs,
     )  # fmt: skip
     return helper.with_activation(made, act)
+
+
+def _kept(
+    helper: LayerHelper, name: str | None, begin: float, size: int, dtype: str, *, averaged: bool
+) -> Parameter:
+    """Makes an average over the batches, which no optimizer updates."""
+    attr = ParamAttr(name, Constant(begin), trainable=False, do_model_average=averaged)
+    made = helper.parameter(attr, [size], dtype)
+    made.stop_gradient = True
+    return made
 
 
 def layer_norm(

@@ -13,6 +13,7 @@ mean everywhere; every other one is the operator's attribute of the same name.
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ParamSpec
 
 from jaxfleet.fluid.checks import check_type
@@ -56,6 +57,8 @@ def one_operator(
         layer_type: what the layer's variables are named for, where that is not `op_type`.
         **slots: the argument that each slot takes.
     """
+    made = (out, into, dtype, typed, aside or {}, frozen)
+    one = _OneOperator(op_type, slots, *made, renamed or {}, unused, layer_type)
 
     def decorate(signature_only: Layer[P]) -> Layer[P]:
         signature = inspect.signature(signature_only)
@@ -64,35 +67,58 @@ def one_operator(
         def layer(*args: P.args, **kwargs: P.kwargs) -> Variable:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            given = dict(bound.arguments)
-            inputs = {
-                slot: variables(op_type, argument, given.pop(argument))
-                for slot, argument in slots.items()
-                if given[argument] is not None or not _may_be_empty(op_type, slot)
-            }
-            first = next(iter(inputs.values()))[0].dtype
-            written = given.pop(into, None)
-            if typed:
-                given[typed] = dtype_name(given[typed])
-            outputs: dict[str, str | Variable] = {
-                out: written or given.get(typed) or dtype or first
-            }
-            outputs.update({slot: like or first for slot, like in (aside or {}).items()})
-            name, act = (given.pop(key, None) for key in _OF_EVERY_LAYER)
-            attrs = {
-                (renamed or {}).get(key, key): value
-                for key, value in given.items()
-                if key not in unused and key not in slots.values()
-            }
-            helper = LayerHelper(layer_type or op_type, name)
-            made, *_ = helper.add(
-                inputs, outputs, as_declared(op_type, attrs), op_type=op_type, frozen=frozen
-            )
-            return helper.with_activation(made, act)
+            return one.add(bound.arguments)
 
         return layer
 
     return decorate
+
+
+@dataclass(frozen=True)
+class _OneOperator:
+    """What a signature does not say of its operator; the fields are arguments of `one_operator`."""
+
+    op_type: str
+    slots: Mapping[str, str]
+    out: str
+    into: str
+    dtype: str | None
+    typed: str
+    aside: Mapping[str, str]
+    frozen: bool
+    renamed: Mapping[str, str]
+    unused: Sequence[str]
+    layer_type: str | None
+
+    def add(self, given: Mapping[str, Any]) -> Variable:
+        """Adds the operator for the arguments of a call; returns what it makes."""
+        inputs = {
+            slot: variables(self.op_type, argument, given[argument])
+            for slot, argument in self.slots.items()
+            if given[argument] is not None or not _may_be_empty(self.op_type, slot)
+        }
+        helper = LayerHelper(self.layer_type or self.op_type, given.get("name"))
+        made, *_ = helper.add(
+            inputs,
+            self._outputs(given, next(iter(inputs.values()))[0].dtype),
+            self._attrs(given),
+            op_type=self.op_type,
+            frozen=self.frozen,
+        )
+        return helper.with_activation(made, given.get("act"))
+
+    def _outputs(self, given: Mapping[str, Any], first: str) -> dict[str, str | Variable]:
+        """Returns variables to write, or dtypes of new ones; `first` is that of the first input."""
+        dtype = dtype_name(given[self.typed]) if self.typed else self.dtype or first
+        aside = {slot: like or first for slot, like in self.aside.items()}
+        return {self.out: given.get(self.into) or dtype, **aside}
+
+    def _attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        taken = {*self.slots.values(), *self.unused, self.into, *_OF_EVERY_LAYER}
+        attrs = {self.renamed.get(k, k): value for k, value in given.items() if k not in taken}
+        if self.typed:
+            attrs[self.typed] = dtype_name(attrs[self.typed])
+        return as_declared(self.op_type, attrs)
 
 
 def variables(layer: str, argument: str, given: Any) -> list[Variable]:

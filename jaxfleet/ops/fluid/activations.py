@@ -8,10 +8,8 @@ import jax.numpy as jnp
 from jax.scipy.special import erf
 
 from jaxfleet.ops.fluid.gradients import define_gradient
-from jaxfleet.ops.fluid.schema import Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
-
-Attributes: TypeAlias = Mapping[str, Any]
 
 _PLAIN: Mapping[str, Callable[[Array], Array]] = {
     "square": jnp.square,

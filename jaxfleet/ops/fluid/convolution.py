@@ -5,17 +5,16 @@ both. Paddings are two numbers, which stand on both sides, or four: top, bottom,
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import jax.numpy as jnp
 from jax import lax
 
 from jaxfleet.ops.fluid.gradients import define_gradient
-from jaxfleet.ops.fluid.schema import Gradient, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, Gradient, fluid_op
 from jaxfleet.ops.registry import Array
 
-Attributes: TypeAlias = Mapping[str, Any]
 Pairs: TypeAlias = list[tuple[int, int]]  # what stands before and after, an axis of the image each
 
 _CONV = {"strides": [1, 1], "paddings": [0, 0], "padding_algorithm": "EXPLICIT",
@@ -92,31 +91,34 @@ def conv2d_transpose(attrs: Attributes, x: Array, filters: Array) -> Array:
     """Does what the gradient of a convolution does: filters are `[in, out of a group, h, w]`."""
     x = jnp.moveaxis(x, 3, 1) if _is_last(attrs) else x
     groups, window = attrs["groups"], filters.shape[2:]
-    pairs = _pairs(attrs, x.shape[2:], window)
-    wide = [(size - 1) * by for size, by in zip(window, attrs["dilations"], strict=True)]
-    ends = [(edge - low, edge - high) for edge, (low, high) in zip(wide, pairs, strict=True)]
-    if attrs["output_size"]:
-        usual = [
-            (size - 1) * step + 1 + low + high - edge
-            for size, step, (low, high), edge in zip(
-                x.shape[2:], attrs["strides"], ends, wide, strict=True
-            )
-        ]
-        more = [size - made for size, made in zip(attrs["output_size"], usual, strict=True)]
-        ends = [(low, high + extra) for (low, high), extra in zip(ends, more, strict=True)]
     by_group = filters.reshape(groups, -1, *filters.shape[1:]).swapaxes(1, 2)
     turned = jnp.flip(by_group.reshape(-1, by_group.shape[2], *window), (2, 3))
     made = lax.conv_general_dilated(
         x,
         turned,
         [1, 1],
-        ends,
+        _ends(attrs, x.shape[2:], window),
         lhs_dilation=attrs["strides"],
         rhs_dilation=attrs["dilations"],
         dimension_numbers=("NCHW", "OIHW", "NCHW"),
         feature_group_count=groups,
     )
     return jnp.moveaxis(made, 1, 3) if _is_last(attrs) else made
+
+
+def _ends(attrs: Attributes, sizes: Sequence[int], window: Sequence[int]) -> Pairs:
+    """Returns what stands around the image that the turned filters slide over."""
+    wide = [(size - 1) * by for size, by in zip(window, attrs["dilations"], strict=True)]
+    pairs = _pairs(attrs, sizes, window)
+    ends = [(edge - low, edge - high) for edge, (low, high) in zip(wide, pairs, strict=True)]
+    if not attrs["output_size"]:
+        return ends
+    usual = [
+        (size - 1) * step + 1 + low + high - edge
+        for size, step, (low, high), edge in zip(sizes, attrs["strides"], ends, wide, strict=True)
+    ]
+    more = [size - made for size, made in zip(attrs["output_size"], usual, strict=True)]
+    return [(low, high + extra) for (low, high), extra in zip(ends, more, strict=True)]
 
 
 @fluid_op("pool2d", inputs="X",

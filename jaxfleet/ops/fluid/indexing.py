@@ -1,15 +1,11 @@
 """Operators that take elements by number, or find them."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax.numpy as jnp
 
 from jaxfleet.ops.fluid.gradients import define_gradient
-from jaxfleet.ops.fluid.schema import Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
-Attributes = Mapping[str, Any]
 _OF_A_TABLE = {"is_sparse": False, "is_distributed": False, "padding_idx": -1,
                "remote_prefetch": False, "trainer_id": 0, "slot": 0, "height_sections": [],
                "epmap": [], "table_names": []}  # fmt: skip

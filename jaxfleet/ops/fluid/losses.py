@@ -1,17 +1,14 @@
 """Operators that compare what was predicted with what is so."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxfleet.ops.fluid.gradients import define_gradient
-from jaxfleet.ops.fluid.schema import Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.fluid.shapes import shape_record
 from jaxfleet.ops.registry import Array
-
-Attributes = Mapping[str, Any]
 
 
 def _picked(x: Array, label: Array, axis: int = -1) -> Array:

@@ -1,14 +1,9 @@
 """Operators that tell how good predictions are; nothing differentiates them."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax.numpy as jnp
 
-from jaxfleet.ops.fluid.schema import Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, Value, fluid_op
 from jaxfleet.ops.registry import Array
-
-Attributes = Mapping[str, Any]
 
 
 @fluid_op("accuracy", inputs="Out Indices Label", outputs="Accuracy Correct Total")

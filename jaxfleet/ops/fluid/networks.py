@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxfleet.ops.fluid.gradients import define_gradient
-from jaxfleet.ops.fluid.schema import Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
-
-Attributes = Mapping[str, Any]
 
 
 def _rows(x: Array, axes: int) -> Array:

@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from jaxfleet.ops.fluid.gradients import define_gradient
-from jaxfleet.ops.fluid.schema import Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
-
-Attributes = Mapping[str, Any]
 
 
 def _other_axes(attrs: Attributes, x: Array) -> tuple[int, ...]:

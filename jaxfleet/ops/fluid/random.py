@@ -1,17 +1,15 @@
 """Operators that draw random numbers: by a seed of their own, and the number of the run."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxfleet.ops.fluid.arrays import device_dtype
 from jaxfleet.ops.fluid.gradients import define_gradient
-from jaxfleet.ops.fluid.schema import Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
-Attributes = Mapping[str, Any]
 # `Run` is ours: u32[], what tells one run of a program from the next.
 RUN_SLOT = "Run"
 _DRAWN = {"shape": [1], "dtype": "float32", "seed": 0}

@@ -17,6 +17,7 @@ from jaxfleet.ops.registry import Array, Context, register_op
 EMPTY = "@EMPTY@"  # stands where a gradient operator's output is not wanted
 UNWANTED = "unwanted"  # attribute in the IR: (slot, place) of each that stood beside wanted ones
 
+Attributes: TypeAlias = Mapping[str, Any]  # all of an operator's, defaults too
 Value: TypeAlias = Any  # of a slot: an array, a list of them, or None where the slot is empty
 Compute: TypeAlias = Callable[..., Value]
 GradCompute: TypeAlias = Callable[..., Mapping[str, Value]]

@@ -4,17 +4,12 @@
 may be more rows than the lengths add up to; they belong to no sequence, and change no result.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from jaxfleet.ops.fluid.gradients import define_gradient
-from jaxfleet.ops.fluid.schema import Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
-
-Attributes = Mapping[str, Any]
 
 
 def _owners(rows: int, lengths: Array | None) -> Array:

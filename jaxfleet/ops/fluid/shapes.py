@@ -1,16 +1,13 @@
 """Operators that give what an array holds another shape, or another order."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxfleet.ops.fluid.gradients import define_gradient
-from jaxfleet.ops.fluid.schema import Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
-
-Attributes = Mapping[str, Any]
 
 
 def _shape_back(

@@ -1,14 +1,10 @@
 """Optimizers' operators: one update of one parameter, as fluid computes it."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax.numpy as jnp
 
-from jaxfleet.ops.fluid.schema import Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
-Attributes = Mapping[str, Any]
 _BETAS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
 
 
