@@ -1,5 +1,6 @@
 """What is fed: checked against what the program declares, and made ready for a device."""
 
+import numbers
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -168,12 +169,17 @@ def as_tensor(value: Any, dtype: str | None, *, name: str = "the value") -> Any:
     Raises:
         AssertionError: a number without a dtype.
         RaggedError: a list, which fluid takes for sequences of different lengths.
+        FeedError: something that is neither a number nor like an array.
     """
-    if isinstance(value, list):
-        what = f"'{name}' is fed a list, which stands for sequences of unequal lengths"
+    if isinstance(value, list | tuple):
+        kind = type(value).__name__
+        what = f"'{name}' is fed a {kind}, which stands for sequences of unequal lengths"
         raise RaggedError(what, hint="feed np.array(rows); sequences go by create_lod_tensor")
     if hasattr(value, "__array__") and not isinstance(value, np.generic):
         return np.asarray(value)
+    if not isinstance(value, numbers.Number | np.generic):
+        what = f"'{name}' is fed {value!r}, which is no number"
+        raise FeedError(what, hint="feed a numpy array")
     if dtype is None:
         what = f"{name} is the number {value!r}, and of no dtype"
         raise mistake(what, "give a dtype, or an array", AssertedError)

@@ -11,6 +11,7 @@ from jaxfleet.fluid.op_parts import Slots
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.param_attr import ParamAttr
 from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
+from jaxfleet.fluid.redeclared import check_same
 from jaxfleet.fluid.variable import Parameter, Variable
 from jaxfleet.ops.fluid import schema_of
 
@@ -92,7 +93,11 @@ class LayerHelper:
         is_bias: bool = False,
         default_initializer: Initializer | None = None,
     ) -> Parameter:
-        """Makes a parameter, and says in the startup program how it begins."""
+        """Makes a parameter, and says in the startup program how it begins.
+
+        Raises:
+            ProgramError: another layer has it with another shape or dtype.
+        """
         name = attr.name or unique_name.generate(f"{self.name}.{'b' if is_bias else 'w'}")
         usual = default_initializer or (Constant(0.0) if is_bias else Xavier())
         described = {
@@ -108,10 +113,12 @@ class LayerHelper:
         if not startup.has_var(name):  # a parameter that layers share begins once
             begun = startup.create_parameter(**described)
             (attr.initializer or usual)(begun, startup)
-        known = self.main_program.global_block().vars.get(name)
+        home = self.main_program.global_block()
+        known = home.vars.get(name)
         if isinstance(known, Parameter):
+            check_same(known, Parameter(home, **described), described)
             return known
-        return self.main_program.global_block().create_parameter(**described)
+        return home.create_parameter(**described)
 
     def global_variable(
         self, name: str, shape: Sequence[int], dtype: str, value: float

@@ -151,3 +151,65 @@ def test_guards_give_back_what_was_there_when_their_body_fails() -> None:
     with pytest.raises(KeyError), fresh():
         raise KeyError("in between")
     assert fluid.default_main_program() is before
+
+
+def test_a_parameter_that_layers_share_has_one_shape() -> None:
+    with fresh() as (main, _):
+        x = fluid.data("x", [None, 4])
+        layers.fc(x, 3, param_attr="w", bias_attr=False)
+        with pytest.raises(ProgramError, match=r"'w' has shape \(4, 3\), and is declared again"):
+            layers.fc(x, 7, param_attr="w", bias_attr=False)
+        assert [op.type for op in main.global_block().ops] == ["mul"]
+
+
+@pytest.mark.parametrize("ids", [[1, 5], [-1, 0]])
+def test_rows_and_labels_that_are_not_there_are_seen(ids: list[int]) -> None:
+    with fresh() as (main, startup):
+        i = fluid.data("i", [None], "int64")
+        rows = fluid.embedding(i, [5, 2], param_attr="t")
+        label = layers.reshape(i, [-1, 1])
+        wide = layers.fc(rows, 5)
+        losses = [
+            layers.cross_entropy(layers.softmax(wide * 0.0), label),
+            layers.softmax_with_cross_entropy(wide, label),
+            layers.gather(wide, i),
+        ]
+        exe, scope = fluid.Executor(), Scope()
+    exe.run(startup, scope=scope)
+    found = exe.run(main, {"i": np.array(ids)}, [rows, *losses], scope=scope)
+    bad = [not 0 <= number < 5 for number in ids]
+    assert np.isnan(found[0]).all(1).tolist() == bad
+    assert np.isnan(found[1])[:, 0].tolist() == bad
+    assert all(np.isnan(one[bad]).all() for one in found[2:])
+
+
+def test_a_label_that_is_ignored_is_of_no_class() -> None:
+    with fresh() as (main, startup):
+        x, y = fluid.data("x", [None, 4]), fluid.data("y", [None, 1], "int64")
+        wide = layers.fc(x, 3, param_attr="w")
+        losses: list[Any] = [
+            layers.cross_entropy(layers.softmax(wide), y, ignore_index=-1),
+            layers.softmax_with_cross_entropy(wide, y, ignore_index=-1),
+        ]
+        fluid.optimizer.SGD(0.1).minimize(layers.mean(layers.sums(losses)))
+        exe, scope = fluid.Executor(), Scope()
+    exe.run(startup, scope=scope)
+    feed = {"x": ROWS, "y": np.array([[-1], [0], [-1]])}
+    *found, slope = exe.run(main, feed, [*losses, "w@GRAD"], scope=scope)
+    assert [(one[:, 0] == 0).tolist() for one in found] == [[True, False, True]] * 2
+    assert np.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("value", [None, "abc", {1}])
+def test_what_is_no_number_is_not_fed(value: Any) -> None:
+    with fresh() as (main, _):
+        out = layers.scale(fluid.data("x", [1]), 2.0)
+    with pytest.raises(FeedError, match=r"'x' is fed .*, which is no number"):
+        fluid.Executor().run(main, {"x": value}, [out], scope=Scope())
+
+
+def test_what_is_no_scope() -> None:
+    with fresh() as (main, _):
+        layers.fill_constant([1], "float32", 1.0)
+    with pytest.raises(TypeError, match="a scope is of type Scope, not dict"):
+        fluid.Executor().run(main, scope={})  # type: ignore[arg-type]  # on purpose

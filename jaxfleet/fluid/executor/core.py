@@ -138,6 +138,7 @@ class Executor:
     ) -> list[Any]:
         """Runs whatever may be run."""
         check_type(program, "what an Executor runs", (Program, CompiledProgram))
+        check_type(scope, "a scope", Scope)
         fetched, operators = self._split_optimize_ops_in_fetch_list(fetch_list)
         runs = program.program if isinstance(program, CompiledProgram) else program
         if not runs.global_block().ops:

@@ -15,10 +15,23 @@ _OF_A_TABLE = {"is_sparse": False, "is_distributed": False, "padding_idx": -1,
           gradient=Gradient("lookup_table_v2_grad", ("W", "Ids"), ("W",)))  # fmt: skip
 def lookup_table_v2(attrs: Attributes, table: Array, ids: Array) -> Array:
     """Takes rows of a table; those of `padding_idx` are zero."""
-    rows = jnp.take(table, ids, axis=0, mode="clip")
+    rows = _rows(table, ids)
     if attrs["padding_idx"] < 0:
         return rows
     return jnp.where((ids == attrs["padding_idx"])[..., None], 0, rows)
+
+
+def _rows(x: Array, numbers: Array) -> Array:
+    """Takes rows by their numbers.
+
+    A row that `x` does not have is NaN: fluid raised, a device cannot, and to take another row in
+    its place would train that one. Rows of whole numbers have no NaN; there it is the nearest.
+    """
+    made = jnp.take(x, numbers, axis=0, mode="clip")
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return made
+    is_there = (numbers >= 0) & (numbers < x.shape[0])
+    return jnp.where(is_there.reshape(*numbers.shape, *[1] * (x.ndim - 1)), made, jnp.nan)
 
 
 @fluid_op("lookup_table", inputs="W Ids", attrs=_OF_A_TABLE,
@@ -96,7 +109,7 @@ define_gradient("argsort")
           gradient=Gradient("gather_grad", ("X", "Index"), ("X",)))  # fmt: skip
 def gather(_: Attributes, x: Array, index: Array) -> Array:
     """Takes rows."""
-    return jnp.take(x, index.reshape(-1), axis=0, mode="clip")
+    return _rows(x, index.reshape(-1))
 
 
 define_gradient("gather")

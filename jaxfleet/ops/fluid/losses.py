@@ -12,9 +12,13 @@ from jaxfleet.ops.registry import Array
 
 
 def _picked(x: Array, label: Array, axis: int = -1) -> Array:
-    """Returns the element of each row that its label names: the axis is then 1."""
-    index = _beside(x, label, axis)
-    return jnp.take_along_axis(x, jnp.clip(index, 0, x.shape[axis] - 1), axis=axis)
+    """Returns the element of each row that its label names: the axis is then 1.
+
+    It is NaN where there is no such element: fluid raised, which a device cannot.
+    """
+    index, count = _beside(x, label, axis), x.shape[axis]
+    made = jnp.take_along_axis(x, jnp.clip(index, 0, count - 1), axis=axis)
+    return jnp.where((index >= 0) & (index < count), made, jnp.nan)
 
 
 def _beside(x: Array, label: Array, axis: int) -> Array:
