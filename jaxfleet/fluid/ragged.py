@@ -19,6 +19,7 @@ not, and such a program is compiled for each number of rows. What is fetched has
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.variable import Variable
@@ -29,6 +30,8 @@ from jaxfleet.ir import Variable as IrVariable
 from jaxfleet.ir.dims import letter
 from jaxfleet.ops.fluid import schema_of
 
+T = TypeVar("T")
+
 _LENGTHS = "@LENGTHS"
 _SLOT = "Lengths"  # ends the name of a slot for the lengths of what is in another: XLengths
 
@@ -38,12 +41,12 @@ def lengths_of(name: str) -> str:
     return name + _LENGTHS
 
 
-def source_of(variable: Variable, ragged: Mapping[str, Variable]) -> Variable | None:
+def source_of(variable: Variable, ragged: Mapping[str, T]) -> T | None:
     """Returns what was fed as sequences that a variable has too; None where it has none.
 
     Args:
         variable: of the program.
-        ragged: what is fed as sequences, by the letter that is its number of rows.
+        ragged: what is fed as sequences, or its name, by the letter that is its number of rows.
     """
     return ragged.get(str(variable.sizes[0])) if variable.sizes else None
 

@@ -5,6 +5,7 @@ See `jaxfleet.fluid.ragged` for what sequences are to a program.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -37,7 +38,7 @@ def fed_sequences(program: Program, variable: Variable, value: Any) -> dict[str,
         FeedError: it has more levels than one, or rows of another shape.
     """
     rows, lengths = _rows_and_lengths(variable, value)
-    if variable.name in _MORE_ROWS.find(program):
+    if variable.name not in _PROGRAMS.find(program).exact:
         rows = _with_more_rows(rows)
     return {variable.name: rows, lengths_of(variable.name): np.asarray(lengths, np.int32)}
 
@@ -93,27 +94,42 @@ def _with_more_rows(rows: np.ndarray) -> np.ndarray:
     return np.concatenate([rows, np.repeat(last, more, axis=0)])
 
 
-class _MoreRows:
-    """Remembers, for programs as they are, to which sequences rows may be added."""
+@dataclass(frozen=True)
+class _Known:
+    """What is known of a program as it is: names, which do not keep it alive.
+
+    Attributes:
+        version: of the program.
+        ragged: what it is fed as sequences, by the letter that is its number of rows.
+        exact: the names of those to which no rows may be added.
+    """
+
+    version: int
+    ragged: Mapping[str, str]
+    exact: frozenset[str]
+
+
+class _Programs:
+    """Remembers what is known of programs, so that a run looks at none that has not changed."""
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Program, tuple[int, set[str]]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Program, _Known] = WeakKeyDictionary()
 
-    def find(self, program: Program) -> set[str]:
+    def find(self, program: Program) -> _Known:
         known = self._known.get(program)
-        if known is None or known[0] != program.version:
-            names = {v.name for v in ragged_data(program).values()}
-            known = program.version, names - set(_mixed(program))
-            self._known[program] = known
-        return known[1]
+        if known is None or known.version != program.version:
+            ragged = ragged_data(program)
+            exact = frozenset(_mixed(program, ragged)) if ragged else frozenset()
+            names = {rows: variable.name for rows, variable in ragged.items()}
+            known = self._known[program] = _Known(program.version, names, exact)
+        return known
 
 
-_MORE_ROWS = _MoreRows()
+_PROGRAMS = _Programs()
 
 
-def _mixed(program: Program) -> Iterator[str]:
+def _mixed(program: Program, ragged: Mapping[str, Variable]) -> Iterator[str]:
     """Yields the sequences whose rows some operator puts together without knowing the lengths."""
-    ragged = ragged_data(program)
     for block in program.blocks:
         for op in block.ops:
             if slots_for_lengths(op.type):
@@ -165,7 +181,9 @@ def fetched_sequences(
     Raises:
         RaggedError: sequences are to be numpy arrays, which have no lengths.
     """
-    ragged, declared = ragged_data(program), program.global_block().vars
+    ragged, declared = _PROGRAMS.find(program).ragged, program.global_block().vars
+    if not ragged:
+        return list(values)
     found = []
     for name, value in zip(names, values, strict=True):
         source = source_of(declared[name], ragged) if name in declared else None
@@ -175,7 +193,7 @@ def fetched_sequences(
         if return_numpy:
             what = f"'{name}' is sequences, whose lengths a numpy array does not tell"
             raise RaggedError(what, hint="fetch it with return_numpy=False")
-        lengths = np.asarray(fed[lengths_of(source.name)]).tolist()
+        lengths = np.asarray(fed[lengths_of(source)]).tolist()
         found.append(create_lod_tensor(np.asarray(value)[: sum(lengths)], [lengths]))
     return found
 
@@ -186,8 +204,8 @@ def check_fetched(program: Program, names: Sequence[str]) -> None:
     Raises:
         RaggedError: something is.
     """
-    ragged, declared = ragged_data(program), program.global_block().vars
-    for name in names:
+    ragged, declared = _PROGRAMS.find(program).ragged, program.global_block().vars
+    for name in names if ragged else ():
         if name in declared and source_of(declared[name], ragged) is not None:
             what = f"'{name}' is fetched, of whose sequences each device has some"
             raise RaggedError(what, hint="fetch what is made of them, or run on one device")

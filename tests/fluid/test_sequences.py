@@ -1,5 +1,7 @@
 """Sequences of unequal lengths: fed, pooled, trained on and fetched."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -231,3 +233,15 @@ def test_a_copy_and_a_saved_program_have_sequences_too() -> None:
         for program in (main.clone(for_test=True), saved):
             (made,) = exe.run(program, feed=feed, fetch_list=[out.name])
             assert made.tolist() == [[1.0], [0.0]]
+
+
+def test_what_is_remembered_of_a_program_goes_with_it() -> None:
+    with fresh() as (main, _), fluid.scope_guard(Scope()):
+        rows = layers.data("rows", [1], lod_level=1)
+        out = layers.sequence_pool(rows, "sum")
+        exe = fluid.Executor()
+        exe.run(main, feed={"rows": [np.ones((2, 1), np.float32)]}, fetch_list=[out])
+    gone = weakref.ref(main)
+    del main, _, rows, out, exe
+    gc.collect()
+    assert gone() is None

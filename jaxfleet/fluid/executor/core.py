@@ -27,6 +27,7 @@ from jaxfleet.fluid.places import prepare_devices
 from jaxfleet.fluid.plans import runnable
 from jaxfleet.fluid.program import Program, default_main_program
 from jaxfleet.fluid.pserver import PserverRuns, refuse_several_devices, talks_to_others
+from jaxfleet.fluid.ragged_values import fetched_sequences
 from jaxfleet.fluid.scope import global_scope
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.fluid.versions import PerVersion
@@ -200,6 +201,7 @@ class Executor:
         _put_persistables(program, fed, scope)
         draw = partial(self._next_run, program)
         made = self._pserver.run(program, runnable, fed, fetch, scope, draw)
+        made = fetched_sequences(program, fetch, made, fed, return_numpy=return_numpy)
         return list(as_numpy(made) if return_numpy else made)
 
     def _next_run(self, program: Program) -> np.uint32:
