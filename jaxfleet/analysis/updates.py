@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Operator, Program, Role, Variable
+from jaxfleet.ir import Kind, Operator, Program, Role, Variable
 
 DIALECT = "dialect"
 FLUID = "fluid"
@@ -81,7 +81,17 @@ class Updates:
                 self.program.lookup(name)
             if not any("Param" in dict(op.inputs.slots) for op in self.of(param)):
                 raise PassError(f"nothing updates '{param}'", op=self.of(param)[0])
+        self._check_kept()
         return tuple(found.items())
+
+    def _check_kept(self) -> None:
+        """Refuses to keep state beside the updates, such as averages, which neither side does."""
+        for op in self.ops:
+            kept = [n for n in op.writes if self.variable(n).kind in {Kind.PARAM, Kind.STATE}]
+            if kept and not op.role_var and not op.inputs.slot("Param"):
+                what = f"'{op.type}' writes '{kept[0]}', and belongs to no parameter's update"
+                hint = "ModelAverage, ExponentialMovingAverage and Lookahead work in one process"
+                raise PassError(what, op=op, hint=f"{hint}: leave them out where servers update")
 
     def of(self, param: str) -> tuple[Operator, ...]:
         """Returns the operators that are about a parameter, the one that updates it among them."""

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from jaxfleet import fluid
+from jaxfleet.fluid import optimizer as made
 from jaxfleet.fluid.transpiler import wait_server_ready
 from tests.fluid.nets import fresh
 
@@ -60,6 +61,23 @@ def test_a_program_that_trains_nothing() -> None:
         fluid.layers.fc(fluid.data("x", [None, 4]), 2)
         with pytest.raises(ValueError, match="updates no parameter"):
             transpile()
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        lambda loss: made.LookaheadOptimizer(made.SGD(0.1)).minimize(loss),
+        lambda loss: (made.SGD(0.1).minimize(loss), made.ModelAverage(0.15)),
+        lambda loss: (made.SGD(0.1).minimize(loss), made.ExponentialMovingAverage())[1].update(),
+    ],
+)
+def test_averages_that_neither_side_would_keep(train: Callable[[Any], object]) -> None:
+    with fresh() as (main, _):
+        train(fluid.layers.mean(fluid.layers.fc(fluid.data("x", [None, 4]), 2)))
+        before = str(main)
+        with pytest.raises(ValueError, match="belongs to no parameter's update"):
+            transpile()
+        assert str(main) == before
 
 
 @pytest.mark.parametrize(
