@@ -83,7 +83,8 @@ class Arithmetic:
     def __getitem__(self, index: Any) -> "Variable":
         """Takes a part: by numbers, which drop their axis, and by ranges."""
         x = _variable(self)
-        parts = list(index) if isinstance(index, tuple) else [index]
+        given = index if isinstance(index, tuple) else (index,)
+        parts = [int(part) if isinstance(part, np.integer) else part for part in given]
         if Ellipsis in [part for part in parts if part is Ellipsis]:
             at = next(i for i, part in enumerate(parts) if part is Ellipsis)
             parts[at : at + 1] = [slice(None)] * (len(x.shape) - len(parts) + 1)

@@ -22,7 +22,7 @@ def check_type(
         return
     many = kinds if isinstance(kinds, tuple) else (kinds,)
     wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in many)
-    message = f"{what} is of type {wanted}, not {type(given).__name__}"
+    message = f"{what} is of type {type(given).__name__}, not {wanted}"
     raise WrongTypeError(message, source=line_of_caller(), hint=hint)
 
 

@@ -219,11 +219,11 @@ def append_gradient_clip_ops(params_grads: Pairs) -> Pairs:
 
 def _replaced(pairs: Pairs, clipped: Mapping[str, Variable]) -> Pairs:
     """Returns parameters with their new gradients, which operators of clipping are about now."""
-    if clipped:
-        for op in pairs[0][0].block.program.global_block().ops:
-            about = op.attr(ROLE_VAR)
-            if about and SCOPE in op.attr(NAME_SCOPE) and about[0] in clipped:
-                op._set_attr(ROLE_VAR, [about[0], clipped[about[0]].name])
+    made = {(param.name, grad.name): clipped.get(param.name) for param, grad in pairs}
+    for op in pairs[0][0].block.program.global_block().ops if clipped else ():
+        new = made.get(tuple(op.attr(ROLE_VAR) or ()))
+        if new is not None and SCOPE in op.attr(NAME_SCOPE):
+            op._set_attr(ROLE_VAR, [op.attr(ROLE_VAR)[0], new.name])
     return [(param, clipped.get(param.name, grad)) for param, grad in pairs]
 
 

@@ -74,6 +74,14 @@ def test_numbers_beside_what_is_whole() -> None:
     assert [v.tolist() for v in found] == [[[7, -5]], [[2, -3]], [[5, 17]]]
 
 
+def test_numpys_numbers_index_as_pythons_do() -> None:
+    with fresh() as (main, _):
+        x = layers.data("x", [2, 3])
+        made = x[np.int64(1), -1]
+    (op,) = main.global_block().ops
+    assert (made.shape, op.attr("starts"), op.attr("decrease_axis")) == ((3,), [1, -1], [0, 1])
+
+
 def test_an_operand_of_fewer_axes_stands_beside_the_last_ones_or_the_rows() -> None:
     with fresh() as (main, _), fluid.scope_guard(Scope()):
         x = layers.data("x", [3])

@@ -46,7 +46,7 @@ def test_a_cloned_variable_outlives_a_run_unless_told_otherwise(kind: str, kept:
     assert (copy.shape, copy.dtype, copy.type, copy.lod_level) == ((-1, 2), "int64", kind, 1)
     assert copy.persistable is kept
     assert target._clone_variable(variable, force_persistable=False).persistable is False
-    with pytest.raises(TypeError, match="what is cloned is of type Variable, not str"):
+    with pytest.raises(TypeError, match="what is cloned is of type str, not Variable"):
         target._clone_variable("v")  # type: ignore[arg-type]
 
 

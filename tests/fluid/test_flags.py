@@ -31,7 +31,7 @@ def test_a_flag_that_nobody_knows_is_kept_with_a_warning() -> None:
 
 @pytest.mark.parametrize("given", [["FLAGS_benchmark"], "FLAGS_benchmark", None])
 def test_flags_are_set_by_a_dict(given: Any) -> None:
-    with pytest.raises(TypeError, match="what set_flags takes is of type Mapping, not"):
+    with pytest.raises(TypeError, match=r"what set_flags takes is of type \w+, not Mapping"):
         fluid.set_flags(given)
 
 

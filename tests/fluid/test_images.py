@@ -146,7 +146,7 @@ def test_images_that_cannot_be_convolved() -> None:
             layers.pool2d(images, 2, "sum")
         with pytest.raises(ValueError, match="pool_size is needed"):
             layers.pool2d(images)
-        with pytest.raises(TypeError, match="'input' of conv2d is of type Variable, not int"):
+        with pytest.raises(TypeError, match="'input' of conv2d is of type int, not Variable"):
             layers.conv2d(3, 4, 3)  # type: ignore[arg-type]
 
 

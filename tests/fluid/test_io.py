@@ -159,9 +159,9 @@ def test_what_is_no_model(trained: Trained, tmp_path: Path) -> None:
         io.save_inference_model(tmp_path, ["x"], ["out"], exe)  # type: ignore[list-item]
     with pytest.raises(ValueError, match="'x' is read, and neither fed nor computed"):
         io.save_inference_model(tmp_path, [], [out], exe)
-    with pytest.raises(TypeError, match="executor is of type Executor"):
+    with pytest.raises(TypeError, match=r"executor is of type \w+, not Executor"):
         io.save_inference_model(tmp_path, ["x"], [out], "exe")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="main_program is of type Program"):
+    with pytest.raises(TypeError, match=r"main_program is of type \w+, not Program"):
         io.save_inference_model(tmp_path, ["x"], [out], exe, "main")  # type: ignore[arg-type]
     (tmp_path / "__model__").write_bytes(b"{")
     with pytest.raises(SavedError, match="__model__ is damaged"):

@@ -74,7 +74,7 @@ def test_a_list_feeds_each_device_its_own_rows() -> None:
     same(wanted.parameters(), found.parameters())
     with pytest.raises(FeedError, match="has 1 dicts for 2 devices"):
         parallel.run([found.loss], feeds[:1])
-    with pytest.raises(TypeError, match="a member of the feed is of type Mapping, not int"):
+    with pytest.raises(TypeError, match="a member of the feed is of type int, not Mapping"):
         parallel.run([found.loss], [3, 4])  # type: ignore[list-item]
 
 

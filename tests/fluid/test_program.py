@@ -197,7 +197,7 @@ def test_variables_become_what_another_programs_are() -> None:
     assert [v.name for v in bare.list_vars() if v.is_data] == ["x", "label"]
     for take in (bare._copy_param_info_from, bare._copy_data_info_from,
                  bare._copy_dist_param_info_from):  # fmt: skip
-        with pytest.raises(TypeError, match="a program is of type Program, not str"):
+        with pytest.raises(TypeError, match="a program is of type str, not Program"):
             take("main")  # type: ignore[arg-type]
 
 
@@ -229,7 +229,7 @@ def test_text_says_more_where_it_is_asked_to() -> None:
     with pytest.raises(ValueError, match="the shape of 'unknown' is not known"):
         main.to_string(throw_on_error=True)
     for given in ({"throw_on_error": 1}, {"throw_on_error": False, "with_details": "yes"}):
-        with pytest.raises(TypeError, match="is of type bool"):
+        with pytest.raises(TypeError, match=r"is of type \w+, not bool"):
             main.to_string(**given)
 
 

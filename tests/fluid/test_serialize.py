@@ -117,5 +117,5 @@ def test_damage_is_named() -> None:
     newer["version"] = 2
     with pytest.raises(ProgramError, match="version 2"):
         fluid.Program.parse_from_string(json.dumps(newer).encode())
-    with pytest.raises(TypeError, match="binary_str is of type bytes, not str"):
+    with pytest.raises(TypeError, match="binary_str is of type str, not bytes"):
         fluid.Program.parse_from_string(data.decode())  # type: ignore[arg-type]
