@@ -78,16 +78,16 @@ def _sequences(program: Program, variable: Variable, value: Any, devices: int) -
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a variable is fed.
+    """How a variable is fed; it holds none of the program, which may go before it.
 
     Attributes:
-        variable: it.
+        name: the variable's.
         dtype: what it declares.
         narrow: what devices compute with in its place, where JAX's 64-bit types are off.
         sizes: those of its axes, -1 where any will do; None if nothing is checked.
     """
 
-    variable: Variable
+    name: str
     dtype: np.dtype[Any]
     narrow: np.dtype[Any] | None
     sizes: tuple[int, ...] | None
@@ -96,7 +96,7 @@ class Rule:
     def of(cls, variable: Variable) -> "Rule":
         dtype = numpy_dtype(variable.dtype)
         sizes = variable.shape if variable.need_check_feed else None
-        return cls(variable, dtype, _NARROW.get(dtype), sizes)
+        return cls(variable.name, dtype, _NARROW.get(dtype), sizes)
 
     def take(self, value: Any) -> Any:
         """Returns a value as a device takes it; what is fed just as declared passes quickly.
@@ -119,7 +119,7 @@ class Rule:
             RaggedError: it is a list.
         """
         if not isinstance(value, np.ndarray) and not isinstance(value, jax.Array):
-            value = as_tensor(value, self.variable.dtype, name=self.variable.name)
+            value = as_tensor(value, self.dtype.name, name=self.name)
         if self.sizes is not None:
             self._check_dtype(value)
             self._check_shape(self.sizes, value.shape, devices)
@@ -137,7 +137,7 @@ class Rule:
         # One pass finds that all are from 0 to 2**31, as ids and labels are.
         if np.bitwise_or.reduce(value, axis=None) >> 31 and not (made == value).all():
             far = value[made != value].flat[0]
-            what = f"'{self.variable.name}' is fed {far}, and devices compute with 32 bits"
+            what = f"'{self.name}' is fed {far}, and devices compute with 32 bits"
             raise FeedError(what, hint="map such ids to numbers below 2**31 first")
         return made
 
@@ -145,15 +145,14 @@ class Rule:
         found = value.dtype
         if found == self.dtype or (isinstance(value, jax.Array) and found == self.narrow):
             return
-        wanted = self.variable.dtype
-        what = f"'{self.variable.name}' is fed {found}, and declared {wanted}"
-        raise FeedError(what, hint=f"feed value.astype('{wanted}')")
+        what = f"'{self.name}' is fed {found}, and declared {self.dtype}"
+        raise FeedError(what, hint=f"feed value.astype('{self.dtype}')")
 
     def _check_shape(self, sizes: tuple[int, ...], shape: tuple[int, ...], devices: int) -> None:
         each = (shape[0] // devices, *shape[1:]) if devices > 1 and shape else shape
         if _fit(sizes, each):
             return
-        what = f"'{self.variable.name}' is fed an array {list(each)}, and declared {list(sizes)}"
+        what = f"'{self.name}' is fed an array {list(each)}, and declared {list(sizes)}"
         raise FeedError(what, hint="-1 stands for any size" if devices == 1 else _ON_EACH)
 
 

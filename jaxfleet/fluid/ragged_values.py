@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.ragged import lengths_of, ragged_data, slots_for_lengths, source_of
 from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.ops.fluid import EMPTY
 
 _LEAST = 8  # the fewest rows, and the smallest step between two numbers of rows
@@ -38,7 +38,7 @@ def fed_sequences(program: Program, variable: Variable, value: Any) -> dict[str,
         FeedError: it has more levels than one, or rows of another shape.
     """
     rows, lengths = _rows_and_lengths(variable, value)
-    if variable.name not in _PROGRAMS.find(program).exact:
+    if variable.name not in _PROGRAMS.get(program).exact:
         rows = _with_more_rows(rows)
     return {variable.name: rows, lengths_of(variable.name): np.asarray(lengths, np.int32)}
 
@@ -99,33 +99,21 @@ class _Known:
     """What is known of a program as it is: names, which do not keep it alive.
 
     Attributes:
-        version: of the program.
         ragged: what it is fed as sequences, by the letter that is its number of rows.
         exact: the names of those to which no rows may be added.
     """
 
-    version: int
     ragged: Mapping[str, str]
     exact: frozenset[str]
 
-
-class _Programs:
-    """Remembers what is known of programs, so that a run looks at none that has not changed."""
-
-    def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Program, _Known] = WeakKeyDictionary()
-
-    def find(self, program: Program) -> _Known:
-        known = self._known.get(program)
-        if known is None or known.version != program.version:
-            ragged = ragged_data(program)
-            exact = frozenset(_mixed(program, ragged)) if ragged else frozenset()
-            names = {rows: variable.name for rows, variable in ragged.items()}
-            known = self._known[program] = _Known(program.version, names, exact)
-        return known
+    @classmethod
+    def of(cls, program: Program) -> "_Known":
+        ragged = ragged_data(program)
+        exact = frozenset(_mixed(program, ragged)) if ragged else frozenset()
+        return cls({rows: variable.name for rows, variable in ragged.items()}, exact)
 
 
-_PROGRAMS = _Programs()
+_PROGRAMS = PerVersion(_Known.of)  # so that a run looks at no program that has not changed
 
 
 def _mixed(program: Program, ragged: Mapping[str, Variable]) -> Iterator[str]:
@@ -181,7 +169,7 @@ def fetched_sequences(
     Raises:
         RaggedError: sequences are to be numpy arrays, which have no lengths.
     """
-    ragged, declared = _PROGRAMS.find(program).ragged, program.global_block().vars
+    ragged, declared = _PROGRAMS.get(program).ragged, program.global_block().vars
     if not ragged:
         return list(values)
     found = []
@@ -204,7 +192,7 @@ def check_fetched(program: Program, names: Sequence[str]) -> None:
     Raises:
         RaggedError: something is.
     """
-    ragged, declared = _PROGRAMS.find(program).ragged, program.global_block().vars
+    ragged, declared = _PROGRAMS.get(program).ragged, program.global_block().vars
     for name in names if ragged else ():
         if name in declared and source_of(declared[name], ragged) is not None:
             what = f"'{name}' is fetched, of whose sequences each device has some"

@@ -13,7 +13,7 @@ class PerVersion(Generic[T]):
     """Keeps one thing for each program, and makes it anew when the program has changed.
 
     Args:
-        make: makes it.
+        make: makes it; what it makes holds nothing of the program, which it would keep alive.
     """
 
     def __init__(self, make: Callable[[Program], T]) -> None:

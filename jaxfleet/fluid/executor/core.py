@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,13 +35,6 @@ from jaxfleet.runtime.parts import Fetched
 from jaxfleet.runtime.scope import Scope
 
 
-class Closable(Protocol):
-    """What an executor has opened on behalf of a program, such as a trainer's connections."""
-
-    def close(self) -> None:
-        """Ends it, and tells whom it may concern."""
-
-
 class Executor:
     """Runs programs.
 
@@ -57,7 +50,6 @@ class Executor:
         self._pruned = PrunedPrograms()
         self._ranks = RankRuns()
         self._pserver = PserverRuns()
-        self._open: list[Closable] = [self._pserver]
         self._entropy = int(np.random.SeedSequence().generate_state(1)[0])
         self._runs = 0
         self._closed = False
@@ -118,9 +110,8 @@ class Executor:
         )
 
     def close(self) -> None:
-        """Ends, and what was opened for programs with it; a later run is an error."""
-        while self._open:
-            self._open.pop().close()
+        """Ends, and tells the servers of what it ran; a later run is an error."""
+        self._pserver.close()
         self._local.clear()
         self._pruned.clear()
         self._ranks.clear()
