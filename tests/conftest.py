@@ -1,6 +1,10 @@
-"""Gives every test eight emulated CPU devices, and keeps hypothesis to one profile."""
+"""Gives every test eight emulated CPU devices; compiles quickly where what is tested allows it."""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import jax
+import pytest
 from hypothesis import settings
 
 # Both must be said before JAX starts its backend, which the first array does.
@@ -13,3 +17,22 @@ collect_ignore = ["smoke"]
 # The first example of a test pays for compiling, so a deadline would find that and nothing else.
 settings.register_profile("jaxfleet", deadline=None, print_blob=True)
 settings.load_profile("jaxfleet")
+
+# Compiling is what most tests wait for. In these folders they ask what a program means, which XLA's
+# costly optimizations do not change, so they go without; where speed, exactness to the bit or what
+# users run is asked for, everything is compiled as it always is.
+_MEANING = frozenset(
+    {"analysis", "capture", "cli", "compat", "fluid", "mistakes", "passes", "pipeline"}
+)
+
+
+@pytest.fixture(autouse=True)
+def _compiled_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
+    parts = request.path.relative_to(Path(__file__).parents[1]).parts
+    if parts[0] != "tests" or parts[1] not in _MEANING:
+        yield
+        return
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
