@@ -106,7 +106,7 @@ def test_c146_what_one_optimizer_needs_is_run_and_nothing_else() -> None:
 
 
 def test_c147_what_cannot_be_compiled_or_shared() -> None:
-    with pytest.raises(TypeError, match="not str"):
+    with pytest.raises(TypeError, match="of type str, not Program or Graph"):
         fluid.CompiledProgram("program")  # type: ignore[arg-type]
     two = Two()
     compiled = fluid.CompiledProgram(two.main)
