@@ -189,7 +189,7 @@ def set_gradient_clip(
     for given in block.all_parameters() if param_list is None else param_list:
         param = block.var(given) if isinstance(given, str) else given
         check_type(param, "a member of param_list", Parameter)
-        param.gradient_clip_attr = copy.deepcopy(clip)  # type: ignore[attr-defined]
+        param.gradient_clip_attr = copy.deepcopy(clip)  # type: ignore[attr-defined]  # checked
 
 
 def append_gradient_clip_ops(params_grads: Pairs) -> Pairs:

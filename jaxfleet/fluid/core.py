@@ -28,12 +28,12 @@ class op_proto_and_checker_maker:  # noqa: N801  # fluid's name
         RPC, Dist, LRSched, Loss = _Roles.RPC, _Roles.DIST, _Roles.LR_SCHED, _Roles.LOSS
 
     @staticmethod
-    def kOpRoleAttrName() -> str:  # noqa: N802
+    def kOpRoleAttrName() -> str:  # noqa: N802  # fluid's name
         """Returns the attribute that holds a role."""
         return ROLE
 
     @staticmethod
-    def kOpRoleVarAttrName() -> str:  # noqa: N802
+    def kOpRoleVarAttrName() -> str:  # noqa: N802  # fluid's name
         """Returns the attribute that names parameters and gradients."""
         return ROLE_VAR
 
@@ -43,11 +43,11 @@ def is_compiled_with_cuda() -> bool:
     return any("cuda" in found.name for found in entry_points(group="jax_plugins"))
 
 
-def kEmptyVarName() -> str:  # noqa: N802
+def kEmptyVarName() -> str:  # noqa: N802  # fluid's name
     """Returns the name that stands for no variable."""
     return EMPTY
 
 
-def kGradVarSuffix() -> str:  # noqa: N802
+def kGradVarSuffix() -> str:  # noqa: N802  # fluid's name
     """Returns what the name of a gradient ends with."""
     return GRAD

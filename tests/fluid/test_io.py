@@ -192,6 +192,8 @@ def test_the_whole_state_is_saved_by_a_prefix(trained: Trained, tmp_path: Path) 
         io.set_program_state(trained.main, state)
     with pytest.raises(AssertionError, match="names a folder"):
         fluid.save(trained.main, f"{tmp_path}/")
+    with pytest.raises(TypeError, match="model_path is of type PosixPath, not str"):
+        fluid.save(trained.main, tmp_path / "all")  # type: ignore[arg-type]
 
 
 def test_older_ways_of_saving_are_loaded_by_the_newer_call(

@@ -41,6 +41,7 @@ def save(program: Program, model_path: str) -> None:
         SavedError: a variable has no value, or a file cannot be written.
     """
     check_type(program, "program", Program)
+    check_type(model_path, "model_path", str)
     if not Path(model_path).name or model_path.endswith(("/", os.sep)):
         what = f"{model_path!r} names a folder, and no file in it"
         raise mistake(what, "give folder/name", AssertedError)
