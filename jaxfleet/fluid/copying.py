@@ -2,10 +2,11 @@
 
 import copy
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxfleet.fluid.operator import ROLE
 from jaxfleet.fluid.roles import OpRole
+from jaxfleet.fluid.variable import Variable
 
 if TYPE_CHECKING:
     from jaxfleet.fluid.block import Block
@@ -23,6 +24,9 @@ def copied(program: "Program") -> "Program":
     made.blocks = [block._copied(made) for block in program.blocks]
     inner = {id(old): new for old, new in zip(program.blocks, made.blocks, strict=True)}
     for block in made.blocks:
+        for parameter in block.all_parameters():
+            rates = parameter.optimize_attr.items()
+            parameter.optimize_attr = {k: _own(block, value) for k, value in rates}
         for op in block.ops:
             for name, value in op.attrs.items():
                 if id(value) in inner:
@@ -30,6 +34,11 @@ def copied(program: "Program") -> "Program":
                 elif isinstance(value, list) and value and id(value[0]) in inner:
                     op.attrs[name] = [inner[id(block)] for block in value]
     return made
+
+
+def _own(block: "Block", value: Any) -> Any:
+    """Returns a block's variable in the place of another program's of its name."""
+    return block.vars.get(value.name, value) if isinstance(value, Variable) else value
 
 
 def without_backward(program: "Program") -> "Program":

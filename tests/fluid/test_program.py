@@ -126,6 +126,18 @@ def test_a_copy_shares_nothing_that_changes() -> None:
     assert main._endpoints == []
 
 
+def test_a_rate_of_its_own_is_the_copys_own() -> None:
+    with fresh() as (main, _):
+        classifier()
+        rate = layers.create_global_var([1], 0.5, "float32", name="rate")
+    for parameter in main.all_parameters():
+        parameter.optimize_attr["learning_rate"] = rate
+    copy = main.clone()
+    own = copy.global_block().var("rate")
+    assert all(p.optimize_attr["learning_rate"] is own for p in copy.all_parameters())
+    assert all(p.optimize_attr["learning_rate"] is rate for p in main.all_parameters())
+
+
 def test_a_copy_keeps_the_lines_of_the_script() -> None:
     main, _ = built("fc1", "sgd")
     for op, copy in zip(main.global_block().ops, main.clone().global_block().ops, strict=True):
