@@ -536,3 +536,10 @@ def test_c78_delay_compensation_without_delay() -> None:
     job = Job(enable_dc_asgd=True)
     with pytest.raises(AssertionError, match="no late gradients"):
         job.server(A)
+
+
+def test_a_pruned_trainer_still_sends() -> None:
+    job = Job()
+    pruned = fluid.Executor._prune_program(job.trainer, {"x": None, "y": None}, ["mean_0.tmp_0"])
+    assert types(pruned) == types(job.trainer)
+    assert pruned._facts == job.trainer._facts

@@ -5,8 +5,9 @@ from typing import Any, TypeAlias
 
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram, warn_of_no_program
 from jaxfleet.fluid.executor.fetching import Fetched, names_of
-from jaxfleet.fluid.operator import Operator
+from jaxfleet.fluid.operator import ROLE, Operator
 from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.versions import PerVersion
 
 Prune: TypeAlias = Callable[[Program | CompiledProgram, Any, Any, Any], Program]
@@ -60,6 +61,8 @@ def prune_program(
         return whole
     root = whole.global_block()
     kept = list(optimize_ops) or [op for op in root.ops if op._is_optimize_op()]
+    # Others wait for what a trainer sends, whatever it fetches.
+    kept += [op for op in root.ops if op.attrs.get(ROLE, 0) & (OpRole.RPC | OpRole.DIST)]
     made = {name for op in root.ops for name in op.output_arg_names}
     # What nothing makes is read from the scope, so it needs no operator.
     wanted = [name for name in names_of(fetch_list) if name in made]
