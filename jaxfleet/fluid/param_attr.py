@@ -1,10 +1,11 @@
 """ParamAttr: what a script says of a parameter that a layer makes."""
 
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
 from jaxfleet.errors import WrongTypeError
-from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.initializer import Initializer
 from jaxfleet.fluid.regularizer import WeightDecayRegularizer
 
@@ -20,6 +21,9 @@ class ParamAttr:
         regularizer: in the place of the optimizer's.
         trainable: whether it is updated.
         do_model_average: whether ModelAverage takes it in.
+
+    Raises:
+        WrongTypeError: one of them is of another type.
     """
 
     name: str | None = None
@@ -28,6 +32,13 @@ class ParamAttr:
     regularizer: Any = None
     trainable: bool = True
     do_model_average: bool = True
+
+    def __post_init__(self) -> None:
+        nothing = type(None)
+        check_type(self.name, "a parameter's name", (str, nothing))
+        check_type(self.initializer, "a parameter's initializer", (Initializer, nothing))
+        check_type(self.learning_rate, "a parameter's learning_rate", numbers.Real)
+        check_type(self.regularizer, "a parameter's regularizer", (WeightDecayRegularizer, nothing))
 
     @classmethod
     def of(cls, given: Any) -> "ParamAttr | None":

@@ -213,3 +213,36 @@ def test_what_is_no_scope() -> None:
         layers.fill_constant([1], "float32", 1.0)
     with pytest.raises(TypeError, match="a scope is of type dict, not Scope"):
         fluid.Executor().run(main, scope={})  # type: ignore[arg-type]  # on purpose
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ({"name": 3}, "a parameter's name is of type"),
+        ({"initializer": "x"}, "a parameter's initializer is of type"),
+        ({"learning_rate": "x"}, "a parameter's learning_rate is of type"),
+        ({"regularizer": "l2"}, "a parameter's regularizer is of type"),
+    ],
+)
+def test_what_is_said_of_a_parameter_is_checked(said: dict[str, Any], what: str) -> None:
+    with pytest.raises(TypeError, match=what):
+        fluid.ParamAttr(**said)
+
+
+@pytest.mark.parametrize("declare", [fluid.data, layers.data])
+def test_what_is_fed_has_a_name_and_a_list_of_sizes(declare: Any) -> None:
+    with fresh() as (main, _):
+        with pytest.raises(TypeError, match="the name of what is fed is of type NoneType, not str"):
+            declare(None, [4])
+        with pytest.raises(TypeError, match="the shape of 'x' is of type int, not list or tuple"):
+            declare("x", 4)
+        assert not main.global_block().vars
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_a_layer_has_columns(size: Any) -> None:
+    with fresh() as (main, _):
+        x = fluid.data("x", [None, 4])
+        with pytest.raises(ValueError, match="fc: size is"):
+            layers.fc(x, size)
+        assert not main.all_parameters()

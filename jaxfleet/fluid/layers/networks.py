@@ -1,6 +1,7 @@
 """Layers that most networks have: products with parameters, tables, dropout."""
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,6 +62,8 @@ def _product(helper: LayerHelper, x: Variable, size: int, axes: int, attr: Any) 
         raise mistake(what)
     if min(x.shape[axes:]) < 0:
         raise mistake(f"fc: the sizes of '{x.name}' from axis {axes} on are not all known")
+    if not isinstance(size, numbers.Integral) or size < 1:
+        raise mistake(f"fc: size is {size!r}", "how many columns it makes: at least 1")
     described = ParamAttr.of(attr) or ParamAttr()
     weight = helper.parameter(described, [math.prod(x.shape[axes:]), size], x.dtype)
     attrs = {"x_num_col_dims": axes, "y_num_col_dims": 1}

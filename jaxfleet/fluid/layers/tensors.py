@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.fluid import unique_name
-from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dtypes import VarType, dtype_name
 from jaxfleet.fluid.initializer import Initializer
 from jaxfleet.fluid.layer_helper import LayerHelper
@@ -30,6 +30,7 @@ def data(
 ) -> Variable:
     """Declares what is fed: `[-1, *shape]` unless `append_batch_size` is False."""
     del type
+    _check_fed(name, shape)
     has_batch = append_batch_size and all(size is not None and size >= 0 for size in shape)
     whole = [-1, *shape] if has_batch else list(shape)
     return declare_data(name, whole, dtype, lod_level, stop_gradient=stop_gradient)
@@ -53,7 +54,11 @@ def declare_data(
         lod_level: 1 where it is sequences of unequal lengths.
         stop_gradient: gradients end at it.
         is_checked: what is fed must have the shape and dtype that are declared.
+
+    Raises:
+        WrongTypeError: the name is no string, or the shape no list.
     """
+    _check_fed(name, shape)
     return default_main_program().global_block().create_var(
         name=name,
         shape=[-1 if size is None else size for size in shape],
@@ -63,6 +68,11 @@ def declare_data(
         is_data=True,
         need_check_feed=is_checked,
     )  # fmt: skip
+
+
+def _check_fed(name: object, shape: object) -> None:
+    check_type(name, "the name of what is fed", str)
+    check_type(shape, f"the shape of '{name}'", (list, tuple), "one size for each axis: [4]")
 
 
 def create_parameter(
