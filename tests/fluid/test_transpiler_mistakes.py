@@ -95,7 +95,7 @@ def test_nothing_was_transpiled(ask: Callable[[Any], Any]) -> None:
 
 def test_a_field_that_is_none() -> None:
     config = fluid.DistributeTranspilerConfig()
-    with pytest.raises(ValueError, match="no field 'min_blocksize'") as error:
+    with pytest.raises(AttributeError, match="no field 'min_blocksize'") as error:
         config.min_blocksize = 3
     assert any("min_block_size" in note for note in error.value.__notes__)
 

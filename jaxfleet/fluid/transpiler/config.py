@@ -4,6 +4,7 @@ import difflib
 from typing import Any
 
 from jaxfleet.env import rpc_threads
+from jaxfleet.errors import FieldError
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.transpiler.ps_dispatcher import PSDispatcher
 
@@ -74,7 +75,8 @@ class DistributeTranspilerConfig:
         if not known:
             near = difflib.get_close_matches(name, [*_FIELDS, "sync_mode"])
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_FIELDS)}"
-            raise mistake(f"DistributeTranspilerConfig has no field '{name}'", hint)
+            what = f"DistributeTranspilerConfig has no field '{name}'"
+            raise mistake(what, hint, FieldError)
         super().__setattr__(name, value)
 
     @property
