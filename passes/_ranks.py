@@ -63,6 +63,17 @@ def trained(program: Program, skip: tuple[str, ...]) -> list[Variable]:
     return [v for v in program.of_kind(Kind.PARAM) if v.name not in skip]
 
 
+def divided(begins: Operator, count: int) -> Operator:
+    """Returns the operator that divides the gradient with which all others begin.
+
+    Args:
+        begins: what makes that gradient, of the loss.
+        count: by how many.
+    """
+    attrs = Attrs({"scale": 1.0 / count})
+    return in_place("scale", begins.writes[0], attrs, Role.BACKWARD, begins.source)
+
+
 def wait_for_computing(name: str, role: Role, source: Source) -> Operator:
     """Returns the operator after which what was computed may be communicated."""
     return in_place("c_sync_calc_stream", name, Attrs(), role, source)

@@ -94,9 +94,7 @@ class DataParallel(Pass):
             if not (is_begun and self.scale == "customized"):
                 yield self._synchronized(op)
             if is_begun and self.scale == "coeff_num_device":
-                attrs = Attrs({"scale": 1.0 / (self.devices * self.trainers)})
-                divide = ranks.in_place("scale", op.writes[0], attrs, Role.BACKWARD, op.source)
-                yield made_by(divide, self)
+                yield made_by(ranks.divided(op, self.devices * self.trainers), self)
             for gradient in finished.get(place, ()):
                 attrs = Attrs({"ring_id": 0})
                 total = ranks.in_place("c_allreduce_sum", gradient, attrs, Role.BACKWARD, op.source)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Attrs, Operator, Program, Role
+from jaxfleet.ir import Operator, Program, Role
 from jaxfleet.passes import _ranks as ranks
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
@@ -101,13 +101,8 @@ class GradAllreduceByRole(Pass):
                 yield self._made(*waits)
             yield (op,)
             if op.role is Role.BACKWARD_LOSS:
-                yield self._made(self._divide(op))
+                yield self._made(ranks.divided(op, self.nranks))
             yield tuple(sums.get(place, ()))
-
-    def _divide(self, begins: Operator) -> Operator:
-        """Returns the operator that divides the gradient with which all others begin."""
-        attrs = Attrs({"scale": 1.0 / self.nranks})
-        return ranks.in_place("scale", begins.writes[0], attrs, Role.BACKWARD, begins.source)
 
     def _sums(self, ops: tuple[Operator, ...]) -> dict[int, list[Operator]]:
         """Returns what is inserted after operators that finish gradients, by their places."""

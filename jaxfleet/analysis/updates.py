@@ -5,7 +5,7 @@ its dataflow what belongs to which parameter. A fluid program says it itself: ev
 role, and an operator of the optimize section names its parameter and gradient (`for (w, w@GRAD)`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +18,6 @@ FLUID = "fluid"
 _SCHEDULE = (Role.LR_SCHED, Role.OPTIMIZE_LR_SCHED)
 # What these compute of some rows differs from what they compute there of all.
 _NEEDS_ALL_ROWS = frozenset({"lamb", "lars_momentum"})
-
 
 LOOKUPS = frozenset({"lookup_table", "lookup_table_v2"})
 
@@ -95,7 +94,15 @@ class Updates:
 
     def of(self, param: str) -> tuple[Operator, ...]:
         """Returns the operators that are about a parameter, the one that updates it among them."""
-        return tuple(op for op in self.ops if op.role_var and op.role_var[0][0] == param)
+        return self._by_param.get(param, ())
+
+    @cached_property
+    def _by_param(self) -> Mapping[str, tuple[Operator, ...]]:
+        found: dict[str, list[Operator]] = {}
+        for op in self.ops:
+            for param, _ in op.role_var[:1]:
+                found.setdefault(param, []).append(op)
+        return {param: tuple(ops) for param, ops in found.items()}
 
     @cached_property
     def places(self) -> Mapping[str, int]:
@@ -121,22 +128,19 @@ class Updates:
     @cached_property
     def prefetched(self) -> frozenset[str]:
         """The tables whose rows trainers fetch when they need them, and never hold."""
-        return frozenset(
-            name
-            for op in self.program.root.ops
-            if op.attrs.get("is_sparse") and not op.attrs.get("is_distributed")
-            if not op.type.endswith("_grad")
-            for name in op.inputs.slot("W")
-            if isinstance(name, str)
-        )
+        return self._looked_up(lambda op: bool(op.attrs.get("is_sparse"))) - self.tables
 
     @cached_property
     def tables(self) -> frozenset[str]:
         """The distributed tables: `is_distributed=True`."""
+        return self._looked_up(lambda op: bool(op.attrs.get("is_distributed")))
+
+    def _looked_up(self, is_wanted: Callable[[Operator], bool]) -> frozenset[str]:
+        """Returns the tables that operators of some kind take rows of."""
         return frozenset(
             name
             for op in self.program.root.ops
-            if op.attrs.get("is_distributed") and not op.type.endswith("_grad")
+            if is_wanted(op) and not op.type.endswith("_grad")
             for name in op.inputs.slot("W")
             if isinstance(name, str)
         )

@@ -50,7 +50,8 @@ class _Averages:
 
     def average(self, param: Parameter, block: Block) -> Variable:
         """Adds what computes a parameter's average, and returns it."""
-        raise NotImplementedError
+        what = f"{type(self).__name__} does not say what '{param.name}' averages to in {block}"
+        raise NotImplementedError(what)
 
     def _write_programs(self) -> None:
         for param in self._params:

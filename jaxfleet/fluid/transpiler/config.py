@@ -37,7 +37,7 @@ class DistributeTranspilerConfig:
         min_block_size: the fewest elements of a block; at least 8192.
         enable_dc_asgd: compensate late gradients; asynchronous only.
         mode: `pserver`, `nccl2` or `collective`.
-        print_log: write what each pass did to the standard error stream.
+        print_log: taken and not used: `JAXFLEET_DUMP_DIR` has what each pass did written.
         wait_port: wait until servers listen before a trainer's program is handed out.
         half_async: wait in a step until what was sent has gone.
         completely_not_async: merge gradients of all trainers, though programs are asynchronous.

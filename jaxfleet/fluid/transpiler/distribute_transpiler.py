@@ -36,6 +36,7 @@ from jaxfleet.fluid.transpiler.nccl2 import note_trainers, transpile_nccl2
 from jaxfleet.fluid.transpiler.ports import wait_server_ready
 from jaxfleet.fluid.transpiler.pserver import PServerJob
 from jaxfleet.fluid.transpiler.registry import registry_of
+from jaxfleet.ir import Program as IrProgram
 
 MODES = ("pserver", "nccl2", "collective")
 _DEFAULT_ENDPOINT = "127.0.0.1:6174"
@@ -165,13 +166,14 @@ class DistributeTranspiler:
         self._job, self._main = job, main
         write_back(main, trainer)
         write_back(startup, begun, origin=job.main)
+        registry = registry_of(job.main, job.placed)
         for each in (main, startup):
             each._is_distributed = True
             each._is_chief = trainer_id == 0
             each._endpoints = list(endpoints)
             each._ps_endpoint = current_endpoint
             each._distributed_lookup_table = table
-            each._parameters_on_pservers = registry_of(job.main, job.placed)
+            each._parameters_on_pservers = registry
 
     # --- what processes run ------------------------------------------------------------------
 
@@ -196,12 +198,21 @@ class DistributeTranspiler:
             KeyError: no server has this endpoint.
             AssertionError: late gradients shall be compensated where servers wait for all.
         """
-        job, main = self._transpiled()
+        return self._written(endpoint, self._server(endpoint))
+
+    def _server(self, endpoint: str) -> IrProgram:
+        """Returns a server's program in the IR."""
+        job, _ = self._transpiled()
         if self.config.enable_dc_asgd and job.is_sync:
             what = "enable_dc_asgd is for servers that do not wait: there are no late gradients"
             raise mistake(what, "transpile with sync_mode=False", AssertedError)
         _check_server(endpoint, job)
-        made = write_back(Program(), job.server(endpoint), origin=job.main)
+        return job.server(endpoint)
+
+    def _written(self, endpoint: str, server: IrProgram) -> Program:
+        """Returns a server's program as scripts have it."""
+        job, main = self._transpiled()
+        made = write_back(Program(), server, origin=job.main)
         made.random_seed = job.main.random_seed
         self._say_threads(made)
         made._copy_dist_param_info_from(main)
@@ -217,8 +228,9 @@ class DistributeTranspiler:
 
     def get_pserver_programs(self, endpoint: str) -> tuple[Program, Program]:
         """Returns a server's program and what begins it."""
-        made = self.get_pserver_program(endpoint)
-        return made, self.get_startup_program(endpoint, made)
+        server = self._server(endpoint)
+        job, _ = self._transpiled()
+        return self._written(endpoint, server), _begun(job, server, job.startup)
 
     def get_startup_program(
         self,
@@ -242,10 +254,7 @@ class DistributeTranspiler:
         is_rewritten = startup_program is None or bool(startup_program._facts)
         begins = job.startup if is_rewritten else startup_program
         assert begins is not None
-        made = job.server_startup(job.server(endpoint), begins)
-        program = write_back(Program(), made, origin=job.startup)
-        program.random_seed = begins.random_seed
-        return program
+        return _begun(job, job.server(endpoint), begins)
 
     def _set_server_config(self, server_config: ServerRuntimeConfig | None = None) -> None:
         """Takes how many threads servers shall have.
@@ -262,6 +271,14 @@ class DistributeTranspiler:
             hint = "call transpile(..., pservers=...) first, with config.mode = 'pserver'"
             raise mistake("no program was transpiled for servers", hint)
         return self._job, self._main
+
+
+def _begun(job: PServerJob, server: IrProgram, begins: Program) -> Program:
+    """Returns what begins a server, as scripts have it."""
+    made = job.server_startup(server, begins)
+    program = write_back(Program(), made, origin=job.startup)
+    program.random_seed = begins.random_seed
+    return program
 
 
 def _check_server(endpoint: str, job: PServerJob) -> None:
