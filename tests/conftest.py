@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -36,3 +37,11 @@ def _compiled_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(autouse=True)
+def _draws_the_same(request: pytest.FixtureRequest) -> None:
+    """Begins a module's `RANDOM` anew, so that no test's numbers depend on those before it."""
+    random = getattr(request.module, "RANDOM", None)
+    if isinstance(random, np.random.Generator):
+        random.bit_generator.state = np.random.default_rng(0).bit_generator.state
