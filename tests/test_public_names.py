@@ -134,6 +134,10 @@ PUBLIC = {
         DistributedStrategy Executor Handle Scope ServerStep Step TrainerStep Twin distribute
         emulate_devices verify
     """,
+    "jaxfleet.tables": """
+        Adagrad Adam AfterCount ByChance Capacity Constant Momentum Normal Rmsprop Sgd TableSpec
+        Uniform Unseen
+    """,
     "jaxfleet.testing": """
         check_pass docstring_programs
     """,

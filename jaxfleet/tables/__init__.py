@@ -1,0 +1,15 @@
+"""Tables of rows by int64 keys: what they are, and how they are kept."""
+
+from jaxfleet.tables.spec import Adagrad as Adagrad
+from jaxfleet.tables.spec import Adam as Adam
+from jaxfleet.tables.spec import AfterCount as AfterCount
+from jaxfleet.tables.spec import ByChance as ByChance
+from jaxfleet.tables.spec import Capacity as Capacity
+from jaxfleet.tables.spec import Constant as Constant
+from jaxfleet.tables.spec import Momentum as Momentum
+from jaxfleet.tables.spec import Normal as Normal
+from jaxfleet.tables.spec import Rmsprop as Rmsprop
+from jaxfleet.tables.spec import Sgd as Sgd
+from jaxfleet.tables.spec import TableSpec as TableSpec
+from jaxfleet.tables.spec import Uniform as Uniform
+from jaxfleet.tables.spec import Unseen as Unseen

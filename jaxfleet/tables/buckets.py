@@ -1,0 +1,49 @@
+"""Which bucket a key is in, and which server has a bucket.
+
+A key's bucket never changes, so that a table moves to another number of servers bucket by bucket.
+"""
+
+import numpy as np
+
+BUCKETS = 1024
+
+
+def mix(keys: np.ndarray) -> np.ndarray:
+    """Returns uint64[n], each bit of which depends on every bit of its key.
+
+    The finalizer of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
+    generators, 2014).
+
+    Args:
+        keys: int64[n], any values.
+    """
+    mixed = keys.astype(np.int64, copy=False).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def bucket_of(keys: np.ndarray) -> np.ndarray:
+    """Returns int32[n], the bucket of each key: the upper ten bits of its mix.
+
+    The lower ones say where a key stands in its server's index, so the two do not go together.
+
+    Args:
+        keys: int64[n].
+    """
+    return (mix(keys) >> np.uint64(54)).astype(np.int32)
+
+
+def server_of(keys: np.ndarray, servers: int) -> np.ndarray:
+    """Returns int32[n], the server that has each key, of so many.
+
+    Args:
+        keys: int64[n].
+        servers: from 1 to `BUCKETS`.
+    """
+    return bucket_of(keys) * np.int32(servers) // np.int32(BUCKETS)
+
+
+def buckets_of(server: int, servers: int) -> range:
+    """Returns the buckets that a server has, of so many servers."""
+    return range(-(-server * BUCKETS // servers), -(-(server + 1) * BUCKETS // servers))

@@ -1,0 +1,186 @@
+"""What a table is, as plain data: it travels in a program's text, and is saved with the rows."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+from jaxfleet.errors import ProgramError
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a table's description that has several kinds, told apart by `kind`."""
+
+    kind: ClassVar[str] = ""
+
+
+@dataclass(frozen=True)
+class Uniform(Part):
+    """Rows begin evenly spread in `[low, high)`; by the key and the seed alone."""
+
+    kind: ClassVar[str] = "uniform"
+    low: float = -0.05
+    high: float = 0.05
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Normal(Part):
+    """Rows begin normally spread; by the key and the seed alone."""
+
+    kind: ClassVar[str] = "normal"
+    mean: float = 0.0
+    stddev: float = 0.01
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Constant(Part):
+    """Rows begin with one value everywhere."""
+
+    kind: ClassVar[str] = "constant"
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Sgd(Part):
+    """`row -= rate * g`."""
+
+    kind: ClassVar[str] = "sgd"
+    learning_rate: float = 0.01
+
+
+@dataclass(frozen=True)
+class Momentum(Part):
+    """`v = decay * v + g; row -= rate * v`, of touched rows alone (lazy)."""
+
+    kind: ClassVar[str] = "momentum"
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    nesterov: bool = False
+
+
+@dataclass(frozen=True)
+class Adagrad(Part):
+    """`s += g * g; row -= rate * g / (sqrt(s) + epsilon)`, `s` from `initial`."""
+
+    kind: ClassVar[str] = "adagrad"
+    learning_rate: float = 0.01
+    initial: float = 0.0
+    epsilon: float = 1e-6
+
+
+@dataclass(frozen=True)
+class Rmsprop(Part):
+    """`s = decay * s + (1 - decay) * g * g; row -= rate * g / sqrt(s + epsilon)`, lazy."""
+
+    kind: ClassVar[str] = "rmsprop"
+    learning_rate: float = 0.01
+    decay: float = 0.9
+    epsilon: float = 1e-8
+
+
+@dataclass(frozen=True)
+class Adam(Part):
+    """Adam (Kingma, Ba 2015) of touched rows alone; each row counts its own steps (lazy)."""
+
+    kind: ClassVar[str] = "adam"
+    learning_rate: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+
+@dataclass(frozen=True)
+class AfterCount(Part):
+    """A key gets a row of its own when it was pushed so many times."""
+
+    kind: ClassVar[str] = "after_count"
+    count: int = 2
+
+
+@dataclass(frozen=True)
+class ByChance(Part):
+    """A key gets a row of its own with so much probability at each push; by key, count, seed."""
+
+    kind: ClassVar[str] = "by_chance"
+    probability: float = 0.1
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Unseen(Part):
+    """A row that no step touched for so many steps goes, at `shrink`."""
+
+    kind: ClassVar[str] = "unseen"
+    steps: int = 1_000_000
+
+
+@dataclass(frozen=True)
+class Capacity(Part):
+    """At most so many rows: the least recently (`lru`) or least often (`lfu`) touched go."""
+
+    kind: ClassVar[str] = "capacity"
+    rows: int = 1_000_000
+    policy: Literal["lru", "lfu"] = "lru"
+
+
+KINDS: dict[str, type[Part]] = {
+    part.kind: part
+    for part in (Uniform, Normal, Constant, Sgd, Momentum, Adagrad, Rmsprop, Adam, AfterCount,
+                 ByChance, Unseen, Capacity)
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSpec:
+    """What a table is.
+
+    Attributes:
+        name: its own among a program's.
+        dim: elements of a row.
+        initializer: what a row begins with.
+        optimizer: what a gradient does to its row.
+        admission: which keys get a row; all, unless given.
+        evictions: which rows go.
+        on_nan: what a gradient that is not finite does: the push is `refused`, or the row
+            `skipped` and counted.
+    """
+
+    name: str
+    dim: int
+    initializer: Part = field(default_factory=Uniform)
+    optimizer: Part = field(default_factory=Sgd)
+    admission: Part | None = None
+    evictions: tuple[Part, ...] = ()
+    on_nan: Literal["refuse", "skip"] = "refuse"
+
+    def to_text(self) -> str:
+        """Returns it as text, which `from_text` reads."""
+        return json.dumps({f.name: _plain(getattr(self, f.name)) for f in fields(self)})
+
+    @classmethod
+    def from_text(cls, text: str) -> "TableSpec":
+        """Reads one.
+
+        Raises:
+            ProgramError: it is none.
+        """
+        try:
+            found = {name: _read(value) for name, value in json.loads(text).items()}
+            return cls(**found)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ProgramError(f"no table is described by {text[:80]!r}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Part):
+        return {"kind": value.kind, **asdict(value)}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, dict):
+        given = dict(value)
+        return KINDS[given.pop("kind")](**given)
+    return tuple(map(_read, value)) if isinstance(value, list) else value
