@@ -2,14 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 
 from jaxfleet.tables.spec import TableSpec
-
-_NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 def _no_keys() -> np.ndarray:
@@ -40,10 +37,10 @@ class RowBatch:
     bucket: int
     keys: np.ndarray
     rows: np.ndarray
-    state: Mapping[str, np.ndarray] = _NOTHING
-    counters: Mapping[str, np.ndarray] = _NOTHING
+    state: Mapping[str, np.ndarray] = field(default_factory=dict)
+    counters: Mapping[str, np.ndarray] = field(default_factory=dict)
     candidates: np.ndarray = field(default_factory=_no_keys)
-    candidate_counters: Mapping[str, np.ndarray] = _NOTHING
+    candidate_counters: Mapping[str, np.ndarray] = field(default_factory=dict)
     gone: np.ndarray = field(default_factory=_no_keys)
 
     def __len__(self) -> int:
