@@ -5,8 +5,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-NO_KEYS = np.empty(0, np.int64)
-NO_COUNTS = np.empty(0, np.int32)
+
+def _no_keys() -> np.ndarray:
+    return np.empty(0, np.int64)
+
+
+def _no_counts() -> np.ndarray:
+    return np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +36,7 @@ class RowBatch:
     rows: np.ndarray
     state: Mapping[str, np.ndarray] = field(default_factory=dict)
     counters: Mapping[str, np.ndarray] = field(default_factory=dict)
-    candidates: np.ndarray = NO_KEYS
-    counts: np.ndarray = NO_COUNTS
-    counted: np.ndarray = NO_KEYS
-    gone: np.ndarray = NO_KEYS
+    candidates: np.ndarray = field(default_factory=_no_keys)
+    counts: np.ndarray = field(default_factory=_no_counts)
+    counted: np.ndarray = field(default_factory=_no_keys)
+    gone: np.ndarray = field(default_factory=_no_keys)
