@@ -135,8 +135,8 @@ PUBLIC = {
         emulate_devices verify
     """,
     "jaxfleet.tables": """
-        Adagrad Adam AfterCount ByChance Capacity Constant Momentum Normal Rmsprop RowBatch
-        RowKeeper Sgd TableSpec Uniform Unseen
+        Adagrad Adam AfterCount ByChance ByScore Capacity Constant Momentum Normal Rmsprop RowBatch
+        RowKeeper Sgd TableSpec TableStore Uniform Unseen
     """,
     "jaxfleet.testing": """
         check_pass docstring_programs

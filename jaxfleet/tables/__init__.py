@@ -6,6 +6,7 @@ from jaxfleet.tables.spec import Adagrad as Adagrad
 from jaxfleet.tables.spec import Adam as Adam
 from jaxfleet.tables.spec import AfterCount as AfterCount
 from jaxfleet.tables.spec import ByChance as ByChance
+from jaxfleet.tables.spec import ByScore as ByScore
 from jaxfleet.tables.spec import Capacity as Capacity
 from jaxfleet.tables.spec import Constant as Constant
 from jaxfleet.tables.spec import Momentum as Momentum
@@ -15,3 +16,4 @@ from jaxfleet.tables.spec import Sgd as Sgd
 from jaxfleet.tables.spec import TableSpec as TableSpec
 from jaxfleet.tables.spec import Uniform as Uniform
 from jaxfleet.tables.spec import Unseen as Unseen
+from jaxfleet.tables.store import TableStore as TableStore

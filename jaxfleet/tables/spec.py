@@ -62,12 +62,16 @@ class Momentum(Part):
 
 @dataclass(frozen=True)
 class Adagrad(Part):
-    """`s += g * g; row -= rate * g / (sqrt(s) + epsilon)`, `s` from `initial`."""
+    """`s += g * g; row -= rate * g / sqrt(s + epsilon)`, `s` from `initial`: as optax has it.
+
+    With `epsilon_outside`, `rate * g / (sqrt(s) + epsilon)`: as fluid has it.
+    """
 
     kind: ClassVar[str] = "adagrad"
     learning_rate: float = 0.01
-    initial: float = 0.0
-    epsilon: float = 1e-6
+    initial: float = 0.1
+    epsilon: float = 1e-7
+    epsilon_outside: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,19 +97,27 @@ class Adam(Part):
 
 @dataclass(frozen=True)
 class AfterCount(Part):
-    """A key gets a row of its own when it was pushed so many times."""
+    """A key gets a row of its own when it was pushed so many times.
+
+    At most `candidates` keys are counted at once, in equal parts for each bucket.
+    """
 
     kind: ClassVar[str] = "after_count"
     count: int = 2
+    candidates: int = 1 << 22
 
 
 @dataclass(frozen=True)
 class ByChance(Part):
-    """A key gets a row of its own with so much probability at each push; by key, count, seed."""
+    """A key gets a row of its own with so much probability at each push; by key, count, seed.
+
+    At most `candidates` keys are counted at once, in equal parts for each bucket.
+    """
 
     kind: ClassVar[str] = "by_chance"
     probability: float = 0.1
     seed: int = 0
+    candidates: int = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -125,10 +137,24 @@ class Capacity(Part):
     policy: Literal["lru", "lfu"] = "lru"
 
 
+@dataclass(frozen=True)
+class ByScore(Part):
+    """A row whose score is under `threshold` goes, at `shrink`, which first decays both counts.
+
+    `score = (shows - clicks) * nonclk_coeff + clicks * click_coeff`; pushes bring shows and clicks.
+    """
+
+    kind: ClassVar[str] = "by_score"
+    nonclk_coeff: float = 0.1
+    click_coeff: float = 1.0
+    decay: float = 0.98
+    threshold: float = 0.8
+
+
 KINDS: dict[str, type[Part]] = {
     part.kind: part
     for part in (Uniform, Normal, Constant, Sgd, Momentum, Adagrad, Rmsprop, Adam, AfterCount,
-                 ByChance, Unseen, Capacity)
+                 ByChance, Unseen, Capacity, ByScore)
 }  # fmt: skip
 
 
@@ -143,8 +169,8 @@ class TableSpec:
         optimizer: what a gradient does to its row.
         admission: which keys get a row; all, unless given.
         evictions: which rows go.
-        on_nan: what a gradient that is not finite does: the push is `refused`, or the row
-            `skipped` and counted.
+        on_nan: what a gradient that is not finite does: `refuse` the whole push, or `skip` its row
+            and count it.
     """
 
     name: str
