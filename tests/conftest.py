@@ -1,5 +1,6 @@
 """Gives every test eight emulated CPU devices; compiles quickly where what is tested allows it."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,11 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 # .ci/run copies this folder out and runs it against an installed wheel, where alone it can pass.
 collect_ignore = ["smoke"]
+
+# A shell that starts the tests in the background, or by nohup, has them ignore these; so would all
+# that the tests start, and a test that interrupts a job would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The first example of a test pays for compiling, so a deadline would find that and nothing else.
 settings.register_profile("jaxfleet", deadline=None, print_blob=True)

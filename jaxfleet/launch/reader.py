@@ -23,7 +23,8 @@ class Reader:
         name: the process's.
         console: where lines are shown.
         last: where the last lines are kept; the process's other stream puts its lines there too.
-        log: the file that gets all bytes, line by line, or none.
+        log: the file that gets all bytes, line by line, or none; a last line that nothing ended is
+            ended there.
         error: it is the process's stderr.
     """
 
@@ -76,6 +77,8 @@ class Reader:
         if self._log is None:
             return
         unlogged = self._unlogged + data
+        if whole and unlogged:
+            unlogged += b"\n"
         cut = len(unlogged)
         if not whole and cut < _LONGEST:
             cut = unlogged.rfind(b"\n") + 1
