@@ -9,8 +9,10 @@ from jaxfleet.passes.dc_asgd import DcAsgd as DcAsgd
 from jaxfleet.passes.dce import DeadCodeElimination as DeadCodeElimination
 from jaxfleet.passes.dispatch import Dispatch as Dispatch
 from jaxfleet.passes.donate import Donate as Donate
+from jaxfleet.passes.fl_average import FlAverage as FlAverage
 from jaxfleet.passes.fuse_allreduce import FuseAllreduce as FuseAllreduce
 from jaxfleet.passes.gen_nccl_id import GenNcclId as GenNcclId
+from jaxfleet.passes.geo_sgd import GeoSgd as GeoSgd
 from jaxfleet.passes.grad_allreduce import GradAllreduce as GradAllreduce
 from jaxfleet.passes.grad_allreduce_by_role import GradAllreduceByRole as GradAllreduceByRole
 from jaxfleet.passes.insert_send_recv import InsertSendRecv as InsertSendRecv

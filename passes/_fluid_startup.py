@@ -9,11 +9,23 @@ from dataclasses import dataclass, field, replace
 
 from jaxfleet.analysis.slices import Slice, held_parts, known_shape, placement_of, slices_of
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Attr, Attrs, Kind, Operands, Operator, Program, Role, trainer_name
+from jaxfleet.ir import (
+    Attr,
+    Attrs,
+    Kind,
+    Operands,
+    Operator,
+    Program,
+    Role,
+    Variable,
+    trainer_name,
+)
 from jaxfleet.ir.names import LR_COUNTER
 from jaxfleet.passes._fluid_messages import Messages
 from jaxfleet.passes._server import Mark
+from jaxfleet.passes.geo_sgd import MODE as GEO
 
+_BEGUN = "param_init"  # fluid's, of no value: from what is there then, changes count
 # Their attribute `shape` is that of what they make: the rows that a server holds.
 _SHAPED = ("fill_constant", "gaussian_random", "truncated_gaussian_random", "uniform_random")
 
@@ -88,10 +100,14 @@ class _TrainerStartup:
     def run(self) -> Program:
         program, facts = self.program, self.program.attrs
         dropped, tables = _names(facts, "on_servers"), _names(facts, "prefetched")
-        begun = {*dropped, *tables}
-        ops = [op for op in program.root.ops if begun.isdisjoint(op.writes)]
-        ops += [*self._receive(tables), *(self._without_values(name) for name in tables)]
+        holds_tables = facts.get("mode") == GEO
+        elsewhere = {*dropped} if holds_tables else {*dropped, *tables}
+        ops = [op for op in program.root.ops if elsewhere.isdisjoint(op.writes)]
+        ops += self._receive(tables)
+        ops += [self._begun()] if holds_tables else map(self._without_values, tables)
         variables = {n: v for n, v in program.variables.items() if n not in dropped}
+        if holds_tables:
+            variables[_BEGUN] = Variable(_BEGUN, "f32", (1,), Kind.DATA)
         block = program.root.with_ops(ops, declare=self.messages.declared.values())
         number = facts["trainer_id"]
         made = replace(program, variables=variables, name=f"{program.name}.trainer{number}")
@@ -120,6 +136,10 @@ class _TrainerStartup:
         names = [cut.name for cut in parts]
         op = self.messages.cut_or_join("concat", names, [param], {"axis": 0})
         return replace(op, role=Role.FORWARD)
+
+    def _begun(self) -> Operator:
+        """Returns what says that all is there of which changes are then taken."""
+        return self.messages.rpc("send", [_BEGUN], [], {"send_varnames": (_BEGUN,)})
 
     def _without_values(self, table: str) -> Operator:
         """Returns what says that a table is there, though a trainer holds nothing of it."""

@@ -33,8 +33,9 @@ PUBLIC = {
     """,
     "jaxfleet.fluid": """
         Block BuildStrategy CPUPlace CUDAPlace CompiledProgram DataFeeder
-        DistributeTranspiler DistributeTranspilerConfig ExecutionStrategy Executor LoDTensor
-        Operator ParallelExecutor ParamAttr Parameter Program Scope Variable append_backward
+        DistributeTranspiler DistributeTranspilerConfig ExecutionStrategy Executor
+        FLDistributeTranspiler LoDTensor Operator ParallelExecutor ParamAttr Parameter
+        Program Scope Variable append_backward
         cpu_places create_lod_tensor create_random_int_lodtensor cuda_places data
         default_main_program default_startup_program device_guard embedding get_flags
         global_scope gradients is_compiled_with_cuda load name_scope one_hot program_guard
@@ -85,8 +86,9 @@ PUBLIC = {
         PserverRuns refuse_several_devices talks_to_others why_not
     """,
     "jaxfleet.fluid.transpiler": """
-        DistributeTranspiler DistributeTranspilerConfig DistributedMode HashName PSDispatcher
-        RoundRobin ServerRuntimeConfig VarBlock same_or_split_var slice_variable wait_server_ready
+        DistributeTranspiler DistributeTranspilerConfig DistributedMode FLDistributeTranspiler
+        GeoSgdTranspiler HashName PSDispatcher RoundRobin ServerRuntimeConfig VarBlock
+        same_or_split_var slice_variable wait_server_ready
     """,
     "jaxfleet.fluid.transpiler.details": """
         UnionFind VarDistributed VarStruct VarsDistributed block_to_code delete_ops
@@ -118,8 +120,9 @@ PUBLIC = {
     """,
     "jaxfleet.passes": """
         BroadcastParams ClipOnTrainers CommInit CommInitAll DataParallel DcAsgd DeadCodeElimination
-        Dispatch Donate FuseAllreduce GenNcclId GradAllreduce GradAllreduceByRole InsertSendRecv
-        InsertStartup LocalSGD MergeSends PrefetchRows ScheduleSends SliceVar SnapshotParams
+        Dispatch Donate FlAverage FuseAllreduce GenNcclId GeoSgd GradAllreduce GradAllreduceByRole
+        InsertSendRecv InsertStartup LocalSGD MergeSends PrefetchRows ScheduleSends
+        SliceVar SnapshotParams
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders made_by

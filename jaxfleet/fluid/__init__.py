@@ -63,5 +63,6 @@ from jaxfleet.fluid.transpiler import DistributeTranspiler as DistributeTranspil
 from jaxfleet.fluid.transpiler import (
     DistributeTranspilerConfig as DistributeTranspilerConfig,
 )
+from jaxfleet.fluid.transpiler import FLDistributeTranspiler as FLDistributeTranspiler
 from jaxfleet.fluid.variable import Parameter as Parameter
 from jaxfleet.fluid.variable import Variable as Variable

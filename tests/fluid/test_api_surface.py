@@ -8,6 +8,7 @@ import pytest
 from tests.fluid.surface import Row, rows
 
 PART = 3  # of the plan: the fluid front end
+BEGUN = 4  # sparse tables and relaxed modes: some of it is there
 PAGE = Path(__file__).parents[2] / "docs" / "fluid-differences.md"
 
 
@@ -23,7 +24,7 @@ def test_what_differs_is_what_the_page_lists() -> None:
 
 
 def test_what_later_parts_bring_is_not_there_yet() -> None:
-    there = [row.path for row in rows() if row.part != PART and not row.difference()]
+    there = [row.path for row in rows() if row.part > BEGUN and not row.difference()]
     assert not there, "say in api_surface.md that this part brings it"
 
 

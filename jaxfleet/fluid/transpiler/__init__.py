@@ -13,6 +13,10 @@ from jaxfleet.fluid.transpiler.config import ServerRuntimeConfig as ServerRuntim
 from jaxfleet.fluid.transpiler.distribute_transpiler import (
     DistributeTranspiler as DistributeTranspiler,
 )
+from jaxfleet.fluid.transpiler.fl_distribute_transpiler import (
+    FLDistributeTranspiler as FLDistributeTranspiler,
+)
+from jaxfleet.fluid.transpiler.geo_sgd_transpiler import GeoSgdTranspiler as GeoSgdTranspiler
 from jaxfleet.fluid.transpiler.ports import wait_server_ready as wait_server_ready
 from jaxfleet.fluid.transpiler.ps_dispatcher import HashName as HashName
 from jaxfleet.fluid.transpiler.ps_dispatcher import PSDispatcher as PSDispatcher

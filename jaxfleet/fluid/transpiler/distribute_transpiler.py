@@ -35,7 +35,6 @@ from jaxfleet.fluid.transpiler.config import (
 from jaxfleet.fluid.transpiler.nccl2 import note_trainers, transpile_nccl2
 from jaxfleet.fluid.transpiler.ports import wait_server_ready
 from jaxfleet.fluid.transpiler.pserver import PServerJob
-from jaxfleet.fluid.transpiler.registry import registry_of
 from jaxfleet.ir import Program as IrProgram
 
 MODES = ("pserver", "nccl2", "collective")
@@ -159,14 +158,14 @@ class DistributeTranspiler:
     ) -> None:
         count, endpoints = trainers_of(trainers, trainer_id), endpoints_of(pservers)
         is_sync = sync_mode and self.config.sync_mode
-        job = PServerJob(main.clone(), startup.clone(), self.config, endpoints, count, is_sync)
+        job = self._job_of(main.clone(), startup.clone(), endpoints, count, is_sync=is_sync)
         table = find_distributed_lookup_table(main)
         trainer = job.trainer(trainer_id)
         begun = job.trainer_startup(trainer)
         self._job, self._main = job, main
         write_back(main, trainer)
         write_back(startup, begun, origin=job.main)
-        registry = registry_of(job.main, job.placed)
+        registry = job.registry()
         for each in (main, startup):
             each._is_distributed = True
             each._is_chief = trainer_id == 0
@@ -174,6 +173,18 @@ class DistributeTranspiler:
             each._ps_endpoint = current_endpoint
             each._distributed_lookup_table = table
             each._parameters_on_pservers = registry
+
+    def _job_of(
+        self,
+        main: Program,
+        startup: Program,
+        endpoints: tuple[str, ...],
+        trainers: int,
+        *,
+        is_sync: bool,
+    ) -> PServerJob:
+        """Returns what makes the programs of the job."""
+        return PServerJob(main, startup, self.config, endpoints, trainers, is_sync)
 
     # --- what processes run ------------------------------------------------------------------
 

@@ -9,8 +9,10 @@ from jaxfleet.analysis.updates import DIALECT, FLUID
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.to_ir import ir_program
 from jaxfleet.fluid.transpiler.config import DistributeTranspilerConfig
+from jaxfleet.fluid.transpiler.details.vars_distributed import VarsDistributed
 from jaxfleet.fluid.transpiler.digest import with_digest
 from jaxfleet.fluid.transpiler.ps_dispatcher import HashName, PSDispatcher, RoundRobin
+from jaxfleet.fluid.transpiler.registry import registry_of
 from jaxfleet.ir import Kind
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import (
@@ -77,6 +79,10 @@ class PServerJob:
             replace(begun, variables={**begun.variables, **held}, attrs=attrs), InsertStartup()
         )
 
+    def registry(self) -> VarsDistributed:
+        """Returns what servers hold, for whoever saves or loads it."""
+        return registry_of(self.main, self.placed)
+
     @cached_property
     def placed(self) -> IrProgram:
         """The step, with the slices of its parameters and where they live."""
@@ -88,10 +94,15 @@ class PServerJob:
             SliceVar(
                 servers=len(self.endpoints),
                 min_block_size=self.config.min_block_size,
-                slice=self.config.slice_var_up,
+                slice=self.slices,
             ),
         )
         return with_digest(self._run(cut, self._dispatch(cut)))
+
+    @property
+    def slices(self) -> bool:
+        """Whether parameters are cut."""
+        return self.config.slice_var_up
 
     def _dispatch(self, cut: IrProgram) -> Dispatch:
         method = self.config.split_method or RoundRobin

@@ -13,20 +13,22 @@ from jaxfleet.ir import Program as IrProgram
 _NOT_STATE = ("Param", "Grad", "LearningRate")
 
 
-def registry_of(main: Program, placed: IrProgram) -> VarsDistributed:
+def registry_of(main: Program, placed: IrProgram, *, has_state: bool = True) -> VarsDistributed:
     """Returns the slices of all parameters and of the state that goes with them.
 
     Args:
         main: the step.
         placed: it in the IR, with slices and where they live.
+        has_state: servers update; else trainers do, and servers hold parameters alone.
     """
     found, updates, placement = VarsDistributed(), Updates(placed), placement_of(placed)
     for cut in slices_of(placed):
-        kind = "RemotePrefetch" if cut.param in updates.prefetched else "Param"
+        is_remote = has_state and cut.param in updates.prefetched
+        kind = "RemotePrefetch" if is_remote else "Param"
         origin = VarStruct.of(main.global_block().var(cut.param))
         part = replace(origin, name=cut.name, shape=cut.shape)
         _add(found, origin, part, cut, kind, placement[cut.name])
-        for name in _state(updates, cut.param):
+        for name in _state(updates, cut.param) if has_state else ():
             like = VarStruct.of(main.global_block().var(name))
             is_cut = like.shape == origin.shape
             held = replace(like, shape=cut.shape) if is_cut else like
