@@ -129,6 +129,10 @@ class Client:
         """Sends gradients of the present step; nothing answers."""
         self._outbox.push(server, tensors)
 
+    def push_rows(self, server: int, body: Mapping[str, Plain], tensors: Iterable[Tensor]) -> None:
+        """Sends gradients of a table's rows, of the present step; nothing answers."""
+        self._outbox.push_rows(server, body, tensors)
+
     def wait(
         self,
         requests: Sequence[Request],

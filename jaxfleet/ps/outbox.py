@@ -56,7 +56,16 @@ class Outbox:
 
     def push(self, server: int, tensors: Iterable[Tensor]) -> None:
         """Sends gradients of the present step; nothing answers."""
-        message = self._message(server, Kind.PUSH, None, {"rows": self.rows}, tuple(tensors))
+        self._push(server, Kind.PUSH, {"rows": self.rows}, tensors)
+
+    def push_rows(self, server: int, body: Mapping[str, Plain], tensors: Iterable[Tensor]) -> None:
+        """Sends gradients of a table's rows, of the present step; nothing answers."""
+        self._push(server, Kind.PUSH_ROWS, body, tensors)
+
+    def _push(
+        self, server: int, kind: Kind, body: Mapping[str, Plain], tensors: Iterable[Tensor]
+    ) -> None:
+        message = self._message(server, kind, None, body, tuple(tensors))
         known = self.servers[server]
         known.pushed = max(known.pushed, message.step)
         known.replay.add(message)

@@ -44,6 +44,8 @@ class Request:
         if names:
             more = f" and {len(names) - 2} more" if len(names) > 2 else ""
             return f"{kind} of {', '.join(names[:2])}{more}"
+        if kind == "look_up":
+            return f"rows of table '{body.get('table')}'"
         if kind == "reduce":
             return f"sum '{body.get('key')}' over all trainers"
         if kind == "barrier":

@@ -70,9 +70,7 @@ class Between:
     def serve(self) -> None:
         """Starts what waits, where no block is under way."""
         applied = self.held.step
-        if not self.waiting or self.is_busy:
-            return
-        if any(step > applied for step in self.held.progress.handed.values()):
+        if not self.waiting or self.is_busy or self.held.progress.is_under_way:
             return
         for request in list(self.waiting):
             if request.message.kind is Kind.LOAD:

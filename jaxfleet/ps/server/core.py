@@ -82,6 +82,8 @@ class ServerCore:
             Kind.ASSIGN: self._together.assign,
             Kind.PUSH: self._holder.push,
             Kind.PULL: self._holder.pull,
+            Kind.LOOK_UP: self._holder.look_up,
+            Kind.PUSH_ROWS: self._holder.push_rows,
             Kind.REDUCE: self._together.reduce,
             Kind.BARRIER: self._together.barrier,
             Kind.SAVE: self._holder.save,

@@ -9,6 +9,8 @@ from jaxfleet.ps.messages import Tensor
 from jaxfleet.ps.server.machine import Machine
 from jaxfleet.ps.server.plan import ServerPlan
 from jaxfleet.ps.server.progress import Progress
+from jaxfleet.ps.server.table import Table
+from jaxfleet.tables import TableStore
 
 _PER_NAME = 512  # bytes that a name costs besides its array
 
@@ -53,6 +55,7 @@ class Held:
         progress: which blocks ran for which step.
         host: values that the next step does not overwrite: views of the device's memory.
         extras: values that are no state of the server.
+        tables: by name.
     """
 
     plan: ServerPlan
@@ -60,11 +63,14 @@ class Held:
     progress: Progress
     host: dict[str, np.ndarray] = field(default_factory=dict)
     extras: Extras = field(default_factory=Extras)
+    tables: dict[str, Table] = field(default_factory=dict)
 
     @classmethod
     def of(cls, plan: ServerPlan) -> "Held":
-        """Returns a program without any state."""
-        return cls(plan, Machine(plan), Progress(plan))
+        """Returns a program without any state; its tables have no rows yet."""
+        share = 1.0 / len(plan.endpoints)
+        tables = {spec.name: Table(TableStore(spec, share=share)) for spec in plan.tables}
+        return cls(plan, Machine(plan), Progress(plan), tables=tables)
 
     @property
     def step(self) -> int:

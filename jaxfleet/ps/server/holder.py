@@ -14,12 +14,14 @@ from jaxfleet.ps.server.held import Held
 from jaxfleet.ps.server.identity import Identity
 from jaxfleet.ps.server.intake import Intake
 from jaxfleet.ps.server.links import Links
+from jaxfleet.ps.server.look_ups import LookUps
 from jaxfleet.ps.server.own_checkpoints import OwnCheckpoints, Restored
 from jaxfleet.ps.server.own_saves import OwnSaves
 from jaxfleet.ps.server.parts import Parts
 from jaxfleet.ps.server.plan import ServerPlan
 from jaxfleet.ps.server.plan_reader import read_plan
 from jaxfleet.ps.server.pulls import Pulls
+from jaxfleet.ps.server.row_pushes import RowPushes
 from jaxfleet.ps.server.sent_program import parse_sent, read_sent
 from jaxfleet.ps.server.steps import Steps
 
@@ -34,6 +36,7 @@ class _Program:
         parts: what crosses from server to server.
         steps: takes gradients, and runs blocks.
         between: saves and loads.
+        rows: takes gradients of tables' rows, and applies them.
     """
 
     held: Held
@@ -41,6 +44,7 @@ class _Program:
     parts: Parts
     steps: Steps
     between: Between
+    rows: RowPushes
 
 
 @dataclass
@@ -70,10 +74,12 @@ class Holder:
     _program: _Program | None = None
     _own: OwnSaves = field(init=False)
     _pulls: Pulls = field(init=False)
+    _look_ups: LookUps = field(init=False)
 
     def __post_init__(self) -> None:
         self._own = OwnSaves(self.checkpoints, self.desk, self.links, self.me)
         self._pulls = Pulls(self.desk)
+        self._look_ups = LookUps(self.desk)
 
     @property
     def defined(self) -> bool:
@@ -146,9 +152,10 @@ class Holder:
         intake = Intake(held, self.desk, self._own, most, go_on)
         steps = Steps(held, self.desk, parts, most, go_on)
         between = Between(held, self.desk, self._own, go_on, self.on_load)
+        rows = RowPushes(held, self.desk, most, go_on)
         if plan.exchange is not None:
             self.links.others = plan.exchange.others
-        self._program = _Program(held, intake, parts, steps, between)
+        self._program = _Program(held, intake, parts, steps, between, rows)
         return self._program
 
     def _defined(self) -> _Program:
@@ -182,6 +189,26 @@ class Holder:
         program = self._defined()
         program.steps.push(request)
         self._run(program)  # gradients alone make no value ready
+
+    def push_rows(self, request: Request) -> None:
+        """Takes gradients of a table's rows.
+
+        Raises:
+            RefusedError: there is no program or no state, they are none of the program's, or not
+                finite.
+        """
+        program = self._defined()
+        program.rows.push(request)
+        self._run(program)
+
+    def look_up(self, request: Request) -> None:
+        """Answers by rows when they are as the step before left them.
+
+        Raises:
+            RefusedError: the server has no such table, or not those keys.
+        """
+        self._look_ups.add(request, self._program.held if self._program is not None else None)
+        self.go_on()
 
     def parts(self, message: Message) -> None:
         """Takes what another server sent for a step.
@@ -217,21 +244,24 @@ class Holder:
         program = self._program
         if program is not None:
             self._pulls.serve(program.held)
+            self._look_ups.serve(program.held)
             program.between.serve()
             self._run(program)
 
     def _run(self, program: _Program) -> None:
         if not program.between.is_busy:
+            program.rows.hand_out()
             program.steps.hand_out()
 
     def waiting(self) -> list[Request]:
         """Returns the requests that wait here."""
         between = self._program.between.waiting if self._program is not None else []
-        return [*self._pulls.requests(), *between]
+        return [*self._pulls.requests(), *self._look_ups.waiting, *between]
 
     def drop(self, request: Request) -> None:
         """Forgets a request that waits, since it was answered by an error."""
         self._pulls.drop(request)
+        self._look_ups.drop(request)
         if self._program is not None:
             self._program.between.drop(request)
 
@@ -254,7 +284,8 @@ class Holder:
             "copies_in": counts.copies_in,
             "copies_out": counts.copies_out,
             "block_s": counts.block_s,
-            "duplicates": progress.duplicates,
-            "queued_bytes": progress.queued_bytes,
+            "duplicates": progress.duplicates + progress.tables.duplicates,
+            "queued_bytes": progress.queued_bytes + progress.tables.queued_bytes,
             "executables": self.cache.compiled,
+            "tables": {name: dict(table.rows.stats()) for name, table in held.tables.items()},
         }

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from jaxfleet.ir import Kind, Program, Variable, trainer_name
 from jaxfleet.lower import HostType, LoweredBlock, host_type
+from jaxfleet.tables import TableSpec
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class ServerPlan:
         blocks: in the order they run in.
         exchange: what crosses from server to server, if anything does.
         known: all variables that outlive a block or that several blocks know.
+        tables: those that have rows here.
     """
 
     program: Program
@@ -87,6 +89,7 @@ class ServerPlan:
     blocks: tuple[BlockPlan, ...]
     exchange: Exchange | None
     known: Mapping[str, Variable]
+    tables: tuple[TableSpec, ...] = ()
 
     @cached_property
     def types(self) -> Mapping[str, HostType]:

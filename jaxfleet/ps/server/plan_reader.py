@@ -9,6 +9,7 @@ from jaxfleet.ir.names import trainer_of
 from jaxfleet.ir.values import Attr, BlockRef
 from jaxfleet.lower import ExecutableCache, LoweredBlock, host_type, lower_block
 from jaxfleet.ps.server.plan import BlockPlan, Exchange, Merge, ServerPlan
+from jaxfleet.tables import TableSpec
 
 
 def read_plan(program: Program, cache: ExecutableCache) -> ServerPlan:
@@ -37,7 +38,8 @@ def read_plan(program: Program, cache: ExecutableCache) -> ServerPlan:
         blocks.append(BlockPlan(index, merges, after, lowered[index], bool(crossing)))
     known = {**program.root.variables, **program.variables, **bare.root.variables}
     trainers = _number(program, "trainers")
-    plan = ServerPlan(program, server, endpoints, trainers, tuple(blocks), exchange, known)
+    tables = _tables(program)
+    plan = ServerPlan(program, server, endpoints, trainers, tuple(blocks), exchange, known, tables)
     assert plan.types.keys() == known.keys()  # it says so here where the host has no such type
     return plan
 
@@ -64,6 +66,15 @@ def _number(program: Program, name: str) -> int:
 
 def _endpoints(program: Program) -> tuple[str, ...]:
     return tuple(map(str, _items(program.attrs.get("endpoints", ()), "endpoints")))
+
+
+def _tables(program: Program) -> tuple[TableSpec, ...]:
+    texts = _items(program.attrs.get("tables", ()), "tables")
+    tables = tuple(TableSpec.from_text(str(text)) for text in texts)
+    names = [table.name for table in tables]
+    if len(set(names)) < len(names):
+        raise ProgramError(f"two tables of '{program.name}' have one name: {', '.join(names)}")
+    return tables
 
 
 def _items(value: Attr, name: str) -> tuple[Attr, ...]:

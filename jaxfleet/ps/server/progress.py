@@ -1,12 +1,13 @@
 """Follows one step after another: which gradients came, which blocks may run, which ran."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jaxfleet.ps.messages import Tensor
 from jaxfleet.ps.server.plan import BlockPlan, Merge, ServerPlan
+from jaxfleet.ps.server.table_progress import RowPush, TableProgress
 
 Sent = Mapping[str, np.ndarray]
 
@@ -25,6 +26,7 @@ class Progress:
         queued_bytes: of gradients and parts that wait.
         duplicates: arrays that came again.
         left: trainers that are not waited for: their summands are zeros.
+        tables: what came for its tables.
     """
 
     plan: ServerPlan
@@ -35,9 +37,14 @@ class Progress:
     queued_bytes: int = 0
     duplicates: int = 0
     left: set[int] = field(default_factory=set)
+    tables: TableProgress = field(init=False)
     _pushed: dict[int, dict[str, dict[int, np.ndarray]]] = field(default_factory=dict)
     _parts: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     _rows: dict[int, tuple[int, int]] = field(default_factory=dict)  # and whose, by step
+
+    def __post_init__(self) -> None:
+        names = [table.name for table in self.plan.tables]
+        self.tables = TableProgress(names, self.plan.trainers, self.left)
 
     @property
     def step(self) -> int:
@@ -53,6 +60,7 @@ class Progress:
         self._pushed = {later: found for later, found in self._pushed.items() if later > step}
         self._parts = {later: parts for later, parts in self._parts.items() if later > step}
         self._rows = {later: rows for later, rows in self._rows.items() if later > step}
+        self.tables.restart(step)
         self.queued_bytes = self._count_bytes()
 
     def push(self, step: int, trainer: int, tensors: Iterable[Tensor], rows: int = 0) -> None:
@@ -79,6 +87,11 @@ class Progress:
             if rows:
                 self._rows.setdefault(step, (trainer, rows))
 
+    def push_rows(self, table: str, push: RowPush) -> None:
+        """Takes gradients of rows; those that came before, or too late, change nothing."""
+        self.left.discard(push.request.trainer)
+        self.tables.push(table, push)
+
     def take_parts(self, step: int, tensors: Iterable[Tensor]) -> None:
         """Takes what another server sent for a step."""
         if step <= self.applied:
@@ -102,12 +115,34 @@ class Progress:
                 found.append((block, self._take(block)))
         return found
 
+    def hand_out_tables(self) -> list[tuple[str, Sequence[RowPush]]]:
+        """Returns the tables that the step can be applied to now, with what was pushed to them."""
+        return list(self.tables.hand_out(self.step)) if self.applied >= 0 else []
+
     def ran(self, block: BlockPlan) -> bool:
         """Notes that a block ran; tells whether the step is applied with it."""
         self.done[block.index] = self.step
+        return self._ends()
+
+    def table_ran(self, table: str) -> bool:
+        """Notes that a table was updated; tells whether the step is applied with it."""
+        self.tables.done[table] = self.step
+        return self._ends()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Tells whether some of a step was handed out, and not all of it ran."""
+        handed = (*self.handed.values(), *self.tables.handed.values())
+        return any(step > self.applied for step in handed)
+
+    def _ends(self) -> bool:
+        """Goes on to the next step where all of this one ran; tells whether it did."""
+        if not self.tables.is_done(self.step):
+            return False
         if any(self.done[other.index] < self.step for other in self.plan.blocks):
             return False
         self._pushed.pop(self.step, None)
+        self.tables.forget(self.step)
         self._rows.pop(self.step, None)
         for array in self._parts.pop(self.step, {}).values():
             self.queued_bytes -= array.nbytes
@@ -117,12 +152,12 @@ class Progress:
     def follow(self, step: int) -> None:
         """Notes that somebody asks for what a step makes."""
         self.wanted = max(self.wanted, step)
-        if not self.plan.blocks and self.applied >= 0:
+        if not self.plan.blocks and not self.plan.tables and self.applied >= 0:
             self.applied = max(self.applied, step)
 
     def missing(self) -> dict[str, list[str]]:
         """Returns who holds the step up, with the names of what did not come."""
-        found: dict[str, list[str]] = {}
+        found = self.tables.missing(self.step)
         pushed, parts = self._pushed.get(self.step, {}), self._parts.get(self.step, {})
         for block in self.plan.blocks:
             if self.handed.get(block.index, -1) >= self.step:
@@ -183,7 +218,9 @@ class Progress:
         """Tells whether the step may start: nothing of it runs before some gradient is complete."""
         if any(step == self.step for step in self.handed.values()):
             return True
-        if not self.plan.merges:
+        if self.tables.has_begun(self.step):
+            return True
+        if not self.plan.merges and not self.plan.tables:
             return self.wanted >= self.step
         return any(block.merges and self._has_all(block.merges) for block in self.plan.blocks)
 

@@ -9,7 +9,7 @@ from jaxfleet.ps.options import Patience
 from tests.ps.server.common import ENDPOINT, SGD, Bench, hello, sgd_state
 
 DOCS = Path(__file__).parents[3] / "docs" / "parameter-servers.md"
-ANSWERS = {Kind.WELCOME, Kind.VALUES, Kind.REDUCED, Kind.OK}
+ANSWERS = {Kind.WELCOME, Kind.VALUES, Kind.REDUCED, Kind.ROWS, Kind.OK}
 
 
 def rows() -> dict[str, list[str]]:

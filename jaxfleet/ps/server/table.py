@@ -1,0 +1,69 @@
+"""One table of a server: its rows, and how long work on them takes."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxfleet.ps.server.table_progress import RowPush
+from jaxfleet.tables import TableSpec, TableStore
+from jaxfleet.tables.merge import merge
+
+_OVERHEAD = 256  # keys' worth of time that any work takes
+
+
+@dataclass
+class Pace:
+    """How fast some work on rows went the last time.
+
+    Attributes:
+        key_s: seconds for a key; infinite before the first time, which may compile.
+    """
+
+    key_s: float = math.inf
+
+    def expected_s(self, keys: int) -> float:
+        """Returns how long it takes for so many keys."""
+        return self.key_s * (keys + _OVERHEAD)
+
+    @contextmanager
+    def measured(self, keys: int) -> Iterator[None]:
+        """Measures what is done within."""
+        start = time.perf_counter()
+        yield
+        self.key_s = (time.perf_counter() - start) / (keys + _OVERHEAD)
+
+
+@dataclass
+class Table:
+    """One table.
+
+    Attributes:
+        rows: its store.
+        reading: how fast look-ups are.
+        writing: how fast updates are.
+    """
+
+    rows: TableStore
+    reading: Pace = field(default_factory=Pace)
+    writing: Pace = field(default_factory=Pace)
+
+    @property
+    def spec(self) -> TableSpec:
+        """What it is."""
+        return self.rows.spec
+
+    def look_up(self, keys: np.ndarray, step: int) -> np.ndarray:
+        """Returns rows."""
+        with self.reading.measured(len(keys)):
+            return self.rows.look_up(keys, step=step)
+
+    def update(self, pushes: Sequence[RowPush], step: int) -> None:
+        """Sums what trainers pushed, in their order, and applies it once."""
+        with self.writing.measured(sum(len(push.keys) for push in pushes)):
+            keys, grads = merge([(push.keys, push.grads) for push in pushes])
+            rate = pushes[0].learning_rate
+            self.rows.update(keys, grads, step=step, learning_rate=rate)

@@ -1,0 +1,45 @@
+"""Servers' programs with tables, and what numpy makes of their rows."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jaxfleet.ir import Attr, Attrs, Block, Operator, Program
+from jaxfleet.tables import Sgd, TableSpec, TableStore
+from jaxfleet.tables.buckets import server_of
+
+USERS = TableSpec(name="users", dim=3, optimizer=Sgd(0.5))
+ITEMS = TableSpec(name="items", dim=2, optimizer=Sgd(0.25))
+KEYS = np.array([-(2**63), -7, 0, 1, 2**40 + 7, 2**63 - 1], np.int64)
+
+
+def table_program(
+    tables: Iterable[TableSpec] = (USERS,), *, server: int = 0, servers: int = 1, trainers: int = 2
+) -> Program:
+    """Returns the program of a server that has tables alone."""
+    endpoints = tuple(f"127.0.0.1:{7001 + number}" for number in range(servers))
+    attrs: dict[str, Attr] = {
+        "endpoint": endpoints[server],
+        "endpoints": endpoints,
+        "pserver_id": server,
+        "role": "pserver",
+        "tables": tuple(table.to_text() for table in tables),
+        "trainers": trainers,
+    }
+    facts: dict[str, Attr] = {"combine_block_id": -1, "lr_decay_block_id": -1}
+    facts |= {"optimize_blocks": (), "part_block_ids": ()}
+    serve = Operator("listen_and_serv", attrs=Attrs(facts))
+    return Program(f"p.pserver{server}", {}, (Block(ops=(serve,)),), Attrs(attrs))
+
+
+def initial(spec: TableSpec, keys: np.ndarray) -> np.ndarray:
+    """Returns what rows begin with."""
+    return TableStore(spec).look_up(keys)
+
+
+def drawn_rows(seed: Sequence[int], count: int, dim: int) -> np.ndarray:
+    return np.random.default_rng(list(seed)).standard_normal((count, dim)).astype(np.float32)
+
+
+def own_keys(keys: np.ndarray, server: int, servers: int) -> np.ndarray:
+    return keys[server_of(keys, servers) == server]

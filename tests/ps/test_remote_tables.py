@@ -1,0 +1,190 @@
+"""Tables over servers, from the trainer's side: real clients and servers, a network in memory."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxfleet.errors import ProgramError
+from jaxfleet.lower import ExecutableCache
+from jaxfleet.ps.client import Client
+from jaxfleet.ps.membership import Membership
+from jaxfleet.ps.memory_network import MemoryNetwork
+from jaxfleet.ps.messages import Kind
+from jaxfleet.ps.options import Patience
+from jaxfleet.ps.server import Server, ServerCore, ServerOptions
+from jaxfleet.ps.tables import RemoteTables
+from jaxfleet.tables import TableStore
+from jaxfleet.tables.merge import merge
+from tests.ps.server.table_programs import ITEMS, USERS, drawn_rows, table_program
+
+Script = Callable[[int, Client, RemoteTables], Any]
+TABLES = (USERS, ITEMS)
+
+
+def play(
+    script: Script, *, servers: int = 1, trainers: int = 2, network: MemoryNetwork | None = None
+) -> list[Any]:
+    """Runs a script on every trainer, and returns what each returned."""
+    net = network if network is not None else MemoryNetwork()
+    programs = [
+        table_program(TABLES, server=number, servers=servers, trainers=trainers)
+        for number in range(servers)
+    ]
+    endpoints = tuple(str(program.attrs["endpoint"]) for program in programs)
+
+    def serve(number: int) -> int:
+        options = ServerOptions(server=number, lost_after_s=1e9, step_timeout_s=1e9)
+        core = ServerCore(endpoints[number], ExecutableCache(), net.clock, options)
+        listener, connect = net.listen(endpoints[number]), net.connect
+        server = Server(core, listener, connect=connect, clock=net.clock, threaded=False)
+        return server.serve()
+
+    def train(number: int) -> Any:
+        texts = [(str(program), dict[str, np.ndarray]()) for program in programs]
+        me = Membership("j", number, trainers, endpoints, "hash", texts)
+        client = Client(net.connect(endpoints), me, patience=Patience(), clock=net.clock)
+        try:
+            client.open()
+            if number == 0:
+                body = {"replace": False}
+                every = range(servers)
+                client.wait([client.request(s, Kind.ASSIGN, body=body) for s in every])
+            return script(number, client, RemoteTables(client, TABLES))
+        finally:
+            client.close()
+
+    people: dict[str, Callable[[], Any]] = {}
+    people |= {f"server {n}": partial(serve, n) for n in range(servers)}
+    people |= {f"trainer {n}": partial(train, n) for n in range(trainers)}
+    results = net.run(people, longest_s=60.0)
+    return [results[f"trainer {n}"] for n in range(trainers)]
+
+
+def batch(trainer: int, step: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the keys and the gradients of a trainer's rows."""
+    draw = np.random.default_rng([trainer, step, dim])
+    keys = np.unique(draw.integers(-40, 40, 50)) * (2**57 + 1)
+    return draw.permutation(keys), drawn_rows((trainer, step), len(keys), dim)
+
+
+def trained(number: int, client: Client, tables: RemoteTables) -> list[np.ndarray]:
+    """Trains three steps, and returns all rows that it saw."""
+    seen = []
+    for step in (1, 2, 3):
+        client.next_step(8)
+        keys = {spec.name: batch(number, step, spec.dim)[0] for spec in TABLES}
+        seen += [rows.copy() for rows in tables.look_up_all(keys).values()]
+        for spec in TABLES:
+            tables.push(spec.name, keys[spec.name], batch(number, step, spec.dim)[1])
+    return seen
+
+
+def wanted(trainers: int) -> list[list[np.ndarray]]:
+    """Returns what trainers see where one store has all rows."""
+    stores = [TableStore(spec) for spec in TABLES]
+    seen: list[list[np.ndarray]] = [[] for _ in range(trainers)]
+    for step in (1, 2, 3):
+        for trainer in range(trainers):
+            for spec, store in zip(TABLES, stores, strict=True):
+                seen[trainer].append(store.look_up(batch(trainer, step, spec.dim)[0]))
+        for spec, store in zip(TABLES, stores, strict=True):
+            store.update(*merge([batch(t, step, spec.dim) for t in range(trainers)]))
+    return seen
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 7])
+def test_any_number_of_servers_gives_the_same_bits(servers: int) -> None:
+    for seen, own in zip(play(trained, servers=servers), wanted(2), strict=True):
+        for rows, ones in zip(seen, own, strict=True):
+            np.testing.assert_array_equal(rows, ones)
+
+
+def test_messages_that_come_twice_change_nothing() -> None:
+    network = MemoryNetwork(faults=lambda _, __: 2)
+    for seen, own in zip(play(trained, servers=2, network=network), wanted(2), strict=True):
+        for rows, ones in zip(seen, own, strict=True):
+            np.testing.assert_array_equal(rows, ones)
+
+
+def test_it_all_goes_through_the_wire() -> None:
+    network = MemoryNetwork(through_wire=True)
+    (seen,) = play(trained, servers=2, trainers=1, network=network)
+    for rows, ones in zip(seen, wanted(1)[0], strict=True):
+        np.testing.assert_array_equal(rows, ones)
+
+
+def test_a_look_up_after_its_push_sees_what_all_pushed() -> None:
+    keys = np.arange(6)
+
+    def script(number: int, client: Client, tables: RemoteTables) -> np.ndarray:
+        client.next_step(8)
+        first = tables.look_up("users", keys).copy()
+        tables.push("users", keys, np.full((6, 3), number + 1, np.float32))
+        tables.push("items", np.empty(0, np.int64), np.empty((0, 2), np.float32))
+        return tables.look_up("users", keys) - first
+
+    for change in play(script, servers=2):
+        np.testing.assert_allclose(change, np.full((6, 3), -1.5), rtol=1e-6)
+
+
+def test_no_keys_and_many_keys() -> None:
+    def script(_: int, client: Client, tables: RemoteTables) -> None:
+        client.next_step(8)
+        none = np.empty(0, np.int64)
+        assert tables.look_up("users", none).shape == (0, 3)
+        tables.push("users", none, np.empty((0, 3), np.float32))
+        many = np.arange(1 << 15) * 12345677
+        assert tables.look_up("items", many).shape == (1 << 15, 2)
+        tables.push("items", many, np.ones((1 << 15, 2), np.float32))
+
+    play(script, servers=2, trainers=1)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_trainer_that_pushed_it() -> None:
+    def script(number: int, client: Client, tables: RemoteTables) -> str:
+        client.next_step(8)
+        keys = np.arange(6)
+        grads = np.full((6, 3), np.nan if number else 1.0, np.float32)
+        tables.push("users", keys, grads)
+        if number:
+            with pytest.raises(ProgramError, match=r"push rows of step 1, table 'users'.*finite"):
+                tables.look_up("users", keys)
+            return "refused"
+        return "pushed"
+
+    assert play(script) == ["pushed", "refused"]
+
+
+@pytest.mark.parametrize(
+    ("table", "keys", "grads", "text"),
+    [
+        ("cars", np.arange(2), np.zeros((2, 3), np.float32), "no table 'cars' in this job"),
+        ("users", np.arange(2.0), np.zeros((2, 3), np.float32), "keys are float64"),
+        ("users", np.arange(2), np.zeros((2, 3)), "gradients are float64"),
+        ("users", np.arange(2), np.zeros((3, 3), np.float32), "float32.3, 3., not float32.2, 3."),
+    ],
+)
+def test_what_is_none_of_a_table_is_refused(
+    table: str, keys: np.ndarray, grads: np.ndarray, text: str
+) -> None:
+    def script(_: int, client: Client, tables: RemoteTables) -> None:
+        client.next_step(8)
+        with pytest.raises(ProgramError, match=text):
+            tables.push(table, keys, grads)
+
+    play(script, trainers=1)
+
+
+def test_a_table_is_pushed_to_once_a_step() -> None:
+    def script(_: int, client: Client, tables: RemoteTables) -> None:
+        keys, grads = np.arange(2), np.zeros((2, 3), np.float32)
+        for _ in range(2):
+            client.next_step(8)
+            tables.push("users", keys, grads)
+            with pytest.raises(ProgramError, match=r"'users' was pushed to at step \d already"):
+                tables.push("users", keys, grads)
+
+    play(script, trainers=1)
