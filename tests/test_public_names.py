@@ -25,6 +25,10 @@ PUBLIC = {
         Checkpoint CheckpointSeries PartReceipt Piece commit discard open_checkpoint save_arrays
         write_part
     """,
+    "jaxfleet.checkpoint.tables": """
+        SavedTable TableSeries compact export_arrays export_text load_tables save_tables
+        saved_tables table_pieces
+    """,
     "jaxfleet.cli": """
         main
     """,

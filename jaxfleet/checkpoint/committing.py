@@ -7,6 +7,7 @@ from jaxfleet.checkpoint.catalog import catalog
 from jaxfleet.checkpoint.fields import as_table
 from jaxfleet.checkpoint.files import entries, remove, remove_empty
 from jaxfleet.checkpoint.layout import MANIFEST, is_ours, is_part
+from jaxfleet.checkpoint.links import Link
 from jaxfleet.checkpoint.pieces import PartReceipt, Plain
 from jaxfleet.checkpoint.reading import Part, open_part
 from jaxfleet.checkpoint.sealed import check_facts, read_sealed, write_sealed
@@ -20,6 +21,7 @@ def commit(
     *,
     step: int,
     facts: Mapping[str, Plain] | None = None,
+    after: Link | None = None,
 ) -> None:
     """Makes written parts a checkpoint, in one step; a checkpoint that was here is replaced by it.
 
@@ -30,6 +32,7 @@ def commit(
         receipts: of all parts.
         step: the step that all parts were written at.
         facts: plain data, for whoever reads it.
+        after: the checkpoint without which this one, of changes, says nothing.
 
     Raises:
         CheckpointError: the parts do not hold every row of every array once, are of other steps,
@@ -42,8 +45,11 @@ def commit(
         {"part": receipt.part, "folder": receipt.folder, "sha256": receipt.sha256}
         for receipt in receipts
     ]
+    content: dict[str, object] = {"step": step, "facts": known, "parts": listed}
+    if after is not None:
+        content["after"] = after.to_plain()
     try:
-        write_sealed(folder / MANIFEST, {"step": step, "facts": known, "parts": listed})
+        write_sealed(folder / MANIFEST, content)
     except OSError as error:
         raise cannot_write(f"the list of parts of step {step}", folder, error) from error
     _clean(folder, keep={MANIFEST, *(receipt.folder for receipt in receipts)})

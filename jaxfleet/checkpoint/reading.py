@@ -13,6 +13,7 @@ from jaxfleet.checkpoint.data import read_blocks
 from jaxfleet.checkpoint.fields import as_table
 from jaxfleet.checkpoint.files import measure
 from jaxfleet.checkpoint.layout import DATA, MANIFEST, PART_MANIFEST, is_part
+from jaxfleet.checkpoint.links import Link
 from jaxfleet.checkpoint.records import DTYPES, PartRecord, row_count
 from jaxfleet.checkpoint.sealed import DAMAGED, read_sealed
 from jaxfleet.errors import CheckpointError
@@ -52,6 +53,9 @@ class Checkpoint:
         facts: what was said at the commit.
         parts: all parts.
         catalog: where every row of every array is.
+        sha256: of its manifest.
+        after: the checkpoint whose changes it holds, where it holds no more than changes of
+            something; its series knows that one.
     """
 
     folder: Path
@@ -59,6 +63,8 @@ class Checkpoint:
     facts: Mapping[str, object]
     parts: tuple[Part, ...]
     catalog: Catalog
+    sha256: str
+    after: Link | None = None
 
     def names(self) -> tuple[str, ...]:
         """Returns the names of all arrays, sorted."""
@@ -143,11 +149,12 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         what = f"there is no checkpoint in {folder}: it has no {MANIFEST}"
         hint = "a save that did not end leaves none; take an older one, or another folder"
         raise CheckpointError(what, hint=hint)
-    fields, _ = read_sealed(path)
+    fields, sha256 = read_sealed(path)
     try:
         step, facts = fields.count("step"), fields.table("facts")
         parts = tuple(read_part(folder, item) for item in fields.items("parts"))
-        return Checkpoint(folder, step, facts, parts, _catalog(step, parts))
+        after = Link.from_plain(fields.plain)
+        return Checkpoint(folder, step, facts, parts, _catalog(step, parts), sha256, after)
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}", hint=DAMAGED) from error
 

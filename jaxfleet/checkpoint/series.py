@@ -8,7 +8,8 @@ from pathlib import Path
 
 from jaxfleet.checkpoint.files import entries, remove
 from jaxfleet.checkpoint.layout import MANIFEST, TEMPORARY, unique
-from jaxfleet.checkpoint.reading import open_checkpoint
+from jaxfleet.checkpoint.reading import Checkpoint, open_checkpoint
+from jaxfleet.checkpoint.sealed import DAMAGED
 from jaxfleet.errors import CheckpointError
 
 _STEP = re.compile(r"step-(\d{8,18})")
@@ -42,8 +43,28 @@ class CheckpointSeries:
         """Returns the steps that were committed, damaged ones too, in order."""
         return tuple(step for step in self._folders() if (self.path(step) / MANIFEST).is_file())
 
+    def chain(self, step: int) -> tuple[Checkpoint, ...]:
+        """Returns the checkpoint of a step, and after it those that it holds changes of, in turn.
+
+        Raises:
+            CheckpointError: one is missing, damaged, or another than the changes are of.
+        """
+        found = [open_checkpoint(self.path(step))]
+        while (link := found[-1].after) is not None:
+            path = self.path(link.step)
+            if (
+                link.step >= found[-1].step
+                or (older := open_checkpoint(path)).sha256 != link.sha256
+            ):
+                what = f"{path} is not the checkpoint whose changes {found[-1].folder} holds"
+                raise CheckpointError(what, hint=DAMAGED)
+            found.append(older)
+        return tuple(found)
+
     def latest(self, *, warn: Callable[[str], None] = _warn) -> int | None:
         """Returns the last step whose checkpoint is good, read to its last byte.
+
+        So must those be that it holds changes of.
 
         Args:
             warn: is told of each that is damaged, and which error it gave.
@@ -53,7 +74,8 @@ class CheckpointSeries:
         """
         for step in reversed(self.steps()):
             try:
-                open_checkpoint(self.path(step)).verify()
+                for checkpoint in self.chain(step):
+                    checkpoint.verify()
             except CheckpointError as error:
                 warn(f"the checkpoint of step {step} is passed over: {error}")
             else:
@@ -63,16 +85,21 @@ class CheckpointSeries:
     def prune(self) -> None:
         """Removes all but the last `keep` good checkpoints, and what is left of broken saves.
 
+        Those that they hold changes of stay too.
+
         A folder without a commit that is newer than the last good checkpoint may be one that is
         being written, and stays.
         """
-        good = [step for step in self.steps() if self._opens(step)][-self.keep :]
+        chains = {step: chain for step in self.steps() if (chain := self._opens(step))}
+        good = list(chains)[-self.keep :]
+        needed = {older.step for step in good for older in chains[step]}
         for name in entries(self.root):
             if name.startswith(TEMPORARY):
                 remove(self.root / name)
         for step in self._folders():
             committed = (self.path(step) / MANIFEST).is_file()
-            if good and (step < good[0] or (step < good[-1] and not committed)):
+            old = good and (step < good[0] or (step < good[-1] and not committed))
+            if old and step not in needed:
                 self._remove(step)
 
     def _remove(self, step: int) -> None:
@@ -88,9 +115,8 @@ class CheckpointSeries:
         found = (_STEP.fullmatch(name) for name in entries(self.root))
         return sorted(int(match[1]) for match in found if match)
 
-    def _opens(self, step: int) -> bool:
+    def _opens(self, step: int) -> tuple[Checkpoint, ...]:
         try:
-            open_checkpoint(self.path(step))
+            return self.chain(step)
         except CheckpointError:
-            return False
-        return True
+            return ()
