@@ -16,7 +16,9 @@ from jaxfleet.ir.embed import embed
 from jaxfleet.lower.blocks import ExecutableCache, block_key, outer_reads, outer_writes
 from jaxfleet.ops import Array, Interpreter, find_op
 
-HOST_OPS = frozenset({"split_byref", "send", "send_barrier", "recv", "fetch_barrier", "fetch"})
+HOST_OPS = frozenset(
+    {"split_byref", "send", "send_rows", "send_barrier", "recv", "fetch_barrier", "fetch"}
+)
 Run: TypeAlias = Callable[..., Sequence[Array]]
 
 

@@ -20,6 +20,7 @@ from jaxfleet.ops.registry import Array, Context, register_op
 HOST_OPS = (
     "listen_and_serv",
     "send",
+    "send_rows",
     "recv",
     "send_barrier",
     "fetch_barrier",

@@ -1,6 +1,6 @@
 """Does what a trainer's program says the host does: cuts, sends, receives, joins."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,10 +77,12 @@ class Host:
         client: the lines to the servers.
         buffers: where what comes goes.
         copies: what was copied.
+        push_rows: sends a gradient of which there are some rows, by its name.
     """
 
     program: Program
     client: Client
+    push_rows: Callable[[str, np.ndarray], None] | None = None
     buffers: Buffers = field(default_factory=Buffers)
     copies: Copies = field(default_factory=Copies)
 
@@ -119,6 +121,9 @@ class HostRun:
                 self._split(op)
             elif op.type == "send":
                 self._send(op)
+            elif op.type == "send_rows":
+                assert self.host.push_rows is not None
+                self.host.push_rows(op.reads[0], self._on_host(op.reads[0]))
         self._push_rest()
         collectives = [op for op in self.ops if op.type.startswith("c_")]
         self._reduce(collectives)

@@ -1,6 +1,6 @@
 """Runs a trainer's program: compiled segments, and between them what it asks of servers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,19 @@ class Trainer:
         program: it.
         client: the lines to the servers.
         cache: where executables are kept.
+        push_rows: sends a gradient of which there are some rows, by its name.
     """
 
-    def __init__(self, program: Program, client: Client, cache: ExecutableCache) -> None:
+    def __init__(
+        self,
+        program: Program,
+        client: Client,
+        cache: ExecutableCache,
+        push_rows: Callable[[str, np.ndarray], None] | None = None,
+    ) -> None:
         self.program, self.client = program, client
         self._cache = cache
-        self._host = Host(program, client)
+        self._host = Host(program, client, push_rows)
         self._rank = np.int32(client.me.trainer)
         self._plans: dict[tuple[tuple[str, int], ...], list[Segment | tuple[Operator, ...]]] = {}
         self._fetched = next(

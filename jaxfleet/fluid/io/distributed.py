@@ -12,8 +12,9 @@ from jaxfleet.fluid.executor import Executor
 from jaxfleet.fluid.io.files import file_of, read_arrays
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.transpiler.details.vars_distributed import VarDistributed
+from jaxfleet.passes.geo_sgd import MODE as GEO
 
-_ON_SERVERS_ALONE = "Optimizer"
+_ON_SERVERS_ALONE = frozenset({"Optimizer", "RemotePrefetch"})
 
 
 def served_values(executor: Executor, program: Program) -> dict[str, np.ndarray]:
@@ -34,11 +35,20 @@ def served_values(executor: Executor, program: Program) -> dict[str, np.ndarray]
         return {}
     parts: dict[str, list[VarDistributed]] = {}
     for var in registry.distributed_vars:
-        if var.vtype == _ON_SERVERS_ALONE:
+        if var.vtype in _ON_SERVERS_ALONE:
             parts.setdefault(var.origin.name, []).append(var)
     # What has one element goes with every slice of its parameter, and is the same with each.
     whole = {name: _in_order(vars) for name, vars in parts.items()}
     return executor._pserver.pull(program, whole) if whole else {}
+
+
+def tables_elsewhere(program: Program) -> frozenset[str]:
+    """Returns the tables that a trainer's program looks up, and that servers alone hold."""
+    facts = program._facts
+    listed = facts.get("prefetched", ())
+    if facts.get("role") != "trainer" or facts.get("mode") == GEO or not isinstance(listed, tuple):
+        return frozenset()
+    return frozenset(map(str, listed))
 
 
 def _in_order(parts: Iterable[VarDistributed]) -> list[tuple[str, str]]:

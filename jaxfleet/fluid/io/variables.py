@@ -13,7 +13,12 @@ from jaxfleet.errors import SavedError
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dtypes import VarType
 from jaxfleet.fluid.executor import Executor
-from jaxfleet.fluid.io.distributed import is_servers, served_values, server_slices
+from jaxfleet.fluid.io.distributed import (
+    is_servers,
+    served_values,
+    server_slices,
+    tables_elsewhere,
+)
 from jaxfleet.fluid.io.files import arrays_writer, file_of, read_arrays, write_files
 from jaxfleet.fluid.io.values import check_value, set_values, value_of
 from jaxfleet.fluid.program import Program, default_main_program
@@ -102,11 +107,12 @@ def save_persistables(
     after its last step.
     """
     check_type(executor, "executor", Executor)
-    served = served_values(executor, program_of(main_program))
+    program = program_of(main_program)
+    served, is_here = served_values(executor, program), _held_by(program)
     if not served:
-        save_vars(executor, dirname, main_program, None, is_persistable, filename)
+        save_vars(executor, dirname, main_program, None, is_here, filename)
         return
-    own = ((v.name, value_of(v)) for v in _chosen(main_program, None, is_persistable))
+    own = ((v.name, value_of(v)) for v in _chosen(main_program, None, is_here))
     _write(_folder(dirname), filename, chain(own, served.items()))
 
 
@@ -157,7 +163,13 @@ def load_persistables(
         check_type(executor, "executor", Executor)
         set_values(server_slices(program, _folder(dirname), filename))
         return
-    load_vars(executor, dirname, main_program, None, is_persistable, filename)
+    load_vars(executor, dirname, main_program, None, _held_by(program), filename)
+
+
+def _held_by(program: Program) -> Predicate:
+    """Returns what tells what outlives a run where the program runs: no table of servers."""
+    elsewhere = tables_elsewhere(program)
+    return lambda var: is_persistable(var) and var.name not in elsewhere
 
 
 def read_values(

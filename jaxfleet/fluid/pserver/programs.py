@@ -4,11 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxfleet.errors import FeedError
+from jaxfleet.fluid.pserver.row_programs import SEND_ROWS, RowTable, with_rows
 from jaxfleet.ir import Block, BlockRef, Kind, Operands, Operator, Program, Role, Variable
 from jaxfleet.ir.names import trainer_of
 from jaxfleet.passes import MergeSends, ScheduleSends
 
 _BARRIERS = frozenset({"send_barrier", "fetch_barrier"})
+_WAITING = frozenset({*_BARRIERS, "recv", "fetch"})
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,14 @@ class PlainTrainer:
         wanted: the names that it marks: what is fetched, and what outlives the run.
         outliving: the variables that the run leaves in the scope.
         is_step: it sends gradients.
+        tables: those of which it is fed the rows that a batch needs.
     """
 
     program: Program
     wanted: tuple[str, ...]
     outliving: tuple[str, ...]
     is_step: bool
+    tables: tuple[RowTable, ...] = ()
 
 
 def plain_trainer(program: Program, fetch: Sequence[str]) -> PlainTrainer:
@@ -40,6 +44,10 @@ def plain_trainer(program: Program, fetch: Sequence[str]) -> PlainTrainer:
         if name not in program.variables and name not in program.root.variables:
             what = f"'{name}' is fetched, but the trainer's program has no such variable"
             raise FeedError(what, hint="what only servers have, trainers cannot fetch")
+    program, tables = with_rows(program)
+    for name in {table.name for table in tables}.intersection(fetch):
+        what = f"'{name}' is fetched, and trainers have only the rows that they look up"
+        raise FeedError(what, hint="fluid.io.save_persistables saves what servers hold")
     received: set[str] = set()
     ops = [_plain(op, received) for op in program.root.ops]
     made = program.with_block(program.root.with_ops(ops))
@@ -48,9 +56,22 @@ def plain_trainer(program: Program, fetch: Sequence[str]) -> PlainTrainer:
     wanted = tuple(dict.fromkeys((*fetch, *kept)))
     made = made.with_block(made.root.with_ops([*ops, Operator("fetch", Operands.of(*wanted))]))
     made = _without_unused(made)
-    is_step = any(op.type == "send" for op in ops)
-    made = MergeSends().run(ScheduleSends().run(made)) if is_step else made
-    return PlainTrainer(made, wanted, tuple(kept), is_step)
+    is_step = any(op.type in {"send", SEND_ROWS} for op in ops)
+    made = _with_sends_together(made) if is_step else made
+    return PlainTrainer(made, wanted, tuple(kept), is_step, tables)
+
+
+def _with_sends_together(program: Program) -> Program:
+    """Moves all sends to the end of what is computed; those of rows go with the others."""
+    rows = [op for op in program.root.ops if op.type == SEND_ROWS]
+    rest = program.root.with_ops([op for op in program.root.ops if op.type != SEND_ROWS])
+    made = MergeSends().run(ScheduleSends().run(program.with_block(rest)))
+    ops = list(made.root.ops)
+    needed = {name for op in rows for name in op.reads}
+    ready = max((at for at, op in enumerate(ops) if not needed.isdisjoint(op.writes)), default=-1)
+    waits = (at for at, op in enumerate(ops) if at > ready and op.type in _WAITING)
+    ops[(at := next(waits, len(ops))) : at] = rows
+    return made.with_block(made.root.with_ops(ops))
 
 
 def _plain(op: Operator, received: set[str]) -> Operator:

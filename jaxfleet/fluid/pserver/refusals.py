@@ -4,17 +4,11 @@ from collections.abc import Callable, Sequence
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid.pserver.programs import needs_of, served_blocks
+from jaxfleet.fluid.pserver.row_programs import LOOK_UP
 from jaxfleet.ir import Kind, Operator, Program
 from jaxfleet.ir.names import GRAD
 
-_TABLES = frozenset({
-    "distributed_lookup_table",
-    "lookup_sparse_table",
-    "merge_ids",
-    "prefetch",
-    "split_ids",
-    "split_selected_rows",
-})  # fmt: skip
+_TABLES = frozenset({"lookup_sparse_table", "merge_ids", "prefetch", "split_ids"})
 
 Rule = Callable[[Program], str | None]
 
@@ -42,13 +36,25 @@ def check_runnable(program: Program) -> None:
 
 def _of_tables(program: Program) -> str | None:
     types = {op.type for block in program.blocks for op in block.ops}
-    said = program.attrs.get("prefetched") or _attr(program, "sparse_grad_to_param")
-    if not types & _TABLES and not said:
+    if not types & _TABLES:
         return None
     return (
-        "rows of an embedding are looked up and updated on servers, which they cannot do yet; "
-        "make the embedding with is_sparse=False and is_distributed=False"
+        "rows of a distributed table are looked up on servers, which they cannot do yet; "
+        "make the embedding with is_distributed=False"
     )
+
+
+def _of_computed_ids(program: Program) -> str | None:
+    """Refuses ids that are not fed: they go to servers before anything is computed."""
+    for op in program.root.ops:
+        if op.type == LOOK_UP:
+            for ids in map(str, op.inputs.slot("Ids")):
+                if ids not in program.variables or program.variables[ids].kind is not Kind.DATA:
+                    return (
+                        f"'{ids}' is computed, and servers are asked for its rows before that; "
+                        "feed the ids of a sparse table as they are"
+                    )
+    return None
 
 
 def _of_late_gradients(program: Program) -> str | None:
@@ -75,7 +81,7 @@ def _of_unmade(program: Program) -> str | None:
     made = {v.name for v in program.variables.values() if v.kind is not Kind.DATA}
     for op in program.root.ops:
         for name in op.reads:
-            if op.type in {"send", "split_byref"} and name not in made:
+            if op.type in {"send", "split_byref", "split_selected_rows"} and name not in made:
                 return _unmade(op, name)
         made.update(op.writes)
     return None
@@ -115,6 +121,7 @@ def _attr(program: Program, name: str) -> object:
 
 _RULES: tuple[Rule, ...] = (
     _of_tables,
+    _of_computed_ids,
     _of_late_gradients,
     _of_unmade,
     _of_unsent,

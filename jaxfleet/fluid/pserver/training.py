@@ -6,6 +6,7 @@ from typing import Any
 from jaxfleet.errors import FeedError
 from jaxfleet.fluid.pserver.connections import Connection
 from jaxfleet.fluid.pserver.programs import PlainTrainer
+from jaxfleet.fluid.pserver.row_traffic import RowTraffic
 from jaxfleet.ir import Kind
 from jaxfleet.lower import ExecutableCache, bind_sizes
 from jaxfleet.ops import Array
@@ -27,10 +28,14 @@ class TrainerRun:
         self.program, self.connection = plain.program, connection
         self._plain = plain
         needed, program = read_before_written(plain.program), plain.program
-        self.data = tuple(v.name for v in program.of_kind(Kind.DATA) if v.name in needed)
+        self._rows = RowTraffic(plain.tables, connection.client)
+        self._fed = tuple(v.name for v in program.of_kind(Kind.DATA) if v.name in needed)
+        made = {name for table in plain.tables for name in (table.rows, *table.places.values())}
+        ids = (name for table in plain.tables for name in table.places)
+        self.data = tuple(dict.fromkeys((*ids, *(n for n in self._fed if n not in made))))
         persistable = program.of_kind(Kind.PARAM, Kind.STATE)
         self._state = tuple(v.name for v in persistable if v.name in needed)
-        self._trainer = Trainer(program, connection.client, cache)
+        self._trainer = Trainer(program, connection.client, cache, self._rows.push)
 
     def run(self, data: Mapping[str, Any], scope: Scope) -> dict[str, Array]:
         """Runs it; returns what is fetched, by name, and leaves the rest in the scope.
@@ -43,7 +48,8 @@ class TrainerRun:
         self.connection.check()
         program, client = self.program, self.connection.client
         state = self._held(scope)
-        fed = {name: data[name] for name in self.data}
+        given = {**data, **self._rows.look_up(data)}
+        fed = {name: given[name] for name in self._fed}
         sizes = bind_sizes((program.variables[name], value.shape) for name, value in fed.items())
         if self._plain.is_step:
             client.next_step(0)  # trainers' batches may differ in size

@@ -22,6 +22,7 @@ from jaxfleet.ps.server.plan import ServerPlan
 from jaxfleet.ps.server.plan_reader import read_plan
 from jaxfleet.ps.server.pulls import Pulls
 from jaxfleet.ps.server.row_pushes import RowPushes
+from jaxfleet.ps.server.rows import with_whole_gradients
 from jaxfleet.ps.server.sent_program import parse_sent, read_sent
 from jaxfleet.ps.server.steps import Steps
 
@@ -187,7 +188,7 @@ class Holder:
             RefusedError: there is no program or no state, or they are none of the program's.
         """
         program = self._defined()
-        program.steps.push(request)
+        program.steps.push(with_whole_gradients(request, program.held.plan))
         self._run(program)  # gradients alone make no value ready
 
     def push_rows(self, request: Request) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from jaxfleet.ps.messages import Kind, Tensor
 from jaxfleet.ps.server.desk import Desk, Job, RefusedError, Request, is_new, names_of
 from jaxfleet.ps.server.held import Held
+from jaxfleet.ps.server.rows import check_rows, rows_asked_for
 
 
 @dataclass
@@ -83,6 +84,7 @@ class Pulls:
 
     def _check(self, pull: Pull, held: Held) -> None:
         step = pull.request.step
+        check_rows(pull.request.message, held.plan)
         for name in pull.left:
             if not held.is_known(name):
                 raise RefusedError("bad_message", f"{self.desk.name} does not hold '{name}'")
@@ -92,7 +94,8 @@ class Pulls:
                 raise RefusedError("bad_message", what, hint="pull before the next push")
 
     def _send(self, request: Request, names: Sequence[str], held: Held) -> None:
-        found = [(name, held.value(name)) for name in names]
+        rows = rows_asked_for(request.message)
+        found = [(name, _rows(held.value(name), rows.get(name))) for name in names]
         here = tuple(Tensor(name, array) for name, array in found if array is not None)
         if here:
             self.desk.answer(request.peer, request.message, Kind.VALUES, {}, here)
@@ -104,7 +107,9 @@ class Pulls:
         """Answers by values that are on the device alone."""
 
         def then(views: Mapping[str, np.ndarray]) -> None:
-            tensors = tuple(Tensor(name, views[name]) for name in names)
+            rows = rows_asked_for(request.message)
+            given = ((name, _rows(views[name], rows.get(name))) for name in names)
+            tensors = tuple(Tensor(name, array) for name, array in given if array is not None)
             self.desk.answer(request.peer, request.message, Kind.VALUES, {}, tensors)
 
         def failed(error: Exception) -> None:
@@ -112,3 +117,8 @@ class Pulls:
             self.desk.error(request.peer, request.message, RefusedError("bad_message", what))
 
         self.desk.jobs.append(Job("reading", lambda: held.machine.copies(names), then, failed))
+
+
+def _rows(array: np.ndarray | None, numbers: np.ndarray | None) -> np.ndarray | None:
+    """Returns the rows of a slice that are asked for, or all of it."""
+    return array if array is None or numbers is None else np.take(array, numbers, axis=0)

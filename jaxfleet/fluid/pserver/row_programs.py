@@ -1,0 +1,217 @@
+"""Makes a trainer compute with the rows of tables that a batch needs, in the place of tables.
+
+A table that servers hold in slices is to a trainer what the ids of a batch ask for: before a run
+the rows of all ids, each once, come as `emb@ROWS`, f32[u,dim], and each array of ids becomes one of
+places in it, `ids@PLACES@emb`. The operators stay what they were, look-ups and their gradients, so
+the gradient of a table is that of `emb@ROWS`, summed over equal ids by the operator itself. `u` is
+padded to a power of two, so that few programs are compiled. A place of -1 is an id that the table
+lacks: its row is NaN and has no gradient, as in one process.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxfleet.analysis.slices import Slice, slices_of
+from jaxfleet.errors import ProgramError
+from jaxfleet.ir import Attrs, Kind, Operands, Operator, Program, Variable
+from jaxfleet.ir.dims import letter
+from jaxfleet.ir.names import trainer_of
+
+LOOK_UP = "distributed_lookup_table"
+SEND_ROWS = "send_rows"  # ours, of plain programs alone: the rows of a gradient to who holds them
+PADDING = (1 << 31) - 1  # the place of an id whose row is zeros
+_SPLIT = "split_selected_rows"
+_GRADIENTS = frozenset({"lookup_table_grad", "lookup_table_v2_grad"})
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a table that one server holds.
+
+    Attributes:
+        name: of the slice.
+        gradient: what its gradient is called on the way.
+        endpoint: the server's.
+        start: its first row.
+        rows: how many it has.
+    """
+
+    name: str
+    gradient: str
+    endpoint: str
+    start: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """A table whose rows a trainer asks for.
+
+    Attributes:
+        name: its own.
+        rows: the variable that holds the rows of a batch.
+        places: by what is fed as ids, the variable that says where their rows are.
+        padding: the id whose row is zeros; -1 for none.
+        gradient: of the rows.
+        parts: in the order of rows.
+        dim: elements of a row.
+    """
+
+    name: str
+    rows: str
+    places: Mapping[str, str]
+    padding: int
+    gradient: str
+    parts: tuple[Part, ...]
+    dim: int
+
+    @property
+    def height(self) -> int:
+        """How many rows it has."""
+        return sum(part.rows for part in self.parts)
+
+
+def with_rows(program: Program) -> tuple[Program, tuple[RowTable, ...]]:
+    """Returns a trainer's program that computes with rows, and the tables that they are of."""
+    tables: list[RowTable] = []
+    for op in [op for op in program.root.ops if op.type == LOOK_UP]:
+        program, table = _OneTable(program, op).run()
+        tables.append(table)
+    return program, tuple(tables)
+
+
+@dataclass
+class _OneTable:
+    """Rewrites the look-ups of one table.
+
+    Attributes:
+        program: as it is so far.
+        lookup: the operator that asks for rows.
+    """
+
+    program: Program
+    lookup: Operator
+
+    def __post_init__(self) -> None:
+        (self.name,) = map(str, self.lookup.inputs.slot("W"))
+        self.table = self.program.lookup(self.name)
+        self.ids = tuple(dict.fromkeys(map(str, self.lookup.inputs.slot("Ids"))))
+        self.rows = f"{self.name}@ROWS"
+        self.places = {ids: f"{ids}@PLACES@{self.name}" for ids in self.ids}
+        padding = self.lookup.attrs.get("padding_idx", -1)
+        assert isinstance(padding, int)
+        self.padding = padding
+        self.sparse: set[str] = set()  # gradients that have the rows of the batch
+
+    def run(self) -> tuple[Program, RowTable]:
+        ops = [made for op in self.program.root.ops for made in self._made(op)]
+        dim = self.table.shape[1]
+        assert isinstance(dim, int)
+        gradient, parts = self._sent(ops)
+        kept = [op for op in ops if not self._sends(op)]
+        at = next(i for i, op in enumerate(ops) if self._sends(op))
+        at = sum(not self._sends(op) for op in ops[:at])
+        kept.insert(at, Operator(SEND_ROWS, Operands.named(X=gradient), role=self.lookup.role))
+        found = RowTable(self.name, self.rows, self.places, self.padding, gradient, parts, dim)
+        return self._declared(kept), found
+
+    # --- operators -----------------------------------------------------------------------------
+
+    def _made(self, op: Operator) -> Iterator[Operator]:
+        if op is self.lookup:
+            yield from self._lookups()
+            return
+        if op.type in _GRADIENTS and op.inputs.slot("W") == (self.name,):
+            op = self._gradient(op)
+            self.sparse.update(op.writes)
+        elif not self.sparse.isdisjoint(op.reads):
+            self.sparse.update(name for name in op.writes if self._is_like_the_table(name))
+        yield op
+
+    def _lookups(self) -> Iterator[Operator]:
+        version = str(self.lookup.attrs.get("lookup_table_version", "lookup_table_v2"))
+        attrs = Attrs({"is_sparse": True, "padding_idx": PADDING if self.padding >= 0 else -1})
+        for ids, out in zip(
+            self.lookup.inputs.slot("Ids"), self.lookup.outputs.slot("Outputs"), strict=True
+        ):
+            read = Operands.named(Ids=self.places[str(ids)], W=self.rows)
+            yield replace(
+                self.lookup, type=version, inputs=read, outputs=Operands.named(Out=out), attrs=attrs
+            )
+
+    def _gradient(self, op: Operator) -> Operator:
+        own = op.attrs.get("padding_idx", -1)
+        if own != self.padding:
+            what = f"look-ups of '{self.name}' have padding_idx {self.padding} and {own}"
+            raise ProgramError(what, op=op, hint="give all look-ups of a sparse table the same one")
+        (ids,) = map(str, op.inputs.slot("Ids"))
+        names = {self.name: self.rows, ids: self.places[ids]}
+        attrs = op.attrs.updated(padding_idx=PADDING if self.padding >= 0 else -1)
+        return replace(op, inputs=op.inputs.renamed(names), attrs=attrs)
+
+    def _is_like_the_table(self, name: str) -> bool:
+        return self.program.lookup(name).shape == self.table.shape
+
+    def _sends(self, op: Operator) -> bool:
+        """Tells whether an operator cuts or sends the gradient."""
+        if op.type == _SPLIT:
+            return op.reads[0] in self.sparse
+        return op.type == "send" and (op.reads[0] in self.sparse or op.reads[0] in self._cuts)
+
+    @property
+    def _cuts(self) -> frozenset[str]:
+        ops = self.program.root.ops
+        return frozenset(
+            name
+            for op in ops
+            if op.type == _SPLIT and op.reads[0] in self.sparse
+            for name in op.writes
+        )
+
+    def _sent(self, ops: Sequence[Operator]) -> tuple[str, tuple[Part, ...]]:
+        """Returns the gradient that is sent, and who gets which rows of it."""
+        cuts = [cut for cut in slices_of(self.program) if cut.param == self.name]
+        split = next((op for op in ops if op.type == _SPLIT and self._sends(op)), None)
+        send = next((op for op in ops if op.type == "send" and self._sends(op)), None)
+        if send is None:
+            what = f"nothing sends the gradient of '{self.name}'"
+            raise ProgramError(what, op=self.lookup, hint="transpile the program again")
+        names = send.attrs.get("send_varnames") or send.reads
+        epmap = send.attrs["epmap"]
+        assert isinstance(names, tuple)
+        assert isinstance(epmap, tuple)
+        gradient = (split or send).reads[0]
+        return gradient, tuple(
+            _part(cut, str(name), str(endpoint))
+            for cut, name, endpoint in zip(cuts, names, epmap, strict=True)
+        )
+
+    # --- variables -----------------------------------------------------------------------------
+
+    def _declared(self, ops: Sequence[Operator]) -> Program:
+        """Returns the program with other operators, and what is fed to them declared."""
+        program = self.program
+        shape = (letter(f"u_{_plain(self.name)}"), *self.table.shape[1:])
+        fed = {self.rows: replace(self.table, name=self.rows, shape=shape, kind=Kind.DATA)}
+        for ids, places in self.places.items():
+            like = program.lookup(ids)
+            fed[places] = replace(like, name=places, dtype="i32", kind=Kind.DATA)
+        own = {n: self._resized(v, shape) for n, v in program.root.variables.items()}
+        root = replace(program.root, variables=own, ops=()).with_ops(ops)
+        top = {n: self._resized(v, shape) for n, v in program.variables.items()}
+        return replace(program, variables={**top, **fed}).with_block(root)
+
+    def _resized(self, variable: Variable, shape: tuple[object, ...]) -> Variable:
+        if variable.name not in self.sparse:
+            return variable
+        return replace(variable, shape=shape)  # type: ignore[arg-type]
+
+
+def _part(cut: Slice, sent: str, endpoint: str) -> Part:
+    gradient = sent if trainer_of(sent) is None else sent.rpartition(".")[0]
+    return Part(cut.name, gradient, endpoint, cut.start, cut.rows)
+
+
+def _plain(name: str) -> str:
+    """Returns a name as a size may have one."""
+    return "".join(c if c.isalnum() else "_" for c in name)
