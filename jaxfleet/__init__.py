@@ -9,9 +9,11 @@
     state, metrics = step(state, batch)
 """
 
+from jaxfleet import tables as tables
 from jaxfleet.capture import Captured as Captured
 from jaxfleet.capture import capture as capture
 from jaxfleet.capture import distributed_optimizer as distributed_optimizer
+from jaxfleet.capture import embedding_table as embedding_table
 from jaxfleet.runtime import DistributedStrategy as DistributedStrategy
 from jaxfleet.runtime import Executor as Executor
 from jaxfleet.runtime import Scope as Scope

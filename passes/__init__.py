@@ -23,3 +23,4 @@ from jaxfleet.passes.prefetch_rows import PrefetchRows as PrefetchRows
 from jaxfleet.passes.schedule_sends import ScheduleSends as ScheduleSends
 from jaxfleet.passes.slice_var import SliceVar as SliceVar
 from jaxfleet.passes.snapshot_params import SnapshotParams as SnapshotParams
+from jaxfleet.passes.sparse_table import SparseTable as SparseTable

@@ -9,7 +9,7 @@ import jaxfleet
 PUBLIC = {
     "jaxfleet": """
         Captured DistributedStrategy Executor Scope Step Twin capture distribute
-        distributed_optimizer emulate_devices verify
+        distributed_optimizer embedding_table emulate_devices verify
     """,
     "jaxfleet.analysis": "",
     "jaxfleet.analysis.groups": """
@@ -19,7 +19,7 @@ PUBLIC = {
         BlockPlan Label Layout Mesh OpPlan Placing Plan REPLICATED SUM VARYING View infer sharded
     """,
     "jaxfleet.capture": """
-        Captured Leaf Signature capture distributed_optimizer
+        Captured EmbeddingTable Leaf Signature capture distributed_optimizer embedding_table
     """,
     "jaxfleet.checkpoint": """
         Checkpoint CheckpointSeries PartReceipt Piece commit discard open_checkpoint save_arrays
@@ -126,7 +126,7 @@ PUBLIC = {
         BroadcastParams ClipOnTrainers CommInit CommInitAll DataParallel DcAsgd DeadCodeElimination
         Dispatch Donate FlAverage FuseAllreduce GenNcclId GeoSgd GradAllreduce GradAllreduceByRole
         InsertSendRecv InsertStartup LocalSGD MergeSends PrefetchRows ScheduleSends
-        SliceVar SnapshotParams
+        SliceVar SnapshotParams SparseTable
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders made_by

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfleet.capture import tables
 from jaxfleet.capture.draft import MARK, Draft
-from jaxfleet.capture.loops import is_loop, read_loop
+from jaxfleet.capture.loops import is_loop, is_recomputed, read_loop
 from jaxfleet.capture.marker import read_mark
 from jaxfleet.capture.refusals import has_effect, is_leaked, not_data, updates_in_loop
 from jaxfleet.errors import ProgramError
@@ -80,7 +81,7 @@ def build(jaxpr: Jaxpr, inputs: Sequence[Operand]) -> Draft:
         Block(b.index, b.parent, b.variables, b.args, tuple(b.ops), b.results)
         for b in builder.blocks
     ]
-    return Draft(blocks, builder.constants, results)
+    return Draft(blocks, builder.constants, results, tuple(builder.kept_rows))
 
 
 class _Builder:
@@ -91,6 +92,7 @@ class _Builder:
         self.constants: dict[str, Variable] = {}
         self.by_digest: dict[str, str] = {}
         self.count = 0
+        self.kept_rows: list[Source] = []  # recomputations that were not kept apart
 
     def read(self, closed: Jaxpr, inputs: list[Operand], place: _Place) -> list[Operand]:
         jaxpr, consts = jaxprs.open_jaxpr(closed)
@@ -130,6 +132,10 @@ class _Builder:
             inner = source if jaxprs.is_library_function(call.body) else place.source
             passed = [inputs[i] for i in call.inputs]
             return self.read(call.body, passed, replace(place, source=inner))
+        if is_recomputed(name) and tables.holds_lookup(eqn.params["jaxpr"]):
+            # A block that is a function sees no tables; its rows are kept instead.
+            self.kept_rows.append(source)
+            return self.read(eqn.params["jaxpr"], inputs, place)
         if name == "platform_index":  # the choice that it is for knows its platforms itself
             return [Literal("0", "i32")]
         if name == "device_put" and not any(eqn.params["devices"]):  # a copy, and nothing else
@@ -147,6 +153,8 @@ class _Builder:
             dtype = Word(jax_adapter.dtype_text(eqn.outvars[0].aval.dtype))
             dim = jax_adapter.size_of(eqn.params["dim"])
             return Operator("jax.dim_value", attrs=Attrs({"dim": dim, "dtype": dtype}))
+        if name in tables.PRIMITIVES:
+            return Operator(name, attrs=Attrs(dict(eqn.params)))
         if is_loop(eqn):
             op_type, attrs = read_loop(eqn, lambda body: self._block(body, place))
             return Operator(op_type, attrs=attrs)

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,9 +68,9 @@ def capture(step: Step, *, example: tuple[Any, Any], name: str | None = None) ->
     state, batch = _pair_of(example)
     signature = Signature.of(state, batch)
     source = _Source(step, signature, name if name is not None else _name_of(step))
-    notes = _notes_on_types((state, batch), signature)
     symbolic, refusal = _with_letter(source)
     concrete = source.at(signature.rows, refused=refusal is not None)
+    notes = _notes_on_types((state, batch), signature, keys=concrete.keys)
     if symbolic is not None:
         leaves = [*jax.tree_util.tree_leaves(state), *jax.tree_util.tree_leaves(batch)]
         check = _Check(source, symbolic, leaves)
@@ -181,16 +181,23 @@ def _captured(
     at: Callable[[int], Captured] | None = None,
 ) -> Captured:
     names, tree = traced.metrics, traced.metrics_tree
-    return Captured(traced.program, signature, names, tree, notes, rows, at)
+    return Captured(traced.program, signature, names, tree, (*traced.notes, *notes), rows, at)
 
 
-def _notes_on_types(example: tuple[Any, Any], signature: Signature) -> tuple[str, ...]:
-    """Returns a line for each type of numpy array that jax takes as a narrower one."""
+def _notes_on_types(
+    example: tuple[Any, Any], signature: Signature, *, keys: Container[str]
+) -> tuple[str, ...]:
+    """Returns a line for each type of numpy array that jax takes as a narrower one.
+
+    Keys of tables are not among them: jax never takes them.
+    """
     leaves = zip(
         (*signature.state, *signature.batch), jax.tree_util.tree_leaves(example), strict=True
     )
     narrowed: dict[tuple[str, str], list[str]] = {}
     for leaf, value in leaves:
+        if leaf.name in keys:
+            continue
         if isinstance(value, np.ndarray | np.generic) and value.dtype != leaf.dtype:
             narrowed.setdefault((value.dtype.name, leaf.dtype.name), []).append(leaf.name)
     return tuple(

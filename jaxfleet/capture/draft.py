@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxfleet.ir import Attr, Attrs, Block, BlockRef, Operand, Operator, Variable
+from jaxfleet.ir import Attr, Attrs, Block, BlockRef, Operand, Operator, Source, Variable
 from jaxfleet.ir.values import map_attr
+from jaxfleet.ops.tables import LOOKUP_GRAD
 
 MARK = "jaxfleet.mark"  # the operator that stands for a marker until `finish` takes it out
+_KEPT = frozenset({MARK, LOOKUP_GRAD})  # operators that do something though nothing reads them
 
 
 @dataclass(frozen=True)
@@ -17,16 +19,19 @@ class Draft:
         blocks: block 0 is the step; it has no variables but temporaries.
         constants: by name.
         results: what the step returned, flat.
+        kept_rows: where a recomputation was not kept apart, since it looks up rows of tables.
     """
 
     blocks: Sequence[Block]
     constants: Mapping[str, Variable]
     results: Sequence[Operand]
+    kept_rows: tuple[Source, ...] = ()
 
     def without_dead_ops(self) -> "Draft":
         """Returns the draft without operators whose results nothing reads.
 
-        Tracing and differentiation leave many behind. Markers stay: they are read by `finish`.
+        Tracing and differentiation leave many behind. Markers stay: they are read by `finish`; and
+        so do gradients of look-ups, which train a table.
         """
         root = _live(self.blocks[0], self.results)
         blocks = [root, *(_live(block, block.results) for block in self.blocks[1:])]
@@ -41,7 +46,7 @@ def _live(block: Block, results: Sequence[Operand]) -> Block:
     needed = {result for result in results if isinstance(result, str)}
     kept: list[Operator] = []
     for op in reversed(block.ops):
-        if op.type == MARK or needed.intersection(op.writes):
+        if op.type in _KEPT or needed.intersection(op.writes):
             needed.update(op.reads)
             kept.append(op)
     return block.with_ops(reversed(kept)).without_unused()

@@ -21,6 +21,11 @@ def is_loop(eqn: Equation) -> bool:
     return eqn.primitive.name in _TYPES
 
 
+def is_recomputed(name: str) -> bool:
+    """Tells whether a primitive is jax's `checkpoint`, which computes its values twice."""
+    return _TYPES.get(name) == "jax.remat2"
+
+
 def read_loop(eqn: Equation, block: Callable[[Jaxpr], BlockRef]) -> tuple[str, Attrs]:
     """Returns the operator type and the attributes of an equation with sub-computations.
 

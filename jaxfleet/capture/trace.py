@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import jax
 from jax import export
 
+from jaxfleet.capture import tables
 from jaxfleet.capture.builder import build
 from jaxfleet.capture.finish import Interface, finish
 from jaxfleet.capture.returned import Returned, check_state, read_returned
@@ -15,7 +16,7 @@ from jaxfleet.capture.signature import Signature
 from jaxfleet.capture.tidy import tidy
 from jaxfleet.capture.trees import Leaf, spec_of
 from jaxfleet.errors import CaptureError
-from jaxfleet.ir import Attrs, Kind, Program, Variable
+from jaxfleet.ir import Attrs, Kind, Program, Source, Variable
 from jaxfleet.ops import jax_adapter, jaxprs
 from jaxfleet.ops.frames import line_of_error
 
@@ -32,11 +33,15 @@ class Traced:
         program: what it does.
         metrics_tree: the structure of the metrics.
         metrics: their variables, in the order of the leaves.
+        notes: what was decided, a line each.
+        keys: leaves of the batch that are keys of tables, and go to no device.
     """
 
     program: Program
     metrics_tree: Any
     metrics: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    keys: frozenset[str] = frozenset()
 
 
 def trace(
@@ -60,18 +65,27 @@ def trace(
     returned: list[Returned] = []
     size = rows if rows is not None else export.symbolic_shape(BATCH_LETTER)[0]
     types = _types_of(signature, size)
-    jaxpr = _make_jaxpr(_reading(step, returned), signature, types)
+    with tables.looking_up() as specs:
+        jaxpr = _make_jaxpr(_reading(step, returned), signature, types)
     check_state(returned[-1], jaxpr.out_avals, signature, step)
     count = len(signature.state)
     state = _variables(signature.state, types[:count], Kind.STATE)
     data = _variables(signature.batch, types[count:], Kind.DATA)
     draft = build(jaxpr, [variable.name for variable in (*state, *data)])
     draft = tidy(draft, (*state, *data)).without_dead_ops()
+    keys = tables.key_leaves(draft, state, data)
+    only_keys = keys - tables.used_on_device(draft)
+    data = [replace(v, dtype="i64") if v.name in only_keys else v for v in data]
     metrics = list(zip(returned[-1].metrics, draft.results[count:], strict=True))
     interface = Interface(state, data, draft.results[:count], metrics)
     attrs = Attrs({"batch": jax_adapter.size_of(size)})
+    if specs:
+        described = tuple((name, spec.to_text()) for name, spec in specs.items())
+        attrs = attrs.updated(tables=described)
     program = finish(draft, interface, name=name, attrs=attrs)
-    return Traced(program, returned[-1].metrics_tree, returned[-1].metrics)
+    notes = tuple(map(_kept_apart, draft.kept_rows))
+    last = returned[-1]
+    return Traced(program, last.metrics_tree, last.metrics, notes, frozenset(only_keys))
 
 
 def _types_of(signature: Signature, rows: Any) -> list[jax.ShapeDtypeStruct]:
@@ -102,12 +116,21 @@ def _make_jaxpr(step: Step, signature: Signature, types: Sequence[Any]) -> jaxpr
     batch = unflatten(signature.batch_tree, types[count:])
     try:
         return jax.make_jaxpr(step)(state, batch)
+    except NotImplementedError as error:
+        if (said := tables.is_batched(error)) is not None:
+            raise said from error
+        raise
     except NameError as error:  # what jax raises for a name that no mesh or pmap has bound
         if "axis name" not in str(error):
             raise
         what = f"the step reduces over devices by hand: {error}"
         hint = "take pmean, psum and their like out: distribute completes sums by itself"
         raise CaptureError(what, source=line_of_error(error), hint=hint) from error
+
+
+def _kept_apart(source: Source) -> str:
+    where = " ".join(source.where().split())
+    return f"jax.checkpoint does nothing where it holds a look-up in a table ({where})"
 
 
 def _variables(leaves: Sequence[Leaf], specs: Sequence[Any], kind: Kind) -> list[Variable]:

@@ -6,6 +6,7 @@ from jaxfleet.ops import fluid as fluid
 from jaxfleet.ops import jax_ops as jax_ops
 from jaxfleet.ops import own_rows as own_rows
 from jaxfleet.ops import rewriting as rewriting
+from jaxfleet.ops import tables as tables
 from jaxfleet.ops.interpret import Interpreter as Interpreter
 from jaxfleet.ops.registry import Array as Array
 from jaxfleet.ops.registry import Context as Context

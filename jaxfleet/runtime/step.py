@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxfleet.capture import Captured, capture
 from jaxfleet.capture.trees import spec_of
-from jaxfleet.errors import JaxfleetError
+from jaxfleet.errors import JaxfleetError, StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import Interface, LoweredStep, lower_step
 from jaxfleet.pipeline import Record
@@ -21,9 +21,12 @@ from jaxfleet.runtime.feed import check_batch, check_rows, check_state, type_of,
 from jaxfleet.runtime.place import place_batch, place_state
 from jaxfleet.runtime.processes import ServerStep, job_step
 from jaxfleet.runtime.saving import open_for, read_leaves, save_leaves
+from jaxfleet.runtime.step_tables import StepTables
 from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.runtime.transpile import pipeline_for, transpile
+from jaxfleet.tables.host import specs_of
+from jaxfleet.tables.local import LocalTables
 
 
 def distribute(
@@ -70,6 +73,7 @@ class Variant:
     dumps: Record
     lowered: LoweredStep
     metrics_tree: Any
+    tables: StepTables | None = None
 
 
 class Step:
@@ -79,6 +83,7 @@ class Step:
         strategy: how it is distributed.
         devices: what it runs on.
         captured: the one-device program.
+        tables: the tables that it looks up, which are kept here.
     """
 
     def __init__(
@@ -91,6 +96,7 @@ class Step:
         self.captured = captured
         self.strategy = strategy
         self.devices = tuple(devices)
+        self.tables = LocalTables(specs_of(captured.program))
         self._dump_dir = dump_dir
         self._waits = steps_must_not_overlap(self.devices)
         self._variants: dict[int | None, Variant] = {}
@@ -119,7 +125,9 @@ class Step:
         if variant is None:
             rows = check_batch(data, batch_tree, self.captured, devices=len(self.devices))
             variant = self._known[key] = self._variant(rows)
-        lowered = variant.lowered
+        lowered, joined = variant.lowered, None
+        if variant.tables is not None:
+            data, joined = variant.tables.bring(self.tables, data)
         data = place_batch(data, lowered.batch_shardings, state_ids=self._returned)
         leaves, tree = _flatten(state)
         if self._returned != list(map(id, leaves)):
@@ -130,6 +138,9 @@ class Step:
         written, fetched = self._run(lowered.flat, given, kept, data)
         if self._waits:
             jax.block_until_ready((fetched or written)[:1])  # when one is there, so are all
+        if variant.tables is not None and joined is not None:
+            fetched = variant.tables.hand_over(self.tables, joined, fetched)
+            self.tables.next_step()
         leaves = lowered.shares.updated(leaves, written)
         self._returned = list(map(id, leaves))
         return _unflatten(tree, leaves), _unflatten(variant.metrics_tree, fetched)
@@ -149,7 +160,13 @@ class Step:
         """The step as one jitted function, `(state, batch) -> (state, metrics)`.
 
         For `jax.export`, say: it checks and places nothing, and waits for nothing.
+
+        Raises:
+            StrategyError: the step looks up tables, which no function has.
         """
+        if self._example.tables is not None:
+            what = "a step that looks up tables is no function of state and batch alone"
+            raise StrategyError(what, hint="call the step itself; step.lower() says what it runs")
         return self._example.lowered.function
 
     def lower(self, state: Any = None, batch: Any = None) -> Any:
@@ -163,6 +180,8 @@ class Step:
         leaves = jax.tree_util.tree_leaves(types[0] if state is None else state)
         data = jax.tree_util.tree_leaves(types[1] if batch is None else batch)
         lowered = self._example.lowered
+        if self._example.tables is not None:
+            data = self._example.tables.types(data)
         given, kept = lowered.shares.split(_types(leaves, lowered.state_sharding))
         return lowered.flat.lower(given, kept, data)
 
@@ -240,16 +259,19 @@ class Step:
     def _variant(self, rows: int) -> Variant:
         captured = self.captured.at(rows)
         if captured.rows not in self._variants:
-            passes = pipeline_for(self.strategy, devices=len(self.devices))
+            described = "tables" in captured.program.attrs
+            passes = pipeline_for(self.strategy, devices=len(self.devices), tables=described)
             program, record = transpile(captured.program, passes, dump_dir=self._dump_dir)
+            interface = _interface(captured)
+            tables = StepTables.of(program, interface)
             lowered = lower_step(
-                program,
-                _interface(captured),
+                program if tables is None else tables.program,
+                interface if tables is None else tables.interface,
                 devices=self.devices,
                 lowering=self.strategy.lowering,
                 donate=self.strategy.donate,
             )
-            variant = Variant(program, record, lowered, captured.metrics_tree)
+            variant = Variant(program, record, lowered, captured.metrics_tree, tables)
             self._variants[captured.rows] = variant
         return self._variants[captured.rows]
 

@@ -6,7 +6,13 @@ from pathlib import Path
 from jaxfleet.analysis.rules import meaning_rules
 from jaxfleet.env import read_environment
 from jaxfleet.ir import Program
-from jaxfleet.passes import DeadCodeElimination, Donate, FuseAllreduce, GradAllreduce
+from jaxfleet.passes import (
+    DeadCodeElimination,
+    Donate,
+    FuseAllreduce,
+    GradAllreduce,
+    SparseTable,
+)
 from jaxfleet.pipeline import (
     Dump,
     Instrument,
@@ -19,13 +25,23 @@ from jaxfleet.pipeline import (
 from jaxfleet.runtime.strategy import DistributedStrategy
 
 
-def pipeline_for(strategy: DistributedStrategy, *, devices: int) -> tuple[Pass, ...]:
-    """Returns the passes that a strategy asks for."""
+def pipeline_for(
+    strategy: DistributedStrategy, *, devices: int, tables: bool = False
+) -> tuple[Pass, ...]:
+    """Returns the passes that a strategy asks for.
+
+    Args:
+        strategy: it.
+        devices: how many there are.
+        tables: the step looks rows up.
+    """
     passes: list[Pass] = [DeadCodeElimination()]
     if devices > 1:
         passes.append(GradAllreduce(devices=devices, local_statistics=strategy.local_statistics))
-        if strategy.fuse_allreduce_bytes:
-            passes.append(FuseAllreduce(bucket_size_bytes=strategy.fuse_allreduce_bytes))
+    if tables:
+        passes.append(SparseTable())
+    if devices > 1 and strategy.fuse_allreduce_bytes:
+        passes.append(FuseAllreduce(bucket_size_bytes=strategy.fuse_allreduce_bytes))
     passes.extend(parse_pipeline(strategy.passes))
     if strategy.donate:
         passes.append(Donate())

@@ -13,6 +13,7 @@ from jaxfleet.analysis.labels import (
     reduce,
     sections,
     shape,
+    tables,
 )
 from jaxfleet.analysis.labels.label import settle
 from jaxfleet.analysis.labels.placing import Placing, View, along, gathered, whole
@@ -61,6 +62,7 @@ RULES: Mapping[str, Rule] = {
     "jax.dim_value": whole,
     "fetch": fetch,
     **collectives.RULES,
+    **tables.RULES,
 }
 
 

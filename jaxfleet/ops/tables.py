@@ -1,0 +1,50 @@
+"""Operators of look-ups: as they are captured, and as a device runs them.
+
+`table_lookup` is what a user's step says: rows of a table by keys. No device can run it, since it
+has no table; `sparse_table` makes it a `distributed_lookup_table` of the host and a `lookup_rows`
+of the device. So that a step can be checked before that, it means here what is true of any table
+whose rows are all alike: each row is the handle, and the handle's gradient is the sum of theirs.
+"""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from jaxfleet.ir import Operator
+from jaxfleet.ops.collective import attr
+from jaxfleet.ops.registry import Array, Context, register_op
+
+LOOKUP = "table_lookup"
+LOOKUP_GRAD = "table_lookup_grad"
+
+
+@register_op(LOOKUP)
+def table_lookup(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Gives the row of each key: `f32[..., dim]` of a handle `f32[]` and keys `[...]`."""
+    handle, keys = inputs
+    shape = (*jnp.shape(keys), attr(ctx, op, "dim"))
+    return [jnp.broadcast_to(jnp.asarray(handle, jnp.float32), shape)]
+
+
+# What differentiates a look-up trains its table, even where nothing reads the handle's gradient.
+@register_op(LOOKUP_GRAD, has_effect=True)
+def table_lookup_grad(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Gives the gradient of the handle, of keys and of the gradient of their rows."""
+    return [jnp.sum(jnp.asarray(inputs[1]))]
+
+
+@register_op("lookup_rows")
+def lookup_rows(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Takes `rows[index]`; every index is one of a row, as the host made it."""
+    rows, index = inputs
+    return [jnp.asarray(rows).at[index].get(mode="promise_in_bounds")]
+
+
+@register_op("lookup_rows_grad")
+def lookup_rows_grad(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Adds up what belongs to one row: `f32[u, dim]`, `shape`, of an index and gradients."""
+    index, gradient = inputs
+    rows, dim = attr(ctx, op, "shape")
+    total = jnp.zeros((rows, dim), jnp.float32)
+    flat = jnp.asarray(gradient).reshape(-1, dim)
+    return [total.at[jnp.reshape(index, -1)].add(flat, mode="promise_in_bounds")]

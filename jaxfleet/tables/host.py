@@ -1,0 +1,266 @@
+"""What the host does of a step's look-ups: joins keys, brings rows, hands gradients over."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from jaxfleet.errors import FeedError, ProgramError
+from jaxfleet.ir import Dim, Kind, Operator, Program
+from jaxfleet.tables.access import TableAccess
+from jaxfleet.tables.spec import TableSpec
+
+LOOKUP, SEND = "distributed_lookup_table", "send"
+_FEWEST = 8  # rows that a step is compiled for; fewer are not worth an executable of their own
+
+
+@dataclass(frozen=True)
+class LookUp:
+    """One look-up of the host.
+
+    Attributes:
+        table: its name.
+        dim: elements of a row.
+        keys: the variables of the batch that hold keys.
+        index: of each of them, the variable that says which of the rows its keys have.
+        rows: the variable of the rows.
+        letter: how many rows there are.
+        gradient: the variable of their gradient; none where the table is not trained.
+        is_trained: the table is to get a gradient at every step, be it of no keys.
+    """
+
+    table: str
+    dim: int
+    keys: tuple[str, ...]
+    index: tuple[str, ...]
+    rows: str
+    letter: str
+    gradient: str | None
+    is_trained: bool
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The keys of a step: those of each table, each once."""
+
+    keys: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class HostTables:
+    """Does what the host has to do for a program's tables.
+
+    Attributes:
+        lookups: in the program's order.
+        checked: keys that the device sees too, with the dtype that it sees them as.
+    """
+
+    lookups: tuple[LookUp, ...]
+    checked: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, program: Program) -> "HostTables":
+        """Reads a program that `sparse_table` wrote."""
+        sends = {op.attrs["table"]: op for op in program.root.ops if is_table_send(op)}
+        lookups = tuple(
+            _look_up(program, op, sends) for op in program.root.ops if op.type == LOOKUP
+        )
+        keys = {name for each in lookups for name in each.keys}
+        seen = {name for op in program.root.ops if op.type != LOOKUP for name in op.reads}
+        dtypes = {name: program.lookup(name).dtype for name in sorted(keys & seen)}
+        return cls(lookups, dtypes)
+
+    def bring(
+        self, access: TableAccess, values: Mapping[str, Any]
+    ) -> tuple[dict[str, np.ndarray], dict[str, int], Joined]:
+        """Looks rows up.
+
+        Args:
+            access: the tables.
+            values: the batch's leaves by name, as the user gave them.
+
+        Returns:
+            The rows and indices by their variables; a number for each letter; the keys.
+
+        Raises:
+            FeedError: keys are not integers, or do not fit where the device sees them too.
+        """
+        for name, dtype in self.checked.items():
+            _check_fits(name, np.asarray(values[name]), dtype)
+        arrays: dict[str, np.ndarray] = {}
+        sizes: dict[str, int] = {}
+        joined: dict[str, np.ndarray] = {}
+        for each in self.lookups:
+            given = [keys_of(name, values[name]) for name in each.keys]
+            unique, places = join(given)
+            rows = padded(access.look_up(each.table, unique), row_count(len(unique)))
+            arrays[each.rows] = rows
+            arrays.update(zip(each.index, places, strict=True))
+            sizes[each.letter] = len(rows)
+            joined[each.table] = unique
+        return arrays, sizes, Joined(joined)
+
+    def hand_over(self, access: TableAccess, joined: Joined, values: Mapping[str, Any]) -> None:
+        """Pushes the gradients of rows.
+
+        Args:
+            access: the tables.
+            joined: what `bring` returned.
+            values: the gradients by their variables.
+        """
+        for each in self.lookups:
+            if not each.is_trained:
+                continue
+            if each.gradient is None:  # another trainer has all of it
+                nothing = np.empty((0, each.dim), np.float32)
+                access.push(each.table, np.empty(0, np.int64), nothing)
+                continue
+            keys = joined.keys[each.table]
+            access.push(each.table, keys, np.asarray(values[each.gradient])[: len(keys)])
+
+
+def is_table_send(op: Operator) -> bool:
+    """Tells whether an operator hands rows' gradients to a table."""
+    return op.type == SEND and "table" in op.attrs
+
+
+def specs_of(program: Program) -> tuple[TableSpec, ...]:
+    """Returns the tables that a program looks up or trains, as its attribute describes them.
+
+    Raises:
+        ProgramError: it describes none there.
+    """
+    found = []
+    entries = program.attrs.get("tables", ())
+    assert isinstance(entries, tuple)
+    for entry in entries:
+        match entry:
+            case (str(name), str(text)):
+                found.append(replace(TableSpec.from_text(text), name=name))
+            case _:
+                what = f"attribute 'tables' of program '{program.name}' is wrong: {entry!r}"
+                raise ProgramError(what)
+    return tuple(found)
+
+
+def on_device(program: Program, tables: HostTables) -> Program:
+    """Returns the part of a program that a device runs: rows and indices are fed to it.
+
+    For a program without servers, whose host does nothing else.
+    """
+    ops = [op for op in program.root.ops if op.type != LOOKUP and not is_table_send(op)]
+    fed = [name for each in tables.lookups for name in (each.rows, *each.index)]
+    read = {name for block in program.blocks for op in block.ops for name in op.reads
+            if op.type != LOOKUP}  # fmt: skip
+    hidden = {n for each in tables.lookups for n in each.keys if n not in read}
+    variables = {n: v for n, v in program.variables.items() if n not in hidden}
+    for name in fed:
+        variables[name] = replace(program.lookup(name), kind=Kind.DATA)
+    temporaries = {n: v for n, v in program.root.variables.items() if n not in fed}
+    root = replace(program.root, ops=tuple(ops), variables=temporaries)
+    made = replace(program, variables=variables).with_block(root)
+    return replace(made, attrs=made.attrs.updated(**_sharded(program, tables, hidden)))
+
+
+def join(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Returns the keys of several arrays, each once and sorted, and where each array's are.
+
+    Args:
+        arrays: int64, of any shapes.
+
+    Returns:
+        int64[n], and int32 of each array's shape.
+    """
+    flat = np.concatenate([array.reshape(-1) for array in arrays])
+    unique, inverse = np.unique(flat, return_inverse=True)
+    inverse = inverse.reshape(-1).astype(np.int32)
+    ends = np.cumsum([array.size for array in arrays])[:-1]
+    parts = np.split(inverse, ends)
+    return unique, [part.reshape(a.shape) for part, a in zip(parts, arrays, strict=True)]
+
+
+def row_count(keys: int) -> int:
+    """Returns for how many rows a step is compiled that has so many keys: a power of two."""
+    return max(_FEWEST, 1 << max(keys - 1, 0).bit_length())
+
+
+def padded(rows: np.ndarray, count: int) -> np.ndarray:
+    """Returns so many rows; those that are not there are 0, and no index says them."""
+    if len(rows) == count:
+        return rows
+    found = np.zeros((count, rows.shape[1]), np.float32)
+    found[: len(rows)] = rows
+    return found
+
+
+def keys_of(name: str, value: Any) -> np.ndarray:
+    """Returns a leaf of the batch as int64 keys.
+
+    Raises:
+        FeedError: it is not of integers, or some of them are no int64.
+    """
+    array = np.asarray(value)
+    if array.dtype == np.int64:
+        return array
+    if array.dtype.kind not in "iu":
+        what = f"'{name}' is fed {array.dtype}, and keys of a table are integers"
+        raise FeedError(what, hint="convert it to int64 before the step")
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        what = f"'{name}' has a key of {array.max()}, which is no int64"
+        raise FeedError(what, hint="array.view(np.int64) keeps all keys apart")
+    return array.astype(np.int64)
+
+
+def _look_up(program: Program, op: Operator, sends: Mapping[Any, Operator]) -> LookUp:
+    (rows,) = (str(name) for name in op.outputs.slot("Outputs"))
+    count, dim = program.lookup(rows).shape
+    assert isinstance(count, Dim)
+    assert isinstance(dim, int)
+    table = str(op.attrs["table"])
+    send = sends.get(table)
+    return LookUp(
+        table,
+        dim,
+        tuple(map(str, op.inputs.slot("Ids"))),
+        tuple(map(str, op.outputs.slot("Index"))),
+        rows,
+        str(count),
+        send.reads[0] if send is not None and send.reads else None,
+        send is not None,
+    )
+
+
+def _sharded(program: Program, tables: HostTables, hidden: set[str]) -> dict[str, Any]:
+    """Returns what goes in and comes out cut: an index as its keys are."""
+    pairs = program.attrs.get("sharded")
+    if pairs is None:
+        return {}
+    assert isinstance(pairs, tuple)
+    axes = {str(pair[0]): pair[1] for pair in pairs if isinstance(pair, tuple)}
+    more = [
+        (index, axes[keys])
+        for each in tables.lookups
+        for keys, index in zip(each.keys, each.index, strict=True)
+        if keys in axes
+    ]
+    kept = [pair for pair in pairs if isinstance(pair, tuple) and pair[0] not in hidden]
+    return {"sharded": (*kept, *more)}
+
+
+def _check_fits(name: str, array: np.ndarray, dtype: str) -> None:
+    """Refuses keys that the step computes with, too, where the device would see other numbers."""
+    bits = int(dtype.lstrip("iu"))
+    seen = np.iinfo(np.dtype(f"{'int' if dtype[0] == 'i' else 'uint'}{bits}"))
+    if array.size and (array.min() < seen.min or array.max() > seen.max):
+        wrong = array.min() if array.min() < seen.min else array.max()
+        what = f"'{name}' has a key of {wrong}, and the step computes with its keys as {seen.dtype}"
+        hint = "put into the batch as a leaf of its own what the step computes with"
+        raise FeedError(what, hint=hint)
+
+
+def names_of(tables: HostTables) -> Iterator[str]:
+    """Yields the variables that the host feeds."""
+    for each in tables.lookups:
+        yield each.rows
+        yield from each.index

@@ -1,0 +1,38 @@
+"""Tables of this process, for steps that have no servers."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from jaxfleet.tables.spec import TableSpec
+from jaxfleet.tables.store import TableStore
+
+
+class LocalTables:
+    """Keeps the tables of a step here.
+
+    Args:
+        specs: what they are.
+    """
+
+    def __init__(self, specs: Iterable[TableSpec]) -> None:
+        self.stores = {spec.name: TableStore(spec) for spec in specs}
+        self.step = 0
+
+    def next_step(self) -> None:
+        """Counts a step: what comes now is of the next one."""
+        self.step += 1
+
+    def look_up(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """Returns rows, as `TableAccess.look_up` says."""
+        return self.stores[table].look_up(keys, step=self.step)
+
+    def push(self, table: str, keys: np.ndarray, grads: np.ndarray) -> None:
+        """Updates rows at once: nobody else has gradients of them."""
+        if len(keys):
+            self.stores[table].update(keys, grads, step=self.step)
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """Returns what each table counted."""
+        return {name: store.stats() for name, store in self.stores.items()}
