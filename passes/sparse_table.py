@@ -45,7 +45,7 @@ class SparseTable(Pass):
 
     Before::
 
-        program p {batch=<b>, tables=[["users", "{}"]]}
+        program p {batch=<b>, tables=["users"]}
           data  ids: i64[b]
           param t: f32[]
           block 0
@@ -59,7 +59,7 @@ class SparseTable(Pass):
 
     After::
 
-        program p {batch=<b>, tables=[["users", "{}"]]}
+        program p {batch=<b>, tables=["users"]}
           data  ids: i64[b]
           param t: f32[]
           block 0

@@ -198,6 +198,12 @@ def key_leaves(draft: Draft, state: Sequence[Variable], data: Sequence[Variable]
     return found
 
 
+def looked_up(draft: Draft) -> list[str]:
+    """Returns the tables that a step looks up, in the order that it does."""
+    ops = draft.blocks[0].ops
+    return list(dict.fromkeys(str(op.attrs["table"]) for op in ops if op.type in PRIMITIVES))
+
+
 def used_on_device(draft: Draft) -> set[str]:
     """Returns what operators that are no look-ups read."""
     read = {x for x in draft.results if isinstance(x, str)}

@@ -79,9 +79,8 @@ def trace(
     metrics = list(zip(returned[-1].metrics, draft.results[count:], strict=True))
     interface = Interface(state, data, draft.results[:count], metrics)
     attrs = Attrs({"batch": jax_adapter.size_of(size)})
-    if specs:
-        described = tuple((name, spec.to_text()) for name, spec in specs.items())
-        attrs = attrs.updated(tables=described)
+    if used := tables.looked_up(draft):
+        attrs = attrs.updated(tables=tuple(specs[name].to_text() for name in used))
     program = finish(draft, interface, name=name, attrs=attrs)
     notes = tuple(map(_kept_apart, draft.kept_rows))
     last = returned[-1]

@@ -1,6 +1,6 @@
 """What the host does of a step's look-ups: joins keys, brings rows, hands gradients over."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,6 @@ class LookUp:
         rows: the variable of the rows.
         letter: how many rows there are.
         gradient: the variable of their gradient; none where the table is not trained.
-        is_trained: the table is to get a gradient at every step, be it of no keys.
     """
 
     table: str
@@ -37,7 +36,6 @@ class LookUp:
     rows: str
     letter: str
     gradient: str | None
-    is_trained: bool
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class HostTables:
         return arrays, sizes, Joined(joined)
 
     def hand_over(self, access: TableAccess, joined: Joined, values: Mapping[str, Any]) -> None:
-        """Pushes the gradients of rows.
+        """Pushes the gradients of rows, to each table, be it of none: servers wait for all.
 
         Args:
             access: the tables.
@@ -110,9 +108,7 @@ class HostTables:
             values: the gradients by their variables.
         """
         for each in self.lookups:
-            if not each.is_trained:
-                continue
-            if each.gradient is None:  # another trainer has all of it
+            if each.gradient is None:  # another trainer has all of it, or it is not trained
                 nothing = np.empty((0, each.dim), np.float32)
                 access.push(each.table, np.empty(0, np.int64), nothing)
                 continue
@@ -131,17 +127,10 @@ def specs_of(program: Program) -> tuple[TableSpec, ...]:
     Raises:
         ProgramError: it describes none there.
     """
-    found = []
-    entries = program.attrs.get("tables", ())
-    assert isinstance(entries, tuple)
-    for entry in entries:
-        match entry:
-            case (str(name), str(text)):
-                found.append(replace(TableSpec.from_text(text), name=name))
-            case _:
-                what = f"attribute 'tables' of program '{program.name}' is wrong: {entry!r}"
-                raise ProgramError(what)
-    return tuple(found)
+    texts = program.attrs.get("tables", ())
+    if not isinstance(texts, tuple):
+        raise ProgramError(f"attribute 'tables' of program '{program.name}' is no list")
+    return tuple(TableSpec.from_text(str(text)) for text in texts)
 
 
 def on_device(program: Program, tables: HostTables) -> Program:
@@ -227,7 +216,6 @@ def _look_up(program: Program, op: Operator, sends: Mapping[Any, Operator]) -> L
         rows,
         str(count),
         send.reads[0] if send is not None and send.reads else None,
-        send is not None,
     )
 
 
@@ -257,10 +245,3 @@ def _check_fits(name: str, array: np.ndarray, dtype: str) -> None:
         what = f"'{name}' has a key of {wrong}, and the step computes with its keys as {seen.dtype}"
         hint = "put into the batch as a leaf of its own what the step computes with"
         raise FeedError(what, hint=hint)
-
-
-def names_of(tables: HostTables) -> Iterator[str]:
-    """Yields the variables that the host feeds."""
-    for each in tables.lookups:
-        yield each.rows
-        yield from each.index
