@@ -102,6 +102,12 @@ class CheckpointSeries:
             if old and step not in needed:
                 self._remove(step)
 
+    def remove_after(self, step: int) -> None:
+        """Removes the checkpoints of later steps: the run goes on from this one."""
+        for later in self._folders():
+            if later > step:
+                self._remove(later)
+
     def _remove(self, step: int) -> None:
         """Removes a checkpoint so that at no moment half of one is there."""
         aside = self.root / unique(f"{TEMPORARY}{self.path(step).name}")

@@ -49,6 +49,7 @@ class Client:
     ) -> None:
         self.me = me
         self.received_bytes = 0
+        self.rewinds = 0
         self._lines, self._patience, self._clock = lines, patience, clock
         self._heartbeat = heartbeat
         self._servers = [KnownServer(ReplayLog(replay_bytes)) for _ in me.endpoints]
@@ -69,6 +70,13 @@ class Client:
         """Goes on to the next step, whose whole batch has so many rows."""
         self._outbox.step += 1
         self._outbox.rows = rows
+
+    def rewind(self, step: int) -> None:
+        """Forgets what was sent after a step, to whose state the servers go back."""
+        self.rewinds += 1
+        for known in self._servers:
+            known.replay.rewind(step)
+            known.pushed = min(known.pushed, step)
 
     def has_pushed(self, step: int) -> bool:
         """Tells whether a server was sent gradients of a step."""

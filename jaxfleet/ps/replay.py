@@ -51,6 +51,11 @@ class ReplayLog:
         for old in [known for known in self._steps if known <= step]:
             self.bytes -= sum(map(_size, self._steps.pop(old)))
 
+    def rewind(self, step: int) -> None:
+        """Forgets what was pushed after a step, from which all go on anew."""
+        for void in [known for known in self._steps if known > step]:
+            self.bytes -= sum(map(_size, self._steps.pop(void)))
+
     def after(self, step: int) -> Iterator[tuple[int, list[Message]]]:
         """Yields what was pushed after a step, step by step."""
         for known in sorted(self._steps):

@@ -59,7 +59,7 @@ class RemoteTables:
         self._client = client
         self._dims = {spec.name: spec.dim for spec in specs}
         self._shares: dict[str, Shares] = {}  # of the last look-up
-        self._pushed: dict[str, int] = {}  # at which step
+        self._pushed: dict[str, tuple[int, int]] = {}  # when, as `_now` says
         self._buffers = Buffers()
 
     def look_up(self, table: str, keys: np.ndarray) -> np.ndarray:
@@ -117,13 +117,18 @@ class RemoteTables:
         for server, part in enumerate(zip(shares.parts, shares.cut(grads), strict=True)):
             tensors = (Tensor("keys", part[0]), Tensor("grads", part[1]))
             self._client.push_rows(server, body, tensors)
-        self._pushed[table] = self._client.step
+        self._pushed[table] = self._now
+
+    @property
+    def _now(self) -> tuple[int, int]:
+        """The present step, told from one of that number before a checkpoint was restored."""
+        return self._client.rewinds, self._client.step
 
     def _ask(self, table: str, keys: np.ndarray) -> list[Request]:
         """Asks all servers that have some of the keys; returns a request for each server."""
         shares = self._shares[table] = self._divide(table, keys)
         step = self._client.step
-        if self._pushed.get(table) == step:
+        if self._pushed.get(table) == self._now:
             step += 1  # it sees what this step pushes, then
         return [
             self._client.request(
@@ -174,6 +179,6 @@ class RemoteTables:
         if table in self._dims and (grads.dtype != np.float32 or grads.shape != wanted):
             found = f"{grads.dtype}{list(grads.shape)}"
             raise ProgramError(f"table '{table}': gradients are {found}, not float32{list(wanted)}")
-        if self._pushed.get(table) == self._client.step:
+        if self._pushed.get(table) == self._now:
             what = f"table '{table}' was pushed to at step {self._client.step} already"
             raise ProgramError(what, hint="push the keys of all its look-ups in a step at once")

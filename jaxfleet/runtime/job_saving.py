@@ -38,6 +38,7 @@ def restore_job(client: Client, served: ServedState, path: str | Path) -> list[A
     """
     client.doing("restoring")
     checkpoint = open_for(path, served.captured)
+    client.rewind(checkpoint.step)
     error: Exception | None = None
     if client.me.trainer == 0:
         body: dict[str, Any] = {"path": str(Path(path).absolute())}

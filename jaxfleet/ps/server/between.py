@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxfleet.checkpoint import PartReceipt
+from jaxfleet.checkpoint import PartReceipt, open_checkpoint
 from jaxfleet.ps.messages import Kind, Plain
 from jaxfleet.ps.server.desk import Desk, Job, RefusedError, Request, is_new, refusal_of, text_of
 from jaxfleet.ps.server.held import Held
 from jaxfleet.ps.server.own_saves import OwnSaves
-from jaxfleet.ps.server.storage import load_state, save_part
+from jaxfleet.ps.server.storage import load_state, load_stores, save_part
+from jaxfleet.tables import TableStore
 
 
 @dataclass
@@ -70,7 +71,7 @@ class Between:
     def serve(self) -> None:
         """Starts what waits, where no block is under way."""
         applied = self.held.step
-        if not self.waiting or self.is_busy or self.held.progress.is_under_way:
+        if not self.waiting or self.is_busy or self.held.progress.is_running:
             return
         for request in list(self.waiting):
             if request.message.kind is Kind.LOAD:
@@ -95,7 +96,7 @@ class Between:
 
         def run() -> PartReceipt:
             arrays = held.machine.views(held.plan.state)
-            return save_part(Path(str(path)), held.plan, arrays, step)
+            return save_part(Path(str(path)), held.plan, arrays, step, held.stores)
 
         self._hand_out("saving", run, lambda receipt: self._saved(request, receipt, step), request)
 
@@ -120,13 +121,16 @@ class Between:
     def _start_load(self, request: Request) -> None:
         held, path = self.held, Path(text_of(request.message, "path"))
 
-        def run() -> tuple[dict[str, Any], int]:
+        def run() -> tuple[dict[str, Any], list[TableStore], int]:
             arrays, step = load_state(path, held.plan)
-            return dict(held.machine.assign(arrays)), step
+            stores = load_stores([open_checkpoint(path)], held.plan)
+            return dict(held.machine.assign(arrays)), stores, step
 
-        def then(loaded: tuple[dict[str, Any], int]) -> None:
-            views, step = loaded
+        def then(loaded: tuple[dict[str, Any], list[TableStore], int]) -> None:
+            views, stores, step = loaded
             held.host.update(views)
+            held.replace_stores(stores)
+            self.own.begin_anew()
             self.own.save(held, step, lambda: loaded_and_kept(step))
 
         def loaded_and_kept(step: int) -> None:

@@ -9,6 +9,7 @@ from jaxfleet.ps.messages import Tensor
 from jaxfleet.ps.server.machine import Machine
 from jaxfleet.ps.server.plan import ServerPlan
 from jaxfleet.ps.server.progress import Progress
+from jaxfleet.ps.server.storage import open_stores
 from jaxfleet.ps.server.table import Table
 from jaxfleet.tables import TableStore
 
@@ -68,9 +69,18 @@ class Held:
     @classmethod
     def of(cls, plan: ServerPlan) -> "Held":
         """Returns a program without any state; its tables have no rows yet."""
-        share = 1.0 / len(plan.endpoints)
-        tables = {spec.name: Table(TableStore(spec, share=share)) for spec in plan.tables}
-        return cls(plan, Machine(plan), Progress(plan), tables=tables)
+        held = cls(plan, Machine(plan), Progress(plan))
+        held.replace_stores(open_stores(plan))
+        return held
+
+    @property
+    def stores(self) -> list[TableStore]:
+        """The rows of its tables."""
+        return [table.rows for table in self.tables.values()]
+
+    def replace_stores(self, stores: Iterable[TableStore]) -> None:
+        """Takes other rows in the place of what its tables had."""
+        self.tables = {store.spec.name: Table(store) for store in stores}
 
     @property
     def step(self) -> int:

@@ -25,6 +25,7 @@ from jaxfleet.ps.server.row_pushes import RowPushes
 from jaxfleet.ps.server.rows import with_whole_gradients
 from jaxfleet.ps.server.sent_program import parse_sent, read_sent
 from jaxfleet.ps.server.steps import Steps
+from jaxfleet.ps.server.storage import load_stores
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,9 @@ class Holder:
         program = self._take(read_plan(restored.program, self.cache))
         held, aside = program.held, restored.aside
         held.host.update(held.machine.assign(restored.arrays))
+        held.replace_stores(load_stores(restored.chain, held.plan))
         held.progress.restart(restored.step)
-        self._own.saved = restored.step
+        self._own.goes_on(restored.step, len(restored.chain) - 1)
         held.extras.arrays, held.extras.step = dict(aside.extras), aside.extras_step
         program.parts.keep(aside.parts)
 

@@ -1,24 +1,31 @@
 """A server's own checkpoints: from them it goes on when it is started again."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
 from jaxfleet.checkpoint import (
+    Checkpoint,
     CheckpointSeries,
     PartReceipt,
     Piece,
     commit,
-    open_checkpoint,
     write_part,
 )
+from jaxfleet.checkpoint.links import Link
 from jaxfleet.checkpoint.pieces import Plain
+from jaxfleet.checkpoint.tables import table_pieces
+from jaxfleet.checkpoint.tables.layer import layers_in
+from jaxfleet.checkpoint.tables.names import ArrayName
+from jaxfleet.checkpoint.tables.saving import followed
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.ir import Program, parse, print_program
 from jaxfleet.ir.resources import with_values
 from jaxfleet.ps.server.options import ServerOptions
 from jaxfleet.ps.server.plan import ServerPlan
+from jaxfleet.tables import TableStore
 
 _VALUE = "values/"
 _CONSTANT = "constants/"
@@ -68,6 +75,7 @@ class Restored:
         step: the last step that is in it.
         job_program: the hash of the job's program.
         aside: what it kept besides.
+        chain: where the rows of its tables are: the checkpoint, and those that it has changes of.
     """
 
     program: Program
@@ -75,6 +83,7 @@ class Restored:
     step: int
     job_program: str
     aside: Aside
+    chain: Sequence[Checkpoint] = ()
 
 
 @dataclass(frozen=True)
@@ -95,12 +104,27 @@ class OwnCheckpoints:
         *,
         job_program: str,
         aside: Aside | None = None,
+        stores: Sequence[TableStore] = (),
+        after: int | None = None,
+        anew: bool = False,
     ) -> PartReceipt:
         """Writes the state with the program, and removes older ones.
+
+        Args:
+            plan: the program.
+            arrays: its state.
+            step: the last step that is in it.
+            job_program: the hash of the job's program.
+            aside: what else is kept.
+            stores: the rows of its tables.
+            after: the step of an older one; of tables, only what changed since is written.
+            anew: the server goes on from this one, whatever it did before: later ones are void.
 
         Raises:
             CheckpointError: it cannot be written.
         """
+        older = followed(self.series, after, step) if stores and after is not None else None
+        since = {} if older is None else dict.fromkeys(layers_in(older), older.step)
         folder = self.series.path(step)
         aside = aside or Aside()
         facts: dict[str, Plain] = {
@@ -111,9 +135,15 @@ class OwnCheckpoints:
         pieces = [Piece.whole(_VALUE + name, array) for name, array in arrays.items()]
         pieces += [Piece.whole(_CONSTANT + digest, a) for digest, a in _constants(plan.program)]
         pieces += aside.pieces()
-        receipt = write_part(folder, f"server {plan.server}", pieces, step=step)
-        commit(folder, [receipt], step=step, facts=facts)
+        rows = table_pieces(stores, buckets=plan.buckets, since=since)
+        receipt = write_part(folder, f"server {plan.server}", chain(pieces, rows), step=step)
+        link = None if older is None else Link(older.step, older.sha256)
+        commit(folder, [receipt], step=step, facts=facts, after=link)
+        if anew:
+            self.series.remove_after(step)
         self.series.prune()
+        for store in stores:
+            store.forget_gone(step)
         return receipt
 
     def restore(self) -> Restored | None:
@@ -125,12 +155,14 @@ class OwnCheckpoints:
         step = self.series.latest()
         if step is None:
             return None
-        checkpoint = open_checkpoint(self.series.path(step))
-        read = {name: checkpoint.read(name) for name in checkpoint.names()}
+        checkpoint, *older = self.series.chain(step)
+        names = [name for name in checkpoint.names() if ArrayName.read(name) is None]
+        read = {name: checkpoint.read(name) for name in names}
         program = with_values(parse(str(checkpoint.facts["program"])), _under(_CONSTANT, read))
         job_program = str(checkpoint.facts["job_program"])
         aside = Aside.read(read, int(str(checkpoint.facts["extras_step"])))
-        return Restored(program, _under(_VALUE, read), step, job_program, aside)
+        arrays, found = _under(_VALUE, read), (checkpoint, *older)
+        return Restored(program, arrays, step, job_program, aside, found)
 
 
 def own_checkpoints(options: ServerOptions) -> OwnCheckpoints | None:

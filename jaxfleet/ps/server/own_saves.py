@@ -21,6 +21,7 @@ class OwnSaves:
         links: what other servers may ask for.
         me: who it is.
         saved: the step of the last one.
+        changes: how many, of tables, may hold only what changed since the one before them.
     """
 
     series: OwnCheckpoints | None
@@ -28,6 +29,9 @@ class OwnSaves:
     links: Links
     me: Identity
     saved: int | None = None
+    changes: int = 9
+    _last: int | None = None  # the one that the tables had everything of
+    _length: int = 0  # how many it stands on
 
     def save(self, held: Held, step: int, after: Callable[[], None]) -> None:
         """Writes the state that was just taken in, where checkpoints are kept at all."""
@@ -47,10 +51,35 @@ class OwnSaves:
         assert series is not None
 
         def run() -> PartReceipt:
+            after = self._followed(step)  # only now: another one may have been under way
             arrays = held.machine.views(held.plan.state)
-            return series.save(held.plan, arrays, step, job_program=program, aside=aside)
+            receipt = series.save(
+                held.plan,
+                arrays,
+                step,
+                job_program=program,
+                aside=aside,
+                stores=held.stores,
+                after=after,
+                anew=self._last is None,
+            )
+            self._last, self._length = step, 0 if after is None else self._length + 1
+            return receipt
 
         return run
+
+    def _followed(self, step: int) -> int | None:
+        """Returns the one whose changes one of a step may hold, None where it must hold all."""
+        last = self._last if self._length < self.changes else None
+        return last if last is not None and last < step else None
+
+    def goes_on(self, step: int, length: int) -> None:
+        """Notes that the tables have what is in the one of a step, which stands on some others."""
+        self.saved, self._last, self._length = step, step, length
+
+    def begin_anew(self) -> None:
+        """Notes that the tables have other rows than the last one: the next one holds all."""
+        self._last = None
 
     def _aside(self, held: Held) -> Aside:
         kept = self.links.kept()

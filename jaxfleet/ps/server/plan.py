@@ -7,6 +7,7 @@ from functools import cached_property
 from jaxfleet.ir import Kind, Program, Variable, trainer_name
 from jaxfleet.lower import HostType, LoweredBlock, host_type
 from jaxfleet.tables import TableSpec
+from jaxfleet.tables.buckets import buckets_of
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ class ServerPlan:
     def state(self) -> Mapping[str, Variable]:
         """The variables that live across steps."""
         return {v.name: v for v in self.program.of_kind(Kind.PARAM, Kind.STATE)}
+
+    @property
+    def buckets(self) -> range:
+        """The buckets of its tables that are here."""
+        return buckets_of(self.server, len(self.endpoints))
 
     @cached_property
     def merges(self) -> Mapping[str, Merge]:

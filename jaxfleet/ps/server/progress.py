@@ -130,7 +130,7 @@ class Progress:
         return self._ends()
 
     @property
-    def is_under_way(self) -> bool:
+    def is_running(self) -> bool:
         """Tells whether some of a step was handed out, and not all of it ran."""
         handed = (*self.handed.values(), *self.tables.handed.values())
         return any(step > self.applied for step in handed)

@@ -1,16 +1,19 @@
 """Writes what a server holds into a job's checkpoints, and reads it from them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from jaxfleet.analysis.slices import held_parts, rows_of_slices
-from jaxfleet.checkpoint import PartReceipt, Piece, open_checkpoint, write_part
+from jaxfleet.checkpoint import Checkpoint, PartReceipt, Piece, open_checkpoint, write_part
+from jaxfleet.checkpoint.tables import load_tables, table_pieces
 from jaxfleet.errors import CheckpointError
 from jaxfleet.ir import Kind
 from jaxfleet.ps.server.plan import ServerPlan
+from jaxfleet.tables import TableStore
 
 _BLOCK = ".block"
 
@@ -52,9 +55,13 @@ def find_cuts(plan: ServerPlan) -> dict[str, Cut]:
 
 
 def save_part(
-    folder: Path, plan: ServerPlan, arrays: Mapping[str, np.ndarray], step: int
+    folder: Path,
+    plan: ServerPlan,
+    arrays: Mapping[str, np.ndarray],
+    step: int,
+    stores: Sequence[TableStore] = (),
 ) -> PartReceipt:
-    """Writes this server's part of a checkpoint.
+    """Writes this server's part of a checkpoint, the rows of its tables with it.
 
     Raises:
         CheckpointError: it cannot be written.
@@ -73,7 +80,8 @@ def save_part(
     # Of copies that this server has several of, one is enough.
     copies: dict[str, str] = {c.leaf: name for name, c in cuts.items() if c.start < 0}
     kept = [n for n in arrays if n not in cuts or cuts[n].start >= 0 or copies[cuts[n].leaf] == n]
-    pieces = (piece(name, arrays[name]) for name in kept)
+    dense = (piece(name, arrays[name]) for name in kept)
+    pieces = chain(dense, table_pieces(stores, buckets=plan.buckets))
     return write_part(folder, f"server {plan.server}", pieces, step=step)
 
 
@@ -100,6 +108,27 @@ def load_state(folder: Path, plan: ServerPlan) -> tuple[dict[str, np.ndarray], i
             raise CheckpointError(f"{what}, not {wanted.dtype}{list(wanted.shape)}")
         arrays[name] = array
     return arrays, checkpoint.step
+
+
+def open_stores(plan: ServerPlan) -> list[TableStore]:
+    """Returns a store without rows for each table."""
+    return [TableStore(spec, share=1.0 / len(plan.endpoints)) for spec in plan.tables]
+
+
+def load_stores(found: Sequence[Checkpoint], plan: ServerPlan) -> list[TableStore]:
+    """Returns the rows that this server has, from a checkpoint, however many servers saved it.
+
+    Args:
+        found: the checkpoint, and those that it holds changes of.
+        plan: the server's program.
+
+    Raises:
+        CheckpointError: it has not what the server needs, or is damaged.
+    """
+    stores = open_stores(plan)
+    if stores:
+        load_tables(found, stores, buckets=plan.buckets)
+    return stores
 
 
 def _split(name: str) -> tuple[str, int | None]:

@@ -1,12 +1,15 @@
 """Servers' programs with tables, and what numpy makes of their rows."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from jaxfleet.ir import Attr, Attrs, Block, Operator, Program
+from jaxfleet.ps.messages import Kind
 from jaxfleet.tables import Sgd, TableSpec, TableStore
 from jaxfleet.tables.buckets import server_of
+from tests.ps.server.common import Bench
 
 USERS = TableSpec(name="users", dim=3, optimizer=Sgd(0.5))
 ITEMS = TableSpec(name="items", dim=2, optimizer=Sgd(0.25))
@@ -43,3 +46,32 @@ def drawn_rows(seed: Sequence[int], count: int, dim: int) -> np.ndarray:
 
 def own_keys(keys: np.ndarray, server: int, servers: int) -> np.ndarray:
     return keys[server_of(keys, servers) == server]
+
+
+@dataclass
+class Rows:
+    """A server of one trainer, and the keys that it has.
+
+    Attributes:
+        bench: the server.
+        keys: those of its own.
+    """
+
+    bench: Bench
+    keys: np.ndarray
+
+    def push(self, step: int, tables: Iterable[TableSpec], some: slice = slice(None)) -> None:
+        """Pushes gradients that are drawn by step and key, so not by how many servers there are."""
+        keys = self.keys[some]
+        for table in tables:
+            drawn = [drawn_rows((step, int(key) % 2**31), 1, table.dim) for key in keys]
+            grads = np.concatenate([np.empty((0, table.dim), np.float32), *drawn])
+            body, arrays = {"table": table.name}, {"keys": keys, "grads": grads}
+            assert not self.bench.send(0, Kind.PUSH_ROWS, step, dict(body), arrays)
+
+    def seen(self, step: int, table: TableSpec, keys: np.ndarray | None = None) -> np.ndarray:
+        """Returns rows as a step sees them."""
+        wanted = self.keys if keys is None else keys
+        reply = self.bench.one(0, Kind.LOOK_UP, step, {"table": table.name}, {"keys": wanted})
+        assert reply.kind is Kind.ROWS, reply
+        return reply.tensors[0].array

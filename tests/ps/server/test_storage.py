@@ -117,3 +117,17 @@ def test_a_save_that_fails_is_an_error_for_who_asked(path: str) -> None:
     assert not bench.core.finished
     _step(bench, 1)
     assert bench.core.step == 1
+
+
+def test_after_a_load_the_checkpoints_of_later_steps_are_void(tmp_path: Path) -> None:
+    options = ServerOptions(server=0, checkpoint_dir=tmp_path / "own")
+    bench = Bench(options).started(SGD, sgd_state())
+    _step(bench, 1)
+    reply = bench.one(0, Kind.SAVE, 1, {"path": str(tmp_path / "at1")})
+    receipt = PartReceipt.from_plain(reply.body["receipt"])  # type: ignore[arg-type]
+    commit(tmp_path / "at1", [receipt], step=1)
+    for step in (2, 3):
+        _step(bench, step)
+        assert bench.one(0, Kind.SAVE, step).kind is Kind.OK
+    assert bench.one(0, Kind.LOAD, 0, {"path": str(tmp_path / "at1")}).body["step"] == 1
+    assert Bench(options).core.step == 1
