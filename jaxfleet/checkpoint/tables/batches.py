@@ -46,6 +46,14 @@ def _under(prefix: str, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     }
 
 
+def index_of(batch: RowBatch) -> np.ndarray:
+    """Returns int32[k, 4]: a bucket, and how many rows, candidates and gone keys are of it."""
+    lists = [bucket_of(keys) for keys in (batch.keys, batch.candidates, batch.gone)]
+    there = np.unique(np.concatenate(lists))
+    counts = [np.searchsorted(one, there, "right") - np.searchsorted(one, there) for one in lists]
+    return np.stack([there, *counts], axis=1).astype(np.int32)
+
+
 def size_bytes(batch: RowBatch) -> int:
     """Returns how many bytes the arrays of a batch have."""
     return sum(array.nbytes for array in columns_of(batch).values())

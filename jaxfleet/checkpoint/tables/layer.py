@@ -10,7 +10,7 @@ import numpy as np
 from jaxfleet.checkpoint.reading import Checkpoint
 from jaxfleet.checkpoint.sealed import DAMAGED
 from jaxfleet.checkpoint.tables.about import About
-from jaxfleet.checkpoint.tables.batches import batch_of, joined
+from jaxfleet.checkpoint.tables.batches import batch_of, index_of, joined
 from jaxfleet.checkpoint.tables.names import (
     ABOUT,
     CANDIDATE_COLUMNS,
@@ -21,7 +21,6 @@ from jaxfleet.checkpoint.tables.names import (
 )
 from jaxfleet.errors import CheckpointError
 from jaxfleet.tables import RowBatch
-from jaxfleet.tables.buckets import bucket_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Layer:
         self._check_cover(buckets)
         try:
             return joined([self._read_span(span, buckets) for span in self.within(buckets)])
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, IndexError) as error:
             raise self._damaged(str(error)) from error
 
     def within(self, buckets: range) -> Iterator[Span]:
@@ -72,17 +71,17 @@ class Layer:
         name = self.about.spec.name
         index = self.checkpoint.read(str(ArrayName(name, span, INDEX))).astype(np.int64)
         before, within = index[:, 0] < buckets.start, index[:, 0] < buckets.stop
-        starts = index[before, 1:].sum(axis=0).tolist()
-        stops = index[within, 1:].sum(axis=0).tolist()
+        starts, stops = index[before, 1:].sum(axis=0), index[within, 1:].sum(axis=0)
         columns = {}
         for column in self.spans[span] - {INDEX}:
             kind = 1 if column in CANDIDATE_COLUMNS else 2 if column == GONE else 0
             array = str(ArrayName(name, span, column))
-            columns[column] = self.checkpoint.read(array, starts[kind], stops[kind])
+            if self.checkpoint.shape(array)[0] != index[:, 1 + kind].sum():
+                raise ValueError(f"`{array}` has not as many as its index says")
+            columns[column] = self.checkpoint.read(array, int(starts[kind]), int(stops[kind]))
         batch = batch_of(columns)
-        for keys in (batch.keys, batch.candidates, batch.gone):
-            if not np.isin(bucket_of(keys), np.arange(buckets.start, buckets.stop)).all():
-                raise ValueError(f"keys of other buckets are among those of {buckets}")
+        if not np.array_equal(index_of(batch), index[within & ~before]):
+            raise ValueError(f"the keys of buckets {span.first} to {span.stop - 1} are of others")
         return batch
 
     def _damaged(self, reason: str) -> CheckpointError:

@@ -8,11 +8,9 @@ are in.
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-import numpy as np
-
 from jaxfleet.checkpoint.pieces import Piece
 from jaxfleet.checkpoint.tables.about import About
-from jaxfleet.checkpoint.tables.batches import columns_of, joined, size_bytes
+from jaxfleet.checkpoint.tables.batches import columns_of, index_of, joined, size_bytes
 from jaxfleet.checkpoint.tables.names import ABOUT, INDEX, ArrayName, Span
 from jaxfleet.errors import CheckpointError
 from jaxfleet.tables import RowBatch, RowKeeper
@@ -54,14 +52,6 @@ def span_pieces(table: str, span: Span, batch: RowBatch) -> Iterator[Piece]:
     """Yields the arrays of a span; those that nothing is in are left out, but for rows."""
     for column, array in ({INDEX: index_of(batch)} | columns_of(batch)).items():
         yield Piece.whole(str(ArrayName(table, span, column)), array)
-
-
-def index_of(batch: RowBatch) -> np.ndarray:
-    """Returns int32[k, 4]: a bucket, and how many rows, candidates and gone keys are of it."""
-    lists = [bucket_of(keys) for keys in (batch.keys, batch.candidates, batch.gone)]
-    there = np.unique(np.concatenate(lists))
-    counts = [np.searchsorted(one, there, "right") - np.searchsorted(one, there) for one in lists]
-    return np.stack([there, *counts], axis=1).astype(np.int32)
 
 
 def spans_of(
