@@ -4,6 +4,7 @@ from jaxfleet.passes.broadcast_params import BroadcastParams as BroadcastParams
 from jaxfleet.passes.clip_on_trainers import ClipOnTrainers as ClipOnTrainers
 from jaxfleet.passes.comm_init import CommInit as CommInit
 from jaxfleet.passes.comm_init_all import CommInitAll as CommInitAll
+from jaxfleet.passes.compress_sends import CompressSends as CompressSends
 from jaxfleet.passes.data_parallel import DataParallel as DataParallel
 from jaxfleet.passes.dc_asgd import DcAsgd as DcAsgd
 from jaxfleet.passes.dce import DeadCodeElimination as DeadCodeElimination

@@ -123,10 +123,10 @@ PUBLIC = {
         EMPTY GRAD Gradient RANDOM_OPS RUN_SLOT Schema Slot schema_of UNWANTED
     """,
     "jaxfleet.passes": """
-        BroadcastParams ClipOnTrainers CommInit CommInitAll DataParallel DcAsgd DeadCodeElimination
-        Dispatch Donate FlAverage FuseAllreduce GenNcclId GeoSgd GradAllreduce GradAllreduceByRole
-        InsertSendRecv InsertStartup LocalSGD MergeSends PrefetchRows ScheduleSends
-        SliceVar SnapshotParams SparseTable
+        BroadcastParams ClipOnTrainers CommInit CommInitAll CompressSends DataParallel DcAsgd
+        DeadCodeElimination Dispatch Donate FlAverage FuseAllreduce GenNcclId GeoSgd GradAllreduce
+        GradAllreduceByRole InsertSendRecv InsertStartup LocalSGD MergeSends PrefetchRows
+        ScheduleSends SliceVar SnapshotParams SparseTable
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders made_by

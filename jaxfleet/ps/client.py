@@ -133,9 +133,17 @@ class Client:
             server, kind, step=step, body=body, tensors=tensors, wants=wants, sink=sink
         )
 
-    def push(self, server: int, tensors: Iterable[Tensor]) -> None:
-        """Sends gradients of the present step; nothing answers."""
-        self._outbox.push(server, tensors)
+    def push(
+        self, server: int, tensors: Iterable[Tensor], encoded: Mapping[str, Plain] | None = None
+    ) -> None:
+        """Sends gradients of the present step; nothing answers.
+
+        Args:
+            server: which server.
+            tensors: they.
+            encoded: method and shape of those that `compression` made smaller.
+        """
+        self._outbox.push(server, tensors, encoded)
 
     def push_rows(self, server: int, body: Mapping[str, Plain], tensors: Iterable[Tensor]) -> None:
         """Sends gradients of a table's rows, of the present step; nothing answers."""

@@ -13,7 +13,8 @@ from jaxfleet.ps.aligned import aligned_copy, is_aligned
 from jaxfleet.ps.buffers import Buffers
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.collectives import asked_for, finished
-from jaxfleet.ps.messages import Kind, Tensor
+from jaxfleet.ps.compression import Residuals
+from jaxfleet.ps.messages import Kind, Plain, Tensor
 from jaxfleet.ps.requests import Request
 
 _PARCEL_BYTES = 8 << 20  # a server may begin with what is in one while the next is on its way
@@ -27,10 +28,12 @@ class Parcel:
     Attributes:
         tensors: they.
         bytes: of their arrays.
+        encoded: method and shape of those that were made smaller.
     """
 
     tensors: list[Tensor] = field(default_factory=list)
     bytes: int = 0
+    encoded: dict[str, Plain] = field(default_factory=dict)
 
     def takes(self, tensor: Tensor) -> bool:
         """Tells whether there is room; there is for any array alone."""
@@ -78,6 +81,7 @@ class Host:
         buffers: where what comes goes.
         copies: what was copied.
         push_rows: sends a gradient of which there are some rows, by its name.
+        residuals: what compressed gradients have still to say.
     """
 
     program: Program
@@ -85,6 +89,7 @@ class Host:
     push_rows: Callable[[str, np.ndarray], None] | None = None
     buffers: Buffers = field(default_factory=Buffers)
     copies: Copies = field(default_factory=Copies)
+    residuals: Residuals = field(default_factory=Residuals)
 
     def variable(self, name: str) -> Variable:
         """Returns what a name means in the program."""
@@ -144,19 +149,30 @@ class HostRun:
 
     def _send(self, op: Operator) -> None:
         for name, server in zip(op.reads, self._servers(op), strict=True):
-            self._push(server, Tensor(self._wire_name(name), self._on_host(name)))
+            self._push(server, *self._encoded(op, self._wire_name(name), self._on_host(name)))
 
-    def _push(self, server: int, tensor: Tensor) -> None:
+    def _encoded(self, op: Operator, name: str, array: np.ndarray) -> tuple[Tensor, Plain]:
+        """Returns what travels of a gradient, and how it is encoded; None where it is not."""
+        method, least = op.attrs.get("compress"), op.attrs.get("min_elements")
+        if method is None or array.dtype != np.float32 or array.size < int(str(least)):
+            return Tensor(name, array), None
+        ratio = float(str(op.attrs.get("ratio", 1.0)))
+        data = self.host.residuals.encode(name, array, str(method), ratio)
+        return Tensor(name, data), [str(method), *array.shape]
+
+    def _push(self, server: int, tensor: Tensor, how: Plain) -> None:
         """Puts a gradient into the parcel of its server, which is sent when it is full."""
         parcel = self.parcels.setdefault(server, Parcel())
         if not parcel.takes(tensor):
-            self.host.client.push(server, parcel.tensors)
+            self.host.client.push(server, parcel.tensors, parcel.encoded)
             self.parcels[server] = parcel = Parcel()
         parcel.add(tensor)
+        if how is not None:
+            parcel.encoded[tensor.name] = how
 
     def _push_rest(self) -> None:
         for server, parcel in self.parcels.items():
-            self.host.client.push(server, parcel.tensors)
+            self.host.client.push(server, parcel.tensors, parcel.encoded)
         self.parcels.clear()
 
     def _reduce(self, ops: Sequence[Operator]) -> None:

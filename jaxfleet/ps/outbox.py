@@ -54,9 +54,14 @@ class Outbox:
         self.send(server, message)
         return found
 
-    def push(self, server: int, tensors: Iterable[Tensor]) -> None:
-        """Sends gradients of the present step; nothing answers."""
-        self._push(server, Kind.PUSH, {"rows": self.rows}, tensors)
+    def push(
+        self, server: int, tensors: Iterable[Tensor], encoded: Mapping[str, Plain] | None = None
+    ) -> None:
+        """Sends gradients of the present step, some of them encoded; nothing answers."""
+        body: dict[str, Plain] = {"rows": self.rows}
+        if encoded:
+            body["encoded"] = dict(encoded)
+        self._push(server, Kind.PUSH, body, tensors)
 
     def push_rows(self, server: int, body: Mapping[str, Plain], tensors: Iterable[Tensor]) -> None:
         """Sends gradients of a table's rows, of the present step; nothing answers."""

@@ -9,7 +9,7 @@ import numpy as np
 from jaxfleet.ir import Operator, Program
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.host_run import Host, HostRun
-from jaxfleet.ps.messages import Kind, Tensor
+from jaxfleet.ps.messages import Kind, Plain, Tensor
 
 
 def run_startup(
@@ -78,7 +78,8 @@ class _StartupRun(HostRun):
     def _wire_name(self, name: str) -> str:
         return name  # a leaf may be called as it likes
 
-    def _push(self, server: int, tensor: Tensor) -> None:
+    def _push(self, server: int, tensor: Tensor, how: Plain) -> None:
+        del how  # a state travels as it is
         self.given.setdefault(server, []).append(tensor)
 
     def _give(self, op: Operator) -> None:

@@ -10,6 +10,7 @@ from jaxfleet.ops import Array
 from jaxfleet.ps.messages import Kind, Message, Plain
 from jaxfleet.ps.server.between import Between
 from jaxfleet.ps.server.desk import Desk, Job, RefusedError, Request, text_of
+from jaxfleet.ps.server.encoded import in_full
 from jaxfleet.ps.server.held import Held
 from jaxfleet.ps.server.identity import Identity
 from jaxfleet.ps.server.intake import Intake
@@ -190,7 +191,8 @@ class Holder:
             RefusedError: there is no program or no state, or they are none of the program's.
         """
         program = self._defined()
-        program.steps.push(with_whole_gradients(request, program.held.plan))
+        plan = program.held.plan
+        program.steps.push(with_whole_gradients(in_full(request, plan), plan))
         self._run(program)  # gradients alone make no value ready
 
     def push_rows(self, request: Request) -> None:
