@@ -232,6 +232,8 @@ class _Server:
             "slices": step.attrs.get("slices", ()),
             "trainers": self.job.trainers,
         }
+        if "tables" in step.attrs:
+            facts["tables"] = step.attrs["tables"]
         root = Block(ops=(self.mark(self._serve(lr, combine)),))
         kinds = [Kind.DATA, Kind.PARAM, Kind.STATE, Kind.CONST]
         top = sorted(self.top.values(), key=lambda v: kinds.index(v.kind))

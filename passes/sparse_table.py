@@ -36,7 +36,7 @@ class SparseTable(Pass):
     The host joins the keys of all look-ups of a table, each once, and brings their rows; `u` is
     how many they are, rounded up to a power of two, so that a step is compiled a few times and
     not for every batch. The device takes rows by an index, and backward adds up what belongs to
-    one row: no array is as long as the table. `send` hands the rows' gradient to the table. The
+    one row: no array is as long as the table. `send_rows` hands the rows' gradient to the table. The
     handle's own gradient is 0, so that the optimizer leaves it alone.
 
     Runs after `grad_allreduce` and `insert_send_recv`: on several devices the host joins the
@@ -74,7 +74,7 @@ class SparseTable(Pass):
             optimize
               t = jax.sub(t, t@GRAD)
             rpc
-              send(X=users@GRAD) {table="users"}
+              send_rows(X=users@GRAD) {table="users"}
     """  # noqa: E501  # an operator stands on one line
 
     trainer_id: int = 0  # whose program, where it is a trainer's
@@ -248,10 +248,9 @@ class _Rewrite:
 
     def _with_sends(self) -> Iterator[Operator]:
         """Yields the operators, and what hands gradients over, with the next that goes out."""
-        trained = [table for table in self.tables.values() if table.gradients]
-        made = {table.parts[0]: table for table in trained if table.parts}
+        made = {table.parts[0]: table for table in self.tables.values() if table.parts}
         last = {name: at for at, op in enumerate(self.ops) for name in op.writes if name in made}
-        ready = [self._send(table) for table in trained if not table.parts]
+        ready: list[Operator] = []
         for at, op in enumerate(self.ops):
             if op.type in _OF_THE_HOST:
                 yield from ready
@@ -263,7 +262,7 @@ class _Rewrite:
     def _send(self, table: _Table) -> Operator:
         attrs = Attrs({"table": table.name})
         inputs = Operands.named(X=table.parts)
-        return self.by.mark(Operator("send", inputs, attrs=attrs, role=Role.RPC))
+        return self.by.mark(Operator("send_rows", inputs, attrs=attrs, role=Role.RPC))
 
     def _declare(self, name: str, dtype: str, shape: Sequence[int | Dim]) -> Variable:
         found = Variable(unique(name, self.taken), dtype, tuple(shape))

@@ -17,7 +17,10 @@ from jaxfleet.lower.blocks import ExecutableCache, block_key, outer_reads, outer
 from jaxfleet.ops import Array, Interpreter, find_op
 
 HOST_OPS = frozenset(
-    {"split_byref", "send", "send_rows", "send_barrier", "recv", "fetch_barrier", "fetch"}
+    {
+        *("split_byref", "send", "send_rows", "send_barrier", "recv", "fetch_barrier", "fetch"),
+        "distributed_lookup_table",
+    }
 )
 Run: TypeAlias = Callable[..., Sequence[Array]]
 

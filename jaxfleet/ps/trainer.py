@@ -11,6 +11,7 @@ from jaxfleet.lower.segments import Segment, segments
 from jaxfleet.ops import Array
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.host_run import Copies, Host, HostRun
+from jaxfleet.ps.trainer_tables import TrainerTables
 
 
 class Trainer:
@@ -21,6 +22,7 @@ class Trainer:
         client: the lines to the servers.
         cache: where executables are kept.
         push_rows: sends a gradient of which there are some rows, by its name.
+        tables: those that the program looks up.
     """
 
     def __init__(
@@ -29,10 +31,12 @@ class Trainer:
         client: Client,
         cache: ExecutableCache,
         push_rows: Callable[[str, np.ndarray], None] | None = None,
+        tables: TrainerTables | None = None,
     ) -> None:
         self.program, self.client = program, client
         self._cache = cache
-        self._host = Host(program, client, push_rows)
+        self._tables = tables
+        self._host = Host(program, client, tables.push if tables is not None else push_rows)
         self._rank = np.int32(client.me.trainer)
         self._plans: dict[tuple[tuple[str, int], ...], list[Segment | tuple[Operator, ...]]] = {}
         self._fetched = next(
@@ -52,6 +56,9 @@ class Trainer:
         Returns:
             What every name of the state holds now, and what is fetched.
         """
+        if self._tables is not None:
+            rows, lengths = self._tables.bring(data)
+            data, sizes = {**data, **rows}, {**sizes, **lengths}
         key = tuple(sizes.items())
         plan = self._plans.get(key)
         if plan is None:

@@ -18,6 +18,7 @@ from jaxfleet.passes import (
     MergeSends,
     ScheduleSends,
     SliceVar,
+    SparseTable,
 )
 from jaxfleet.passes._startup import server_startups, trainer_startup
 from jaxfleet.passes._uses import Effects
@@ -86,7 +87,10 @@ def job_programs(
     """
     dividing = _dividing(program, strategy, trainers)
     first = [DeadCodeElimination(), *dividing, *_placing(strategy, endpoints)]
-    more = [ScheduleSends(cuts=strategy.send_cuts), MergeSends(), *parse_pipeline(strategy.passes)]
+    more: list[Pass] = [ScheduleSends(cuts=strategy.send_cuts), MergeSends()]
+    if "tables" in program.attrs:
+        more.append(SparseTable(trainer_id=trainer))
+    more += parse_pipeline(strategy.passes)
     mine = InsertSendRecv(trainers=trainers, trainer_id=trainer)
     made, record = transpile(program, [*first, mine, *more], dump_dir=dump_dir)
     if like is not None:

@@ -70,6 +70,9 @@ class StepTables:
 
     def hand_over(self, access: TableAccess, joined: Joined, fetched: list[Any]) -> list[Any]:
         """Pushes gradients, and returns the metrics without them."""
-        self.host.hand_over(access, joined, dict(zip(self.interface.metrics, fetched, strict=True)))
-        count = sum(each.gradient is not None for each in self.host.lookups)
-        return fetched[: len(fetched) - count]
+        known = len(fetched) - sum(each.gradient is not None for each in self.host.lookups)
+        gradients = iter(fetched[known:])
+        for each in self.host.lookups:
+            if each.gradient is not None:
+                self.host.hand_over(access, each, joined, np.asarray(next(gradients)))
+        return fetched[:known]

@@ -15,9 +15,11 @@ from jaxfleet.lower.segments import rows_of
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.host_run import Copies
 from jaxfleet.ps.trainer import Trainer
+from jaxfleet.ps.trainer_tables import TrainerTables
 from jaxfleet.runtime.feed import check_batch, check_rows
 from jaxfleet.runtime.job_programs import JobPrograms
 from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.tables.access import TableAccess
 
 Programs = Callable[[Program], JobPrograms]
 
@@ -89,12 +91,13 @@ class TrainerBatches:
         """Returns how many rows the whole batch has where a call brings so many."""
         return rows * self._job.trainers if self._is_local else rows
 
-    def variant(self, rows: int, client: Client) -> Variant:
+    def variant(self, rows: int, client: Client, tables: TableAccess) -> Variant:
         """Returns the step for calls that bring so many rows.
 
         Args:
             rows: of what a call brings.
             client: has said hello, by which servers know that there are so many trainers.
+            tables: those of the job.
 
         Raises:
             FeedError: trainers cannot share them, or servers would have to do something else.
@@ -103,16 +106,19 @@ class TrainerBatches:
             check_rows(rows, self._job.trainers, of="trainers")
         captured = self._captured.at(self.whole(rows))
         if captured.rows not in self._variants:
-            self._variants[captured.rows] = self._variant(captured, client)
+            self._variants[captured.rows] = self._variant(captured, client, tables)
         return self._variants[captured.rows]
 
-    def _variant(self, captured: Captured, client: Client) -> Variant:
+    def _variant(self, captured: Captured, client: Client, tables: TableAccess) -> Variant:
         is_first = captured.rows == self._captured.rows
         programs = self._job if is_first else self._programs(captured.program)
         if programs.servers != self._job.servers:
             what = "the optimizer depends on the number of rows in the batch, which has changed"
             raise FeedError(what, hint="give every step a batch of the same size")
-        trainer = Trainer(programs.trainer, client, self._cache)
+        own = (
+            TrainerTables(programs.trainer, tables) if "tables" in captured.program.attrs else None
+        )
+        trainer = Trainer(programs.trainer, client, self._cache, tables=own)
         sharers = 1 if self._is_local or programs.is_whole else programs.trainers
         return Variant(trainer, captured, sharers)
 

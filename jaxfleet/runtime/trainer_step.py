@@ -16,6 +16,7 @@ from jaxfleet.lower import ExecutableCache
 from jaxfleet.pipeline import Record
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.messages import Kind
+from jaxfleet.ps.tables import RemoteTables
 from jaxfleet.runtime.explain_job import explain_job
 from jaxfleet.runtime.handles import Handle
 from jaxfleet.runtime.job_programs import JobPrograms
@@ -24,6 +25,7 @@ from jaxfleet.runtime.newest_state import NewestState
 from jaxfleet.runtime.served_state import ServedState
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
+from jaxfleet.tables.host import specs_of
 
 
 class TrainerStep:
@@ -49,6 +51,7 @@ class TrainerStep:
         self._batches = TrainerBatches(captured, strategy, self._job, programs, cache)
         self._connect = connect
         self._client: Client | None = None
+        self._tables: RemoteTables | None = None
         self._found = -1  # the step that servers were at when this trainer came
         self._served = ServedState(captured, self._job)
         self._newest = NewestState(captured)
@@ -94,6 +97,13 @@ class TrainerStep:
             self._client.step = max(self._found, 0)
         return self._client
 
+    @property
+    def tables(self) -> RemoteTables:
+        """The job's tables, which servers have."""
+        if self._tables is None:
+            self._tables = RemoteTables(self.client, specs_of(self.captured.program))
+        return self._tables
+
     def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """Runs one step.
 
@@ -112,7 +122,7 @@ class TrainerStep:
         leaves, tree = jax.tree_util.tree_flatten(state)
         data, rows = self._batches.check(batch)
         client = self.client
-        variant = self._batches.variant(rows, client)
+        variant = self._batches.variant(rows, client, self.tables)
         leaves = self._given(leaves, tree)
         client.next_step(self._batches.whole(rows))
         client.doing(f"step {client.step}")

@@ -1,5 +1,6 @@
 """What a step asks of tables, wherever they are: in this process, or on servers."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,14 @@ class TableAccess(Protocol):
 
         Returns:
             float32[n, dim]; rows that are not admitted yet as the initializer makes them.
+        """
+        ...
+
+    def look_up_all(self, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns rows of several tables, asked for at once; otherwise as `look_up`.
+
+        Args:
+            keys: by table.
         """
         ...
 

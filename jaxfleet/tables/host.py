@@ -11,7 +11,7 @@ from jaxfleet.ir import Dim, Kind, Operator, Program
 from jaxfleet.tables.access import TableAccess
 from jaxfleet.tables.spec import TableSpec
 
-LOOKUP, SEND = "distributed_lookup_table", "send"
+LOOKUP, SEND = "distributed_lookup_table", "send_rows"
 _FEWEST = 8  # rows that a step is compiled for; fewer are not worth an executable of their own
 
 
@@ -91,29 +91,37 @@ class HostTables:
         joined: dict[str, np.ndarray] = {}
         for each in self.lookups:
             given = [keys_of(name, values[name]) for name in each.keys]
-            unique, places = join(given)
-            rows = padded(access.look_up(each.table, unique), row_count(len(unique)))
-            arrays[each.rows] = rows
+            joined[each.table], places = join(given)
             arrays.update(zip(each.index, places, strict=True))
-            sizes[each.letter] = len(rows)
-            joined[each.table] = unique
+        found = access.look_up_all(joined)
+        for each in self.lookups:
+            count = sizes[each.letter] = row_count(len(joined[each.table]))
+            arrays[each.rows] = padded(found[each.table], count)
         return arrays, sizes, Joined(joined)
 
-    def hand_over(self, access: TableAccess, joined: Joined, values: Mapping[str, Any]) -> None:
-        """Pushes the gradients of rows, to each table, be it of none: servers wait for all.
+    def hand_over(
+        self, access: TableAccess, of: LookUp, joined: Joined, gradient: np.ndarray
+    ) -> None:
+        """Pushes the gradient of rows.
 
         Args:
             access: the tables.
+            of: what brought the rows.
             joined: what `bring` returned.
-            values: the gradients by their variables.
+            gradient: float32[u, dim].
+        """
+        keys = joined.keys[of.table]
+        access.push(of.table, keys, gradient[: len(keys)])
+
+    def hand_over_nothing(self, access: TableAccess) -> None:
+        """Pushes to tables that this program does not train: servers wait for a push to each.
+
+        Another trainer has all of their gradient, or they have none.
         """
         for each in self.lookups:
-            if each.gradient is None:  # another trainer has all of it, or it is not trained
+            if each.gradient is None:
                 nothing = np.empty((0, each.dim), np.float32)
                 access.push(each.table, np.empty(0, np.int64), nothing)
-                continue
-            keys = joined.keys[each.table]
-            access.push(each.table, keys, np.asarray(values[each.gradient])[: len(keys)])
 
 
 def is_table_send(op: Operator) -> bool:

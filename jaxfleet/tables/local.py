@@ -1,6 +1,6 @@
 """Tables of this process, for steps that have no servers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,10 @@ class LocalTables:
     def look_up(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns rows, as `TableAccess.look_up` says."""
         return self.stores[table].look_up(keys, step=self.step)
+
+    def look_up_all(self, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns rows of several tables."""
+        return {table: self.look_up(table, of_table) for table, of_table in keys.items()}
 
     def push(self, table: str, keys: np.ndarray, grads: np.ndarray) -> None:
         """Updates rows at once: nobody else has gradients of them."""

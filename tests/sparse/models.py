@@ -16,6 +16,13 @@ from jaxfleet.tables.store import TableStore
 VALUES = 40  # keys of the batches here are below it, so that a dense table has a row for each
 DIM = 4
 RATE = 0.1
+OPTIMIZERS: dict[str, tuple[Any, Any]] = {
+    "sgd": (jf.tables.Sgd(RATE), optax.sgd(RATE)),
+    "adagrad": (
+        jf.tables.Adagrad(RATE),
+        optax.adagrad(RATE, initial_accumulator_value=0.1, eps=1e-7),
+    ),
+}
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import jaxfleet as jf
-from tests.sparse.models import RATE, VALUES, batch_of, run_dense, sparse_job
+from tests.sparse.models import OPTIMIZERS, RATE, VALUES, batch_of, run_dense, sparse_job
 
 # The dense run adds gradients of a row in XLA's order of a scatter over the whole table, and on
 # several devices a sum over the batch is a sum of sums: some units in the last place (6e-8) a step
 # of values near 1, ten steps of them.
 TOLERANCE = 2e-6
-OPTIMIZERS: dict[str, tuple[Any, Any]] = {
-    "sgd": (jf.tables.Sgd(RATE), optax.sgd(RATE)),
-    "adagrad": (
-        jf.tables.Adagrad(RATE),
-        optax.adagrad(RATE, initial_accumulator_value=0.1, eps=1e-7),
-    ),
-}
 
 
 @pytest.mark.parametrize("mode", ["single", "collective"])
