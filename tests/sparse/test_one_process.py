@@ -18,7 +18,7 @@ TOLERANCE = 2e-6
 
 
 @pytest.mark.parametrize("mode", ["single", "collective"])
-@pytest.mark.parametrize("optimizer", ["sgd"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_training_rows_equals_training_the_dense_table(mode: str, optimizer: str) -> None:
     mine, dense = OPTIMIZERS[optimizer]
     job = sparse_job(mine)

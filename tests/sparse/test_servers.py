@@ -39,8 +39,8 @@ def test_rows_are_to_the_bit_the_same_on_any_number_of_servers(optimizer: str) -
     assert found[0] == found[1] == found[2]
     wanted, losses = run_dense(job.table, dense, batches)
     np.testing.assert_allclose(found[0][2], losses, rtol=TOLERANCE)
-    rows = np.frombuffer(found[0][0], np.float32).reshape(wanted["users"].shape)
-    np.testing.assert_allclose(rows, wanted["users"], rtol=TOLERANCE, atol=TOLERANCE)
+    trained = np.frombuffer(found[0][0], np.float32).reshape(wanted["users"].shape)
+    np.testing.assert_allclose(trained, wanted["users"], rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_a_trainers_program_has_nothing_as_long_as_the_table() -> None:
