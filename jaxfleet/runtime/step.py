@@ -25,7 +25,7 @@ from jaxfleet.runtime.step_tables import StepTables
 from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.runtime.transpile import pipeline_for, transpile
-from jaxfleet.tables.host import specs_of
+from jaxfleet.tables.host import looked_up, specs_of
 from jaxfleet.tables.local import LocalTables
 
 
@@ -233,6 +233,21 @@ class Step:
         read = read_leaves(open_for(path, self.captured), variables)
         tree = self.captured.signature.state_tree
         return self.place(_unflatten(tree, [read[v.name] for v in variables]))
+
+    def look_up(self, table: str, keys: Any) -> np.ndarray:
+        """Returns rows of a table as the last step left them: to evaluate a model, say.
+
+        Args:
+            table: its name.
+            keys: integers of any shape.
+
+        Returns:
+            float32[*keys.shape, dim]; of keys that were never trained, what they would begin with.
+
+        Raises:
+            FeedError: the step looks up no such table, or these are no keys.
+        """
+        return looked_up(self.tables, table, np.asarray(keys))
 
     def pull(self, state: Any) -> Any:
         """Returns the state: here every leaf has its value, as `TrainerStep.pull` gives it."""

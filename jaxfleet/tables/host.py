@@ -124,6 +124,24 @@ class HostTables:
                 access.push(each.table, np.empty(0, np.int64), nothing)
 
 
+def looked_up(access: TableAccess, table: str, keys: np.ndarray) -> np.ndarray:
+    """Returns the rows of keys that are not those of a step: to evaluate, say.
+
+    Args:
+        access: the tables.
+        table: its name.
+        keys: integers of any shape.
+
+    Returns:
+        float32[*keys.shape, dim].
+
+    Raises:
+        FeedError: they are no keys.
+    """
+    unique, (places,) = join([keys_of(f"keys of table '{table}'", keys)])
+    return access.look_up(table, unique)[places]
+
+
 def is_table_send(op: Operator) -> bool:
     """Tells whether an operator hands rows' gradients to a table."""
     return op.type == SEND and "table" in op.attrs
