@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax
+import numpy as np
 
 from jaxfleet.capture import Captured
 from jaxfleet.errors import FeedError
@@ -25,7 +26,7 @@ from jaxfleet.runtime.newest_state import NewestState
 from jaxfleet.runtime.served_state import ServedState
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
-from jaxfleet.tables.host import specs_of
+from jaxfleet.tables.host import looked_up, specs_of
 
 
 class TrainerStep:
@@ -150,6 +151,23 @@ class TrainerStep:
         values = self._served.pull(self.client, wanted)
         full = [values[x.name] if isinstance(x, Handle) else x for x in leaves]
         return jax.tree_util.tree_unflatten(tree, full)
+
+    def look_up(self, table: str, keys: Any) -> np.ndarray:
+        """Returns rows of a table as the last step left them: to evaluate a model, say.
+
+        Args:
+            table: its name.
+            keys: integers of any shape.
+
+        Returns:
+            float32[*keys.shape, dim]; of keys that were never trained, what they would begin with.
+
+        Raises:
+            FeedError: these are no keys.
+            ProgramError: the step looks up no such table.
+            PeerLostError: a server went or takes too long.
+        """
+        return looked_up(self.tables, table, np.asarray(keys))
 
     def stats(self) -> dict[str, Any]:
         """Returns what was counted here (`trainer`) and by every server (`servers`)."""

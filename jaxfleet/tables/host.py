@@ -139,7 +139,8 @@ def looked_up(access: TableAccess, table: str, keys: np.ndarray) -> np.ndarray:
         FeedError: they are no keys.
     """
     unique, (places,) = join([keys_of(f"keys of table '{table}'", keys)])
-    return access.look_up(table, unique)[places]
+    rows: np.ndarray = access.look_up(table, unique)[places]
+    return rows
 
 
 def is_table_send(op: Operator) -> bool:
