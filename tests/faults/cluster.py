@@ -89,6 +89,7 @@ class Jobs:
         secret: the secret's file.
         job: the job's name.
         step_s: what servers wait for living peers.
+        script: what trainers run.
     """
 
     folder: Path
@@ -99,6 +100,7 @@ class Jobs:
     secret: Path | None = None
     job: str = "faults"
     step_s: float = STEP_S
+    script: Path = TRAINING
     started: list[Started] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -151,7 +153,7 @@ class Jobs:
         """Starts a trainer."""
         cluster = self.cluster(trainer_id=number, **changed)
         out = f"--out={self.folder}"
-        command = [sys.executable, str(TRAINING), out, *self.options, *options]
+        command = [sys.executable, str(self.script), out, *self.options, *options]
         return self.start(f"trainer {number}", command, cluster)
 
     def all_servers(self) -> list[Started]:

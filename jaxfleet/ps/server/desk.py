@@ -117,7 +117,8 @@ def refusal_of(code: str, error: Exception) -> RefusedError:
     """Returns an exception as an error for a peer, with its notes."""
     code = "checkpoint" if isinstance(error, CheckpointError) else code
     notes = "\n".join(getattr(error, "__notes__", ()))
-    return RefusedError(code, f"{error}\n{notes}" if notes else str(error))
+    text = str(error) or repr(error)
+    return RefusedError(code, f"{text}\n{notes}" if notes else text)
 
 
 def is_new(request: Request, waiting: Sequence[Request]) -> bool:
