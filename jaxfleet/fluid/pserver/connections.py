@@ -15,6 +15,7 @@ from jaxfleet.errors import ClosedError
 from jaxfleet.fluid.flags import get_flags
 from jaxfleet.fluid.pserver.facts import Facts
 from jaxfleet.lower import ExecutableCache
+from jaxfleet.passes.fl_average import MODE as AVERAGED
 from jaxfleet.ps.allocation import keep_freed_memory
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.heartbeat import Heartbeat
@@ -90,7 +91,7 @@ def server_options(facts: Facts, waits: Patience, *, job: str) -> ServerOptions:
         trainers=facts.trainers,
         lost_after_s=waits.lost_after_s,
         step_timeout_s=waits.step_timeout_s,
-        may_leave=True,
+        may_leave=facts.mode != AVERAGED,  # zeros in the place of parameters would halve them
     )
 
 

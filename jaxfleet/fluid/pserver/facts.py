@@ -18,6 +18,7 @@ class Facts:
         number: the trainer's, or the server's.
         endpoints: of all servers, in order.
         digest: the same in all programs that were made of one; empty if nobody says.
+        mode: how trainers and servers exchange.
     """
 
     role: str
@@ -25,6 +26,7 @@ class Facts:
     number: int
     endpoints: tuple[str, ...]
     digest: str = ""
+    mode: str = "sync"
 
     @property
     def endpoint(self) -> str:
@@ -46,8 +48,8 @@ def facts_of(program: Program) -> Facts:
         what = "the program sends or receives, and does not say who it is in which job"
         hint = "run what DistributeTranspiler.get_trainer_program() or get_pserver_programs() gave"
         raise ProgramError(what, hint=f"{hint}, not a copy read from text")
-    digest = attrs.get(DIGEST, "")
-    return Facts(str(role), trainers, number, _texts(endpoints), str(digest))
+    digest, mode = str(attrs.get(DIGEST, "")), str(attrs.get("mode", "sync"))
+    return Facts(str(role), trainers, number, _texts(endpoints), digest, mode)
 
 
 def _texts(items: Attr) -> tuple[str, ...]:

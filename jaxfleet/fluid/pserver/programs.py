@@ -144,13 +144,18 @@ def plain_server(program: Program) -> Program:
     block 0; what fluid declares of it, such as a whole parameter's shape for a slice's decay, is
     then no longer asked for.
     """
+    program = _with_sums_apart(program)
     needs, users = needs_of(program), _users(program)
+    made = {name for index in served_blocks(program) for op in program.blocks[index].ops
+            for name in op.writes}  # fmt: skip
+    # An average of parameters needs no value from before, and is state all the same.
+    kept = needs.state | {v.name for v in program.of_kind(Kind.PARAM) if v.name in made}
     top: dict[str, Variable] = {}
     moved: dict[int, dict[str, Variable]] = {}
     for name, variable in {**program.variables, **program.root.variables}.items():
         if name in needs.buffers:
             top[name] = replace(variable, kind=Kind.DATA)
-        elif name in needs.state or variable.kind is Kind.CONST:
+        elif name in kept or variable.kind is Kind.CONST:
             top[name] = variable
         elif name in users:
             home = users[name][0] if len(users[name]) == 1 else 0
@@ -158,8 +163,38 @@ def plain_server(program: Program) -> Program:
     (serve,) = program.root.ops
     sent = Operands.named(X=[name for name in top if name in needs.buffers])
     blocks = [_block(block, moved.get(block.index, {})) for block in program.blocks]
-    blocks[0] = replace(blocks[0], ops=(replace(serve, inputs=sent),), variables=moved.get(0, {}))
+    serve = replace(serve, type="listen_and_serv", inputs=sent)
+    blocks[0] = replace(blocks[0], ops=(serve,), variables=moved.get(0, {}))
     return replace(program, variables=top, blocks=tuple(blocks))
+
+
+def _with_sums_apart(program: Program) -> Program:
+    """Returns a server's program whose sums of parameters have names of their own, as they travel.
+
+    Where trainers' parameters are averaged, their sum is written to the parameter itself.
+    """
+    blocks = [replace(block, ops=tuple(_sums_apart(block.ops))) for block in program.blocks]
+    made = program.with_blocks(blocks)
+    names = {n: op for block in blocks for op in block.ops for n in op.writes}
+    new = {n: op for n, op in names.items() if n not in program.variables and op.type == "sum"}
+    known = program.root.variables
+    added = {
+        name: replace(program.variables[op.reads[0]], name=name, kind=Kind.TEMP)
+        for name, op in new.items()
+        if name not in known
+    }
+    return replace(made, variables={**made.variables, **added})
+
+
+def _sums_apart(ops: Sequence[Operator]) -> Iterator[Operator]:
+    names: dict[str, str] = {}
+    for op in ops:
+        summand = trainer_of(op.reads[0]) if op.type == "sum" and op.reads else None
+        if summand is not None and (apart := op.reads[0].rpartition(".")[0]) != op.writes[0]:
+            names[op.writes[0]] = apart
+            yield replace(op, outputs=op.outputs.renamed(names))
+        else:
+            yield replace(op, inputs=op.inputs.renamed(names))
 
 
 def _block(block: Block, more: Mapping[str, Variable]) -> Block:

@@ -7,6 +7,8 @@ from jaxfleet.fluid.pserver.programs import needs_of, served_blocks
 from jaxfleet.fluid.pserver.row_programs import LOOK_UP
 from jaxfleet.ir import Kind, Operator, Program
 from jaxfleet.ir.names import GRAD
+from jaxfleet.passes.fl_average import MODE as AVERAGED
+from jaxfleet.passes.fl_average import SAMPLES
 
 _TABLES = frozenset({"lookup_sparse_table", "merge_ids", "prefetch", "split_ids"})
 
@@ -66,7 +68,7 @@ def _of_late_gradients(program: Program) -> str | None:
         or ("send" in types and "send_barrier" not in types)
         or any(op.attrs.get("half_async") or op.attrs.get("do_not_run") for op in ops)
         or any(op.attrs.get("send_varnames") or op.attrs.get("recv_varnames") for op in ops)
-        or program.attrs.get("mode", "sync") != "sync"
+        or program.attrs.get("mode", "sync") not in {"sync", AVERAGED}
     )
     if not late:
         return None
@@ -79,6 +81,7 @@ def _of_late_gradients(program: Program) -> str | None:
 def _of_unmade(program: Program) -> str | None:
     """Refuses a trainer's program that sends what it does not compute."""
     made = {v.name for v in program.variables.values() if v.kind is not Kind.DATA}
+    made.update(name for name in program.variables if name.startswith(SAMPLES))  # it is fed
     for op in program.root.ops:
         for name in op.reads:
             if op.type in {"send", "split_byref", "split_selected_rows"} and name not in made:
@@ -111,7 +114,7 @@ def _unmade(op: Operator, name: str) -> str:
 
 def _is_served(program: Program) -> bool:
     ops: Sequence[Operator] = program.root.ops
-    return len(ops) == 1 and ops[0].type == "listen_and_serv"
+    return len(ops) == 1 and ops[0].type in {"listen_and_serv", "fl_listen_and_serv"}
 
 
 def _attr(program: Program, name: str) -> object:

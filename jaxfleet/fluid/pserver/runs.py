@@ -23,7 +23,8 @@ from jaxfleet.ops import Array
 from jaxfleet.runtime.prepared import not_fed
 from jaxfleet.runtime.scope import Scope
 
-_TALK = frozenset({"send", "recv", "send_barrier", "fetch_barrier", "listen_and_serv", "prefetch"})
+_SERVE = frozenset({"listen_and_serv", "fl_listen_and_serv"})
+_TALK = frozenset({*_SERVE, "send", "recv", "send_barrier", "fetch_barrier", "prefetch"})
 
 
 def talks_to_others(program: Program) -> bool:
@@ -81,7 +82,7 @@ class PserverRuns:
             PeerLostError: a server, or another trainer, went or takes too long.
             ClosedError: this trainer has closed before, or gave up.
         """
-        if program.global_block().ops[0].type == "listen_and_serv":
+        if program.global_block().ops[0].type in _SERVE:
             made = runnable(program, ())
             check_runnable(made)
             serve_program(made, scope, self.connections)
