@@ -15,6 +15,7 @@ from jaxfleet.errors import StrategyError
 
 _DUMP_DIR = "JAXFLEET_DUMP_DIR"
 _DUMP_SOURCE = "JAXFLEET_DUMP_SOURCE"
+_CACHE_DIR = "JAXFLEET_CACHE_DIR"
 
 _ROLE = "TRAINING_ROLE"
 _ROLE_TOO = "PADDLE_TRAINING_ROLE"  # what fluid's documents and collective jobs call it
@@ -59,6 +60,22 @@ def read_environment() -> Environment:
         dump_dir=Path(dump_dir) if dump_dir else None,
         dump_source=os.environ.get(_DUMP_SOURCE, "0") not in {"", "0"},
     )
+
+
+def read_cache_dir() -> Path | None:
+    """Returns where compiled functions are kept for the user's later processes, None for nowhere.
+
+    `JAXFLEET_CACHE_DIR` says where (an empty one: nowhere); else it is `jaxfleet` in the user's
+    cache folder: `XDG_CACHE_HOME`, or `.cache` at home.
+    """
+    given = os.environ.get(_CACHE_DIR)
+    if given is not None:
+        return Path(given) if given else None
+    cache = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(cache or Path.home() / ".cache") / "jaxfleet"
+    except RuntimeError:  # a user without a home
+        return None
 
 
 def rpc_threads(what: str) -> int:

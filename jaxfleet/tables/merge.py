@@ -4,9 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxfleet.tables.compiled import compiled
+from jaxfleet.tables.initializers import mixed
+
 
 def merge(pushes: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each key once, in increasing order, with the sum of its gradients.
+    """Returns each key once, in the order in which they first come, with the sum of its gradients.
 
     The summands of a key are added in the order of the pushes, one after the other, whatever
     other keys there are: so it makes no difference to any bit how servers divide the keys.
@@ -17,9 +20,39 @@ def merge(pushes: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, 
     Returns:
         int64[u] and float32[u, dim].
     """
-    keys = np.concatenate([keys for keys, _ in pushes])
-    grads = np.concatenate([grads for _, grads in pushes])
-    unique, places = np.unique(keys, return_inverse=True)
-    sums = np.zeros((len(unique), grads.shape[1]), np.float32)
-    np.add.at(sums, places, grads)
-    return unique, sums
+    most = sum(len(keys) for keys, _ in pushes)
+    keys = np.empty(most, np.int64)
+    sums = np.empty((most, pushes[0][1].shape[1]), np.float32)
+    places = np.full(2 << max(1, most).bit_length(), -1, np.int32)  # at most half full
+    count = 0
+    for some, grads in pushes:
+        count = _merge(some, grads, places, keys, sums, count)
+    return keys[:count], sums[:count]
+
+
+@compiled("i64[]", "f32[,]", "i32[]!", "i64[]!", "f32[,]!", "i64")
+def _merge(
+    some: np.ndarray,
+    grads: np.ndarray,
+    places: np.ndarray,
+    keys: np.ndarray,
+    sums: np.ndarray,
+    count: int,
+) -> int:
+    """Adds a push to what there is; returns how many keys there are then."""
+    mask = np.uint64(len(places) - 1)
+    for i in range(len(some)):
+        at = mixed(np.uint64(some[i])) & mask
+        while places[at] >= 0 and keys[places[at]] != some[i]:
+            at = (at + np.uint64(1)) & mask
+        place = places[at]
+        if place >= 0:
+            for j in range(grads.shape[1]):
+                sums[place, j] += grads[i, j]
+            continue
+        places[at] = count
+        keys[count] = some[i]
+        for j in range(grads.shape[1]):
+            sums[count, j] = grads[i, j]
+        count += 1
+    return count

@@ -99,7 +99,8 @@ class Adam(Part):
 class AfterCount(Part):
     """A key gets a row of its own when it was pushed so many times.
 
-    At most `candidates` keys are counted at once, in equal parts for each bucket.
+    At most `candidates` keys are counted at once, over all servers: those longest not pushed are
+    forgotten first.
     """
 
     kind: ClassVar[str] = "after_count"
@@ -111,7 +112,8 @@ class AfterCount(Part):
 class ByChance(Part):
     """A key gets a row of its own with so much probability at each push; by key, count, seed.
 
-    At most `candidates` keys are counted at once, in equal parts for each bucket.
+    At most `candidates` keys are counted at once, over all servers: those longest not pushed are
+    forgotten first.
     """
 
     kind: ClassVar[str] = "by_chance"

@@ -1,34 +1,55 @@
-"""The rows of one table, or of a server's part of it."""
+"""The rows of one table, or of a server's part of it, in memory."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from time import perf_counter
 
 import numpy as np
 
 from jaxfleet.errors import ProgramError
+from jaxfleet.tables.admission import Candidates
 from jaxfleet.tables.batch import RowBatch
-from jaxfleet.tables.buckets import bucket_of, mix
-from jaxfleet.tables.spec import Sgd, TableSpec, Uniform
+from jaxfleet.tables.buckets import BUCKETS, bucket_of
+from jaxfleet.tables.eviction import CLICKS, SHOWS, TOUCHED, TOUCHES, Evictions
+from jaxfleet.tables.gone import Gone
+from jaxfleet.tables.index import NOWHERE, Index
+from jaxfleet.tables.initializers import initial_rows
+from jaxfleet.tables.optimizers import ROWS, add_rows, not_finite, update_of
+from jaxfleet.tables.rows import Columns, Kind
+from jaxfleet.tables.spec import TableSpec
+
+_ROWS_A_BATCH = 1 << 16  # about, of what `batches` gives
+_KEY_BYTES = 8
 
 
 class TableStore:
-    """Keeps rows by key, and updates them. One thread at a time may use it.
+    """Keeps rows by key, and updates them.
+
+    One thread at a time may use it. Where it asks for steps they must never go down.
 
     Args:
         spec: what the table is.
         share: the part of the table's buckets that are kept here; of a capacity, so much is meant.
+
+    Raises:
+        ProgramError: the spec has what a table cannot have.
     """
 
     def __init__(self, spec: TableSpec, *, share: float = 1.0) -> None:
+        if spec.dim < 1:
+            raise ProgramError(f"table '{spec.name}': a row has {spec.dim} elements")
         self.spec = spec
-        self.share = share
-        self._rows: dict[int, np.ndarray] = {}
-        self._touched: dict[int, int] = {}
-        self._skipped = 0
+        self._update = update_of(spec.optimizer, spec.dim)
+        self._evictions = Evictions(spec.evictions, share)
+        self._waiting = None if spec.admission is None else Candidates(spec.admission, share)
+        initial_rows(spec.initializer, np.empty(0, np.int64), spec.dim)  # refused now or never
+        self._gone = Gone()
+        self._evicted = self._skipped = self._rescored = 0
+        self._longest_eviction_s = 0.0
+        self._make_empty()
 
     def __len__(self) -> int:
         """Returns how many rows there are."""
-        return len(self._rows)
+        return len(self._index)
 
     def look_up(self, keys: np.ndarray, *, step: int = 0) -> np.ndarray:
         """Returns rows; makes those that are not there.
@@ -43,10 +64,15 @@ class TableStore:
         Returns:
             float32[n, dim].
         """
-        found = np.empty((len(keys), self.spec.dim), np.float32)
-        for place, key in enumerate(keys.tolist()):
-            found[place] = self._row(key, step)
-        return found
+        keys = _keys(keys)
+        if self._waiting is None:
+            return self._columns[ROWS].take(self._slots(keys, step))
+        slots = self._index.find(keys)
+        rows = self._columns[ROWS].take(slots)
+        absent = np.flatnonzero(slots == NOWHERE)
+        if len(absent):
+            rows[absent] = self._initial(keys[absent])
+        return rows
 
     def update(
         self,
@@ -69,21 +95,22 @@ class TableStore:
             clicks: float32[n], how often it was clicked.
 
         Raises:
-            ProgramError: a gradient is not finite, and the table refuses those. Nothing was
-                applied.
+            ProgramError: a gradient is not finite, and the table refuses those; or shows are
+                given to a table without scores. Nothing was applied.
         """
-        finite = np.isfinite(grads).all(axis=1)
-        if not finite.all() and self.spec.on_nan == "refuse":
-            raise ProgramError(f"table '{self.spec.name}': a gradient is not finite")
-        self._skipped += int(np.count_nonzero(~finite))
-        optimizer = self.spec.optimizer
-        assert isinstance(optimizer, Sgd)
-        assert shows is None
-        assert clicks is None
-        rate = np.float32(optimizer.learning_rate if learning_rate is None else learning_rate)
-        for key, grad in zip(keys[finite].tolist(), grads[finite], strict=True):
-            self._row(key, step)[:] -= rate * grad
-            self._touched[key] = step
+        if not self._evictions.scores and not (shows is None and clicks is None):
+            what = f"table '{self.spec.name}' is given shows or clicks, and keeps none"
+            raise ProgramError(what, hint="add jf.tables.ByScore() to its evictions")
+        keys, grads, kept = self._accepted(keys, grads, step)
+        rate = self._update.learning_rate if learning_rate is None else learning_rate
+        slots = self._slots(keys, step)
+        self._update.apply(self._columns, slots, grads, np.float32(rate))
+        self._touch(slots, step)
+        for name, more in ((SHOWS, shows), (CLICKS, clicks)):
+            if more is not None:
+                column, counted = self._columns[name], np.asarray(more, np.float32)[kept]
+                column.put(slots, column.take(slots) + counted)
+        self._evict_surplus(step)
 
     def add(self, keys: np.ndarray, deltas: np.ndarray, *, step: int = 0) -> None:
         """Adds to rows, whatever the optimizer; makes those that are not there.
@@ -92,79 +119,259 @@ class TableStore:
             keys: int64[n], each once.
             deltas: float32[n, dim].
             step: the step that they are of.
+
+        Raises:
+            ProgramError: a delta is not finite, and the table refuses those. Nothing was applied.
         """
-        for key, delta in zip(keys.tolist(), deltas, strict=True):
-            self._row(key, step)[:] += delta
-            self._touched[key] = step
+        keys, deltas, _ = self._accepted(keys, deltas, step)
+        slots = self._slots(keys, step)
+        add_rows(self._columns, slots, deltas)
+        self._touch(slots, step)
+        self._evict_surplus(step)
 
     def shrink(self, step: int) -> int:
-        """Takes out the rows that the table's evictions say; returns how many."""
-        del step
-        return 0
+        """Takes out the rows that the table's evictions say; returns how many.
 
-    def clear(self) -> None:
-        """Takes out everything."""
-        self._rows.clear()
-        self._touched.clear()
+        Where rows have scores all shows and clicks decay, so what is saved next of changes is
+        everything.
+
+        Args:
+            step: now; later than any save.
+        """
+        started, before = perf_counter(), len(self)
+        keys, slots = self._index.items()
+        if self._evictions.scores:
+            self._rescored = step
+        self._evict(keys[self._evictions.shrink(keys, slots, self._columns, step)], step)
+        self._evict_surplus(step)
+        self._longest_eviction_s = max(self._longest_eviction_s, perf_counter() - started)
+        return before - len(self)
+
+    def clear(self, *, step: int = 0) -> None:
+        """Takes out everything, at this step."""
+        self._gone.add(self._index.items()[0], step)
+        if self._waiting is not None:
+            self._gone.add(self._waiting.items()[0], step)
+            self._waiting.clear()
+        self._make_empty()
 
     def drop(self, buckets: Iterable[int]) -> int:
         """Takes out what is in these buckets, kept elsewhere now; returns how many rows."""
-        wanted = set(buckets)
-        keys = np.fromiter(self._rows, np.int64)
-        gone = [
-            k for k, b in zip(keys.tolist(), bucket_of(keys).tolist(), strict=True) if b in wanted
-        ]
-        for key in gone:
-            del self._rows[key], self._touched[key]
-        return len(gone)
+        wanted = np.fromiter(buckets, np.int32)
+        if self._waiting is not None:
+            keys = self._waiting.items()[0]
+            self._waiting.remove(keys[np.isin(bucket_of(keys), wanted)])
+        keys, _ = self._index.items()
+        return len(self._index.remove(keys[np.isin(bucket_of(keys), wanted)]))
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns all keys and rows: int64[n] and float32[n, dim], by bucket and key."""
-        batches = list(self.batches())
-        keys = [batch.keys for batch in batches]
-        rows = [batch.rows for batch in batches]
-        empty = np.empty((0, self.spec.dim), np.float32)
-        return np.concatenate([*keys, np.empty(0, np.int64)]), np.concatenate([*rows, empty])
+        keys, slots = self._sorted(*self._index.items())
+        return keys, self._columns[ROWS].take(slots)
 
     def batches(self, touched_since: int | None = None) -> Iterator[RowBatch]:
-        """Yields everything, in batches of whole buckets, in the order of buckets.
+        """Yields what is held, by ascending bucket and, in a bucket, by ascending key.
+
+        A bucket is in one batch; a batch may have several. The store may not change between two.
 
         Args:
-            touched_since: what a later step touched, alone, and the keys that left; a store of
-                the same spec that had everything up to this step has it all when these are put
-                into it.
+            touched_since: only rows and candidates touched after this step, and the keys that
+                left after it; a store of the same spec that had everything up to this step has it
+                all when these are put into it.
         """
-        since = -(2**62) if touched_since is None else touched_since
-        keys = np.array([k for k, at in self._touched.items() if at > since], np.int64)
-        keys = keys[np.lexsort((keys, bucket_of(keys)))]
-        if len(keys):
-            rows = np.stack([self._rows[key] for key in keys.tolist()])
-            touched = np.array([self._touched[key] for key in keys.tolist()])
-            yield RowBatch(keys, rows, counters={"touched": touched})
+        self._gone.begin()
+        keys, slots = self._index.items()
+        if touched_since is not None and self._rescored <= touched_since:
+            late = self._columns[TOUCHED].take(slots) > touched_since
+            keys, slots = keys[late], slots[late]
+        keys, slots = self._sorted(keys, slots)
+        waiting = self._waiting_since(touched_since)
+        gone = np.empty(0, np.int64) if touched_since is None else self._gone.since(touched_since)
+        gone, _ = self._sorted(gone, np.empty(len(gone), np.int32))
+        buckets = [bucket_of(some) for some in (keys, waiting[0], gone)]
+        for first, last in _whole_buckets(buckets):
+            rows, candidates, left = (slice(*np.searchsorted(at, (first, last))) for at in buckets)
+            yield self._batch(keys[rows], slots[rows], [a[candidates] for a in waiting], gone[left])
 
     def put(self, batch: RowBatch) -> None:
-        """Puts rows in as they were, in the place of those of the same keys."""
-        for key in batch.gone.tolist():
-            self._rows.pop(key, None)
-            self._touched.pop(key, None)
-        touched = batch.counters["touched"].tolist()
-        for key, row, at in zip(batch.keys.tolist(), batch.rows, touched, strict=True):
-            self._rows[key] = row.copy()
-            self._touched[key] = at
+        """Takes a batch in: its keys are then as it says, and those in `gone` are no more."""
+        self._gone.begin()
+        for keys in (batch.gone, batch.candidates):
+            self._index.remove(_keys(keys))
+        if self._waiting is not None:
+            self._waiting.remove(_keys(batch.gone))
+            self._waiting.remove(_keys(batch.keys))
+            self._waiting.put(_keys(batch.candidates), batch.counts, batch.counted)
+        keys = _keys(batch.keys)
+        slots, made = self._index.add(keys)
+        self._columns.reserve(self._index.slots)
+        self._begin_state(slots[made])
+        for name, values in ({ROWS: batch.rows} | {**batch.state} | {**batch.counters}).items():
+            if name in self._columns:
+                self._columns[name].put(slots, values)
 
     def forget_gone(self, until: int) -> None:
-        """Forgets keys that went at this step or before: nobody asks for changes since then."""
+        """Forgets keys that left at this step or before: nobody asks for changes since then."""
+        self._gone.forget(until)
 
     def stats(self) -> dict[str, float]:
-        """Returns what there is: counts, bytes, seconds."""
-        return {"rows": len(self), "skipped": self._skipped}
+        """Returns what there is.
 
-    def _row(self, key: int, step: int) -> np.ndarray:
-        if key not in self._rows:
-            initial = self.spec.initializer
-            assert isinstance(initial, Uniform), asdict(initial)
-            bits = mix(np.arange(self.spec.dim) + np.int64(key))
-            unit = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
-            self._rows[key] = initial.low + unit * np.float32(initial.high - initial.low)
-            self._touched[key] = step
-        return self._rows[key]
+        `rows` and `candidates` that are held; rows `evicted` and gradients `skipped` so far;
+        `bytes_live`, what keys, rows, optimizer state and counters of the live rows take;
+        `bytes_held`, with the index and slots that are free; `longest_pause_s`, the longest that
+        one request waited for the index to grow or for evictions.
+        """
+        waiting = 0 if self._waiting is None else self._waiting.nbytes
+        slot_bytes = self._columns.slot_bytes
+        held = self._index.nbytes + self._index.slots * slot_bytes + waiting + self._gone.nbytes
+        return {
+            "rows": len(self),
+            "candidates": 0 if self._waiting is None else len(self._waiting),
+            "evicted": self._evicted,
+            "skipped": self._skipped,
+            "bytes_live": len(self) * (_KEY_BYTES + slot_bytes),
+            "bytes_held": held,
+            "longest_pause_s": max(self._index.longest_pause_s, self._longest_eviction_s),
+        }
+
+    def _make_empty(self) -> None:
+        self._index = Index()
+        kinds = {ROWS: Kind(np.float32, self.spec.dim)} | self._evictions.counters
+        kinds |= {name: state.kind for name, state in self._update.state.items()}
+        self._columns = Columns(kinds)
+
+    def _initial(self, keys: np.ndarray) -> np.ndarray:
+        return initial_rows(self.spec.initializer, keys, self.spec.dim)
+
+    def _slots(self, keys: np.ndarray, step: int) -> np.ndarray:
+        """Returns the slots of keys, and makes the rows that are not there."""
+        slots, made = self._index.add(keys)
+        if len(made):
+            self._columns.reserve(self._index.slots)
+            self._begin_state(slots[made])
+            self._columns[ROWS].put(slots[made], self._initial(keys[made]))
+            self._columns[TOUCHED].fill(slots[made], _step(step))
+        return slots
+
+    def _begin_state(self, slots: np.ndarray) -> None:
+        """Has new rows, whose slots others may have had before, begin as they should."""
+        for name, state in self._update.state.items():
+            self._columns[name].fill(slots, state.initial)
+        for name in self._evictions.counters:
+            self._columns[name].fill(slots, 0)
+
+    def _accepted(
+        self, keys: np.ndarray, grads: np.ndarray, step: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | slice]:
+        """Returns the keys and gradients that count, and which of those given they are."""
+        keys, grads = _keys(keys), np.require(grads, np.float32, ["C", "A"])
+        if grads.shape != (len(keys), self.spec.dim):
+            what = f"table '{self.spec.name}': gradients {grads.shape} for {len(keys)} keys"
+            raise ProgramError(what, hint=f"a row has {self.spec.dim} elements")
+        kept: np.ndarray | slice = slice(None)
+        if len(odd := not_finite(grads)):
+            if self.spec.on_nan == "refuse":
+                raise self._refused(keys, grads, odd, step)
+            self._skipped += len(odd)
+            kept = np.delete(np.arange(len(keys)), odd)
+        if self._waiting is not None:
+            kept = self._admitted(keys, kept, step)
+        return keys[kept], grads[kept], kept
+
+    def _refused(
+        self, keys: np.ndarray, grads: np.ndarray, odd: np.ndarray, step: int
+    ) -> ProgramError:
+        row = grads[odd[0]]
+        value = row[~np.isfinite(row)][0]
+        more = f", nor those of {len(odd) - 1} more keys" if len(odd) > 1 else ""
+        where = f"table '{self.spec.name}', step {step}"
+        what = f"{where}: the gradient of key {keys[odd[0]]} is not finite ({value}){more}"
+        hint = 'nothing of this push was applied; on_nan="skip" leaves such rows as they are'
+        return ProgramError(what, hint=hint)
+
+    def _admitted(self, keys: np.ndarray, kept: np.ndarray | slice, step: int) -> np.ndarray:
+        """Returns the places of keys with a row, and of those that get one now."""
+        assert self._waiting is not None
+        places = np.arange(len(keys))[kept]
+        absent = self._index.find(keys[places]) == NOWHERE
+        if not absent.any():
+            return places
+        goes_in = ~absent
+        goes_in[absent] = self._waiting.admit(keys[places[absent]], _step(step))
+        self._gone.add(self._waiting.forget_surplus(), step)
+        return places[goes_in]
+
+    def _touch(self, slots: np.ndarray, step: int) -> None:
+        self._columns[TOUCHED].fill(slots, _step(step))
+        if TOUCHES in self._columns:
+            touches = self._columns[TOUCHES]
+            touches.put(slots, touches.take(slots) + np.int32(1))
+
+    def _evict_surplus(self, step: int) -> None:
+        most = self._evictions.most
+        if most is None or len(self) <= most:
+            return
+        started = perf_counter()
+        self._evict(self._evictions.surplus(*self._index.items(), self._columns), step)
+        self._longest_eviction_s = max(self._longest_eviction_s, perf_counter() - started)
+
+    def _evict(self, keys: np.ndarray, step: int) -> None:
+        self._index.remove(keys)
+        self._gone.add(keys, step)
+        self._evicted += len(keys)
+
+    def _waiting_since(self, since: int | None) -> list[np.ndarray]:
+        """Returns candidates, counts and steps, in the order of `batches`."""
+        if self._waiting is None:
+            return [np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)]
+        keys, counts, counted = self._waiting.items()
+        late = np.arange(len(keys)) if since is None else np.flatnonzero(counted > since)
+        late = late[np.lexsort((keys[late], bucket_of(keys[late])))]
+        return [keys[late], counts[late], counted[late].astype(np.int64)]
+
+    def _sorted(self, keys: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        order = np.lexsort((keys, bucket_of(keys)))
+        return keys[order], slots[order]
+
+    def _batch(
+        self, keys: np.ndarray, slots: np.ndarray, waiting: list[np.ndarray], gone: np.ndarray
+    ) -> RowBatch:
+        columns = self._columns
+        counters = {name: columns[name].take(slots) for name in self._evictions.counters}
+        for name in counters.keys() & {TOUCHED, TOUCHES}:
+            counters[name] = counters[name].astype(np.int64)
+        candidates, counts, counted = waiting
+        return RowBatch(
+            keys=keys,
+            rows=columns[ROWS].take(slots),
+            state={name: columns[name].take(slots) for name in self._update.state},
+            counters=counters,
+            candidates=candidates,
+            counts=counts,
+            counted=counted,
+            gone=gone,
+        )
+
+
+def _keys(keys: np.ndarray) -> np.ndarray:
+    """Returns keys as compiled functions want them."""
+    return np.require(keys, np.int64, ["C", "A"])
+
+
+def _step(step: int) -> int:
+    """Returns a step as it is kept for each row, in four bytes."""
+    if not 0 <= step < 2**31:
+        raise ProgramError(f"step {step} of a table", hint="steps are from 0 to 2**31 - 1")
+    return step
+
+
+def _whole_buckets(buckets: list[np.ndarray]) -> Iterator[tuple[int, int]]:
+    """Yields ranges of buckets, each with a batch's number of keys or, if one has more, alone."""
+    ends = np.cumsum(sum(np.bincount(some, minlength=BUCKETS) for some in buckets))
+    first = done = 0
+    while done < ends[-1]:
+        last = max(int(np.searchsorted(ends, done + _ROWS_A_BATCH, "right")), first + 1)
+        if ends[last - 1] > done:
+            yield first, last
+        first, done = last, int(ends[last - 1])
