@@ -26,7 +26,9 @@ def merge(pushes: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, 
     places = np.full(2 << max(1, most).bit_length(), -1, np.int32)  # at most half full
     count = 0
     for some, grads in pushes:
-        count = _merge(some, grads, places, keys, sums, count)
+        some_keys = np.require(some, np.int64, ["C", "A"])
+        summands = np.require(grads, np.float32, ["C", "A"])
+        count = _merge(some_keys, summands, places, keys, sums, count)
     return keys[:count], sums[:count]
 
 
