@@ -1,11 +1,15 @@
 """What random operators draw: a seed for each, and the rows that a parameter server keeps.
 
-An operator with a seed of its own draws by that. Any other draws by the number of the run, which
-the program's `random_seed` begins, and by a number of its own: what begins a parameter, by the
-parameter's name; another, by its place in the program. So a parameter begins alike in every
-program that begins it, and a server that holds some of its rows draws the whole and keeps those:
-any number of servers begin with the bits of one, and of one process (semantics, 30.5; fluid drew
-each slice anew, by the same seed).
+An operator with a seed of its own draws by that. What begins a variable that outlives the run
+draws by the program's `random_seed` and the variable's name, and by nothing else: a startup
+program begins alike each time that it runs, whatever ran before it and in whichever executor.
+Without a `random_seed` it draws by the number of the run too, whose first is another in each
+executor. Any other operator, a dropout, draws by the number of the run, which the `random_seed`
+begins, and by its place in the program.
+
+So a parameter begins alike in every program that begins it, and a server that holds some of its
+rows draws the whole and keeps those: any number of servers begin with the bits of one, and of one
+process (semantics, 30.5; fluid drew each slice anew, by the same seed).
 """
 
 import zlib
@@ -45,8 +49,13 @@ def numbers_apart(run: np.uint32, count: int) -> list[np.uint32]:
     return [np.uint32((int(run) + _APART * place) % _WORD) for place in range(count)]
 
 
-def with_draws(program: Program) -> Program:
-    """Gives each random operator a seed, and the number of the run; cuts what servers begin."""
+def with_draws(program: Program, random_seed: int = 0) -> Program:
+    """Gives each random operator what it draws by; cuts what servers begin.
+
+    Args:
+        program: it.
+        random_seed: the program's; 0 for none.
+    """
     ops = [op for block in program.blocks for op in block.ops]
     if not any(op.type in RANDOM_OPS or op.type == _GIVEN for op in ops):
         return program
@@ -59,25 +68,33 @@ def with_draws(program: Program) -> Program:
         made = []
         for op in block.ops:
             number += 1
-            made.append(_with_seed(program, cuts, op, number) if op.type in RANDOM_OPS else op)
+            # What the script gave a seed draws by that.
+            is_given = op.type not in RANDOM_OPS or op.attrs.get("seed")
+            made.append(op if is_given else _with_seed(program, cuts, op, number, random_seed))
         blocks.append(block.with_ops(made))
+    program = replace(program, blocks=tuple(blocks))
+    if not any(RUN in op.reads for block in blocks for op in block.ops):
+        return program
     run = Variable(RUN, "u32", (), Kind.DATA)
-    return replace(program, variables={**program.variables, RUN: run}, blocks=tuple(blocks))
+    return replace(program, variables={**program.variables, RUN: run})
 
 
-def _with_seed(program: Program, cuts: Mapping[str, _Cut], op: Operator, number: int) -> Operator:
-    if op.attrs.get("seed"):
-        return op  # the script chose what is drawn
+def _with_seed(
+    program: Program, cuts: Mapping[str, _Cut], op: Operator, number: int, random_seed: int
+) -> Operator:
     name = op.writes[0].removesuffix(_WHOLE)
     begun = program.variables.get(name)
     if begun is not None and begun.kind in {Kind.PARAM, Kind.STATE}:
-        number = _number_of(cuts[name].param if name in cuts else name)
+        number = _number_of(cuts[name].param if name in cuts else name, random_seed)
+        if random_seed:
+            return replace(op, attrs=Attrs({**op.attrs, "seed": number}))
     inputs = Operands((*op.inputs.slots, (RUN_SLOT, (RUN,))))
     return replace(op, inputs=inputs, attrs=Attrs({**op.attrs, "seed": number}))
 
 
-def _number_of(name: str) -> int:
-    return zlib.crc32(name.encode()) >> 1 or 1  # a seed, and 0 is none
+def _number_of(name: str, random_seed: int) -> int:
+    text = f"{random_seed} {name}" if random_seed else name
+    return zlib.crc32(text.encode()) >> 1 or 1  # a seed, and 0 is none
 
 
 def _cuts(program: Program) -> Mapping[str, _Cut]:

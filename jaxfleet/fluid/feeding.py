@@ -1,5 +1,6 @@
 """What is fed: checked against what the program declares, and made ready for a device."""
 
+import math
 import numbers
 import warnings
 from collections.abc import Mapping
@@ -13,9 +14,10 @@ from jaxfleet.errors import AssertedError, FeedError, RaggedError
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dtypes import dtype_name
 from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.ragged_values import fed_sequences
+from jaxfleet.fluid.ragged_values import check_counts, fed_sequences
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.ops.fluid.arrays import ON_DEVICE
+from jaxfleet.ops.frames import line_of_caller
 from jaxfleet.ops.jax_adapter import numpy_dtype
 
 Feed = Mapping[str, Any]
@@ -57,14 +59,18 @@ def fed_values(program: Program, feed: Feed, *, devices: int = 1) -> dict[str, A
     """
     declared = program.global_block().vars
     found: dict[str, Any] = {}
+    has_sequences = False
     for name, value in feed.items():
         variable = declared.get(name)
         if variable is None:
             warn_unknown(name)
         elif variable.lod_level and variable.is_data:
             found |= _sequences(program, variable, value, devices)
+            has_sequences = True
         else:
             found[name] = Rule.of(variable).checked(value, devices)
+    if has_sequences:
+        check_counts(declared, found)
     return found
 
 
@@ -153,13 +159,23 @@ class Rule:
         if _fit(sizes, each):
             return
         what = f"'{self.name}' is fed an array {list(each)}, and declared {list(sizes)}"
-        raise FeedError(what, hint="-1 stands for any size" if devices == 1 else _ON_EACH)
+        usual = "-1 stands for any size" if devices == 1 else _ON_EACH
+        raise FeedError(what, hint=_reshaped(sizes, shape) or usual)
 
 
 def _fit(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     if len(sizes) != len(shape):
         return False
     return all(wanted in {-1, found} for wanted, found in zip(sizes, shape, strict=True))
+
+
+def _reshaped(sizes: tuple[int, ...], shape: tuple[int, ...]) -> str | None:
+    """Returns the hint to reshape an array that has the rows that are declared, in other axes."""
+    known = math.prod(size for size in sizes if size != -1)
+    is_rows = sizes[:1] == (-1,) and sizes.count(-1) == 1 and len(sizes) != len(shape)
+    if not is_rows or not known or math.prod(shape) % known:
+        return None
+    return f"feed value.reshape({', '.join(map(str, sizes))})"
 
 
 def as_tensor(value: Any, dtype: str | None, *, name: str = "the value") -> Any:
@@ -187,5 +203,21 @@ def as_tensor(value: Any, dtype: str | None, *, name: str = "the value") -> Any:
 
 def warn_unknown(name: str) -> None:
     """Says that what is fed is no variable of the program."""
-    text = f"'{name}' is fed, and the program has no such variable: it is left out"
-    warnings.warn(text, stacklevel=6)
+    _warn(f"'{name}' is fed, and the program has no such variable: it is left out")
+
+
+def warn_empty(data: Mapping[str, Any]) -> None:
+    """Says that something is fed without rows."""
+    name = next((name for name, value in data.items() if np.shape(value)[:1] == (0,)), None)
+    if name is not None:
+        why = "a mean over no rows is NaN, and so is what is trained by it"
+        _warn(f"'{name.partition('@')[0]}' is fed no rows: {why}; leave such a batch out")
+
+
+def _warn(text: str) -> None:
+    """Warns, at the user's line."""
+    where = line_of_caller()
+    if where is None:
+        warnings.warn(text, stacklevel=3)
+    else:
+        warnings.warn_explicit(text, UserWarning, where.file, where.line)

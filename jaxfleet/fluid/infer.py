@@ -17,7 +17,8 @@ from jaxfleet.ir.dims import letter, letters
 from jaxfleet.ops import Interpreter, find_op
 from jaxfleet.ops.fluid.arrays import device_dtype
 
-_FIRST, _SECOND = 24, 48  # numbers that most factors divide
+# What a letter is tried with: two numbers that most factors divide, and two that large windows fit.
+_TRIED = ((24, 48), (24 << 6, 48 << 6))
 
 
 def infer_sizes(op: Operator, read: Mapping[str, Variable]) -> list[tuple[Size, ...]]:
@@ -38,6 +39,8 @@ def infer_sizes(op: Operator, read: Mapping[str, Variable]) -> list[tuple[Size, 
     try:
         return _sizes(op, read, found, {})
     except ProgramError:
+        with contextlib.suppress(ProgramError):
+            return _sizes(op, read, found, {}, _TRIED[1])
         numbers = {s for sizes in known.values() for s in sizes or () if isinstance(s, int)}
         for fixed in ({name: number} for name in found for number in sorted(numbers, reverse=True)):
             with contextlib.suppress(ProgramError):
@@ -46,20 +49,24 @@ def infer_sizes(op: Operator, read: Mapping[str, Variable]) -> list[tuple[Size, 
 
 
 def _sizes(
-    op: Operator, read: Mapping[str, Variable], found: Sequence[str], fixed: Mapping[str, int]
+    op: Operator,
+    read: Mapping[str, Variable],
+    found: Sequence[str],
+    fixed: Mapping[str, int],
+    tried: tuple[int, int] = _TRIED[0],
 ) -> list[tuple[Size, ...]]:
     """Returns the sizes of outputs, where some letters stand for numbers.
 
     An unknown axis beside a known one is of that size, or the operator could not run: `[b,2]`
     joined with `[3,2]` along axis 1 is of 3 rows.
     """
-    usual = {**dict.fromkeys(found, _FIRST), **fixed}
+    usual = {**dict.fromkeys(found, tried[0]), **fixed}
     free = [name for name in found if name not in fixed]
     base = _shapes(op, read, usual)
-    grown = {x: _shapes(op, read, {**usual, x: _SECOND}) for x in free}
+    grown = {x: _shapes(op, read, {**usual, x: tried[1]}) for x in free}
     return [
         tuple(
-            _size(base[at][axis], {x: grown[x][at][axis] for x in free})
+            _size(base[at][axis], {x: grown[x][at][axis] for x in free}, tried)
             for axis in range(len(base[at]))
         )
         for at in range(len(base))
@@ -92,7 +99,7 @@ def _traced(
     except (TypeError, ValueError, IndexError, ZeroDivisionError) as error:
         shapes = " and ".join(_shown(read[name]) for name in op.inputs.names)
         what = f"operator '{op.type}' cannot take {shapes or 'nothing'}"
-        hint = f"tried with {_FIRST} for each letter: {error}"
+        hint = f"tried with {_TRIED[0][0]} for each letter: {error}"
         raise ProgramError(what, op=op, hint=hint) from error
 
 
@@ -105,12 +112,13 @@ def _like(variable: Variable, numbers: Mapping[str, int]) -> jax.ShapeDtypeStruc
     return jax.ShapeDtypeStruct(shape, device_dtype(variable.dtype))
 
 
-def _size(base: int, grown: Mapping[str, int]) -> Size:
-    """Returns the size that is `base` where all letters are 24, and grows as was seen."""
+def _size(base: int, grown: Mapping[str, int], tried: tuple[int, int]) -> Size:
+    """Returns the size that is `base` where all letters are the first number, and grows so."""
+    first, second = tried
     size: Size = base
     for name, number in grown.items():
-        slope, rest = divmod(number - base, _SECOND - _FIRST)
+        slope, rest = divmod(number - base, second - first)
         if rest:  # not a multiple of the letter: a size of its own, as good as unknown
             return letter(f"{name}_part")
-        size = size + slope * letter(name) - slope * _FIRST
+        size = size + slope * letter(name) - slope * first
     return size

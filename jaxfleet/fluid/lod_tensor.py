@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfleet.errors import AssertedError
+from jaxfleet.errors import AssertedError, RaggedError
 from jaxfleet.fluid.checks import check_type, mistake
 
 Levels = list[list[int]]
@@ -19,12 +19,18 @@ Levels = list[list[int]]
 class LoDTensor:
     """An array whose rows are sequences.
 
+    The array is set before the lengths, as with fluid, so that they can be checked against it. One
+    that is set later is checked when it is fed.
+
     Raises:
         TypeError: lengths are no lists of whole numbers.
+        RaggedError: they are not those of the rows; as fluid's error it is a ValueError, and a
+            RuntimeError too.
     """
 
     def __init__(self) -> None:
         self._array = np.zeros((0,), np.float32)
+        self._has_array = False
         self._lengths: Levels = []
 
     def set(self, array: Any, place: Any = None, zero_copy: bool = False) -> None:
@@ -36,11 +42,11 @@ class LoDTensor:
             zero_copy: taken; the array is never copied here.
         """
         del place, zero_copy
-        self._array = np.asarray(array)
+        self._array, self._has_array = np.asarray(array), True
 
     def set_recursive_sequence_lengths(self, recursive_sequence_lengths: Sequence[Any]) -> None:
         """Takes the lengths, the outermost level first."""
-        self._lengths = [_whole_numbers(level) for level in recursive_sequence_lengths]
+        self._take([_whole_numbers(level) for level in recursive_sequence_lengths])
 
     def recursive_sequence_lengths(self) -> Levels:
         """Returns the lengths, the outermost level first."""
@@ -48,16 +54,30 @@ class LoDTensor:
 
     def has_valid_recursive_sequence_lengths(self) -> bool:
         """Tells whether each level has as many elements as the one around it says."""
-        counts = [*map(len, self._lengths[1:]), len(self._array)]
-        return all(sum(level) == n for level, n in zip(self._lengths, counts, strict=False))
+        return why_not_lengths(self._lengths, len(self._array)) is None
 
     def set_lod(self, lod: Sequence[Any]) -> None:
         """Takes the lengths as offsets."""
-        self._lengths = [[b - a for a, b in pairwise(_whole_numbers(level))] for level in lod]
+        levels = [_whole_numbers(level) for level in lod]
+        for level in levels:
+            if level[:1] != [0] or any(b < a for a, b in pairwise(level)):
+                what = f"{level} are no offsets of sequences"
+                hint = (
+                    "offsets begin with 0 and never fall: sequences of 2 and 3 rows are [0, 2, 5]"
+                )
+                raise mistake(what, hint, RaggedError)
+        self._take([[b - a for a, b in pairwise(level)] for level in levels])
 
     def lod(self) -> Levels:
         """Returns the lengths as offsets."""
         return [[0, *accumulate(level)] for level in self._lengths]
+
+    def _take(self, lengths: Levels) -> None:
+        """Takes lengths that fit the rows, where there are some yet."""
+        rows = len(self._array) if self._has_array else None
+        if (why := why_not_lengths(lengths, rows)) is not None:
+            raise mistake(why, "each level adds up to how many the next has", RaggedError)
+        self._lengths = lengths
 
     def shape(self) -> list[int]:
         """Returns the sizes of the array."""
@@ -68,6 +88,26 @@ class LoDTensor:
 
     def __repr__(self) -> str:
         return f"LoDTensor({self._array!r}, lengths={self._lengths})"
+
+
+def why_not_lengths(lengths: Levels, rows: int | None) -> str | None:
+    """Returns why lengths are not those of sequences; None if they are.
+
+    Args:
+        lengths: the outermost level first.
+        rows: how many there are; None while nobody knows.
+    """
+    for level in lengths:
+        if any(length < 0 for length in level):
+            return f"the lengths {level} are not all 0 or more"
+    for level, inner in pairwise(lengths):
+        if sum(level) != len(inner):
+            return (
+                f"the lengths {level} add up to {sum(level)}, and the next level has {len(inner)}"
+            )
+    if lengths and rows is not None and sum(lengths[-1]) != rows:
+        return f"the lengths {lengths[-1]} add up to {sum(lengths[-1])}, and there are {rows} rows"
+    return None
 
 
 def _whole_numbers(level: Any) -> list[int]:
@@ -102,11 +142,11 @@ def create_lod_tensor(
         data = np.asarray(rows, np.int64).reshape(-1, 1)
     made = LoDTensor()
     made.set(data, place)
-    made.set_recursive_sequence_lengths(recursive_seq_lens)
-    if not made.has_valid_recursive_sequence_lengths():
-        what = f"the lengths {recursive_seq_lens} are not those of {len(made._array)} rows"
+    lengths = [_whole_numbers(level) for level in recursive_seq_lens]
+    if (why := why_not_lengths(lengths, len(made._array))) is not None:
         hint = "each level adds up to how many the next has, and the last to the rows"
-        raise mistake(what, hint, AssertedError)
+        raise mistake(why, hint, AssertedError)
+    made.set_recursive_sequence_lengths(lengths)
     return made
 
 

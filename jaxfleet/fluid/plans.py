@@ -95,7 +95,8 @@ def runnable(program: Program, fed: Iterable[str] = ()) -> IrProgram:
     Random operators get seeds of their own and the number of the run; operators on sequences get
     their lengths; what is fed in the place of a value that the program computes becomes data.
     """
-    return with_draws(with_lengths(_with_data(ir_program(program), fed), program))
+    made = with_lengths(_with_data(ir_program(program), fed), program)
+    return with_draws(made, program.random_seed)
 
 
 def _with_data(program: IrProgram, fed: Iterable[str]) -> IrProgram:

@@ -12,12 +12,13 @@ import numpy as np
 
 from jaxfleet.errors import FeedError, RaggedError
 from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.lod_tensor import LoDTensor, create_lod_tensor
+from jaxfleet.fluid.lod_tensor import LoDTensor, create_lod_tensor, why_not_lengths
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.ragged import lengths_of, ragged_data, slots_for_lengths, source_of
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.fluid.versions import PerVersion
+from jaxfleet.ir.dims import letter
 from jaxfleet.ops.fluid import EMPTY
 
 _LEAST = 8  # the fewest rows, and the smallest step between two numbers of rows
@@ -43,6 +44,29 @@ def fed_sequences(program: Program, variable: Variable, value: Any) -> dict[str,
     return {variable.name: rows, lengths_of(variable.name): np.asarray(lengths, np.int32)}
 
 
+def check_counts(declared: Mapping[str, Variable], fed: Mapping[str, Any]) -> None:
+    """Checks that there are as many sequences as rows of everything else.
+
+    Args:
+        declared: the variables of the program.
+        fed: arrays by name, of sequences with their lengths.
+
+    Raises:
+        FeedError: there are more, or fewer.
+    """
+    found: dict[int, str] = {}
+    for name, value in fed.items():
+        variable = declared.get(name)
+        if variable is None or not variable.is_data or not np.ndim(value):
+            continue
+        if (lengths := fed.get(lengths_of(name))) is not None:
+            found.setdefault(len(lengths), f"'{name}' is fed {len(lengths)} sequences")
+        elif variable.sizes and variable.sizes[0] == letter("b"):
+            found.setdefault(len(value), f"'{name}' is fed {len(value)} rows")
+    if len(found) > 1:
+        raise FeedError(", and ".join(found.values()), hint="feed a row for each sequence")
+
+
 def lod_tensor_of(variable: Variable, sequences: Sequence[Any]) -> LoDTensor:
     """Returns sequences as what a variable is fed.
 
@@ -66,6 +90,8 @@ def _rows_and_lengths(variable: Variable, value: Any) -> tuple[np.ndarray, list[
         if len(levels) > 1 or variable.lod_level > 1:
             what = f"'{name}' is fed {len(levels)} levels of sequences, and declared {variable}"
             raise FeedError(what, hint="one level is supported: lod_level=1")
+        if (why := why_not_lengths(levels, len(np.asarray(value)))) is not None:
+            raise RaggedError(f"'{name}' is fed sequences: {why}", hint="set them after the rows")
         return _shaped(np.asarray(value), shape, name), levels[0]
     if not isinstance(value, list | tuple):
         what = f"'{name}' is sequences, and is fed {type(value).__name__} without their lengths"

@@ -93,15 +93,20 @@ def missing_state(program: Program, name: str) -> FeedError:
     return FeedError(f"{what} {used}", op=op, hint=hint)
 
 
-def not_fed(program: Program, name: str, data: Iterable[str]) -> FeedError:
+def not_fed(
+    program: Program, name: str, data: Iterable[str], unknown: Sequence[str] = ()
+) -> FeedError:
     """Returns the error about data that a program needs and that is not fed.
 
     Args:
         program: it.
         name: what is not fed.
         data: all that is to be fed.
+        unknown: what is fed and the program does not have.
     """
     what = f"'{name}' ({program.variables[name].type}) is not fed"
+    if unknown:
+        what += f", and there is no {', '.join(map(repr, unknown))}, which is"
     return FeedError(what, hint=f"feed all of {', '.join(data)}")
 
 

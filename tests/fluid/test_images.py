@@ -1,5 +1,6 @@
 """Networks of convolutions: what operators they are, and that they train."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,29 @@ def test_images_that_cannot_be_convolved() -> None:
             layers.pool2d(images)
         with pytest.raises(TypeError, match="'input' of conv2d is of type int, not Variable"):
             layers.conv2d(3, 4, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [lambda x: layers.conv2d(x, 4, 5), lambda x: layers.pool2d(x, 5)],
+    ids=["conv2d", "pool2d"],
+)
+def test_a_window_that_does_not_fit(layer: Callable[[fluid.Variable], fluid.Variable]) -> None:
+    why = "a window of 5x5 does not fit into images of 2x2"
+    with fresh(), pytest.raises(ProgramError) as built:
+        layer(fluid.data("images", [None, 1, 2, 2]))
+    assert why in "".join(built.value.__notes__)
+    with fresh() as (main, startup), fluid.scope_guard(fluid.Scope()):
+        out, exe = layer(fluid.data("images", [None, 1, None, None])), fluid.Executor()
+        if startup.global_block().ops:
+            exe.run(startup)
+        with pytest.raises(ProgramError, match=why):
+            exe.run(main, feed={"images": np.ones((3, 1, 2, 2), np.float32)}, fetch_list=[out])
+
+
+def test_a_large_window_on_images_of_unknown_size() -> None:
+    with fresh():
+        assert layers.conv2d(fluid.data("x", [None, 1, None, None]), 4, 31).shape == (-1, 4, -1, -1)
 
 
 def test_a_group_of_convolutions() -> None:

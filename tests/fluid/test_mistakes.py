@@ -1,5 +1,6 @@
 """Mistakes are named with the user's line, and leave the program as it was."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -246,3 +247,45 @@ def test_a_layer_has_columns(size: Any) -> None:
         with pytest.raises(ValueError, match="fc: size is"):
             layers.fc(x, size)
         assert not main.all_parameters()
+
+
+def test_a_label_of_classes_is_whole_numbers() -> None:
+    with fresh() as (main, _):
+        x, label = fluid.data("x", [None, 3]), fluid.data("label", [None, 1])
+        what = "cross_entropy: labels are classes, and 'label' is declared float32"
+        with pytest.raises(TypeError, match=what) as caught:
+            layers.cross_entropy(x, label)
+        assert "test_mistakes.py" in line(caught.value)
+        with pytest.raises(TypeError, match="softmax_with_cross_entropy: labels are classes"):
+            layers.softmax_with_cross_entropy(x, label)
+        assert not main.global_block().ops
+
+
+def doubled(feed: dict[str, np.ndarray]) -> None:
+    with fresh() as (main, _), fluid.scope_guard(Scope()):
+        out = layers.scale(fluid.data("y", [None, 1]), scale=2.0)
+        fluid.Executor().run(main, feed=feed, fetch_list=[out])
+
+
+def test_a_feed_that_lacks_an_axis_is_told_how_to_get_it() -> None:
+    with pytest.raises(FeedError) as caught:
+        doubled({"y": np.ones(4, np.float32)})
+    assert "feed value.reshape(-1, 1)" in line(caught.value)
+
+
+def test_a_feed_by_a_wrong_name_is_one_message() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(FeedError, match=r"'y' .* is not fed, and there is no 'yy', which is"):
+            doubled({"yy": ROWS})
+
+
+def test_a_warning_stands_at_the_users_line() -> None:
+    with pytest.warns(UserWarning, match="'z' is fed") as caught:
+        doubled({"y": np.ones((4, 1), np.float32), "z": ROWS})
+    assert [found.filename for found in caught] == [__file__]
+
+
+def test_a_batch_without_rows_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="'y' is fed no rows: a mean over no rows is NaN"):
+        doubled({"y": np.ones((0, 1), np.float32)})

@@ -198,7 +198,7 @@ def test_what_is_no_sequences() -> None:
 def test_lengths_that_do_not_fit() -> None:
     with pytest.raises(AssertionError, match=r"have the lengths \[\[\d"):
         fluid.create_lod_tensor([[1, 2], [3]], [[1, 2]], fluid.CPUPlace())
-    with pytest.raises(AssertionError, match=r"the lengths \[\[.* are not those of"):
+    with pytest.raises(AssertionError, match="add up to 3, and there are 4 rows"):
         fluid.create_lod_tensor(np.ones((4, 1)), [[1, 2]], fluid.CPUPlace())
     with pytest.raises(TypeError, match="the data of a LoDTensor"):
         fluid.create_lod_tensor(3, [[1]], fluid.CPUPlace())
@@ -209,6 +209,50 @@ def test_lengths_that_do_not_fit() -> None:
     drawn = fluid.create_random_int_lodtensor([[2, 3]], [1], fluid.CPUPlace(), 4, 6)
     assert drawn.shape() == [5, 1]
     assert set(np.asarray(drawn).ravel()) <= {4, 5, 6}
+
+
+@pytest.mark.parametrize(
+    ("lod", "why"),
+    [
+        ([[0, 1, 9]], "add up to 9, and there are 6 rows"),
+        ([[0, 1, 4]], "add up to 4, and there are 6 rows"),
+        ([[0, 4, 2, 6]], "are no offsets"),
+        ([[1, 3, 6]], "are no offsets"),
+        ([[]], "are no offsets"),
+        ([[0, 3], [0, 2, 6]], "add up to 3, and the next level has 2"),
+    ],
+)
+def test_offsets_that_are_none_are_refused(lod: list[list[int]], why: str) -> None:
+    made = fluid.LoDTensor()
+    made.set(np.arange(6.0).reshape(6, 1), fluid.CPUPlace())
+    with pytest.raises(ValueError, match=why):
+        made.set_lod(lod)
+    assert made.lod() == []
+    with pytest.raises(RuntimeError, match="are not all 0 or more"):
+        made.set_recursive_sequence_lengths([[-1, 7]])
+
+
+def test_rows_that_are_set_after_the_lengths_are_checked_when_they_are_fed() -> None:
+    with fresh() as (main, _), fluid.scope_guard(Scope()):
+        out = layers.sequence_pool(layers.data("rows", [1], lod_level=1), "sum")
+        made = fluid.LoDTensor()
+        made.set_lod([[0, 1, 4]])
+        made.set(np.arange(6, dtype=np.float32).reshape(6, 1))
+        assert not made.has_valid_recursive_sequence_lengths()
+        with pytest.raises(
+            RaggedError, match=r"'rows' is fed sequences: the lengths .* add up to 4"
+        ):
+            fluid.Executor().run(main, feed={"rows": made}, fetch_list=[out])
+
+
+def test_as_many_labels_as_sequences() -> None:
+    with fresh() as (main, _), fluid.scope_guard(Scope()):
+        pooled = layers.sequence_pool(layers.data("rows", [1], lod_level=1), "sum")
+        out = layers.elementwise_add(pooled, layers.data("label", [1]))
+        feed = {"rows": [[[1.0]], [[2.0], [3.0]]], "label": np.ones((3, 1), np.float32)}
+        what = "'rows' is fed 2 sequences, and 'label' is fed 3 rows"
+        with pytest.raises(FeedError, match=what):
+            fluid.Executor().run(main, feed=feed, fetch_list=[out])
 
 
 def test_a_feeder_makes_sequences_of_samples() -> None:

@@ -108,6 +108,30 @@ def test_random_numbers_follow_the_programs_seed() -> None:
     assert 0.2 < first.mean() < 0.8
 
 
+def begun(exe: fluid.Executor, startup: fluid.Program) -> np.ndarray:
+    """Returns what a startup program gives 'w', run in a scope of its own."""
+    with fluid.scope_guard(Scope()):
+        exe.run(startup)
+        return np.array(fluid.global_scope().find_var("w").get_tensor())  # type: ignore[union-attr]
+
+
+def test_a_startup_program_with_a_seed_begins_alike_whatever_ran_before() -> None:
+    def built(seed: int) -> fluid.Program:
+        with fresh() as (_, startup):
+            startup.random_seed = seed
+            layers.fc(layers.data("x", [4]), 3, param_attr="w")
+            return startup
+
+    exe, startup = fluid.Executor(), built(7)
+    first = begun(exe, startup)
+    np.testing.assert_array_equal(begun(exe, startup), first)
+    np.testing.assert_array_equal(begun(exe, built(7)), first)
+    np.testing.assert_array_equal(begun(fluid.Executor(), startup), first)
+    assert not np.array_equal(begun(exe, built(8)), first)
+    unseeded = built(0)
+    assert not np.array_equal(begun(exe, unseeded), begun(exe, unseeded))
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -139,7 +163,7 @@ def test_every_optimizer_brings_the_loss_down(name: str, arguments: tuple[float,
         losses = [float(exe.run(main, feed=feed, fetch_list=[loss])[0][0]) for _ in range(40)]
     assert all(np.isfinite(losses))
     is_slow = name in {"Adadelta", "LarsMomentum"}  # from nothing; by a thousandth of the rate
-    assert losses[-1] < (0.98 if is_slow else 0.7) * losses[0]
+    assert losses[-1] < (0.99 if is_slow else 0.7) * losses[0]
 
 
 def test_a_parameter_with_a_rate_of_its_own() -> None:

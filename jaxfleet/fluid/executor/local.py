@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxfleet.fluid.drawing import RUN
-from jaxfleet.fluid.feeding import Feed, fed_values, warn_unknown
+from jaxfleet.fluid.feeding import Feed, fed_values, warn_empty, warn_unknown
 from jaxfleet.fluid.places import device_to_choose
 from jaxfleet.fluid.plans import Names, Plan, Plans
 from jaxfleet.fluid.program import Program
@@ -55,11 +55,15 @@ class LocalRuns:
             FeedError: what is fed, fetched or in the scope does not fit.
         """
         plan = self._plans.find(program, tuple(feed), fetch)
-        if plan.unknown or plan.puts:
+        if plan.puts:
             _put(plan, feed, scope)
         if plan.has_sequences:
             feed = fed_values(program, {n: x for n, x in feed.items() if n not in plan.unknown})
         data = _data(plan, feed)
+        for name in plan.unknown:
+            warn_unknown(name)
+        if not all([value.size for value in data.values()]):  # noqa: C419  # quicker than a generator
+            warn_empty(data)
         if plan.draws:
             data[RUN] = draw(program)
         if not (return_numpy and fetch):
@@ -85,8 +89,6 @@ class LocalRuns:
 
 def _put(plan: Plan, feed: Feed, scope: Scope) -> None:
     """Puts what is fed to persistable variables into the scope, where the run reads them."""
-    for name in plan.unknown:
-        warn_unknown(name)
     for name, rule in plan.puts:
         scope.keep({name: jax.numpy.array(rule.take(feed[name]), copy=True)})
 
@@ -98,7 +100,8 @@ def _data(plan: Plan, feed: Feed) -> dict[str, Any]:
         return {name: rule.take(feed[name]) for name, rule in plan.data}
     except KeyError as error:
         names = [name for name, _ in plan.data]
-        raise not_fed(plan.prepared.program, str(error.args[0]), names) from None
+        missing = str(error.args[0])
+        raise not_fed(plan.prepared.program, missing, names, plan.unknown) from None
 
 
 def _state(plan: Plan, scope: Scope) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,5 +1,7 @@
 """Layers that compare what was predicted with what is so."""
 
+from jaxfleet.errors import WrongTypeError
+from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.maths import reduce_mean
 from jaxfleet.fluid.layers.one_operator import one_operator, variables
@@ -37,10 +39,29 @@ def _cross_entropy2(input: Variable, label: Variable, ignore_index: int) -> Vari
 def cross_entropy(
     input: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100
 ) -> Variable:
-    """Takes minus the log of the probability of the label: `[..., 1]`."""
+    """Takes minus the log of the probability of the label: `[..., 1]`.
+
+    Raises:
+        TypeError: labels are no whole numbers; or, if soft, no probabilities.
+    """
+    _check_label("cross_entropy", label, soft=soft_label)
     if soft_label:
         return _cross_entropy(input, label, soft_label, ignore_index)
     return _cross_entropy2(input, label, ignore_index)
+
+
+def _check_label(layer: str, label: object, *, soft: bool) -> None:
+    """Checks the dtype of labels, where they are a variable.
+
+    Raises:
+        TypeError: it is another than the layer takes.
+    """
+    if not isinstance(label, Variable) or label.dtype.startswith("float") == soft:
+        return
+    kind, dtype = ("probabilities", "float32") if soft else ("classes", "int64")
+    what = f"{layer}: labels are {kind}, and '{label.name}' is declared {label.dtype}"
+    hint = f"declare it dtype='{dtype}', or say soft_label={not soft}"
+    raise mistake(what, hint, WrongTypeError)
 
 
 def softmax_with_cross_entropy(
@@ -52,7 +73,12 @@ def softmax_with_cross_entropy(
     return_softmax: bool = False,
     axis: int = -1,
 ) -> Variable | tuple[Variable, Variable]:
-    """Takes softmax and cross entropy in one: `[..., 1]`."""
+    """Takes softmax and cross entropy in one: `[..., 1]`.
+
+    Raises:
+        TypeError: labels are no whole numbers; or, if soft, no probabilities.
+    """
+    _check_label("softmax_with_cross_entropy", label, soft=soft_label)
     helper = LayerHelper("softmax_with_cross_entropy")
     (x,) = variables(helper.layer_type, "logits", logits)
     attrs = {

@@ -53,7 +53,7 @@ def _convolve(attrs: Attributes, x: Array, filters: Array, groups: int) -> Array
     sizes = x.shape[1:3] if _is_last(attrs) else x.shape[2:4]
     is_same = attrs["padding_algorithm"] == "SAME"  # which knows no dilation
     dilations = [1] * len(sizes) if is_same else attrs["dilations"]
-    return lax.conv_general_dilated(
+    made = lax.conv_general_dilated(
         x,
         filters,
         attrs["strides"],
@@ -62,6 +62,22 @@ def _convolve(attrs: Attributes, x: Array, filters: Array, groups: int) -> Array
         dimension_numbers=(layout, "OIHW", layout),
         feature_group_count=groups,
     )
+    window = [(size - 1) * by + 1 for size, by in zip(filters.shape[2:], dilations, strict=True)]
+    return _not_empty(made, sizes, window, made.shape[1:3] if _is_last(attrs) else made.shape[2:])
+
+
+def _not_empty(
+    made: Array, sizes: Sequence[int], window: Sequence[int], found: Sequence[int]
+) -> Array:
+    """Returns what windows over images make.
+
+    Raises:
+        ValueError: not one window fits, so that it has no element, and its mean would be NaN.
+    """
+    if all(size > 0 for size in found):
+        return made
+    wide, images = ("x".join(map(str, shape)) for shape in (window, sizes))
+    raise ValueError(f"a window of {wide} does not fit into images of {images} and their padding")
 
 
 @fluid_op("conv2d", inputs="Input Filter Bias?", outputs="Output", attrs=_CONV,
@@ -103,6 +119,7 @@ def conv2d_transpose(attrs: Attributes, x: Array, filters: Array) -> Array:
         dimension_numbers=("NCHW", "OIHW", "NCHW"),
         feature_group_count=groups,
     )
+    made = _not_empty(made, x.shape[2:], window, made.shape[2:])
     return jnp.moveaxis(made, 1, 3) if _is_last(attrs) else made
 
 
@@ -131,6 +148,7 @@ def pool2d(attrs: Attributes, x: Array) -> Array:
     """Takes the largest element of each window, or their average."""
     x = jnp.moveaxis(x, 3, 1) if _is_last(attrs) else x
     made = _adaptive(attrs, x) if attrs["adaptive"] else _pooled(attrs, x)
+    made = _not_empty(made, x.shape[2:], attrs["ksize"], made.shape[2:])
     return jnp.moveaxis(made, 1, 3) if _is_last(attrs) else made
 
 
