@@ -161,7 +161,7 @@ class Operator:
         return bool(self.attrs.get(ROLE, 0) & OpRole.BACKWARD)
 
     def to_string(self, throw_on_error: bool = False, with_details: bool = False) -> str:
-        """Returns one line of text, with its attributes if asked.
+        """Returns one line of text, with its attributes that are not the usual ones; or with all.
 
         Raises:
             TypeError: an argument is not a bool.
@@ -169,7 +169,7 @@ class Operator:
         check_type(throw_on_error, "throw_on_error", bool)
         check_type(with_details, "with_details", bool)
         shown = {name: value for name, value in self.all_attrs().items() if name != _CALL_STACK}
-        return f"{self} {shown}" if with_details else str(self)
+        return f"{self._line()} {shown}" if with_details else str(self)
 
     def _copied(self, block: "Block") -> "Operator":
         """Returns a copy in another block, quicker than it could be made and checked again."""
@@ -207,6 +207,13 @@ class Operator:
         return kind(f"operator '{self.type}' {what}", source=self.source, hint=hint)
 
     def __str__(self) -> str:
+        schema = schema_of(self.type)
+        usual = schema.attrs if schema else {}
+        said = {name: v for name, v in sorted(self.attrs.items()) if name not in _EVERY}
+        own = [f"{n}={_numbered(v)!r}" for n, v in said.items() if n not in usual or v != usual[n]]
+        return f"{self._line()} {{{', '.join(own)}}}" if own else self._line()
+
+    def _line(self) -> str:
         read = ", ".join(f"{slot}={self.inputs[slot]}" for slot in self.input_names)
         written = ", ".join(f"{slot}={self.outputs[slot]}" for slot in self.output_names)
         return f"{{{written}}} = {self.type}({read})"

@@ -115,7 +115,7 @@ class Variable(Arithmetic):
         """
         check_type(throw_on_error, "throw_on_error", bool)
         check_type(with_details, "with_details", bool)
-        if throw_on_error:
+        if throw_on_error and self.type != VarType.RAW:  # which is nothing that has a shape
             self.shape  # noqa: B018  # raises
         more = ", ".join(f"{k}={v!r}" for k, v in self._details().items() if v not in (None, False))
         return f"{self} {{{more}}}" if with_details and more else str(self)

@@ -255,3 +255,23 @@ def test_a_wrong_role_is_named() -> None:
                 layers.relu(x)
     roles = [op.attr("op_role") for op in main.global_block().ops]
     assert roles == [0, 1, 2, 4, 8, 16, 18, 256, 257, 4096]
+
+
+def test_a_printed_program_shows_the_attributes_that_are_not_the_usual_ones() -> None:
+    with fresh() as (main, _):
+        x = layers.data("x", [4])
+        layers.scale(layers.scale(x), scale=7.0)
+    first, second = str(main).splitlines()[-2:]
+    assert first.endswith("scale(X=['x'])")
+    assert second.endswith("scale(X=['scale_0.tmp_0']) {scale=7.0}")
+
+
+def test_a_rank_s_startup_program_prints() -> None:
+    config = fluid.DistributeTranspilerConfig()
+    config.mode, config.wait_port = "nccl2", False
+    with fresh() as (main, startup):
+        fluid.optimizer.SGD(0.1).minimize(layers.mean(layers.fc(layers.data("x", [4]), 1)))
+        ranks = "127.0.0.1:6174,127.0.0.1:6175"
+        made = fluid.DistributeTranspiler(config)
+        made.transpile(0, main, trainers=ranks, current_endpoint="127.0.0.1:6174")
+    assert "NCCLID: float32[?]" in startup.to_string(throw_on_error=True)

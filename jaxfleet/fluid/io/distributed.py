@@ -39,6 +39,7 @@ def served_values(executor: Executor, program: Program) -> dict[str, np.ndarray]
             parts.setdefault(var.origin.name, []).append(var)
     # What has one element goes with every slice of its parameter, and is the same with each.
     whole = {name: _in_order(vars) for name, vars in parts.items()}
+    whole |= {name: [(name, endpoint)] for name, endpoint in registry.shared.items()}
     return executor._pserver.pull(program, whole) if whole else {}
 
 
@@ -69,20 +70,28 @@ def server_slices(program: Program, folder: Path, filename: str | None) -> dict[
         SavedError: a variable is not there, is damaged, or has another shape than the job's.
     """
     assert program._parameters_on_pservers is not None
-    held = program._parameters_on_pservers.get_distributed_vars_by_ep(str(program._ps_endpoint))
-    return {part.slice.name: _cut(part, folder, filename) for part in held}
+    registry, declared = program._parameters_on_pservers, program.global_block().vars
+    held = registry.get_distributed_vars_by_ep(str(program._ps_endpoint))
+    found = {part.slice.name: _cut(part, folder, filename) for part in held}
+    shared = [name for name in registry.shared if name in declared]
+    return found | {name: _saved(name, folder, filename) for name in shared}
 
 
 def _cut(part: VarDistributed, folder: Path, filename: str | None) -> np.ndarray:
     name, shape = part.origin.name, part.origin.shape
-    path = file_of(folder, name) if filename is None else folder / filename
-    array = read_arrays(path, [name]).get(name)
-    if array is None:
-        raise mistake(f"'{name}' is not saved in {path}", kind=SavedError)
+    array = _saved(name, folder, filename)
     if array.shape != tuple(shape):
-        what = f"'{name}' has shape {list(array.shape)} in {path}, and {list(shape)} in the job"
+        what = f"'{name}' has shape {list(array.shape)} in {folder}, and {list(shape)} in the job"
         raise mistake(what, kind=SavedError)
     if not part.is_slice:
         return array
     start = part.offset // max(prod(shape[1:]), 1)
     return array[start : start + part.slice.shape[0]]
+
+
+def _saved(name: str, folder: Path, filename: str | None) -> np.ndarray:
+    path = file_of(folder, name) if filename is None else folder / filename
+    array = read_arrays(path, [name]).get(name)
+    if array is None:
+        raise mistake(f"'{name}' is not saved in {path}", kind=SavedError)
+    return array

@@ -112,7 +112,8 @@ def save_persistables(
     if not served:
         save_vars(executor, dirname, main_program, None, is_here, filename)
         return
-    own = ((v.name, value_of(v)) for v in _chosen(main_program, None, is_here))
+    kept = [v for v in _chosen(main_program, None, is_here) if v.name not in served]
+    own = ((v.name, value_of(v)) for v in kept)
     _write(_folder(dirname), filename, chain(own, served.items()))
 
 

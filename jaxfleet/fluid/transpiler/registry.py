@@ -8,6 +8,7 @@ from jaxfleet.analysis.slices import Slice, placement_of, slices_of
 from jaxfleet.analysis.updates import Updates
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.transpiler.details.vars_distributed import VarsDistributed, VarStruct
+from jaxfleet.ir import Kind
 from jaxfleet.ir import Program as IrProgram
 
 _NOT_STATE = ("Param", "Grad", "LearningRate")
@@ -33,7 +34,17 @@ def registry_of(main: Program, placed: IrProgram, *, has_state: bool = True) -> 
             is_cut = like.shape == origin.shape
             held = replace(like, shape=cut.shape) if is_cut else like
             _add(found, like, held, cut, "Optimizer", placement[cut.name])
+        for name in _shared(placed, updates, cut.param) if has_state else ():
+            found.shared.setdefault(name, placement[cut.name])
     return found
+
+
+def _shared(placed: IrProgram, updates: Updates, param: str) -> Iterator[str]:
+    """Yields what outlives a run of a parameter's learning rate, or of the schedule of it."""
+    names = [name for op in updates.schedule for name in (*op.reads, *op.writes)]
+    names += [str(n) for op in updates.of(param) for n in op.inputs.slot("LearningRate")]
+    known = {v.name for v in placed.of_kind(Kind.STATE)}
+    yield from (name for name in dict.fromkeys(names) if name in known)
 
 
 def _state(updates: Updates, param: str) -> Iterator[str]:

@@ -18,12 +18,23 @@ from tests.fluid.pserver.test_executors import batches, net
 
 STEPS = 4
 BUILD = partial(net, lambda: fluid.optimizer.Adam(0.01))
+SCHEDULED = partial(
+    net,
+    lambda: fluid.optimizer.SGD(fluid.layers.exponential_decay(0.1, decay_steps=1, decay_rate=0.5)),
+)
 
 
-def run(folder: Path, feeds: Sequence[Sequence[Feed]], *, save_at: int, load: bool) -> Any:
+def run(
+    folder: Path,
+    feeds: Sequence[Sequence[Feed]],
+    *,
+    save_at: int,
+    load: bool,
+    build: Callable[[], fluid.Variable] = BUILD,
+) -> Any:
     """Trains, and returns each trainer's losses; saves before a step, or loads at first."""
     job, endpoints = Job(), ["127.0.0.1:7301", "127.0.0.1:7302"]
-    script = Script(job, BUILD, endpoints, 2)
+    script = Script(job, build, endpoints, 2)
 
     def server(number: int) -> None:
         main, startup = script.transpiled()[0].get_pserver_programs(endpoints[number])
@@ -54,22 +65,27 @@ def run(folder: Path, feeds: Sequence[Sequence[Feed]], *, save_at: int, load: bo
     return [done[f"trainer {n}"] for n in range(2)]
 
 
-def test_c191_a_saved_job_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("build", [BUILD, SCHEDULED], ids=["rate", "schedule"])
+def test_c191_a_saved_job_goes_on_with_the_same_bits(
+    tmp_path: Path, build: Callable[[], fluid.Variable]
+) -> None:
     feeds = shared_out(batches(STEPS), 2)
-    whole = run(tmp_path, feeds, save_at=2, load=False)
-    rest = run(tmp_path, [fed[2:] for fed in feeds], save_at=-1, load=True)
+    whole = run(tmp_path, feeds, save_at=2, load=False, build=build)
+    rest = run(tmp_path, [fed[2:] for fed in feeds], save_at=-1, load=True, build=build)
     assert rest == [losses[2:] for losses in whole]
 
 
-def test_one_process_goes_on_from_what_a_job_has_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("build", [BUILD, SCHEDULED], ids=["rate", "schedule"])
+def test_one_process_goes_on_from_what_a_job_has_saved(
+    tmp_path: Path, build: Callable[[], fluid.Variable]
+) -> None:
     fed = batches(STEPS)
-    whole = np.mean(run(tmp_path, shared_out(fed, 2), save_at=2, load=False), 0)
+    whole = np.mean(run(tmp_path, shared_out(fed, 2), save_at=2, load=False, build=build), 0)
     exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
     with fresh() as (main, startup), fluid.scope_guard(scope):
-        loss = BUILD()
+        loss = build()
         exe.run(startup)
-        kept = [v for v in main.list_vars() if v.persistable and "learning_rate" not in v.name]
-        io.load_vars(exe, tmp_path, main, kept)
+        io.load_persistables(exe, tmp_path, main)
         rest = [float(exe.run(main, feed=dict(x), fetch_list=[loss])[0][0]) for x in fed[2:]]
     np.testing.assert_allclose(rest, whole[2:], rtol=1e-5)
 

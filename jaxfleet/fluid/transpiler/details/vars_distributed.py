@@ -74,10 +74,17 @@ class VarDistributed:
 
 
 class VarsDistributed:
-    """All slices of the variables of a job."""
+    """All slices of the variables of a job.
+
+    Attributes:
+        distributed_vars: they.
+        shared: what every server that updates has whole, by name one that has it: learning rates,
+            and what their schedules keep.
+    """
 
     def __init__(self) -> None:
         self.distributed_vars: list[VarDistributed] = []
+        self.shared: dict[str, str] = {}
 
     def add_distributed_var(
         self,
