@@ -19,13 +19,13 @@ from jaxfleet.ps.messages import Kind
 from jaxfleet.ps.options import Patience
 from jaxfleet.ps.serve import network_of
 from jaxfleet.ps.tables import RemoteTables
-from jaxfleet.tables import Sgd, TableSpec, TableStore
+from jaxfleet.tables import Adagrad, TableSpec, TableStore
 from jaxfleet.tables.merge import merge
 from tests.ps.server.table_programs import table_program
 
 SPECS = (
-    TableSpec(name="users", dim=3, optimizer=Sgd(0.1)),
-    TableSpec(name="items", dim=8, optimizer=Sgd(0.1)),
+    TableSpec(name="users", dim=3, optimizer=Adagrad(0.1)),
+    TableSpec(name="items", dim=8, optimizer=Adagrad(0.1)),
 )
 ALL_KEYS = np.arange(-60, 60) * (2**56 + 11)
 

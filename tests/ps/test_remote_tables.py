@@ -130,15 +130,15 @@ def test_a_look_up_after_its_push_sees_what_all_pushed() -> None:
         np.testing.assert_allclose(change, np.full((6, 3), -1.5), rtol=1e-6)
 
 
-def test_no_keys_and_many_keys() -> None:
+def test_no_keys_and_a_million_keys() -> None:
     def script(_: int, client: Client, tables: RemoteTables) -> None:
         client.next_step(8)
         none = np.empty(0, np.int64)
         assert tables.look_up("users", none).shape == (0, 3)
         tables.push("users", none, np.empty((0, 3), np.float32))
-        many = np.arange(1 << 15) * 12345677
-        assert tables.look_up("items", many).shape == (1 << 15, 2)
-        tables.push("items", many, np.ones((1 << 15, 2), np.float32))
+        many = np.arange(1 << 20) * 12345677
+        assert tables.look_up("items", many).shape == (1 << 20, 2)
+        tables.push("items", many, np.ones((1 << 20, 2), np.float32))
 
     play(script, servers=2, trainers=1)
 
