@@ -23,7 +23,7 @@ PUBLIC = {
     """,
     "jaxfleet.checkpoint": """
         Checkpoint CheckpointSeries PartReceipt Piece commit discard open_checkpoint save_arrays
-        write_part
+        save_pieces write_part
     """,
     "jaxfleet.checkpoint.tables": """
         SavedTable TableSeries compact export_arrays export_text load_tables save_tables

@@ -19,5 +19,6 @@ from jaxfleet.checkpoint.pieces import Piece as Piece
 from jaxfleet.checkpoint.reading import Checkpoint as Checkpoint
 from jaxfleet.checkpoint.reading import open_checkpoint as open_checkpoint
 from jaxfleet.checkpoint.saving import save_arrays as save_arrays
+from jaxfleet.checkpoint.saving import save_pieces as save_pieces
 from jaxfleet.checkpoint.series import CheckpointSeries as CheckpointSeries
 from jaxfleet.checkpoint.writing import write_part as write_part

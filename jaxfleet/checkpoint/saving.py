@@ -1,6 +1,6 @@
 """Saves arrays that one process holds whole."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,23 @@ def save_arrays(
         CheckpointError: the disk is full or fails, or a value cannot be saved.
     """
     pieces = (Piece.whole(name, np.asarray(array)) for name, array in arrays.items())
+    save_pieces(folder, pieces, step=step, facts=facts)
+
+
+def save_pieces(
+    folder: Path, pieces: Iterable[Piece], *, step: int, facts: Mapping[str, Plain] | None = None
+) -> None:
+    """Saves pieces as a checkpoint of one part, otherwise as `save_arrays`.
+
+    Args:
+        folder: the checkpoint's.
+        pieces: all that it holds.
+        step: the step that they belong to.
+        facts: plain data, for whoever reads it.
+
+    Raises:
+        CheckpointError: the disk is full or fails, or a value cannot be saved.
+    """
     receipt = write_part(folder, "all", pieces, step=step)
     try:
         commit(folder, [receipt], step=step, facts=facts)

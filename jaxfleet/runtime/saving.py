@@ -8,21 +8,58 @@ import jax
 import numpy as np
 
 from jaxfleet.capture import Captured
-from jaxfleet.checkpoint import Checkpoint, open_checkpoint, save_arrays
+from jaxfleet.checkpoint import Checkpoint, Piece, open_checkpoint, save_arrays, save_pieces
+from jaxfleet.checkpoint.tables import load_tables, table_pieces
 from jaxfleet.errors import CheckpointError
 from jaxfleet.ir import Variable
 from jaxfleet.lower import host_type, to_device, to_host
+from jaxfleet.tables.local import LocalTables
+
+_STEPS = "table steps"  # how many steps the tables of one process have seen
 
 
-def save_leaves(path: str | Path, captured: Captured, leaves: Sequence[Any], *, step: int) -> None:
+def save_leaves(
+    path: str | Path,
+    captured: Captured,
+    leaves: Sequence[Any],
+    *,
+    step: int,
+    tables: LocalTables | None = None,
+) -> None:
     """Writes a checkpoint of a whole state, from one process.
+
+    Args:
+        path: its folder.
+        captured: the step whose state it is.
+        leaves: the state's.
+        step: how many steps led to it.
+        tables: those of the step, which are saved with it.
 
     Raises:
         CheckpointError: it cannot be written; what was there before stays.
     """
     names = [leaf.name for leaf in captured.signature.state]
     arrays = {name: on_host(value) for name, value in zip(names, leaves, strict=True)}
-    save_arrays(Path(path).absolute(), arrays, step=step)
+    if tables is None or not tables.stores:
+        save_arrays(Path(path).absolute(), arrays, step=step)
+        return
+    pieces = (
+        *(Piece.whole(name, array) for name, array in arrays.items()),
+        *table_pieces(tables.stores.values()),
+    )
+    save_pieces(Path(path).absolute(), pieces, step=step, facts={_STEPS: tables.step})
+
+
+def read_tables(checkpoint: Checkpoint, tables: LocalTables) -> None:
+    """Makes tables be those of a checkpoint.
+
+    Raises:
+        CheckpointError: it has not all of them, or others by their names, or is damaged.
+    """
+    fresh = LocalTables(store.spec for store in tables.stores.values())
+    load_tables([checkpoint], fresh.stores.values())
+    fresh.step = max(checkpoint.step, int(str(checkpoint.facts.get(_STEPS, 0))))
+    tables.become(fresh)
 
 
 def open_for(path: str | Path, captured: Captured) -> Checkpoint:

@@ -20,7 +20,7 @@ from jaxfleet.runtime.explain import explain
 from jaxfleet.runtime.feed import check_batch, check_rows, check_state, type_of, used_before
 from jaxfleet.runtime.place import place_batch, place_state
 from jaxfleet.runtime.processes import ServerStep, job_step
-from jaxfleet.runtime.saving import open_for, read_leaves, save_leaves
+from jaxfleet.runtime.saving import open_for, read_leaves, read_tables, save_leaves
 from jaxfleet.runtime.step_tables import StepTables
 from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
 from jaxfleet.runtime.trainer_step import TrainerStep
@@ -221,7 +221,7 @@ class Step:
         """
         leaves, tree = _flatten(state)
         check_state(leaves, tree, self.captured)
-        save_leaves(path, self.captured, leaves, step=number)
+        save_leaves(path, self.captured, leaves, step=number, tables=self.tables)
 
     def restore(self, path: str | Path) -> Any:
         """Returns the state of a checkpoint, written in any mode.
@@ -230,7 +230,10 @@ class Step:
             CheckpointError: there is none, it is damaged, or of another step.
         """
         variables = [self.captured.program.variables[x.name] for x in self.captured.signature.state]
-        read = read_leaves(open_for(path, self.captured), variables)
+        checkpoint = open_for(path, self.captured)
+        read = read_leaves(checkpoint, variables)
+        if self.tables.stores:
+            read_tables(checkpoint, self.tables)
         tree = self.captured.signature.state_tree
         return self.place(_unflatten(tree, [read[v.name] for v in variables]))
 

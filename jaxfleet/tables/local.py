@@ -24,6 +24,10 @@ class LocalTables:
         """Counts a step: what comes now is of the next one."""
         self.step += 1
 
+    def become(self, others: "LocalTables") -> None:
+        """Takes the rows and the count of steps of others, as a checkpoint has them."""
+        self.stores, self.step = others.stores, others.step
+
     def look_up(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns rows, as `TableAccess.look_up` says."""
         return self.stores[table].look_up(keys, step=self.step)

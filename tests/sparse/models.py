@@ -18,6 +18,10 @@ DIM = 4
 RATE = 0.1
 OPTIMIZERS: dict[str, tuple[Any, Any]] = {
     "sgd": (jf.tables.Sgd(RATE), optax.sgd(RATE)),
+    "adagrad": (
+        jf.tables.Adagrad(RATE, initial=0.1, epsilon=1e-7),
+        optax.adagrad(RATE, initial_accumulator_value=0.1, eps=1e-7),
+    ),
 }
 
 
