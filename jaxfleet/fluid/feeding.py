@@ -3,7 +3,7 @@
 import math
 import numbers
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -45,13 +45,16 @@ def one_feed(feed: Any) -> Feed:
     return cast("Feed", feed)
 
 
-def fed_values(program: Program, feed: Feed, *, devices: int = 1) -> dict[str, Any]:
+def fed_values(
+    program: Program, feed: Feed, *, devices: int = 1, wide: Collection[str] = ()
+) -> dict[str, Any]:
     """Returns what of a feed the program knows, as arrays that a device takes.
 
     Args:
         program: what names which variables.
         feed: values by name; what the program does not have is left out, with a warning.
         devices: among how many of them axis 0 will be divided.
+        wide: the names of what goes to no device, and stays the 64 bits that it is.
 
     Raises:
         FeedError: a value is not what `fluid.data` declared.
@@ -68,7 +71,8 @@ def fed_values(program: Program, feed: Feed, *, devices: int = 1) -> dict[str, A
             found |= _sequences(program, variable, value, devices)
             has_sequences = True
         else:
-            found[name] = Rule.of(variable).checked(value, devices)
+            rule = Rule.of(variable, is_wide=name in wide)
+            found[name] = rule.checked(value, devices)
     if has_sequences:
         check_counts(declared, found)
     return found
@@ -91,18 +95,20 @@ class Rule:
         dtype: what it declares.
         narrow: what devices compute with in its place, where JAX's 64-bit types are off.
         sizes: those of its axes, -1 where any will do; None if nothing is checked.
+        is_wide: it stays what it is, since no device computes with it.
     """
 
     name: str
     dtype: np.dtype[Any]
     narrow: np.dtype[Any] | None
     sizes: tuple[int, ...] | None
+    is_wide: bool = False
 
     @classmethod
-    def of(cls, variable: Variable) -> "Rule":
+    def of(cls, variable: Variable, *, is_wide: bool = False) -> "Rule":
         dtype = numpy_dtype(variable.dtype)
         sizes = variable.shape if variable.need_check_feed else None
-        return cls(variable.name, dtype, _NARROW.get(dtype), sizes)
+        return cls(variable.name, dtype, _NARROW.get(dtype), sizes, is_wide)
 
     def take(self, value: Any) -> Any:
         """Returns a value as a device takes it; what is fed just as declared passes quickly.
@@ -129,7 +135,8 @@ class Rule:
         if self.sizes is not None:
             self._check_dtype(value)
             self._check_shape(self.sizes, value.shape, devices)
-        return value if value.dtype not in _NARROW else self.narrowed(value)
+        stays = self.is_wide or value.dtype not in _NARROW
+        return value if stays else self.narrowed(value)
 
     def narrowed(self, value: np.ndarray) -> np.ndarray:
         """Returns an array as devices compute with it.

@@ -9,11 +9,13 @@ from jaxfleet.fluid.feeding import Rule
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.ragged import ragged_data, with_lengths
 from jaxfleet.fluid.to_ir import ir_program
+from jaxfleet.fluid.transpiler.table_spec import SPECS
 from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.ir import Kind
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import Donate
 from jaxfleet.runtime.prepared import Prepared, prepare
+from jaxfleet.tables import TableSpec
 
 Names: TypeAlias = tuple[str, ...]
 
@@ -95,8 +97,22 @@ def runnable(program: Program, fed: Iterable[str] = ()) -> IrProgram:
     Random operators get seeds of their own and the number of the run; operators on sequences get
     their lengths; what is fed in the place of a value that the program computes becomes data.
     """
-    made = with_lengths(_with_data(ir_program(program), fed), program)
-    return with_draws(made, program.random_seed)
+    made = _without_tables(_with_data(ir_program(program), fed))
+    return with_draws(with_lengths(made, program), program.random_seed)
+
+
+def _without_tables(program: IrProgram) -> IrProgram:
+    """Leaves out of a server's startup program what begins all rows of a distributed table.
+
+    Each is made when it is first looked up; there may be more of them than fit.
+    """
+    texts = program.attrs.get(SPECS, ())
+    if not texts or program.attrs.get("role") != "pserver":
+        return program
+    assert isinstance(texts, tuple)
+    names = {TableSpec.from_text(str(text)).name for text in texts}
+    kept = [op for op in program.root.ops if names.isdisjoint(op.writes)]
+    return program.with_block(program.root.with_ops(kept))
 
 
 def _with_data(program: IrProgram, fed: Iterable[str]) -> IrProgram:

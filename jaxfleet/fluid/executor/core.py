@@ -188,7 +188,7 @@ class Executor:
         if not talks_to_others(program):
             run = self._local.run
             return run(program, given, fetch, scope, self._next_run, return_numpy=return_numpy)
-        fed = fed_values(program, given)
+        fed = fed_values(program, given, wide=self._pserver.ids_of_any_size(program))
         _put_persistables(program, fed, scope)
         draw = partial(self._next_run, program)
         made = self._pserver.run(program, runnable, fed, fetch, scope, draw)

@@ -12,6 +12,7 @@ from jaxfleet.fluid.executor import Executor
 from jaxfleet.fluid.io.files import file_of, read_arrays
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.transpiler.details.vars_distributed import VarDistributed
+from jaxfleet.fluid.transpiler.table_spec import SPECS
 from jaxfleet.passes.geo_sgd import MODE as GEO
 
 _ON_SERVERS_ALONE = frozenset({"Optimizer", "RemotePrefetch"})
@@ -25,11 +26,15 @@ def served_values(executor: Executor, program: Program) -> dict[str, np.ndarray]
         program: a trainer's, or any other.
 
     Raises:
-        ProgramError: the trainer has not spoken with its servers.
+        ProgramError: the trainer has not spoken with its servers, or has a distributed table.
         ClosedError: it has closed.
         PeerLostError: a server went, or takes too long.
     """
     registry = program._parameters_on_pservers
+    if program._facts.get(SPECS):
+        what = f"the rows of the distributed table '{program._distributed_lookup_table}'"
+        hint = "save_vars and save_params save the rest, and is_sparse tables are saved whole"
+        raise mistake(f"{what} are not saved by fluid.io yet", hint)
     is_first = program._facts.get("role") == "trainer" and program._is_chief
     if registry is None or not is_first:
         return {}

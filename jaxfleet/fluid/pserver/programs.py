@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxfleet.errors import FeedError
-from jaxfleet.fluid.pserver.row_programs import SEND_ROWS, RowTable, with_rows
+from jaxfleet.fluid.pserver.row_programs import SEND_ROWS, RowTable, distributed_tables, with_rows
 from jaxfleet.ir import Block, BlockRef, Kind, Operands, Operator, Program, Role, Variable
 from jaxfleet.ir.names import trainer_of
 from jaxfleet.passes import MergeSends, ScheduleSends
@@ -144,7 +144,7 @@ def plain_server(program: Program) -> Program:
     block 0; what fluid declares of it, such as a whole parameter's shape for a slice's decay, is
     then no longer asked for.
     """
-    program = _with_sums_apart(program)
+    program = _with_sums_apart(without_tables(program))
     needs, users = needs_of(program), _users(program)
     made = {name for index in served_blocks(program) for op in program.blocks[index].ops
             for name in op.writes}  # fmt: skip
@@ -166,6 +166,32 @@ def plain_server(program: Program) -> Program:
     serve = replace(serve, type="listen_and_serv", inputs=sent)
     blocks[0] = replace(blocks[0], ops=(serve,), variables=moved.get(0, {}))
     return replace(program, variables=top, blocks=tuple(blocks))
+
+
+def without_tables(program: Program) -> Program:
+    """Returns a server's program whose distributed tables are said to be some, and have no blocks.
+
+    Rows are looked up and updated by `jaxfleet.tables`.
+    """
+    specs = distributed_tables(program)
+    if not specs:
+        return program
+    names = {spec.name for spec in specs}
+    (serve,) = program.root.ops
+    of_tables = {
+        block.index
+        for block in program.blocks[1:]
+        if any(not names.isdisjoint((*op.reads, *op.writes)) for op in block.ops)
+    }
+    kept = tuple(BlockRef(index) for index in served_blocks(program) if index not in of_tables)
+    root = program.root.with_ops([replace(serve, attrs=serve.attrs.updated(optimize_blocks=kept))])
+    rest = [
+        replace(block, ops=(), variables={}) if block.index in of_tables else block
+        for block in program.blocks[1:]
+    ]
+    texts = tuple(spec.to_text() for spec in specs)
+    made = replace(program, attrs=program.attrs.updated(tables=texts))
+    return made.with_blocks([root, *rest])
 
 
 def _with_sums_apart(program: Program) -> Program:

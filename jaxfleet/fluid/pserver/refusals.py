@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.fluid.pserver.programs import needs_of, served_blocks
+from jaxfleet.fluid.pserver.programs import needs_of, served_blocks, without_tables
 from jaxfleet.fluid.pserver.row_programs import LOOK_UP
+from jaxfleet.fluid.transpiler.table_spec import REASON
 from jaxfleet.ir import Kind, Operator, Program
 from jaxfleet.ir.names import GRAD
 from jaxfleet.passes.fl_average import MODE as AVERAGED
 from jaxfleet.passes.fl_average import SAMPLES
-
-_TABLES = frozenset({"lookup_sparse_table", "merge_ids", "prefetch", "split_ids"})
 
 Rule = Callable[[Program], str | None]
 
@@ -37,19 +36,15 @@ def check_runnable(program: Program) -> None:
 
 
 def _of_tables(program: Program) -> str | None:
-    types = {op.type for block in program.blocks for op in block.ops}
-    if not types & _TABLES:
-        return None
-    return (
-        "rows of a distributed table are looked up on servers, which they cannot do yet; "
-        "make the embedding with is_distributed=False"
-    )
+    """Refuses a distributed table that servers cannot keep."""
+    reason = program.attrs.get(REASON)
+    return None if reason is None else str(reason)
 
 
 def _of_computed_ids(program: Program) -> str | None:
     """Refuses ids that are not fed: they go to servers before anything is computed."""
     for op in program.root.ops:
-        if op.type == LOOK_UP:
+        if op.type in {LOOK_UP, "merge_ids"}:
             for ids in map(str, op.inputs.slot("Ids")):
                 if ids not in program.variables or program.variables[ids].kind is not Kind.DATA:
                     return (
@@ -94,6 +89,7 @@ def _of_unsent(program: Program) -> str | None:
     """Refuses a server's program that computes with what nobody sends it."""
     if not _is_served(program):
         return None
+    program = without_tables(program)
     # Gradients are no state: what else is in no scope is found out when the scope is at hand.
     missing = {name for name in needs_of(program).state if GRAD in name}
     for index in served_blocks(program):

@@ -11,6 +11,7 @@ from jaxfleet.fluid.pserver.row_programs import PADDING, Part, RowTable
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.messages import Kind, Tensor
 from jaxfleet.ps.row_gradients import row_gradient
+from jaxfleet.ps.tables import RemoteTables
 
 _LEAST = 8  # rows that are padded for at the least
 
@@ -30,6 +31,8 @@ class RowTraffic:
 
     def __post_init__(self) -> None:
         self._by_gradient = {table.gradient: table for table in self.tables}
+        specs = [table.spec for table in self.tables if table.spec is not None]
+        self._remote = RemoteTables(self.client, specs)
 
     def look_up(self, fed: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Returns what the program is fed in the place of tables, as the last step left them.
@@ -49,6 +52,8 @@ class RowTraffic:
             found |= {table.places[name]: place for name, place in places.items()}
             found[table.rows] = rows
             self._keys[table.gradient] = keys
+            if table.spec is not None:
+                rows[: len(keys)] = self._remote.look_up(table.name, keys)
             for part, at in _cut(table, keys):
                 if at.start == at.stop:
                     continue
@@ -70,6 +75,8 @@ class RowTraffic:
     def push(self, gradient: str, rows: np.ndarray) -> None:
         """Sends the rows of a gradient to the servers that hold the table's."""
         table, keys = self._by_gradient[gradient], self._keys[gradient]
+        if table.spec is not None:
+            self._remote.push(table.name, keys, rows[: len(keys)])
         for part, at in _cut(table, keys):
             local = (keys[at] - part.start).astype(np.int32)
             self.client.push(self._server(part), row_gradient(part.gradient, local, rows[at]))
@@ -88,7 +95,7 @@ def _places(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Returns the rows that are asked for, each once and in order, and where each id's is."""
     flat = np.concatenate([array.reshape(-1) for array in ids.values()]).astype(np.int64)
-    is_there = (flat >= 0) & (flat < table.height)
+    is_there = table.has(flat)
     is_padding = (flat == table.padding) & (table.padding >= 0)
     asked = is_there & ~is_padding
     keys, inverse = np.unique(flat[asked], return_inverse=True)

@@ -13,6 +13,7 @@ from jaxfleet.fluid.pserver.connections import PROCESS, Connection, Connections
 from jaxfleet.fluid.pserver.facts import facts_of
 from jaxfleet.fluid.pserver.programs import plain_trainer
 from jaxfleet.fluid.pserver.refusals import check_runnable
+from jaxfleet.fluid.pserver.row_programs import ids_of_any_size
 from jaxfleet.fluid.pserver.served_values import Parts, pull_whole
 from jaxfleet.fluid.pserver.serving import serve_program
 from jaxfleet.fluid.pserver.training import TrainerRun
@@ -54,6 +55,7 @@ class PserverRuns:
     def __init__(self, connections: Connections | None = None) -> None:
         self.connections = connections if connections is not None else PROCESS
         self._used: list[Connection] = []
+        self._wide = PerVersion(ids_of_any_size)
         self._known: PerVersion[dict[tuple[Names, Names], TrainerRun]] = PerVersion(lambda _: {})
 
     def run(
@@ -94,6 +96,10 @@ class PserverRuns:
             raise not_fed(run.program, missing[0], [name for name in run.data if name != RUN])
         found = run.run(data, scope)
         return [found[name] for name in fetch]
+
+    def ids_of_any_size(self, program: Program) -> frozenset[str]:
+        """Returns what is fed and stays the 64 bits that it is."""
+        return self._wide.get(program)
 
     def pull(self, program: Program, parts: Parts) -> dict[str, np.ndarray]:
         """Returns whole variables as servers have them; see `pull_whole`.

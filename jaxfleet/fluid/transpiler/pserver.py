@@ -13,6 +13,7 @@ from jaxfleet.fluid.transpiler.details.vars_distributed import VarsDistributed
 from jaxfleet.fluid.transpiler.digest import with_digest
 from jaxfleet.fluid.transpiler.ps_dispatcher import HashName, PSDispatcher, RoundRobin
 from jaxfleet.fluid.transpiler.registry import registry_of
+from jaxfleet.fluid.transpiler.table_spec import Found, find_table
 from jaxfleet.ir import Kind
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import (
@@ -53,7 +54,8 @@ class PServerJob:
     def trainer(self, trainer_id: int) -> IrProgram:
         """Returns a trainer's program."""
         send = replace(self._exchange, trainer_id=trainer_id)
-        return self._run(self.placed, send, PrefetchRows(trainer_id))
+        made = self._run(self.placed, send, PrefetchRows(trainer_id))
+        return replace(made, attrs=made.attrs.updated(**self.table.facts))
 
     def trainer_startup(self, trainer: IrProgram) -> IrProgram:
         """Returns what begins a trainer."""
@@ -63,7 +65,8 @@ class PServerJob:
     def server(self, endpoint: str) -> IrProgram:
         """Returns a server's program."""
         send = replace(self._exchange, server=self.endpoints.index(endpoint))
-        return self._run(self.placed, send, *([DcAsgd()] if self.config.enable_dc_asgd else ()))
+        made = self._run(self.placed, send, *([DcAsgd()] if self.config.enable_dc_asgd else ()))
+        return replace(made, attrs=made.attrs.updated(**self.table.facts))
 
     def server_startup(self, server: IrProgram, startup: Program) -> IrProgram:
         """Returns what begins a server.
@@ -78,6 +81,11 @@ class PServerJob:
         return self._run(
             replace(begun, variables={**begun.variables, **held}, attrs=attrs), InsertStartup()
         )
+
+    @cached_property
+    def table(self) -> Found:
+        """What the step's distributed table is."""
+        return find_table(self.placed, ir_program(self.startup, name="startup"))
 
     def registry(self) -> VarsDistributed:
         """Returns what servers hold, for whoever saves or loads it."""

@@ -30,7 +30,8 @@ def _rows(x: Array, numbers: Array) -> Array:
     made = jnp.take(x, numbers, axis=0, mode="clip")
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return made
-    is_there = (numbers >= 0) & (numbers < x.shape[0])
+    last = min(x.shape[0] - 1, jnp.iinfo(numbers.dtype).max)
+    is_there = (numbers >= 0) & (numbers <= last)
     return jnp.where(is_there.reshape(*numbers.shape, *[1] * (x.ndim - 1)), made, jnp.nan)
 
 
