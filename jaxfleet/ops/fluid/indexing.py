@@ -1,6 +1,7 @@
 """Operators that take elements by number, or find them."""
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfleet.ops.fluid.gradients import define_gradient
 from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
@@ -30,7 +31,7 @@ def _rows(x: Array, numbers: Array) -> Array:
     made = jnp.take(x, numbers, axis=0, mode="clip")
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return made
-    last = min(x.shape[0] - 1, jnp.iinfo(numbers.dtype).max)
+    last = min(x.shape[0] - 1, np.iinfo(np.dtype(numbers.dtype)).max)
     is_there = (numbers >= 0) & (numbers <= last)
     return jnp.where(is_there.reshape(*numbers.shape, *[1] * (x.ndim - 1)), made, jnp.nan)
 
