@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.tables.compiled import compiled, inlined
+from jaxfleet.tables.pages import zeros
 
 EMPTY = 0  # as a place's key: fresh memory is zeros, and costs nothing until it is written
 NOWHERE = -1  # as a slot: the key has none
@@ -204,8 +205,8 @@ class _Table:
 
     def __init__(self, homes: int, tail: int = _TAIL) -> None:
         self.homes = homes
-        self.keys = np.zeros(homes + tail, np.int64)
-        self.slots = np.zeros(homes + tail, np.int32)
+        self.keys = zeros(homes + tail, np.int64)
+        self.slots = zeros(homes + tail, np.int32)
         self.used = 0
 
     @property

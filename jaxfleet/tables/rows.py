@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.tables.compiled import compiled, inlined, words_at
+from jaxfleet.tables.pages import zeros
 
 _WORD = 4  # bytes; every column's elements are some of them
 _CHUNK_BYTES = 1 << 22  # of rows; the system gives memory of this size in large pages
@@ -41,7 +42,7 @@ class Column:
     def reserve(self, slots: int) -> None:
         """Has room for so many slots."""
         while len(self._chunks) << self.shift < slots:
-            self._chunks.append(np.empty(self.kind.words << self.shift, np.int32))
+            self._chunks.append(zeros(self.kind.words << self.shift, np.int32))
             self.addresses = np.array([chunk.ctypes.data for chunk in self._chunks], np.uint64)
 
     def take(self, slots: np.ndarray) -> np.ndarray:

@@ -219,8 +219,8 @@ class TableStore:
 
         `rows` and `candidates` that are held; rows `evicted` and gradients `skipped` so far;
         `bytes_live`, what keys, rows, optimizer state and counters of the live rows take;
-        `bytes_held`, with the index and slots that are free; `longest_pause_s`, the longest that
-        one request waited for the index to grow or for evictions.
+        `bytes_held`, with the index and slots that are free; `longest_pause_s`, of a piece of
+        the index's growing (as 4096 new keys need) or of an eviction.
         """
         waiting = 0 if self._waiting is None else self._waiting.nbytes
         slot_bytes = self._columns.slot_bytes
