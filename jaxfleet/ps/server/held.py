@@ -9,7 +9,6 @@ from jaxfleet.ps.messages import Tensor
 from jaxfleet.ps.server.machine import Machine
 from jaxfleet.ps.server.plan import ServerPlan
 from jaxfleet.ps.server.progress import Progress
-from jaxfleet.ps.server.storage import open_stores
 from jaxfleet.ps.server.table import Table
 from jaxfleet.tables import TableStore
 
@@ -70,7 +69,7 @@ class Held:
     def of(cls, plan: ServerPlan) -> "Held":
         """Returns a program without any state; its tables have no rows yet."""
         held = cls(plan, Machine(plan), Progress(plan))
-        held.replace_stores(open_stores(plan))
+        held.tables = {spec.name: Table(spec, plan.share) for spec in plan.tables}
         return held
 
     @property
@@ -80,7 +79,18 @@ class Held:
 
     def replace_stores(self, stores: Iterable[TableStore]) -> None:
         """Takes other rows in the place of what its tables had."""
-        self.tables = {store.spec.name: Table(store) for store in stores}
+        for store in stores:
+            self.tables[store.spec.name].rows = store
+
+    def compile(self) -> None:
+        """Compiles all that a step runs.
+
+        Raises:
+            ProgramError: an operator fails, or there can be no such table.
+        """
+        self.machine.compile()
+        for table in self.tables.values():
+            table.compile()
 
     @property
     def step(self) -> int:

@@ -118,7 +118,7 @@ class Holder:
             ProgramError: an operator fails where it is compiled.
         """
         held = self._take(plan).held
-        held.machine.compile()
+        held.compile()
         held.host.update(held.machine.assign(arrays))
         held.progress.restart(0)
 
@@ -143,7 +143,7 @@ class Holder:
         if self._program is None:
             held = self._take(read_sent(text, request.message.tensors, self.cache)).held
             self._text = text
-            self.desk.jobs.append(Job("compiling", held.machine.compile, lambda _: None))
+            self.desk.jobs.append(Job("compiling", held.compile, lambda _: None))
         elif text != self._text and parse_sent(text) != self._program.held.plan.program:
             what = f"trainer {request.trainer} defines another program than this server has"
             hint = "all trainers must run the same script, with the same strategy"
@@ -292,5 +292,5 @@ class Holder:
             "duplicates": progress.duplicates + progress.tables.duplicates,
             "queued_bytes": progress.queued_bytes + progress.tables.queued_bytes,
             "executables": self.cache.compiled,
-            "tables": {name: dict(table.rows.stats()) for name, table in held.tables.items()},
+            "tables": {name: dict(table.stats()) for name, table in held.tables.items()},
         }

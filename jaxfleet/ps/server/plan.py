@@ -107,6 +107,11 @@ class ServerPlan:
         """The buckets of its tables that are here."""
         return buckets_of(self.server, len(self.endpoints))
 
+    @property
+    def share(self) -> float:
+        """The part of its tables' buckets that is here, of all."""
+        return 1.0 / len(self.endpoints)
+
     @cached_property
     def merges(self) -> Mapping[str, Merge]:
         """All gradients, by name."""

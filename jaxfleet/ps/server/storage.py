@@ -112,7 +112,7 @@ def load_state(folder: Path, plan: ServerPlan) -> tuple[dict[str, np.ndarray], i
 
 def open_stores(plan: ServerPlan) -> list[TableStore]:
     """Returns a store without rows for each table."""
-    return [TableStore(spec, share=1.0 / len(plan.endpoints)) for spec in plan.tables]
+    return [TableStore(spec, share=plan.share) for spec in plan.tables]
 
 
 def load_stores(found: Sequence[Checkpoint], plan: ServerPlan) -> list[TableStore]:

@@ -42,19 +42,43 @@ class Table:
     """One table.
 
     Attributes:
-        rows: its store.
+        spec: what it is.
+        share: the part of its buckets that is here.
         reading: how fast look-ups are.
         writing: how fast updates are.
     """
 
-    rows: TableStore
+    spec: TableSpec
+    share: float
     reading: Pace = field(default_factory=Pace)
     writing: Pace = field(default_factory=Pace)
+    _rows: TableStore | None = None
 
     @property
-    def spec(self) -> TableSpec:
-        """What it is."""
-        return self.rows.spec
+    def rows(self) -> TableStore:
+        """Its store. Opening it compiles, so only a job asks for it."""
+        if self._rows is None:
+            self._rows = TableStore(self.spec, share=self.share)
+        return self._rows
+
+    @rows.setter
+    def rows(self, rows: TableStore) -> None:
+        self._rows = rows
+
+    def compile(self) -> None:
+        """Compiles all that a step needs, on rows that are then forgotten.
+
+        Raises:
+            ProgramError: there can be no such table.
+        """
+        scratch, key = TableStore(self.spec), np.zeros(1, np.int64)
+        grads = np.zeros_like(scratch.look_up(key))
+        scratch.update(*merge([(key, grads), (key, grads)]))
+        assert self.rows.spec == self.spec
+
+    def stats(self) -> dict[str, float]:
+        """Returns what was counted; nothing before there is a store."""
+        return {} if self._rows is None else self._rows.stats()
 
     def look_up(self, keys: np.ndarray, step: int) -> np.ndarray:
         """Returns rows."""
