@@ -13,6 +13,7 @@
         AssertedError        what fluid asserts of a program or an argument does not hold
         UnknownServerError   an endpoint that is that of no server: a KeyError in fluid
         TableError           distributed tables that cannot be: a RuntimeError in fluid
+        DatasetError         a dataset is missing, or not ready: a RuntimeError in fluid
       PassError            a pass cannot run: its options, or what it was given
       StrategyError        a strategy's fields contradict each other or the machine
         FieldError           a strategy has no such field
@@ -109,6 +110,10 @@ class UnknownServerError(ProgramError, KeyError):
 
 class TableError(ProgramError, RuntimeError):
     """A program's distributed tables are not one: fluid raises a RuntimeError."""
+
+
+class DatasetError(ProgramError, RuntimeError):
+    """A dataset is missing, or not ready to be read: fluid raises a RuntimeError."""
 
 
 class PassError(JaxfleetError, ValueError):

@@ -98,3 +98,29 @@ def norm(attrs: Attributes, x: Array) -> Value:
 
 
 define_gradient("norm")
+
+
+def _data_norm_back(
+    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    """Gives what a batch adds to the counts and sums in the place of their gradients."""
+    x, mean = reads["X"], reads["Means"]
+    count = jnp.full(mean.shape, x.shape[0], mean.dtype)
+    squares = jnp.sum(jnp.square(x - mean), 0) + count * attrs["epsilon"]
+    made = {"BatchSize": count, "BatchSum": jnp.sum(x, 0), "BatchSquareSum": squares}
+    return {"X": grads["Y"] * reads["Scales"], **made}
+
+
+@fluid_op("data_norm", inputs="X BatchSize BatchSum BatchSquareSum", outputs="Y Means Scales",
+          attrs={"epsilon": 1e-4, "data_layout": "NCHW", "use_mkldnn": False, "slot_dim": -1,
+                 "sync_stats": False, "summary_decay_rate": 0.9999999},
+          gradient=Gradient("data_norm_grad", ("X", "Means", "Scales"),
+                            ("X", "BatchSize", "BatchSum", "BatchSquareSum"),
+                            _data_norm_back))  # fmt: skip
+def data_norm(_: Attributes, x: Array, size: Array, total: Array, squares: Array) -> Value:
+    """Normalizes each column by all rows so far: their count, sum, and squares of deviations."""
+    means, scales = total / size, jnp.sqrt(size / squares)
+    return (x - means) * scales, means, scales
+
+
+define_gradient("data_norm")

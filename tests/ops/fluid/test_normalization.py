@@ -92,3 +92,27 @@ def test_a_vector_is_divided_by_its_length() -> None:
     length = np.linalg.norm(x, axis=1, keepdims=True)
     np.testing.assert_allclose(made["Out"], x / length, rtol=1e-5)
     np.testing.assert_allclose(made["Norm"], length, rtol=1e-5)
+
+
+def test_data_norm_normalizes_by_the_rows_so_far_and_counts_new_ones() -> None:
+    """The parameters' gradients are no slopes: what a batch adds to the counts and sums."""
+    x = RANDOM.normal(size=(5, 4)).astype(np.float32)
+    size, total = np.full(4, 40.0, np.float32), 10 * MEAN
+    given = {"X": x, "BatchSize": size, "BatchSum": total, "BatchSquareSum": 40 * VARIANCE}
+    made = computed("data_norm", {}, **given)
+    means, scales = total / size, 1 / np.sqrt(VARIANCE)
+    np.testing.assert_allclose(made["Y"], (x - means) * scales, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(made["Means"], means, rtol=1e-6)
+    np.testing.assert_allclose(made["Scales"], scales, rtol=1e-6)
+    schema = schema_of("data_norm")
+    assert schema is not None
+    assert schema.gradient is not None
+    assert schema.gradient.compute is not None
+    back = RANDOM.normal(size=(5, 4)).astype(np.float32)
+    reads = {name: jnp.asarray(value) for name, value in {**given, **made}.items()}
+    found = schema.gradient.compute({"epsilon": 0.5}, reads, {"Y": jnp.asarray(back)})
+    np.testing.assert_allclose(found["X"], back * scales, rtol=1e-5)
+    np.testing.assert_allclose(found["BatchSize"], np.full(4, 5.0))
+    np.testing.assert_allclose(found["BatchSum"], x.sum(0), rtol=1e-4, atol=1e-5)
+    squares = ((x - means) ** 2).sum(0) + 5 * 0.5
+    np.testing.assert_allclose(found["BatchSquareSum"], squares, rtol=1e-4)

@@ -1,0 +1,32 @@
+"""QueueDataset: files are read while the program is trained, and never held whole."""
+
+from typing import Any
+
+from jaxfleet.errors import UnsupportedError
+from jaxfleet.fluid.dataset.base import DatasetBase
+
+
+class QueueDataset(DatasetBase):
+    """Samples in the order of the files, as they are read."""
+
+    def local_shuffle(self) -> None:
+        """Refuses: what is not held is not mixed.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise _refusal("local_shuffle")
+
+    def global_shuffle(self, fleet: Any = None) -> None:
+        """Refuses, as `local_shuffle`.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        del fleet
+        raise _refusal("global_shuffle")
+
+
+def _refusal(what: str) -> UnsupportedError:
+    said = f"QueueDataset does not support {what}: it holds no samples"
+    return UnsupportedError(said, hint="create_dataset('InMemoryDataset')")
