@@ -36,10 +36,10 @@ PUBLIC = {
         install uninstall
     """,
     "jaxfleet.fluid": """
-        Block BuildStrategy CPUPlace CUDAPlace CompiledProgram DataFeeder
+        Block BuildStrategy CPUPlace CUDAPlace CompiledProgram DataFeeder DatasetFactory
         DistributeTranspiler DistributeTranspilerConfig ExecutionStrategy Executor
-        FLDistributeTranspiler LoDTensor Operator ParallelExecutor ParamAttr Parameter
-        Program Scope Variable append_backward
+        FLDistributeTranspiler FetchHandler InMemoryDataset LoDTensor Operator ParallelExecutor
+        ParamAttr Parameter Program QueueDataset Scope Variable append_backward
         cpu_places create_lod_tensor create_random_int_lodtensor cuda_places data
         default_main_program default_startup_program device_guard embedding get_flags
         global_scope gradients is_compiled_with_cuda load name_scope one_hot program_guard
@@ -48,8 +48,20 @@ PUBLIC = {
     "jaxfleet.fluid.compiler": """
         BuildStrategy CompiledProgram ExecutionStrategy Graph
     """,
+    "jaxfleet.fluid.dataset": """
+        DatasetBase DatasetFactory InMemoryDataset QueueDataset
+    """,
+    "jaxfleet.fluid.distributed": """
+        DownpourSGD DownpourServer DownpourWorker PSParameter from_text to_text
+    """,
     "jaxfleet.fluid.executor": """
-        Executor Scope as_numpy global_scope scope_guard
+        Executor FetchHandler Scope as_numpy global_scope scope_guard
+    """,
+    "jaxfleet.fluid.incubate": "",
+    "jaxfleet.fluid.incubate.fleet": "",
+    "jaxfleet.fluid.incubate.fleet.parameter_server": "",
+    "jaxfleet.fluid.incubate.fleet.parameter_server.pslib": """
+        DistributedAdam DownpourOptimizer DownpourServer DownpourWorker
     """,
     "jaxfleet.fluid.io": """
         batch buffered cache chain compose firstn get_program_parameter get_program_persistable_vars
@@ -61,7 +73,7 @@ PUBLIC = {
         Switch abs accuracy acos adaptive_pool2d argmax argmin argsort asin assign atan auc
         autoincreased_step_counter batch_norm brelu cast ceil clip clip_by_norm concat
         conv2d conv2d_transpose cos cosh cosine_decay create_global_var create_parameter
-        create_tensor cross_entropy cumsum data dropout elementwise_add elementwise_div
+        create_tensor cross_entropy cumsum data data_norm dropout elementwise_add elementwise_div
         elementwise_floordiv elementwise_max elementwise_min elementwise_mod elementwise_mul
         elementwise_pow elementwise_sub elu embedding equal erf exp expand exponential_decay
         fc fill_constant fill_constant_batch_size_like flatten floor gather gather_nd

@@ -6,6 +6,8 @@ _FLUID = "jaxfleet.fluid"
 _LAYERS = (f"{_FLUID}.layers",)
 _TRANSPILER = f"{_FLUID}.transpiler"
 _DETAILS = f"{_TRANSPILER}.details"
+_SERVERS = f"{_FLUID}.incubate.fleet.parameter_server"
+_PSLIB = f"{_SERVERS}.pslib"
 _FRAMEWORK = (f"{_FLUID}.framework",)
 
 # A package stands before its modules.
@@ -22,8 +24,24 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid.compiler": (f"{_FLUID}.compiler",),
     "paddle.fluid.core": (f"{_FLUID}.core",),
     "paddle.fluid.data_feeder": (f"{_FLUID}.data_feeder",),
+    "paddle.fluid.dataset": (f"{_FLUID}.dataset",),
+    "paddle.fluid.device_worker": (f"{_FLUID}.device_worker",),
+    "paddle.fluid.distribute_lookup_table": (f"{_FLUID}.distribute_lookup_table",),
+    "paddle.fluid.distributed": (f"{_FLUID}.distributed",),
+    "paddle.fluid.distributed.downpour": (f"{_FLUID}.distributed",),
+    "paddle.fluid.distributed.node": (f"{_FLUID}.distributed",),
+    "paddle.fluid.distributed.ps_pb2": (f"{_FLUID}.distributed.descriptions",),
     "paddle.fluid.executor": (f"{_FLUID}.executor",),
     "paddle.fluid.framework": _FRAMEWORK,
+    "paddle.fluid.incubate": (f"{_FLUID}.incubate",),
+    "paddle.fluid.incubate.fleet": (f"{_FLUID}.incubate.fleet",),
+    "paddle.fluid.incubate.fleet.parameter_server": (_SERVERS,),
+    "paddle.fluid.incubate.fleet.parameter_server.pslib": (_PSLIB,),
+    "paddle.fluid.incubate.fleet.parameter_server.pslib.node": (_PSLIB,),
+    "paddle.fluid.incubate.fleet.parameter_server.pslib.optimizer_factory": (_PSLIB,),
+    "paddle.fluid.incubate.fleet.parameter_server.pslib.ps_pb2": (
+        f"{_FLUID}.distributed.descriptions",
+    ),
     "paddle.fluid.initializer": (f"{_FLUID}.initializer",),
     "paddle.fluid.input": (f"{_FLUID}.input", f"{_FLUID}.layers"),
     "paddle.fluid.io": (f"{_FLUID}.io",),
@@ -43,6 +61,8 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid.param_attr": (f"{_FLUID}.param_attr",),
     "paddle.fluid.parallel_executor": (f"{_FLUID}.parallel_executor",),
     "paddle.fluid.regularizer": (f"{_FLUID}.regularizer",),
+    "paddle.fluid.trainer_desc": (f"{_FLUID}.trainer_desc",),
+    "paddle.fluid.trainer_factory": (f"{_FLUID}.trainer_factory",),
     "paddle.fluid.transpiler": (_TRANSPILER,),
     "paddle.fluid.transpiler.collective": (f"{_TRANSPILER}.collective",),
     "paddle.fluid.transpiler.details": (_DETAILS,),

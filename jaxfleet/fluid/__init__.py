@@ -15,7 +15,9 @@ A program here is a builder over the IR (`jaxfleet.ir`): it becomes one where it
 
 from jaxfleet.fluid import clip as clip
 from jaxfleet.fluid import core as core
+from jaxfleet.fluid import distributed as distributed
 from jaxfleet.fluid import framework as framework
+from jaxfleet.fluid import incubate as incubate
 from jaxfleet.fluid import initializer as initializer
 from jaxfleet.fluid import io as io
 from jaxfleet.fluid import layers as layers
@@ -32,7 +34,11 @@ from jaxfleet.fluid.compiler import CompiledProgram as CompiledProgram
 from jaxfleet.fluid.compiler import ExecutionStrategy as ExecutionStrategy
 from jaxfleet.fluid.core import is_compiled_with_cuda as is_compiled_with_cuda
 from jaxfleet.fluid.data_feeder import DataFeeder as DataFeeder
+from jaxfleet.fluid.dataset import DatasetFactory as DatasetFactory
+from jaxfleet.fluid.dataset import InMemoryDataset as InMemoryDataset
+from jaxfleet.fluid.dataset import QueueDataset as QueueDataset
 from jaxfleet.fluid.executor import Executor as Executor
+from jaxfleet.fluid.executor import FetchHandler as FetchHandler
 from jaxfleet.fluid.executor import Scope as Scope
 from jaxfleet.fluid.executor import global_scope as global_scope
 from jaxfleet.fluid.executor import scope_guard as scope_guard

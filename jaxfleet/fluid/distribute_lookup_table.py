@@ -2,7 +2,9 @@
 
 from jaxfleet.analysis.updates import LOOKUPS
 from jaxfleet.errors import TableError
+from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.variable import Variable
 
 
 def find_distributed_lookup_table(program: Program) -> str | None:
@@ -25,3 +27,32 @@ def find_distributed_lookup_table(program: Program) -> str | None:
             hint = "say is_distributed of every embedding that shares it"
             raise TableError(f"'{table}' is distributed, and looked up here too", op=op, hint=hint)
     return table
+
+
+def find_distributed_lookup_table_inputs(
+    program: Program, table_name: str | None
+) -> list[Variable]:
+    """Returns the ids of every look-up of a table, in order."""
+    return _operands(program, table_name, "Ids")
+
+
+def find_distributed_lookup_table_outputs(
+    program: Program, table_name: str | None
+) -> list[Variable]:
+    """Returns the rows of every look-up of a table, in order."""
+    return _operands(program, table_name, "Out")
+
+
+def lookups_of(program: Program, table_name: str | None) -> list[Operator]:
+    """Returns the operators that look up a table, in order."""
+    ops = program.global_block().ops
+    return [op for op in ops if op.type in LOOKUPS and op.input("W")[0] == table_name]
+
+
+def _operands(program: Program, table_name: str | None, slot: str) -> list[Variable]:
+    names = [
+        name
+        for op in lookups_of(program, table_name)
+        for name in (op.input(slot) or op.output(slot))
+    ]
+    return [program.global_block()._var_recursive(name) for name in names]

@@ -245,7 +245,7 @@ def test_each_layer_without_a_gradient_makes_what_it_says() -> None:
 def test_every_layer_is_among_these_or_tested_elsewhere() -> None:
     elsewhere = {
         "Switch", "auc", "autoincreased_step_counter", "create_global_var", "create_parameter",
-        "create_tensor", "data", "increment", "sequence_conv", "sequence_expand",
+        "create_tensor", "data", "data_norm", "increment", "sequence_conv", "sequence_expand",
         "sequence_first_step", "sequence_last_step", "sequence_pool", "sequence_softmax",
         "noam_decay", "exponential_decay", "natural_exp_decay", "inverse_time_decay",
         "polynomial_decay", "piecewise_decay", "cosine_decay", "linear_lr_warmup",
@@ -345,3 +345,20 @@ def test_layers_that_cannot_be() -> None:
         ):
             with pytest.raises(ProgramError, match=message):
                 call()
+
+
+def test_data_norm_has_fluids_parameters_and_beginnings() -> None:
+    with fresh() as (main, startup):
+        x = layers.data("x", [3])
+        layers.data_norm(x, param_attr={"batch_size": 10, "batch_square": 20})
+        begun = {op.output("Out")[0]: op.attr("value") for op in startup.global_block().ops}
+        with pytest.raises(ProgramError, match=r"the input is \[rows, columns\]"):
+            layers.data_norm(layers.data("y", [3, 4]))
+        with pytest.raises(ProgramError, match="slot_dim is 2"):
+            layers.data_norm(x, slot_dim=2)
+        with pytest.raises(ProgramError, match=r"begins with 0\.0 rows"):
+            layers.data_norm(x, param_attr={"batch_size": 0})
+    assert [p.name for p in main.all_parameters()] == [
+        "data_norm_0.batch_size", "data_norm_0.batch_sum", "data_norm_0.batch_square_sum"
+    ]  # fmt: skip
+    assert begun == dict(zip([p.name for p in main.all_parameters()], [10, 0, 20], strict=True))

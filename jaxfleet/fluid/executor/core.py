@@ -8,9 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfleet.errors import ClosedError
+from jaxfleet.errors import ClosedError, UnsupportedError
 from jaxfleet.fluid.checks import check_type
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
+from jaxfleet.fluid.dataset import DatasetBase
+from jaxfleet.fluid.executor.fetch_handler import FetchHandler, Shown
 from jaxfleet.fluid.executor.fetching import (
     as_list,
     as_numpy,
@@ -18,6 +20,7 @@ from jaxfleet.fluid.executor.fetching import (
     plain_names,
     split_optimize_ops,
 )
+from jaxfleet.fluid.executor.from_dataset import run_dataset
 from jaxfleet.fluid.executor.local import LocalRuns
 from jaxfleet.fluid.executor.pruning import PrunedPrograms, kept_feed, prune_program
 from jaxfleet.fluid.executor.ranks import RankRuns, rank_count
@@ -108,6 +111,86 @@ class Executor:
             return_merged=return_merged,
             use_prune=use_prune,
         )
+
+    def train_from_dataset(
+        self,
+        program: Program | CompiledProgram | None = None,
+        dataset: DatasetBase | None = None,
+        scope: Scope | None = None,
+        thread: int = 0,
+        debug: bool = False,
+        fetch_list: Sequence[Any] | None = None,
+        fetch_info: Sequence[str] | None = None,
+        print_period: int = 100,
+        fetch_handler: FetchHandler | None = None,
+    ) -> None:
+        """Trains a program on all batches of a dataset, whose files threads read ahead.
+
+        A program that `DownpourSGD` or pslib's optimizer described looks up its rows in the job's
+        tables, and pushes gradients to them. Steps are one after another, whatever `thread` says:
+        fluid's threads train side by side on one set of parameters, and end elsewhere each time.
+
+        Args:
+            program: the default main program, unless given.
+            dataset: from `fluid.DatasetFactory().create_dataset(...)`.
+            scope: where variables live that outlive a step; the global one, unless given.
+            thread: how many files are read at once, where the dataset says more; 0 for its own.
+            debug: print every batch, with its seconds.
+            fetch_list: variables whose values are printed.
+            fetch_info: what is printed before each; its name unless given.
+            print_period: after how many batches.
+            fetch_handler: is given values every so many seconds.
+
+        Raises:
+            RuntimeError: there is no dataset, or the executor was closed.
+            AssertionError: there are not as many `fetch_info` as fetched variables.
+            FeedError: a file cannot be read, or a line does not fit.
+        """
+        shown = Shown.of(fetch_list, fetch_info, print_period, fetch_handler, debug=debug)
+        runs, home = self._to_train(program, scope)
+        run_dataset(partial(self._run_once, home), runs, dataset, home, thread, shown, train=True)
+
+    def infer_from_dataset(
+        self,
+        program: Program | CompiledProgram | None = None,
+        dataset: DatasetBase | None = None,
+        scope: Scope | None = None,
+        thread: int = 0,
+        debug: bool = False,
+        fetch_list: Sequence[Any] | None = None,
+        fetch_info: Sequence[str] | None = None,
+        print_period: int = 100,
+        fetch_handler: FetchHandler | None = None,
+    ) -> None:
+        """Runs a program on a dataset as `train_from_dataset`, without gradients and updates."""
+        shown = Shown.of(fetch_list, fetch_info, print_period, fetch_handler, debug=debug)
+        runs, home = self._to_train(program, scope)
+        run_dataset(partial(self._run_once, home), runs, dataset, home, thread, shown, train=False)
+
+    def _to_train(
+        self, program: Program | CompiledProgram | None, scope: Scope | None
+    ) -> tuple[Program, Scope]:
+        """Returns the program and the scope that are meant.
+
+        Raises:
+            NotImplementedError: the program was compiled for several devices.
+        """
+        program = default_main_program() if program is None else program
+        check_type(program, "what an Executor trains", (Program, CompiledProgram))
+        if isinstance(program, CompiledProgram):
+            program._compile(global_scope() if scope is None else scope, self.place)
+            if program._replicas is not None and not program._replicas.is_one:
+                what = (
+                    "a dataset feeds programs on one device, and this one was compiled for several"
+                )
+                raise UnsupportedError(what, hint="train the Program itself")
+            program = program.program
+        return program, global_scope() if scope is None else scope
+
+    def _run_once(
+        self, scope: Scope, program: Program, feed: dict[str, Any], fetch: Sequence[str]
+    ) -> list[Any]:
+        return self.run(program, feed, list(fetch), scope=scope, return_numpy=False)
 
     def close(self) -> None:
         """Ends, and tells the servers of what it ran; a later run is an error."""

@@ -1,0 +1,198 @@
+"""DownpourSGD: adds gradients to programs, and describes the tables that servers update by them.
+
+The paper is Dean et al., Large scale distributed deep networks, NIPS 2012, section 4.1. What
+`minimize` returns has changed twice in fluid, and scripts of all three kinds are about:
+
+| asked for by | returns |
+| --- | --- |
+| `minimize(loss)`, a Variable: the first form | `[ps_param, worker_skipped_ops]` |
+| `minimize([loss, ...])`, a list: the released form | `(None, param_grads_list)` |
+| `_minimize(loss or [loss, ...])` | `(None, param_grads, opt_info)`, of the first loss |
+
+All of them leave the whole in `program._fleet_opt`, by which executors run the program.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxfleet.fluid.backward import append_backward
+from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.distribute_lookup_table import (
+    find_distributed_lookup_table,
+    find_distributed_lookup_table_inputs,
+    find_distributed_lookup_table_outputs,
+)
+from jaxfleet.fluid.distributed.descriptions import ProgramConfig, PSParameter
+from jaxfleet.fluid.distributed.node import DownpourServer, DownpourWorker
+from jaxfleet.fluid.distributed.parts import SKIPPED, leave_out_of_startup, split_pairs
+from jaxfleet.fluid.program import Program, default_startup_program
+from jaxfleet.fluid.variable import Pairs, Parameter, Variable
+
+_SPARSE_TABLE = 0  # all distributed look-ups are of one table
+
+
+class DownpourSGD:
+    """Trains by servers' tables: one of rows, and dense ones of all other parameters.
+
+    Args:
+        learning_rate: of the tables.
+        window: gradients of how many batches are pushed together.
+    """
+
+    def __init__(self, learning_rate: float = 0.001, window: int = 1) -> None:
+        check_type(learning_rate, "a learning rate", (float, int))
+        if not isinstance(window, int) or window < 1:
+            raise mistake(
+                f"window is {window!r}", "how many batches are pushed together: 1 or more"
+            )
+        self.learning_rate_, self.window_ = learning_rate, window
+        self.type = "downpour"
+
+    def minimize(
+        self,
+        losses: Variable | Sequence[Variable],
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Collection[str | Variable] | None = None,
+    ) -> list[Any] | tuple[None, list[Pairs]]:
+        """Adds the gradients of one or several losses, and describes the tables.
+
+        Args:
+            losses: a list of them, or one.
+            startup_program: where parameters begin, and the table no more: its rows begin on
+                servers. The default startup program unless given.
+            parameter_list: whose gradients are wanted; those of all trained ones unless given.
+            no_grad_set: variables at which gradients end.
+
+        Returns:
+            For a list, None and for each loss its parameters with their gradients, by name; for
+            one loss alone what fluid's first form returned, the description of the job and the
+            types of the operators that workers skip.
+
+        Raises:
+            ValueError: what is given is no loss, or the list is empty.
+            RuntimeError: a program has several distributed tables.
+        """
+        if isinstance(losses, Variable):
+            _, opt_info = self._described([losses], startup_program, parameter_list, no_grad_set)
+            return [opt_info["fleet_desc"], opt_info["worker_skipped_ops"]]
+        if not isinstance(losses, list) or not losses:
+            what = f"losses is a list, such as [model.cost], and not {losses!r}"
+            raise mistake(what, "one loss, or a list of them")
+        pairs, _ = self._described(losses, startup_program, parameter_list, no_grad_set)
+        return None, pairs
+
+    def _minimize(
+        self,
+        losses: Variable | Sequence[Variable],
+        startup_program: Program | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Collection[str | Variable] | None = None,
+    ) -> tuple[None, Pairs, dict[str, Any]]:
+        """Does what `minimize` does; returns the first loss's pairs, and `_fleet_opt` too."""
+        many = losses if isinstance(losses, list) else [losses]
+        pairs, opt_info = self._described(many, startup_program, parameter_list, no_grad_set)
+        return None, pairs[0], opt_info
+
+    def _described(
+        self,
+        losses: Sequence[Any],
+        startup_program: Program | None,
+        parameter_list: Sequence[Parameter | str] | None,
+        no_grad_set: Collection[str | Variable] | None,
+    ) -> tuple[list[Pairs], dict[str, Any]]:
+        check_type(startup_program, "startup_program", (Program, type(None)))
+        for loss in losses:
+            check_type(loss, "a loss", Variable)
+        tables = _Tables.of(losses[0].block.program, self.learning_rate_, self.window_)
+        found = []
+        for loss in losses:
+            pairs = append_backward(loss, parameter_list, no_grad_set)
+            found.append(sorted(pairs, key=lambda pair: pair[0].name))
+            tables.add_program(loss.block.program, found[-1])
+        opt_info = tables.opt_info()
+        if tables.table is not None:
+            leave_out_of_startup(startup_program or default_startup_program(), [tables.table])
+        for loss in losses:
+            loss.block.program._fleet_opt = opt_info
+        return found, opt_info
+
+
+@dataclass
+class _Tables:
+    """The tables of a job while losses are added.
+
+    Attributes:
+        rate: of all of them.
+        table: the name of the distributed table; None where there is none.
+        server: what servers are told so far.
+        worker: what workers are told so far.
+        configs: of the programs so far.
+    """
+
+    rate: float
+    table: str | None
+    server: DownpourServer
+    worker: DownpourWorker
+    configs: list[ProgramConfig]
+
+    @classmethod
+    def of(cls, program: Program, rate: float, window: int) -> "_Tables":
+        """Begins with the sparse table of the first program, which has number 0."""
+        table = find_distributed_lookup_table(program)
+        made = cls(rate, table, DownpourServer(), DownpourWorker(window), [])
+        if table is not None:
+            ids = find_distributed_lookup_table_inputs(program, table)
+            rows = find_distributed_lookup_table_outputs(program, table)
+            made.server.add_sparse_table(_SPARSE_TABLE, rate, ids, rows)
+            made.worker.add_sparse_table(_SPARSE_TABLE, rate, ids, rows)
+        return made
+
+    def add_program(self, program: Program, pairs: Pairs) -> None:
+        """Adds the dense tables of one loss: its parameters, and data_norm's counts if any."""
+        ordinary, counted = split_pairs(pairs, {self.table} if self.table else set())
+        table_ids = [self._add_dense(ordinary, self.server.add_dense_table)]
+        if counted:
+            table_ids.append(self._add_dense(counted, self.server.add_data_norm_table))
+        sparse = (_SPARSE_TABLE,) if self.table is not None else ()
+        dense, name = tuple(table_ids), str(id(program))
+        self.configs.append(ProgramConfig(name, sparse, dense, sparse, dense))
+
+    def _add_dense(self, pairs: Pairs, add: Any) -> int:
+        table_id = 1 + len(self.worker.get_desc().dense_table)
+        params, grads = [param for param, _ in pairs], [grad for _, grad in pairs]
+        add(table_id, self.rate, params, grads)
+        self.worker.add_dense_table(table_id, self.rate, params, grads)
+        return table_id
+
+    def opt_info(self) -> dict[str, Any]:
+        """Returns what a program says of its job."""
+        trainer = replace(
+            self.worker.get_desc(), skip_op=SKIPPED, program_config=tuple(self.configs)
+        )
+        return {
+            "program_configs": _by_program(self.configs),
+            "trainer": "DistMultiTrainer",
+            "device_worker": "DownpourSGD",
+            "optimizer": "DownpourSGD",
+            "fleet_desc": PSParameter(
+                server_param=self.server.get_desc(), trainer_param=(trainer,)
+            ),
+            "worker_skipped_ops": list(SKIPPED),
+        }
+
+
+def _by_program(configs: Sequence[ProgramConfig]) -> dict[str, dict[str, list[int]]]:
+    """Returns the tables of each program, those of all its losses together."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for config in configs:
+        known = found.setdefault(str(config.program_id), {})
+        for key, numbers in (
+            ("pull_sparse", config.pull_sparse_table_id),
+            ("push_sparse", config.push_sparse_table_id),
+            ("pull_dense", config.pull_dense_table_id),
+            ("push_dense", config.push_dense_table_id),
+        ):
+            known[key] = list(dict.fromkeys([*known.get(key, []), *numbers]))
+    return found

@@ -1,0 +1,86 @@
+"""What a sparse table's description is to our own tables of rows.
+
+pslib's Adagrad takes `learning_rate * g * sqrt(initial_g2sum / (initial_g2sum + s))` from a row,
+with one sum of squares a row and before this gradient is in it. Ours has a sum for each element,
+with this gradient: the same rate, `learning_rate * sqrt(initial_g2sum)` over the root of the sum.
+Bounds of weights and thresholds of shows and clicks are kept in the description, and do nothing.
+"""
+
+import math
+
+from jaxfleet.errors import ProgramError
+from jaxfleet.fluid.distributed.descriptions import (
+    SparseAdamParameter,
+    SparseCommonSGDRuleParameter,
+    SparseNaiveParameter,
+    SparseSGDRuleParameter,
+    TableAccessorParameter,
+)
+from jaxfleet.tables import Adagrad, Adam, Sgd, TableSpec, Uniform
+from jaxfleet.tables.spec import Part
+
+_RANGE = 1e-4  # within which rows begin, where the description does not say it
+
+
+def table_spec(name: str, dim: int, accessor: TableAccessorParameter) -> TableSpec:
+    """Returns our own description of a sparse table.
+
+    Args:
+        name: of the table: its parameter's.
+        dim: how many elements of a row are trained.
+        accessor: pslib's description.
+
+    Raises:
+        ProgramError: it does not say how rows are updated.
+    """
+    rule = _rule(accessor)
+    match rule:
+        case SparseAdamParameter():
+            optimizer: Part = _adam(rule)
+        case SparseNaiveParameter():
+            optimizer = Sgd(_number(rule.learning_rate, "learning_rate"))
+        case SparseSGDRuleParameter():
+            optimizer = _adagrad(rule)
+    around = rule.initial_range if rule.initial_range is not None else _RANGE
+    return TableSpec(name=name, dim=dim, initializer=Uniform(-around, around), optimizer=optimizer)
+
+
+def _rule(
+    accessor: TableAccessorParameter,
+) -> SparseAdamParameter | SparseNaiveParameter | SparseSGDRuleParameter:
+    if accessor.sparse_sgd_param is not None:
+        return accessor.sparse_sgd_param
+    common = accessor.embedx_sgd_param or accessor.sparse_commonsgd_param
+    match common:
+        case SparseCommonSGDRuleParameter(name="adam", adam=SparseAdamParameter() as adam):
+            return adam
+        case SparseCommonSGDRuleParameter(name="naive", naive=SparseNaiveParameter() as naive):
+            return naive
+        case SparseCommonSGDRuleParameter(name="adagrad", adagrad=SparseSGDRuleParameter() as ada):
+            return ada
+    what = f"a sparse table is updated by {common.name if common else None!r}"
+    raise ProgramError(what, hint="adagrad, adam and naive are there, each with its numbers")
+
+
+def _adagrad(rule: SparseSGDRuleParameter) -> Adagrad:
+    rate = _number(rule.learning_rate, "learning_rate")
+    begin = _number(rule.initial_g2sum, "initial_g2sum")
+    if begin <= 0:
+        hint = "a row's rate is learning_rate * sqrt(initial_g2sum / (initial_g2sum + squares))"
+        raise ProgramError(f"initial_g2sum is {begin}, and must be more than 0", hint=hint)
+    return Adagrad(rate * math.sqrt(begin), initial=begin, epsilon=0.0)
+
+
+def _adam(rule: SparseAdamParameter) -> Adam:
+    return Adam(
+        _number(rule.learning_rate, "learning_rate"),
+        _number(rule.beta1_decay_rate, "beta1_decay_rate"),
+        _number(rule.beta2_decay_rate, "beta2_decay_rate"),
+        _number(rule.ada_epsilon, "ada_epsilon"),
+    )
+
+
+def _number(given: float | None, name: str) -> float:
+    if given is None:
+        raise ProgramError(f"a sparse table's description does not say {name}")
+    return given

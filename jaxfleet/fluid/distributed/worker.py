@@ -1,0 +1,287 @@
+"""What a worker does with a batch: look up rows, run the program, push gradients.
+
+::
+
+    ids -> each key once -> rows -> the program -> gradients of rows -> sums by key -> servers
+                dense parameters -> the program -> their gradients ----------------> servers
+
+Gradients of `window` batches are added up and pushed together, and dense parameters pulled as
+often (Dean et al., 2012, figure 7 in their appendix: `n_fetch` and `n_push`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import jax
+import numpy as np
+
+from jaxfleet.errors import FeedError, ProgramError
+from jaxfleet.fluid.distributed.descriptions import DenseTableParameter, PSParameter
+from jaxfleet.fluid.distributed.live import LiveTables
+from jaxfleet.fluid.distributed.worker_program import (
+    LookUp,
+    declared,
+    worker_program,
+)
+from jaxfleet.fluid.lod_tensor import LoDTensor, create_lod_tensor
+from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.ragged_values import fed_sequences
+from jaxfleet.runtime.scope import Scope
+from jaxfleet.tables.merge import merge
+
+# Runs a program on a feed, and returns what is fetched.
+Run: TypeAlias = Callable[[Program, dict[str, Any], list[str]], list[Any]]
+Push: TypeAlias = tuple[np.ndarray, np.ndarray]
+
+_CLICK = "click"  # the variable that tells which samples were clicked
+_COUNTS = 2  # columns of a row that count shows and clicks
+
+
+_LIVE: WeakKeyDictionary[PSParameter, LiveTables] = WeakKeyDictionary()
+
+
+def live_tables(program: Program) -> LiveTables:
+    """Returns the tables of a program's job; those of other programs of the job are the same.
+
+    Raises:
+        ProgramError: the program is of no Downpour job.
+    """
+    desc = (program._fleet_opt or {}).get("fleet_desc")
+    if not isinstance(desc, PSParameter):
+        what = "the program is of no Downpour job: its _fleet_opt has no description of tables"
+        raise ProgramError(what, hint="fluid.distributed.DownpourSGD(...).minimize([loss])")
+    if desc not in _LIVE:
+        _LIVE[desc] = LiveTables(desc)
+    return _LIVE[desc]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was looked up.
+
+    Attributes:
+        keys: int64[u], each once.
+        places: int64[n], of each id's key among them.
+        is_padding: bool[n], which ids have a row of zeros; None where none may.
+        sample: int64[n], the number of each id's sample.
+    """
+
+    keys: np.ndarray
+    places: np.ndarray
+    is_padding: np.ndarray | None
+    sample: np.ndarray
+
+
+class Worker:
+    """Trains or tries a program on batches.
+
+    Args:
+        program: one that a Downpour optimizer described.
+        scope: where parameters are that the program reads.
+        run: runs a program.
+        is_trained: push gradients.
+    """
+
+    def __init__(self, program: Program, scope: Scope, run: Run, *, is_trained: bool) -> None:
+        self._does = worker_program(program, is_trained=is_trained)
+        self._scope, self._run, self._is_trained = scope, run, is_trained
+        self._tables = live_tables(program)
+        self._shows = bool(program._fleet_opt.get("use_cvm"))
+        self._window = _window(program._fleet_opt)
+        self._rows: dict[str, list[Push]] = {}
+        self._shown: dict[str, list[Push]] = {}
+        self._sums: dict[int, list[np.ndarray]] = {}
+        self._batches = 0
+        for table in self._does.dense:
+            values = [self._value(name) for name in table.dense_variable_name]
+            self._tables.begin_dense(_id(table), values)
+
+    def step(self, feed: Mapping[str, Any], fetch: Sequence[str]) -> list[Any]:
+        """Runs one batch; returns what is fetched.
+
+        Args:
+            feed: values by name.
+            fetch: names.
+
+        Raises:
+            FeedError: what is fed does not fit.
+        """
+        if self._batches % self._window == 0:
+            self._pull()
+        found = {one.rows: self._look_up(one, feed) for one in self._does.look_ups}
+        given = self._given(feed, found)
+        wanted = [*fetch, *self._grads()]
+        made = self._run(self._does.program, given, wanted)
+        if self._is_trained:
+            grads = dict(zip(wanted[len(fetch) :], made[len(fetch) :], strict=True))
+            self._take(grads, found, feed)
+        self._batches += 1
+        if self._batches % self._window == 0:
+            self.push()
+        return made[: len(fetch)]
+
+    def push(self) -> None:
+        """Pushes the gradients of the batches since the last push."""
+        tables = self._tables
+        for one in {one.table: one for one in self._does.look_ups}.values():
+            if self._rows.get(one.table):
+                keys, grads = merge(self._rows.pop(one.table))
+                store = tables.sparse(one.table_id, one.table, self._dim(one))
+                store.update(keys, grads, step=tables.step)
+            if self._shown.get(one.table):
+                keys, counts = merge(self._shown.pop(one.table))
+                tables.shown(one.table).update(keys, -counts, step=tables.step)
+        for table_id, sums in self._sums.items():
+            tables.push_dense(table_id, sums)
+        self._sums.clear()
+        tables.step += self._is_trained
+
+    def close(self) -> None:
+        """Pushes what is left, and leaves the newest parameters in the scope."""
+        if self._is_trained and self._batches % self._window:
+            self.push()
+        self._pull()
+
+    def _pull(self) -> None:
+        for table in self._does.dense:
+            shapes = {
+                name: declared(self._does.program, name).shape for name in table.dense_variable_name
+            }
+            values = self._tables.pull_dense(_id(table), shapes)
+            self._scope.keep({n: jax.numpy.array(v, copy=True) for n, v in values.items()})
+
+    def _grads(self) -> list[str]:
+        """Returns the names of the gradients that are fetched to be pushed."""
+        if not self._is_trained:
+            return []
+        rows = [name for one in self._does.look_ups for name in one.grads]
+        return [*rows, *(name for t in self._does.dense for name in t.dense_gradient_variable_name)]
+
+    def _dim(self, one: LookUp) -> int:
+        return one.width - _COUNTS if self._shows else one.width
+
+    def _look_up(self, one: LookUp, feed: Mapping[str, Any]) -> tuple[_Found, np.ndarray]:
+        """Finds the rows of a look-up's ids: float32[n, width]."""
+        ids, sample = _ids(one.ids, feed)
+        keys, places = np.unique(ids, return_inverse=True)
+        is_padding = None if one.padding is None else ids == one.padding
+        tables = self._tables
+        rows = tables.sparse(one.table_id, one.table, self._dim(one)).look_up(
+            keys, step=tables.step
+        )
+        if self._shows:
+            rows = np.concatenate(
+                [tables.shown(one.table).look_up(keys, step=tables.step), rows], 1
+            )
+        rows = rows[places]
+        if is_padding is not None:
+            rows[is_padding] = 0
+        return _Found(keys, places, is_padding, sample), rows
+
+    def _given(
+        self, feed: Mapping[str, Any], found: Mapping[str, tuple[_Found, np.ndarray]]
+    ) -> dict[str, Any]:
+        """Returns what the program is fed: the rows, and ids only where it reads them."""
+        given, program = dict(feed), self._does.program
+        for one in self._does.look_ups:
+            value, rows = feed[one.ids], found[one.rows][1]
+            if isinstance(value, LoDTensor):
+                lengths = value.recursive_sequence_lengths()
+                ids = declared(program, one.ids)
+                if one.ids not in self._does.read:
+                    # Lengths are all that is wanted of them: keys may be larger than a device's.
+                    like = create_lod_tensor(
+                        np.zeros((len(rows), *_ends(ids.shape)), np.int64), lengths
+                    )
+                    given[one.ids] = like
+                wanted = len(fed_sequences(program, ids, given[one.ids])[one.ids])
+                last = np.repeat(rows[-1:], wanted - len(rows), axis=0)
+                given[one.rows] = np.concatenate([rows, last])
+                continue
+            if one.ids not in self._does.read:
+                given.pop(one.ids, None)
+            shape = np.shape(value)[:-1] if one.ids_end else np.shape(value)
+            given[one.rows] = rows.reshape(*shape, one.width)
+        return given
+
+    def _take(
+        self,
+        grads: Mapping[str, Any],
+        found: Mapping[str, tuple[_Found, np.ndarray]],
+        feed: Mapping[str, Any],
+    ) -> None:
+        """Adds a batch's gradients to those that wait to be pushed."""
+        for one in self._does.look_ups:
+            ids = found[one.rows][0]
+            for name in one.grads:
+                self._rows.setdefault(one.table, []).append(self._summed(one, ids, grads[name]))
+            if self._shows:
+                self._shown.setdefault(one.table, []).append(_shown(ids, feed))
+        for table in self._does.dense:
+            names = table.dense_gradient_variable_name
+            new = [np.asarray(grads[name], np.float32) for name in names]
+            old = self._sums.get(_id(table))
+            self._sums[_id(table)] = (
+                new if old is None else [a + b for a, b in zip(old, new, strict=True)]
+            )
+
+    def _summed(self, one: LookUp, ids: _Found, grad: Any) -> Push:
+        """Returns the gradients of a look-up's rows, those of one key added up."""
+        rows = np.asarray(grad, np.float32).reshape(-1, one.width)[: len(ids.places)]
+        rows = rows[:, one.width - self._dim(one) :]
+        if ids.is_padding is not None:
+            keep = ~ids.is_padding
+            return merge([(ids.keys[ids.places[keep]], rows[keep])])
+        return merge([(ids.keys[ids.places], rows)])
+
+    def _value(self, name: str) -> np.ndarray:
+        if name not in self._scope:
+            what = f"parameter '{name}' has no value yet"
+            raise ProgramError(what, hint="run the startup program in this scope first")
+        return np.asarray(self._scope.peek(name))
+
+
+def _ids(name: str, feed: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ids that are fed to a variable, and the number of each one's sample.
+
+    Raises:
+        FeedError: nothing is fed to it, or no whole numbers.
+    """
+    if name not in feed:
+        what = f"'{name}' is looked up in a sparse table, and is not fed"
+        raise FeedError(what, hint="keys go from the feed to the servers: a step computes none")
+    value = feed[name]
+    ids = np.asarray(value)
+    if ids.dtype.kind not in "iu":
+        raise FeedError(f"'{name}' is fed {ids.dtype}, and keys are whole numbers")
+    if isinstance(value, LoDTensor):
+        (lengths,) = value.recursive_sequence_lengths()
+        sample = np.repeat(np.arange(len(lengths)), lengths)
+    else:
+        sample = np.repeat(np.arange(len(ids)), ids.size // max(len(ids), 1))
+    return ids.reshape(-1).astype(np.int64, copy=False), sample
+
+
+def _ends(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(max(size, 1) for size in shape[1:])
+
+
+def _shown(ids: _Found, feed: Mapping[str, Any]) -> Push:
+    """Returns how often each key was shown and clicked: float32[u, 2]."""
+    if _CLICK not in feed:
+        what = f"shows and clicks are counted (use_cvm), and '{_CLICK}' is not fed"
+        raise FeedError(what, hint=f"name the label '{_CLICK}'")
+    clicks = np.asarray(feed[_CLICK]).reshape(-1).astype(np.float32)[ids.sample]
+    return merge([(ids.keys[ids.places], np.stack([np.ones_like(clicks), clicks], 1))])
+
+
+def _id(table: DenseTableParameter) -> int:
+    assert table.table_id is not None
+    return table.table_id
+
+
+def _window(opt_info: Mapping[str, Any]) -> int:
+    trainers = opt_info["fleet_desc"].trainer_param
+    return (trainers[0].push_dense_per_batch if trainers else None) or 1

@@ -1,0 +1,94 @@
+"""Goes through a dataset with a program: a step a batch, while threads read the next ones."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from jaxfleet.errors import DatasetError
+from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.copying import copied, without_backward
+from jaxfleet.fluid.dataset import DatasetBase
+from jaxfleet.fluid.distributed.worker import Run, Worker
+from jaxfleet.fluid.executor.fetch_handler import Shown
+from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.versions import PerVersion
+from jaxfleet.runtime.scope import Scope
+
+
+class _Steps(Protocol):
+    """Does what a batch is for."""
+
+    def step(self, feed: Mapping[str, Any], fetch: list[str]) -> list[Any]: ...
+
+    def close(self) -> None: ...
+
+
+_INFERRED = PerVersion(lambda program: without_backward(copied(program)))
+
+
+class _Plain:
+    """Runs a program as it is: its optimizer's operators are in it."""
+
+    def __init__(self, program: Program, run: Run, *, is_trained: bool) -> None:
+        self._program = program if is_trained else _INFERRED.get(program)
+        self._run = run
+
+    def step(self, feed: Mapping[str, Any], fetch: list[str]) -> list[Any]:
+        return self._run(self._program, dict(feed), fetch)
+
+    def close(self) -> None:
+        pass
+
+
+def run_dataset(
+    run: Run,
+    program: Program,
+    dataset: DatasetBase | None,
+    scope: Scope,
+    thread: int,
+    shown: Shown,
+    *,
+    train: bool,
+) -> None:
+    """Runs a program on every batch.
+
+    Args:
+        run: runs a program once.
+        program: it.
+        dataset: where batches are from.
+        scope: where state is.
+        thread: how many files are read at once, where the dataset says more.
+        shown: what is shown of it.
+        train: also backward and updates.
+
+    Raises:
+        RuntimeError: there is no dataset, or nothing says how many threads read it.
+    """
+    if dataset is None:
+        raise mistake("dataset is need and should be initialized", _MAKE, kind=DatasetError)
+    check_type(dataset, "a dataset", DatasetBase, _MAKE)
+    threads = min(thread, dataset.thread_num or thread) if thread > 0 else dataset.thread_num
+    if threads <= 0:
+        what = (
+            "You should set thread num first, either in Dataset or in Executor.train_from_dataset"
+        )
+        raise mistake(what, "dataset.set_thread(1)", kind=DatasetError)
+    does = _steps(run, program, scope, train=train)
+    batches = dataset.batches(threads)
+    try:
+        for number, feed in enumerate(batches):
+            begin = time.perf_counter()
+            values = does.step(feed, shown.fetch)
+            shown.show(number, values, time.perf_counter() - begin)
+    finally:
+        batches.close()
+    does.close()
+
+
+_MAKE = "fluid.DatasetFactory().create_dataset('QueueDataset')"
+
+
+def _steps(run: Run, program: Program, scope: Scope, *, train: bool) -> _Steps:
+    if (program._fleet_opt or {}).get("fleet_desc") is not None:
+        return Worker(program, scope, run, is_trained=train)
+    return _Plain(program, run, is_trained=train)

@@ -1,0 +1,1 @@
+"""What fluid kept under `incubate`."""

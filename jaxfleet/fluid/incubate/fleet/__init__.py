@@ -1,0 +1,1 @@
+"""Jobs by one object, the fleet."""

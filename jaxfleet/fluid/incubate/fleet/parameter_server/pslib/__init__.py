@@ -1,0 +1,17 @@
+"""pslib's jobs: several losses and sparse tables, described by a strategy.
+
+`DownpourOptimizer` is what `fleet.distributed_optimizer` returns in pslib's fleet.
+"""
+
+from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.node import (
+    DownpourServer as DownpourServer,
+)
+from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.node import (
+    DownpourWorker as DownpourWorker,
+)
+from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.optimizer import (
+    DistributedAdam as DistributedAdam,
+)
+from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.optimizer import (
+    DownpourOptimizer as DownpourOptimizer,
+)

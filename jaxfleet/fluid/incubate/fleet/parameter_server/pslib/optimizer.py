@@ -1,0 +1,317 @@
+"""DistributedAdam and DownpourOptimizer: describe a job of several losses, programs and tables."""
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxfleet.analysis.updates import LOOKUPS
+from jaxfleet.errors import ProgramError, UnsupportedError
+from jaxfleet.fluid.backward import append_backward
+from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.distribute_lookup_table import (
+    find_distributed_lookup_table_inputs,
+    find_distributed_lookup_table_outputs,
+)
+from jaxfleet.fluid.distributed.descriptions import DownpourTrainerParameter, PSParameter
+from jaxfleet.fluid.distributed.parts import SKIPPED, leave_out_of_startup, split_pairs
+from jaxfleet.fluid.distributed.text import from_text
+from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.accessors import DUMPED, VALUE
+from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.node import (
+    DownpourServer,
+    DownpourWorker,
+)
+from jaxfleet.fluid.optimizer import AdamOptimizer, Optimizer
+from jaxfleet.fluid.program import Program, default_startup_program
+from jaxfleet.fluid.scope import global_scope
+from jaxfleet.fluid.variable import Pairs, Parameter, Variable
+
+Strategy = Mapping[str, Any]
+_LOSSES_HINT = "a loss, or a list of them"
+
+# What `_fleet_opt` says besides the tables, where the strategy does not.
+_OPTIONS: Mapping[str, Any] = {
+    "use_cvm": False,
+    "no_cvm": False,
+    "stat_var_names": [],
+    "local_tables": [],
+    "async_tables": [],
+    "scale_datanorm": -1,
+    "check_nan_var_names": [],
+    "dump_slot": False,
+    "dump_converter": "",
+    "dump_fields": [],
+    "dump_file_num": 16,
+    "dump_fields_path": "",
+    "dump_param": [],
+    "loss_names": [],
+    "adjust_ins_weight": {},
+    "copy_table": {},
+}
+
+
+class DistributedAdam:
+    """Adds the gradients of losses, and describes the tables that servers update by them.
+
+    Args:
+        optimizer: the one that a script gave; servers use pslib's Adam and Adagrad, whatever it is.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._window = 1
+        self.type = "downpour"
+
+    def minimize(
+        self,
+        losses: Sequence[Variable],
+        startup_program: Sequence[Program | None] | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Collection[str | Variable] | None = None,
+        strategy: Strategy | None = None,
+    ) -> tuple[list[Any], list[Pairs], dict[str, Any]]:
+        """Returns no operators, each loss's parameters with their gradients, and `_fleet_opt`.
+
+        Args:
+            losses: one or several, of one program or several.
+            startup_program: where their parameters begin, for each; the default one unless given.
+            parameter_list: whose gradients are wanted; those of all trained ones unless given.
+            no_grad_set: variables at which gradients end.
+            strategy: of each table by its name, of `dense_table` and `datanorm_table`, and the
+                options of `_fleet_opt`; `fleet_desc_file` names a text that goes before it.
+
+        Raises:
+            ValueError: the strategy does not fit.
+        """
+        said = {} if strategy is None else strategy
+        job = _Job(_programs(losses), said, self._window)
+        found = []
+        for loss in losses:
+            pairs = append_backward(loss, parameter_list, no_grad_set)
+            found.append(sorted(pairs, key=lambda pair: pair[0].name))
+            job.add_loss(loss.block.program, found[-1])
+        for startup in startup_program or [None]:
+            leave_out_of_startup(startup or default_startup_program(), job.table_ids)
+        return [], found, job.opt_info()
+
+
+class _Job:
+    """A job while its losses are added.
+
+    Args:
+        programs: all of its, in order.
+        strategy: what a script says.
+        window: gradients of how many batches are pushed together.
+    """
+
+    def __init__(self, programs: Sequence[Program], strategy: Strategy, window: int) -> None:
+        self._strategy, self._programs = strategy, programs
+        self._tables = {id(program): _tables_of(program) for program in programs}
+        names = dict.fromkeys(name for found in self._tables.values() for name in found)
+        self.table_ids = {name: number for number, name in enumerate(names)}
+        begun = _begun(strategy, len(programs))
+        self._server = DownpourServer(begun.server_param)
+        told: Sequence[DownpourTrainerParameter | None] = begun.trainer_param or [None]
+        told = list(told) * (len(programs) if len(told) == 1 else 1)
+        self._workers = {
+            id(program): DownpourWorker(window, begun_with)
+            for program, begun_with in zip(programs, told, strict=True)
+        }
+        self._configs: dict[str, dict[str, list[int]]] = {}
+        self._next_dense = len(names)
+        for name, number in self.table_ids.items():
+            self._server.add_sparse_table(number, strategy.get(name))
+        for program in programs:
+            self._add_program(program)
+
+    def _add_program(self, program: Program) -> None:
+        worker, numbers = self._workers[id(program)], []
+        for name in self._tables[id(program)]:
+            ids = find_distributed_lookup_table_inputs(program, name)
+            rows = find_distributed_lookup_table_outputs(program, name)
+            worker.add_sparse_table(self.table_ids[name], ids, rows)
+            numbers.append(self.table_ids[name])
+        worker.skip(SKIPPED)
+        self._configs[str(id(program))] = {
+            "pull_sparse": numbers,
+            "push_sparse": list(numbers),
+            "pull_dense": [],
+            "push_dense": [],
+        }
+
+    def add_loss(self, program: Program, pairs: Pairs) -> None:
+        """Adds the dense tables of one loss: its parameters, and data_norm's counts if any."""
+        ordinary, counted = split_pairs(pairs, self.table_ids)
+        said = self._strategy.get("dense_table")
+        params, grads = [p for p, _ in ordinary], [g for _, g in ordinary]
+        self._server.add_dense_table(self._next_dense, params, grads, said)
+        self._number(program, ordinary)
+        if counted:
+            said = self._strategy.get("datanorm_table")
+            params, grads = [p for p, _ in counted], [g for _, g in counted]
+            self._server.add_data_norm_table(self._next_dense, 0.0, params, grads, said)
+            self._number(program, counted)
+
+    def _number(self, program: Program, pairs: Pairs) -> None:
+        """Gives a program the next dense table."""
+        self._workers[id(program)].add_dense_table(self._next_dense, pairs)
+        config = self._configs[str(id(program))]
+        config["pull_dense"].append(self._next_dense)
+        config["push_dense"].append(self._next_dense)
+        self._next_dense += 1
+
+    def opt_info(self) -> dict[str, Any]:
+        """Returns what a program says of its job."""
+        workers = {str(id(p)): self._workers[id(p)].get_desc() for p in self._programs}
+        desc = PSParameter(
+            server_param=self._server.get_desc(), trainer_param=tuple(workers.values())
+        )
+        options = {k: copy.copy(self._strategy.get(k, v)) for k, v in _OPTIONS.items()}
+        return {
+            "program_id_to_worker": workers,
+            "program_configs": self._configs,
+            "trainer": self._strategy.get("trainer", "DistMultiTrainer"),
+            "device_worker": self._strategy.get("device_worker", "DownpourSGD"),
+            "optimizer": "DownpourSGD",
+            "fleet_desc": desc,
+            "worker_skipped_ops": list(SKIPPED),
+            **options,
+            **_by_accessor(desc),
+        }
+
+
+class DownpourOptimizer:
+    """What pslib's fleet makes of an optimizer.
+
+    Args:
+        optimizer: Adam; of another kind it is said that servers use their own.
+        strategy: see `DistributedAdam.minimize`.
+        worker_index: of this worker, which `_fleet_opt` says as `mpi_rank`.
+        worker_num: how many workers there are, which it says as `mpi_size`.
+
+    Raises:
+        TypeError: the strategy is no mapping.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        strategy: Strategy | None = None,
+        *,
+        worker_index: int = 0,
+        worker_num: int = 1,
+    ) -> None:
+        check_type(strategy, "a strategy", (Mapping, type(None)))
+        check_type(optimizer, "an optimizer", Optimizer)
+        self._optimizer, self._strategy = optimizer, dict(strategy or {})
+        self._place = worker_index, worker_num
+        self._window = 1
+        self.type = "downpour"
+        if not isinstance(optimizer, AdamOptimizer):
+            name = type(optimizer).__name__
+            text = f"Currently, distributed optimizer only support Adam: {name} is not used"
+            print(text)  # noqa: T201  # as fluid does
+        self._distributed_optimizer = DistributedAdam(optimizer)
+
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses: gradients and updates are not two things here.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        del args, kwargs
+        raise UnsupportedError("a Downpour optimizer has no backward", hint="call minimize")
+
+    def apply_gradients(self, params_grads: Any) -> Any:
+        """Refuses: servers update.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        del params_grads
+        raise UnsupportedError("a Downpour optimizer has no apply_gradients", hint="call minimize")
+
+    def minimize(
+        self,
+        losses: Variable | Sequence[Variable],
+        scopes: Any = None,
+        startup_programs: Program | Sequence[Program] | None = None,
+        parameter_list: Sequence[Parameter | str] | None = None,
+        no_grad_set: Collection[str | Variable] | None = None,
+    ) -> list[Any]:
+        """Adds gradients, and describes the job in every program's `_fleet_opt`.
+
+        Args:
+            losses: one, or a list.
+            scopes: where the parameters of each are; the global scope unless given.
+            startup_programs: where they begin, for each.
+            parameter_list: whose gradients are wanted; those of all trained ones unless given.
+            no_grad_set: variables at which gradients end.
+
+        Returns:
+            No operators, and for each loss its parameters with their gradients.
+
+        Raises:
+            ValueError: there are not as many scopes as losses, or the strategy does not fit.
+        """
+        many: list[Any] = list(losses) if isinstance(losses, list | tuple) else [losses]
+        if not many:
+            raise mistake("there is no loss", _LOSSES_HINT)
+        for loss in many:
+            check_type(loss, "a loss", Variable, _LOSSES_HINT)
+        held = [global_scope()] * len(many) if scopes is None else _listed(scopes)
+        if len(held) != len(many):
+            what = "You should make sure len(scopes) == len(programs) or set scopes None"
+            raise mistake(what, f"there are {len(held)} scopes, and {len(many)} losses")
+        startups = None if startup_programs is None else _listed(startup_programs)
+        made, pairs, opt_info = self._distributed_optimizer.minimize(
+            many, startups, parameter_list, no_grad_set, self._strategy
+        )
+        opt_info["mpi_rank"], opt_info["mpi_size"] = self._place
+        for loss in many:
+            loss.block.program._fleet_opt = opt_info
+        return [made, pairs]
+
+
+def _by_accessor(desc: PSParameter) -> dict[str, Any]:
+    """Returns the options that the rows of table 0 decide."""
+    table = next((table for table in desc.tables if table.table_id == 0), None)
+    accessor = table and table.accessor and table.accessor.accessor_class
+    if accessor in DUMPED:
+        return {"dump_slot": True}
+    return {"no_cvm": True} if accessor == VALUE else {}
+
+
+def _programs(losses: Sequence[Variable]) -> list[Program]:
+    return list({id(loss.block.program): loss.block.program for loss in losses}.values())
+
+
+def _tables_of(program: Program) -> list[str]:
+    """Returns the distributed tables of a program, in the order that it looks them up."""
+    ops = program.global_block().ops
+    spread = [op for op in ops if op.type in LOOKUPS and op.attr("is_distributed")]
+    return list(dict.fromkeys(op.input("W")[0] for op in spread))
+
+
+def _begun(strategy: Strategy, programs: int) -> PSParameter:
+    """Returns what a strategy's `fleet_desc_file` says; nothing where there is none.
+
+    Raises:
+        ValueError: it speaks of more programs or fewer, or cannot be read.
+    """
+    path = strategy.get("fleet_desc_file")
+    if path is None:
+        return PSParameter()
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ProgramError(f"fleet_desc_file '{path}' cannot be read: {error}") from error
+    begun = from_text(text, PSParameter, str(path))
+    count = len(begun.trainer_param)
+    if count not in {0, 1, programs}:
+        raise mistake(f"trainer param size != program size, {count} vs {programs}", str(path))
+    return begun
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
