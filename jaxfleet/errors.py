@@ -22,6 +22,7 @@
       ConnectError         a peer never answered; try again
       PeerLostError        a peer answered, then went
       ClosedError          this end was closed
+      EndOfDataError       a loader has given all: fluid's EOFException
       CheckpointError      a checkpoint cannot be written, or is damaged, or has not what is asked
         SavedError           the same of what `fluid.io` saves: variables, programs
 
@@ -146,6 +147,10 @@ class PeerLostError(JaxfleetError, ConnectionError):
 
 class ClosedError(JaxfleetError, RuntimeError):
     """This end was closed."""
+
+
+class EndOfDataError(JaxfleetError, EOFError):
+    """A loader has given all batches of a pass: fluid's EOFException."""
 
 
 class CheckpointError(JaxfleetError, OSError):

@@ -64,7 +64,8 @@ PUBLIC = {
         DistributedAdam DownpourOptimizer DownpourServer DownpourWorker
     """,
     "jaxfleet.fluid.io": """
-        batch buffered cache chain compose firstn get_program_parameter get_program_persistable_vars
+        DataLoader PyReader batch buffered cache chain compose firstn
+        get_program_parameter get_program_persistable_vars
         is_belong_to_optimizer is_parameter is_persistable load load_inference_model load_params
         load_persistables load_program_state load_vars map_readers save save_inference_model
         save_params save_persistables save_vars set_program_state shuffle
@@ -73,6 +74,7 @@ PUBLIC = {
         Switch abs accuracy acos adaptive_pool2d argmax argmin argsort asin assign atan auc
         autoincreased_step_counter batch_norm brelu cast ceil clip clip_by_norm concat
         conv2d conv2d_transpose cos cosh cosine_decay create_global_var create_parameter
+        create_py_reader_by_data double_buffer py_reader read_file
         create_tensor cross_entropy cumsum data data_norm dropout elementwise_add elementwise_div
         elementwise_floordiv elementwise_max elementwise_min elementwise_mod elementwise_mul
         elementwise_pow elementwise_sub elu embedding equal erf exp expand exponential_decay

@@ -2,6 +2,7 @@
 
 from importlib.metadata import entry_points
 
+from jaxfleet.errors import EndOfDataError
 from jaxfleet.fluid.dtypes import VarType
 from jaxfleet.fluid.lod_tensor import LoDTensor as LoDTensor
 from jaxfleet.fluid.operator import ROLE, ROLE_VAR
@@ -10,6 +11,8 @@ from jaxfleet.fluid.places import CUDAPlace as CUDAPlace
 from jaxfleet.fluid.roles import OpRole as _Roles
 from jaxfleet.fluid.scope import Scope as Scope
 from jaxfleet.ops.fluid import EMPTY, GRAD
+
+EOFException = EndOfDataError  # fluid's name
 
 
 class VarDesc:

@@ -34,6 +34,7 @@ class Program(Roles, Findings):
         self.current_block_idx = 0
         self._seed = Program._default_seed
         self._facts: dict[str, Attr] = {}
+        self._readers: list[Any] = []  # loaders that its runs take batches of
         self.blocks = [Block(self, 0)]
 
     # --- random numbers ----------------------------------------------------------------------

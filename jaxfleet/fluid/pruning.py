@@ -51,6 +51,7 @@ def as_inference(program: "Program", *, prune_read_op: bool) -> "Program":
     """
     root = program.global_block()
     if prune_read_op:
+        program._readers = []
         reads = next((at for at, op in enumerate(root.ops) if op.type == "read"), -1)
         root.ops = root.ops[reads + 1 :]
         for name in [v.name for v in root.vars.values() if v.type == VarType.READER]:

@@ -4,13 +4,12 @@ A reader is called once a pass over the data, so that each pass begins anew.
 """
 
 import itertools
-import queue
 import random
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from jaxfleet.errors import ProgramError
+from jaxfleet.fluid.ahead import Ahead
 
 Reader: TypeAlias = Callable[[], Iterable[Any]]
 
@@ -95,40 +94,15 @@ def buffered(reader: Reader, size: int) -> Reader:
     """Reads up to `size` samples ahead, in a thread."""
 
     def samples() -> Iterator[Any]:
-        ahead: queue.Queue[tuple[bool, Any]] = queue.Queue(size)
-        stopped = threading.Event()
-        threading.Thread(target=_fill, args=(reader, ahead, stopped), daemon=True).start()
+        ahead = Ahead(reader, size)
         try:
-            while (item := ahead.get())[0]:
-                yield item[1]
+            while True:
+                try:
+                    sample = ahead.take()
+                except StopIteration:
+                    return
+                yield sample
         finally:
-            stopped.set()
-        if item[1] is not None:
-            raise item[1]
+            ahead.stop()
 
     return samples
-
-
-def _fill(reader: Reader, ahead: "queue.Queue[tuple[bool, Any]]", stopped: threading.Event) -> None:
-    """Puts samples into a queue, and at the end what was raised, or None."""
-    error = None
-    try:
-        for sample in reader():
-            if not _put(ahead, (True, sample), stopped):
-                return
-    except Exception as raised:  # noqa: BLE001  # whoever reads gets it
-        error = raised
-    _put(ahead, (False, error), stopped)
-
-
-def _put(
-    ahead: "queue.Queue[tuple[bool, Any]]", item: tuple[bool, Any], stopped: threading.Event
-) -> bool:
-    """Waits for room; returns whether there was some before the reading stopped."""
-    while not stopped.is_set():
-        try:
-            ahead.put(item, timeout=0.1)
-            return True
-        except queue.Full:
-            continue
-    return False

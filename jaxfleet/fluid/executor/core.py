@@ -31,6 +31,7 @@ from jaxfleet.fluid.plans import runnable
 from jaxfleet.fluid.program import Program, default_main_program
 from jaxfleet.fluid.pserver import PserverRuns, refuse_several_devices, talks_to_others
 from jaxfleet.fluid.ragged_values import fetched_sequences
+from jaxfleet.fluid.reader import fed_by_readers
 from jaxfleet.fluid.scope import global_scope
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.fluid.versions import PerVersion
@@ -90,6 +91,7 @@ class Executor:
             RuntimeError: the executor was closed.
             TypeError: what is given is no program, no feed or no fetch list.
             FeedError: what is fed or fetched does not fit.
+            EndOfDataError: a loader that the program takes batches of has no more.
         """
         del feed_var_name, fetch_var_name, use_program_cache
         if self._closed:
@@ -98,7 +100,12 @@ class Executor:
         program = default_main_program() if program is None else program
         scope = global_scope() if scope is None else scope
         names = None if use_prune else plain_names(fetch_list)
-        if names is not None and type(program) is Program and self._is_local.get(program):
+        if (
+            names is not None
+            and type(program) is Program
+            and not program._readers
+            and self._is_local.get(program)
+        ):
             # What most steps are goes a short way: each line of it is paid at every step.
             run, draw = self._local.run, self._next_run
             return run(program, one_feed(feed), names, scope, draw, return_numpy=return_numpy)
@@ -218,6 +225,8 @@ class Executor:
         runs = program.program if isinstance(program, CompiledProgram) else program
         if not runs.global_block().ops:
             warnings.warn("The program is empty: nothing runs", stacklevel=3)
+        if runs._readers:
+            feed = fed_by_readers(runs, feed, self._device_count(program, runs, scope))
         if use_prune or operators:
             runs = self._pruned.find(program, feed, fetched, operators, self._prune_program)
             feed = self._update_feed(runs, feed)
@@ -236,6 +245,14 @@ class Executor:
         found = self._run_program(runs, feed, fetched, scope, return_numpy=return_numpy)
         is_split = isinstance(program, CompiledProgram) and not return_merged
         return [[value] for value in found] if is_split else found
+
+    def _device_count(self, program: Program | CompiledProgram, runs: Program, scope: Scope) -> int:
+        """Returns on how many devices a program runs, each of which takes a batch of a loader."""
+        if isinstance(program, CompiledProgram):
+            program._compile(scope, self.place)
+            if program._replicas is not None:
+                return len(program._replicas.places)
+        return rank_count(runs)
 
     @classmethod
     def _split_optimize_ops_in_fetch_list(

@@ -22,6 +22,8 @@ from jaxfleet.fluid.io.variables import load_vars as load_vars
 from jaxfleet.fluid.io.variables import save_params as save_params
 from jaxfleet.fluid.io.variables import save_persistables as save_persistables
 from jaxfleet.fluid.io.variables import save_vars as save_vars
+from jaxfleet.fluid.reader import DataLoader as DataLoader
+from jaxfleet.fluid.reader import PyReader as PyReader
 from jaxfleet.fluid.readers import batch as batch
 from jaxfleet.fluid.readers import buffered as buffered
 from jaxfleet.fluid.readers import cache as cache

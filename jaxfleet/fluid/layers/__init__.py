@@ -77,6 +77,10 @@ from jaxfleet.fluid.layers.indexing import shape as shape
 from jaxfleet.fluid.layers.indexing import slice as slice
 from jaxfleet.fluid.layers.indexing import strided_slice as strided_slice
 from jaxfleet.fluid.layers.indexing import topk as topk
+from jaxfleet.fluid.layers.io import create_py_reader_by_data as create_py_reader_by_data
+from jaxfleet.fluid.layers.io import double_buffer as double_buffer
+from jaxfleet.fluid.layers.io import py_reader as py_reader
+from jaxfleet.fluid.layers.io import read_file as read_file
 from jaxfleet.fluid.layers.losses import cross_entropy as cross_entropy
 from jaxfleet.fluid.layers.losses import huber_loss as huber_loss
 from jaxfleet.fluid.layers.losses import label_smooth as label_smooth

@@ -11,7 +11,7 @@ from jaxfleet.fluid import unique_name
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
 from jaxfleet.fluid.transpiler.asked import check_among, rank_endpoints
-from jaxfleet.fluid.transpiler.ports import wait_server_ready
+from jaxfleet.fluid.transpiler.ports import wait_ranks_ready
 from jaxfleet.fluid.transpiler.rewriting import Rewritten
 from jaxfleet.passes import (
     BroadcastParams,
@@ -94,7 +94,7 @@ class Collective:
 
     def _wait(self) -> None:
         if self.rank == 0 and self.wait_port:
-            wait_server_ready([e for e in self.endpoints if e != self.current_endpoint])
+            wait_ranks_ready([e for e in self.endpoints if e != self.current_endpoint])
 
     def _startup_passes(self, program: Program) -> list[Pass]:
         ids = tuple(unique_name.generate("nccl_id") for _ in range(self.nrings))

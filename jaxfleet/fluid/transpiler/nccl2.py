@@ -12,7 +12,7 @@ from jaxfleet.errors import AssertedError
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.program import Program, default_startup_program
 from jaxfleet.fluid.transpiler.asked import check_among, rank_endpoints
-from jaxfleet.fluid.transpiler.ports import wait_server_ready
+from jaxfleet.fluid.transpiler.ports import wait_ranks_ready
 from jaxfleet.fluid.transpiler.rewriting import Rewritten
 from jaxfleet.passes import GenNcclId
 
@@ -67,7 +67,7 @@ def transpile_nccl2(
     )
     startup = Rewritten.of(startup_program or default_startup_program(), [tell], name="startup")
     if trainer_id == 0 and wait_port:
-        wait_server_ready([e for e in endpoints if e != current_endpoint])
+        wait_ranks_ready([e for e in endpoints if e != current_endpoint])
     startup.write_back()
 
 
