@@ -71,24 +71,11 @@ class Index:
             keys: int64[n].
         """
         slots = np.empty(len(keys), np.int32)
-        new, old = self._table, self._old
         zero = int(self._numbers[_ZERO_SLOT])
-        if old is None:
-            _find(new.keys, new.slots, new.homes, zero, keys, slots)
+        if self._old is None:
+            _find(self._table.keys, self._table.slots, self._table.homes, zero, keys, slots)
         else:
-            moved = self._moved
-            _find_in_two(
-                new.keys,
-                new.slots,
-                new.homes,
-                old.keys,
-                old.slots,
-                old.homes,
-                moved,
-                zero,
-                keys,
-                slots,
-            )
+            _find_in_two(*self._tables(), zero, keys, slots)
         return slots
 
     def add(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -121,14 +108,16 @@ class Index:
         slots = np.empty(len(keys), np.int32)
         if not len(keys):
             return slots
-        self._move(None)
-        table = self._table
-        count = _remove(table.keys, table.slots, table.homes, self._numbers, keys, slots)
+        count = _remove(*self._tables(), self._numbers, keys, slots)
         freed = slots[:count]
         kept = int(self._numbers[_FREE])
-        self._free = np.concatenate([self._free[:kept], freed])
+        if kept + count > len(self._free):
+            more = np.empty(2 * (kept + count), np.int32)
+            more[:kept] = self._free[:kept]
+            self._free = more
+        self._free[kept : kept + count] = freed
         self._numbers[_FREE] += count
-        table.used -= count
+        self._table.used -= count
         return freed
 
     def items(self) -> tuple[np.ndarray, np.ndarray]:
@@ -147,13 +136,9 @@ class Index:
         """Adds the keys of these places; returns how many were made so far."""
         done, before = 0, -1
         while done < len(places):
-            new, old, moved = self._table, self._old, self._moved
-            if old is None:
-                old, moved = _NO_TABLE, _ALL_MOVED
             done, now = _add(
-                new.keys, new.slots, new.homes, old.keys, old.slots, old.homes, moved,
-                self._numbers, self._free, keys, places, done, slots, made, count,
-            )  # fmt: skip
+                *self._tables(), self._numbers, self._free, keys, places, done, slots, made, count
+            )
             self._table.used += now - count
             count = now
             if done < len(places):  # keys one beside the other reach to the tail's end
@@ -162,6 +147,13 @@ class Index:
                 before = done
                 self._grow()
         return count
+
+    def _tables(self) -> tuple[np.ndarray, np.ndarray, int, np.ndarray, np.ndarray, int, int]:
+        """Returns both tables and the line between moved and unmoved, for compiled functions."""
+        new, old, moved = self._table, self._old, self._moved
+        if old is None:
+            old, moved = _NO_TABLE, _ALL_MOVED
+        return new.keys, new.slots, new.homes, old.keys, old.slots, old.homes, moved
 
     def _make_room(self, more: int) -> None:
         if self._old is not None:
@@ -388,11 +380,18 @@ def _move(
     return len(old_keys)
 
 
-@compiled("i64[]!", "i32[]!", "i64", "i64[]!", "i64[]", "i32[]!")
+@compiled(
+    *("i64[]!", "i32[]!", "i64"), *("i64[]!", "i32[]!", "i64"), "i64",
+    *("i64[]!", "i64[]", "i32[]!"),
+)  # fmt: skip
 def _remove(
-    table_keys: np.ndarray,
-    table_slots: np.ndarray,
-    homes: int,
+    new_keys: np.ndarray,
+    new_slots: np.ndarray,
+    new_homes: int,
+    old_keys: np.ndarray,
+    old_slots: np.ndarray,
+    old_homes: int,
+    moved: int,
     numbers: np.ndarray,
     keys: np.ndarray,
     slots: np.ndarray,
@@ -410,6 +409,10 @@ def _remove(
                 numbers[_ZERO_SLOT] = NOWHERE
                 count += 1
             continue
+        if _home(key, old_homes) < moved:
+            table_keys, table_slots, homes = new_keys, new_slots, new_homes
+        else:
+            table_keys, table_slots, homes = old_keys, old_slots, old_homes
         hole = _place_of(table_keys, homes, key)
         if table_keys[hole] == EMPTY:
             continue

@@ -61,6 +61,23 @@ def test_keys_are_found_all_the_while_that_it_grows() -> None:
     assert grew > 5  # it was looked into while keys were in two tables
 
 
+def test_keys_are_removed_while_it_grows() -> None:
+    index, oracle = Index(), dict[int, int]()
+    keys = RANDOM.integers(LEAST, MOST, 40_000, np.int64)
+    grew = 0
+    for end in range(500, len(keys) + 1, 500):
+        slots, _ = index.add(keys[end - 500 : end])
+        oracle.update(zip(keys[end - 500 : end].tolist(), slots.tolist(), strict=True))
+        grew += index.growing
+        gone = RANDOM.choice(keys[:end], 150)
+        there = dict.fromkeys(key for key in gone.tolist() if key in oracle)
+        assert index.remove(gone).tolist() == [oracle.pop(key) for key in there]
+        expected = [oracle.get(key, NOWHERE) for key in keys[:end].tolist()]
+        assert index.find(keys[:end]).tolist() == expected
+    assert grew > 5
+    check(index, oracle)
+
+
 def test_a_million_keys_one_after_the_other_have_a_million_slots() -> None:
     index = Index()
     keys = np.arange(-500_000, 500_000)
