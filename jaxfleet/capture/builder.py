@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfleet.capture import tables
+from jaxfleet.capture import look_up_checks
 from jaxfleet.capture.draft import MARK, Draft
+from jaxfleet.capture.look_up import PRIMITIVES
 from jaxfleet.capture.loops import is_loop, is_recomputed, read_loop
 from jaxfleet.capture.marker import read_mark
 from jaxfleet.capture.refusals import has_effect, is_leaked, not_data, updates_in_loop
@@ -132,7 +133,7 @@ class _Builder:
             inner = source if jaxprs.is_library_function(call.body) else place.source
             passed = [inputs[i] for i in call.inputs]
             return self.read(call.body, passed, replace(place, source=inner))
-        if is_recomputed(name) and tables.holds_lookup(eqn.params["jaxpr"]):
+        if is_recomputed(name) and look_up_checks.holds_lookup(eqn.params["jaxpr"]):
             # A block that is a function sees no tables; its rows are kept instead.
             self.kept_rows.append(source)
             return self.read(eqn.params["jaxpr"], inputs, place)
@@ -153,7 +154,7 @@ class _Builder:
             dtype = Word(jax_adapter.dtype_text(eqn.outvars[0].aval.dtype))
             dim = jax_adapter.size_of(eqn.params["dim"])
             return Operator("jax.dim_value", attrs=Attrs({"dim": dim, "dtype": dtype}))
-        if name in tables.PRIMITIVES:
+        if name in PRIMITIVES:
             return Operator(name, attrs=Attrs(dict(eqn.params)))
         if is_loop(eqn):
             op_type, attrs = read_loop(eqn, lambda body: self._block(body, place))

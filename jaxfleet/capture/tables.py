@@ -9,27 +9,26 @@ import contextlib
 import contextvars
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 
-from jaxfleet.capture.draft import MARK, Draft
+from jaxfleet.capture.look_up import look_up
 from jaxfleet.errors import CaptureError
-from jaxfleet.ir import Operator, Source, Variable
-from jaxfleet.ops.frames import line_of_caller, line_of_error
-from jaxfleet.ops.tables import LOOKUP, LOOKUP_GRAD
+from jaxfleet.ops.frames import line_of_caller
 from jaxfleet.tables import TableSpec
 from jaxfleet.tables.spec import Part, Sgd, Uniform
+from jaxfleet.tables.store import TableStore
 
-_OPEN = contextvars.ContextVar[dict[str, TableSpec] | None]("tables of the step", default=None)
+# What it costs to look rows up is a round trip to servers before the step can begin; what it costs
+# not to is that all rows travel both ways at every step. A rule of thumb: not measured yet.
+DENSE_BYTES = 256 << 10
 
-_lookup_p = core.Primitive(LOOKUP)
-_lookup_grad_p = core.Primitive(LOOKUP_GRAD)
-PRIMITIVES = frozenset({LOOKUP, LOOKUP_GRAD})
+_OPEN = contextvars.ContextVar["dict[str, EmbeddingTable] | None"](
+    "tables that the step looks up", default=None
+)
 
 
 @dataclass(frozen=True)
@@ -38,47 +37,77 @@ class EmbeddingTable:
 
     Attributes:
         spec: what it is.
+        rows: how many keys there are, which count from 0; None where any int64 is a key.
+        is_dense: all its rows are one parameter, which the step's optimizer trains.
+        why: what decided that.
     """
 
     spec: TableSpec
+    rows: int | None = None
+    is_dense: bool = False
+    why: str = "any int64 is a key"
 
     def init(self) -> jax.Array:
-        """Returns the handle that goes among the parameters: `f32[]`, 0 now and later."""
-        return jnp.zeros((), jnp.float32)
+        """Returns what goes among the parameters.
+
+        A handle, `f32[]`, which is 0 now and later; of a dense table all rows, `f32[rows, dim]`,
+        with which those of a table would begin.
+        """
+        if not self.is_dense:
+            return jnp.zeros((), jnp.float32)
+        assert self.rows is not None
+        keys = np.arange(self.rows, dtype=np.int64)
+        return jnp.asarray(TableStore(self.spec).look_up(keys))
 
     def __call__(self, handle: Any, keys: Any) -> Any:
         """Returns the rows of keys: `f32[..., dim]`.
 
         Args:
             handle: what `init` returned, from the parameters that are differentiated.
-            keys: integers of any shape, a leaf of the batch as it came.
+            keys: integers of any shape, a leaf of the batch as it came. Those of a dense table may
+                be anything that counts from 0; one that is not there gives NaN.
 
         Raises:
             CaptureError: this is no step that is captured, or one of the arguments is not as said.
         """
         name, found = self.spec.name, _OPEN.get()
-        if found is None:
+        if found is None and not self.is_dense:
             what = f"the table '{name}' is looked up outside of a step"
             hint = (
                 "a table has rows where a step runs: jf.distribute(train_step, ...)(state, batch)"
             )
             raise CaptureError(what, source=line_of_caller(), hint=hint)
-        if found.setdefault(name, self.spec) != self.spec:
+        if found is not None and found.setdefault(name, self) != self:
             what = f"two tables are called '{name}', and they differ"
             raise CaptureError(what, source=line_of_caller(), hint="give each a name of its own")
         self._check(handle, keys)
-        return _looked_up(name, self.spec.dim, handle, keys)
+        if self.is_dense:
+            return jnp.take(handle, keys, axis=0)
+        return look_up(name, self.spec.dim, handle, keys)
+
+    def __str__(self) -> str:
+        """Says in a line what it is, and why."""
+        spec = self.spec
+        if self.is_dense:
+            size = f"f32[{self.rows},{spec.dim}]"
+            return f"table '{spec.name}' is a dense parameter, {size}: {self.why}"
+        optimizer, initializer = spec.optimizer.kind, spec.initializer.kind
+        what = f"rows of {spec.dim}, {initializer} at first touch, trained by {optimizer}"
+        return f"table '{spec.name}': {what}; looked up by key: {self.why}"
 
     def _check(self, handle: Any, keys: Any) -> None:
         name = self.spec.name
-        if jnp.shape(handle) != () or jnp.result_type(handle) != jnp.float32:
+        wanted = (self.rows, self.spec.dim) if self.is_dense else ()
+        if jnp.shape(handle) != wanted or jnp.result_type(handle) != jnp.float32:
             found = f"{jnp.result_type(handle)}{list(jnp.shape(handle))}"
-            what = f"table '{name}': the handle is float32[], and this is {found}"
+            kind = f"rows are float32{list(wanted)}" if wanted else "handle is float32[]"
+            what = f"table '{name}': the {kind}, and this is {found}"
             hint = f"write {name}(params['{name}'], keys), with {name}.init() among the parameters"
             raise CaptureError(what, source=line_of_caller(), hint=hint)
         if not jnp.issubdtype(jnp.result_type(keys), jnp.integer):
             what = f"table '{name}': keys are integers, and these are {jnp.result_type(keys)}"
-            raise CaptureError(what, source=line_of_caller())
+            hint = "look up a leaf of integers"
+            raise CaptureError(what, source=line_of_caller(), hint=hint)
 
 
 def embedding_table(
@@ -90,6 +119,8 @@ def embedding_table(
     admission: Part | None = None,
     evictions: Sequence[Part] = (),
     on_nan: str = "refuse",
+    rows: int | None = None,
+    dense: bool | None = None,
 ) -> EmbeddingTable:
     """Describes a table of rows by int64 keys, to be looked up inside a step.
 
@@ -105,9 +136,13 @@ def embedding_table(
         admission: which keys get a row of their own; all, unless given.
         evictions: which rows go.
         on_nan: a gradient that is not finite: `refuse` the push, or `skip` its row.
+        rows: how many keys there are, where they count from 0; else any int64 is a key.
+        dense: keep all rows as one parameter, which the step's optimizer trains like any other, or
+            never. Unless given, a table of few bytes is dense, if its rows are known and nothing
+            was said of an optimizer, admission or evictions, which a parameter has not.
 
     Raises:
-        CaptureError: the name or the dim is none.
+        CaptureError: the name or the dim is none, or the table cannot be dense.
     """
     if not name or not isinstance(name, str):
         raise CaptureError(f"a table's name is {name!r}", source=line_of_caller())
@@ -126,11 +161,36 @@ def embedding_table(
         evictions=tuple(evictions),
         on_nan=on_nan,  # type: ignore[arg-type]  # it was checked
     )
-    return EmbeddingTable(spec)
+    plain = optimizer is None and admission is None and not evictions
+    is_dense, why = _choice(spec, rows, dense=dense, is_plain=plain)
+    return EmbeddingTable(spec, rows, is_dense, why)
+
+
+def _choice(
+    spec: TableSpec, rows: int | None, *, dense: bool | None, is_plain: bool
+) -> tuple[bool, str]:
+    """Returns whether a table is dense, and why."""
+    if rows is not None and (not isinstance(rows, int) or rows < 1):
+        what = f"table '{spec.name}': rows is {rows!r}, and a table that has some has at least one"
+        raise CaptureError(what, source=line_of_caller())
+    if dense and (rows is None or not is_plain):
+        lacks = "how many rows it has" if rows is None else "no optimizer, admission or evictions"
+        what = f"table '{spec.name}' cannot be dense: {lacks} must be said"
+        raise CaptureError(what, source=line_of_caller(), hint="a dense table is a parameter")
+    if dense is not None:
+        return dense, f"dense={dense} was said"
+    if rows is None:
+        return False, "any int64 is a key"
+    if not is_plain:
+        return False, "it has rules of its own"
+    size = rows * spec.dim * 4
+    if size <= DENSE_BYTES:
+        return True, f"{size:,} bytes cost less than a look-up ({DENSE_BYTES:,})"
+    return False, f"{size:,} bytes cost more than a look-up ({DENSE_BYTES:,})"
 
 
 @contextlib.contextmanager
-def looking_up() -> Iterator[dict[str, TableSpec]]:
+def looking_up() -> Iterator[dict[str, EmbeddingTable]]:
     """Lets tables be looked up; yields those that are, by name."""
     token = _OPEN.set({})
     try:
@@ -139,148 +199,3 @@ def looking_up() -> Iterator[dict[str, TableSpec]]:
         yield found
     finally:
         _OPEN.reset(token)
-
-
-def holds_lookup(jaxpr: Any) -> bool:
-    """Tells whether a jaxpr looks rows up, itself or in a part of it."""
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
-    return any(
-        eqn.primitive.name in PRIMITIVES or any(map(holds_lookup, _parts(eqn)))
-        for eqn in inner.eqns
-    )
-
-
-def _parts(eqn: Any) -> Iterator[Any]:
-    for value in eqn.params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            if hasattr(part, "eqns") or hasattr(getattr(part, "jaxpr", None), "eqns"):
-                yield part
-
-
-def is_batched(error: NotImplementedError) -> CaptureError | None:
-    """Returns what to say of a look-up under `vmap`, or None where that is not the error."""
-    if LOOKUP not in str(error):
-        return None
-    what = "a table is looked up inside vmap"
-    hint = "look up the whole array of ids before it, which may have any shape, and map its rows"
-    return CaptureError(what, source=line_of_error(error), hint=hint)
-
-
-def in_loop(name: str, source: Source) -> CaptureError:
-    """Returns the error for a look-up inside a loop or a branch."""
-    what = f"the table '{name}' is looked up inside a loop or a branch"
-    hint = "look up all ids before it, since they are known there, and loop over the rows"
-    return CaptureError(what, source=source, hint=hint)
-
-
-def key_leaves(draft: Draft, state: Sequence[Variable], data: Sequence[Variable]) -> set[str]:
-    """Returns the leaves of the batch that are keys of tables, once look-ups are found good.
-
-    Raises:
-        CaptureError: keys, or a handle, are computed by the step; a look-up is in a loop; the
-            gradient of a handle is changed on its way to the optimizer.
-    """
-    _refuse_inner(draft)
-    ops = draft.blocks[0].ops
-    handles, leaves = {v.name for v in state}, {v.name for v in data}
-    found: set[str] = set()
-    for op in (op for op in ops if op.type in PRIMITIVES):
-        keys = op.inputs[1 if op.type == LOOKUP else 0]
-        if keys not in leaves:
-            raise _computed(
-                op, "a leaf of the state" if keys in handles else "computed by the step"
-            )
-        found.add(str(keys))
-        if op.type == LOOKUP and op.inputs[0] not in handles:
-            what = f"the handle of table '{op.attrs['table']}' is not a leaf of the state"
-            raise CaptureError(what, op=op, source=op.source, hint="pass it as it came")
-    _refuse_changed_gradients(ops)
-    return found
-
-
-def looked_up(draft: Draft) -> list[str]:
-    """Returns the tables that a step looks up, in the order that it does."""
-    ops = draft.blocks[0].ops
-    return list(dict.fromkeys(str(op.attrs["table"]) for op in ops if op.type in PRIMITIVES))
-
-
-def used_on_device(draft: Draft) -> set[str]:
-    """Returns what operators that are no look-ups read."""
-    read = {x for x in draft.results if isinstance(x, str)}
-    for block in draft.blocks:
-        for op in block.ops:
-            skipped = {LOOKUP: 1, LOOKUP_GRAD: 0}.get(op.type, -1)
-            read.update(x for i, x in enumerate(op.inputs) if i != skipped and isinstance(x, str))
-    return read
-
-
-def _computed(op: Operator, kind: str) -> CaptureError:
-    what = f"the keys of table '{op.attrs['table']}' are {kind}"
-    hint = (
-        "keys go from the batch to the table as int64, past the device: put them into the batch as "
-        "a leaf of their own; to take some of a leaf, look all of it up and take the rows"
-    )
-    return CaptureError(what, op=op, source=op.source, hint=hint)
-
-
-def _refuse_inner(draft: Draft) -> None:
-    for block in draft.blocks[1:]:
-        for op in block.ops:
-            if op.type in PRIMITIVES:
-                raise in_loop(str(op.attrs["table"]), op.source)
-
-
-def _refuse_changed_gradients(ops: Sequence[Operator]) -> None:
-    """Refuses a step that scales gradients, say, before the optimizer sees them.
-
-    The rows' gradients would not be scaled with them, and nobody would know.
-    """
-    plain: dict[str, Operator] = {}  # gradients of handles, and sums of such
-    changed: dict[str, Operator] = {}  # what else is made of one
-    for op in ops:
-        reads = set(op.reads)
-        is_sum = op.type in {"jax.add_any", "jax.add"} and reads and reads <= plain.keys()
-        if op.type == LOOKUP_GRAD or is_sum:
-            plain.update(dict.fromkeys(op.writes, op))
-        elif op.type == MARK:
-            if op.reads[0] in changed:
-                raise _changed(changed[op.reads[0]])
-        elif reads & (plain.keys() | changed.keys()) and len(op.writes) == 1:
-            changed.update(dict.fromkeys(op.writes, op))
-
-
-def _changed(op: Operator) -> CaptureError:
-    what = "the gradient of a table's handle is changed before the optimizer gets it"
-    hint = (
-        "a table gets the gradient of the loss itself: scale the loss, or let the optimizer that "
-        "distributed_optimizer wraps do it to the other parameters"
-    )
-    return CaptureError(what, op=op, source=op.source, hint=hint)
-
-
-def _lookup_type(_: Any, keys: Any, *, table: str, dim: int) -> Any:
-    del table
-    return jax.core.ShapedArray((*keys.shape, dim), np.dtype(np.float32))
-
-
-def _lookup_grad_type(_: Any, __: Any, *, table: str) -> Any:
-    del table
-    return jax.core.ShapedArray((), np.dtype(np.float32))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _looked_up(table: str, dim: int, handle: Any, keys: Any) -> Any:
-    return _lookup_p.bind(handle, keys, table=table, dim=dim)
-
-
-def _forward(table: str, dim: int, handle: Any, keys: Any) -> tuple[Any, Any]:
-    return _lookup_p.bind(handle, keys, table=table, dim=dim), keys
-
-
-def _backward(table: str, _: int, keys: Any, gradient: Any) -> tuple[Any, None]:
-    return _lookup_grad_p.bind(keys, gradient, table=table), None
-
-
-_lookup_p.def_abstract_eval(_lookup_type)
-_lookup_grad_p.def_abstract_eval(_lookup_grad_type)
-_looked_up.defvjp(_forward, _backward)

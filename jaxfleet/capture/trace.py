@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import jax
 from jax import export
 
-from jaxfleet.capture import tables
+from jaxfleet.capture import look_up_checks, tables
 from jaxfleet.capture.builder import build
 from jaxfleet.capture.finish import Interface, finish
 from jaxfleet.capture.returned import Returned, check_state, read_returned
@@ -65,7 +65,7 @@ def trace(
     returned: list[Returned] = []
     size = rows if rows is not None else export.symbolic_shape(BATCH_LETTER)[0]
     types = _types_of(signature, size)
-    with tables.looking_up() as specs:
+    with tables.looking_up() as known:
         jaxpr = _make_jaxpr(_reading(step, returned), signature, types)
     check_state(returned[-1], jaxpr.out_avals, signature, step)
     count = len(signature.state)
@@ -73,16 +73,16 @@ def trace(
     data = _variables(signature.batch, types[count:], Kind.DATA)
     draft = build(jaxpr, [variable.name for variable in (*state, *data)])
     draft = tidy(draft, (*state, *data)).without_dead_ops()
-    keys = tables.key_leaves(draft, state, data)
-    only_keys = keys - tables.used_on_device(draft)
+    keys = look_up_checks.key_leaves(draft, state, data)
+    only_keys = keys - look_up_checks.used_on_device(draft)
     data = [replace(v, dtype="i64") if v.name in only_keys else v for v in data]
     metrics = list(zip(returned[-1].metrics, draft.results[count:], strict=True))
     interface = Interface(state, data, draft.results[:count], metrics)
     attrs = Attrs({"batch": jax_adapter.size_of(size)})
-    if used := tables.looked_up(draft):
-        attrs = attrs.updated(tables=tuple(specs[name].to_text() for name in used))
+    if used := look_up_checks.looked_up(draft):
+        attrs = attrs.updated(tables=tuple(known[name].spec.to_text() for name in used))
     program = finish(draft, interface, name=name, attrs=attrs)
-    notes = tuple(map(_kept_apart, draft.kept_rows))
+    notes = (*map(str, known.values()), *map(_kept_apart, draft.kept_rows))
     last = returned[-1]
     return Traced(program, last.metrics_tree, last.metrics, notes, frozenset(only_keys))
 
@@ -116,7 +116,7 @@ def _make_jaxpr(step: Step, signature: Signature, types: Sequence[Any]) -> jaxpr
     try:
         return jax.make_jaxpr(step)(state, batch)
     except NotImplementedError as error:
-        if (said := tables.is_batched(error)) is not None:
+        if (said := look_up_checks.is_batched(error)) is not None:
             raise said from error
         raise
     except NameError as error:  # what jax raises for a name that no mesh or pmap has bound
