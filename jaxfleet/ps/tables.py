@@ -107,13 +107,22 @@ class RemoteTables:
         Raises:
             ProgramError: there is no such table, the arrays are none of its, or it had its push.
         """
+        body: dict[str, Plain] = {"table": table}
+        if learning_rate is not None:
+            body["learning_rate"] = float(learning_rate)
+        self._send(body, table, keys, grads)
+
+    def add(self, table: str, keys: np.ndarray, deltas: np.ndarray) -> None:
+        """Sends changes of rows, which are added whatever the optimizer; otherwise as `push`."""
+        self._send({"table": table, "deltas": True}, table, keys, deltas)
+
+    def _send(
+        self, body: Mapping[str, Plain], table: str, keys: np.ndarray, grads: np.ndarray
+    ) -> None:
         self._check_push(table, keys, grads)
         shares = self._shares.get(table)
         if shares is None or shares.keys is not keys:
             shares = self._divide(table, keys)
-        body: dict[str, Plain] = {"table": table}
-        if learning_rate is not None:
-            body["learning_rate"] = float(learning_rate)
         for server, part in enumerate(zip(shares.parts, shares.cut(grads), strict=True)):
             tensors = (Tensor("keys", part[0]), Tensor("grads", part[1]))
             self._client.push_rows(server, body, tensors)

@@ -1,6 +1,6 @@
 """Tables over servers, from the trainer's side: real clients and servers, a network in memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxfleet.ps.messages import Kind
 from jaxfleet.ps.options import Patience
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
 from jaxfleet.ps.tables import RemoteTables
-from jaxfleet.tables import TableStore
+from jaxfleet.tables import TableSpec, TableStore
 from jaxfleet.tables.merge import merge
 from tests.ps.server.table_programs import ITEMS, USERS, drawn_rows, table_program
 
@@ -25,12 +25,17 @@ TABLES = (USERS, ITEMS)
 
 
 def play(
-    script: Script, *, servers: int = 1, trainers: int = 2, network: MemoryNetwork | None = None
+    script: Script,
+    *,
+    servers: int = 1,
+    trainers: int = 2,
+    network: MemoryNetwork | None = None,
+    tables: Sequence[TableSpec] = TABLES,
 ) -> list[Any]:
     """Runs a script on every trainer, and returns what each returned."""
     net = network if network is not None else MemoryNetwork()
     programs = [
-        table_program(TABLES, server=number, servers=servers, trainers=trainers)
+        table_program(tables, server=number, servers=servers, trainers=trainers)
         for number in range(servers)
     ]
     endpoints = tuple(str(program.attrs["endpoint"]) for program in programs)
@@ -52,7 +57,7 @@ def play(
                 body = {"replace": False}
                 every = range(servers)
                 client.wait([client.request(s, Kind.ASSIGN, body=body) for s in every])
-            return script(number, client, RemoteTables(client, TABLES))
+            return script(number, client, RemoteTables(client, tables))
         finally:
             client.close()
 

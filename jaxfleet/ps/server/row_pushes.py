@@ -41,7 +41,8 @@ class RowPushes:
         held, message = self.held, request.message
         table = table_of(message, held)
         keys = keys_of(message, held)
-        push = RowPush(request, keys, grads_of(message, table, keys), rate_of(message))
+        grads, rate = grads_of(message, table, keys), rate_of(message)
+        push = RowPush(request, keys, grads, rate, adds=bool(message.body.get("deltas")))
         self._check_step(request)
         held.progress.push_rows(table.spec.name, push)
 

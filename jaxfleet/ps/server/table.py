@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxfleet.errors import ProgramError
 from jaxfleet.ps.server.table_progress import RowPush
 from jaxfleet.tables import TableSpec, TableStore
 from jaxfleet.tables.merge import merge
@@ -90,4 +91,9 @@ class Table:
         with self.writing.measured(sum(len(push.keys) for push in pushes)):
             keys, grads = merge([(push.keys, push.grads) for push in pushes])
             rate = pushes[0].learning_rate
+            if len({push.adds for push in pushes}) > 1:
+                raise ProgramError(f"table '{self.spec.name}' is sent gradients and changes")
+            if pushes[0].adds:
+                self.rows.add(keys, grads, step=step)
+                return
             self.rows.update(keys, grads, step=step, learning_rate=rate)

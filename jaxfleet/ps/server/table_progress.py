@@ -20,12 +20,14 @@ class RowPush:
         keys: int64[n].
         grads: float32[n, dim].
         learning_rate: in the place of the optimizer's own, where the trainer gave one.
+        adds: they are changes of rows, and no gradients.
     """
 
     request: Request
     keys: np.ndarray
     grads: np.ndarray
     learning_rate: float | None = None
+    adds: bool = False
 
     @property
     def bytes(self) -> int:

@@ -324,3 +324,19 @@ def test_two_tables_of_one_name_are_refused() -> None:
     served.one(0, Kind.HELLO, body=hello(0))
     program = table_program([USERS, USERS])
     assert "one name" in error_of(served.one(0, Kind.DEFINE, body={"program": str(program)}))[1]
+
+
+def test_changes_are_added_whatever_the_optimizer() -> None:
+    served = bench()
+    for trainer in (1, 0):
+        push(served, trainer, 1, KEYS, body={"deltas": True})
+    first, second = (drawn_rows((t, 1), len(KEYS), 3) for t in (0, 1))
+    np.testing.assert_array_equal(rows(served, 2), initial(USERS, KEYS) + (first + second))
+
+
+def test_changes_and_gradients_are_not_summed() -> None:
+    served = bench()
+    push(served, 0, 1, KEYS, body={"deltas": True})
+    replies = push(served, 1, 1, KEYS)
+    assert ["gradients and changes" in error_of(m)[1] for _, m in replies] == [True, True]
+    np.testing.assert_array_equal(rows(served, 1), initial(USERS, KEYS))

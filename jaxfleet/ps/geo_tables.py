@@ -1,0 +1,115 @@
+"""Tables that a trainer updates itself, whose changes it exchanges every some steps: GEO-SGD.
+
+A row comes from its server when it is first looked up after an exchange. What this trainer's
+optimizer makes of it is sent as a change, which the server adds, divided by how many trainers
+there are; so rows that several of them touched move by the mean of what each did.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from jaxfleet.ps.tables import RemoteTables
+from jaxfleet.tables import TableSpec, TableStore
+
+
+@dataclass
+class Window:
+    """What a trainer has of a table since the last exchange.
+
+    Attributes:
+        rows: its own, with the state of its optimizer, which stays from one window to the next.
+        keys: by look-up, those that were fetched.
+        before: by look-up, the rows of those as they came.
+        known: all that were fetched, in order.
+        steps: how many were pushed.
+    """
+
+    rows: TableStore
+    keys: list[np.ndarray] = field(default_factory=list)
+    before: list[np.ndarray] = field(default_factory=list)
+    known: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    steps: int = 0
+
+    def lacks(self, keys: np.ndarray) -> np.ndarray:
+        """Returns those of the keys that are still to be fetched."""
+        if not len(self.known):
+            return keys
+        at = np.minimum(np.searchsorted(self.known, keys), len(self.known) - 1)
+        lacking: np.ndarray = keys[self.known[at] != keys]
+        return lacking
+
+    def take(self, keys: np.ndarray, fresh: np.ndarray) -> None:
+        """Takes rows in as servers have them."""
+        self.rows.add(keys, fresh - self.rows.look_up(keys))
+        self.keys.append(keys)
+        self.before.append(self.rows.look_up(keys))
+        self.known = np.sort(np.concatenate([self.known, keys]))
+
+    def changes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the keys of rows that changed, with how much they did, and begins anew."""
+        keys = np.concatenate([np.empty(0, np.int64), *self.keys])
+        before = np.concatenate([np.empty((0, self.rows.spec.dim), np.float32), *self.before])
+        deltas = self.rows.look_up(keys) - before
+        changed = deltas.any(axis=1)
+        self.keys.clear()
+        self.before.clear()
+        self.known, self.steps = self.known[:0], 0
+        return keys[changed], deltas[changed]
+
+
+class GeoTables:
+    """Is `TableAccess` for a trainer that updates rows itself.
+
+    Args:
+        remote: the servers' tables.
+        specs: what the tables are.
+        k_steps: steps from one exchange to the next.
+        trainers: how many there are.
+    """
+
+    def __init__(
+        self, remote: RemoteTables, specs: Iterable[TableSpec], *, k_steps: int, trainers: int
+    ) -> None:
+        self._remote, self._k_steps = remote, k_steps
+        self._scale = np.float32(1.0 / trainers)
+        # Servers say which keys are admitted, and which rows go.
+        bare = [replace(spec, admission=None, evictions=()) for spec in specs]
+        self._windows = {spec.name: Window(TableStore(spec)) for spec in bare}
+
+    def look_up(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """Returns rows as this trainer has them, as `TableAccess.look_up` says."""
+        return self.look_up_all({table: keys})[table]
+
+    def look_up_all(self, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns rows of several tables; fetches those that did not come since an exchange."""
+        lacking = {table: self._windows[table].lacks(some) for table, some in keys.items()}
+        asked = {table: some for table, some in lacking.items() if len(some)}
+        for table, rows in self._remote.look_up_all(asked).items():
+            self._windows[table].take(asked[table], rows)
+        return {table: self._windows[table].rows.look_up(some) for table, some in keys.items()}
+
+    def push(self, table: str, keys: np.ndarray, grads: np.ndarray) -> None:
+        """Updates rows here, and sends what changed of them where an exchange is due."""
+        window = self._windows[table]
+        if len(keys):
+            window.rows.update(keys, grads)
+        window.steps += 1
+        if window.steps >= self._k_steps:
+            self._send(table)
+
+    def flush(self) -> None:
+        """Sends all that changed since the last exchange."""
+        for table, window in self._windows.items():
+            if window.steps:
+                self._send(table)
+
+    def restart(self) -> None:
+        """Forgets what changed here: servers go on from something else."""
+        for window in self._windows.values():
+            window.changes()
+
+    def _send(self, table: str) -> None:
+        keys, deltas = self._windows[table].changes()
+        self._remote.add(table, keys, deltas * self._scale)

@@ -1,0 +1,93 @@
+"""Tables that trainers update themselves, and exchange changes of."""
+
+import numpy as np
+
+from jaxfleet.ps.client import Client
+from jaxfleet.ps.geo_tables import GeoTables
+from jaxfleet.ps.tables import RemoteTables
+from jaxfleet.tables import Adagrad, TableSpec, TableStore
+from tests.ps.server.table_programs import drawn_rows
+from tests.ps.test_remote_tables import play
+
+SPEC = TableSpec(name="users", dim=3, optimizer=Adagrad(0.1, initial=0.1, epsilon=1e-7))
+KEYS = np.arange(8) * (2**50 + 1)
+STEPS, ROUNDS = 3, 4
+
+
+def of_trainer(trainer: int, trainers: int) -> np.ndarray:
+    """Returns the keys of a trainer: all where there is one, else all but one of the others'."""
+    return KEYS if trainers == 1 else np.delete(KEYS, trainer)
+
+
+def trained(number: int, client: Client, remote: RemoteTables) -> np.ndarray:
+    """Trains some rounds; returns the rows that servers have then."""
+    trainers = client.me.trainers
+    tables = GeoTables(remote, [SPEC], k_steps=STEPS, trainers=trainers)
+    keys = of_trainer(number, trainers)
+    for at in range(ROUNDS * STEPS):
+        if at % STEPS == 0:
+            client.next_step(8)
+        rows = tables.look_up("users", keys)
+        tables.push("users", keys, rows + drawn_rows((number, at), len(keys), 3))
+    return remote.look_up("users", KEYS).copy()
+
+
+def expected(trainers: int) -> np.ndarray:
+    """Returns what they have by the formula: each round adds the mean of what trainers did."""
+    rows = TableStore(SPEC).look_up(KEYS)
+    sums = np.full((trainers, *rows.shape), 0.1, np.float32)
+    for at in range(ROUNDS):
+        total = np.zeros_like(rows)
+        for trainer in range(trainers):
+            own, places = rows.copy(), np.isin(KEYS, of_trainer(trainer, trainers))
+            for step in range(at * STEPS, (at + 1) * STEPS):
+                grads = own[places] + drawn_rows((trainer, step), int(places.sum()), 3)
+                sums[trainer][places] += grads * grads
+                change = 0.1 * grads / np.sqrt(sums[trainer][places] + 1e-7)
+                own[places] -= change.astype(np.float32)
+            total += own - rows
+        rows = rows + total / np.float32(trainers)
+    return rows
+
+
+def test_one_trainer_comes_to_the_rows_that_it_made() -> None:
+    (found,) = play(trained, servers=2, trainers=1, tables=[SPEC])
+    np.testing.assert_allclose(found, expected(1), rtol=1e-5)  # sums of changes round otherwise
+
+
+def test_rows_move_by_the_mean_of_what_trainers_did() -> None:
+    for found in play(trained, servers=3, trainers=2, tables=[SPEC]):
+        np.testing.assert_allclose(found, expected(2), rtol=1e-5)
+
+
+def test_rows_are_fetched_once_a_round_and_sent_where_they_changed() -> None:
+    def script(_: int, client: Client, remote: RemoteTables) -> None:
+        tables = GeoTables(remote, [SPEC], k_steps=2, trainers=1)
+        grads = np.ones((2, 3), np.float32)
+        client.next_step(8)
+        tables.look_up("users", KEYS)
+        before = client.received_bytes
+        tables.push("users", KEYS[:2], grads)
+        assert client.sent_bytes == KEYS.nbytes
+        tables.look_up("users", KEYS[3:])
+        assert client.received_bytes == before
+        tables.push("users", KEYS[:2], grads)
+        assert client.sent_bytes == KEYS.nbytes + KEYS[:2].nbytes + grads.nbytes
+        tables.look_up("users", KEYS[3:])
+        assert client.received_bytes > before
+
+    play(script, trainers=1, tables=[SPEC])
+
+
+def test_a_flush_sends_what_changed_so_far() -> None:
+    def script(_: int, client: Client, remote: RemoteTables) -> None:
+        tables = GeoTables(remote, [SPEC], k_steps=100, trainers=1)
+        client.next_step(8)
+        tables.look_up("users", KEYS)
+        tables.push("users", KEYS, np.ones((8, 3), np.float32))
+        mine = tables.look_up("users", KEYS)
+        tables.flush()
+        tables.flush()
+        np.testing.assert_allclose(remote.look_up("users", KEYS), mine, rtol=1e-6)
+
+    play(script, trainers=1, tables=[SPEC])
