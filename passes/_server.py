@@ -21,6 +21,8 @@ from jaxfleet.ir import (
 )
 from jaxfleet.ir.embed import embed
 from jaxfleet.passes._bodies import Bodies
+from jaxfleet.passes._compensation import LATE, TRAINER_ID, compensation, late_name
+from jaxfleet.passes._mode import Mode
 from jaxfleet.passes._uses import OuterUses
 
 Mark = Callable[[Operator], Operator]
@@ -38,6 +40,7 @@ class Job:
         summed: the gradients of which every trainer has a summand; of another, trainer 0 has all.
         exports: by parameter, what servers make for trainers besides it; under "", what is made
             of several parameters.
+        mode: how trainers and servers go together.
     """
 
     trainers: int
@@ -46,6 +49,7 @@ class Job:
     placement: Mapping[str, str]
     summed: frozenset[str]
     exports: Mapping[str, tuple[str, ...]]
+    mode: Mode = field(default_factory=Mode)
 
     def of(self, param: str) -> tuple[Slice, ...]:
         """Returns the slices of a parameter."""
@@ -57,7 +61,8 @@ class Job:
 
     def senders(self, gradient: str) -> range:
         """Returns the trainers that send a gradient."""
-        return range(self.trainers if gradient in self.summed else 1)
+        own = gradient in self.summed or not self.mode.is_sync
+        return range(self.trainers if own else 1)
 
     def sharers(self) -> tuple[str, ...]:
         """Returns the servers that hold anything, and so take part in exchanges."""
@@ -86,6 +91,7 @@ class _Server:
         merges: the block that merges a slice's gradient, by the gradient's name there.
         holds: of each variable of a slice its name, its leaf and its first row, -1 for a copy.
         parts: the numbers of the blocks that make what crosses to other servers.
+        backups: of each slice, the variables that hold what each trainer received of it.
     """
 
     bodies: Bodies
@@ -99,6 +105,7 @@ class _Server:
     merges: dict[str, int] = field(default_factory=dict)
     holds: list[Attr] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)
+    backups: list[tuple[str, str]] = field(default_factory=list)
     _parent: int = 0
 
     def run(self) -> Program:
@@ -138,12 +145,13 @@ class _Server:
         names = {} if cut is None or cut.is_whole else self._names(cut)
         if cut is not None and names:
             self.holds += self._held(body, names, cut)
+        late = self._late(cut, names) if cut is not None else {}
         made = embed(
             body,
             index=index,
             inner_from=index + 1,
             parent=self._parent,
-            names=names,
+            names={**names, **late},
             sizes=sizes or {},
         )
         kept = {Kind.PARAM, Kind.STATE, Kind.CONST}
@@ -151,9 +159,13 @@ class _Server:
         comes = {n: v for n, v in made.variables.items() if n in self.bodies.feeds}
         if cut is not None:
             gradients = self.bodies.groups.group(cut.param).gradients
-            comes |= {name: made.variables[names.get(name, name)] for name in gradients}
+            called = {**names, **late}
+            comes |= {name: made.variables[called.get(name, name)] for name in gradients}
         declared: dict[str, Variable] = {}
         ops = [*before]
+        if cut is not None and late:
+            ops += self._compensated(cut, comes, late, declared)
+            comes = {name: like for name, like in comes.items() if name not in late}
         for name, like in comes.items():
             ops += self._merge(name, like, index, declared)
         block = made.root.with_ops(map(self.mark, ops), declare=declared.values())
@@ -181,6 +193,9 @@ class _Server:
         if like.name in self.merges:
             return
         self.merges[like.name] = index
+        if not self.job.mode.is_sync:  # what each trainer sends is applied alone
+            self.top[like.name] = replace(like, kind=Kind.DATA)
+            return
         declared[like.name] = replace(like, kind=Kind.TEMP)
         buffers = [trainer_name(like.name, t) for t in self.job.senders(gradient)]
         for name in buffers:
@@ -192,6 +207,34 @@ class _Server:
             role=Role.OPTIMIZE,
             source=self._source(gradient),
         )
+
+    def _late(self, cut: Slice, names: Mapping[str, str]) -> dict[str, str]:
+        """Returns what a slice's gradient goes by once it is corrected for the time it took."""
+        if self.job.mode.communication != "dc_asgd":
+            return {}
+        gradients = self.bodies.groups.group(cut.param).gradients
+        return {name: late_name(names.get(name, name)) for name in gradients}
+
+    def _compensated(
+        self,
+        cut: Slice,
+        comes: Mapping[str, Variable],
+        late: Mapping[str, str],
+        declared: dict[str, Variable],
+    ) -> Iterator[Operator]:
+        """Yields what corrects a slice's gradient by how far the slice has moved meanwhile."""
+        for gradient, corrected in late.items():
+            like = comes[gradient]
+            sent = replace(like, name=like.name.removesuffix(LATE), kind=Kind.DATA)
+            self.top[sent.name] = sent
+            self.merges[sent.name] = len(self.blocks)
+            copies = [f"{trainer_name(cut.name, t)}_bak" for t in range(self.job.trainers)]
+            self.top.update((copy, replace(sent, name=copy)) for copy in copies)
+            self.top[TRAINER_ID] = Variable(TRAINER_ID, "i32", (), Kind.DATA)
+            self.backups += [(cut.name, copy) for copy in copies]
+            ops, made = compensation(cut.name, sent, corrected, copies, self.job.mode.compensation)
+            declared.update((v.name, v) for v in made)
+            yield from ops
 
     def _source(self, gradient: str) -> Source:
         ops = self.bodies.groups.program.root.ops
@@ -231,9 +274,12 @@ class _Server:
             "role": "pserver",
             "slices": step.attrs.get("slices", ()),
             "trainers": self.job.trainers,
+            **self.job.mode.facts(),
         }
         if "tables" in step.attrs:
             facts["tables"] = step.attrs["tables"]
+        if self.backups:
+            facts["backups"] = tuple(self.backups)
         root = Block(ops=(self.mark(self._serve(lr, combine)),))
         kinds = [Kind.DATA, Kind.PARAM, Kind.STATE, Kind.CONST]
         top = sorted(self.top.values(), key=lambda v: kinds.index(v.kind))
@@ -251,7 +297,7 @@ class _Server:
         attrs: dict[str, Attr] = {
             "Fanin": self.job.trainers,
             "combine_block_id": combine,
-            "distributed_mode": 0,
+            "distributed_mode": self.job.mode.distributed_mode,
             "endpoint": self.endpoint,
             "grad_to_block_id": tuple(f"{g}:{block}" for g, block in self.merges.items()),
             "lr_decay_block_id": lr,
@@ -259,6 +305,9 @@ class _Server:
             "part_block_ids": tuple(self.parts),
             "pserver_id": self.job.endpoints.index(self.endpoint),
         }
+        if self.backups:
+            attrs["dc_asgd"] = True
+            buffers = list(self.merges)
         inputs = Operands.named(X=buffers)
         return Operator("listen_and_serv", inputs, attrs=Attrs(attrs), role=Role.RPC)
 

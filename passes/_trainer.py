@@ -60,7 +60,10 @@ class _Trainer:
     def _program(self) -> Program:
         program, dropped = self.bodies.groups.program, self.bodies.server_state
         variables = {n: v for n, v in program.variables.items() if n not in dropped}
-        facts = program.attrs.updated(role="trainer", trainers=self.job.trainers)
+        mode = self.job.mode.facts()
+        if mode and self.bodies.feeds:
+            mode["feeds"] = tuple(sorted(self.bodies.feeds))
+        facts = program.attrs.updated(role="trainer", trainers=self.job.trainers, **mode)
         facts = Attrs({k: v for k, v in facts.items() if k not in {"slices", "placement"}})
         block = program.root.with_ops(self.ops, declare=self.declared.values())
         made = replace(program, variables=variables, attrs=facts).with_block(block.without_unused())
@@ -101,7 +104,7 @@ class _Trainer:
             near: the operator that stood there, for the source line.
         """
         cuts, is_summed = self.job.of(param), gradient in self.job.summed
-        if not is_summed and self.trainer_id:
+        if not is_summed and self._is_told():
             return
         own = self.job.trainers > 1 and is_summed
         names = [
@@ -127,6 +130,10 @@ class _Trainer:
                 source=near.source,
             )
         )
+
+    def _is_told(self) -> bool:
+        """Tells whether another trainer sends what all have: of those that wait for each other."""
+        return self.trainer_id > 0 and self.job.mode.is_sync
 
     def _split(
         self, gradient: str, names: Sequence[str], cuts: Sequence[Slice], near: Operator
@@ -154,7 +161,7 @@ class _Trainer:
 
     def _send_feeds(self, before: int) -> None:
         """Sends what servers read besides gradients, once it is made; trainer 0 does."""
-        if self.trainer_id:
+        if self._is_told():
             return
         for name in self.bodies.feeds:
             if name in self.fed or not self.work.is_made(name, before):
@@ -186,11 +193,13 @@ class _Trainer:
         made = {name for name, place in self.work.made.items() if place < before}
         found = [(name, cuts) for name, cuts in self._receivable() if name in made - self.received]
         self.received |= made
-        self._rpc(Operator("send_barrier", attrs=self._to_all(), role=Role.RPC))
+        if self.job.mode.is_sync:
+            self._rpc(Operator("send_barrier", attrs=self._to_all(), role=Role.RPC))
         joins: list[Operator] = []
         for name, cuts in found:
             joins += self._receive_one(name, cuts)
-        self._rpc(Operator("fetch_barrier", attrs=self._to_all(), role=Role.RPC))
+        if self.job.mode.is_sync:
+            self._rpc(Operator("fetch_barrier", attrs=self._to_all(), role=Role.RPC))
         for op in joins:
             self._rpc(op)
 

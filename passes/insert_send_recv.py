@@ -11,6 +11,10 @@ from jaxfleet.passes._bodies import Bodies
 from jaxfleet.passes._fluid_job import Exchange, FluidJob
 from jaxfleet.passes._fluid_server import fluid_server
 from jaxfleet.passes._fluid_trainer import fluid_trainer
+from jaxfleet.passes._late import refuse_waits
+from jaxfleet.passes._local_server import averaging_server
+from jaxfleet.passes._local_trainer import updating_trainer
+from jaxfleet.passes._mode import Mode
 from jaxfleet.passes._server import Job, server_program
 from jaxfleet.passes._trainer import trainer_program
 from jaxfleet.passes._work import Work
@@ -71,7 +75,12 @@ class InsertSendRecv(Pass):
     trainer_id: int = 0  # whose program, of the trainers
     server: int = -1  # the server whose program is written instead; -1 for a trainer's
     trainers: int = 1
-    mode: str = "sync"  # or async, or half_async: in fluid's dialect alone, as the next two are
+    mode: str = "sync"  # or async, half_async; of a captured step also geo, dc_asgd, fl
+    staleness: int = 0  # but for sync: the most steps that values may be behind
+    merge: int = 1  # async, half_async: the most gradients in one message
+    k_steps: int = 1  # geo, fl: steps from one exchange to the next
+    compensation: float = 1.0  # dc_asgd: how much a gradient is corrected
+    by_rows: bool = False  # fl: the average counts rows, not trainers
     runtime_split: bool = False  # whoever sends and receives cuts and joins; no operators do
     local_barrier: bool = False  # a trainer waits until what it sent has gone
 
@@ -86,13 +95,16 @@ class InsertSendRecv(Pass):
         if not 0 <= self.trainer_id < self.trainers:
             what = f"insert_send_recv: trainer {self.trainer_id} of {self.trainers}"
             raise PassError(what)
-        exchange = Exchange(self.mode, self.runtime_split, self.local_barrier)
         if says_by_roles(program):
+            exchange = Exchange(self.mode, self.runtime_split, self.local_barrier)
             return self._in_fluids_dialect(program, exchange)
-        if not exchange.is_plain:
-            what = f"insert_send_recv: mode={self.mode} is for programs in fluid's dialect"
-            raise PassError(what, hint="a captured step is trained with mode=sync")
-        return self._divided(program)
+        if self.runtime_split or self.local_barrier:
+            what = "insert_send_recv: runtime_split and local_barrier are for fluid's dialect"
+            raise PassError(what, hint="leave them out for a captured step")
+        mode = Mode(
+            self.mode, self.staleness, self.merge, self.k_steps, self.compensation, self.by_rows
+        )
+        return self._divided(program, mode)
 
     def _in_fluids_dialect(self, program: Program, exchange: Exchange) -> Program:
         updates = Updates(program)
@@ -110,8 +122,14 @@ class InsertSendRecv(Pass):
             return fluid_server(fluid, endpoints[self.server], self._mark)
         return fluid_trainer(fluid, self.trainer_id, self._mark)
 
-    def _divided(self, program: Program) -> Program:
+    def _divided(self, program: Program, mode: Mode) -> Program:
         endpoints = endpoints_of(program)
+        if mode.updates_on_trainers:
+            slices, placement = slices_of(program), placement_of(program)
+            local = Job(self.trainers, endpoints, slices, placement, frozenset(), {}, mode)
+            if self.server >= 0:
+                return averaging_server(program, local, endpoints[self.server], self._mark)
+            return updating_trainer(program, local, self.trainer_id, self._mark)
         bodies = Bodies(optimize_groups(program))
         work = Work(bodies)
         job = Job(
@@ -121,7 +139,10 @@ class InsertSendRecv(Pass):
             placement_of(program),
             work.summed,
             work.exports,
+            mode,
         )
+        if not mode.is_sync:
+            refuse_waits(bodies, work)
         if self.server >= 0:
             return server_program(bodies, job, endpoints[self.server], self._mark)
         return trainer_program(bodies, job, work, self.trainer_id, self._mark)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
 from jaxfleet.ps.client_errors import late, lost, refused
 from jaxfleet.ps.heartbeat import Heartbeat
-from jaxfleet.ps.known_server import KnownServer
+from jaxfleet.ps.known_server import KnownServer, clock_of
 from jaxfleet.ps.membership import Membership
 from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
 from jaxfleet.ps.network import Lines
@@ -55,6 +55,7 @@ class Client:
         self._servers = [KnownServer(ReplayLog(replay_bytes)) for _ in me.endpoints]
         self._outbox = Outbox(lines, me, patience, self._servers)
         self._hello_at = 0.0  # when to say it again
+        self._looked = clock()
         self._recovery = Recovery(self._outbox, self.wait)
 
     @property
@@ -173,9 +174,27 @@ class Client:
             else:
                 self._look_at_servers(requests)
                 self._say_hello_again(requests)
-            for server, known in enumerate(self._servers):
-                if not (known.is_level or known.is_returning):
-                    self._recovery.bring_level(server)
+            self._bring_level()
+
+    def poll(self) -> None:
+        """Takes what has come, and waits for nothing; looks after servers now and then."""
+        while (received := self._lines.receive(0.0)) is not None:
+            self._take(*received)
+        if self._clock() - self._looked >= _POLL_S:
+            self._looked = self._clock()
+            self._look_at_servers(())
+        self._bring_level()
+
+    @property
+    def clock(self) -> int:
+        """The step until which the newest values have all that any trainer sent, if they say."""
+        clocks = [known.clock for known in self._servers if known.clock >= 0]
+        return min(clocks, default=self.step)
+
+    def restart_clock(self) -> None:
+        """Forgets how old values are: all trainers begin anew."""
+        for known in self._servers:
+            known.clock = -1
 
     def forget_saved(self, server: int, step: int) -> None:
         """Forgets what was kept for a server until its checkpoint after a step."""
@@ -220,8 +239,14 @@ class Client:
         request = known.waiting.get(message.number)
         if request is not None:  # else it is the answer to what was asked twice
             request.take(message)
+            known.clock = clock_of(message, known.clock)
             if request.is_done:
                 known.has_answered(request)
+
+    def _bring_level(self) -> None:
+        for server, known in enumerate(self._servers):
+            if not (known.is_level or known.is_returning):
+                self._recovery.bring_level(server)
 
     def _look_at_servers(self, requests: Sequence[Request]) -> None:
         """Notes which servers started again; gives up on those that are gone."""

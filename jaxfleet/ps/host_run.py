@@ -79,6 +79,8 @@ class Host:
         program: it.
         client: the lines to the servers.
         buffers: where what comes goes.
+        ahead: how many more steps are computed with what is received, besides the next; servers
+            that bound how old it may be then look at the last of them.
         copies: what was copied.
         push_rows: sends a gradient of which there are some rows, by its name.
         residuals: what compressed gradients have still to say.
@@ -87,6 +89,7 @@ class Host:
     program: Program
     client: Client
     push_rows: Callable[[str, np.ndarray], None] | None = None
+    ahead: int = 0
     buffers: Buffers = field(default_factory=Buffers)
     copies: Copies = field(default_factory=Copies)
     residuals: Residuals = field(default_factory=Residuals)
@@ -121,14 +124,7 @@ class HostRun:
     def run(self) -> None:
         """Does them all."""
         kinds = {op.type for op in self.ops}
-        for op in self.ops:
-            if op.type == "split_byref":
-                self._split(op)
-            elif op.type == "send":
-                self._send(op)
-            elif op.type == "send_rows":
-                assert self.host.push_rows is not None
-                self.host.push_rows(op.reads[0], self._on_host(op.reads[0]))
+        self._send_all()
         self._push_rest()
         collectives = [op for op in self.ops if op.type.startswith("c_")]
         self._reduce(collectives)
@@ -138,6 +134,32 @@ class HostRun:
             self.host.client.wait(self.requests)
             self.requests.clear()  # they hold this, and so all arrays of the step
         self._finish(collectives)
+
+    def ask(self) -> None:
+        """Asks for what is to be received, and waits for nothing."""
+        self._receive()
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether all is there that was asked for."""
+        return all(request.is_done for request in self.requests)
+
+    def finish(self) -> dict[str, Any]:
+        """Waits for what was asked for; returns it, on the device, by name."""
+        self.host.client.wait(self.requests)
+        self.requests.clear()
+        self._finish(())
+        return self.values
+
+    def _send_all(self) -> None:
+        for op in self.ops:
+            if op.type == "split_byref":
+                self._split(op)
+            elif op.type == "send":
+                self._send(op)
+            elif op.type == "send_rows":
+                assert self.host.push_rows is not None
+                self.host.push_rows(op.reads[0], self._on_host(op.reads[0]))
 
     def _split(self, op: Operator) -> None:
         whole, start = self._on_host(op.reads[0]), 0
@@ -149,9 +171,9 @@ class HostRun:
 
     def _send(self, op: Operator) -> None:
         for name, server in zip(op.reads, self._servers(op), strict=True):
-            self._push(server, *self._encoded(op, self._wire_name(name), self._on_host(name)))
+            self._push(server, *self.encoded(op, self._wire_name(name), self._on_host(name)))
 
-    def _encoded(self, op: Operator, name: str, array: np.ndarray) -> tuple[Tensor, Plain]:
+    def encoded(self, op: Operator, name: str, array: np.ndarray) -> tuple[Tensor, Plain]:
         """Returns what travels of a gradient, and how it is encoded; None where it is not."""
         method, least = op.attrs.get("compress"), op.attrs.get("min_elements")
         if method is None or array.dtype != np.float32 or array.size < int(str(least)):
@@ -213,11 +235,13 @@ class HostRun:
         if lacking:  # else what joins them would hold any bytes
             what = f"{', '.join(sorted(lacking))}: joined apart from where they are received"
             raise ProgramError(what)
+        until: dict[str, Plain] = {}
+        if self.host.ahead:
+            until["until"] = self.host.client.step + self.host.ahead
         for server, names in by_server.items():
+            body: dict[str, Plain] = {"names": list(names), **until}
             self.requests.append(
-                self.host.client.request(
-                    server, Kind.PULL, body={"names": list(names)}, wants=names, sink=self._take
-                )
+                self.host.client.request(server, Kind.PULL, body=body, wants=names, sink=self._take)
             )
 
     def _prepare(self, op: Operator) -> None:

@@ -36,6 +36,8 @@ class KnownServer:
         is_level: it has all that this trainer sent.
         is_returning: it is being brought level.
         repeated: numbers of requests that were sent again for others' sake alone.
+        clock: the step until which all trainers' pushes were in the values that came last, where
+            trainers do not wait for each other; -1 where it does not say.
     """
 
     replay: ReplayLog
@@ -50,6 +52,7 @@ class KnownServer:
     is_level: bool = True
     is_returning: bool = False
     repeated: set[int] = field(default_factory=set)
+    clock: int = -1
 
     @property
     def is_open(self) -> bool:
@@ -76,7 +79,13 @@ class KnownServer:
         first = self.replay.first_step()
         if self.step < 0 and self.has_state:
             return "it came back without a state"
-        if self.pushed > self.step and (first is None or first > self.step + 1):
+        if self.replay.forgotten > self.step:
             kept = "none" if first is None else f"those from step {first} on"
             return f"it came back at step {self.step}, and of later pushes, {kept} are kept"
         return None
+
+
+def clock_of(message: Message, before: int) -> int:
+    """Returns how old the values of an answer are at the most; as before, where it has none."""
+    clock = message.body.get("clock")
+    return clock if isinstance(clock, int) and message.kind is Kind.VALUES else before

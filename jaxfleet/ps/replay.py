@@ -18,10 +18,12 @@ class ReplayLog:
     Attributes:
         limit_bytes: the most it keeps; 0 keeps nothing, and then no server can be brought level.
         bytes: what it keeps.
+        forgotten: the last step of which a push is kept no more, -1 where all are.
     """
 
     limit_bytes: int
     bytes: int = 0
+    forgotten: int = -1
     _steps: dict[int, list[Message]] = field(default_factory=dict)
     _together: list[Message] = field(default_factory=list)
 
@@ -30,6 +32,8 @@ class ReplayLog:
         if self.limit_bytes:
             self._steps.setdefault(message.step, []).append(message)
             self.bytes += _size(message)
+        else:
+            self.forgotten = max(self.forgotten, message.step)
 
     def add_together(self, message: Message, step: int) -> None:
         """Keeps a request that all trainers send, until this trainer is two steps further.
@@ -50,6 +54,7 @@ class ReplayLog:
         """Forgets what a checkpoint after a step holds."""
         for old in [known for known in self._steps if known <= step]:
             self.bytes -= sum(map(_size, self._steps.pop(old)))
+            self.forgotten = max(self.forgotten, old)
 
     def rewind(self, step: int) -> None:
         """Forgets what was pushed after a step, from which all go on anew."""

@@ -1,6 +1,6 @@
 """Runs a trainer's program: compiled segments, and between them what it asks of servers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.lower.segments import Segment, segments
 from jaxfleet.ops import Array
 from jaxfleet.ps.client import Client
+from jaxfleet.ps.communicator import Communicator, RelaxedRun
 from jaxfleet.ps.host_run import Copies, Host, HostRun
 from jaxfleet.ps.trainer_tables import TrainerTables
 
@@ -23,6 +24,8 @@ class Trainer:
         cache: where executables are kept.
         push_rows: sends a gradient of which there are some rows, by its name.
         tables: those that the program looks up.
+        communicator: what sends and receives where trainers do not wait for each other.
+        ahead: how many more steps are computed with what is received, besides the next.
     """
 
     def __init__(
@@ -31,12 +34,16 @@ class Trainer:
         client: Client,
         cache: ExecutableCache,
         push_rows: Callable[[str, np.ndarray], None] | None = None,
+        *,
         tables: TrainerTables | None = None,
+        communicator: Communicator | None = None,
+        ahead: int = 0,
     ) -> None:
         self.program, self.client = program, client
-        self._cache = cache
+        self._cache, self._communicator = cache, communicator
         self._tables = tables
-        self._host = Host(program, client, tables.push if tables is not None else push_rows)
+        push = tables.push if tables is not None else push_rows
+        self._host = Host(program, client, push, ahead)
         self._rank = np.int32(client.me.trainer)
         self._plans: dict[tuple[tuple[str, int], ...], list[Segment | tuple[Operator, ...]]] = {}
         self._fetched = next(
@@ -70,8 +77,14 @@ class Trainer:
                 outputs = item.run(self._rank, *[values[name] for name in item.reads])
                 values.update(zip(item.writes, outputs, strict=True))
             else:
-                HostRun(self._host, item, values).run()
+                self._on_host(item, values)
         return {name: values[name] for name in state}, [values[name] for name in self._fetched]
+
+    def _on_host(self, ops: Sequence[Operator], values: dict[str, Any]) -> None:
+        if self._communicator is None:
+            HostRun(self._host, ops, values).run()
+        else:
+            RelaxedRun(self._host, ops, values, communicator=self._communicator).run()
 
     @property
     def copies(self) -> Copies:

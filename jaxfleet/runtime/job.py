@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxfleet.capture import Captured
 from jaxfleet.ir import Kind, Program, print_program
 from jaxfleet.ps.membership import Membership
 from jaxfleet.ps.options import Patience
@@ -33,6 +34,16 @@ def programs_for(
         )
 
     return make
+
+
+def example_of(captured: Captured, strategy: DistributedStrategy, trainers: int) -> Program:
+    """Returns the captured step for batches like the example, as trainers of a job compute it.
+
+    Where all wait for each other, a step is the whole batch's; else it is one trainer's.
+    """
+    rows = captured.signature.rows
+    is_shared = strategy.communication != "sync" and strategy.batch == "global"
+    return captured.at(rows // trainers if is_shared else rows).program
 
 
 def membership(

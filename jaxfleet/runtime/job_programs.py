@@ -85,20 +85,22 @@ def job_programs(
         PassError: the step cannot be divided between trainers and servers.
         StrategyError: trainers have their own rows only, and the step needs all of them on each.
     """
-    dividing = _dividing(program, strategy, trainers)
+    is_sync = strategy.communication == "sync"
+    dividing = _dividing(program, strategy, trainers) if is_sync else []
     first = [DeadCodeElimination(), *dividing, *_placing(strategy, endpoints)]
-    more: list[Pass] = [ScheduleSends(cuts=strategy.send_cuts), MergeSends()]
+    more = _scheduling(strategy)
     if "tables" in program.attrs:
         more.append(SparseTable(trainer_id=trainer))
     more += parse_pipeline(strategy.passes)
-    mine = InsertSendRecv(trainers=trainers, trainer_id=trainer)
+    inserting = _inserting(strategy, trainers)
+    mine = replace(inserting, trainer_id=trainer)
     made, record = transpile(program, [*first, mine, *more], dump_dir=dump_dir)
     if like is not None:
         startup = _trainer_startup(program, made, like.server_startups, trainer)
         return replace(like, trainer=made, trainer_startup=startup, dumps=record)
     placed = run_pipeline(program, first, rules=meaning_rules)
     servers = tuple(
-        transpile(placed, [InsertSendRecv(trainers=trainers, server=n)], dump_dir=None)[0]
+        transpile(placed, [replace(inserting, server=n)], dump_dir=None)[0]
         for n in range(len(endpoints))
     )
     startups = _server_startups(program, servers)
@@ -109,7 +111,7 @@ def job_programs(
         server_startups=startups,
         dumps=record,
         trainers=trainers,
-        is_whole=not dividing,
+        is_whole=is_sync and not dividing,
         digest=_digest(program, servers),
     )
 
@@ -127,6 +129,28 @@ def _dividing(program: Program, strategy: DistributedStrategy, trainers: int) ->
         hint = "give every trainer the whole batch: strategy.batch='global'"
         raise StrategyError(what, op=inside, hint=hint)
     return []
+
+
+def _inserting(strategy: DistributedStrategy, trainers: int) -> InsertSendRecv:
+    """Returns the pass that writes programs: of trainer 0, or of whom it is replaced for."""
+    if strategy.communication == "sync":
+        return InsertSendRecv(trainers=trainers)
+    return InsertSendRecv(
+        trainers=trainers,
+        mode=strategy.communication,
+        staleness=strategy.bound,
+        merge=strategy.merge,
+        k_steps=strategy.k_steps,
+        compensation=strategy.delay_compensation,
+        by_rows=strategy.communication == "fl" and strategy.average == "rows",
+    )
+
+
+def _scheduling(strategy: DistributedStrategy) -> list[Pass]:
+    """Returns the passes that order what is sent; trainers that update send it all at once."""
+    if strategy.communication in {"geo", "fl"}:
+        return [MergeSends()]
+    return [ScheduleSends(cuts=strategy.send_cuts), MergeSends()]
 
 
 def _placing(strategy: DistributedStrategy, endpoints: Sequence[str]) -> list[Pass]:

@@ -52,6 +52,11 @@ def restore_job(client: Client, served: ServedState, path: str | Path) -> list[A
     return served.leaves(values)
 
 
+def meet(client: Client, what: str) -> None:
+    """Waits until all trainers are about to do something together."""
+    _agree(client, f"begin to {what}", None)
+
+
 def _save(client: Client, served: ServedState, path: Path, leaves: Sequence[Any]) -> None:
     step, receipts = client.step, list[PartReceipt]()
     asked = [client.request(s, Kind.SAVE, body={"path": str(path)}) for s in _servers(client)]

@@ -13,7 +13,7 @@ from jaxfleet.ps.client import Client
 from jaxfleet.ps.heartbeat import Heartbeat
 from jaxfleet.ps.serve import network_of, serve
 from jaxfleet.ps.server import ServerOptions
-from jaxfleet.runtime.job import membership, patience_of, programs_for
+from jaxfleet.runtime.job import example_of, membership, patience_of, programs_for
 from jaxfleet.runtime.job_programs import JobPrograms
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.trainer_step import TrainerStep
@@ -43,7 +43,9 @@ def job_step(
         endpoints=cluster.endpoints,
         dump_dir=dump_dir,
     )
-    return TrainerStep(captured, strategy, programs, _Connect(cluster, strategy))
+    example = example_of(captured, strategy, cluster.trainers)
+    connect = _Connect(cluster, strategy)
+    return TrainerStep(captured, strategy, programs, connect, example=example)
 
 
 class _Connect:
@@ -100,9 +102,8 @@ class ServerStep:
             self.strategy, trainer=0, trainers=cluster.trainers, endpoints=cluster.endpoints
         )
         assert cluster.server_id is not None
-        return programs(self.captured.at(self.captured.signature.rows).program).servers[
-            cluster.server_id
-        ]
+        example = example_of(self.captured, self.strategy, cluster.trainers)
+        return programs(example).servers[cluster.server_id]
 
     def explain(self) -> str:
         """Returns a line on which server this process is, and what it has to do."""

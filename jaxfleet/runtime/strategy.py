@@ -9,6 +9,7 @@ from jaxfleet.errors import StrategyError
 
 MODES = ("single", "collective", "pserver")
 LOWERINGS = ("shard_map", "pmap")
+COMMUNICATIONS = ("sync", "async", "half_async", "geo", "dc_asgd", "fl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,19 @@ class DistributedStrategy:
         step_timeout_s: the most seconds that a living peer may take over a step.
         connect_s: trainers: the most seconds until all servers have answered for the first time.
         replay_bytes: trainers: what to keep of pushes, to bring a server level that starts again.
+        communication: how trainers and servers go together (docs/relaxed-modes.md). `sync`: all
+            wait for each other at every step, as one device. `async`: each trains on its own rows,
+            and its gradients are applied as they come. `half_async`: the same, by the mean of
+            `merge` gradients. `geo`: trainers update, and every `k_steps` exchange how far they
+            went. `dc_asgd`: `async` with gradients corrected for the time that they took. `fl`:
+            every `k_steps` parameters are averaged over all trainers.
+        staleness: what a step computes with has all that every trainer sent of its steps up to this
+            many before it; a trainer that is ahead waits. Chosen by `communication` unless given.
+        k_steps: geo, fl: a trainer's steps from one exchange to the next.
+        merge: async, half_async: the most gradients that are merged into one message.
+        delay_compensation: dc_asgd: how much a gradient is corrected.
+        average: fl: every trainer counts alike (`trainers`), or each row that it trained on
+            (`rows`).
         passes: further passes to run at the end, as text: `fuse_allreduce{flat=true}`.
     """
 
@@ -57,6 +71,12 @@ class DistributedStrategy:
     step_timeout_s: float = 600.0
     connect_s: float = 120.0
     replay_bytes: int = 1 << 28
+    communication: Literal["sync", "async", "half_async", "geo", "dc_asgd", "fl"] = "sync"
+    staleness: int | None = None
+    k_steps: int = 10
+    merge: int = 1
+    delay_compensation: float = 1.0
+    average: Literal["trainers", "rows"] = "trainers"
     passes: str = ""
 
     def __post_init__(self) -> None:
@@ -64,7 +84,12 @@ class DistributedStrategy:
         _check_choice("lowering", self.lowering, LOWERINGS)
         _check_choice("dispatch", self.dispatch, METHODS)
         _check_choice("batch", self.batch, ("global", "local"))
-        positive = ("min_block_size", "send_cuts", "lost_after_s", "step_timeout_s", "connect_s")
+        _check_choice("communication", self.communication, COMMUNICATIONS)
+        _check_choice("average", self.average, ("trainers", "rows"))
+        positive = (
+            "min_block_size", "send_cuts", "lost_after_s", "step_timeout_s", "connect_s", "k_steps",
+            "merge",
+        )  # fmt: skip
         for name in positive:
             if not getattr(self, name) > 0:
                 what = f"strategy: {name} is {getattr(self, name)}, but must be positive"
@@ -77,6 +102,33 @@ class DistributedStrategy:
         if self.fuse_allreduce_bytes < 0:
             what = f"strategy: fuse_allreduce_bytes is {self.fuse_allreduce_bytes}"
             raise StrategyError(what, hint="0 turns it off; 4 << 20 makes buckets of 4 MiB")
+        _check_communication(self)
+
+    @property
+    def bound(self) -> int:
+        """The staleness that holds: the one given, or else four exchanges."""
+        return 4 * self.period if self.staleness is None else self.staleness
+
+    @property
+    def period(self) -> int:
+        """The most of a trainer's steps from one message to servers to the next."""
+        if self.communication in {"geo", "fl"}:
+            return self.k_steps
+        return self.merge if self.communication in {"async", "half_async"} else 1
+
+
+def _check_communication(strategy: DistributedStrategy) -> None:
+    """Refuses what makes no sense together; fields that a mode does not read may stand there."""
+    how = strategy.communication
+    if how == "sync":
+        return
+    if strategy.local_statistics:
+        what = f"strategy: local_statistics with communication {how!r}"
+        raise StrategyError(what, hint="leave it out: there, statistics are each trainer's own")
+    if how != "fl" and strategy.bound < (least := strategy.period - 1):
+        what = f"strategy: staleness is {strategy.bound}, and servers hear of a trainer only every"
+        hint = f"raise staleness to at least {least}, or lower merge or k_steps"
+        raise StrategyError(f"{what} {strategy.period} steps", hint=hint)
 
 
 def as_strategy(strategy: "DistributedStrategy | str | None") -> DistributedStrategy:

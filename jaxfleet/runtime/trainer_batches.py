@@ -10,7 +10,6 @@ import numpy as np
 from jaxfleet.capture import Captured
 from jaxfleet.errors import FeedError
 from jaxfleet.ir import Program
-from jaxfleet.lower import ExecutableCache
 from jaxfleet.lower.segments import rows_of
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.host_run import Copies
@@ -18,7 +17,7 @@ from jaxfleet.ps.trainer import Trainer
 from jaxfleet.ps.trainer_tables import TrainerTables
 from jaxfleet.runtime.feed import check_batch, check_rows
 from jaxfleet.runtime.job_programs import JobPrograms
-from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.runtime.pace import Pace
 from jaxfleet.tables.access import TableAccess
 
 Programs = Callable[[Program], JobPrograms]
@@ -60,22 +59,26 @@ class TrainerBatches:
 
     Args:
         captured: the step.
-        strategy: says whether a call brings the whole batch, or the trainer's own rows.
         job: the programs for batches like the example.
+        example: the captured step that those are of.
+        is_local: a call brings the trainer's own rows, not the whole batch.
         programs: makes those for others.
-        cache: where executables are kept.
+        pace: makes what runs a step's program.
     """
 
     def __init__(
         self,
         captured: Captured,
-        strategy: DistributedStrategy,
         job: JobPrograms,
+        example: Program,
+        *,
+        is_local: bool,
         programs: Programs,
-        cache: ExecutableCache,
+        pace: Pace,
     ) -> None:
-        self._captured, self._job, self._programs, self._cache = captured, job, programs, cache
-        self._is_local = strategy.batch == "local"
+        self._captured, self._job, self._programs, self._pace = captured, job, programs, pace
+        self._example = example
+        self._is_local = is_local
         self._variants: dict[int | None, Variant] = {}
 
     def check(self, batch: Any) -> tuple[list[Any], int]:
@@ -104,13 +107,19 @@ class TrainerBatches:
         """
         if not self._is_local:
             check_rows(rows, self._job.trainers, of="trainers")
-        captured = self._captured.at(self.whole(rows))
+        captured = self._captured.at(self._computed(rows))
         if captured.rows not in self._variants:
             self._variants[captured.rows] = self._variant(captured, client, tables)
         return self._variants[captured.rows]
 
+    def _computed(self, rows: int) -> int:
+        """Returns how many rows a step is captured for: the whole batch's, or one trainer's."""
+        if self._pace.is_sync:
+            return self.whole(rows)
+        return rows if self._is_local else rows // self._job.trainers
+
     def _variant(self, captured: Captured, client: Client, tables: TableAccess) -> Variant:
-        is_first = captured.rows == self._captured.rows
+        is_first = captured.program == self._example
         programs = self._job if is_first else self._programs(captured.program)
         if programs.servers != self._job.servers:
             what = "the optimizer depends on the number of rows in the batch, which has changed"
@@ -118,7 +127,7 @@ class TrainerBatches:
         own = (
             TrainerTables(programs.trainer, tables) if "tables" in captured.program.attrs else None
         )
-        trainer = Trainer(programs.trainer, client, self._cache, tables=own)
+        trainer = self._pace.trainer(programs.trainer, client, own)
         sharers = 1 if self._is_local or programs.is_whole else programs.trainers
         return Variant(trainer, captured, sharers)
 

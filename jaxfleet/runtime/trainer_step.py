@@ -21,8 +21,9 @@ from jaxfleet.ps.tables import RemoteTables
 from jaxfleet.runtime.explain_job import explain_job
 from jaxfleet.runtime.handles import Handle
 from jaxfleet.runtime.job_programs import JobPrograms
-from jaxfleet.runtime.job_saving import restore_job, save_job
+from jaxfleet.runtime.job_saving import meet, restore_job, save_job
 from jaxfleet.runtime.newest_state import NewestState
+from jaxfleet.runtime.pace import Pace
 from jaxfleet.runtime.served_state import ServedState
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
@@ -44,12 +45,18 @@ class TrainerStep:
         strategy: DistributedStrategy,
         programs: Programs,
         connect: Callable[[JobPrograms], Client],
+        *,
+        example: Program,
         cache: ExecutableCache | None = None,
     ) -> None:
         self.captured, self.strategy = captured, strategy
-        self._job = programs(captured.at(captured.signature.rows).program)
+        self._job = programs(example)
         cache = cache if cache is not None else ExecutableCache()
-        self._batches = TrainerBatches(captured, strategy, self._job, programs, cache)
+        self._pace = Pace(self._job.trainer, cache)
+        self._batches = TrainerBatches(
+            captured, self._job, example, is_local=strategy.batch == "local",
+            programs=programs, pace=self._pace,
+        )  # fmt: skip
         self._connect = connect
         self._client: Client | None = None
         self._tables: RemoteTables | None = None
@@ -96,6 +103,7 @@ class TrainerStep:
             atexit.register(self.close)  # a script that ends has no more gradients to send
             self._found = self._client.open()
             self._client.step = max(self._found, 0)
+            self._pace.open(self._client)
         return self._client
 
     @property
@@ -125,9 +133,10 @@ class TrainerStep:
         client = self.client
         variant = self._batches.variant(rows, client, self.tables)
         leaves = self._given(leaves, tree)
-        client.next_step(self._batches.whole(rows))
+        fresh = self._pace.begin(client, self._batches.whole(rows))
         client.doing(f"step {client.step}")
-        new, fetched = variant.run(self._served.held(leaves), data, rows)
+        new, fetched = variant.run({**self._served.held(leaves), **fresh}, data, rows)
+        new.update(self._pace.end(new, rows // variant.sharers))
         self._newest.leaves = self._served.leaves(new)
         metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
         if client.is_replay_full:
@@ -148,8 +157,12 @@ class TrainerStep:
             what = "the state is not what the last step returned, and servers hold only the newest"
             raise FeedError(what, hint="pull the state that step(...) returned last")
         wanted = [leaf.name for leaf in leaves if isinstance(leaf, Handle)]
+        self._pace.flush()
+        if not self._pace.is_sync:  # what this trainer received last may be older
+            wanted += self._served.params
         values = self._served.pull(self.client, wanted)
-        full = [values[x.name] if isinstance(x, Handle) else x for x in leaves]
+        names = [leaf.name for leaf in self.captured.signature.state]
+        full = [values.get(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
         return jax.tree_util.tree_unflatten(tree, full)
 
     def look_up(self, table: str, keys: Any) -> np.ndarray:
@@ -179,6 +192,7 @@ class TrainerStep:
             "sent_bytes": client.sent_bytes,
             "received_bytes": client.received_bytes,
             **asdict(self._batches.copies),
+            **self._pace.stats(),
         }
         servers = [dict(x.answer.body) if x.answer is not None else {} for x in asked]
         return {"trainer": mine, "servers": servers}
@@ -200,6 +214,7 @@ class TrainerStep:
         leaves, tree = jax.tree_util.tree_flatten(state)
         if not self._newest.is_made_of(leaves):
             leaves = self._newest.leaves = self._given(leaves, tree)
+        self._pace.flush()
         save_job(self.client, self._served, Path(path).absolute(), leaves)
 
     def restore(self, path: str | Path) -> Any:
@@ -211,14 +226,22 @@ class TrainerStep:
         Raises:
             CheckpointError: there is none, it is damaged, or of another step.
         """
-        leaves = self._newest.leaves = restore_job(self.client, self._served, path)
+        client = self.client
+        self._pace.flush()
+        if not self._pace.is_sync:  # nobody's pushes may come after what is restored
+            meet(client, f"restore {path}")
+        leaves = self._newest.leaves = restore_job(client, self._served, path)
+        self._pace.restart(self._served.held(leaves))
         return jax.tree_util.tree_unflatten(self.captured.signature.state_tree, leaves)
 
     def close(self) -> None:
         """Tells the servers that this trainer is done; they end when all are."""
         if self._client is not None and self._process == os.getpid():
             atexit.unregister(self.close)
-            self._client.close()
+            try:
+                self._pace.flush()
+            finally:
+                self._client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -243,8 +266,16 @@ class TrainerStep:
         if not newest.leaves:
             self._refuse_another_state()
         changed = [(place, leaves[place]) for place in newest.places_of_others(leaves)]
+        self._pace.flush()
+        came = self._pace.take()
         fresh = self._served.assign(self.client, changed, replace=bool(newest.leaves))
-        return [fresh.get(place, leaf) for place, leaf in enumerate(leaves)]
+        names = [leaf.name for leaf in self.captured.signature.state]
+        found = [
+            fresh.get(place, came.get(name, leaf))
+            for place, (name, leaf) in enumerate(zip(names, leaves, strict=True))
+        ]
+        self._pace.restart(self._served.held(found))
+        return found
 
     def _refuse_another_state(self) -> None:
         """Refuses to begin where servers go on: from checkpoints of an earlier run, that is."""

@@ -22,7 +22,7 @@ from jaxfleet.passes.dispatch import local_endpoints
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.memory_network import MemoryNetwork
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
-from jaxfleet.runtime.job import membership, patience_of
+from jaxfleet.runtime.job import example_of, membership, patience_of
 from jaxfleet.runtime.job_programs import JobPrograms, job_programs
 from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
 from jaxfleet.runtime.trainer_step import TrainerStep
@@ -115,7 +115,10 @@ class Twin:
 
     def programs(self, trainer: int = 0) -> JobPrograms:
         """Returns the programs of a trainer and of the servers."""
-        return self._make(trainer)(self.captured.at(self.captured.signature.rows).program)
+        return self._make(trainer)(self._example())
+
+    def _example(self) -> Program:
+        return example_of(self.captured, self.strategy, self.trainers)
 
     def _make(self, trainer: int) -> Callable[[Program], JobPrograms]:
         def make(program: Program) -> JobPrograms:
@@ -172,7 +175,12 @@ class Twin:
             return Client(lines, me, patience=patience_of(self.strategy), clock=network.clock)
 
         with TrainerStep(
-            self.captured, self.strategy, self._make(number), connect, self.cache
+            self.captured,
+            self.strategy,
+            self._make(number),
+            connect,
+            example=self._example(),
+            cache=self.cache,
         ) as step:
             return script(step)
 

@@ -163,9 +163,9 @@ def test_an_unknown_mode_is_refused() -> None:
         written("mode=later")
 
 
-def test_a_captured_step_is_not_asynchronous() -> None:
-    with pytest.raises(PassError, match="mode=async is for programs in fluid's dialect"):
-        InsertSendRecv(mode="async").run(
+def test_a_captured_step_is_cut_by_operators() -> None:
+    with pytest.raises(PassError, match="runtime_split and local_barrier are for fluid's dialect"):
+        InsertSendRecv(mode="async", runtime_split=True).run(
             parse(
                 'program p {endpoints=["s:1"], placement=[["w", "s:1"]], slices=[["w", [2]]]}\n'
                 "  param w: f32[2]\n  block 0\n"

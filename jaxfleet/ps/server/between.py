@@ -76,13 +76,19 @@ class Between:
         for request in list(self.waiting):
             if request.message.kind is Kind.LOAD:
                 self._start_load(request)
-            elif request.step <= applied:
+            elif self._may_save(request, applied):
                 self._start_save(request)
             else:
                 continue
             self.drop(request)
             if self.is_busy:
                 return
+
+    def _may_save(self, request: Request, applied: int) -> bool:
+        """Tells whether what a save is about is applied: of an own checkpoint, the sender's."""
+        if request.message.body.get("path") is None:
+            return self.held.progress.has_applied(request.step, request.trainer)
+        return request.step <= applied
 
     def _start_save(self, request: Request) -> None:
         held, step, path = self.held, self.held.step, request.message.body.get("path")
@@ -101,16 +107,17 @@ class Between:
         self._hand_out("saving", run, lambda receipt: self._saved(request, receipt, step), request)
 
     def _start_own(self, request: Request) -> None:
-        step = self.held.step
-        if self.own.saved == step:
+        step, steps = self.held.step, self.held.progress.steps()
+        if self.own.saved == steps:
             self.desk.answer(request.peer, request.message, Kind.OK, {"step": step})
             return
 
         def then(receipt: PartReceipt) -> None:
-            self.own.saved = step
+            self.own.saved = steps
             self._saved(request, receipt, step)
 
-        self._hand_out("saving", self.own.write(self.held, step), then, request)
+        number = self.held.progress.number
+        self._hand_out("saving", self.own.write(self.held, number, steps), then, request)
 
     def _saved(self, request: Request, receipt: PartReceipt, step: int) -> None:
         body: dict[str, Plain] = {"files": receipt.files, "bytes": receipt.bytes, "step": step}

@@ -216,11 +216,11 @@ class ServerCore:
         self.desk.answer(request.peer, request.message, Kind.OK)
         now = self._clock()
         self._together.one_left()
-        if self.options.may_leave:
+        if self.options.may_leave or not self._holder.waits:
             self._holder.leave(request.trainer)
         self._watch.look_at_waits(now)
 
-    def _word(self, now: float) -> dict[str, Plain]:
+    def _word(self, now: float, trainer: int = 0) -> dict[str, Plain]:
         lost: list[Plain] = list(self.trainers.lost(now))
         step = self._holder.step
         return {
@@ -228,7 +228,7 @@ class ServerCore:
             "incarnation": self.incarnation,
             "step": step,
             "lost": lost,
-            "saved": self._holder.saved,
+            "saved": self._holder.saved_of(trainer),
         }
 
     # --- what comes --------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class ServerCore:
         trainer, now = self.trainers.id_of(peer), self._clock()
         if message.kind is Kind.HEARTBEAT:  # on lines of its own, which say no hello
             self.trainers.beat(message, now)
-            self.desk.answer(peer, message, Kind.HEARTBEAT, self._word(now))
+            self.desk.answer(peer, message, Kind.HEARTBEAT, self._word(now, _number_of(message)))
             return
         if trainer is None:
             what = f"{message.sender} sent {message.kind.value} before hello"
@@ -271,3 +271,9 @@ class ServerCore:
     def _carried(self) -> Replies:
         out, self.desk.out = self.desk.out, []
         return out
+
+
+def _number_of(message: Message) -> int:
+    """Returns the number of the trainer who says that it sent a message, -1 where it is none."""
+    number = message.sender.removeprefix("trainer ")
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 8 else -1

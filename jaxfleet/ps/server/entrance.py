@@ -67,10 +67,12 @@ class Entrance:
         self.desk.name = f"server {self.server}"
         self.me.job = str(self.trainers.facts.get("job"))
         self.me.program = str(self.trainers.facts.get("program"))
+        number = message.body["trainer"]
+        assert isinstance(number, int)
         body: dict[str, Plain] = {
             "server": self.server,
             "incarnation": self.me.incarnation,
-            "step": self.holder.step,
+            "step": self.holder.step_of(number),
             "defined": self.holder.defined,
         }
         self.desk.answer(peer, message, Kind.WELCOME, body)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxfleet.ps.messages import Tensor
+from jaxfleet.ps.server.arrivals import Arrivals
 from jaxfleet.ps.server.machine import Machine
 from jaxfleet.ps.server.plan import ServerPlan
 from jaxfleet.ps.server.progress import Progress
@@ -60,7 +61,7 @@ class Held:
 
     plan: ServerPlan
     machine: Machine
-    progress: Progress
+    progress: Progress | Arrivals
     host: dict[str, np.ndarray] = field(default_factory=dict)
     extras: Extras = field(default_factory=Extras)
     tables: dict[str, Table] = field(default_factory=dict)
@@ -68,7 +69,9 @@ class Held:
     @classmethod
     def of(cls, plan: ServerPlan) -> "Held":
         """Returns a program without any state; its tables have no rows yet."""
-        held = cls(plan, Machine(plan), Progress(plan))
+        host: dict[str, np.ndarray] = {}
+        progress = Progress(plan) if plan.waits else Arrivals(plan, host)
+        held = cls(plan, Machine(plan), progress, host)
         held.tables = {spec.name: Table(spec, plan.share) for spec in plan.tables}
         return held
 
@@ -111,13 +114,18 @@ class Held:
         extra = self.extras.arrays.get(name)
         return self.host.get(name) if extra is None else extra
 
-    def is_ready(self, name: str, step: int) -> bool:
-        """Tells whether a name holds what a step makes of it."""
+    def is_ready(self, name: str, step: int, trainer: int, until: int | None = None) -> bool:
+        """Tells whether a name holds what a step makes of it, or what a trainer may then have.
+
+        Args:
+            name: a variable's.
+            step: which.
+            trainer: who asks.
+            until: the last step that it is used after; `step` unless given.
+        """
         if name in self.extras.arrays:
             return True
-        maker = self.plan.makers.get(name)
-        made = self.progress.applied if maker is None else self.progress.done.get(maker, -1)
-        return made >= step
+        return self.progress.has_made(self.plan.makers.get(name), step, trainer, until)
 
     def is_past(self, name: str, step: int) -> bool:
         """Tells whether what a name held at a step is no longer there."""
@@ -126,5 +134,4 @@ class Held:
         maker = self.plan.makers.get(name)
         if maker is None:
             return False
-        made = self.progress.done if name in self.host else self.progress.handed
-        return made.get(maker, -1) > step
+        return self.progress.is_past(maker, step, is_kept=name in self.host)

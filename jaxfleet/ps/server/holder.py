@@ -21,7 +21,7 @@ from jaxfleet.ps.server.own_saves import OwnSaves
 from jaxfleet.ps.server.parts import Parts
 from jaxfleet.ps.server.plan import ServerPlan
 from jaxfleet.ps.server.plan_reader import read_plan
-from jaxfleet.ps.server.pulls import Pulls
+from jaxfleet.ps.server.pulls import Pulls, until_of
 from jaxfleet.ps.server.row_pushes import RowPushes
 from jaxfleet.ps.server.rows import with_whole_gradients
 from jaxfleet.ps.server.sent_program import parse_sent, read_sent
@@ -95,9 +95,17 @@ class Holder:
         return self._program.held.step if self._program is not None else -1
 
     @property
-    def saved(self) -> int | None:
-        """The step of the last own checkpoint."""
-        return self._own.saved
+    def waits(self) -> bool:
+        """Whether a step waits for all trainers."""
+        return self._program is None or self._program.held.plan.waits
+
+    def step_of(self, trainer: int) -> int:
+        """Returns the last of a trainer's steps that is applied, -1 without a state."""
+        return self._program.held.progress.step_of(trainer) if self._program is not None else -1
+
+    def saved_of(self, trainer: int) -> int | None:
+        """Returns the last of a trainer's steps that is in the last own checkpoint."""
+        return self._own.saved.get(trainer)
 
     def restore(self, restored: Restored) -> None:
         """Takes up what an own checkpoint holds."""
@@ -106,8 +114,8 @@ class Holder:
         held, aside = program.held, restored.aside
         held.host.update(held.machine.assign(restored.arrays))
         held.replace_stores(load_stores(restored.chain, held.plan))
-        held.progress.restart(restored.step)
-        self._own.goes_on(restored.step, len(restored.chain) - 1)
+        held.progress.resume(restored.step, restored.steps)
+        self._own.goes_on(restored.step, restored.steps, len(restored.chain) - 1)
         held.extras.arrays, held.extras.step = dict(aside.extras), aside.extras_step
         program.parts.keep(aside.parts)
 
@@ -274,7 +282,9 @@ class Holder:
         """Returns who a request that waits here waits for, and what of each did not come."""
         if self._program is None or self.step < 0:
             return {"trainer 0": ["the state"]}
-        return {} if request.step <= self.step else self._program.held.progress.missing()
+        pulls = request.message.kind is Kind.PULL
+        step = until_of(request) if pulls else request.step
+        return self._program.held.progress.missing(step=step, pulls=pulls)
 
     def stats(self) -> dict[str, Plain]:
         """Returns what was counted."""
@@ -284,7 +294,7 @@ class Holder:
         counts, progress = held.machine.counts, held.progress
         return {
             "step": self.step,
-            "saved": self.saved,
+            "saved": self._own.saved.get(0),
             "received": counts.received,
             "copies_in": counts.copies_in,
             "copies_out": counts.copies_out,

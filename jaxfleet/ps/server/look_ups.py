@@ -52,7 +52,7 @@ class LookUps:
         except RefusedError as refusal:  # it came before there was a program
             self.desk.error(request.peer, request.message, refusal)
             return True
-        if not held.progress.tables.has(table.spec.name, request.step - 1):
+        if not held.progress.may_look_up(table.spec.name, request.step):
             return False
         self._start(request, table, keys)
         return True

@@ -92,9 +92,8 @@ class Machine:
             raise ProgramError(what, op=self._last_op(block)) from error
         kept = [name for name in lowered.writes if name not in self.plan.donated]
         views = self.views(kept)
-        for merge in block.merges:
-            for name in merge.summands:
-                del self._values[name]  # and the memory that it came in is free
+        for name in block.passing:
+            del self._values[name]  # and the memory that it came in is free
         self.counts.last_s[block.index] = seconds = time.perf_counter() - start
         self.counts.block_s += seconds
         return views

@@ -72,7 +72,8 @@ class Restored:
     Attributes:
         program: the server's, with the values of its constants.
         arrays: its state.
-        step: the last step that is in it.
+        step: what it goes by: the last step that is in it, where trainers wait for each other.
+        steps: the last step of each trainer that is in it.
         job_program: the hash of the job's program.
         aside: what it kept besides.
         chain: where the rows of its tables are: the checkpoint, and those that it has changes of.
@@ -81,6 +82,7 @@ class Restored:
     program: Program
     arrays: Mapping[str, np.ndarray]
     step: int
+    steps: Mapping[int, int]
     job_program: str
     aside: Aside
     chain: Sequence[Checkpoint] = ()
@@ -102,6 +104,7 @@ class OwnCheckpoints:
         arrays: Mapping[str, np.ndarray],
         step: int,
         *,
+        steps: Mapping[int, int],
         job_program: str,
         aside: Aside | None = None,
         stores: Sequence[TableStore] = (),
@@ -113,7 +116,8 @@ class OwnCheckpoints:
         Args:
             plan: the program.
             arrays: its state.
-            step: the last step that is in it.
+            step: what it goes by.
+            steps: the last step of each trainer that is in it.
             job_program: the hash of the job's program.
             aside: what else is kept.
             stores: the rows of its tables.
@@ -131,6 +135,7 @@ class OwnCheckpoints:
             "program": print_program(plan.program),
             "job_program": job_program,
             "extras_step": aside.extras_step,
+            "steps": {str(trainer): last for trainer, last in steps.items()},
         }
         pieces = [Piece.whole(_VALUE + name, array) for name, array in arrays.items()]
         pieces += [Piece.whole(_CONSTANT + digest, a) for digest, a in _constants(plan.program)]
@@ -162,7 +167,8 @@ class OwnCheckpoints:
         job_program = str(checkpoint.facts["job_program"])
         aside = Aside.read(read, int(str(checkpoint.facts["extras_step"])))
         arrays, found = _under(_VALUE, read), (checkpoint, *older)
-        return Restored(program, arrays, step, job_program, aside, found)
+        steps = _numbers(checkpoint.facts["steps"])
+        return Restored(program, arrays, step, steps, job_program, aside, found)
 
 
 def own_checkpoints(options: ServerOptions) -> OwnCheckpoints | None:
@@ -186,6 +192,11 @@ def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
         for name, array in arrays.items()
         if name.startswith(prefix)
     }
+
+
+def _numbers(plain: object) -> dict[int, int]:
+    assert isinstance(plain, dict)
+    return {int(trainer): int(str(step)) for trainer, step in plain.items()}
 
 
 def _constants(program: Program) -> Iterator[tuple[str, np.ndarray]]:

@@ -1,7 +1,7 @@
 """Writes a server's own checkpoints, with all that others may still ask it for."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from jaxfleet.checkpoint import PartReceipt
 from jaxfleet.ps.server.desk import Desk, Job
@@ -20,7 +20,7 @@ class OwnSaves:
         desk: where work goes.
         links: what other servers may ask for.
         me: who it is.
-        saved: the step of the last one.
+        saved: the steps that the last one holds, by trainer; none before the first.
         changes: how many, of tables, may hold only what changed since the one before them.
     """
 
@@ -28,7 +28,7 @@ class OwnSaves:
     desk: Desk
     links: Links
     me: Identity
-    saved: int | None = None
+    saved: Mapping[int, int] = field(default_factory=dict)
     changes: int = 9
     _last: int | None = None  # the one that the tables had everything of
     _length: int = 0  # how many it stands on
@@ -39,31 +39,41 @@ class OwnSaves:
             after()
             return
 
+        steps = dict.fromkeys(range(held.plan.trainers), step)
+
         def then(_: object) -> None:
-            self.saved = step
+            self.saved = steps
             after()
 
-        self.desk.jobs.append(Job("saving", self.write(held, step), then))
+        number = step if held.plan.waits else sum(steps.values())
+        self.desk.jobs.append(Job("saving", self.write(held, number, steps), then))
 
-    def write(self, held: Held, step: int) -> Callable[[], PartReceipt]:
-        """Returns the work that writes one, of what is beside the state as it is now."""
+    def write(self, held: Held, number: int, steps: Mapping[int, int]) -> Callable[[], PartReceipt]:
+        """Returns the work that writes one, of what is beside the state as it is now.
+
+        Args:
+            held: what is written.
+            number: what the checkpoint goes by.
+            steps: the last step of each trainer that is in it.
+        """
         series, program, aside = self.series, self.me.program, self._aside(held)
         assert series is not None
 
         def run() -> PartReceipt:
-            after = self._followed(step)  # only now: another one may have been under way
+            after = self._followed(number)  # only now: another one may have been under way
             arrays = held.machine.views(held.plan.state)
             receipt = series.save(
                 held.plan,
                 arrays,
-                step,
+                number,
+                steps=steps,
                 job_program=program,
                 aside=aside,
                 stores=held.stores,
                 after=after,
                 anew=self._last is None,
             )
-            self._last, self._length = step, 0 if after is None else self._length + 1
+            self._last, self._length = number, 0 if after is None else self._length + 1
             return receipt
 
         return run
@@ -73,9 +83,15 @@ class OwnSaves:
         last = self._last if self._length < self.changes else None
         return last if last is not None and last < step else None
 
-    def goes_on(self, step: int, length: int) -> None:
-        """Notes that the tables have what is in the one of a step, which stands on some others."""
-        self.saved, self._last, self._length = step, step, length
+    def goes_on(self, number: int, steps: Mapping[int, int], length: int) -> None:
+        """Notes that the tables have what is in one of them.
+
+        Args:
+            number: what it goes by.
+            steps: the last step of each trainer that is in it.
+            length: how many others it stands on.
+        """
+        self.saved, self._last, self._length = steps, number, length
 
     def begin_anew(self) -> None:
         """Notes that the tables have other rows than the last one: the next one holds all."""

@@ -61,8 +61,8 @@ class Parts:
         exchange, progress = self.held.plan.exchange, self.held.progress
         if exchange is None or not any(name in made for name in exchange.here):
             return
-        makers = {self.held.plan.makers[name] for name in exchange.here}
-        if all(progress.done[maker] >= step for maker in makers):
+        makers, server = {self.held.plan.makers[name] for name in exchange.here}, -1
+        if all(progress.has_made(maker, step, server) for maker in makers):
             tensors = [Tensor(name, self.held.host[name]) for name in exchange.here]
             self.links.send(self._message(step, tensors), self.clock())
 

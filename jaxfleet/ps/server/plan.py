@@ -1,37 +1,40 @@
 """What a server's program comes to: its blocks, what each waits for, and what it makes."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from jaxfleet.ir import Kind, Program, Variable, trainer_name
 from jaxfleet.lower import HostType, LoweredBlock, host_type
+from jaxfleet.ps.messages import Tensor
 from jaxfleet.tables import TableSpec
 from jaxfleet.tables.buckets import buckets_of
 
 
 @dataclass(frozen=True)
 class Merge:
-    """A gradient that trainers send and the server adds up.
+    """A gradient that trainers send and the server adds up, or takes alone.
 
     Attributes:
         name: as trainers send it.
-        senders: the trainers that have a summand, in the order of addition.
+        senders: the trainers that send it; those that have a summand, in the order of addition.
         type: what each sends.
+        is_alone: what one trainer sends is not added to what others send.
     """
 
     name: str
     senders: tuple[int, ...]
     type: HostType
+    is_alone: bool = False
 
     def summand(self, trainer: int) -> str:
         """Returns the variable that holds what a trainer sends."""
-        return trainer_name(self.name, trainer)
+        return self.name if self.is_alone else trainer_name(self.name, trainer)
 
     @cached_property
     def summands(self) -> tuple[str, ...]:
         """All of them."""
-        return tuple(map(self.summand, self.senders))
+        return (self.name,) if self.is_alone else tuple(map(self.summand, self.senders))
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class BlockPlan:
         after: the blocks that must have run in the same step.
         lowered: what runs then.
         exchanges: it begins with what other servers send.
+        backups: the variables that hold what a parameter was when the trainer received it whose
+            gradients the block takes, with the parameter.
     """
 
     index: int
@@ -66,6 +71,12 @@ class BlockPlan:
     after: frozenset[int]
     lowered: LoweredBlock
     exchanges: bool
+    backups: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def passing(self) -> tuple[str, ...]:
+        """The variables that hold something only while the block runs."""
+        return (*(name for merge in self.merges for name in merge.summands), *self.backups)
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,9 @@ class ServerPlan:
         exchange: what crosses from server to server, if anything does.
         known: all variables that outlive a block or that several blocks know.
         tables: those that have rows here.
+        waits: a step waits for the gradients of all trainers; else each trainer's own are applied
+            as they come.
+        staleness: how many steps values may be behind who asks for them; -1 for any number.
     """
 
     program: Program
@@ -91,6 +105,13 @@ class ServerPlan:
     exchange: Exchange | None
     known: Mapping[str, Variable]
     tables: tuple[TableSpec, ...] = ()
+    waits: bool = True
+    staleness: int = -1
+
+    @cached_property
+    def backed_up(self) -> frozenset[str]:
+        """The parameters of which it is kept what each trainer received."""
+        return frozenset(name for block in self.blocks for name in block.backups.values())
 
     @cached_property
     def types(self) -> Mapping[str, HostType]:
@@ -116,6 +137,20 @@ class ServerPlan:
     def merges(self) -> Mapping[str, Merge]:
         """All gradients, by name."""
         return {merge.name: merge for block in self.blocks for merge in block.merges}
+
+    def misfit(self, trainer: int, tensors: Iterable[Tensor]) -> str | None:
+        """Says why gradients are none of this program's, if they are not."""
+        for tensor in tensors:
+            merge = self.merges.get(tensor.name)
+            if merge is None:
+                return f"there is no gradient '{tensor.name}' here"
+            if trainer not in merge.senders:
+                return f"'{tensor.name}' does not come from trainer {trainer}"
+            wanted = merge.type
+            if tensor.array.dtype != wanted.dtype or tensor.array.shape != wanted.shape:
+                found = f"{tensor.array.dtype}{list(tensor.array.shape)}"
+                return f"'{tensor.name}' is {found}, not {wanted.dtype}{list(wanted.shape)}"
+        return None
 
     @cached_property
     def makers_of_merges(self) -> Mapping[str, int]:

@@ -9,7 +9,10 @@ from jaxfleet.ir.names import trainer_of
 from jaxfleet.ir.values import Attr, BlockRef
 from jaxfleet.lower import ExecutableCache, LoweredBlock, host_type, lower_block
 from jaxfleet.ps.server.plan import BlockPlan, Exchange, Merge, ServerPlan
+from jaxfleet.ps.server.staleness import UNBOUNDED
 from jaxfleet.tables import TableSpec
+
+_BACKUP = "ref_by_trainer_id"  # what the sender of a gradient received of a parameter
 
 
 def read_plan(program: Program, cache: ExecutableCache) -> ServerPlan:
@@ -22,8 +25,12 @@ def read_plan(program: Program, cache: ExecutableCache) -> ServerPlan:
     serve = _serve(program)
     indices = _optimize_blocks(serve)
     server, endpoints = _number(program, "pserver_id"), _endpoints(program)
+    waits = _waits(serve)
+    if not waits:
+        _refuse_exchanges(program, indices)
     heads = {index: _head(program.blocks[index]) for index in indices}
-    bare = _without_exchanges(program, heads)
+    alone = {} if waits else _alone(program, serve)
+    bare = _without_fed(program, heads)
     donate = {variable.name for variable in program.of_kind(Kind.STATE)}
     lowered = {index: lower_block(bare, index, donate=donate, cache=cache) for index in indices}
     exchange = None
@@ -34,12 +41,18 @@ def read_plan(program: Program, cache: ExecutableCache) -> ServerPlan:
         if crossing:
             exchange = _exchange(crossing[0], server, endpoints)
         merges = tuple(_merge(program, program.blocks[index], op) for op in sums)
+        merges += tuple(alone.get(index, ()))
         after = _after(index, blocks, lowered, crossing)
-        blocks.append(BlockPlan(index, merges, after, lowered[index], bool(crossing)))
+        backups = dict(_backups(program, program.blocks[index]))
+        blocks.append(BlockPlan(index, merges, after, lowered[index], bool(crossing), backups))
     known = {**program.root.variables, **program.variables, **bare.root.variables}
     trainers = _number(program, "trainers")
     tables = _tables(program)
-    plan = ServerPlan(program, server, endpoints, trainers, tuple(blocks), exchange, known, tables)
+    bound = program.attrs.get("staleness", UNBOUNDED)
+    assert isinstance(bound, int)
+    plan = ServerPlan(
+        program, server, endpoints, trainers, tuple(blocks), exchange, known, tables, waits, bound
+    )
     assert plan.types.keys() == known.keys()  # it says so here where the host has no such type
     return plan
 
@@ -50,6 +63,39 @@ def _serve(program: Program) -> Operator:
         what = f"block 0 of '{program.name}' is not one listen_and_serv"
         raise ProgramError(what, hint="send the server's program, not the trainer's")
     return ops[0]
+
+
+def _waits(serve: Operator) -> bool:
+    """Tells whether a step waits for all trainers: what fluid calls distributed mode 0."""
+    return serve.attrs.get("distributed_mode", 0) == 0
+
+
+def _refuse_exchanges(program: Program, indices: Sequence[int]) -> None:
+    for index in indices:
+        for op in program.blocks[index].ops:
+            if op.type == "exchange":
+                what = "servers exchange parts of a step, and do not wait for all trainers"
+                raise ProgramError(what, op=op, hint="transpile with communication='sync'")
+
+
+def _alone(program: Program, serve: Operator) -> dict[int, list[Merge]]:
+    """Returns what each block takes of one trainer at a time, as `grad_to_block_id` says."""
+    trainers, found = tuple(range(_number(program, "trainers"))), dict[int, list[Merge]]()
+    for pair in _items(serve.attrs.get("grad_to_block_id", ()), "grad_to_block_id"):
+        name, _, number = str(pair).rpartition(":")
+        block = program.blocks[int(number)]
+        merge = Merge(name, trainers, host_type(program.lookup(name, block)), is_alone=True)
+        found.setdefault(block.index, []).append(merge)
+    return found
+
+
+def _backups(program: Program, block: Block) -> Iterator[tuple[str, str]]:
+    """Yields what holds a parameter as the sender received it, with that parameter's name."""
+    pairs = _items(program.attrs.get("backups", ()), "backups")
+    params = {str(copy): str(param) for param, copy in (_items(p, "backups") for p in pairs)}
+    for op in block.ops:
+        if op.type == _BACKUP:
+            yield op.writes[0], params[op.inputs.slot("X")[0]]  # type: ignore[index]
 
 
 def _optimize_blocks(serve: Operator) -> tuple[int, ...]:
@@ -94,15 +140,17 @@ def _head(block: Block) -> tuple[Operator, ...]:
     return block.ops[:count]
 
 
-def _without_exchanges(program: Program, heads: Mapping[int, Sequence[Operator]]) -> Program:
-    """Returns the program without what comes from other servers; it comes from outside."""
+def _without_fed(program: Program, heads: Mapping[int, Sequence[Operator]]) -> Program:
+    """Returns the program without what others make or the server keeps: it comes from outside."""
     fed: dict[str, Variable] = {}
     blocks = list(program.blocks)
     for index, head in heads.items():
-        block, crossing = blocks[index], [op for op in head if op.type == "exchange"]
-        came = {name: program.lookup(name, block) for op in crossing for name in op.writes}
+        block = blocks[index]
+        outside = [op for op in head if op.type == "exchange"]
+        outside += [op for op in block.ops if op.type == _BACKUP]
+        came = {name: program.lookup(name, block) for op in outside for name in op.writes}
         own = {name: v for name, v in block.variables.items() if name not in came}
-        ops = tuple(op for op in block.ops if op not in crossing)
+        ops = tuple(op for op in block.ops if op not in outside)
         blocks[index] = replace(block, ops=ops, variables=own)
         fed.update(came)
     blocks[0] = replace(blocks[0], variables={**blocks[0].variables, **fed})

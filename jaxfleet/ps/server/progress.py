@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxfleet.ps.messages import Tensor
+from jaxfleet.ps.messages import Plain, Tensor
 from jaxfleet.ps.server.plan import BlockPlan, Merge, ServerPlan
 from jaxfleet.ps.server.table_progress import RowPush, TableProgress
 
@@ -50,6 +50,30 @@ class Progress:
     def step(self) -> int:
         """The step that is under way, or comes next."""
         return self.applied + 1
+
+    @property
+    def row_step(self) -> int:
+        """The step that tables count what is applied to them next by."""
+        return self.step
+
+    @property
+    def number(self) -> int:
+        """What a checkpoint goes by."""
+        return self.applied
+
+    def steps(self) -> dict[int, int]:
+        """Returns the last step of each trainer that is applied: the same of all."""
+        return dict.fromkeys(range(self.plan.trainers), self.applied)
+
+    def step_of(self, trainer: int) -> int:
+        """Returns the last of a trainer's steps that is applied."""
+        del trainer
+        return self.applied
+
+    def resume(self, number: int, steps: Mapping[int, int]) -> None:
+        """Goes on from a checkpoint."""
+        del steps
+        self.restart(number)
 
     def restart(self, step: int) -> None:
         """Takes a step as applied, whatever was before; forgets what waits for others."""
@@ -155,8 +179,16 @@ class Progress:
         if not self.plan.blocks and not self.plan.tables and self.applied >= 0:
             self.applied = max(self.applied, step)
 
-    def missing(self) -> dict[str, list[str]]:
-        """Returns who holds the step up, with the names of what did not come."""
+    def missing(self, *, step: int, pulls: bool) -> dict[str, list[str]]:
+        """Returns who holds a request up, with the names of what did not come.
+
+        Args:
+            step: that it is about.
+            pulls: it asks for values.
+        """
+        del pulls
+        if step <= self.applied:
+            return {}
         found = self.tables.missing(self.step)
         pushed, parts = self._pushed.get(self.step, {}), self._parts.get(self.step, {})
         for block in self.plan.blocks:
@@ -172,19 +204,39 @@ class Progress:
                         found.setdefault(f"server {server}", []).append(name)
         return found
 
-    def misfit(self, trainer: int, tensors: Iterable[Tensor]) -> str | None:
-        """Says why gradients are none of this program's, if they are not."""
-        for tensor in tensors:
-            merge = self.plan.merges.get(tensor.name)
-            if merge is None:
-                return f"there is no gradient '{tensor.name}' here"
-            if trainer not in merge.senders:
-                return f"'{tensor.name}' does not come from trainer {trainer}"
-            wanted = merge.type
-            if tensor.array.dtype != wanted.dtype or tensor.array.shape != wanted.shape:
-                found = f"{tensor.array.dtype}{list(tensor.array.shape)}"
-                return f"'{tensor.name}' is {found}, not {wanted.dtype}{list(wanted.shape)}"
-        return None
+    def has_made(
+        self, maker: int | None, step: int, trainer: int, until: int | None = None
+    ) -> bool:
+        """Tells whether a block has run for a step; without a block, whether the step is applied.
+
+        Args:
+            maker: the block's number.
+            step: which.
+            trainer: who asks.
+            until: the last step that what is asked for is used after.
+        """
+        del trainer, until
+        return (self.applied if maker is None else self.done.get(maker, -1)) >= step
+
+    def is_past(self, maker: int, step: int, *, is_kept: bool) -> bool:
+        """Tells whether what a block made for a step is gone: kept until it ran again, or began."""
+        return (self.done if is_kept else self.handed).get(maker, -1) > step
+
+    def may_look_up(self, table: str, step: int) -> bool:
+        """Tells whether rows of a table may be given to a trainer at a step."""
+        return self.tables.has(table, step - 1)
+
+    def has_applied(self, step: int, trainer: int) -> bool:
+        """Tells whether a step is applied, for a trainer that asks."""
+        del trainer
+        return self.applied >= step
+
+    def stamp(self) -> dict[str, Plain]:
+        """Returns what goes with values: nothing, since they are of the step that was asked for."""
+        return {}
+
+    def gave(self, trainer: int, values: Iterable[tuple[str, np.ndarray | None]]) -> None:
+        """Does nothing: all trainers receive the same."""
 
     def other_rows(self, step: int, trainer: int, rows: int) -> str | None:
         """Says whose batch has another number of rows, if one's has: their sums do not add up."""

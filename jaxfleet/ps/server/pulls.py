@@ -73,11 +73,12 @@ class Pulls:
         except RefusedError as refusal:
             self.desk.error(request.peer, request.message, refusal)
             return True
-        ready = [name for name in pull.left if held.is_ready(name, request.step)]
+        step, trainer, until = request.step, request.trainer, until_of(request)
+        ready = [name for name in pull.left if held.is_ready(name, step, trainer, until)]
         if ready:
-            pull.left = [name for name in pull.left if not held.is_ready(name, request.step)]
+            pull.left = [name for name in pull.left if name not in ready]
             self._send(request, ready, held)
-        if pull.is_empty and held.step >= request.step:
+        if pull.is_empty and held.progress.has_applied(step, trainer):
             self.desk.answer(request.peer, request.message, Kind.VALUES)
             return True
         return not pull.left and not pull.is_empty
@@ -96,9 +97,12 @@ class Pulls:
     def _send(self, request: Request, names: Sequence[str], held: Held) -> None:
         rows = rows_asked_for(request.message)
         found = [(name, _rows(held.value(name), rows.get(name))) for name in names]
+        held.progress.gave(request.trainer, (pair for pair in found if pair[0] not in rows))
         here = tuple(Tensor(name, array) for name, array in found if array is not None)
         if here:
-            self.desk.answer(request.peer, request.message, Kind.VALUES, {}, here)
+            self.desk.answer(
+                request.peer, request.message, Kind.VALUES, held.progress.stamp(), here
+            )
         rest = [name for name, array in found if array is None]
         if rest:
             self._read(request, rest, held)
@@ -117,6 +121,12 @@ class Pulls:
             self.desk.error(request.peer, request.message, RefusedError("bad_message", what))
 
         self.desk.jobs.append(Job("reading", lambda: held.machine.copies(names), then, failed))
+
+
+def until_of(request: Request) -> int:
+    """Returns the last step after which it is used what a pull asks for."""
+    until = request.message.body.get("until")
+    return until if isinstance(until, int) else request.step
 
 
 def _rows(array: np.ndarray | None, numbers: np.ndarray | None) -> np.ndarray | None:

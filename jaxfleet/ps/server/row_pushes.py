@@ -50,7 +50,7 @@ class RowPushes:
         """Hands out the tables that the step under way can be applied to."""
         progress = self.held.progress
         for name, pushes in progress.hand_out_tables():
-            self._start(self.held.tables[name], pushes, progress.step)
+            self._start(self.held.tables[name], pushes, progress.row_step)
 
     def _check_step(self, request: Request) -> None:
         progress, step = self.held.progress, request.step
@@ -73,7 +73,7 @@ class RowPushes:
 
         def then(_: object) -> None:
             if held.progress.table_ran(name):
-                held.extras.forget(step)
+                held.extras.forget(held.progress.applied)
             self.go_on()
 
         def failed(error: Exception) -> None:

@@ -45,7 +45,7 @@ class Steps:
         if progress.applied < 0:
             what = f"gradients of step {message.step} came before any state"
             raise RefusedError("bad_message", what, hint="send assign first")
-        misfit = progress.misfit(request.trainer, message.tensors)
+        misfit = self.held.plan.misfit(request.trainer, message.tensors)
         if misfit is None and message.step < 1:
             misfit = f"there is no step {message.step}; they start at 1"
         if misfit is not None:
@@ -78,7 +78,7 @@ class Steps:
             for (block, _), views in zip(blocks, made, strict=True):
                 held.host.update(views)
                 if held.progress.ran(block):
-                    held.extras.forget(step)
+                    held.extras.forget(held.progress.applied)
                 self.parts.send_made(step, views.keys())
             self.go_on()
 

@@ -1,0 +1,27 @@
+"""Refuses what needs all trainers, or a server's answer within a step, where nobody waits."""
+
+from jaxfleet.errors import PassError
+from jaxfleet.passes._bodies import Bodies
+from jaxfleet.passes._work import Work
+
+_WAY_OUT = (
+    "communication='geo' and 'fl' leave the optimizer on trainers and can do this; so can 'sync'"
+)
+
+
+def refuse_waits(bodies: Bodies, work: Work) -> None:
+    """Refuses a step whose trainers and servers would have to wait for each other within it.
+
+    Raises:
+        PassError: it names the operator.
+    """
+    ops = bodies.groups.program.root.ops
+    if bodies.combine is not None:
+        place = bodies.groups.crossing_ops[0]
+        what = f"the optimizer brings parameters together ('{ops[place].writes[0]}')"
+        what = f"{what}, and servers that do not wait for all trainers cannot"
+        hint = f"clip gradients before jf.distributed_optimizer's update; {_WAY_OUT}"
+        raise PassError(what, op=ops[place], hint=hint)
+    for place, names in sorted(work.needs.items()):
+        what = f"trainers read '{min(names)}', which servers make in the same step"
+        raise PassError(what, op=ops[place], hint=_WAY_OUT)
