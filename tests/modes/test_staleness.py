@@ -1,0 +1,71 @@
+"""How old values are never passes the bound, and is counted."""
+
+from typing import Any
+
+import pytest
+
+from jaxfleet.errors import StrategyError
+from jaxfleet.ps.memory_network import MemoryNetwork
+from jaxfleet.ps.server.staleness import Clocks
+from tests.modes.linear import batch, start, twin
+
+STEPS = 12
+
+
+def paced(how: str, bound: int, **options: Any) -> list[Any]:
+    """Trains with one trainer that is slower than the others; returns how old their values were."""
+    network = MemoryNetwork()
+
+    def script(step: Any) -> Any:
+        state, me = start(), step.client.me.trainer
+        for number in range(STEPS):
+            network.sleep(5.0 if me == 0 else 0.01)
+            state, _ = step(state, batch(number))
+        return None, (step.stats()["trainer"]["staleness"],)
+
+    job = twin(how, trainers=2, staleness=bound, **options)
+    return [stats for (stats,) in job.play(script, network=network).metrics]
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+@pytest.mark.parametrize("how", ["async", "dc_asgd", "half_async"])
+def test_who_is_ahead_waits(how: str, bound: int) -> None:
+    slow, fast = paced(how, bound)
+    assert fast["max"] == fast["bound"] == bound  # it came there, and no further
+    assert slow["max"] <= bound
+    assert sum(fast["histogram"].values()) == STEPS
+
+
+@pytest.mark.parametrize("bound", [3, 5, 8])
+def test_who_is_ahead_waits_with_all_that_travels_seldom(bound: int) -> None:
+    for how, options in (("geo", {"k_steps": 4}), ("half_async", {"merge": 4})):
+        slow, fast = paced(how, bound, **options)
+        assert slow["max"] <= bound
+        assert fast["max"] <= bound
+
+
+def test_merged_gradients_do_not_pass_the_bound() -> None:
+    slow, fast = paced("async", 3, merge=4)
+    assert slow["max"] <= 3
+    assert fast["max"] == 3
+
+
+@pytest.mark.parametrize("options", [{"communication": "geo", "k_steps": 4},
+                                     {"communication": "async", "merge": 4}])  # fmt: skip
+def test_a_bound_that_nobody_can_keep_is_refused(options: Any) -> None:
+    with pytest.raises(StrategyError, match="staleness is 2") as caught:
+        twin(options.pop("communication"), staleness=2, **options)
+    assert "at least 3" in "\n".join(caught.value.__notes__)
+
+
+def test_clocks_wait_for_those_who_stay() -> None:
+    clocks = Clocks(3, bound=2)
+    clocks.restart(4)
+    clocks.advance(0, 7)
+    assert list(clocks.behind(7)) == [1, 2]
+    assert not clocks.allow(0, 7)
+    clocks.advance(1, 5)
+    clocks.left.add(2)
+    assert clocks.allow(0, 7)
+    assert not clocks.allow(0, 7, until=8)
+    assert clocks.least() == 5
