@@ -19,7 +19,6 @@ from jaxfleet.ps.lags import Lags
 from jaxfleet.ps.manner import Manner
 from jaxfleet.ps.messages import Plain, Tensor
 
-
 Encode: TypeAlias = Callable[[np.ndarray], tuple[Tensor, Plain]]
 
 

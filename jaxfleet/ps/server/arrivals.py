@@ -93,7 +93,7 @@ class Arrivals:
         return sum(update.bytes for update in (*self._whole, *self._partial.values()))
 
     @property
-    def is_under_way(self) -> bool:
+    def is_running(self) -> bool:
         """Whether an update is under way."""
         return self._running is not None or self.tables.is_under_way
 
