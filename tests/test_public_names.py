@@ -157,7 +157,7 @@ PUBLIC = {
     """,
     "jaxfleet.tables": """
         Adagrad Adam AfterCount ByChance ByScore Capacity Constant Momentum Normal Rmsprop RowBatch
-        RowKeeper Sgd TableSpec TableStore Uniform Unseen
+        RowKeeper Sgd TableSpec TableStore TieredStore Uniform Unseen make_store
     """,
     "jaxfleet.testing": """
         check_pass docstring_programs

@@ -121,6 +121,7 @@ def embedding_table(
     on_nan: str = "refuse",
     rows: int | None = None,
     dense: bool | None = None,
+    memory_rows: int | None = None,
 ) -> EmbeddingTable:
     """Describes a table of rows by int64 keys, to be looked up inside a step.
 
@@ -139,10 +140,12 @@ def embedding_table(
         rows: how many keys there are, where they count from 0; else any int64 is a key.
         dense: keep all rows as one parameter, which the step's optimizer trains like any other, or
             never. Unless given, a table of few bytes is dense, if its rows are known and nothing
-            was said of an optimizer, admission or evictions, which a parameter has not.
+            was said of an optimizer, admission, evictions or memory, which a parameter has not.
+        memory_rows: how many rows are in memory, of all servers together; those that were not used
+            for longest are on disk. All are in memory, unless given.
 
     Raises:
-        CaptureError: the name or the dim is none, or the table cannot be dense.
+        CaptureError: the name, the dim or a number of rows is none, or the table cannot be dense.
     """
     if not name or not isinstance(name, str):
         raise CaptureError(f"a table's name is {name!r}", source=line_of_caller())
@@ -152,6 +155,9 @@ def embedding_table(
     if on_nan not in {"refuse", "skip"}:
         what = f"table '{name}': on_nan is {on_nan!r}, not 'refuse' or 'skip'"
         raise CaptureError(what, source=line_of_caller())
+    if memory_rows is not None and (not isinstance(memory_rows, int) or memory_rows < 1):
+        what = f"table '{name}': memory_rows is {memory_rows!r}, and at least one row is in memory"
+        raise CaptureError(what, source=line_of_caller())
     spec = TableSpec(
         name=name,
         dim=dim,
@@ -160,8 +166,9 @@ def embedding_table(
         admission=admission,
         evictions=tuple(evictions),
         on_nan=on_nan,  # type: ignore[arg-type]  # it was checked
+        memory_rows=memory_rows,
     )
-    plain = optimizer is None and admission is None and not evictions
+    plain = optimizer is None and admission is None and not evictions and memory_rows is None
     is_dense, why = _choice(spec, rows, dense=dense, is_plain=plain)
     return EmbeddingTable(spec, rows, is_dense, why)
 

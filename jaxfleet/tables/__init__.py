@@ -17,3 +17,5 @@ from jaxfleet.tables.spec import TableSpec as TableSpec
 from jaxfleet.tables.spec import Uniform as Uniform
 from jaxfleet.tables.spec import Unseen as Unseen
 from jaxfleet.tables.store import TableStore as TableStore
+from jaxfleet.tables.tiered import TieredStore as TieredStore
+from jaxfleet.tables.tiered import make_store as make_store

@@ -1,6 +1,6 @@
 """Which rows go: those unseen for long, those of a low score, those that are too many."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -56,19 +56,22 @@ class Evictions:
         """How many rows there may be, None for any number."""
         return None if self._capacity is None else max(1, int(self._capacity.rows * self._share))
 
-    def surplus(self, keys: np.ndarray, slots: np.ndarray, columns: Columns) -> np.ndarray:
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The counters by which rows go that are too many, the first one first."""
+        return (TOUCHES, TOUCHED) if TOUCHES in self.counters else (TOUCHED,)
+
+    def surplus(self, keys: np.ndarray, counters: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns int64[m], the keys that go as there are more than the capacity.
 
         Args:
             keys: int64[n], all there are.
-            slots: int32[n], theirs.
-            columns: of those slots.
+            counters: [n] each, those of `order`.
         """
         most = self.most
         if most is None or len(keys) <= most:
             return np.empty(0, np.int64)
-        touched = columns[TOUCHED].take(slots)
-        by = [columns[TOUCHES].take(slots), touched] if TOUCHES in columns else [touched]
+        by = [counters[name] for name in self.order]
         return keys[first_to_go(len(keys) - most + most // _SPARED, keys, *by)]
 
     def shrink(

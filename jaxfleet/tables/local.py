@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.tables.spec import TableSpec
-from jaxfleet.tables.store import TableStore
+from jaxfleet.tables.tiered import make_store
 
 
 class LocalTables:
@@ -17,7 +17,7 @@ class LocalTables:
     """
 
     def __init__(self, specs: Iterable[TableSpec]) -> None:
-        self.stores = {spec.name: TableStore(spec) for spec in specs}
+        self.stores = {spec.name: make_store(spec) for spec in specs}
         self.step = 0
 
     def next_step(self) -> None:

@@ -173,6 +173,8 @@ class TableSpec:
         evictions: which rows go.
         on_nan: what a gradient that is not finite does: `refuse` the whole push, or `skip` its row
             and count it.
+        memory_rows: how many rows all servers together have in memory; the others are on disk,
+            in a file that goes with the process. All are in memory, unless given.
     """
 
     name: str
@@ -182,6 +184,7 @@ class TableSpec:
     admission: Part | None = None
     evictions: tuple[Part, ...] = ()
     on_nan: Literal["refuse", "skip"] = "refuse"
+    memory_rows: int | None = None
 
     def to_text(self) -> str:
         """Returns it as text, which `from_text` reads."""

@@ -202,13 +202,7 @@ class TableStore:
             self._waiting.remove(_keys(batch.gone))
             self._waiting.remove(_keys(batch.keys))
             self._waiting.put(_keys(batch.candidates), batch.counts, batch.counted)
-        keys = _keys(batch.keys)
-        slots, made = self._index.add(keys)
-        self._columns.reserve(self._index.slots)
-        self._begin_state(slots[made])
-        for name, values in ({ROWS: batch.rows} | {**batch.state} | {**batch.counters}).items():
-            if name in self._columns:
-                self._columns[name].put(slots, values)
+        self._place(batch)
 
     def forget_gone(self, until: int) -> None:
         """Forgets keys that left at this step or before: nobody asks for changes since then."""
@@ -240,6 +234,15 @@ class TableStore:
         kinds = {ROWS: Kind(np.float32, self.spec.dim)} | self._evictions.counters
         kinds |= {name: state.kind for name, state in self._update.state.items()}
         self._columns = Columns(kinds)
+
+    def _place(self, batch: RowBatch) -> None:
+        """Has rows as a batch says, whatever they were."""
+        slots, made = self._index.add(_keys(batch.keys))
+        self._columns.reserve(self._index.slots)
+        self._begin_state(slots[made])
+        for name, values in ({ROWS: batch.rows} | {**batch.state} | {**batch.counters}).items():
+            if name in self._columns:
+                self._columns[name].put(slots, values)
 
     def _initial(self, keys: np.ndarray) -> np.ndarray:
         return initial_rows(self.spec.initializer, keys, self.spec.dim)
@@ -313,8 +316,14 @@ class TableStore:
         if most is None or len(self) <= most:
             return
         started = perf_counter()
-        self._evict(self._evictions.surplus(*self._index.items(), self._columns), step)
+        self._evict(self._evictions.surplus(*self._counters()), step)
         self._longest_eviction_s = max(self._longest_eviction_s, perf_counter() - started)
+
+    def _counters(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Returns all keys, and what evictions ask of them."""
+        keys, slots = self._index.items()
+        names = self._evictions.order
+        return keys, {name: self._columns[name].take(slots) for name in names}
 
     def _evict(self, keys: np.ndarray, step: int) -> None:
         self._index.remove(keys)

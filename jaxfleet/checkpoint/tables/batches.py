@@ -1,4 +1,4 @@
-"""Joins batches, takes parts of them, and lays changes over what was there before."""
+"""Turns batches into columns and back, and lays changes over what was there before."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,9 +7,8 @@ import numpy as np
 
 from jaxfleet.checkpoint.tables.names import CANDIDATE_COLUMNS, COUNTER, GONE, ROW_COLUMNS, STATE
 from jaxfleet.tables import RowBatch
+from jaxfleet.tables.batches import joined, ordered, taken
 from jaxfleet.tables.buckets import bucket_of
-
-_NO_ROWS = RowBatch(np.empty(0, np.int64), np.empty((0, 0), np.float32))
 
 
 def columns_of(batch: RowBatch) -> dict[str, np.ndarray]:
@@ -59,52 +58,6 @@ def size_bytes(batch: RowBatch) -> int:
     return sum(array.nbytes for array in columns_of(batch).values())
 
 
-def joined(batches: Sequence[RowBatch]) -> RowBatch:
-    """Returns the batches as one, in their order.
-
-    Raises:
-        ValueError: they have other columns or dtypes than each other.
-    """
-    filled = [batch for batch in batches if len(batch.keys)] or list(batches[:1]) or [_NO_ROWS]
-    for other in filled[1:]:
-        if _kinds(other) != _kinds(filled[0]):
-            raise ValueError(f"rows have {_kinds(filled[0])} here, and {_kinds(other)} there")
-
-    every = batches or [_NO_ROWS]
-    return RowBatch(
-        keys=_join([batch.keys for batch in filled]),
-        rows=_join([batch.rows for batch in filled]),
-        state={n: _join([batch.state[n] for batch in filled]) for n in filled[0].state},
-        counters={n: _join([batch.counters[n] for batch in filled]) for n in filled[0].counters},
-        candidates=_join([batch.candidates for batch in every]),
-        counts=_join([batch.counts for batch in every]),
-        counted=_join([batch.counted for batch in every]),
-        gone=_join([batch.gone for batch in every]),
-    )
-
-
-def _join(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _kinds(batch: RowBatch) -> dict[str, str]:
-    arrays = {"rows": batch.rows} | dict(batch.state) | dict(batch.counters)
-    return {name: f"{array.dtype}{list(array.shape[1:])}" for name, array in arrays.items()}
-
-
-def taken(batch: RowBatch, rows: np.ndarray, candidates: np.ndarray) -> RowBatch:
-    """Returns some rows and some candidates of a batch, by mask or by place, and no gone keys."""
-    return RowBatch(
-        keys=batch.keys[rows],
-        rows=batch.rows[rows],
-        state={name: array[rows] for name, array in batch.state.items()},
-        counters={name: array[rows] for name, array in batch.counters.items()},
-        candidates=batch.candidates[candidates],
-        counts=batch.counts[candidates],
-        counted=batch.counted[candidates],
-    )
-
-
 def overlaid(newest_first: Sequence[RowBatch]) -> RowBatch:
     """Returns what is there after changes; the last of the batches is what was there before.
 
@@ -119,10 +72,4 @@ def overlaid(newest_first: Sequence[RowBatch]) -> RowBatch:
         candidates = np.isin(batch.candidates, seen, invert=True)
         known += [batch.keys[rows], batch.candidates[candidates], batch.gone]
         kept.append(taken(batch, rows, candidates))
-    together = joined(kept)
-    return taken(together, _order(together.keys), _order(together.candidates))
-
-
-def _order(keys: np.ndarray) -> np.ndarray:
-    """Returns the places of keys by bucket, and by key in a bucket."""
-    return np.lexsort((keys, bucket_of(keys)))
+    return ordered(replace(joined(kept), gone=np.empty(0, np.int64)))

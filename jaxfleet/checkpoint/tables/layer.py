@@ -10,7 +10,7 @@ import numpy as np
 from jaxfleet.checkpoint.reading import Checkpoint
 from jaxfleet.checkpoint.sealed import DAMAGED
 from jaxfleet.checkpoint.tables.about import About
-from jaxfleet.checkpoint.tables.batches import batch_of, index_of, joined
+from jaxfleet.checkpoint.tables.batches import batch_of, index_of
 from jaxfleet.checkpoint.tables.names import (
     ABOUT,
     CANDIDATE_COLUMNS,
@@ -21,6 +21,7 @@ from jaxfleet.checkpoint.tables.names import (
 )
 from jaxfleet.errors import CheckpointError
 from jaxfleet.tables import RowBatch
+from jaxfleet.tables.batches import joined
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from types import MappingProxyType
 
 from jaxfleet.checkpoint.pieces import Piece
 from jaxfleet.checkpoint.tables.about import About
-from jaxfleet.checkpoint.tables.batches import columns_of, index_of, joined, size_bytes
+from jaxfleet.checkpoint.tables.batches import columns_of, index_of, size_bytes
 from jaxfleet.checkpoint.tables.names import ABOUT, INDEX, ArrayName, Span
 from jaxfleet.errors import CheckpointError
 from jaxfleet.tables import RowBatch, RowKeeper
+from jaxfleet.tables.batches import joined
 from jaxfleet.tables.buckets import BUCKETS, bucket_of
 
 ALL_BUCKETS = range(BUCKETS)

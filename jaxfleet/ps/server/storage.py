@@ -13,7 +13,7 @@ from jaxfleet.checkpoint.tables import load_tables, table_pieces
 from jaxfleet.errors import CheckpointError
 from jaxfleet.ir import Kind
 from jaxfleet.ps.server.plan import ServerPlan
-from jaxfleet.tables import TableStore
+from jaxfleet.tables import TableStore, make_store
 
 _BLOCK = ".block"
 
@@ -112,7 +112,7 @@ def load_state(folder: Path, plan: ServerPlan) -> tuple[dict[str, np.ndarray], i
 
 def open_stores(plan: ServerPlan) -> list[TableStore]:
     """Returns a store without rows for each table."""
-    return [TableStore(spec, share=plan.share) for spec in plan.tables]
+    return [make_store(spec, share=plan.share) for spec in plan.tables]
 
 
 def load_stores(found: Sequence[Checkpoint], plan: ServerPlan) -> list[TableStore]:

@@ -1,0 +1,284 @@
+"""A table whose least recently used rows are on disk, and which answers as if none were."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from jaxfleet.errors import ProgramError
+from jaxfleet.tables.batch import RowBatch
+from jaxfleet.tables.batches import joined, of_buckets, ordered, taken
+from jaxfleet.tables.buckets import bucket_of
+from jaxfleet.tables.disk import Disk
+from jaxfleet.tables.eviction import first_to_go
+from jaxfleet.tables.index import NOWHERE
+from jaxfleet.tables.late import Late
+from jaxfleet.tables.rows import Columns, Kind
+from jaxfleet.tables.spec import ByScore, Capacity, Part, TableSpec, Unseen
+from jaxfleet.tables.store import TableStore
+
+_USED = "used"
+_SPARED = 8  # one of so many rows in memory goes besides: not each time anew
+_CHUNK_ROWS = 1 << 16  # of what is put on disk at once
+_ANY_NUMBER = 1 << 40
+
+
+class TieredStore(TableStore):
+    """Keeps rows by key, so many of them in memory and the others on disk.
+
+    Rows that are asked for or updated are brought into memory; when there are more than the spec
+    says, those that were not used for longest go to disk, many at a time. So there may be more of
+    them by the keys of one call. Evictions, saves and everything else are of all rows alike: no
+    bit of any answer depends on where a row is. Candidates of admission stay in memory.
+
+    Args:
+        spec: what the table is; `memory_rows` says how many are in memory.
+        share: the part of the table's buckets that are kept here, and of `memory_rows`.
+        folder: where the file of rows is; the system's for temporary files, unless given. It is
+            no checkpoint: it goes with the process.
+
+    Raises:
+        ProgramError: the spec has what a table cannot have.
+        JaxfleetError: no file can be made.
+    """
+
+    def __init__(self, spec: TableSpec, *, share: float = 1.0, folder: Path | None = None) -> None:
+        if spec.memory_rows is None or spec.memory_rows < 1:
+            what = f"table '{spec.name}': {spec.memory_rows} rows in memory"
+            raise ProgramError(what, hint="memory_rows is a number from 1 on")
+        self._most_in_memory = max(1, int(spec.memory_rows * share))
+        self._disk = Disk(spec.name, folder)
+        self._late = Late()
+        self._calls = 0
+        super().__init__(spec, share=share)
+
+    def __len__(self) -> int:
+        """Returns how many rows there are, in memory and on disk."""
+        return len(self._index) + len(self._disk)
+
+    def look_up(self, keys: np.ndarray, *, step: int = 0) -> np.ndarray:
+        """Returns rows, as `TableStore.look_up`; those on disk come into memory."""
+        self._bring_in(keys)
+        rows = super().look_up(keys, step=step)
+        self._late.saw(step)
+        self._settle(keys)
+        return rows
+
+    def update(
+        self,
+        keys: np.ndarray,
+        grads: np.ndarray,
+        *,
+        step: int = 0,
+        learning_rate: float | None = None,
+        shows: np.ndarray | None = None,
+        clicks: np.ndarray | None = None,
+    ) -> None:
+        """Updates rows, as `TableStore.update`; those on disk come into memory."""
+        self._bring_in(keys)
+        super().update(
+            keys, grads, step=step, learning_rate=learning_rate, shows=shows, clicks=clicks
+        )
+        self._late.saw(step)
+        self._settle(keys)
+
+    def add(self, keys: np.ndarray, deltas: np.ndarray, *, step: int = 0) -> None:
+        """Adds to rows, as `TableStore.add`; those on disk come into memory."""
+        self._bring_in(keys)
+        super().add(keys, deltas, step=step)
+        self._late.saw(step)
+        self._settle(keys)
+
+    def shrink(self, step: int) -> int:
+        """Takes out the rows that the table's evictions say, wherever they are."""
+        before = len(self)
+        if any(isinstance(part, Unseen | ByScore) for part in self.spec.evictions):
+            for buckets in self._disk.windows():
+                self._shrink_on_disk(buckets, step)
+        super().shrink(step)
+        self._late.saw(step)
+        return before - len(self)
+
+    def clear(self, *, step: int = 0) -> None:
+        """Takes out everything, at this step."""
+        for buckets in self._disk.windows():
+            if (batch := self._disk.read(buckets)) is not None:
+                self._gone.add(self._disk.remove(batch.keys), step)
+        super().clear(step=step)
+
+    def drop(self, buckets: Iterable[int]) -> int:
+        """Takes out what is in these buckets, kept elsewhere now; returns how many rows."""
+        wanted, dropped = list(buckets), 0
+        for bucket in wanted:
+            if (batch := self._disk.read(range(bucket, bucket + 1))) is not None:
+                dropped += len(self._disk.remove(batch.keys))
+        return dropped + super().drop(wanted)
+
+    def export(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns all keys and rows: int64[n] and float32[n, dim], by bucket and key."""
+        empty = RowBatch(np.empty(0, np.int64), np.empty((0, self.spec.dim), np.float32))
+        together = joined([*self.batches()] or [empty])
+        return together.keys, together.rows
+
+    def batches(self, touched_since: int | None = None) -> Iterator[RowBatch]:
+        """Yields what is held, as `TableStore.batches`: no more of it at a time than fits."""
+        self._late.begin()
+        everything = touched_since is not None and self._rescored > touched_since
+        since = None if everything else touched_since
+        in_memory = _Stream(super().batches(touched_since))
+        for buckets in self._disk.windows():
+            parts = [*in_memory.until(buckets), *self._on_disk(buckets, since)]
+            if parts:
+                yield ordered(joined(parts))
+
+    def put(self, batch: RowBatch) -> None:
+        """Takes a batch in: its keys are then as it says, and those in `gone` are no more."""
+        if len(self._disk):
+            self._disk.remove(np.concatenate([batch.keys, batch.candidates, batch.gone]))
+        super().put(batch)
+        self._late.put(int(batch.counters["touched"].max(initial=-1)))
+        self._settle(batch.keys)
+
+    def forget_gone(self, until: int) -> None:
+        """Forgets keys that left at this step or before: nobody asks for changes since then."""
+        super().forget_gone(until)
+        self._late.forget(until)
+
+    def stats(self) -> dict[str, float]:
+        """Returns what there is, as `TableStore.stats`; bytes are those in memory.
+
+        `rows_on_disk` of all `rows`; `bytes_on_disk`, which does not shrink.
+        """
+        found = super().stats()
+        share = len(self._index) / max(1, len(self))
+        found["bytes_live"] = round(found["bytes_live"] * share)
+        found["bytes_held"] += self._late.nbytes
+        return found | {"rows_on_disk": len(self._disk), "bytes_on_disk": self._disk.nbytes}
+
+    def _make_empty(self) -> None:
+        super()._make_empty()
+        self._recency = Columns({_USED: Kind(np.int64)})
+
+    def _bring_in(self, keys: np.ndarray) -> None:
+        """Has the rows of these keys in memory, as far as there are any."""
+        if not len(self._disk):
+            return
+        absent = np.unique(keys[self._index.find(keys) == NOWHERE])
+        if (batch := self._disk.take(absent)) is not None:
+            self._place(batch)
+
+    def _settle(self, keys: np.ndarray) -> None:
+        """Notes that these were used just now, and puts rows on disk that are too many."""
+        self._calls += 1
+        slots = self._index.find(keys)
+        slots = slots[slots != NOWHERE]
+        self._recency.reserve(self._index.slots)
+        self._recency[_USED].put(slots, np.full(len(slots), self._calls, np.int64))
+        surplus = len(self._index) - self._most_in_memory
+        if surplus > 0:
+            self._put_on_disk(surplus + self._most_in_memory // _SPARED)
+
+    def _put_on_disk(self, count: int) -> None:
+        keys, slots = self._index.items()
+        goes = first_to_go(count, keys, self._recency[_USED].take(slots))
+        keys, slots = self._sorted(keys[goes], slots[goes])
+        for start in range(0, count, _CHUNK_ROWS):
+            some = slice(start, start + _CHUNK_ROWS)
+            batch = self._rows_of(keys[some], slots[some])
+            self._disk.write(batch)
+            self._index.remove(batch.keys)
+            self._late.add(batch.keys, batch.counters["touched"])
+
+    def _rows_of(self, keys: np.ndarray, slots: np.ndarray) -> RowBatch:
+        no_keys, no_counts = np.empty(0, np.int64), np.empty(0, np.int32)
+        return self._batch(keys, slots, [no_keys, no_counts, no_keys], no_keys)
+
+    def _on_disk(self, buckets: range, since: int | None) -> Iterator[RowBatch]:
+        """Yields the rows of some buckets that are on disk, and were touched after a step."""
+        known = None if since is None else self._late.since(since)
+        if known is None:
+            batch = self._disk.read(buckets)
+        else:
+            places = bucket_of(known)
+            batch = self._disk.find(known[(places >= buckets.start) & (places < buckets.stop)])
+        if batch is not None and since is not None:
+            batch = taken(batch, batch.counters["touched"] > since, slice(0))
+        if batch is not None and len(batch.keys):
+            yield batch
+
+    def _shrink_on_disk(self, buckets: range, step: int) -> None:
+        """Shrinks the rows of some buckets as a store of them alone, in memory, would."""
+        if (batch := self._disk.read(buckets)) is None:
+            return
+        alone = TableStore(replace(self.spec, admission=None, evictions=self._without_capacity()))
+        alone.put(batch)
+        alone.shrink(step)
+        self._disk.remove(batch.keys)
+        left = list(alone.batches())
+        for remaining in left:
+            self._disk.write(remaining)
+        kept = np.concatenate([np.empty(0, np.int64), *(some.keys for some in left)])
+        gone = np.setdiff1d(batch.keys, kept)
+        self._gone.add(gone, step)
+        self._evicted += len(gone)
+
+    def _without_capacity(self) -> tuple[Part, ...]:
+        """Returns the spec's evictions, of which a capacity says what is counted and no more."""
+        return tuple(
+            replace(part, rows=_ANY_NUMBER) if isinstance(part, Capacity) else part
+            for part in self.spec.evictions
+        )
+
+    def _evict(self, keys: np.ndarray, step: int) -> None:
+        if len(self._disk):
+            self._disk.remove(keys[self._index.find(keys) == NOWHERE])
+        super()._evict(keys, step)
+
+    def _counters(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Returns all keys, and what evictions ask of them."""
+        keys, counters = super()._counters()
+        found = [RowBatch(keys, np.empty((len(keys), 0), np.float32), counters=counters)]
+        for buckets in self._disk.windows():
+            for batch in self._on_disk(buckets, None):
+                kept = {
+                    name: batch.counters[name].astype(counters[name].dtype) for name in counters
+                }
+                found.append(RowBatch(batch.keys, batch.rows[:, :0], counters=kept))
+        together = joined(found)
+        return together.keys, dict(together.counters)
+
+
+def make_store(spec: TableSpec, *, share: float = 1.0) -> TableStore:
+    """Returns an empty store for a table: all in memory, or on disk too, as the spec says.
+
+    Args:
+        spec: what the table is.
+        share: the part of the table's buckets that are kept here.
+
+    Raises:
+        ProgramError: the spec has what a table cannot have.
+        JaxfleetError: there is no room for a file.
+    """
+    if spec.memory_rows is None:
+        return TableStore(spec, share=share)
+    return TieredStore(spec, share=share)
+
+
+class _Stream:
+    """Gives the batches of a store by other ranges of buckets than it has them in."""
+
+    def __init__(self, batches: Iterator[RowBatch]) -> None:
+        self._batches = batches
+        self._next: RowBatch | None = next(batches, None)
+
+    def until(self, buckets: range) -> Iterator[RowBatch]:
+        """Yields what there is of these buckets; ranges are asked for in their order."""
+        while self._next is not None:
+            part = of_buckets(self._next, buckets)
+            if len(part.keys) or len(part.candidates) or len(part.gone):
+                yield part
+            lists = (self._next.keys, self._next.candidates, self._next.gone)
+            if any(len(keys) and bucket_of(keys[-1:])[0] >= buckets.stop for keys in lists):
+                return
+            self._next = next(self._batches, None)
