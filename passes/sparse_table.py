@@ -179,7 +179,7 @@ class _Rewrite:
 
     def _look_up(self, op: Operator) -> None:
         table = self.tables[str(op.attrs["table"])]
-        index = table.index[op.reads[1]].name
+        index = table.index[str(op.inputs[1])].name
         inputs = Operands.of(table.rows.name, index)
         self._add(replace(op, type="lookup_rows", inputs=inputs, attrs=Attrs()))
 

@@ -60,10 +60,11 @@ def key_leaves(draft: Draft, state: Sequence[Variable], data: Sequence[Variable]
             raise _computed(
                 op, "a leaf of the state" if keys in handles else "computed by the step"
             )
+        if op.type == LOOKUP and not isinstance(op.inputs[0], str):
+            what = f"the handle of table '{op.attrs['table']}' is a number, so nothing trains it"
+            hint = "pass the handle from the parameters; jax.lax.stop_gradient(handle) freezes it"
+            raise CaptureError(what, op=op, source=op.source, hint=hint)
         found.add(str(keys))
-        if op.type == LOOKUP and op.inputs[0] not in handles:
-            what = f"the handle of table '{op.attrs['table']}' is not a leaf of the state"
-            raise CaptureError(what, op=op, source=op.source, hint="pass it as it came")
     _refuse_changed_gradients(ops)
     return found
 
@@ -113,8 +114,8 @@ def _refuse_changed_gradients(ops: Sequence[Operator]) -> None:
         if op.type == LOOKUP_GRAD or is_sum:
             plain.update(dict.fromkeys(op.writes, op))
         elif op.type == MARK:
-            if op.reads[0] in changed:
-                raise _changed(changed[op.reads[0]])
+            if (found := next((changed[x] for x in op.reads if x in changed), None)) is not None:
+                raise _changed(found)
         elif reads & (plain.keys() | changed.keys()) and len(op.writes) == 1:
             changed.update(dict.fromkeys(op.writes, op))
 

@@ -127,6 +127,16 @@ def test_a_parameter_in_the_place_of_the_handle() -> None:
         captured(lambda params, batch: USERS(params["w"], batch["ids"]))
 
 
+def test_a_number_in_the_place_of_the_handle() -> None:
+    with refused(
+        CaptureError,
+        cause="the handle of table 'users' is a number, so nothing trains it",
+        line='captured(lambda _, batch: USERS(np.float32(0), batch["ids"]))',
+        hint="jax.lax.stop_gradient(handle) freezes it",
+    ):
+        captured(lambda _, batch: USERS(np.float32(0), batch["ids"]))
+
+
 def test_keys_that_are_no_integers() -> None:
     with refused(
         CaptureError,
