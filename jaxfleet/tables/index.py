@@ -165,7 +165,7 @@ class Index:
         """Begins a larger table, into which later additions move what is in this one."""
         self._move(None)
         homes = max(self._table.homes * _GROWTH, (self._table.used + more) / _MOST_LOAD)
-        if homes >= 2**32:
+        if homes >= 2**31:  # more slots than an int32 has numbers
             what = f"a server's part of a table has {len(self)} keys, and can take no more"
             raise ProgramError(what, hint="use more servers")
         used = self._table.used

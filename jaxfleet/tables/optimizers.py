@@ -235,12 +235,15 @@ def _adam(
     dim = grads.shape[1]
     keep1, keep2 = np.float32(beta1), np.float32(beta2)
     take1, take2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
+    before, whole1, whole2 = np.int32(0), np.float32(1), np.float32(1)
     for i in range(len(slots)):
         slot = np.int64(slots[i])
         steps = words_at(slot_address(counts, shift, 1, slot))
         steps[0] += 1
-        whole1 = np.float32(1.0 - _power(beta1, np.int64(steps[0])))
-        whole2 = np.float32(1.0 - _power(beta2, np.int64(steps[0])))
+        if steps[0] != before:  # many rows have taken as many steps as the one before
+            before = steps[0]
+            whole1 = np.float32(1.0 - _power(beta1, np.int64(before)))
+            whole2 = np.float32(1.0 - _power(beta2, np.int64(before)))
         row = floats_at(slot_address(addresses, shift, dim, slot))
         first = floats_at(slot_address(firsts, shift, dim, slot))
         second = floats_at(slot_address(seconds, shift, dim, slot))
