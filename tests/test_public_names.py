@@ -52,7 +52,7 @@ PUBLIC = {
         DatasetBase DatasetFactory InMemoryDataset QueueDataset
     """,
     "jaxfleet.fluid.distributed": """
-        DownpourSGD DownpourServer DownpourWorker PSParameter from_text to_text
+        DownpourJob DownpourSGD DownpourServer DownpourWorker PSParameter from_text to_text
     """,
     "jaxfleet.fluid.executor": """
         Executor FetchHandler Scope as_numpy global_scope scope_guard
@@ -156,8 +156,9 @@ PUBLIC = {
         emulate_devices verify
     """,
     "jaxfleet.tables": """
-        Adagrad Adam AfterCount ByChance ByScore Capacity Constant Momentum Normal Rmsprop RowBatch
-        RowKeeper Sgd TableSpec TableStore TieredStore Uniform Unseen make_store
+        Adagrad Adam AfterCount ByChance ByScore Capacity Constant DownpourAdam Momentum Normal
+        Rmsprop RowBatch RowKeeper Sgd Summary TableSpec TableStore TieredStore Uniform Unseen
+        make_store
     """,
     "jaxfleet.testing": """
         check_pass docstring_programs

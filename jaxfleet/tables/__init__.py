@@ -9,10 +9,12 @@ from jaxfleet.tables.spec import ByChance as ByChance
 from jaxfleet.tables.spec import ByScore as ByScore
 from jaxfleet.tables.spec import Capacity as Capacity
 from jaxfleet.tables.spec import Constant as Constant
+from jaxfleet.tables.spec import DownpourAdam as DownpourAdam
 from jaxfleet.tables.spec import Momentum as Momentum
 from jaxfleet.tables.spec import Normal as Normal
 from jaxfleet.tables.spec import Rmsprop as Rmsprop
 from jaxfleet.tables.spec import Sgd as Sgd
+from jaxfleet.tables.spec import Summary as Summary
 from jaxfleet.tables.spec import TableSpec as TableSpec
 from jaxfleet.tables.spec import Uniform as Uniform
 from jaxfleet.tables.spec import Unseen as Unseen

@@ -12,7 +12,7 @@ import numpy as np
 from jaxfleet.errors import ProgramError
 from jaxfleet.tables.compiled import compiled, floats_at, inlined, words_at
 from jaxfleet.tables.rows import Columns, Kind, slot_address
-from jaxfleet.tables.spec import Adagrad, Adam, Momentum, Part, Rmsprop, Sgd
+from jaxfleet.tables.spec import Adagrad, Adam, DownpourAdam, Momentum, Part, Rmsprop, Sgd, Summary
 
 ROWS = "rows"
 
@@ -62,6 +62,11 @@ def update_of(optimizer: Part, dim: int) -> Update:
         case Adam(rate):
             state = {"moment1": State(row), "moment2": State(row), "steps": State(Kind(np.int32))}
             return Update(state, rate, _by_adam(optimizer))
+        case DownpourAdam(rate):
+            state = {"square": State(row), "speed": State(row), "steps": State(Kind(np.float32))}
+            return Update(state, rate, _by_downpour_adam(optimizer))
+        case Summary():
+            return Update({}, 1.0, _by_summary(optimizer))
         case _:
             raise ProgramError(f"a table's rows cannot be updated by {optimizer!r}")
 
@@ -254,6 +259,69 @@ def _adam(
             first[j] = mean
             second[j] = square
             row[j] -= rate * (mean / whole1) / (np.sqrt(square / whole2) + epsilon)
+
+
+def _by_downpour_adam(adam: DownpourAdam) -> Apply:
+    numbers = (np.float32(adam.keep), np.float32(adam.momentum), np.float32(adam.epsilon))
+
+    def apply(columns: Columns, slots: np.ndarray, grads: np.ndarray, rate: np.float32) -> None:
+        names = (ROWS, "square", "speed", "steps")
+        rows, square, speed, steps = (columns[name].addresses for name in names)
+        shift = columns[ROWS].shift
+        _downpour_adam(rows, square, speed, steps, shift, slots, grads, rate, *numbers)
+
+    return apply
+
+
+@compiled("u64[]", "u64[]", "u64[]", "u64[]", "i64", "i32[]", "f32[,]", "f32", "f32", "f32", "f32")
+def _downpour_adam(
+    addresses: np.ndarray,
+    squares: np.ndarray,
+    speeds: np.ndarray,
+    counts: np.ndarray,
+    shift: int,
+    slots: np.ndarray,
+    grads: np.ndarray,
+    rate: np.float32,
+    keep: np.float32,
+    momentum: np.float32,
+    epsilon: np.float32,
+) -> None:
+    dim, one = grads.shape[1], np.float32(1.0)
+    for i in range(len(slots)):
+        slot = np.int64(slots[i])
+        steps = floats_at(slot_address(counts, shift, 1, slot))
+        steps[0] = keep * steps[0] + one
+        least = steps[0] * epsilon
+        row = floats_at(slot_address(addresses, shift, dim, slot))
+        square = floats_at(slot_address(squares, shift, dim, slot))
+        speed = floats_at(slot_address(speeds, shift, dim, slot))
+        for j in range(dim):
+            grad = grads[i, j]
+            square[j] = keep * square[j] + grad * grad
+            speed[j] = momentum * speed[j] + (one - momentum) * grad
+            row[j] -= rate * np.sqrt((steps[0] + least) / (square[j] + least)) * speed[j]
+
+
+def _by_summary(summary: Summary) -> Apply:
+    keep = np.float32(summary.keep)
+
+    def apply(columns: Columns, slots: np.ndarray, grads: np.ndarray, _: np.float32) -> None:
+        rows = columns[ROWS]
+        _summary(rows.addresses, rows.shift, slots, grads, keep)
+
+    return apply
+
+
+@compiled("u64[]", "i64", "i32[]", "f32[,]", "f32")
+def _summary(
+    addresses: np.ndarray, shift: int, slots: np.ndarray, grads: np.ndarray, keep: np.float32
+) -> None:
+    dim = grads.shape[1]
+    for i in range(len(slots)):
+        row = floats_at(slot_address(addresses, shift, dim, np.int64(slots[i])))
+        for j in range(dim):
+            row[j] = keep * row[j] + grads[i, j]
 
 
 def not_finite(grads: np.ndarray) -> np.ndarray:

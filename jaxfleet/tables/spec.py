@@ -96,6 +96,29 @@ class Adam(Part):
 
 
 @dataclass(frozen=True)
+class DownpourAdam(Part):
+    """pslib's rule of dense tables: Adam's first average over a decaying Adagrad's sum.
+
+    `d = keep * d + 1; s = keep * s + g * g; v = momentum * v + (1 - momentum) * g;
+    row -= rate * sqrt((d + d * epsilon) / (s + d * epsilon)) * v`.
+    """
+
+    kind: ClassVar[str] = "downpour_adam"
+    learning_rate: float = 5e-6
+    keep: float = 0.9999
+    momentum: float = 0.99
+    epsilon: float = 1e-8
+
+
+@dataclass(frozen=True)
+class Summary(Part):
+    """`row = keep * row + g`: counts and sums, which a rate does not scale."""
+
+    kind: ClassVar[str] = "summary"
+    keep: float = 0.999999
+
+
+@dataclass(frozen=True)
 class AfterCount(Part):
     """A key gets a row of its own when it was pushed so many times.
 
@@ -155,8 +178,8 @@ class ByScore(Part):
 
 KINDS: dict[str, type[Part]] = {
     part.kind: part
-    for part in (Uniform, Normal, Constant, Sgd, Momentum, Adagrad, Rmsprop, Adam, AfterCount,
-                 ByChance, Unseen, Capacity, ByScore)
+    for part in (Uniform, Normal, Constant, Sgd, Momentum, Adagrad, Rmsprop, Adam,
+                 DownpourAdam, Summary, AfterCount, ByChance, Unseen, Capacity, ByScore)
 }  # fmt: skip
 
 

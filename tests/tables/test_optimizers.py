@@ -10,9 +10,11 @@ from jaxfleet.tables import (
     Adagrad,
     Adam,
     Constant,
+    DownpourAdam,
     Momentum,
     Rmsprop,
     Sgd,
+    Summary,
     TableSpec,
     TableStore,
     Uniform,
@@ -63,6 +65,18 @@ def adam(row: np.ndarray, g: np.ndarray, s: State, t: int) -> np.ndarray:
     return row - F(0.3) * first / (np.sqrt(second) + F(1e-8))
 
 
+def downpour_adam(row: np.ndarray, g: np.ndarray, s: State, t: int) -> np.ndarray:
+    s["d"] = d = np.asarray(F(0.9) * s.get("d", F(0)) + F(1))
+    s["s"] = F(0.9) * s.get("s", F(0)) + g * g
+    s["v"] = F(0.8) * s.get("v", F(0)) + (F(1) - F(0.8)) * g
+    least = d * F(1e-6)
+    return row - F(0.3) * np.sqrt((d + least) / (s["s"] + least)) * s["v"]
+
+
+def summary(row: np.ndarray, g: np.ndarray, s: State, t: int) -> np.ndarray:
+    return F(0.9) * row + g
+
+
 def power(base: float, exponent: int) -> float:
     """Returns a power by squaring, as the store does: `**` of one library is not another's."""
     result = 1.0
@@ -81,6 +95,8 @@ CASES: dict[str, tuple[Part, Formula, Callable[[], optax.GradientTransformation]
     "adagrad": (Adagrad(0.3), adagrad, lambda: optax.adagrad(0.3)),
     "adagrad of fluid": (Adagrad(0.3, 0.0, 1e-6, epsilon_outside=True), adagrad_of_fluid, None),
     "rmsprop": (Rmsprop(0.3), rmsprop, lambda: optax.rmsprop(0.3)),
+    "downpour_adam": (DownpourAdam(0.3, 0.9, 0.8, 1e-6), downpour_adam, None),
+    "summary": (Summary(0.9), summary, None),
     "adam": (Adam(0.3), adam, lambda: optax.adam(0.3)),
 }  # fmt: skip
 LAZY = {"momentum", "nesterov", "rmsprop", "adam"}

@@ -5,6 +5,7 @@
 
 from jaxfleet.fluid.distributed.descriptions import PSParameter as PSParameter
 from jaxfleet.fluid.distributed.downpour import DownpourSGD as DownpourSGD
+from jaxfleet.fluid.distributed.job import DownpourJob as DownpourJob
 from jaxfleet.fluid.distributed.node import DownpourServer as DownpourServer
 from jaxfleet.fluid.distributed.node import DownpourWorker as DownpourWorker
 from jaxfleet.fluid.distributed.text import from_text as from_text

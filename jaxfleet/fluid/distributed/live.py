@@ -1,6 +1,7 @@
 """The tables of a running Downpour job, in this process."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,7 +12,10 @@ from jaxfleet.fluid.distributed.sparse_rules import table_spec
 from jaxfleet.tables import Constant, Sgd, TableSpec
 from jaxfleet.tables.store import TableStore
 
-_SHOWN = ".shown"  # ends the name of the table that counts how often a key was shown and clicked
+SHOWN = ".shown"  # ends the name of the table that counts how often a key was shown and clicked
+
+
+Push: TypeAlias = tuple[np.ndarray, np.ndarray]  # keys, each once, and gradients
 
 
 class LiveTables:
@@ -27,50 +31,60 @@ class LiveTables:
         self._dense: dict[int, tuple[np.ndarray, DenseRule]] = {}
         self.step = 0
 
-    def sparse(self, table_id: int, name: str, dim: int) -> TableStore:
-        """Returns a sparse table; makes it when it is first asked for.
+    def declare(self, table_id: int, name: str, dim: int, *, shows: bool) -> None:
+        """Makes a sparse table when it is first asked for.
 
         Args:
             table_id: its number.
             name: of its parameter.
             dim: elements of a row that are trained.
+            shows: also count how often its keys were shown and clicked.
 
         Raises:
             ProgramError: there is no such table, or it has other rows.
         """
-        if name not in self._sparse:
-            accessor = self._table(table_id).accessor
-            assert accessor is not None
-            self._sparse[name] = TableStore(table_spec(name, dim, accessor))
-        found = self._sparse[name]
-        if found.spec.dim != dim:
-            what = f"table '{name}' has rows of {found.spec.dim}, and {dim} are asked for"
-            raise ProgramError(
-                what, hint="programs of one job share tables: use_cvm of all or none"
-            )
-        return found
+        known = self._sparse.get(name)
+        if known is not None and known.spec.dim != dim:
+            what = f"table '{name}' has rows of {known.spec.dim}, and {dim} are asked for"
+            hint = "programs of one job share tables: use_cvm of all or of none"
+            raise ProgramError(what, hint=hint)
+        for spec in sparse_specs(self._table(table_id), name, dim, shows=shows):
+            if spec.name not in self._sparse:
+                self._sparse[spec.name] = TableStore(spec)
 
-    def shown(self, name: str) -> TableStore:
-        """Returns the table that counts how often keys of a sparse table were shown and clicked."""
-        return self._sparse.setdefault(name + _SHOWN, TableStore(_counts(name + _SHOWN)))
+    def look_up(self, name: str, keys: np.ndarray) -> np.ndarray:
+        """Returns the rows of a sparse table that was declared: float32[n, dim]."""
+        return self._sparse[name].look_up(keys, step=self.step)
+
+    def push(self, rows: Mapping[str, Push], dense: Mapping[int, Sequence[np.ndarray]]) -> None:
+        """Updates sparse tables by name and dense ones by number: a step.
+
+        Raises:
+            ProgramError: a gradient is not finite.
+        """
+        for name, (keys, grads) in rows.items():
+            self._sparse[name].update(keys, grads, step=self.step)
+        for table_id, grads_of in dense.items():
+            self.push_dense(table_id, grads_of)
+        self.step += 1
 
     def begin_dense(self, table_id: int, values: Sequence[np.ndarray]) -> None:
         """Gives a dense table its first values; later ones are left out: servers know better."""
         if table_id not in self._dense:
-            flat = _flat(values)
+            whole = flat(values)
             accessor = self._table(table_id).accessor
-            rule = dense_rule(accessor.dense_sgd_param if accessor else None, flat.size)
-            self._dense[table_id] = flat, rule
+            rule = dense_rule(accessor.dense_sgd_param if accessor else None, whole.size)
+            self._dense[table_id] = whole, rule
 
     def pull_dense(
         self, table_id: int, shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, np.ndarray]:
         """Returns the parameters of a dense table by name; views, for the caller to copy."""
-        flat, _ = self._dense[table_id]
+        whole, _ = self._dense[table_id]
         found, at = {}, 0
         for name, shape in shapes.items():
             size = int(np.prod(shape, dtype=np.int64))
-            found[name] = flat[at : at + size].reshape(shape)
+            found[name] = whole[at : at + size].reshape(shape)
             at += size
         return found
 
@@ -81,11 +95,11 @@ class LiveTables:
             ProgramError: a gradient is not finite; nothing was updated.
         """
         values, rule = self._dense[table_id]
-        flat = _flat(grads)
-        if not np.isfinite(flat).all():
+        whole = flat(grads)
+        if not np.isfinite(whole).all():
             what = f"dense table {table_id}: a gradient of step {self.step} is not finite"
             raise ProgramError(what, hint="a smaller learning rate, or other data")
-        rule.update(values, flat)
+        rule.update(values, whole)
 
     def stats(self) -> dict[str, dict[str, float]]:
         """Returns what there is of each sparse table, by its name."""
@@ -98,11 +112,17 @@ class LiveTables:
         return self._described[table_id]
 
 
-def _counts(name: str) -> TableSpec:
-    return TableSpec(name=name, dim=2, initializer=Constant(0.0), optimizer=Sgd(1.0))
+def sparse_specs(table: TableParameter, name: str, dim: int, *, shows: bool) -> list[TableSpec]:
+    """Returns a sparse table of rows, and where they are counted that of shows and clicks."""
+    assert table.accessor is not None
+    made = [table_spec(name, dim, table.accessor)]
+    if shows:
+        counted = name + SHOWN
+        made.append(TableSpec(name=counted, dim=2, initializer=Constant(0.0), optimizer=Sgd(1.0)))
+    return made
 
 
-def _flat(values: Sequence[np.ndarray]) -> np.ndarray:
+def flat(values: Sequence[np.ndarray]) -> np.ndarray:
     """Returns float32[n], one after the other; of none where there are none."""
     arrays = [np.asarray(value, np.float32).reshape(-1) for value in values]
     return np.concatenate([np.zeros(0, np.float32), *arrays])

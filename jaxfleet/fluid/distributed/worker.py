@@ -11,7 +11,7 @@ often (Dean et al., 2012, figure 7 in their appendix: `n_fetch` and `n_push`).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 import jax
@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxfleet.errors import FeedError, ProgramError
 from jaxfleet.fluid.distributed.descriptions import DenseTableParameter, PSParameter
-from jaxfleet.fluid.distributed.live import LiveTables
+from jaxfleet.fluid.distributed.live import SHOWN, LiveTables, Push
 from jaxfleet.fluid.distributed.worker_program import (
     LookUp,
     declared,
@@ -33,17 +33,32 @@ from jaxfleet.tables.merge import merge
 
 # Runs a program on a feed, and returns what is fetched.
 Run: TypeAlias = Callable[[Program, dict[str, Any], list[str]], list[Any]]
-Push: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 _CLICK = "click"  # the variable that tells which samples were clicked
 _COUNTS = 2  # columns of a row that count shows and clicks
 
 
-_LIVE: WeakKeyDictionary[PSParameter, LiveTables] = WeakKeyDictionary()
+_LIVE: WeakKeyDictionary[PSParameter, "Tables"] = WeakKeyDictionary()
 
 
-def live_tables(program: Program) -> LiveTables:
-    """Returns the tables of a program's job; those of other programs of the job are the same.
+class Tables(Protocol):
+    """What a worker asks of a job's tables; see `LiveTables`."""
+
+    def declare(self, table_id: int, name: str, dim: int, *, shows: bool) -> None: ...
+
+    def begin_dense(self, table_id: int, values: Sequence[np.ndarray]) -> None: ...
+
+    def look_up(self, name: str, keys: np.ndarray) -> np.ndarray: ...
+
+    def pull_dense(
+        self, table_id: int, shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, np.ndarray]: ...
+
+    def push(self, rows: Mapping[str, Push], dense: Mapping[int, Sequence[np.ndarray]]) -> None: ...
+
+
+def described_tables(program: Program) -> PSParameter:
+    """Returns the description of a program's job.
 
     Raises:
         ProgramError: the program is of no Downpour job.
@@ -52,9 +67,34 @@ def live_tables(program: Program) -> LiveTables:
     if not isinstance(desc, PSParameter):
         what = "the program is of no Downpour job: its _fleet_opt has no description of tables"
         raise ProgramError(what, hint="fluid.distributed.DownpourSGD(...).minimize([loss])")
+    return desc
+
+
+def live_tables(program: Program) -> Tables:
+    """Returns the tables of a program's job; those of other programs of the job are the same.
+
+    Raises:
+        ProgramError: the program is of no Downpour job.
+    """
+    desc = described_tables(program)
     if desc not in _LIVE:
         _LIVE[desc] = LiveTables(desc)
     return _LIVE[desc]
+
+
+def attach_tables(program: Program, tables: Tables) -> None:
+    """Makes other tables those of a program's job: servers' own."""
+    _LIVE[described_tables(program)] = tables
+
+
+def detach_tables(program: Program) -> None:
+    """Lets the tables of a program's job go."""
+    _LIVE.pop(described_tables(program), None)
+
+
+def trained_columns(one: LookUp, *, shows: bool) -> int:
+    """Returns how many elements of a look-up's rows are trained."""
+    return one.width - _COUNTS if shows else one.width
 
 
 @dataclass(frozen=True)
@@ -94,6 +134,9 @@ class Worker:
         self._shown: dict[str, list[Push]] = {}
         self._sums: dict[int, list[np.ndarray]] = {}
         self._batches = 0
+        for one in self._does.look_ups:
+            dim = self._dim(one)
+            self._tables.declare(one.table_id, one.table, dim, shows=self._shows)
         for table in self._does.dense:
             values = [self._value(name) for name in table.dense_variable_name]
             self._tables.begin_dense(_id(table), values)
@@ -124,19 +167,15 @@ class Worker:
 
     def push(self) -> None:
         """Pushes the gradients of the batches since the last push."""
-        tables = self._tables
-        for one in {one.table: one for one in self._does.look_ups}.values():
-            if self._rows.get(one.table):
-                keys, grads = merge(self._rows.pop(one.table))
-                store = tables.sparse(one.table_id, one.table, self._dim(one))
-                store.update(keys, grads, step=tables.step)
-            if self._shown.get(one.table):
-                keys, counts = merge(self._shown.pop(one.table))
-                tables.shown(one.table).update(keys, -counts, step=tables.step)
-        for table_id, sums in self._sums.items():
-            tables.push_dense(table_id, sums)
-        self._sums.clear()
-        tables.step += self._is_trained
+        if not self._is_trained:
+            return
+        rows = {name: merge(pushes) for name, pushes in self._rows.items()}
+        for name, pushes in self._shown.items():
+            keys, counts = merge(pushes)
+            rows[name + SHOWN] = keys, -counts  # such tables subtract
+        self._tables.push(rows, self._sums)
+        for waiting in (self._rows, self._shown, self._sums):
+            waiting.clear()
 
     def close(self) -> None:
         """Pushes what is left, and leaves the newest parameters in the scope."""
@@ -160,21 +199,16 @@ class Worker:
         return [*rows, *(name for t in self._does.dense for name in t.dense_gradient_variable_name)]
 
     def _dim(self, one: LookUp) -> int:
-        return one.width - _COUNTS if self._shows else one.width
+        return trained_columns(one, shows=self._shows)
 
     def _look_up(self, one: LookUp, feed: Mapping[str, Any]) -> tuple[_Found, np.ndarray]:
         """Finds the rows of a look-up's ids: float32[n, width]."""
         ids, sample = _ids(one.ids, feed)
         keys, places = np.unique(ids, return_inverse=True)
         is_padding = None if one.padding is None else ids == one.padding
-        tables = self._tables
-        rows = tables.sparse(one.table_id, one.table, self._dim(one)).look_up(
-            keys, step=tables.step
-        )
+        rows = self._tables.look_up(one.table, keys)
         if self._shows:
-            rows = np.concatenate(
-                [tables.shown(one.table).look_up(keys, step=tables.step), rows], 1
-            )
+            rows = np.concatenate([self._tables.look_up(one.table + SHOWN, keys), rows], axis=1)
         rows = rows[places]
         if is_padding is not None:
             rows[is_padding] = 0

@@ -48,8 +48,7 @@ class Job:
         self.exe.train_from_dataset(self.main, data, self.scope, **more)
 
     def rows(self) -> np.ndarray:
-        store = live_tables(self.main).sparse(0, "emb", WIDTH)
-        return store.look_up(FAR + np.arange(KEYS))
+        return live_tables(self.main).look_up("emb", FAR + np.arange(KEYS))
 
     def value(self, name: str) -> np.ndarray:
         return np.array(self.scope[name])
@@ -211,7 +210,7 @@ def test_programs_of_one_job_share_its_table(tmp_path: Path) -> None:
         exe.train_from_dataset(program, dataset(fed, [str(path)], 1), scope)
     assert live_tables(first) is live_tables(second)
     # Both steps go half of what is left, twice: the gradient of (row - 1)**2 is 2 (row - 1).
-    rows = live_tables(first).sparse(0, "t", 1).look_up(np.array([3]))
+    rows = live_tables(first).look_up("t", np.array([3]))
     np.testing.assert_allclose(rows, [[1.0]])
 
 
@@ -226,10 +225,10 @@ def test_padding_has_rows_of_zeros_and_no_gradients(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("2 0 3\n")
     fluid.Executor().train_from_dataset(main, dataset([ids], [str(path)], 1), fluid.Scope())
-    store = live_tables(main).sparse(0, "t", 1)
-    begun = TableStore(store.spec).look_up(np.array([0, 3]))
+    keys = np.array([0, 3])
+    begun = TableStore(TableSpec(name="t", dim=1, initializer=Uniform(-0.1, 0.1))).look_up(keys)
     np.testing.assert_allclose(
-        store.look_up(np.array([0, 3])), begun - np.array([[0], [0.25]], np.float32), rtol=1e-6
+        live_tables(main).look_up("t", keys), begun - np.array([[0], [0.25]], np.float32), rtol=1e-6
     )
 
 

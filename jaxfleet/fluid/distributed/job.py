@@ -1,0 +1,149 @@
+"""A Downpour job of several processes: servers that hold its tables, and workers that train.
+
+::
+
+    job = fluid.distributed.DownpourJob(["10.0.0.1:6174", "10.0.0.2:6174"], workers=2)
+    if role == "PSERVER":
+        job.serve([main], endpoint)  # until all workers have stopped
+    else:
+        job.connect([main], worker_id)
+        exe.train_from_dataset(main, dataset)
+        job.stop()
+
+All processes build the same programs. Steps go in lockstep: the gradients of all workers are added
+up, in the workers' order, and applied once. A worker that stops is not waited for.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jaxfleet.errors import ProgramError
+from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.distributed.live import sparse_specs
+from jaxfleet.fluid.distributed.remote import ServedTables, specs_of
+from jaxfleet.fluid.distributed.worker import (
+    attach_tables,
+    described_tables,
+    detach_tables,
+    trained_columns,
+)
+from jaxfleet.fluid.distributed.worker_program import worker_program
+from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.pserver.connections import PROCESS, Connection, Connections
+from jaxfleet.fluid.pserver.facts import Facts
+from jaxfleet.ir import Attr, Attrs, Block, Operator
+from jaxfleet.ir import Program as IrProgram
+from jaxfleet.ps.server import ServerCore
+from jaxfleet.ps.server.plan_reader import read_plan
+from jaxfleet.tables import TableSpec
+
+
+@dataclass
+class DownpourJob:
+    """Who is in a job, and what this process is to it.
+
+    Attributes:
+        endpoints: of all servers, in the same order everywhere.
+        workers: how many there are.
+        process: what this process's lines go over; a test may put others in their place.
+    """
+
+    endpoints: Sequence[str]
+    workers: int
+    process: Connections = field(default_factory=lambda: PROCESS)
+    _open: Connection | None = None
+    _programs: Sequence[Program] = ()
+
+    def serve(self, programs: Sequence[Program], endpoint: str) -> None:
+        """Serves the tables of programs until all workers have stopped.
+
+        Args:
+            programs: those that `minimize` described.
+            endpoint: where to listen: one of the job's.
+
+        Raises:
+            ProgramError: the endpoint is not the job's, or a program is of no Downpour job.
+            ConnectError: the endpoint is taken, or may not be bound.
+            JaxfleetError: a worker's gradients were refused, or no worker lives.
+        """
+        if endpoint not in self.endpoints:
+            what = f"'{endpoint}' is no server of the job"
+            raise mistake(what, f"one of {', '.join(self.endpoints)}")
+        number, specs = list(self.endpoints).index(endpoint), job_tables(programs)
+        facts = self._facts("pserver", number, specs)
+        plan = read_plan(self._program(facts, specs), self.process.cache)
+
+        def begin(core: ServerCore) -> None:
+            core.begin(plan, {}, facts.digest)
+
+        self.process.wires.serve(facts, begin)
+
+    def connect(self, programs: Sequence[Program], worker_id: int) -> None:
+        """Makes the programs' tables those of the servers.
+
+        Args:
+            programs: the same that servers are given.
+            worker_id: this worker's number, from 0.
+
+        Raises:
+            ConnectError: a server does not answer.
+            ProgramError: a server has other tables, or the programs are of no Downpour job.
+        """
+        if not 0 <= worker_id < self.workers:
+            raise mistake(f"worker_id is {worker_id}, and there are {self.workers} workers")
+        specs = job_tables(programs)
+        self._open = self.process.get(self._facts("trainer", worker_id, specs))
+        attach_tables(programs[0], ServedTables(self._open.client, specs))
+        self._programs = programs
+
+    def stop(self) -> None:
+        """Says bye to the servers, so that the others go on without this worker."""
+        if self._open is not None:
+            self._open.close()
+            detach_tables(self._programs[0])
+            self._open = None
+
+    def _facts(self, role: str, number: int, specs: Sequence[TableSpec]) -> Facts:
+        text = "\n".join(spec.to_text() for spec in specs)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return Facts(role, self.workers, number, tuple(self.endpoints), digest)
+
+    def _program(self, facts: Facts, specs: Sequence[TableSpec]) -> IrProgram:
+        """Returns the program of a server: tables, and no blocks."""
+        attrs: dict[str, Attr] = {
+            "endpoint": facts.endpoint,
+            "endpoints": facts.endpoints,
+            "pserver_id": facts.number,
+            "role": "pserver",
+            "tables": tuple(spec.to_text() for spec in specs),
+            "trainers": facts.trainers,
+        }
+        none: dict[str, Attr] = {"combine_block_id": -1, "lr_decay_block_id": -1}
+        none |= {"optimize_blocks": (), "part_block_ids": ()}
+        serve = Operator("listen_and_serv", attrs=Attrs(none))
+        name = f"downpour.pserver{facts.number}"
+        return IrProgram(name, {}, (Block(ops=(serve,)),), Attrs(attrs))
+
+
+def job_tables(programs: Sequence[Program]) -> list[TableSpec]:
+    """Returns all tables of a job's programs as servers have them.
+
+    Raises:
+        ProgramError: a program is of no Downpour job, or of another one than the first.
+    """
+    if not programs:
+        raise mistake("a job has no programs", "those whose losses were given to minimize")
+    desc = described_tables(programs[0])
+    by_id = {table.table_id: table for table in desc.tables}
+    found: dict[str, TableSpec] = {}
+    for program in programs:
+        if described_tables(program) is not desc:
+            what = "programs of several jobs are given to one"
+            raise ProgramError(what, hint="give minimize all their losses at once")
+        shows = bool(program._fleet_opt.get("use_cvm"))
+        for one in worker_program(program, is_trained=True).look_ups:
+            table, dim = by_id[one.table_id], trained_columns(one, shows=shows)
+            for spec in sparse_specs(table, one.table, dim, shows=shows):
+                found[spec.name] = spec
+    return specs_of(desc.tables, found.values())
