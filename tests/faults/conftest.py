@@ -14,7 +14,7 @@ Undisturbed = Callable[[str, int], dict[str, np.ndarray]]
 
 @functools.cache
 def _train(kind: str, steps: int) -> dict[str, np.ndarray]:
-    state, data = training.start(kind), list(training.batches(steps))
+    state, data = training.start(kind), list(training.batches(steps, kind))
     strategy = training.strategy(training.arguments([]))
     twin = Twin(training.make_step(kind), (state, data[0]), strategy, servers=2, trainers=2)
     return training.named(twin.run(state, data).states[0])

@@ -22,6 +22,7 @@ from jaxfleet.ps.messages import Kind
 
 ROWS, INPUTS, HIDDEN, CLASSES = 16, 12, 16, 5
 RATE = 0.05
+USERS = jf.embedding_table("users", HIDDEN, optimizer=jf.tables.Adagrad(0.1))
 
 
 def optimizer(kind: str, rate: float) -> optax.GradientTransformation:
@@ -50,7 +51,10 @@ def make_step(kind: str, rate: float = RATE) -> Callable[[Any, Any], tuple[Any, 
             if kind == "norm":
                 logits, statistics = forward(params, batch["x"])
             else:
-                hidden = jnp.tanh(batch["x"] @ params["a"] + params["b"])
+                summed = batch["x"] @ params["a"] + params["b"]
+                if kind == "table":
+                    summed = summed + USERS(params["users"], batch["ids"]).sum(1)
+                hidden = jnp.tanh(summed)
                 logits, statistics = hidden @ params["c"] + params["d"], running
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
             return losses.mean(), statistics
@@ -73,17 +77,20 @@ def start(kind: str) -> Any:
         "c": draw.normal(size=(HIDDEN, CLASSES)).astype(np.float32),
         "d": np.zeros(CLASSES, np.float32),
     }
+    if kind == "table":
+        params["users"] = np.asarray(USERS.init())
     running = (np.zeros(HIDDEN, np.float32), np.ones(HIDDEN, np.float32))
     params, running = jax.tree.map(jnp.asarray, (params, running))
     return params, optimizer(kind, RATE).init(params), running
 
 
-def batches(steps: int) -> Iterator[Any]:
+def batches(steps: int, kind: str = "plain") -> Iterator[Any]:
     """Yields whole batches."""
     draw = np.random.default_rng(1)
     for _ in range(steps):
         x = draw.normal(size=(ROWS, INPUTS)).astype(np.float32)
-        yield {"x": x, "y": draw.integers(0, CLASSES, ROWS).astype(np.int32)}
+        batch = {"x": x, "y": draw.integers(0, CLASSES, ROWS).astype(np.int32)}
+        yield batch | ({"ids": draw.integers(-9, 9, (ROWS, 3)) << 40} if kind == "table" else {})
 
 
 def named(state: Any) -> dict[str, np.ndarray]:
@@ -108,7 +115,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """Returns what the script was told."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--kind", default="plain", choices=["plain", "clip", "norm"])
+    parser.add_argument("--kind", default="plain", choices=["plain", "clip", "norm", "table"])
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--rate", type=float, default=RATE)
@@ -135,11 +142,11 @@ def main() -> None:
     """Trains, and leaves the last state in a file."""
     args = arguments()
     state = start(args.kind)
-    example = (state, next(batches(1)))
+    example = (state, next(batches(1, args.kind)))
     train_step = make_step(args.kind, args.rate)
     step: Any = jf.distribute(train_step, example=example, strategy=strategy(args))
     with step:
-        for at, batch in enumerate(batches(args.steps), 1):
+        for at, batch in enumerate(batches(args.steps, args.kind), 1):
             if at == args.raise_at:
                 raise RuntimeError("the script failed")
             if at == args.stop_at:
