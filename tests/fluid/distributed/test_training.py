@@ -214,6 +214,29 @@ def test_programs_of_one_job_share_its_table(tmp_path: Path) -> None:
     np.testing.assert_allclose(rows, [[1.0]])
 
 
+def test_shows_and_clicks_of_keys_are_counted_and_are_the_first_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fresh() as (main, _):
+        ids = fluid.data("ids", [None, 2], dtype="int64")
+        click = fluid.data("click", [None, 1], dtype="int64")
+        rows = fluid.embedding(ids, [9, 4], is_sparse=True, is_distributed=True, param_attr="t")
+        loss = layers.mean(rows)
+        DownpourOptimizer(fluid.optimizer.Adam(), {"use_cvm": True, "t": PLAIN}).minimize(loss)
+    path = tmp_path / "file"
+    path.write_text("2 3 5 1 1\n2 5 5 1 0\n2 3 7 1 1\n")
+    data = dataset([ids, click], [str(path)], 2)
+    fluid.Executor().train_from_dataset(main, data, fluid.Scope())
+    counts = live_tables(main).look_up("t.shown", np.array([3, 5, 7]))
+    np.testing.assert_array_equal(counts, [[2, 2], [3, 1], [1, 1]])
+    data.set_batch_size(3)
+    fluid.Executor().infer_from_dataset(
+        main, data, fluid.Scope(), fetch_list=[rows], fetch_info=["rows"]
+    )
+    said = capsys.readouterr().out
+    assert said.startswith("batch 0: rows: [[[ 2.        ,  2.        , "), said
+
+
 def test_padding_has_rows_of_zeros_and_no_gradients(tmp_path: Path) -> None:
     with fresh() as (main, _):
         ids = fluid.data("ids", [None, 2], dtype="int64")
