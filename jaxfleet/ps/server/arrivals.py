@@ -112,11 +112,23 @@ class Arrivals:
         self.clocks.restart(step)
         self._forget()
 
-    def resume(self, number: int, steps: Mapping[int, int]) -> None:
-        """Goes on from a checkpoint that holds each trainer's steps until one of its own."""
+    def resume(
+        self, number: int, steps: Mapping[int, int], kinds: Mapping[str, Mapping[int, int]]
+    ) -> None:
+        """Goes on from a checkpoint that holds each trainer's steps until one of its own.
+
+        What it holds of a table may be further than of parameters: that is not applied again.
+        """
         del number
         self.clocks.applied = dict(steps)
         self._forget()
+        for kind, done in kinds.items():
+            self._done.update(((kind, trainer), step) for trainer, step in done.items())
+
+    def kinds(self) -> dict[str, dict[int, int]]:
+        """Returns the last step of each trainer that is applied, to parameters and each table."""
+        trainers = range(self.plan.trainers)
+        return {kind: {t: self._done[kind, t] for t in trainers} for kind in self._kinds}
 
     def _forget(self) -> None:
         self._partial.clear()

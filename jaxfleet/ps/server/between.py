@@ -116,8 +116,9 @@ class Between:
             self.own.saved = steps
             self._saved(request, receipt, step)
 
-        number = self.held.progress.number
-        self._hand_out("saving", self.own.write(self.held, number, steps), then, request)
+        progress = self.held.progress
+        run = self.own.write(self.held, progress.number, steps, progress.kinds())
+        self._hand_out("saving", run, then, request)
 
     def _saved(self, request: Request, receipt: PartReceipt, step: int) -> None:
         body: dict[str, Plain] = {"files": receipt.files, "bytes": receipt.bytes, "step": step}

@@ -114,7 +114,7 @@ class Holder:
         held, aside = program.held, restored.aside
         held.host.update(held.machine.assign(restored.arrays))
         held.replace_stores(load_stores(restored.chain, held.plan))
-        held.progress.resume(restored.step, restored.steps)
+        held.progress.resume(restored.step, restored.steps, restored.kinds)
         self._own.goes_on(restored.step, restored.steps, len(restored.chain) - 1)
         held.extras.arrays, held.extras.step = dict(aside.extras), aside.extras_step
         program.parts.keep(aside.parts)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from types import MappingProxyType
 
 import numpy as np
 
@@ -31,6 +32,7 @@ _VALUE = "values/"
 _CONSTANT = "constants/"
 _EXTRA = "extras/"
 _PART = "parts/"
+_NO_KINDS: Mapping[str, Mapping[int, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Restored:
         arrays: its state.
         step: what it goes by: the last step that is in it, where trainers wait for each other.
         steps: the last step of each trainer that is in it.
+        kinds: the same of parameters and of each table, where they are not all of one step.
         job_program: the hash of the job's program.
         aside: what it kept besides.
         chain: where the rows of its tables are: the checkpoint, and those that it has changes of.
@@ -83,6 +86,7 @@ class Restored:
     arrays: Mapping[str, np.ndarray]
     step: int
     steps: Mapping[int, int]
+    kinds: Mapping[str, Mapping[int, int]]
     job_program: str
     aside: Aside
     chain: Sequence[Checkpoint] = ()
@@ -105,6 +109,7 @@ class OwnCheckpoints:
         step: int,
         *,
         steps: Mapping[int, int],
+        kinds: Mapping[str, Mapping[int, int]] = _NO_KINDS,
         job_program: str,
         aside: Aside | None = None,
         stores: Sequence[TableStore] = (),
@@ -118,6 +123,7 @@ class OwnCheckpoints:
             arrays: its state.
             step: what it goes by.
             steps: the last step of each trainer that is in it.
+            kinds: the same of parameters and of each table, where they are not all of one step.
             job_program: the hash of the job's program.
             aside: what else is kept.
             stores: the rows of its tables.
@@ -135,7 +141,8 @@ class OwnCheckpoints:
             "program": print_program(plan.program),
             "job_program": job_program,
             "extras_step": aside.extras_step,
-            "steps": {str(trainer): last for trainer, last in steps.items()},
+            "steps": _plain(steps),
+            "kinds": {kind: _plain(done) for kind, done in kinds.items()},
         }
         pieces = [Piece.whole(_VALUE + name, array) for name, array in arrays.items()]
         pieces += [Piece.whole(_CONSTANT + digest, a) for digest, a in _constants(plan.program)]
@@ -168,7 +175,8 @@ class OwnCheckpoints:
         aside = Aside.read(read, int(str(checkpoint.facts["extras_step"])))
         arrays, found = _under(_VALUE, read), (checkpoint, *older)
         steps = _numbers(checkpoint.facts["steps"])
-        return Restored(program, arrays, step, steps, job_program, aside, found)
+        kinds = {kind: _numbers(done) for kind, done in _fields(checkpoint.facts["kinds"]).items()}
+        return Restored(program, arrays, step, steps, kinds, job_program, aside, found)
 
 
 def own_checkpoints(options: ServerOptions) -> OwnCheckpoints | None:
@@ -194,9 +202,17 @@ def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
     }
 
 
-def _numbers(plain: object) -> dict[int, int]:
+def _plain(steps: Mapping[int, int]) -> dict[str, Plain]:
+    return {str(trainer): step for trainer, step in steps.items()}
+
+
+def _fields(plain: object) -> dict[str, object]:
     assert isinstance(plain, dict)
-    return {int(trainer): int(str(step)) for trainer, step in plain.items()}
+    return plain
+
+
+def _numbers(plain: object) -> dict[int, int]:
+    return {int(trainer): int(str(step)) for trainer, step in _fields(plain).items()}
 
 
 def _constants(program: Program) -> Iterator[tuple[str, np.ndarray]]:

@@ -46,15 +46,22 @@ class OwnSaves:
             after()
 
         number = step if held.plan.waits else sum(steps.values())
-        self.desk.jobs.append(Job("saving", self.write(held, number, steps), then))
+        self.desk.jobs.append(Job("saving", self.write(held, number, steps, {}), then))
 
-    def write(self, held: Held, number: int, steps: Mapping[int, int]) -> Callable[[], PartReceipt]:
+    def write(
+        self,
+        held: Held,
+        number: int,
+        steps: Mapping[int, int],
+        kinds: Mapping[str, Mapping[int, int]],
+    ) -> Callable[[], PartReceipt]:
         """Returns the work that writes one, of what is beside the state as it is now.
 
         Args:
             held: what is written.
             number: what the checkpoint goes by.
             steps: the last step of each trainer that is in it.
+            kinds: the same of parameters and of each table, where they are not all of one step.
         """
         series, program, aside = self.series, self.me.program, self._aside(held)
         assert series is not None
@@ -67,6 +74,7 @@ class OwnSaves:
                 arrays,
                 number,
                 steps=steps,
+                kinds=kinds,
                 job_program=program,
                 aside=aside,
                 stores=held.stores,

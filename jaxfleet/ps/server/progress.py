@@ -70,9 +70,15 @@ class Progress:
         del trainer
         return self.applied
 
-    def resume(self, number: int, steps: Mapping[int, int]) -> None:
+    def kinds(self) -> dict[str, dict[int, int]]:
+        """Returns nothing: parameters and tables are of one step."""
+        return {}
+
+    def resume(
+        self, number: int, steps: Mapping[int, int], kinds: Mapping[str, Mapping[int, int]]
+    ) -> None:
         """Goes on from a checkpoint."""
-        del steps
+        del steps, kinds
         self.restart(number)
 
     def restart(self, step: int) -> None:

@@ -9,11 +9,13 @@ from jaxfleet.checkpoint import PartReceipt, commit, open_checkpoint, save_array
 from jaxfleet.checkpoint.tables import saved_tables
 from jaxfleet.ps.messages import Kind
 from jaxfleet.ps.server import ServerOptions
+from jaxfleet.tables import TableSpec, TableStore
 from tests.ps.server.common import Bench, error_of, hello
 from tests.ps.server.table_programs import (
     ITEMS,
     USERS,
     Rows,
+    drawn_rows,
     own_keys,
     table_program,
 )
@@ -119,3 +121,39 @@ def test_a_checkpoint_without_a_table_changes_nothing(tmp_path: Path) -> None:
     assert "has no table `users`" in what
     np.testing.assert_array_equal(rows.seen(2, USERS), before)
     assert rows.bench.core.step == 1
+
+
+def test_pushes_that_are_applied_at_once_are_applied_once_after_a_restart(tmp_path: Path) -> None:
+    # Rows of a step are applied before the gradients of the same step come, and saved so.
+    options = ServerOptions(server=0, checkpoint_dir=tmp_path)
+
+    def start() -> Bench:
+        bench = Bench(options)
+        for trainer in (0, 1):
+            bench.one(trainer, Kind.HELLO, body=hello(trainer))
+        return bench
+
+    def push(bench: Bench, trainer: int, step: int, *tables: TableSpec) -> None:
+        for table in tables:
+            grads = drawn_rows((trainer, step), len(KEYS), table.dim)
+            arrays = {"keys": KEYS, "grads": grads}
+            body = {"table": table.name}
+            assert not bench.send(trainer, Kind.PUSH_ROWS, step, dict(body), arrays)
+
+    bench = start()
+    program = str(table_program(TABLES)).replace("_id=-1, lr", "_id=-1, distributed_mode=1, lr")
+    bench.one(0, Kind.DEFINE, body={"program": program})
+    bench.one(0, Kind.ASSIGN, 0, {"replace": False})
+    push(bench, 0, 1, *TABLES)
+    push(bench, 1, 1, *TABLES)
+    push(bench, 1, 2, USERS)
+    assert bench.one(0, Kind.SAVE, 1).kind is Kind.OK
+    again = start()
+    push(again, 1, 2, USERS, ITEMS)
+    push(again, 1, 1, *TABLES)
+    store = TableStore(USERS)
+    for trainer, step in ((0, 1), (1, 1), (1, 2)):
+        store.update(KEYS, drawn_rows((trainer, step), len(KEYS), USERS.dim))
+    found = Rows(again, KEYS).seen(2, USERS)
+    np.testing.assert_array_equal(found, store.look_up(KEYS))
+    assert again.one(0, Kind.STATS).body["duplicates"] == 3
