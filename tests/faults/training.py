@@ -29,6 +29,8 @@ def optimizer(kind: str, rate: float) -> optax.GradientTransformation:
     """Returns what updates the parameters; a clipping one makes servers exchange parts."""
     if kind == "clip":
         return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(rate))
+    if kind == "count":  # gradients are 1, so parameters count what was applied
+        return optax.sgd(1.0)
     return optax.adam(rate)
 
 
@@ -48,6 +50,9 @@ def make_step(kind: str, rate: float = RATE) -> Callable[[Any, Any], tuple[Any, 
         params, opt, running = state
 
         def loss_fn(params: Any) -> tuple[jax.Array, Any]:
+            if kind == "count":
+                total = sum(leaf.sum() for leaf in jax.tree.leaves(params))
+                return total * jnp.isfinite(batch["x"]).mean(), running
             if kind == "norm":
                 logits, statistics = forward(params, batch["x"])
             else:
@@ -80,6 +85,8 @@ def start(kind: str) -> Any:
     if kind == "table":
         params["users"] = np.asarray(USERS.init())
     running = (np.zeros(HIDDEN, np.float32), np.ones(HIDDEN, np.float32))
+    if kind == "count":
+        params = jax.tree.map(np.zeros_like, params)
     params, running = jax.tree.map(jnp.asarray, (params, running))
     return params, optimizer(kind, RATE).init(params), running
 
@@ -108,6 +115,8 @@ def strategy(args: argparse.Namespace) -> jf.DistributedStrategy:
         step_timeout_s=args.step_timeout,
         connect_s=args.connect,
         replay_bytes=args.replay_bytes,
+        communication=args.communication,
+        staleness=args.staleness,
     )
 
 
@@ -115,7 +124,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """Returns what the script was told."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--kind", default="plain", choices=["plain", "clip", "norm", "table"])
+    kinds = ["plain", "clip", "norm", "table", "count"]
+    parser.add_argument("--kind", default="plain", choices=kinds)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--rate", type=float, default=RATE)
@@ -126,6 +136,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--step-timeout", type=float, default=6.0)
     parser.add_argument("--connect", type=float, default=30.0)
     parser.add_argument("--replay-bytes", type=int, default=1 << 20)
+    parser.add_argument("--communication", default="sync")
+    parser.add_argument("--staleness", type=int)
     return parser.parse_args(words)
 
 
@@ -163,6 +175,8 @@ def main() -> None:
         step.client.wait(asked)
         stats = [dict(one.answer.body) for one in asked if one.answer is not None]
         out.with_suffix(".json").write_text(json.dumps(stats))
+        own = step.stats()["trainer"]
+        out.with_suffix(".trainer.json").write_text(json.dumps(own))
 
 
 if __name__ == "__main__":
