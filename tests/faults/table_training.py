@@ -25,7 +25,7 @@ from tests.ps.server.table_programs import table_program
 
 SPECS = (
     TableSpec(name="users", dim=3, optimizer=Adagrad(0.1)),
-    TableSpec(name="items", dim=8, optimizer=Adagrad(0.1)),
+    TableSpec(name="items", dim=8, optimizer=Adagrad(0.1), memory_rows=30),  # the rest on disk
 )
 ALL_KEYS = np.arange(-60, 60) * (2**56 + 11)
 
