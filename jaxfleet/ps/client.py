@@ -216,10 +216,14 @@ class Client:
         finally:
             self.abandon()
 
-    def abandon(self) -> None:
-        """Closes without a word: servers will miss this trainer."""
+    def abandon(self, why: str = "") -> None:
+        """Closes without a bye: servers will miss this trainer.
+
+        Args:
+            why: what its last heartbeat says that it did.
+        """
         if self._heartbeat is not None:
-            self._heartbeat.close()
+            self._heartbeat.close(last=why)
         self._lines.close()
 
     def _save_last(self) -> None:

@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from jaxfleet.errors import ClosedError
@@ -92,8 +93,16 @@ class Heartbeat:
         """Returns for how many seconds of listening nothing came from a server."""
         return self._silent_s[server] + self._uncounted_s()
 
-    def close(self) -> None:
-        """Ends the beats."""
+    def close(self, last: str = "") -> None:
+        """Ends the beats.
+
+        Args:
+            last: what one more beat says before.
+        """
+        if last and self._lines is not None and not self._closing.is_set():
+            self._doing = last
+            with suppress(ClosedError), closing(self._network.connect(self._endpoints)) as own:
+                self._say(own)
         self._closing.set()
         if (lines := self._lines) is not None:
             lines.close()

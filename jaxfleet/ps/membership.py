@@ -51,6 +51,7 @@ class Membership:
             "trainers": self.trainers,
             "servers": list(self.endpoints),
             "program": self.program,
+            "defines": bool(self.programs),
             "session": self.session,
             "lost_after_s": patience.lost_after_s,
             "step_timeout_s": patience.step_timeout_s,

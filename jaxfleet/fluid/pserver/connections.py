@@ -134,9 +134,9 @@ class Connection:
             self.client.close()
 
     def fail(self, error: Exception) -> None:
-        """Ends without a word: servers will tell the others."""
-        if self._ends(f"gave up: {error}"):
-            self.client.abandon()
+        """Ends without a bye: servers will miss it, and say why it went."""
+        if self._ends(how := f"gave up: {error}"):
+            self.client.abandon(how)
 
     def _ends(self, how: str) -> bool:
         if self.ended or self._process != os.getpid():  # a fork has the lines in name only

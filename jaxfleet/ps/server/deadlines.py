@@ -44,7 +44,9 @@ def complaint(
         who, things = next(iter(missing.items()))
         kind, _, number = who.partition(" ")
         known = (servers if kind == "server" else trainers.by_id).get(int(number))
-        text = f"{who}: {known.text(now)}" if known is not None else f"{who} never said hello"
+        refused = trainers.refused.get(int(number)) if kind == "trainer" else None
+        never = f"{who} never said hello" if refused is None else f"{who} was refused: {refused}"
+        text = f"{who}: {known.text(now)}" if known is not None else never
         return _error("timeout", request, things, text, waited)
     return None
 

@@ -11,6 +11,10 @@ from jaxfleet.ps.server.identity import Identity
 from jaxfleet.ps.server.peers import Trainers
 
 _LONGEST = 300  # characters of an endpoint; a host's name has at most 253
+_ALIKE = (
+    "start all trainers and servers with the same job, script and strategy; servers serve one step"
+)
+_RUN_SCRIPT = "start it by `jaxfleet launch --servers-run-script ...`, or run the script as PSERVER"
 
 
 @dataclass
@@ -50,17 +54,19 @@ class Entrance:
         """Takes a trainer in.
 
         Raises:
-            RefusedError: it is of another job, or there is such a trainer already.
+            RefusedError: it is of another job, there is such a trainer already, or it gives servers
+                no programs and this one has none.
         """
         if not self.holder.defined and self.trainers.none_lives(now):
             # They came, and went before there was a program: nothing is theirs.
             self.trainers.forget()
             self.on_strangers()
+        if message.body.get("defines") is False and not self.holder.defined:
+            what = f"{message.sender} runs a script whose servers run it too, and this server was"
+            raise RefusedError("refused", f"{what} started without it", hint=_RUN_SCRIPT)
         refusal = self._misplaced(message) or self.trainers.hello(peer, message, now)
         if refusal is not None:
-            hint = "start all trainers and servers with the same job, script and strategy"
-            hint += "; servers serve one step"
-            raise RefusedError("refused", refusal, hint=hint)
+            raise RefusedError("refused", refusal, hint=_ALIKE)
         self.trainers.options = self.trainers.options.after_hello(message.body)
         if self.server is None:
             self.server = self.servers.index(self.endpoint)

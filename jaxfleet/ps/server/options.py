@@ -21,6 +21,8 @@ class ServerOptions:
         step_timeout_s: the longest that anyone waits for a peer that lives.
         as_trainers_say: take both of these from the first trainer's hello instead.
         server_return_s: how much longer another server may be silent, which may be started again.
+        trainer_return_s: how long it stays where all trainers that came are lost, for others in
+            their place; as long as `step_timeout_s` unless given.
         heartbeat_s: how often it tells other servers that it lives.
         queued_bytes: the most bytes of gradients for later steps that it holds.
         checkpoint_dir: where it keeps its own checkpoints, in `server<i>`; none unless given.
@@ -38,6 +40,7 @@ class ServerOptions:
     step_timeout_s: float = 600.0
     as_trainers_say: bool = False
     server_return_s: float = 0.0
+    trainer_return_s: float | None = None
     heartbeat_s: float = 1.0
     queued_bytes: int = 8 << 30
     checkpoint_dir: Path | None = None

@@ -50,6 +50,7 @@ class Trainers:
         first: which trainer that was.
         restored: the hash of the job's program that the server goes on with.
         by_id: those that said hello.
+        refused: why others of the job were not let in.
     """
 
     options: ServerOptions
@@ -57,6 +58,7 @@ class Trainers:
     first: int = -1
     restored: str | None = None
     by_id: dict[int, Known] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
     _ids: dict[Peer, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,6 +71,11 @@ class Trainers:
         assert isinstance(count, int)
         return count
 
+    @property
+    def _job(self) -> Plain:
+        """The job's name, once somebody said it: who says another is a stranger."""
+        return self.facts.get("job", self.options.job)
+
     def id_of(self, peer: Peer) -> int | None:
         """Returns which trainer a connection is."""
         return self._ids.get(peer)
@@ -76,11 +83,17 @@ class Trainers:
     def hello(self, peer: Peer, message: Message, now: float) -> str | None:
         """Takes a trainer in; returns why not, if it may not come in."""
         body = message.body
-        refusal = _malformed(body) or self._unlike(body) or self._taken(peer, body, now)
-        if refusal is not None:
+        if (refusal := _malformed(body)) is not None:
             return refusal
         number = body["trainer"]
         assert isinstance(number, int)
+        if (refusal := self._unlike(body)) is not None:
+            if body.get("job") == self._job and number not in self.by_id:
+                self.refused[number] = refusal  # whoever waits for it is told
+            return refusal
+        if (refusal := self._taken(peer, body, now)) is not None:
+            return refusal
+        self.refused.pop(number, None)
         if not self.facts:
             self.facts = {name: body[name] for name in _FACTS}
             self.first = number
@@ -95,6 +108,7 @@ class Trainers:
         """Takes those who came for none of the job, and what they said of it for nothing."""
         self.options, self.facts, self.first = self._told, {}, -1
         self.by_id.clear()
+        self.refused.clear()
         self._ids.clear()
 
     def heard(self, peer: Peer, message: Message, now: float) -> None:
@@ -122,6 +136,12 @@ class Trainers:
     def lost(self, now: float) -> list[str]:
         """Returns those that are lost: `trainer 1`."""
         return [f"trainer {number}" for number in self.by_id if self.is_lost(number, now)]
+
+    def ends(self, now: float) -> list[str]:
+        """Returns how each that is lost went, and why others did not come in."""
+        gone = [(n, self.by_id[n]) for n in self.by_id if self.is_lost(n, now)]
+        lost = [f"trainer {number}, {known.text(now)}" for number, known in gone]
+        return [*lost, *(f"trainer {n} was refused: {why}" for n, why in self.refused.items())]
 
     def all_left(self) -> bool:
         """Tells whether all said bye."""

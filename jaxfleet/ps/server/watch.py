@@ -43,9 +43,12 @@ class Watch:
         trainers = self.trainers
         if not trainers.none_lives(now):
             self.lively = now
-        elif now - self.lively > trainers.options.step_timeout_s:
-            lost = ", ".join(trainers.lost(now)) or "no trainer ever came"
-            return JaxfleetError(f"no trainer lives: {lost}")
+            return None
+        options, lost = trainers.options, trainers.lost(now)
+        patience = options.trainer_return_s if lost else None
+        if now - self.lively > (options.step_timeout_s if patience is None else patience):
+            how = "; ".join(trainers.ends(now)) or "no trainer ever came"
+            return JaxfleetError(f"no trainer lives: {how}")
         return None
 
     def tell_all(self, refusal: RefusedError) -> None:

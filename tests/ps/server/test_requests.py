@@ -1,5 +1,6 @@
 """Who is let in, what is refused, and how long anyone waits."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -303,3 +304,45 @@ def test_trainers_that_disagree_on_a_reduction_are_told() -> None:
 def beat(bench: Bench, trainer: int, doing: str) -> Message:
     """Sends a heartbeat, which comes on a connection of its own."""
     return bench.one(trainer, Kind.HEARTBEAT, body={"doing": doing}, peer=b"beat")
+
+
+def test_where_another_may_come_in_its_place_a_refused_trainer_is_named_at_the_end() -> None:
+    bench = Bench(ServerOptions(job="j", lost_after_s=500, step_timeout_s=30))
+    bench.one(1, Kind.HELLO, body=hello(1))
+    bench.one(2, Kind.HELLO, body=hello(0, job="another"))  # a stranger is nobody's
+    assert not bench.core.trainers.refused
+    bench.one(0, Kind.HELLO, body=hello(0, program="changed"))
+    assert not bench.send(1, Kind.PULL, 0, {"names": ["b"]})
+    assert not bench.wait(20)
+    assert "trainer 0 was refused: trainer 0 says program" in error_of(bench.wait(11))[1]
+
+
+def test_a_refused_trainer_that_comes_back_right_is_waited_for() -> None:
+    bench = Bench(ServerOptions(job="j", lost_after_s=500, step_timeout_s=30))
+    bench.one(1, Kind.HELLO, body=hello(1))
+    bench.one(0, Kind.HELLO, body=hello(0, program="changed"))
+    bench.one(0, Kind.HELLO, body=hello(0))
+    assert not bench.send(1, Kind.PULL, 0, {"names": ["b"]})
+    assert not bench.wait(1)
+
+
+def test_a_trainer_whose_servers_have_their_programs_is_refused_by_one_that_has_none() -> None:
+    bench = Bench()
+    answer = bench.one(0, Kind.HELLO, body=hello(0, defines=False))
+    assert answer.kind is Kind.ERROR
+    assert "--servers-run-script" in str(answer.body["hint"])
+    assert bench.one(0, Kind.HELLO, body=hello(0, defines=True)).kind is Kind.WELCOME
+
+
+def test_a_server_that_waits_for_nobody_in_a_lost_trainers_place_ends_at_once() -> None:
+    bench = Bench(ServerOptions(lost_after_s=5, step_timeout_s=600, trainer_return_s=0.0))
+    bench.wait(30)
+    assert not bench.core.finished  # none came yet
+    bench.one(0, Kind.HELLO, body=hello(0))
+    bench.one(0, Kind.HEARTBEAT, body={"doing": "gave up: server 1 was lost"})
+    bench.wait(4)
+    assert not bench.core.finished
+    bench.wait(3)
+    assert bench.core.finished
+    words = r"no trainer lives: trainer 0, last heartbeat [\d.]+ s ago: gave up: server 1 was lost"
+    assert re.search(words, str(bench.core.failure))
