@@ -91,6 +91,11 @@ def rpc_threads(what: str) -> int:
     return int(value)
 
 
+def preset_flag(name: str) -> str | None:
+    """Returns what the environment says of one of fluid's flags, as `FLAGS_<name>`."""
+    return _get(f"FLAGS_{name}") or None
+
+
 def read_cpu_num() -> int | None:
     """Returns how many devices fluid scripts take the CPU for (`CPU_NUM`), None if unset.
 

@@ -14,6 +14,7 @@ A program here is a builder over the IR (`jaxfleet.ir`): it becomes one where it
 """
 
 from jaxfleet.fluid import clip as clip
+from jaxfleet.fluid import communicator as communicator
 from jaxfleet.fluid import core as core
 from jaxfleet.fluid import distributed as distributed
 from jaxfleet.fluid import framework as framework

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxfleet.errors import FeedError
+from jaxfleet.fluid.pserver.late_programs import taken_alone, with_parts, with_plain_sums
 from jaxfleet.fluid.pserver.row_programs import SEND_ROWS, RowTable, distributed_tables, with_rows
 from jaxfleet.ir import Block, BlockRef, Kind, Operands, Operator, Program, Role, Variable
 from jaxfleet.ir.names import trainer_of
@@ -44,7 +45,7 @@ def plain_trainer(program: Program, fetch: Sequence[str]) -> PlainTrainer:
         if name not in program.variables and name not in program.root.variables:
             what = f"'{name}' is fetched, but the trainer's program has no such variable"
             raise FeedError(what, hint="what only servers have, trainers cannot fetch")
-    program, tables = with_rows(program)
+    program, tables = with_rows(with_parts(program))
     for name in {table.name for table in tables}.intersection(fetch):
         what = f"'{name}' is fetched, and trainers have only the rows that they look up"
         raise FeedError(what, hint="fluid.io.save_persistables saves what servers hold")
@@ -114,7 +115,7 @@ class Needs:
 def needs_of(program: Program) -> Needs:
     """Returns what a server's blocks need, run in their order."""
     needed: dict[str, None] = {}
-    buffers: set[str] = set()
+    buffers = set(taken_alone(program))
     written: set[str] = set()
     for index in served_blocks(program):
         for op in program.blocks[index].ops:
@@ -144,7 +145,7 @@ def plain_server(program: Program) -> Program:
     block 0; what fluid declares of it, such as a whole parameter's shape for a slice's decay, is
     then no longer asked for.
     """
-    program = _with_sums_apart(without_tables(program))
+    program = with_plain_sums(_with_sums_apart(without_tables(program)))
     needs, users = needs_of(program), _users(program)
     made = {name for index in served_blocks(program) for op in program.blocks[index].ops
             for name in op.writes}  # fmt: skip

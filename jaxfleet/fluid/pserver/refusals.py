@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 
 from jaxfleet.errors import ProgramError
+from jaxfleet.fluid.pserver.late_programs import with_parts, with_plain_sums
 from jaxfleet.fluid.pserver.programs import needs_of, served_blocks, without_tables
 from jaxfleet.fluid.pserver.row_programs import LOOK_UP
 from jaxfleet.fluid.transpiler.table_spec import REASON
 from jaxfleet.ir import Kind, Operator, Program
 from jaxfleet.ir.names import GRAD
-from jaxfleet.passes.fl_average import MODE as AVERAGED
 from jaxfleet.passes.fl_average import SAMPLES
+from jaxfleet.passes.geo_sgd import MODE as GEO
 
 Rule = Callable[[Program], str | None]
 
@@ -44,8 +45,9 @@ def _of_tables(program: Program) -> str | None:
 def _of_computed_ids(program: Program) -> str | None:
     """Refuses ids that are not fed: they go to servers before anything is computed."""
     for op in program.root.ops:
-        if op.type in {LOOK_UP, "merge_ids"}:
-            for ids in map(str, op.inputs.slot("Ids")):
+        is_geo = program.attrs.get("mode") == GEO and op.type == "send"
+        if op.type in {LOOK_UP, "merge_ids"} or is_geo:
+            for ids in map(str, op.inputs.slot("X" if is_geo else "Ids")):
                 if ids not in program.variables or program.variables[ids].kind is not Kind.DATA:
                     return (
                         f"'{ids}' is computed, and servers are asked for its rows before that; "
@@ -54,29 +56,13 @@ def _of_computed_ids(program: Program) -> str | None:
     return None
 
 
-def _of_late_gradients(program: Program) -> str | None:
-    """Refuses what does not wait for all trainers."""
-    ops, types = program.root.ops, {op.type for op in program.root.ops}
-    late = (
-        _attr(program, "distributed_mode") not in {None, 0}
-        or bool(_attr(program, "dc_asgd"))
-        or ("send" in types and "send_barrier" not in types)
-        or any(op.attrs.get("half_async") or op.attrs.get("do_not_run") for op in ops)
-        or any(op.attrs.get("send_varnames") or op.attrs.get("recv_varnames") for op in ops)
-        or program.attrs.get("mode", "sync") not in {"sync", AVERAGED}
-    )
-    if not late:
-        return None
-    return (
-        "its trainers do not wait for each other (async, half-async, geo or DC-ASGD), which "
-        "servers cannot do yet; transpile with sync_mode=True"
-    )
-
-
 def _of_unmade(program: Program) -> str | None:
     """Refuses a trainer's program that sends what it does not compute."""
     made = {v.name for v in program.variables.values() if v.kind is not Kind.DATA}
     made.update(name for name in program.variables if name.startswith(SAMPLES))  # it is fed
+    if program.attrs.get("mode") == GEO:
+        return None
+    program = with_parts(program)
     for op in program.root.ops:
         for name in op.reads:
             if op.type in {"send", "split_byref", "split_selected_rows"} and name not in made:
@@ -90,6 +76,7 @@ def _of_unsent(program: Program) -> str | None:
     if not _is_served(program):
         return None
     program = without_tables(program)
+    program = with_plain_sums(program)
     # Gradients are no state: what else is in no scope is found out when the scope is at hand.
     missing = {name for name in needs_of(program).state if GRAD in name}
     for index in served_blocks(program):
@@ -121,7 +108,6 @@ def _attr(program: Program, name: str) -> object:
 _RULES: tuple[Rule, ...] = (
     _of_tables,
     _of_computed_ids,
-    _of_late_gradients,
     _of_unmade,
     _of_unsent,
 )

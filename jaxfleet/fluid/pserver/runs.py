@@ -1,6 +1,6 @@
 """What an executor does with programs that talk to other processes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,8 @@ from jaxfleet.fluid.drawing import RUN
 from jaxfleet.fluid.plans import Names
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.pserver.connections import PROCESS, Connection, Connections
-from jaxfleet.fluid.pserver.facts import facts_of
+from jaxfleet.fluid.pserver.facts import Facts, facts_of
+from jaxfleet.fluid.pserver.geo import GeoExchange
 from jaxfleet.fluid.pserver.programs import plain_trainer
 from jaxfleet.fluid.pserver.refusals import check_runnable
 from jaxfleet.fluid.pserver.row_programs import ids_of_any_size
@@ -21,6 +22,7 @@ from jaxfleet.fluid.to_ir import ir_program
 from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.ops import Array
+from jaxfleet.passes.geo_sgd import MODE as GEO
 from jaxfleet.runtime.prepared import not_fed
 from jaxfleet.runtime.scope import Scope
 
@@ -55,6 +57,7 @@ class PserverRuns:
     def __init__(self, connections: Connections | None = None) -> None:
         self.connections = connections if connections is not None else PROCESS
         self._used: list[Connection] = []
+        self._geo: dict[Facts, GeoExchange] = {}
         self._wide = PerVersion(ids_of_any_size)
         self._known: PerVersion[dict[tuple[Names, Names], TrainerRun]] = PerVersion(lambda _: {})
 
@@ -94,7 +97,10 @@ class PserverRuns:
         missing = [name for name in run.data if name not in data]
         if missing:
             raise not_fed(run.program, missing[0], [name for name in run.data if name != RUN])
+        exchanges = self._exchanges(program, run.connection, scope)
         found = run.run(data, scope)
+        if exchanges is not None:
+            exchanges.step(_looked_up(program, data), scope)
         return [found[name] for name in fetch]
 
     def ids_of_any_size(self, program: Program) -> frozenset[str]:
@@ -119,6 +125,21 @@ class PserverRuns:
         while self._used:
             self._used.pop().close()
         self._known.clear()
+
+    def _exchanges(
+        self, program: Program, connection: Connection, scope: Scope
+    ) -> GeoExchange | None:
+        """Returns what exchanges changes after a run of a program, begun; None for no such run."""
+        if connection.facts.mode != GEO:
+            return None
+        if any(op.type == "recv" for op in program.global_block().ops):  # a startup program
+            self._geo.pop(connection.facts, None)
+            return None
+        known = self._geo.get(connection.facts)
+        if known is None:
+            known = self._geo[connection.facts] = GeoExchange.of(ir_program(program), connection)
+            known.begin(scope)
+        return known
 
     def _trainer(
         self,
@@ -145,3 +166,10 @@ class PserverRuns:
         found = self.connections.get(facts)
         self._used.append(found)
         return found
+
+
+def _looked_up(program: Program, data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields sparse tables with the ids that a step looked up in them, as its last `send` says."""
+    send = program.global_block().ops[-1]
+    for table, ids in zip(send.attr("send_varnames"), send.input("X"), strict=True):
+        yield table, data[ids]

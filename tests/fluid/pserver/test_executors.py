@@ -101,23 +101,6 @@ def test_servers_keep_their_last_state_in_their_scopes() -> None:
     assert all(np.asarray(scope["w_velocity_0"]).any() for scope in job.scopes)
 
 
-def refused(exe: fluid.Executor, program: fluid.Program) -> str:
-    with pytest.raises(ProgramError) as caught:
-        exe.run(program, scope=fluid.Scope())
-    return str(caught.value)
-
-
-def test_what_does_not_wait_for_all_trainers_is_refused_before_anything_is_sent() -> None:
-    script = Script(
-        Job(), partial(net, lambda: fluid.optimizer.SGD(0.1)), ["a:1", "b:2"], 2,
-        config={"sync_mode": False},
-    )  # fmt: skip
-    transpiler, startup, _ = script.transpiled()
-    programs = [startup, transpiler.get_trainer_program(), transpiler.get_pserver_program("a:1")]
-    for program in programs:
-        assert refused(script.executor(), program).startswith("its trainers do not wait")
-
-
 def test_what_only_servers_have_cannot_be_fetched() -> None:
     job = Job()
     script = Script(job, partial(net, lambda: fluid.optimizer.SGD(0.1)), ["a:1"], 1)
