@@ -7,8 +7,10 @@ import resource
 import subprocess
 import sys
 import termios
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -179,3 +181,32 @@ def launch(folder: Path, *words: str) -> list[str]:
     )
     assert done.returncode == 0, done.stdout
     return done.stdout.splitlines()
+
+
+def ratings_wheel(folder: Path) -> None:
+    """Writes a wheel such as pip downloads, with ratings that biases explain but for some noise."""
+    random = np.random.default_rng(0)
+    user, movie = random.integers(1, 60, 4000), random.integers(1, 40, 4000)
+    taste = random.normal(size=60)[user] * 0.8 + random.normal(size=40)[movie] * 0.8
+    rating = np.clip(np.round(3.5 + taste + random.normal(size=4000) * 0.2), 1, 5)
+    rows = zip(user, movie, rating, strict=True)
+    lines = ["user_id:token\titem_id:token\trating:float\ttimestamp:float"]
+    lines += [f"{u}\t{m}\t{r:.0f}\t0" for u, m, r in rows]
+    with zipfile.ZipFile(folder / "recbole-1.2.1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("recbole/dataset_example/ml-100k/ml-100k.inter", "\n".join(lines))
+
+
+def test_movielens_learns_the_ratings_that_it_is_given(tmp_path: Path) -> None:
+    ratings_wheel(tmp_path)
+    lines, _ = run(tmp_path, "movielens", "--folder", str(tmp_path), "--epochs", "12")
+    found = float(lines[-1].removeprefix("test RMSE "))
+    assert found < 0.6  # the mean alone gives 1.1; rounding and noise alone give 0.4
+
+
+@pytest.mark.parametrize("options", [[], ["--mode", "collective"]])
+def test_ctr_comes_near_to_what_can_be_known(tmp_path: Path, options: list[str]) -> None:
+    lines, _ = run(tmp_path, "ctr", "--rows", "60000", *options)
+    match = re.fullmatch(r"test AUC (.*), of the truth that is known (.*), of all (.*)", lines[-1])
+    assert match is not None
+    found, known, ceiling = map(float, match.groups())
+    assert known - 0.06 < found < known < ceiling
