@@ -115,6 +115,8 @@ class _Writer:
             "trainers": self.job.trainers,
             **self.job.mode.facts(),
         }
+        if "tables" in self.program.attrs:
+            facts["tables"] = self.program.attrs["tables"]
         kinds = [Kind.DATA, Kind.PARAM]
         top = sorted(self.top.values(), key=lambda v: kinds.index(v.kind))
         sent = Operands.named(X=[v.name for v in top if v.kind is Kind.DATA])

@@ -4,22 +4,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxfleet.ir import Kind, Operator, Program, Role
+from jaxfleet.tables.host import LOOKUP, SEND
 
 
 def step_of(program: Program) -> Program:
     """Returns what runs every step: all that stands before what is of servers."""
-    return _only(program, program.root.ops[: _cut(program)])
+    ops, cut = program.root.ops, _cut(program)
+    return _only(program, [*ops[:cut], *filter(_is_of_tables, ops[cut:])])
 
 
 def exchange_of(program: Program) -> Program:
     """Returns what runs every `k_steps`; its params and state are those that it reads or writes."""
-    made = _only(program, program.root.ops[_cut(program) :])
+    after = program.root.ops[_cut(program) :]
+    made = _only(program, [op for op in after if not _is_of_tables(op)])
     return replace(made, name=f"{program.name}.exchange")
 
 
 def _cut(program: Program) -> int:
-    ops = program.root.ops
-    return next((at for at, op in enumerate(ops) if op.role in {Role.DIST, Role.RPC}), len(ops))
+    """Returns where the exchange begins; rows of tables are looked up and sent in every step."""
+    ops, servers = program.root.ops, {Role.DIST, Role.RPC}
+    found = (at for at, o in enumerate(ops) if o.role in servers and not _is_of_tables(o))
+    return next(found, len(ops))
+
+
+def _is_of_tables(op: Operator) -> bool:
+    return op.type in {LOOKUP, SEND}
 
 
 def _only(program: Program, ops: Sequence[Operator]) -> Program:

@@ -42,6 +42,11 @@ class Manner:
         return self.communication in {"geo", "fl"}
 
     @property
+    def averages_state(self) -> bool:
+        """Whether what trainers have at an exchange is averaged, and not what changed."""
+        return self.communication == "fl"
+
+    @property
     def averages(self) -> bool:
         """Whether merged gradients are averaged, and sent when all of them are there."""
         return self.communication == "half_async"

@@ -62,6 +62,11 @@ class RemoteTables:
         self._pushed: dict[str, tuple[int, int]] = {}  # when, as `_now` says
         self._buffers = Buffers()
 
+    @property
+    def trainers(self) -> int:
+        """How many trainers push."""
+        return self._client.me.trainers
+
     def look_up(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns rows as the step before left them.
 

@@ -1,17 +1,22 @@
 """When a trainer's step begins and ends, and what it exchanges with servers meanwhile."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.communicator import Communicator
+from jaxfleet.ps.geo_tables import GeoTables
 from jaxfleet.ps.halves import exchange_of, step_of
 from jaxfleet.ps.manner import Manner
 from jaxfleet.ps.rounds import Rounds
+from jaxfleet.ps.tables import RemoteTables
 from jaxfleet.ps.trainer import Trainer
 from jaxfleet.ps.trainer_tables import TrainerTables
+from jaxfleet.tables import TableSpec
+from jaxfleet.tables.access import TableAccess
 
 
 class Pace:
@@ -30,6 +35,7 @@ class Pace:
         self.manner = Manner.of(program)
         self._communicator: Communicator | None = None
         self._rounds: Rounds | None = None
+        self._tables: GeoTables | None = None
 
     def open(self, client: Client) -> None:
         """Begins, with lines to servers that have answered."""
@@ -41,6 +47,21 @@ class Pace:
             self._rounds = Rounds(client, self.manner, trainer)
         else:
             self._communicator = Communicator(client, self.manner)
+
+    def tables(self, remote: RemoteTables, specs: Sequence[TableSpec]) -> TableAccess:
+        """Returns what a step looks rows up in: servers' tables, or rows that this trainer updates.
+
+        Raises:
+            StrategyError: trainers average what they have at exchanges, and nobody has all rows.
+        """
+        if self.manner is None or not self.manner.updates_here or not specs:
+            return remote
+        if self.manner.averages_state:
+            what = f"tables are not trained with communication='{self.manner.communication}'"
+            raise StrategyError(what, hint="communication='geo' exchanges changes of rows")
+        trainers, k_steps = remote.trainers, self.manner.k_steps
+        self._tables = GeoTables(remote, specs, k_steps=k_steps, trainers=trainers)
+        return self._tables
 
     @property
     def is_sync(self) -> bool:
@@ -87,6 +108,8 @@ class Pace:
 
     def flush(self) -> None:
         """Makes servers have all that this trainer has done."""
+        if self._tables is not None:
+            self._tables.flush()
         inner = self._inner()
         if inner is not None:
             inner.flush()
@@ -103,6 +126,8 @@ class Pace:
             self._communicator.restart()
         if self._rounds is not None:
             self._rounds.restart(values)
+        if self._tables is not None:
+            self._tables.restart()
 
     def stats(self) -> dict[str, Any]:
         """Returns how old the values were that steps computed with."""

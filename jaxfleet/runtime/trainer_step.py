@@ -27,6 +27,7 @@ from jaxfleet.runtime.pace import Pace
 from jaxfleet.runtime.served_state import ServedState
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
+from jaxfleet.tables.access import TableAccess
 from jaxfleet.tables.host import looked_up, specs_of
 
 
@@ -60,6 +61,7 @@ class TrainerStep:
         self._connect = connect
         self._client: Client | None = None
         self._tables: RemoteTables | None = None
+        self._access: TableAccess | None = None
         self._found = -1  # the step that servers were at when this trainer came
         self._served = ServedState(captured, self._job)
         self._newest = NewestState(captured)
@@ -113,6 +115,13 @@ class TrainerStep:
             self._tables = RemoteTables(self.client, specs_of(self.captured.program))
         return self._tables
 
+    @property
+    def _trained_tables(self) -> TableAccess:
+        """What steps look rows up in, and train."""
+        if self._access is None:
+            self._access = self._pace.tables(self.tables, specs_of(self.captured.program))
+        return self._access
+
     def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """Runs one step.
 
@@ -131,7 +140,7 @@ class TrainerStep:
         leaves, tree = jax.tree_util.tree_flatten(state)
         data, rows = self._batches.check(batch)
         client = self.client
-        variant = self._batches.variant(rows, client, self.tables)
+        variant = self._batches.variant(rows, client, self._trained_tables)
         leaves = self._given(leaves, tree)
         fresh = self._pace.begin(client, self._batches.whole(rows))
         client.doing(f"step {client.step}")
