@@ -26,7 +26,6 @@ MODES: dict[str, dict[str, Any]] = {
     "half_async": {"communication": "half_async", "merge": 4},
     "geo": {"communication": "geo", "k_steps": 10},
     "dc_asgd": {"communication": "dc_asgd"},
-    "fl": {"communication": "fl", "k_steps": 10},
 }
 TRAINERS, SERVERS, BATCH_ROWS, TEST_ROWS = 4, 2, 1024, 40_000
 BAR = 0.003

@@ -85,7 +85,7 @@ class Communicator:
         if old is None or tensor.name in self.manner.feeds:
             queue[tensor.name] = tensor.array
         else:
-            queue[tensor.name] = np.add(old, tensor.array)
+            queue[tensor.name] = np.asarray(old + tensor.array)  # of f32[] numpy makes no array
 
     def end(self, ask: Callable[[], HostRun]) -> None:
         """Ends a step that has added all it sends.
@@ -137,7 +137,7 @@ class Communicator:
         """Returns the sum of what was merged, or the mean; of what is no gradient, the last."""
         if not self.manner.averages or self._queued == 1 or name in self.manner.feeds:
             return array
-        return (array / self._queued).astype(array.dtype)
+        return np.asarray(array / self._queued, array.dtype)
 
     def _take_what_came(self) -> None:
         if self._asked is not None and not self._asked.is_answered:
