@@ -127,6 +127,9 @@ class _Rewrite:
         self.taken |= program.variables.keys()
         self.devices = 1 if "role" in program.attrs else program.attrs.get("devices", 1)
         self.trainers = program.attrs.get("trainers", 1) if "role" in program.attrs else 1
+        # Where trainers do not wait for each other, each has a gradient of rows of its own.
+        waits = program.attrs.get("communication", "sync") == "sync"
+        self.is_told = waits and self.by.trainer_id > 0
         for op in program.root.ops:
             if op.type in {_LOOKUP, _LOOKUP_GRAD}:
                 self._know(op)
@@ -189,7 +192,7 @@ class _Rewrite:
         self.zeros.update(op.writes)
         is_part = op.attrs.get("summed", False)
         table = self.tables[str(op.attrs["table"])]
-        if is_part or not self.by.trainer_id:
+        if is_part or not self.is_told:
             own = table.parts if is_part else table.wholes
             own.append(self._rows_of(op, table))
         self._add(replace(op, type="assign", inputs=zero, attrs=Attrs()))

@@ -1,8 +1,9 @@
 """Tables that a trainer updates itself, whose changes it exchanges every some steps: GEO-SGD.
 
-A row comes from its server when it is first looked up after an exchange. What this trainer's
-optimizer makes of it is sent as a change, which the server adds, divided by how many trainers
-there are; so rows that several of them touched move by the mean of what each did.
+A trainer has a row `w` of its own, and `old`, what it and the server agreed on. At an exchange it
+sends `d = (w - old) / trainers` of the rows it touched, which the server adds, and `old += d`; when
+it next looks a row up, the server's `s` comes: `w += s - old`, `old = s`. So what a trainer made of
+a row that no other has is not lost by the division: the rest of it goes with later exchanges.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,19 +17,19 @@ from jaxfleet.tables import TableSpec, TableStore
 
 @dataclass
 class Window:
-    """What a trainer has of a table since the last exchange.
+    """What a trainer has of a table.
 
     Attributes:
-        rows: its own, with the state of its optimizer, which stays from one window to the next.
-        keys: by look-up, those that were fetched.
-        before: by look-up, the rows of those as they came.
+        rows: its own, with the state of its optimizer.
+        old: what of them it and the servers agreed on.
+        keys: by look-up since the last exchange, those that were fetched.
         known: all that were fetched, in order.
         steps: how many were pushed.
     """
 
     rows: TableStore
+    old: TableStore
     keys: list[np.ndarray] = field(default_factory=list)
-    before: list[np.ndarray] = field(default_factory=list)
     known: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     steps: int = 0
 
@@ -41,20 +42,21 @@ class Window:
         return lacking
 
     def take(self, keys: np.ndarray, fresh: np.ndarray) -> None:
-        """Takes rows in as servers have them."""
-        self.rows.add(keys, fresh - self.rows.look_up(keys))
+        """Takes in what servers made of rows since the last exchange of them."""
+        self.rows.look_up(keys)  # a row that is new begins as it does in `old` and on its server
+        came = fresh - self.old.look_up(keys)
+        self.rows.add(keys, came)
+        self.old.add(keys, came)
         self.keys.append(keys)
-        self.before.append(self.rows.look_up(keys))
         self.known = np.sort(np.concatenate([self.known, keys]))
 
-    def changes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the keys of rows that changed, with how much they did, and begins anew."""
+    def changes(self, scale: np.float32) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the keys of rows that changed, with what is sent, and begins anew."""
         keys = np.concatenate([np.empty(0, np.int64), *self.keys])
-        before = np.concatenate([np.empty((0, self.rows.spec.dim), np.float32), *self.before])
-        deltas = self.rows.look_up(keys) - before
+        deltas = (self.rows.look_up(keys) - self.old.look_up(keys)) * scale
         changed = deltas.any(axis=1)
+        self.old.add(keys[changed], deltas[changed])
         self.keys.clear()
-        self.before.clear()
         self.known, self.steps = self.known[:0], 0
         return keys[changed], deltas[changed]
 
@@ -76,7 +78,8 @@ class GeoTables:
         self._scale = np.float32(1.0 / trainers)
         # Servers say which keys are admitted, and which rows go.
         bare = [replace(spec, admission=None, evictions=()) for spec in specs]
-        self._windows = {spec.name: Window(TableStore(spec)) for spec in bare}
+        self._bare = bare
+        self._windows = self._new()
 
     def look_up(self, table: str, keys: np.ndarray) -> np.ndarray:
         """Returns rows as this trainer has them, as `TableAccess.look_up` says."""
@@ -107,9 +110,10 @@ class GeoTables:
 
     def restart(self) -> None:
         """Forgets what changed here: servers go on from something else."""
-        for window in self._windows.values():
-            window.changes()
+        self._windows = self._new()
+
+    def _new(self) -> dict[str, Window]:
+        return {spec.name: Window(TableStore(spec), TableStore(spec)) for spec in self._bare}
 
     def _send(self, table: str) -> None:
-        keys, deltas = self._windows[table].changes()
-        self._remote.add(table, keys, deltas * self._scale)
+        self._remote.add(table, *self._windows[table].changes(self._scale))
