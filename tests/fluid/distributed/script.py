@@ -19,6 +19,7 @@ def main() -> None:
     """Is whatever the environment says."""
     endpoints = os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
     workers = int(os.environ["PADDLE_TRAINERS_NUM"])
+    fluid.default_startup_program().random_seed = 1
     loss, out, fed = ctr(data_norm=True)
     auc, _, _ = layers.auc(out, fed[-1])
     fluid.distributed.DownpourSGD(0.1).minimize([loss])
