@@ -1,5 +1,7 @@
 """Checks of what a script gives, with the line that gave it."""
 
+import numpy as np
+
 from jaxfleet.errors import JaxfleetError, ProgramError, WrongTypeError
 from jaxfleet.ops.frames import line_of_caller
 
@@ -24,6 +26,22 @@ def check_type(
     wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in many)
     message = f"{what} is of type {type(given).__name__}, not {wanted}"
     raise WrongTypeError(message, source=line_of_caller(), hint=hint)
+
+
+def number(given: object, what: str) -> float:
+    """Returns an argument that is to be a number, as a float.
+
+    Args:
+        given: it.
+        what: how the message names it: `clip_norm`.
+
+    Raises:
+        WrongTypeError: it is none.
+    """
+    if isinstance(given, int | float | np.number):
+        return float(given)
+    message = f"{what} is of type {type(given).__name__}, not a number"
+    raise WrongTypeError(message, source=line_of_caller())
 
 
 def mistake(

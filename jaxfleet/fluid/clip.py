@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxfleet.errors import WrongTypeError
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.checks import check_type, mistake, number
 from jaxfleet.fluid.dtypes import VarType
 from jaxfleet.fluid.error_clip import ErrorClipByValue as ErrorClipByValue
 from jaxfleet.fluid.error_clip import error_clip_callback as error_clip_callback
@@ -80,7 +80,8 @@ class GradientClipByValue(GradientClipBase):
         need_clip: Callable[[Parameter], bool] | None = None,
     ) -> None:
         super().__init__(need_clip)
-        self.max, self.min = float(max), float(-max if min is None else min)
+        self.max = number(max, "'max' of a gradient clip")
+        self.min = -self.max if min is None else number(min, "'min' of a gradient clip")
 
     def clip_one(self, param: Parameter, grad: Variable) -> Variable:
         with grad.block.program._optimized_guard([param, grad]):
@@ -102,7 +103,7 @@ class GradientClipByNorm(GradientClipBase):
         self, clip_norm: float, need_clip: Callable[[Parameter], bool] | None = None
     ) -> None:
         super().__init__(need_clip)
-        self.clip_norm = float(clip_norm)
+        self.clip_norm = number(clip_norm, "'clip_norm' of a gradient clip")
 
     def clip_one(self, param: Parameter, grad: Variable) -> Variable:
         with grad.block.program._optimized_guard([param, grad]):
@@ -132,7 +133,8 @@ class GradientClipByGlobalNorm(GradientClipBase):
         need_clip: Callable[[Parameter], bool] | None = None,
     ) -> None:
         super().__init__(need_clip)
-        self.clip_norm, self.group_name = float(clip_norm), group_name
+        self.clip_norm = number(clip_norm, "'clip_norm' of a gradient clip")
+        self.group_name = group_name
 
     def clip(self, pairs: Pairs) -> list[Variable]:
         if not pairs:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.one_operator import one_operator, variables
 from jaxfleet.fluid.variable import Variable
@@ -15,6 +16,8 @@ def one_hot(input: Variable, depth: int, allow_out_of_range: bool = False) -> Va
 def topk(input: Variable, k: int, name: str | None = None) -> tuple[Variable, Variable]:
     """Finds the `k` largest along the last axis, and where they are."""
     (x,) = variables("topk", "input", input)
+    if isinstance(k, int) and x.shape and 0 < x.shape[-1] < k:
+        raise mistake(f"topk of {k} elements, and a row of '{x.name}' has {x.shape[-1]}")
     helper = LayerHelper("top_k", name)
     values, places = helper.add({"X": x}, {"Out": x.dtype, "Indices": "int64"}, {"k": k})
     places.stop_gradient = True

@@ -50,6 +50,9 @@ def batch_norm(
     """
     del in_place
     (x,) = variables("batch_norm", "input", input)
+    if not 2 <= len(x.shape) <= 5:
+        what = f"batch_norm takes an input of 2 to 5 axes, and '{x.name}' has {len(x.shape)}"
+        raise mistake(what, "its channels are axis 1, or the last one with data_layout='NHWC'")
     if data_layout not in {"NCHW", "NHWC"}:
         raise mistake(f"batch_norm: data_layout is 'NCHW' or 'NHWC', not {data_layout!r}")
     channels = x.shape[1 if data_layout == "NCHW" else -1]

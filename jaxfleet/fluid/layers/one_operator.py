@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec
 
-from jaxfleet.fluid.checks import check_type
+from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dtypes import dtype_name
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.variable import Variable
@@ -126,8 +126,11 @@ def variables(layer: str, argument: str, given: Any) -> list[Variable]:
 
     Raises:
         TypeError: it is no Variable, and no list of them.
+        ProgramError: the list is empty.
     """
     many = list(given) if isinstance(given, list | tuple) else [given]
+    if not many:
+        raise mistake(f"'{argument}' of {layer} is an empty list", "give it at least one variable")
     for one in many:
         check_type(one, f"'{argument}' of {layer}", Variable)
     return many

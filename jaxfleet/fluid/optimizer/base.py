@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from jaxfleet.fluid import unique_name
 from jaxfleet.fluid.backward import append_backward
 from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.checks import check_type, mistake, number
 from jaxfleet.fluid.clip import GradientClipBase, append_gradient_clip_ops, error_clip_callback
 from jaxfleet.fluid.differentiate import Callback
 from jaxfleet.fluid.distribute_lookup_table import find_distributed_lookup_table
@@ -119,6 +119,8 @@ class Optimizer:
         """
         check_type(startup_program, "startup_program", (Program, type(None)))
         check_type(callbacks, "callbacks", (list, tuple, type(None)))
+        for name, value in self._attrs.items():
+            number(value, f"'{name}' of {type(self).__name__}")
         wanted = parameter_list if parameter_list is not None else self._parameters
         called = [*(callbacks or ()), error_clip_callback]
         return append_backward(loss, wanted, no_grad_set, called)

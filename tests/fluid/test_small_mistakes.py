@@ -1,0 +1,46 @@
+"""Arguments that are no numbers, no lists, or too many: each error says which and where."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jaxfleet import fluid
+from jaxfleet.fluid import layers
+
+
+def minimized(make: Callable[[], Any]) -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        loss = layers.mean(layers.fc(fluid.data("x", [None, 2]), 1))
+        make().minimize(loss)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: fluid.optimizer.Adam(beta1=None), "'beta1' of AdamOptimizer is of type NoneType"),  # type: ignore[arg-type]
+        (lambda: fluid.optimizer.Momentum(0.1, "a"), "'mu' of MomentumOptimizer is of type str"),  # type: ignore[arg-type]
+        (lambda: fluid.clip.GradientClipByNorm("a"), "'clip_norm' of a gradient clip is of type"),  # type: ignore[arg-type]
+        (lambda: fluid.clip.GradientClipByValue([1]), "'max' of a gradient clip is of type list"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_number_is_refused(make: Callable[[], Any], says: str) -> None:
+    with pytest.raises(TypeError, match=says) as caught:
+        minimized(make)
+    assert "test_small_mistakes.py" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        (lambda _: layers.concat([]), "'input' of concat is an empty list"),
+        (lambda x: layers.topk(x, 4), "topk of 4 elements, and a row of 'x' has 3"),
+        (lambda x: layers.batch_norm(layers.reduce_sum(x, 1)), "2 to 5 axes"),
+    ],
+)
+def test_what_a_layer_cannot_take_is_refused(layer: Callable[[Any], Any], says: str) -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        x = fluid.data("x", [None, 3])
+        with pytest.raises(ValueError, match=says) as caught:
+            layer(x)
+    assert "test_small_mistakes.py" in "".join(caught.value.__notes__)
