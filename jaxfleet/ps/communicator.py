@@ -14,10 +14,11 @@ import numpy as np
 
 from jaxfleet.ir import Operator
 from jaxfleet.ps.client import Client
-from jaxfleet.ps.host_run import HostRun, Parcel
+from jaxfleet.ps.host_run import HostRun
 from jaxfleet.ps.lags import Lags
 from jaxfleet.ps.manner import Manner
 from jaxfleet.ps.messages import Plain, Tensor
+from jaxfleet.ps.parcels import Parcels
 
 Encode: TypeAlias = Callable[[np.ndarray], tuple[Tensor, Plain]]
 
@@ -117,17 +118,11 @@ class Communicator:
         """Sends what waits, and asks for what servers make of it."""
         if not self._queued or self._ask is None:
             return
+        parcels = Parcels(self.client)
         for server, arrays in self._queue.items():
-            parcel = Parcel()
             for name, array in arrays.items():
-                tensor, how = self._encode[name](self._merged(name, array))
-                if not parcel.takes(tensor):
-                    self.client.push(server, parcel.tensors, parcel.encoded)
-                    parcel = Parcel()
-                parcel.add(tensor)
-                if how is not None:
-                    parcel.encoded[name] = how
-            self.client.push(server, parcel.tensors, parcel.encoded)
+                parcels.add(server, *self._encode[name](self._merged(name, array)))
+        parcels.send()
         self._queue.clear()
         self._queued = 0
         self._asked = self._ask()

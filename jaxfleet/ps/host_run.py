@@ -15,35 +15,8 @@ from jaxfleet.ps.client import Client
 from jaxfleet.ps.collectives import asked_for, finished
 from jaxfleet.ps.compression import Residuals
 from jaxfleet.ps.messages import Kind, Plain, Tensor
+from jaxfleet.ps.parcels import Parcels
 from jaxfleet.ps.requests import Request
-
-_PARCEL_BYTES = 8 << 20  # a server may begin with what is in one while the next is on its way
-_PARCEL_ARRAYS = 1024  # a message may hold 4096 unless its limits say otherwise
-
-
-@dataclass
-class Parcel:
-    """Gradients that go to a server in one message.
-
-    Attributes:
-        tensors: they.
-        bytes: of their arrays.
-        encoded: method and shape of those that were made smaller.
-    """
-
-    tensors: list[Tensor] = field(default_factory=list)
-    bytes: int = 0
-    encoded: dict[str, Plain] = field(default_factory=dict)
-
-    def takes(self, tensor: Tensor) -> bool:
-        """Tells whether there is room; there is for any array alone."""
-        has_room = self.bytes + tensor.array.nbytes <= _PARCEL_BYTES
-        return not self.tensors or (has_room and len(self.tensors) < _PARCEL_ARRAYS)
-
-    def add(self, tensor: Tensor) -> None:
-        """Takes one more."""
-        self.tensors.append(tensor)
-        self.bytes += tensor.array.nbytes
 
 
 @dataclass
@@ -109,7 +82,7 @@ class HostRun:
         values: what names hold; on the device, or on the host.
         targets: where parts that come from servers go.
         joined: buffers that parts come into, by the name that will hold them.
-        parcels: gradients that are still to be sent, by server.
+        parcels: gradients that are still to be sent.
     """
 
     host: Host
@@ -119,13 +92,16 @@ class HostRun:
     joined: dict[str, np.ndarray] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     answers: dict[str, np.ndarray] = field(default_factory=dict)
-    parcels: dict[int, Parcel] = field(default_factory=dict)
+    parcels: Parcels = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parcels = Parcels(self.host.client)
 
     def run(self) -> None:
         """Does them all."""
         kinds = {op.type for op in self.ops}
         self._send_all()
-        self._push_rest()
+        self.parcels.send()
         collectives = [op for op in self.ops if op.type.startswith("c_")]
         self._reduce(collectives)
         if kinds & {"recv", "concat"}:
@@ -183,19 +159,8 @@ class HostRun:
         return Tensor(name, data), [str(method), *array.shape]
 
     def _push(self, server: int, tensor: Tensor, how: Plain) -> None:
-        """Puts a gradient into the parcel of its server, which is sent when it is full."""
-        parcel = self.parcels.setdefault(server, Parcel())
-        if not parcel.takes(tensor):
-            self.host.client.push(server, parcel.tensors, parcel.encoded)
-            self.parcels[server] = parcel = Parcel()
-        parcel.add(tensor)
-        if how is not None:
-            parcel.encoded[tensor.name] = how
-
-    def _push_rest(self) -> None:
-        for server, parcel in self.parcels.items():
-            self.host.client.push(server, parcel.tensors, parcel.encoded)
-        self.parcels.clear()
+        """Sends a gradient, now or with others."""
+        self.parcels.add(server, tensor, how)
 
     def _reduce(self, ops: Sequence[Operator]) -> None:
         asked: dict[tuple[int, str], list[Tensor]] = {}

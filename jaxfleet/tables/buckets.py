@@ -5,7 +5,10 @@ A key's bucket never changes, so that a table moves to another number of servers
 
 import numpy as np
 
+from jaxfleet.tables.compiled import inlined
+
 BUCKETS = 1024
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix(keys: np.ndarray) -> np.ndarray:
@@ -17,10 +20,19 @@ def mix(keys: np.ndarray) -> np.ndarray:
     Args:
         keys: int64[n], any values.
     """
-    mixed = keys.astype(np.int64, copy=False).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = keys.astype(np.int64, copy=False).view(np.uint64) + GOLDEN
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
+
+
+@inlined
+def mixed(number: np.uint64) -> np.uint64:
+    """Returns `mix` of one number, in a compiled function."""
+    number += GOLDEN
+    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return number ^ (number >> np.uint64(31))
 
 
 def bucket_of(keys: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from time import perf_counter
 import numpy as np
 
 from jaxfleet.errors import ProgramError
+from jaxfleet.tables.buckets import mixed
 from jaxfleet.tables.compiled import compiled, inlined
 from jaxfleet.tables.pages import zeros
 
@@ -222,11 +223,7 @@ def _too_alike() -> ProgramError:
 @inlined
 def _home(key: np.int64, homes: int) -> np.int64:
     """Returns a key's first place: the lower half of `buckets.mix`, spread over the homes."""
-    mixed = np.uint64(key) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return np.int64(((mixed & _LOW) * np.uint64(homes)) >> np.uint64(32))
+    return np.int64(((mixed(np.uint64(key)) & _LOW) * np.uint64(homes)) >> np.uint64(32))
 
 
 @inlined

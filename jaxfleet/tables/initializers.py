@@ -8,10 +8,10 @@ computed here, as that of one library differs from that of another), so every ma
 import numpy as np
 
 from jaxfleet.errors import ProgramError
+from jaxfleet.tables.buckets import GOLDEN, mixed
 from jaxfleet.tables.compiled import compiled, inlined
 from jaxfleet.tables.spec import Constant, Normal, Part, Uniform
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SQRT_HALF = 0.7071067811865476
 _LN_2 = 0.6931471805599453
 
@@ -44,18 +44,9 @@ def initial_rows(initializer: Part, keys: np.ndarray, dim: int) -> np.ndarray:
 
 
 @inlined
-def mixed(number: np.uint64) -> np.uint64:
-    """Returns `buckets.mix` of one number."""
-    number += _GOLDEN
-    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return number ^ (number >> np.uint64(31))
-
-
-@inlined
 def _bits(begin: np.uint64, element: int) -> np.uint64:
     """Returns the 32 bits of an element: two elements share the 64 of one mix."""
-    pair = mixed(begin + np.uint64(element >> 1) * _GOLDEN)
+    pair = mixed(begin + np.uint64(element >> 1) * GOLDEN)
     return (pair >> np.uint64(32)) if element & 1 else (pair & np.uint64(0xFFFFFFFF))
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxfleet.tables.buckets import mixed
 from jaxfleet.tables.compiled import compiled
-from jaxfleet.tables.initializers import mixed
 
 
 def merge(pushes: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
