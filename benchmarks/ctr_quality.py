@@ -10,7 +10,8 @@ of five seeds. The bar: the mean AUC of a mode is at most 0.003 below that of sy
 import argparse
 import importlib.util
 import statistics
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,9 +33,18 @@ MODES: dict[str, dict[str, Any]] = {
 # A relaxed trainer's gradient is that of a quarter of the rows, and four times as many are applied.
 # The rates were chosen on seed 100, as the better of 1 and 0.5 times those of sync.
 RATES = {"sync": 1.0, "async": 0.5, "half_async": 0.5, "geo": 0.5, "dc_asgd": 0.5}
-TRAINERS, SERVERS, BATCH_ROWS, TEST_ROWS = 4, 2, 1024, 40_000
+TRAINERS, SERVERS = 4, 2
 BAR = 0.003
 HEADS = ("", "AUC", "least", "most", "below sync")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many rows there are to train on, in a step of all trainers, and to test with."""
+
+    rows: int = 200_000
+    batch: int = 1024
+    test: int = 40_000
 
 
 def example(rate: float) -> ModuleType:
@@ -52,11 +62,21 @@ def example(rate: float) -> ModuleType:
     return module
 
 
-def auc_of(ctr: ModuleType, mode: str, seed: int, rows: int, cache: ExecutableCache) -> float:
-    """Trains in one mode, and returns the AUC on rows that were not trained on."""
-    data = list(ctr.batches(ctr.draw(rows, 10 * seed + 1), BATCH_ROWS))
-    test, state = ctr.draw(TEST_ROWS, 10 * seed + 2), ctr.start(seed)
-    strategy = jf.DistributedStrategy(mode="pserver", **MODES[mode])
+def auc_of(
+    ctr: ModuleType, options: Mapping[str, Any], seed: int, size: Size, cache: ExecutableCache
+) -> float:
+    """Trains in one mode, and returns the AUC on rows that were not trained on.
+
+    Args:
+        ctr: what `example` returned.
+        options: of the strategy: the mode, and what it needs.
+        seed: of rows and first parameters.
+        size: how many rows.
+        cache: where executables are kept; they are the same for all rates and seeds.
+    """
+    data = list(ctr.batches(ctr.draw(size.rows, 10 * seed + 1), size.batch))
+    test, state = ctr.draw(size.test, 10 * seed + 2), ctr.start(seed)
+    strategy = jf.DistributedStrategy(mode="pserver", **options)
     twin = jf.Twin(
         ctr.train_step, (state, data[0]), strategy, servers=SERVERS, trainers=TRAINERS, cache=cache
     )
@@ -78,11 +98,11 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="in the place of the modes' own")
     parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
     options = parser.parse_args()
-    seeds, rows = ((0,), 60_000) if options.quick else (options.seeds, 200_000)
+    seeds, size = ((0,), Size(60_000)) if options.quick else (options.seeds, Size())
     cache, table, bars, sync = ExecutableCache(), [], [], 0.0
-    for mode in MODES:
+    for mode, chosen in MODES.items():
         ctr = example(options.rate or RATES[mode])
-        found = [auc_of(ctr, mode, seed, rows, cache) for seed in seeds]
+        found = [auc_of(ctr, chosen, seed, size, cache) for seed in seeds]
         mean = statistics.mean(found)
         sync = sync or mean
         shown = (mean, min(found), max(found), sync - mean)

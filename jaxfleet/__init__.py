@@ -21,4 +21,6 @@ from jaxfleet.runtime import Step as Step
 from jaxfleet.runtime import Twin as Twin
 from jaxfleet.runtime import distribute as distribute
 from jaxfleet.runtime import emulate_devices as emulate_devices
+from jaxfleet.runtime import memory_optimize as memory_optimize
+from jaxfleet.runtime import release_memory as release_memory
 from jaxfleet.runtime import verify as verify

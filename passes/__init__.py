@@ -5,6 +5,7 @@ from jaxfleet.passes.clip_on_trainers import ClipOnTrainers as ClipOnTrainers
 from jaxfleet.passes.comm_init import CommInit as CommInit
 from jaxfleet.passes.comm_init_all import CommInitAll as CommInitAll
 from jaxfleet.passes.compress_sends import CompressSends as CompressSends
+from jaxfleet.passes.cut_apart import CutApart as CutApart
 from jaxfleet.passes.data_parallel import DataParallel as DataParallel
 from jaxfleet.passes.dc_asgd import DcAsgd as DcAsgd
 from jaxfleet.passes.dce import DeadCodeElimination as DeadCodeElimination
@@ -19,8 +20,13 @@ from jaxfleet.passes.grad_allreduce_by_role import GradAllreduceByRole as GradAl
 from jaxfleet.passes.insert_send_recv import InsertSendRecv as InsertSendRecv
 from jaxfleet.passes.insert_startup import InsertStartup as InsertStartup
 from jaxfleet.passes.local_sgd import LocalSGD as LocalSGD
+from jaxfleet.passes.memory_optimize import MemoryOptimize as MemoryOptimize
 from jaxfleet.passes.merge_sends import MergeSends as MergeSends
+from jaxfleet.passes.order_for_memory import OrderForMemory as OrderForMemory
 from jaxfleet.passes.prefetch_rows import PrefetchRows as PrefetchRows
+from jaxfleet.passes.recompute import Recompute as Recompute
+from jaxfleet.passes.release_memory import ReleaseMemory as ReleaseMemory
+from jaxfleet.passes.roll_layers import RollLayers as RollLayers
 from jaxfleet.passes.schedule_sends import ScheduleSends as ScheduleSends
 from jaxfleet.passes.slice_var import SliceVar as SliceVar
 from jaxfleet.passes.snapshot_params import SnapshotParams as SnapshotParams

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from jaxfleet.analysis.groups import Group, OptimizeGroups, cut_rows
 from jaxfleet.analysis.groups.extract import Extracted, extract
 from jaxfleet.analysis.groups.inner import Inner
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operands, Operator, Program, Role, Variable
 from jaxfleet.ir.embed import renamed
-from jaxfleet.passes._uses import OuterUses
 
 BEFORE = ".before"  # what a counter held when the step began
 WAY_OUT = "train with mode='collective', or keep these parameters on one device"

@@ -7,7 +7,7 @@ from jaxfleet.analysis.updates import Updates
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Variable, trainer_name
 from jaxfleet.ir.names import LR_COUNTER
-from jaxfleet.passes._server import Job
+from jaxfleet.passes._job import Job
 
 MODES = ("sync", "async", "half_async")  # at the place of each, fluid's number of it
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from jaxfleet.ir import Attr, Attrs, Operands, Operator, Role, Variable
-from jaxfleet.passes._server import Mark
+from jaxfleet.passes._job import Mark
 
 _CONTROL = "__control_var@"  # what says in fluid that an operator runs after another
 

@@ -21,7 +21,7 @@ from jaxfleet.ir import (
 from jaxfleet.passes._fluid_job import MODES, FluidJob
 from jaxfleet.passes._fluid_schedule import ScheduleBlocks
 from jaxfleet.passes._fluid_table import Table
-from jaxfleet.passes._server import Mark
+from jaxfleet.passes._job import Mark
 
 _RPC_THREADS = 12  # fluid's; nothing here needs it
 # What fluid cuts of an optimizer's state has the parameter's shape, but for this one, which counts

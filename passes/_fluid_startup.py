@@ -22,7 +22,7 @@ from jaxfleet.ir import (
 )
 from jaxfleet.ir.names import LR_COUNTER
 from jaxfleet.passes._fluid_messages import Messages
-from jaxfleet.passes._server import Mark
+from jaxfleet.passes._job import Mark
 from jaxfleet.passes.geo_sgd import MODE as GEO
 
 _BEGUN = "param_init"  # fluid's, of no value: from what is there then, changes count

@@ -18,7 +18,7 @@ from jaxfleet.ir import (
 )
 from jaxfleet.passes._fluid_job import FluidJob
 from jaxfleet.passes._fluid_messages import Messages
-from jaxfleet.passes._server import Mark
+from jaxfleet.passes._job import Mark
 
 _ASKED, _ANSWERED = "prefetch_compress_in_tmp_", "prefetch_compress_out_tmp_"
 

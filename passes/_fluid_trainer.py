@@ -9,7 +9,7 @@ from jaxfleet.ir.names import LR_COUNTER
 from jaxfleet.passes._fluid_job import FluidJob
 from jaxfleet.passes._fluid_messages import Messages
 from jaxfleet.passes._fluid_table import Table
-from jaxfleet.passes._server import Mark
+from jaxfleet.passes._job import Mark
 
 
 def fluid_trainer(fluid: FluidJob, trainer_id: int, mark: Mark) -> Program:

@@ -8,7 +8,6 @@ from jaxfleet.ir import (
     Attr,
     Attrs,
     Block,
-    BlockRef,
     Kind,
     Operands,
     Operator,
@@ -17,8 +16,9 @@ from jaxfleet.ir import (
     Variable,
     trainer_name,
 )
+from jaxfleet.passes._job import Job, Mark
 from jaxfleet.passes._local_trainer import SAMPLES, converted, delta_name, opti_name
-from jaxfleet.passes._server import Job, Mark
+from jaxfleet.passes._serving import facts_of, listen_and_serv
 
 
 def averaging_server(program: Program, job: Job, endpoint: str, mark: Mark) -> Program:
@@ -104,43 +104,16 @@ class _Writer:
         )
 
     def _program(self, lr: int) -> Program:
-        number = self.job.endpoints.index(self.endpoint)
-        facts: dict[str, Attr] = {
-            "endpoint": self.endpoint,
-            "endpoints": self.job.endpoints,
-            "holds": tuple(self.holds),
-            "pserver_id": number,
-            "role": "pserver",
-            "slices": self.program.attrs.get("slices", ()),
-            "trainers": self.job.trainers,
-            **self.job.mode.facts(),
-        }
-        if "tables" in self.program.attrs:
-            facts["tables"] = self.program.attrs["tables"]
+        facts = facts_of(self.program, self.job, self.endpoint, self.holds)
         kinds = [Kind.DATA, Kind.PARAM]
         top = sorted(self.top.values(), key=lambda v: kinds.index(v.kind))
-        sent = Operands.named(X=[v.name for v in top if v.kind is Kind.DATA])
-        root = Block(variables=self.shared, ops=(self.mark(self._serve(sent, lr, number)),))
-        return Program(
-            f"{self.program.name}.pserver{number}",
-            {v.name: v for v in top},
-            (root, *self.blocks[1:]),
-            Attrs(facts),
-        )
-
-    def _serve(self, sent: Operands, lr: int, number: int) -> Operator:
-        attrs: dict[str, Attr] = {
-            "Fanin": self.job.trainers,
-            "combine_block_id": -1,
-            "distributed_mode": self.job.mode.distributed_mode,
-            "endpoint": self.endpoint,
-            "grad_to_block_id": tuple(f"{g}:{block}" for g, block in self.merges.items()),
-            "lr_decay_block_id": lr,
-            "optimize_blocks": tuple(BlockRef(block.index) for block in self.blocks[1:]),
-            "part_block_ids": (),
-            "pserver_id": number,
-        }
-        return Operator("listen_and_serv", sent, attrs=Attrs(attrs), role=Role.RPC)
+        sent = [v.name for v in top if v.kind is Kind.DATA]
+        runs = [block.index for block in self.blocks[1:]]
+        serve = listen_and_serv(self.job, self.endpoint, sent, runs=runs, merges=self.merges, lr=lr)
+        root = Block(variables=self.shared, ops=(self.mark(serve),))
+        name = f"{self.program.name}.pserver{facts['pserver_id']}"
+        blocks = (root, *self.blocks[1:])
+        return Program(name, {v.name: v for v in top}, blocks, Attrs(facts))
 
 
 def _op(op_type: str, reads: Sequence[str], made: str, attrs: Attrs | None = None) -> Operator:

@@ -22,7 +22,7 @@ from jaxfleet.ir import (
     Word,
     trainer_name,
 )
-from jaxfleet.passes._server import Job, Mark
+from jaxfleet.passes._job import Job, Mark
 
 SAMPLES = "@SAMPLES@"  # rows that a trainer trained on since the last exchange
 DELTA = ".delta"

@@ -59,4 +59,6 @@ class Mode:
             found["merge"] = self.merge
         if self.updates_on_trainers:
             found["k_steps"] = self.k_steps
+        if self.communication == "dc_asgd":
+            found["compensation"] = self.compensation
         return found

@@ -1,14 +1,14 @@
 """Writes the program of one server: `listen_and_serv`, and the blocks that it runs."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from jaxfleet.analysis.slices import Slice
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.ir import (
     Attr,
     Attrs,
     Block,
-    BlockRef,
     Kind,
     Operands,
     Operator,
@@ -16,58 +16,13 @@ from jaxfleet.ir import (
     Role,
     Source,
     Variable,
-    block_name,
     trainer_name,
 )
 from jaxfleet.ir.embed import embed
 from jaxfleet.passes._bodies import Bodies
 from jaxfleet.passes._compensation import LATE, TRAINER_ID, compensation, late_name
-from jaxfleet.passes._mode import Mode
-from jaxfleet.passes._uses import OuterUses
-
-Mark = Callable[[Operator], Operator]
-
-
-@dataclass(frozen=True)
-class Job:
-    """What all programs of a job agree on.
-
-    Attributes:
-        trainers: how many there are.
-        endpoints: of the servers, in order.
-        slices: of all parameters.
-        placement: the endpoint of each slice, by its name.
-        summed: the gradients of which every trainer has a summand; of another, trainer 0 has all.
-        exports: by parameter, what servers make for trainers besides it; under "", what is made
-            of several parameters.
-        mode: how trainers and servers go together.
-    """
-
-    trainers: int
-    endpoints: tuple[str, ...]
-    slices: tuple[Slice, ...]
-    placement: Mapping[str, str]
-    summed: frozenset[str]
-    exports: Mapping[str, tuple[str, ...]]
-    mode: Mode = field(default_factory=Mode)
-
-    def of(self, param: str) -> tuple[Slice, ...]:
-        """Returns the slices of a parameter."""
-        return tuple(cut for cut in self.slices if cut.param == param)
-
-    def name(self, name: str, cut: Slice) -> str:
-        """Returns what a leaf or a gradient of a parameter is called in a slice of it."""
-        return name if cut.is_whole else block_name(name, cut.index)
-
-    def senders(self, gradient: str) -> range:
-        """Returns the trainers that send a gradient."""
-        own = gradient in self.summed or not self.mode.is_sync
-        return range(self.trainers if own else 1)
-
-    def sharers(self) -> tuple[str, ...]:
-        """Returns the servers that hold anything, and so take part in exchanges."""
-        held = set(self.placement.values())
-        return tuple(endpoint for endpoint in self.endpoints if endpoint in held)
+from jaxfleet.passes._job import Job, Mark
+from jaxfleet.passes._serving import facts_of, listen_and_serv
 
 
 def server_program(bodies: Bodies, job: Job, endpoint: str, mark: Mark) -> Program:
@@ -265,51 +220,32 @@ class _Server:
         return {name: replace(fed[name], kind=Kind.TEMP) for name in exchange.writes}
 
     def _program(self, lr: int, combine: int) -> Program:
-        step, number = self.bodies.groups.program, self.job.endpoints.index(self.endpoint)
-        facts: dict[str, Attr] = {
-            "endpoint": self.endpoint,
-            "endpoints": self.job.endpoints,
-            "holds": tuple(self.holds),
-            "pserver_id": number,
-            "role": "pserver",
-            "slices": step.attrs.get("slices", ()),
-            "trainers": self.job.trainers,
-            **self.job.mode.facts(),
-        }
-        if "tables" in step.attrs:
-            facts["tables"] = step.attrs["tables"]
+        step = self.bodies.groups.program
+        facts = facts_of(step, self.job, self.endpoint, self.holds)
         if self.backups:
             facts["backups"] = tuple(self.backups)
         root = Block(ops=(self.mark(self._serve(lr, combine)),))
         kinds = [Kind.DATA, Kind.PARAM, Kind.STATE, Kind.CONST]
         top = sorted(self.top.values(), key=lambda v: kinds.index(v.kind))
-        program = Program(
-            f"{step.name}.pserver{number}",
-            {v.name: v for v in top},
-            (root, *self.blocks[1:]),
-            Attrs(facts),
-        )
-        return self._hoisted(program)
+        name = f"{step.name}.pserver{facts['pserver_id']}"
+        blocks = (root, *self.blocks[1:])
+        return self._hoisted(Program(name, {v.name: v for v in top}, blocks, Attrs(facts)))
 
     def _serve(self, lr: int, combine: int) -> Operator:
-        """Returns `listen_and_serv`, which says of each block what it is for; -1: there is none."""
-        buffers = [v.name for v in self.top.values() if v.kind is Kind.DATA]
-        attrs: dict[str, Attr] = {
-            "Fanin": self.job.trainers,
-            "combine_block_id": combine,
-            "distributed_mode": self.job.mode.distributed_mode,
-            "endpoint": self.endpoint,
-            "grad_to_block_id": tuple(f"{g}:{block}" for g, block in self.merges.items()),
-            "lr_decay_block_id": lr,
-            "optimize_blocks": tuple(BlockRef(index) for index in self.runs),
-            "part_block_ids": tuple(self.parts),
-            "pserver_id": self.job.endpoints.index(self.endpoint),
-        }
-        if self.backups:
-            attrs["dc_asgd"] = True
-            buffers = list(self.merges)
-        inputs = Operands.named(X=buffers)
-        return Operator("listen_and_serv", inputs, attrs=Attrs(attrs), role=Role.RPC)
+        made = listen_and_serv(
+            self.job,
+            self.endpoint,
+            [v.name for v in self.top.values() if v.kind is Kind.DATA],
+            runs=self.runs,
+            merges=self.merges,
+            lr=lr,
+            combine=combine,
+            parts=self.parts,
+        )
+        if not self.backups:
+            return made
+        sent = Operands.named(X=list(self.merges))  # no trainer sends what servers keep of it
+        return replace(made, inputs=sent, attrs=made.attrs.updated(dc_asgd=True))
 
     def _hoisted(self, program: Program) -> Program:
         """Declares in block 0 what one block makes and another reads, or trainers do."""

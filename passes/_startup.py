@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from jaxfleet.analysis.slices import held_parts
 from jaxfleet.ir import Attr, Attrs, Block, Kind, Operands, Operator, Program, Role, Variable
-from jaxfleet.passes._server import Mark
+from jaxfleet.passes._job import Mark
 
 STARTUP = ".startup"
 _GIVER = 0  # the trainer whose state the job begins with

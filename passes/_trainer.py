@@ -16,7 +16,7 @@ from jaxfleet.ir import (
     trainer_name,
 )
 from jaxfleet.passes._bodies import Bodies
-from jaxfleet.passes._server import Job, Mark
+from jaxfleet.passes._job import Job, Mark
 from jaxfleet.passes._work import Work
 
 

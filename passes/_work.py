@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operator
 from jaxfleet.passes._bodies import WAY_OUT, Bodies
-from jaxfleet.passes._uses import Effects, OuterUses
+from jaxfleet.passes._uses import Effects
 
 
 @dataclass

@@ -16,8 +16,9 @@ class CompressSends(Pass):
 
     What a message loses is added to the next gradient (error feedback). Of each send, gradients of
     float32 with at least `min_elements` are compressed; servers give them back before they add
-    them, and their programs stay the same. `jaxfleet.ps.compression` says what each method sends.
-    A job that compresses is near to the one-device run, and not equal to it.
+    them, and their programs stay the same. Where several gradients are merged into a message, it
+    is the merged one. `jaxfleet.ps.compression` says what each method sends. A job that compresses
+    is near to the one-device run, and not equal to it.
 
     Before::
 
@@ -50,6 +51,10 @@ class CompressSends(Pass):
             raise PassError(f"compress_sends: ratio is {self.ratio}, not within (0, 1]")
 
     def run(self, program: Program) -> Program:
+        if program.attrs.get("communication") == "fl":
+            # What a message loses of a value is not made good by adding it to the next value.
+            what = f"compress_sends: '{program.name}' sends parameters, and no gradients"
+            raise PassError(what, hint="leave it out; communication='geo' sends changes")
         ops = [self._marked(op) for op in program.root.ops]
         return program.with_block(program.root.with_ops(ops))
 

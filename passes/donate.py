@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.ir import Kind, Program
-from jaxfleet.passes._uses import OuterUses
 from jaxfleet.pipeline import Pass, register_pass
 
 

@@ -11,11 +11,12 @@ from jaxfleet.passes._bodies import Bodies
 from jaxfleet.passes._fluid_job import Exchange, FluidJob
 from jaxfleet.passes._fluid_server import fluid_server
 from jaxfleet.passes._fluid_trainer import fluid_trainer
+from jaxfleet.passes._job import Job
 from jaxfleet.passes._late import refuse_waits
 from jaxfleet.passes._local_server import averaging_server
 from jaxfleet.passes._local_trainer import updating_trainer
 from jaxfleet.passes._mode import Mode
-from jaxfleet.passes._server import Job, server_program
+from jaxfleet.passes._server import server_program
 from jaxfleet.passes._trainer import trainer_program
 from jaxfleet.passes._work import Work
 from jaxfleet.pipeline import Pass, made_by, register_pass

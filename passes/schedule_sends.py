@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxfleet.analysis.slices import joins_slices
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Operator, Program, Variable
-from jaxfleet.passes._uses import Effects, OuterUses
+from jaxfleet.passes._uses import Effects
 from jaxfleet.pipeline import Pass, register_pass
 
 _SENDS = ("split_byref", "send")

@@ -166,6 +166,14 @@ def test_a_fluid_script_fits_the_same_line_in_each_of_its_modes(tmp_path: Path) 
     assert errors[0] <= 1.05 * float(found[0][2])
 
 
+def test_a_fluid_script_learns_with_a_table_of_servers(tmp_path: Path) -> None:
+    options = ["--servers-run-script", str(ROOT / "examples" / "fluid" / "ctr_dnn.py")]
+    table = ["--mode", "pserver", "--epochs", "1", "--table", "distributed"]
+    lines = launch(tmp_path, *options, *table)
+    (found,) = [match for line in lines if (match := re.search(r"AUC (\d\.\d{3}) of 0\.875", line))]
+    assert 0.84 <= float(found[1]) <= 0.876
+
+
 def launch(folder: Path, *words: str) -> list[str]:
     """Runs a script with two servers and two trainers, and returns what all of them wrote."""
     launched = [sys.executable, "-m", "jaxfleet", "launch", "--servers", "2", "--trainers", "2"]

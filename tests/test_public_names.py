@@ -9,7 +9,8 @@ import jaxfleet
 PUBLIC = {
     "jaxfleet": """
         Captured DistributedStrategy Executor Scope Step Twin capture distribute
-        distributed_optimizer embedding_table emulate_devices verify
+        distributed_optimizer embedding_table emulate_devices memory_optimize release_memory
+        verify
     """,
     "jaxfleet.analysis": "",
     "jaxfleet.analysis.groups": """
@@ -17,6 +18,10 @@ PUBLIC = {
     """,
     "jaxfleet.analysis.labels": """
         BlockPlan Label Layout Mesh OpPlan Placing Plan REPLICATED SUM VARYING View infer sharded
+    """,
+    "jaxfleet.analysis.memory": """
+        Apart Chain Curve Phases Plan Value cost_of curve_of even_plans peak_of phases_of plan_for
+        smallest stages_of
     """,
     "jaxfleet.capture": """
         Captured EmbeddingTable Leaf Signature capture distributed_optimizer embedding_table
@@ -39,11 +44,11 @@ PUBLIC = {
         Block BuildStrategy CPUPlace CUDAPlace CompiledProgram DataFeeder DatasetFactory
         DistributeTranspiler DistributeTranspilerConfig ExecutionStrategy Executor
         FLDistributeTranspiler FetchHandler InMemoryDataset LoDTensor Operator ParallelExecutor
-        ParamAttr Parameter Program QueueDataset Scope Variable append_backward
-        cpu_places create_lod_tensor create_random_int_lodtensor cuda_places data
-        default_main_program default_startup_program device_guard embedding get_flags
-        global_scope gradients is_compiled_with_cuda load name_scope one_hot program_guard
-        save scope_guard set_flags
+        ParamAttr Parameter Program QueueDataset Scope Variable append_backward cpu_places
+        create_lod_tensor create_random_int_lodtensor cuda_places data default_main_program
+        default_startup_program device_guard embedding get_flags global_scope gradients
+        is_compiled_with_cuda load memory_optimize name_scope one_hot program_guard
+        release_memory save scope_guard set_flags
     """,
     "jaxfleet.fluid.compiler": """
         BuildStrategy CompiledProgram ExecutionStrategy Graph
@@ -101,12 +106,12 @@ PUBLIC = {
         RMSProp RMSPropOptimizer SGD SGDOptimizer
     """,
     "jaxfleet.fluid.pserver": """
-        PserverRuns refuse_several_devices talks_to_others why_not
+        PserverRuns TABLES begins_rows refuse_several_devices talks_to_others why_not
     """,
     "jaxfleet.fluid.transpiler": """
         DistributeTranspiler DistributeTranspilerConfig DistributedMode FLDistributeTranspiler
         GeoSgdTranspiler HashName PSDispatcher RoundRobin ServerRuntimeConfig VarBlock
-        same_or_split_var slice_variable wait_server_ready
+        memory_optimize release_memory same_or_split_var slice_variable wait_server_ready
     """,
     "jaxfleet.fluid.transpiler.details": """
         UnionFind VarDistributed VarStruct VarsDistributed block_to_code delete_ops
@@ -137,10 +142,11 @@ PUBLIC = {
         EMPTY GRAD Gradient RANDOM_OPS RUN_SLOT Schema Slot schema_of UNWANTED
     """,
     "jaxfleet.passes": """
-        BroadcastParams ClipOnTrainers CommInit CommInitAll CompressSends DataParallel DcAsgd
-        DeadCodeElimination Dispatch Donate FlAverage FuseAllreduce GenNcclId GeoSgd GradAllreduce
-        GradAllreduceByRole InsertSendRecv InsertStartup LocalSGD MergeSends PrefetchRows
-        ScheduleSends SliceVar SnapshotParams SparseTable
+        BroadcastParams ClipOnTrainers CommInit CommInitAll CompressSends CutApart DataParallel
+        DcAsgd DeadCodeElimination Dispatch Donate FlAverage FuseAllreduce GenNcclId GeoSgd
+        GradAllreduce GradAllreduceByRole InsertSendRecv InsertStartup LocalSGD MemoryOptimize
+        MergeSends OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScheduleSends
+        SliceVar SnapshotParams SparseTable
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders made_by
@@ -153,11 +159,12 @@ PUBLIC = {
     """,
     "jaxfleet.runtime": """
         DistributedStrategy Executor Handle Scope ServerStep Step TrainerStep Twin distribute
-        emulate_devices verify
+        emulate_devices memory_optimize release_memory verify
     """,
     "jaxfleet.tables": """
-        Adagrad Adam AfterCount ByChance ByScore Capacity Constant DownpourAdam Momentum Normal
-        Rmsprop RowBatch RowKeeper Sgd Summary TableSpec TableStore TieredStore Uniform Unseen
+        Adagrad Adam AfterCount ByChance ByScore Capacity Constant DownpourAdagrad DownpourAdam
+        Momentum Normal Rmsprop RowBatch RowKeeper Sgd Summary TableSpec TableStore
+        TieredStore Uniform Unseen
         make_store
     """,
     "jaxfleet.testing": """

@@ -3,7 +3,11 @@
     python examples/fluid/ctr_dnn.py
     python examples/fluid/ctr_dnn.py --mode parallel
     jaxfleet launch --servers 2 --trainers 2 --servers-run-script examples/fluid/ctr_dnn.py \
-        --mode pserver
+        --mode pserver --table distributed
+
+The embedding is one parameter of all (`--table dense`); or slices of it are on servers, and
+trainers ask for the rows of a batch (`sparse`); or servers make rows when their ids are first seen,
+of which there may be any number (`distributed`). In one process these are the same.
 
 The clicks are drawn by a law that is planted here, so it is known how well anybody can do: the
 last line is `AUC 0.85x of 0.875`, that of the net on fresh rows and that of the law itself; never
@@ -22,6 +26,7 @@ from jaxfleet import fluid
 
 SLOTS, NUMBERS, IDS_A_SLOT, WIDTH = 26, 13, 100, 8
 BATCH_ROWS, TRAIN_ROWS, TEST_ROWS = 256, 100_000, 10_000
+RATE, SGD_RATE = 2e-3, 10.0
 
 Sample: TypeAlias = tuple[np.ndarray, np.ndarray, int]
 
@@ -48,10 +53,18 @@ def reader_of(
     return reader
 
 
-def ctr_dnn_model(ids: fluid.Variable, numbers: fluid.Variable) -> fluid.Variable:
+def ctr_dnn_model(ids: fluid.Variable, numbers: fluid.Variable, table: str) -> fluid.Variable:
     size = [SLOTS * IDS_A_SLOT, WIDTH]
-    table = fluid.ParamAttr(name="embedding", initializer=fluid.initializer.Normal(scale=0.05))
-    rows = fluid.embedding(input=ids, size=size, is_sparse=False, param_attr=table)
+    attr = fluid.ParamAttr(name="embedding", initializer=fluid.initializer.Normal(scale=0.05))
+    if table == "distributed":  # whose optimizer is SGD, whatever that of the others is
+        attr.learning_rate = SGD_RATE / RATE
+    rows = fluid.embedding(
+        input=ids,
+        size=size,
+        is_sparse=table != "dense",
+        is_distributed=table == "distributed",
+        param_attr=attr,
+    )
     embedded = fluid.layers.reshape(rows, [-1, SLOTS * WIDTH])
     hidden = fluid.layers.concat([embedded, numbers], axis=1)
     for width in (64, 32):
@@ -60,7 +73,7 @@ def ctr_dnn_model(ids: fluid.Variable, numbers: fluid.Variable) -> fluid.Variabl
 
 
 def main() -> None:
-    args = arguments(epochs=2)
+    args = arguments(epochs=2, tables=("dense", "sparse", "distributed"))
     fluid.default_main_program().random_seed = 1
     fluid.default_startup_program().random_seed = 1
     random.seed(1)
@@ -68,17 +81,18 @@ def main() -> None:
     ids = fluid.data(name="ids", shape=[None, SLOTS], dtype="int64")
     numbers = fluid.data(name="numbers", shape=[None, NUMBERS], dtype="float32")
     label = fluid.data(name="label", shape=[None, 1], dtype="int64")
-    predict = ctr_dnn_model(ids, numbers)
+    predict = ctr_dnn_model(ids, numbers, args.table)
     cost = fluid.layers.cross_entropy(input=predict, label=label)
     avg_cost = fluid.layers.mean(cost)
     test_program = fluid.default_main_program().clone(for_test=True)
-    fluid.optimizer.Adam(learning_rate=2e-3).minimize(avg_cost)
+    fluid.optimizer.Adam(learning_rate=RATE).minimize(avg_cost)
 
     train_ids, train_numbers, _, clicked = draw(TRAIN_ROWS, seed=1)
     shuffled = fluid.io.shuffle(reader_of(train_ids, train_numbers, clicked), TRAIN_ROWS)
     train_reader = fluid.io.batch(shuffled, batch_size=BATCH_ROWS, drop_last=True)
     feeder = fluid.DataFeeder(feed_list=[ids, numbers, label], place=fluid.CPUPlace())
-    with training(args.mode, avg_cost) as step:
+    served = None if args.table == "dense" else test_program  # tables of servers, to be tested
+    with training(args.mode, avg_cost, served) as step:
         for epoch in range(args.epochs):
             losses = [step(feeder.feed(rows)) for rows in own_rows(args.mode, train_reader())]
             print(f"epoch {epoch + 1}: loss {np.mean(losses):.4f}", flush=True)

@@ -10,6 +10,7 @@ pserver    DistributeTranspiler; every process runs the script, and its environm
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,16 +22,24 @@ from jaxfleet import fluid
 DEVICES = 4
 
 
-def arguments(*, epochs: int) -> argparse.Namespace:
+def arguments(*, epochs: int, tables: Iterable[str] = ()) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
+    if tables := tuple(tables):
+        parser.add_argument("--table", choices=tables, default=tables[0])
     parser.add_argument("--mode", choices=("single", "parallel", "pserver"), default="single")
     parser.add_argument("--epochs", type=int, default=epochs)
     return parser.parse_args()
 
 
 @contextmanager
-def training(mode: str, loss: fluid.Variable) -> Iterator[Callable[[dict[str, Any]], float]]:
-    """Gives the step that trains on a batch of rows and returns their loss; servers serve here."""
+def training(
+    mode: str, loss: fluid.Variable, test_program: fluid.Program | None = None
+) -> Iterator[Callable[[dict[str, Any]], float]]:
+    """Gives the step that trains on a batch of rows and returns their loss; servers serve here.
+
+    A test program that looks rows of servers' tables up gets them when the training ends, from what
+    the first trainer saves; the other trainers end with it.
+    """
     if mode == "parallel":
         os.environ["CPU_NUM"] = str(DEVICES)  # an Executor starts the devices
     exe = fluid.Executor(fluid.CPUPlace())
@@ -43,7 +52,19 @@ def training(mode: str, loss: fluid.Variable) -> Iterator[Callable[[dict[str, An
         program = main if mode == "single" else transpiled(exe)
         exe.run(startup)
         yield lambda feed: float(exe.run(program, feed=feed, fetch_list=[loss])[0].mean())
+        if mode == "pserver" and test_program is not None:
+            bring_tables(exe, program, test_program)
     exe.close()
+
+
+def bring_tables(exe: fluid.Executor, program: fluid.Program, test_program: fluid.Program) -> None:
+    """Saves what a job has trained, as one would to keep it, and loads it into this process."""
+    if int(os.environ["PADDLE_TRAINER_ID"]) > 0:
+        exe.close()
+        sys.exit()
+    with tempfile.TemporaryDirectory() as folder:
+        fluid.io.save_persistables(exe, folder, program)
+        fluid.io.load_persistables(exe, folder, test_program)
 
 
 def transpiled(exe: fluid.Executor) -> fluid.Program:

@@ -1,14 +1,12 @@
 """How many bytes each slice of a parameter brings to its server, and on the way there and back."""
 
-import re
 from dataclasses import dataclass
 from math import prod
 
 from jaxfleet.analysis.groups import Group, OptimizeGroups
+from jaxfleet.analysis.memory.sizes import itemsize
 from jaxfleet.analysis.slices import Slice, known_shape, slices_of
 from jaxfleet.ir import Program, Variable
-
-_KEY_BYTES = 8  # of a random key: jax's default has two words of 32 bits
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def bytes_of(variable: Variable) -> int:
     Raises:
         PassError: its size is not known before the program runs.
     """
-    return prod(known_shape(variable)) * _itemsize(variable.dtype)
+    return prod(known_shape(variable)) * itemsize(variable.dtype)
 
 
 def _holding(part: Slice, group: Group) -> Holding:
@@ -94,10 +92,3 @@ def _bytes_with(part: Slice, param: Variable, variable: Variable) -> int:
     if part.is_whole or rows != param.shape[:1]:
         return total
     return total // known_shape(param)[0] * part.rows
-
-
-def _itemsize(dtype: str) -> int:
-    if dtype.startswith("key<"):
-        return _KEY_BYTES
-    bits = re.search(r"\d+", dtype)
-    return max(1, int(bits.group()) // 8) if bits is not None else 1

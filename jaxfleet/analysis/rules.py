@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from jaxfleet.analysis.flow import Flow, Value
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.ir import Finding, Kind, Program, Rule
 
 # What makes a value that devices have in common of values that are each device's own.
@@ -35,7 +36,25 @@ def state_is_the_same_on_every_device(program: Program) -> Iterator[Finding]:
             yield what, flow.op(value)
 
 
-meaning_rules: tuple[Rule, ...] = (state_is_the_same_on_every_device,)
+def what_was_released_is_not_read(program: Program) -> Iterator[Finding]:
+    """Nothing reads what a `delete_var` let go, unless something wrote it again."""
+    if not any(op.type == "delete_var" for op in program.root.ops):
+        return
+    uses, released = OuterUses(program), set[str]()
+    for op in program.root.ops:
+        used = uses.of(op)
+        for name in sorted(released & used.reads):
+            what = f"'{name}' is read after delete_var let it go"
+            yield (f"'{name}' is let go twice" if op.type == "delete_var" else what), op
+        released -= used.writes
+        if op.type == "delete_var":
+            released.update(op.reads)
+
+
+meaning_rules: tuple[Rule, ...] = (
+    state_is_the_same_on_every_device,
+    what_was_released_is_not_read,
+)
 
 
 def _cut(program: Program) -> set[str]:

@@ -29,6 +29,8 @@ class Captured:
         metrics_tree: the structure of the metrics.
         notes: what was decided, a line each, for `explain()`.
         rows: the global batch it was traced for; None where the batch is a letter.
+        keys: the leaves of the batch that are keys of tables and nothing else, which may be
+            integers of any type, since only the host sees them.
     """
 
     program: Program
@@ -37,6 +39,7 @@ class Captured:
     metrics_tree: Any
     notes: tuple[str, ...]
     rows: int | None
+    keys: frozenset[str] = frozenset()
     _at: Callable[[int], "Captured"] | None = field(default=None, repr=False, compare=False)
 
     def at(self, rows: int) -> "Captured":
@@ -181,7 +184,8 @@ def _captured(
     at: Callable[[int], Captured] | None = None,
 ) -> Captured:
     names, tree = traced.metrics, traced.metrics_tree
-    return Captured(traced.program, signature, names, tree, (*traced.notes, *notes), rows, at)
+    said = (*traced.notes, *notes)
+    return Captured(traced.program, signature, names, tree, said, rows, traced.keys, at)
 
 
 def _notes_on_types(

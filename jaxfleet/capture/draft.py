@@ -5,10 +5,8 @@ from dataclasses import dataclass, replace
 
 from jaxfleet.ir import Attr, Attrs, Block, BlockRef, Operand, Operator, Source, Variable
 from jaxfleet.ir.values import map_attr
-from jaxfleet.ops.tables import LOOKUP_GRAD
 
 MARK = "jaxfleet.mark"  # the operator that stands for a marker until `finish` takes it out
-_KEPT = frozenset({MARK, LOOKUP_GRAD})  # operators that do something though nothing reads them
 
 
 @dataclass(frozen=True)
@@ -30,8 +28,7 @@ class Draft:
     def without_dead_ops(self) -> "Draft":
         """Returns the draft without operators whose results nothing reads.
 
-        Tracing and differentiation leave many behind. Markers stay: they are read by `finish`; and
-        so do gradients of look-ups, which train a table.
+        Tracing and differentiation leave many behind. Markers stay: they are read by `finish`.
         """
         root = _live(self.blocks[0], self.results)
         blocks = [root, *(_live(block, block.results) for block in self.blocks[1:])]
@@ -46,7 +43,7 @@ def _live(block: Block, results: Sequence[Operand]) -> Block:
     needed = {result for result in results if isinstance(result, str)}
     kept: list[Operator] = []
     for op in reversed(block.ops):
-        if op.type in _KEPT or needed.intersection(op.writes):
+        if op.type == MARK or needed.intersection(op.writes):
             needed.update(op.reads)
             kept.append(op)
     return block.with_ops(reversed(kept)).without_unused()

@@ -1,10 +1,11 @@
 """What a step may do with look-ups, once it is traced; and what to say where it does otherwise."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxfleet.capture.draft import MARK, Draft
 from jaxfleet.capture.look_up import PRIMITIVES
+from jaxfleet.capture.marker import GRADIENT, read_mark
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Operator, Source, Variable
 from jaxfleet.ops.frames import line_of_error
@@ -47,8 +48,7 @@ def key_leaves(draft: Draft, state: Sequence[Variable], data: Sequence[Variable]
     """Returns the leaves of the batch that are keys of tables, once look-ups are found good.
 
     Raises:
-        CaptureError: keys, or a handle, are computed by the step; a look-up is in a loop; the
-            gradient of a handle is changed on its way to the optimizer.
+        CaptureError: keys, or a handle, are computed by the step; a look-up is in a loop.
     """
     _refuse_inner(draft)
     ops = draft.blocks[0].ops
@@ -65,7 +65,6 @@ def key_leaves(draft: Draft, state: Sequence[Variable], data: Sequence[Variable]
             hint = "pass the handle from the parameters; jax.lax.stop_gradient(handle) freezes it"
             raise CaptureError(what, op=op, source=op.source, hint=hint)
         found.add(str(keys))
-    _refuse_changed_gradients(ops)
     return found
 
 
@@ -101,23 +100,64 @@ def _refuse_inner(draft: Draft) -> None:
                 raise in_loop(str(op.attrs["table"]), op.source)
 
 
-def _refuse_changed_gradients(ops: Sequence[Operator]) -> None:
-    """Refuses a step that scales gradients, say, before the optimizer sees them.
+def check_gradients(traced: Sequence[Operator], live: Sequence[Operator]) -> None:
+    """Refuses a step in which what trains a table is not what its optimizer is given.
 
-    The rows' gradients would not be scaled with them, and nobody would know.
+    A table gets the gradient of the loss, whatever becomes of the handle's own. So that one goes to
+    one update of the optimizer as it is: else rows would move that nobody meant to move, or by a
+    gradient that was scaled for all others.
+
+    Args:
+        traced: the operators of block 0.
+        live: the same without those whose results nothing reads.
+
+    Raises:
+        CaptureError: a handle's gradient is changed on its way to the optimizer, or does not come
+            there, or comes to two updates.
     """
-    plain: dict[str, Operator] = {}  # gradients of handles, and sums of such
+    plain: dict[str, frozenset[str]] = {}  # gradients of handles, and sums of such: of whom
     changed: dict[str, Operator] = {}  # what else is made of one
-    for op in ops:
+    reached: dict[str, str] = {}  # by gradient of a handle, the one that is marked
+    for op in live:
         reads = set(op.reads)
-        is_sum = op.type in {"jax.add_any", "jax.add"} and reads and reads <= plain.keys()
-        if op.type == LOOKUP_GRAD or is_sum:
-            plain.update(dict.fromkeys(op.writes, op))
-        elif op.type == MARK:
+        if op.type == LOOKUP_GRAD:
+            plain[op.writes[0]] = frozenset(op.writes)
+        elif op.type == MARK and _marks_gradient(op):
             if (found := next((changed[x] for x in op.reads if x in changed), None)) is not None:
                 raise _changed(found)
-        elif reads & (plain.keys() | changed.keys()) and len(op.writes) == 1:
+            for name in reads & plain.keys():
+                reached.update(dict.fromkeys(plain[name], op.writes[0]))
+        elif op.type in _SUMS and reads and reads <= plain.keys():
+            plain[op.writes[0]] = frozenset.union(*(plain[name] for name in reads))
+        elif reads & (plain.keys() | changed.keys()):
             changed.update(dict.fromkeys(op.writes, op))
+    for op in live:
+        if op.type == LOOKUP_GRAD and op.writes[0] not in reached:
+            raise _stray(op)
+    _refuse_untrained(traced, live)
+    _refuse_twice([op for op in live if op.type == LOOKUP_GRAD], reached)
+
+
+_SUMS = frozenset({"jax.add_any", "jax.add"})
+
+
+def _refuse_untrained(traced: Sequence[Operator], live: Sequence[Operator]) -> None:
+    """Refuses a table that is differentiated, and whose gradients nothing reads."""
+    trained = {op.attrs["table"] for op in live if op.type == LOOKUP_GRAD}
+    for op in traced:
+        if op.type == LOOKUP_GRAD and op.attrs["table"] not in trained:
+            raise _stray(op)
+
+
+def _refuse_twice(gradients: Sequence[Operator], reached: Mapping[str, str]) -> None:
+    """Refuses a table that is trained by two updates: its rows come once a step."""
+    updates: dict[str, str] = {}
+    for op in gradients:
+        table, update = str(op.attrs["table"]), reached[op.writes[0]]
+        if updates.setdefault(table, update) != update:
+            what = f"the table '{table}' is trained by two updates in a step"
+            hint = "rows are updated once a step: add the losses up, and update once"
+            raise CaptureError(what, op=op, source=op.source, hint=hint)
 
 
 def _changed(op: Operator) -> CaptureError:
@@ -127,3 +167,18 @@ def _changed(op: Operator) -> CaptureError:
         "distributed_optimizer wraps do it to the other parameters"
     )
     return CaptureError(what, op=op, source=op.source, hint=hint)
+
+
+def _stray(op: Operator) -> CaptureError:
+    what = f"a gradient of the table '{op.attrs['table']}' does not reach the optimizer"
+    hint = (
+        "give the handle's gradient to the optimizer that distributed_optimizer wraps, with those "
+        "of the parameters; what is differentiated for something else, or is not to be trained, "
+        "takes jax.lax.stop_gradient(handle)"
+    )
+    return CaptureError(what, op=op, source=op.source, hint=hint)
+
+
+def _marks_gradient(op: Operator) -> bool:
+    mark = read_mark(op.attrs["mark"])
+    return mark is not None and mark.kind == GRADIENT

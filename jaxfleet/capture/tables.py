@@ -8,7 +8,7 @@ to capture where the table's rows get theirs.
 import contextlib
 import contextvars
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
@@ -46,6 +46,16 @@ class EmbeddingTable:
     rows: int | None = None
     is_dense: bool = False
     why: str = "any int64 is a key"
+
+    @property
+    def name(self) -> str:
+        """Its name, by which `step.look_up` knows it."""
+        return self.spec.name
+
+    @property
+    def dim(self) -> int:
+        """How many elements a row has."""
+        return self.spec.dim
 
     def init(self) -> jax.Array:
         """Returns what goes among the parameters.
@@ -93,7 +103,10 @@ class EmbeddingTable:
             return f"table '{spec.name}' is a dense parameter, {size}: {self.why}"
         optimizer, initializer = spec.optimizer.kind, spec.initializer.kind
         what = f"rows of {spec.dim}, {initializer} at first touch, trained by {optimizer}"
-        return f"table '{spec.name}': {what}; looked up by key: {self.why}"
+        rules = [f"admission {_said(spec.admission)}"] if spec.admission is not None else []
+        rules += [f"eviction {_said(part)}" for part in spec.evictions]
+        said = "; ".join([what, *rules])
+        return f"table '{spec.name}': {said}; looked up by key: {self.why}"
 
     def _check(self, handle: Any, keys: Any) -> None:
         name = self.spec.name
@@ -104,10 +117,21 @@ class EmbeddingTable:
             what = f"table '{name}': the {kind}, and this is {found}"
             hint = f"write {name}(params['{name}'], keys), with {name}.init() among the parameters"
             raise CaptureError(what, source=line_of_caller(), hint=hint)
+        if not hasattr(keys, "dtype"):
+            what = (
+                f"table '{name}': keys are one array of integers, and this is {type(keys).__name__}"
+            )
+            hint = "make them an array before the step: np.asarray(keys)"
+            raise CaptureError(what, source=line_of_caller(), hint=hint)
         if not jnp.issubdtype(jnp.result_type(keys), jnp.integer):
             what = f"table '{name}': keys are integers, and these are {jnp.result_type(keys)}"
             hint = "look up a leaf of integers"
             raise CaptureError(what, source=line_of_caller(), hint=hint)
+
+
+def _said(part: Part) -> str:
+    """Returns a part as a script writes it: `Unseen(steps=9)`."""
+    return f"{type(part).__name__}({', '.join(f'{n}={v}' for n, v in asdict(part).items())})"
 
 
 def embedding_table(
@@ -117,7 +141,7 @@ def embedding_table(
     initializer: Part | None = None,
     optimizer: Part | None = None,
     admission: Part | None = None,
-    evictions: Sequence[Part] = (),
+    evictions: Part | Sequence[Part] = (),
     on_nan: str = "refuse",
     rows: int | None = None,
     dense: bool | None = None,
@@ -135,7 +159,7 @@ def embedding_table(
         optimizer: what a gradient does to its row; `jf.tables.Sgd()` unless given. The optimizer
             of the other parameters does nothing to a table.
         admission: which keys get a row of their own; all, unless given.
-        evictions: which rows go.
+        evictions: which rows go, by one rule or by several.
         on_nan: a gradient that is not finite: `refuse` the push, or `skip` its row.
         rows: how many keys there are, where they count from 0; else any int64 is a key.
         dense: keep all rows as one parameter, which the step's optimizer trains like any other, or
@@ -149,7 +173,7 @@ def embedding_table(
     """
     if not name or not isinstance(name, str):
         raise CaptureError(f"a table's name is {name!r}", source=line_of_caller())
-    if not isinstance(dim, int) or dim < 1:
+    if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or dim < 1:
         what = f"table '{name}': dim is {dim!r}, and a row has at least one element"
         raise CaptureError(what, source=line_of_caller())
     if on_nan not in {"refuse", "skip"}:
@@ -158,9 +182,11 @@ def embedding_table(
     if memory_rows is not None and (not isinstance(memory_rows, int) or memory_rows < 1):
         what = f"table '{name}': memory_rows is {memory_rows!r}, and at least one row is in memory"
         raise CaptureError(what, source=line_of_caller())
+    if not isinstance(evictions, Sequence):
+        evictions = [evictions]
     spec = TableSpec(
         name=name,
-        dim=dim,
+        dim=int(dim),
         initializer=initializer if initializer is not None else Uniform(),
         optimizer=optimizer if optimizer is not None else Sgd(),
         admission=admission,

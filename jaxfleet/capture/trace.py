@@ -72,7 +72,9 @@ def trace(
     state = _variables(signature.state, types[:count], Kind.STATE)
     data = _variables(signature.batch, types[count:], Kind.DATA)
     draft = build(jaxpr, [variable.name for variable in (*state, *data)])
-    draft = tidy(draft, (*state, *data)).without_dead_ops()
+    tidied = tidy(draft, (*state, *data))
+    draft = tidied.without_dead_ops()
+    look_up_checks.check_gradients(tidied.blocks[0].ops, draft.blocks[0].ops)
     keys = look_up_checks.key_leaves(draft, state, data)
     only_keys = keys - look_up_checks.used_on_device(draft)
     data = [replace(v, dtype="i64") if v.name in only_keys else v for v in data]

@@ -71,5 +71,7 @@ from jaxfleet.fluid.transpiler import (
     DistributeTranspilerConfig as DistributeTranspilerConfig,
 )
 from jaxfleet.fluid.transpiler import FLDistributeTranspiler as FLDistributeTranspiler
+from jaxfleet.fluid.transpiler import memory_optimize as memory_optimize
+from jaxfleet.fluid.transpiler import release_memory as release_memory
 from jaxfleet.fluid.variable import Parameter as Parameter
 from jaxfleet.fluid.variable import Variable as Variable

@@ -33,6 +33,8 @@ _WITHOUT_SHAPES = frozenset(
     """.split()  # noqa: SIM905  # a list of words is read more easily so
 )
 
+_SIZED_BY_VALUES = frozenset({"merge_ids", "split_ids"})  # how many ids there are, ids say
+
 
 class Block:
     """A block of a program.
@@ -227,6 +229,8 @@ class Block:
         written = [name for name in op.output_arg_names if name != EMPTY]
         unknown = [n for n in written if self._var_recursive(n).sizes is None]
         if not unknown or schema_of(op.type) is None or "sub_block" in op.attrs:
+            return
+        if op.type in _SIZED_BY_VALUES:
             return
         made = ir_operator(op)
         read = {name: self._var_recursive(name) for name in made.reads}

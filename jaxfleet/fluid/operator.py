@@ -10,6 +10,7 @@ from jaxfleet.errors import AssertedError, ProgramError
 from jaxfleet.fluid.checks import check_type
 from jaxfleet.fluid.roles import OpRole, ir_role
 from jaxfleet.ir import Source
+from jaxfleet.ir.names import INSTEAD_OF
 from jaxfleet.ops.fluid import Schema, Slot, schema_of
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 ROLE, ROLE_VAR = "op_role", "op_role_var"
 NAME_SCOPE, DEVICE = "op_namescope", "op_device"
 _CALL_STACK = "op_callstack"
-_EVERY = (ROLE, ROLE_VAR, NAME_SCOPE, DEVICE, _CALL_STACK)
+_EVERY = (ROLE, ROLE_VAR, NAME_SCOPE, DEVICE, _CALL_STACK, INSTEAD_OF)
 
 
 class Operator:

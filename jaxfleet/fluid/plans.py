@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from jaxfleet.analysis.memory.reused import check_fed
 from jaxfleet.fluid.drawing import RUN, with_draws
 from jaxfleet.fluid.feeding import Rule
 from jaxfleet.fluid.program import Program
@@ -11,6 +12,7 @@ from jaxfleet.fluid.ragged import ragged_data, with_lengths
 from jaxfleet.fluid.to_ir import ir_program
 from jaxfleet.fluid.transpiler.table_spec import SPECS
 from jaxfleet.fluid.versions import PerVersion
+from jaxfleet.fluid.whole_tables import refuse_whole_tables
 from jaxfleet.ir import Kind
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import Donate
@@ -61,6 +63,7 @@ class Plans:
 
         Raises:
             FeedError: something is fetched that the program does not have.
+        ProgramError: it begins all rows of a distributed table that are too many for that.
         """
         plans = self._known.get(program)
         plan = plans.get((fed, fetch))
@@ -77,6 +80,7 @@ def _made(program: Program, fed: Names, fetch: Names) -> Plan:
     declared = program.global_block().vars
     known = [name for name in fed if name in declared]
     made = Donate().run(runnable(program, known))
+    refuse_whole_tables(program, made)
     prepared = prepare(made, fetch)
     read = [v.name for v in prepared.data if v.name in declared]
     return Plan(
@@ -117,6 +121,7 @@ def _without_tables(program: IrProgram) -> IrProgram:
 
 def _with_data(program: IrProgram, fed: Iterable[str]) -> IrProgram:
     inner = [name for name in fed if name in program.root.variables]
+    check_fed(program, inner)
     if not inner:
         return program
     moved = {n: replace(program.root.variables[n], kind=Kind.DATA) for n in inner}

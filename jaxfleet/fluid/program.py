@@ -12,6 +12,7 @@ from jaxfleet.fluid.marks import Findings, Roles
 from jaxfleet.fluid.pruning import as_inference, pruned
 from jaxfleet.fluid.variable import Parameter, Variable
 from jaxfleet.ir import Attr
+from jaxfleet.pipeline import Pass
 
 
 class Program(Roles, Findings):
@@ -148,6 +149,14 @@ class Program(Roles, Findings):
     def _copy_dist_param_info_from(self, other: "Program") -> None:
         """Takes over what a transpiler said of where another program's parameters are."""
         self._take_over(_program(other))
+
+    def _rewrite_for_memory(self, by: Pass) -> None:
+        """Runs a pass on the program in place, and notes that its memory was seen to."""
+        from jaxfleet.fluid.from_ir import write_back  # noqa: PLC0415  # it is built on this
+        from jaxfleet.fluid.to_ir import ir_program  # noqa: PLC0415  # as that
+
+        write_back(self, by.run(ir_program(self)))
+        self._is_mem_optimized = True
 
     # --- text --------------------------------------------------------------------------------
 

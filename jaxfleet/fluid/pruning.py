@@ -3,11 +3,14 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from jaxfleet.analysis.memory.reused import held_by
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.copying import copied, drop_unused
 from jaxfleet.fluid.dtypes import VarType
 from jaxfleet.fluid.operator import Operator
+from jaxfleet.fluid.to_ir import ir_program
 from jaxfleet.fluid.variable import Variable
+from jaxfleet.ir.names import INSTEAD_OF
 
 if TYPE_CHECKING:
     from jaxfleet.fluid.block import Block
@@ -26,20 +29,33 @@ def pruned(program: "Program", feeded: Sequence[str], targets: Sequence[object])
         targets: variables, their names, or operators.
 
     Raises:
-        ValueError: one of them is something else, or nothing makes it.
+        ValueError: one of them is something else, nothing makes it, or it was overwritten.
     """
     for name in feeded:
         if not isinstance(name, str):
             what = f"a program is pruned by names of what is fed, not by a {type(name).__name__}"
             raise mistake(what, "give the variables' names")
-    kept = _needed(program.global_block(), frozenset(feeded), targets)
+    named = [_name_of(x) for x in targets if not isinstance(x, Operator)]
+    lie = [*lying_in(program, named), *(x for x in targets if isinstance(x, Operator))]
+    kept = _needed(program.global_block(), frozenset(feeded), lie)
     made = copied(program)
     root = made.global_block()
     root.ops = [op for at, op in enumerate(root.ops) if at in kept]
     _empty_unreached(made)
     used = {name for op in root.ops for name in (*_reads(op), *op.output_arg_names)}
-    drop_unused(root, used | {_name_of(x) for x in targets if not isinstance(x, Operator)})
+    drop_unused(root, used.union(named))
     return made
+
+
+def lying_in(program: "Program", names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the variables in which values lie when a program ends.
+
+    Raises:
+        FeedError: `memory_optimize` gave the memory of one to another.
+    """
+    if any(INSTEAD_OF in op.attrs for op in program.global_block().ops):
+        return held_by(ir_program(program), names)
+    return tuple(names)
 
 
 def as_inference(program: "Program", *, prune_read_op: bool) -> "Program":

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxfleet.errors import ProgramError, WrongTypeError
 from jaxfleet.fluid.dtypes import dtype_name
+from jaxfleet.fluid.selected_rows import SelectedRows
 from jaxfleet.ops import Array
 from jaxfleet.runtime.scope import OfRanks
 from jaxfleet.runtime.scope import Scope as ArrayScope
@@ -19,11 +20,13 @@ class Scope(ArrayScope):
 
     Attributes:
         kids: the scopes made inside this one.
+        selected_rows: what variables hold that are some rows of something, by name.
     """
 
     def __init__(self, parent: ArrayScope | None = None) -> None:
         super().__init__(parent)
         self.kids: list[Scope] = []
+        self.selected_rows: dict[str, SelectedRows] = {}
         self._declared: set[str] = set()
 
     @classmethod
@@ -33,7 +36,7 @@ class Scope(ArrayScope):
             return scope
         made = cls(scope.parent)
         made._values, made._lent = scope._values, scope._lent
-        made._of_ranks = scope._of_ranks
+        made._of_ranks, made._rows = scope._of_ranks, scope._rows
         return made
 
     def var(self, name: str) -> "ScopeVariable":
@@ -99,6 +102,16 @@ class ScopeVariable:
     def get_tensor(self) -> "ScopeTensor":
         """Returns its value, as it is whenever that is read."""
         return ScopeTensor(self._scope, self._name)
+
+    def get_selected_rows(self) -> SelectedRows:
+        """Returns the rows that it holds; at first none.
+
+        Raises:
+            ProgramError: its scope is none of fluid's.
+        """
+        if not isinstance(self._scope, Scope):
+            raise ProgramError(f"the scope of '{self._name}' holds arrays alone, and no rows")
+        return self._scope.selected_rows.setdefault(self._name, SelectedRows())
 
 
 class ScopeTensor:

@@ -14,6 +14,7 @@ _TRAINER = ".trainer_"
 LR_COUNTER = "@LR_DECAY_COUNTER@"  # of the runs that learning rates are computed from
 CLIP_MARK = "@CLIP"  # in the name scope of clipping that trainers do, and not servers
 LOCAL_STEPS = "@LOCAL_SGD_STEPS@"  # how many steps a rank has done by itself
+INSTEAD_OF = "instead_of"  # an operator's attribute: pairs of a variable and whose value it gets
 RESERVED = frozenset({"true", "false", "none", "nan", "inf"})
 
 
@@ -30,6 +31,26 @@ def block_name(name: str, index: int) -> str:
 def snapshot_name(name: str) -> str:
     """Returns the name of what all ranks last had of a parameter: `w@SNAPSHOT`."""
     return f"{name}@SNAPSHOT"
+
+
+def recomputed_name(name: str) -> str:
+    """Returns the name of a value that backward computes again: `h@RECOMPUTE`."""
+    return f"{name}@RECOMPUTE"
+
+
+def next_name(name: str) -> str:
+    """Returns the name of what a variable will hold when the step ends: `m@NEXT`."""
+    return f"{name}@NEXT"
+
+
+def layer_name(name: str) -> str:
+    """Returns the name of a variable in the turn of a loop over layers: `w@LAYER`."""
+    return f"{name}@LAYER"
+
+
+def layers_name(name: str) -> str:
+    """Returns the name of what all layers have of a variable, one after another: `w@LAYERS`."""
+    return f"{name}@LAYERS"
 
 
 def trainer_name(name: str, trainer_id: int) -> str:

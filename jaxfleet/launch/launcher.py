@@ -111,6 +111,7 @@ class _Launch:
         while any(server.status is None for server in self._members.servers.values()):
             event = self._events.next(deadline)
             if event is None:
+                self._say_who_waits()
                 break
             if isinstance(event, Told):
                 return self._told(event)
@@ -118,6 +119,13 @@ class _Launch:
             if server.status and index not in self._waiting:
                 return _failure(server)
         return _Outcome(0)
+
+    def _say_who_waits(self) -> None:
+        """Names servers that trainers ended without: a script may have left its mode out."""
+        waiting = [s.name for s in self._members.servers.values() if s.status is None]
+        what = f"all trainers ended well, and {', '.join(waiting)} heard no bye of them"
+        hint = "a step that uses servers is jf.distribute(..., strategy='pserver')"
+        self._console.say(f"{what}; {hint}")
 
     def _next(self, deadline: float) -> _Outcome | None:
         """Acts on one event; returns what it ended, if it ended the job."""

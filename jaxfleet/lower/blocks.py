@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.ir import Block, Program, Variable, print_operator
+from jaxfleet.ir import Block, Operator, Program, Variable, print_operator
+from jaxfleet.ir.names import INSTEAD_OF
 from jaxfleet.ir.program import Operands, Role
 from jaxfleet.ir.values import Attr, Attrs, BlockRef, Operand, map_attr
 from jaxfleet.lower.host_arrays import device_dtype
@@ -232,7 +233,7 @@ class _Key:
                 op,
                 inputs=self._operands(op.inputs, block),
                 outputs=self._operands(op.outputs, block),
-                attrs=Attrs({k: map_attr(v, self._numbered) for k, v in op.attrs.items()}),
+                attrs=self._attrs(op),
                 role=Role.FORWARD,
                 role_var=(),
             )
@@ -240,6 +241,10 @@ class _Key:
         self._lines.append("results " + " ".join(self._operand(x, block) for x in block.results))
         for index in inner:
             self._block(self._program.blocks[index])
+
+    def _attrs(self, op: Operator) -> Attrs:
+        said = {k: map_attr(v, self._numbered) for k, v in op.attrs.items() if k != INSTEAD_OF}
+        return Attrs(said)
 
     def _operands(self, operands: Operands, block: Block) -> Operands:
         return operands.renamed({name: self._name(name, block) for name in operands.names})

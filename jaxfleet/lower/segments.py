@@ -1,9 +1,10 @@
-"""Cuts a trainer's program where it talks to servers: what lies between is compiled.
+"""Cuts a program where it talks to servers, or says `cut`: what lies between is compiled.
 
 A segment is a run of operators of block 0 that need no server. The operators of the host stay as
 they are, for the runtime to do.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -19,7 +20,7 @@ from jaxfleet.ops import Array, Interpreter, find_op
 HOST_OPS = frozenset(
     {
         *("split_byref", "send", "send_rows", "send_barrier", "recv", "fetch_barrier", "fetch"),
-        "distributed_lookup_table",
+        *("distributed_lookup_table", "cut", "delete_var"),
     }
 )
 Run: TypeAlias = Callable[..., Sequence[Array]]
@@ -57,17 +58,37 @@ def segments(
         sizes: a number for every letter: the rows of this trainer.
         cache: where executables are kept.
     """
+    blocks, items = in_blocks(program, sizes)
+    return [_segment(blocks, item, cache) if isinstance(item, int) else item for item in items]
+
+
+def in_blocks(
+    program: Program, sizes: Mapping[str, int]
+) -> tuple[Program, list[int | tuple[Operator, ...]]]:
+    """Returns a program whose segments are blocks, and their numbers in the order they run.
+
+    Args:
+        program: whose block 0 is to be cut.
+        sizes: a number for every letter.
+
+    Returns:
+        The program, with numbers for sizes; and a block's number for each segment, between them the
+        operators of the host that stand together.
+    """
     bound = _with_numbers(program, sizes)
-    runs = list(_runs(bound.root.ops))
+    runs = list(_runs(_released_at_cuts(bound.root.ops)))
     blocks = _as_blocks(bound, [ops for on_host, ops in runs if not on_host])
-    found: list[Segment | tuple[Operator, ...]] = []
-    for on_host, ops in runs:
-        if on_host:
-            found.append(tuple(ops))
-        else:
-            index = 1 + sum(isinstance(item, Segment) for item in found)
-            found.append(_segment(blocks, index, cache))
-    return found
+    numbers = itertools.count(1)
+    return blocks, [tuple(ops) if on_host else next(numbers) for on_host, ops in runs]
+
+
+def _released_at_cuts(ops: Sequence[Operator]) -> list[Operator]:
+    """Returns the operators without those `delete_var` that no `cut` follows: inside, xla knows."""
+    found: list[Operator] = []
+    for op in reversed(ops):
+        if op.type != "delete_var" or (found and found[-1].type in ("cut", "delete_var")):
+            found.append(op)
+    return found[::-1]
 
 
 def _with_numbers(program: Program, sizes: Mapping[str, int]) -> Program:
@@ -138,13 +159,24 @@ def _jitted(program: Program, block: Block, reads: Sequence[str], writes: Sequen
     several = program.attrs.get("devices", 1) != 1
 
     def run(trainer: Array, *values: Array) -> list[Array]:
-        held = dict(zip(reads, values, strict=True))
         interpreter = Interpreter(program, {}, trainer=trainer if several else None)
-        after = interpreter.run_scope(replace(block, variables=_inner(block, writes)), held)
-        return [after[name] for name in writes]
+        return run_segment(interpreter, block, reads, writes, values)
 
     run.__name__ = f"{program.name}_segment{block.index}"
     return jax.jit(run)
+
+
+def run_segment(
+    interpreter: Interpreter,
+    block: Block,
+    reads: Sequence[str],
+    writes: Sequence[str],
+    values: Sequence[Array],
+) -> list[Array]:
+    """Runs a block on the values of what it reads; returns those of what it writes."""
+    held = dict(zip(reads, values, strict=True))
+    after = interpreter.run_scope(replace(block, variables=_inner(block, writes)), held)
+    return [after[name] for name in writes]
 
 
 def _inner(block: Block, writes: Sequence[str]) -> dict[str, Any]:

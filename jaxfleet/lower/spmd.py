@@ -35,7 +35,7 @@ def device_mesh(devices: Sequence[Any]) -> Mesh:
 
 def shardings(mesh: Mesh, axes: Sequence[int | None]) -> list[NamedSharding]:
     """Returns where arrays that are cut along these axes lie."""
-    return [NamedSharding(mesh, _spec(axis)) for axis in axes]
+    return [NamedSharding(mesh, axis_spec(axis)) for axis in axes]
 
 
 def with_shard_map(body: Body, mesh: Mesh, layout: Layout) -> Body:
@@ -44,8 +44,8 @@ def with_shard_map(body: Body, mesh: Mesh, layout: Layout) -> Body:
     return jax.shard_map(
         body,
         mesh=mesh,
-        in_specs=(whole, [_spec(axis) for axis in layout.data]),
-        out_specs=(whole, [_spec(axis) for axis in layout.fetched]),
+        in_specs=(whole, [axis_spec(axis) for axis in layout.data]),
+        out_specs=(whole, [axis_spec(axis) for axis in layout.fetched]),
         check_vma=False,
     )
 
@@ -88,5 +88,6 @@ def _join(value: Any, axis: int | None) -> Any:
     return value.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
 
 
-def _spec(axis: int | None) -> PartitionSpec:
+def axis_spec(axis: int | None) -> PartitionSpec:
+    """Returns how an array that is cut along an axis, or whole, lies on the mesh."""
     return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, AXIS)

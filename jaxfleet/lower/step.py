@@ -9,7 +9,10 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxfleet.errors import FeedError
 from jaxfleet.ir import Program
+from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.lower.function import ProgramFunction, cut_axes, device_count
+from jaxfleet.lower.part_layout import layout_for
+from jaxfleet.lower.part_step import PartStep
 from jaxfleet.lower.spmd import (
     AXIS,
     Body,
@@ -103,6 +106,7 @@ class LoweredStep:
         flat: jitted, on lists of leaves: `(given, kept, data) -> (written, metrics)`. Who has
             flattened the state anyway saves its being flattened again, which costs some percent of
             a small step.
+        run: what a step calls: `flat`, or the same in parts where the program says `cut`.
         shares: which leaf of the state goes where in `flat`.
         state_sharding: where the state lies.
         batch_shardings: where each leaf of the batch lies.
@@ -110,13 +114,20 @@ class LoweredStep:
 
     function: Any
     flat: Any
+    run: Any
     shares: Shares
     state_sharding: Any
     batch_shardings: tuple[Any, ...]
 
 
 def lower_step(
-    program: Program, interface: Interface, *, devices: Sequence[Any], lowering: str, donate: bool
+    program: Program,
+    interface: Interface,
+    *,
+    devices: Sequence[Any],
+    lowering: str,
+    donate: bool,
+    cache: ExecutableCache | None = None,
 ) -> LoweredStep:
     """Lowers a step for devices.
 
@@ -126,6 +137,7 @@ def lower_step(
         devices: what it runs on.
         lowering: `shard_map` or `pmap`.
         donate: let the new state take the place of the old, as the program's `donate` says.
+        cache: where the executables of a step in parts are kept; its own, unless given.
     """
     shares = Shares.of(program, interface.state, donate=donate)
     if device_count(program) == 1:
@@ -148,12 +160,38 @@ def lower_step(
     on_trees, flat = _on_trees(body, interface, shares), _on_leaves(body)
     on_trees.__name__ = flat.__name__ = program.name  # profiles and HLO then say whose step it is
     batch = jax.tree_util.tree_unflatten(interface.batch_tree, rows)
+    jitted = _jit(flat, shares, (whole, whole, rows))
     return LoweredStep(
         _jit(on_trees, shares, (whole, batch)),
-        _jit(flat, shares, (whole, whole, rows)),
+        jitted,
+        _in_parts(program, interface, shares, devices, cache) or jitted,
         shares,
         whole,
         tuple(rows),
+    )
+
+
+def _in_parts(
+    program: Program,
+    interface: Interface,
+    shares: Shares,
+    devices: Sequence[Any],
+    cache: ExecutableCache | None,
+) -> PartStep | None:
+    """Returns the step in parts, where the program says `cut`."""
+    if not any(op.type == "cut" for op in program.root.ops):
+        return None
+    several = device_count(program) > 1
+    return PartStep(
+        program,
+        given=tuple(interface.state[place] for place in shares.given),
+        kept=tuple(interface.state[place] for place in shares.kept),
+        data=interface.batch,
+        written=tuple(interface.state[place] for place in shares.written),
+        fetched=interface.metrics,
+        layout=layout_for(devices if several else devices[:1], cut_axes(program)),
+        waits=several and devices[0].platform == "cpu",
+        cache=cache if cache is not None else ExecutableCache(),
     )
 
 

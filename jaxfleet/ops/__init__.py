@@ -4,6 +4,7 @@ from jaxfleet.ops import basic as basic
 from jaxfleet.ops import collective as collective
 from jaxfleet.ops import fluid as fluid
 from jaxfleet.ops import jax_ops as jax_ops
+from jaxfleet.ops import memory as memory
 from jaxfleet.ops import own_rows as own_rows
 from jaxfleet.ops import rewriting as rewriting
 from jaxfleet.ops import tables as tables

@@ -17,6 +17,7 @@ from jax.extend import core
 from jax.extend.core import primitives
 
 from jaxfleet.ir import Attr, Attrs, Dim, Literal, Size, Struct, Word, parse_size
+from jaxfleet.ir.names import INSTEAD_OF
 from jaxfleet.ir.types import long_dtype, short_dtype
 from jaxfleet.ops.jaxprs import Equation
 
@@ -168,7 +169,7 @@ def bind(name: str, args: Sequence[Any], attrs: Attrs, size: Callable[[Size], in
     primitive = find_primitive(name)
     if primitive is None:
         raise KeyError(name)
-    params = {key: decode(value, size) for key, value in attrs.items()}
+    params = {key: decode(x, size) for key, x in attrs.items() if key != INSTEAD_OF}
     for key in _OMITTED.get(name, ()):
         params.setdefault(key, None)
     result = primitive.bind(*args, **params)

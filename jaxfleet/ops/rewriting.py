@@ -19,6 +19,7 @@ from jaxfleet.ops.registry import Array, Context, register_op
 
 HOST_OPS = (
     "listen_and_serv",
+    "fl_listen_and_serv",
     "send",
     "send_rows",
     "recv",
@@ -30,6 +31,7 @@ HOST_OPS = (
     "lookup_sparse_table",
     "merge_ids",
     "prefetch",
+    "recv_save",
     "save",
     "split_ids",
     "split_selected_rows",

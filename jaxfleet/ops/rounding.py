@@ -24,8 +24,10 @@ _NO_PRODUCT = frozenset(
     {
         "assign",
         "concat",
+        "put_rows",
         "split_byref",
         "sum",
+        "take_rows",
         "jax.abs",
         "jax.add",
         "jax.add_any",

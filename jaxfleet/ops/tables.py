@@ -40,6 +40,21 @@ def lookup_rows(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[A
     return [jnp.asarray(rows).at[index].get(mode="promise_in_bounds")]
 
 
+@register_op("take_rows")
+def take_rows(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Takes rows by their numbers; zeros for a number that is of none."""
+    whole, numbers = inputs
+    return [jnp.asarray(whole).at[numbers].get(mode="fill", fill_value=0)]
+
+
+@register_op("put_rows")
+def put_rows(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Puts rows where their numbers say, which are each once and in order; drops what has none."""
+    whole, rows, numbers = inputs
+    at = jnp.asarray(whole).at[numbers]
+    return [at.set(rows, mode="drop", indices_are_sorted=True)]
+
+
 @register_op("lookup_rows_grad")
 def lookup_rows_grad(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
     """Adds up what belongs to one row: `f32[u, dim]`, `shape`, of an index and gradients."""

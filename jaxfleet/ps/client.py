@@ -150,6 +150,15 @@ class Client:
         """Sends gradients of a table's rows, of the present step; nothing answers."""
         self._outbox.push_rows(server, body, tensors)
 
+    def begin_step(self) -> None:
+        """Tells servers that were sent nothing in this step that this trainer is at it.
+
+        They may then change what it has received, for what others sent.
+        """
+        for server, known in enumerate(self._servers):
+            if known.pushed < self.step:
+                self._outbox.push(server, ())
+
     def wait(
         self,
         requests: Sequence[Request],

@@ -30,11 +30,13 @@ class Communicator:
     Attributes:
         client: the lines to the servers.
         manner: how they travel.
+        send_rows: sends what waits of tables, of so many steps; it goes when gradients go.
         lags: how old the values were that steps computed with.
     """
 
     client: Client
     manner: Manner
+    send_rows: Callable[[int], None] | None = None
     lags: Lags = field(init=False)
     _queue: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)  # by server and name
     _encode: dict[str, Encode] = field(default_factory=dict)  # by name
@@ -118,6 +120,8 @@ class Communicator:
         """Sends what waits, and asks for what servers make of it."""
         if not self._queued or self._ask is None:
             return
+        if self.send_rows is not None:
+            self.send_rows(self._queued)
         parcels = Parcels(self.client)
         for server, arrays in self._queue.items():
             for name, array in arrays.items():

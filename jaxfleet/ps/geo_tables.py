@@ -13,6 +13,9 @@ import numpy as np
 
 from jaxfleet.ps.tables import RemoteTables
 from jaxfleet.tables import TableSpec, TableStore
+from jaxfleet.tables.scores import WaitingScores
+
+Scores = Mapping[str, np.ndarray | None]
 
 
 @dataclass
@@ -25,6 +28,7 @@ class Window:
         keys: by look-up since the last exchange, those that were fetched.
         known: all that were fetched, in order.
         steps: how many were pushed.
+        scores: shows and clicks since the last exchange.
     """
 
     rows: TableStore
@@ -32,6 +36,7 @@ class Window:
     keys: list[np.ndarray] = field(default_factory=list)
     known: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     steps: int = 0
+    scores: WaitingScores = field(default_factory=WaitingScores)
 
     def lacks(self, keys: np.ndarray) -> np.ndarray:
         """Returns those of the keys that are still to be fetched."""
@@ -50,15 +55,18 @@ class Window:
         self.keys.append(keys)
         self.known = np.sort(np.concatenate([self.known, keys]))
 
-    def changes(self, scale: np.float32) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the keys of rows that changed, with what is sent, and begins anew."""
+    def changes(self, scale: np.float32) -> tuple[np.ndarray, np.ndarray, Scores]:
+        """Returns the keys of rows that changed, what is sent and scores, and begins anew."""
         keys = np.concatenate([np.empty(0, np.int64), *self.keys])
         deltas = (self.rows.look_up(keys) - self.old.look_up(keys)) * scale
-        changed = deltas.any(axis=1)
+        has_scores = bool(self.scores)
+        scores = self.scores.take(keys)
+        changed = deltas.any(axis=1) | scores.any(axis=1)
         self.old.add(keys[changed], deltas[changed])
         self.keys.clear()
         self.known, self.steps = self.known[:0], 0
-        return keys[changed], deltas[changed]
+        shows, clicks = (scores[changed, at] if has_scores else None for at in (0, 1))
+        return keys[changed], deltas[changed], {"shows": shows, "clicks": clicks}
 
 
 class GeoTables:
@@ -93,11 +101,20 @@ class GeoTables:
             self._windows[table].take(asked[table], rows)
         return {table: self._windows[table].rows.look_up(some) for table, some in keys.items()}
 
-    def push(self, table: str, keys: np.ndarray, grads: np.ndarray) -> None:
+    def push(
+        self,
+        table: str,
+        keys: np.ndarray,
+        grads: np.ndarray,
+        *,
+        shows: np.ndarray | None = None,
+        clicks: np.ndarray | None = None,
+    ) -> None:
         """Updates rows here, and sends what changed of them where an exchange is due."""
         window = self._windows[table]
         if len(keys):
             window.rows.update(keys, grads)
+            window.scores.add(keys, shows, clicks)
         window.steps += 1
         if window.steps >= self._k_steps:
             self._send(table)
@@ -116,4 +133,5 @@ class GeoTables:
         return {spec.name: Window(TableStore(spec), TableStore(spec)) for spec in self._bare}
 
     def _send(self, table: str) -> None:
-        self._remote.add(table, *self._windows[table].changes(self._scale))
+        keys, deltas, scores = self._windows[table].changes(self._scale)
+        self._remote.add(table, keys, deltas, **scores)

@@ -102,6 +102,8 @@ class HostRun:
         kinds = {op.type for op in self.ops}
         self._send_all()
         self.parcels.send()
+        if "send_barrier" in kinds:
+            self.host.client.begin_step()
         collectives = [op for op in self.ops if op.type.startswith("c_")]
         self._reduce(collectives)
         if kinds & {"recv", "concat"}:

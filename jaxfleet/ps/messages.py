@@ -35,6 +35,8 @@ class Kind(enum.Enum):
     PARTS = "parts"
     SAVE = "save"
     LOAD = "load"
+    SHRINK = "shrink"
+    EXPORT = "export"
     STATS = "stats"
     HEARTBEAT = "heartbeat"
     BYE = "bye"

@@ -46,6 +46,8 @@ class Request:
             return f"{kind} of {', '.join(names[:2])}{more}"
         if kind == "look_up":
             return f"rows of table '{body.get('table')}'"
+        if kind in {"shrink", "export"}:
+            return f"{kind} of table '{body.get('table')}'"
         if kind == "reduce":
             return f"sum '{body.get('key')}' over all trainers"
         if kind == "barrier":

@@ -1,6 +1,7 @@
 """Gradients that have some rows of a slice: two arrays on their way, the rows and their numbers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -8,6 +9,59 @@ from jaxfleet.lower import HostType
 from jaxfleet.ps.messages import Tensor
 
 _NUMBERS = "@ROWS"  # ends the name of what holds the numbers of a gradient's rows
+
+
+@dataclass(frozen=True, eq=False)
+class RowGradient:
+    """A gradient of a slice that is zero but for some rows.
+
+    Attributes:
+        numbers: i32[n], each once.
+        rows: [n, ...].
+        height: how many rows the slice has.
+    """
+
+    numbers: np.ndarray
+    rows: np.ndarray
+    height: int
+
+    @classmethod
+    def none(cls, whole: HostType) -> "RowGradient":
+        """Returns that of zeros alone."""
+        return cls(
+            np.empty(0, np.int32), np.empty((0, *whole.shape[1:]), whole.dtype), whole.shape[0]
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes."""
+        return self.numbers.nbytes + self.rows.nbytes
+
+    def whole(self) -> np.ndarray:
+        """Returns the gradient with its zeros."""
+        found = np.zeros((self.height, *self.rows.shape[1:]), self.rows.dtype)
+        found[self.numbers] = self.rows
+        return found
+
+
+@dataclass(frozen=True)
+class RowTensor(Tensor):
+    """Rows of a gradient as a push brought them, once they are known to fit.
+
+    Attributes:
+        numbers: of the rows.
+        height: how many rows the slice has.
+    """
+
+    numbers: np.ndarray
+    height: int
+
+
+def taken(tensor: Tensor) -> np.ndarray | RowGradient:
+    """Returns what a push brought."""
+    if isinstance(tensor, RowTensor):
+        return RowGradient(tensor.numbers, tensor.array, tensor.height)
+    return tensor.array
 
 
 def row_gradient(name: str, numbers: np.ndarray, rows: np.ndarray) -> list[Tensor]:
@@ -26,17 +80,19 @@ def has_rows(tensors: Iterable[Tensor]) -> bool:
     return any(tensor.name.endswith(_NUMBERS) for tensor in tensors)
 
 
-def whole_gradients(
-    tensors: Iterable[Tensor], types: Mapping[str, HostType]
+def fitting_gradients(
+    tensors: Iterable[Tensor], types: Mapping[str, HostType], by_rows: Collection[str]
 ) -> tuple[tuple[Tensor, ...], str | None]:
-    """Returns what was pushed with gradients of rows made whole, or why it cannot be.
+    """Returns what was pushed with gradients of rows as blocks take them, or why it cannot be.
 
-    Rows that are not there are zeros, so that a server updates as one process does whose gradient
-    is dense: also the rows that nobody looked up, if the optimizer moves them.
+    They stay rows where the block updates no others. Else they are made whole, and rows that are
+    not there are zeros, so that a server updates as one process does whose gradient is dense: also
+    the rows that nobody looked up, if the optimizer moves them.
 
     Args:
         tensors: that were pushed.
         types: what each gradient is as a whole.
+        by_rows: the gradients that stay rows.
     """
     given = {tensor.name: tensor for tensor in tensors}
     numbers = {name: given.pop(name) for name in list(given) if name.endswith(_NUMBERS)}
@@ -50,12 +106,15 @@ def whole_gradients(
         misfit = _misfit(at.array, tensor.array, wanted)
         if wanted is None or misfit is not None:
             return (), f"'{name}': {misfit}"
-        whole = np.zeros(wanted.shape, wanted.dtype)
-        whole[at.array] = tensor.array
-        found.append(Tensor(name, whole))
+        rows = RowTensor(name, tensor.array, at.array, wanted.shape[0])
+        found.append(rows if name in by_rows else Tensor(name, _whole(rows)))
     if numbers:
         return (), f"numbers of rows came without rows: {', '.join(numbers)}"
     return tuple(found), None
+
+
+def _whole(rows: RowTensor) -> np.ndarray:
+    return RowGradient(rows.numbers, rows.array, rows.height).whole()
 
 
 def rows_misfit(numbers: np.ndarray, held: HostType) -> str | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,8 +11,12 @@ from jaxfleet.ps.buffers import Buffers
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.messages import Kind, Plain, Tensor
 from jaxfleet.ps.requests import Request
+from jaxfleet.ps.whole_tables import figures, live_batches, shrink
 from jaxfleet.tables import TableSpec
+from jaxfleet.tables.access import unknown_table
 from jaxfleet.tables.buckets import server_of
+from jaxfleet.tables.eviction import no_scores
+from jaxfleet.tables.live import LiveTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +62,8 @@ class RemoteTables:
 
     def __init__(self, client: Client, specs: Iterable[TableSpec]) -> None:
         self._client = client
-        self._dims = {spec.name: spec.dim for spec in specs}
+        self._specs = {spec.name: spec for spec in specs}
+        self._dims = {name: spec.dim for name, spec in self._specs.items()}
         self._shares: dict[str, Shares] = {}  # of the last look-up
         self._pushed: dict[str, tuple[int, int]] = {}  # when, as `_now` says
         self._buffers = Buffers()
@@ -100,6 +106,8 @@ class RemoteTables:
         grads: np.ndarray,
         *,
         learning_rate: float | None = None,
+        shows: np.ndarray | None = None,
+        clicks: np.ndarray | None = None,
     ) -> None:
         """Sends gradients of the present step; each table gets one push a step, maybe an empty one.
 
@@ -108,6 +116,8 @@ class RemoteTables:
             keys: int64[n], each once.
             grads: float32[n, dim]; neither may change afterwards.
             learning_rate: in the place of the optimizer's own; the first trainer's counts.
+            shows: float32[n], how often each key was shown; for tables with `ByScore`.
+            clicks: float32[n], how often it was clicked.
 
         Raises:
             ProgramError: there is no such table, the arrays are none of its, or it had its push.
@@ -115,22 +125,70 @@ class RemoteTables:
         body: dict[str, Plain] = {"table": table}
         if learning_rate is not None:
             body["learning_rate"] = float(learning_rate)
-        self._send(body, table, keys, grads)
+        self._send(body, table, keys, {"grads": grads} | _given(shows, clicks))
 
-    def add(self, table: str, keys: np.ndarray, deltas: np.ndarray) -> None:
+    def add(
+        self,
+        table: str,
+        keys: np.ndarray,
+        deltas: np.ndarray,
+        *,
+        shows: np.ndarray | None = None,
+        clicks: np.ndarray | None = None,
+    ) -> None:
         """Sends changes of rows, which are added whatever the optimizer; otherwise as `push`."""
-        self._send({"table": table, "deltas": True}, table, keys, deltas)
+        body: dict[str, Plain] = {"table": table, "deltas": True}
+        self._send(body, table, keys, {"grads": deltas} | _given(shows, clicks))
+
+    def shrink(self, table: str) -> int:
+        """Takes out the rows that a table's evictions say, on all servers; returns how many.
+
+        One trainer asks for it, while no other goes on; of `step.shrink` it is the first.
+
+        Raises:
+            ProgramError: there is no such table.
+            PeerLostError: a server, or a trainer that it waits for, went or takes too long.
+        """
+        self._spec(table)
+        return shrink(self._client, table)
+
+    def live(self, table: str) -> LiveTable:
+        """Returns a table as it is now, to be exported; servers give it some rows at a time.
+
+        One trainer reads it, while no other goes on; of `step.export` it is the first.
+
+        Raises:
+            ProgramError: there is no such table.
+        """
+        return LiveTable(self._spec(table), lambda: live_batches(self._client, table))
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """Returns what servers counted of each table, together."""
+        servers = range(len(self._client.me.endpoints))
+        asked = [self._client.request(server, Kind.STATS) for server in servers]
+        self._client.wait(asked)
+        return figures([request.answer.body for request in asked if request.answer is not None])
+
+    def _spec(self, table: str) -> TableSpec:
+        if (spec := self._specs.get(table)) is None:
+            raise unknown_table(table, self._specs)
+        return spec
 
     def _send(
-        self, body: Mapping[str, Plain], table: str, keys: np.ndarray, grads: np.ndarray
+        self,
+        body: Mapping[str, Plain],
+        table: str,
+        keys: np.ndarray,
+        arrays: Mapping[str, np.ndarray],
     ) -> None:
-        self._check_push(table, keys, grads)
+        self._check_push(table, keys, arrays)
         shares = self._shares.get(table)
         if shares is None or shares.keys is not keys:
             shares = self._divide(table, keys)
-        for server, part in enumerate(zip(shares.parts, shares.cut(grads), strict=True)):
-            tensors = (Tensor("keys", part[0]), Tensor("grads", part[1]))
-            self._client.push_rows(server, body, tensors)
+        cut = {name: shares.cut(array) for name, array in arrays.items()}
+        for server, part in enumerate(shares.parts):
+            tensors = [Tensor(name, parts[server]) for name, parts in cut.items()]
+            self._client.push_rows(server, body, [Tensor("keys", part), *tensors])
         self._pushed[table] = self._now
 
     @property
@@ -180,19 +238,29 @@ class RemoteTables:
         )
 
     def _divide(self, table: str, keys: np.ndarray) -> Shares:
-        if table not in self._dims:
-            known = ", ".join(self._dims) or "none"
-            raise ProgramError(f"there is no table '{table}' in this job, which has {known}")
+        self._spec(table)
         if keys.dtype != np.int64 or keys.ndim != 1:
             what = f"table '{table}': keys are {keys.dtype}{list(keys.shape)}, not int64[n]"
             raise ProgramError(what, hint="np.unique(ids) of int64 ids gives keys")
         return Shares.of(np.ascontiguousarray(keys), len(self._client.me.endpoints))
 
-    def _check_push(self, table: str, keys: np.ndarray, grads: np.ndarray) -> None:
-        wanted = (len(keys), self._dims.get(table, 0))
+    def _check_push(self, table: str, keys: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
+        wanted, grads = (len(keys), self._dims.get(table, 0)), arrays["grads"]
         if table in self._dims and (grads.dtype != np.float32 or grads.shape != wanted):
             found = f"{grads.dtype}{list(grads.shape)}"
             raise ProgramError(f"table '{table}': gradients are {found}, not float32{list(wanted)}")
+        for name in arrays.keys() - {"grads"}:
+            if not self._spec(table).has_scores:
+                raise no_scores(table)
+            if arrays[name].shape != keys.shape:
+                found = f"{name} are {list(arrays[name].shape)} for {len(keys)} keys"
+                raise ProgramError(f"table '{table}': {found}")
         if self._pushed.get(table) == self._now:
             what = f"table '{table}' was pushed to at step {self._client.step} already"
             raise ProgramError(what, hint="push the keys of all its look-ups in a step at once")
+
+
+def _given(shows: np.ndarray | None, clicks: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Returns the scores that there are, by the names that they travel under."""
+    given = {"shows": shows, "clicks": clicks}
+    return {name: np.asarray(x, np.float32) for name, x in given.items() if x is not None}

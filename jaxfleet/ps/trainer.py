@@ -1,18 +1,28 @@
 """Runs a trainer's program: compiled segments, and between them what it asks of servers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jaxfleet.ir import Operator, Program
 from jaxfleet.lower.blocks import ExecutableCache
+from jaxfleet.lower.dropping import drops_of
 from jaxfleet.lower.segments import Segment, segments
 from jaxfleet.ops import Array
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.communicator import Communicator, RelaxedRun
 from jaxfleet.ps.host_run import Copies, Host, HostRun
 from jaxfleet.ps.trainer_tables import TrainerTables
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a step: what runs, and the values that nothing reads after it."""
+
+    item: Segment | tuple[Operator, ...]
+    drops: tuple[str, ...]
 
 
 class Trainer:
@@ -45,7 +55,7 @@ class Trainer:
         push = tables.push if tables is not None else push_rows
         self._host = Host(program, client, push, ahead)
         self._rank = np.int32(client.me.trainer)
-        self._plans: dict[tuple[tuple[str, int], ...], list[Segment | tuple[Operator, ...]]] = {}
+        self._plans: dict[tuple[tuple[str, int], ...], list[_Part]] = {}
         self._fetched = next(
             (op.reads for op in reversed(program.root.ops) if op.type == "fetch"), ()
         )
@@ -70,23 +80,54 @@ class Trainer:
         plan = self._plans.get(key)
         if plan is None:
             self.client.doing("compiling")
-            plan = self._plans[key] = segments(self.program, sizes, cache=self._cache)
+            plan = self._plans[key] = self._planned(sizes)
         values = {**state, **data}
-        for item in plan:
-            if isinstance(item, Segment):
-                outputs = item.run(self._rank, *[values[name] for name in item.reads])
-                values.update(zip(item.writes, outputs, strict=True))
-            else:
-                self._on_host(item, values)
+        for part in plan:
+            self._run_part(part.item, values)
+            for name in part.drops:
+                if name not in state:  # what it holds is returned
+                    values.pop(name, None)
         return {name: values[name] for name in state}, [values[name] for name in self._fetched]
+
+    def _planned(self, sizes: Mapping[str, int]) -> list[_Part]:
+        items = segments(self.program, sizes, cache=self._cache)
+        drops = drops_of(self.program, [_used(item) for item in items], self._fetched)
+        return [_Part(*pair) for pair in zip(items, drops, strict=True)]
+
+    def _run_part(self, item: Segment | tuple[Operator, ...], values: dict[str, Any]) -> None:
+        if isinstance(item, Segment):
+            outputs = item.run(self._rank, *[values[name] for name in item.reads])
+            values.update(zip(item.writes, outputs, strict=True))
+        else:
+            self._on_host(item, values)
 
     def _on_host(self, ops: Sequence[Operator], values: dict[str, Any]) -> None:
         if self._communicator is None:
             HostRun(self._host, ops, values).run()
         else:
             RelaxedRun(self._host, ops, values, communicator=self._communicator).run()
+        for name in _released(ops):
+            values.pop(name, None)
 
     @property
     def copies(self) -> Copies:
         """The arrays that travelled, and the copies that were made of them."""
         return self._host.copies
+
+
+def _released(ops: Sequence[Operator]) -> list[str]:
+    """Returns what operators let go and do not write again."""
+    found: dict[str, None] = {}
+    for op in ops:
+        for name in op.writes:
+            found.pop(name, None)
+        if op.type == "delete_var":
+            found.update(dict.fromkeys(op.reads))
+    return list(found)
+
+
+def _used(item: Segment | tuple[Operator, ...]) -> list[str]:
+    """Returns what a part reads or writes."""
+    if isinstance(item, Segment):
+        return [*item.reads, *item.writes]
+    return [name for op in item for name in (*op.reads, *op.writes)]

@@ -5,9 +5,11 @@ from itertools import pairwise
 
 from jaxfleet.analysis.plan import transfer_plan
 from jaxfleet.capture import Captured
+from jaxfleet.ir.source import short_path
 from jaxfleet.lower.segments import runs_on_host
 from jaxfleet.runtime.explain import about_capture, about_notes, about_passes
-from jaxfleet.runtime.job_programs import JobPrograms
+from jaxfleet.runtime.explain_mode import about_mode
+from jaxfleet.runtime.job_programs import JobPrograms, holds_sum
 from jaxfleet.runtime.strategy import DistributedStrategy
 
 
@@ -16,6 +18,7 @@ def explain_job(captured: Captured, strategy: DistributedStrategy, job: JobProgr
     lines = [
         *about_capture(captured),
         *_about_processes(captured, strategy, job),
+        *about_mode(job.trainer, job.trainers),
         *_about_travel(job),
         *([] if job.is_whole else about_notes(job.trainer, job.dumps)),
         about_passes(job.dumps),
@@ -30,10 +33,16 @@ def _about_processes(
     share = rows if job.is_whole or strategy.batch == "local" else rows // trainers
     yield f"{trainers} trainers, {share} of {rows} rows on each; {len(job.servers)} servers"
     if job.is_whole and trainers > 1:
+        op = holds_sum(captured.program, strategy, trainers)
+        kind = op.type.removeprefix("jax.")
+        place = f"{short_path(op.source.file)}:{op.source.line}"
+        what = "a branch for each platform" if op.attrs.get("platforms") else f"'{kind}'"
         yield (
-            "every trainer computes the whole batch: sums over it stand inside a loop, where a "
-            "trainer cannot wait for the others"
+            f"every trainer computes the whole batch: values of all rows are needed inside {what} "
+            f"({place}), where a trainer cannot wait for the others"
         )
+    if strategy.communication != "sync":  # what is waited for then, the mode says
+        return
     ops = job.trainer.root.ops
     waits = sum(
         runs_on_host(op) and op.type not in {"split_byref", "send", "fetch"}

@@ -29,7 +29,7 @@ def check_state(leaves: Sequence[Any], tree: Any, captured: Captured) -> None:
             variable = captured.program.variables[leaf.name]
             what = f"'{leaf.name}' is fed an array of shape [{found}], but it is {variable.type}"
             raise FeedError(what, hint="distribute the step again with an example of this state")
-        _check_dtype(leaf, dtype, captured)
+        _check_dtype(leaf, value, dtype, captured)
 
 
 def check_batch(leaves: Sequence[Any], tree: Any, captured: Captured, *, devices: int) -> int:
@@ -47,7 +47,8 @@ def check_batch(leaves: Sequence[Any], tree: Any, captured: Captured, *, devices
         if len(shape) != len(leaf.shape) or shape[1:] != leaf.shape[1:]:
             what = f"'{leaf.name}' has shape {list(shape)}, in the example {list(leaf.shape)}"
             raise FeedError(what, hint="only the number of rows may change")
-        _check_dtype(leaf, dtype, captured)
+        if leaf.name not in captured.keys or np.dtype(dtype).kind not in "iu":
+            _check_dtype(leaf, value, dtype, captured)
         if shape:
             rows[shape[0]] = leaf.name
     if len(rows) > 1:
@@ -87,7 +88,7 @@ def used_before(tree: str) -> FeedError:
 
 
 def type_of(value: Any) -> tuple[tuple[int, ...], Any]:
-    """Returns the shape of a value, and its dtype as jax takes it."""
+    """Returns the shape of a value, and its dtype as jax takes it, with its order of bytes."""
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
         return value.shape, value.dtype
     if isinstance(value, bool | int | float | complex):
@@ -110,8 +111,17 @@ def _check_alive(tree: str, value: Any) -> None:
         raise used_before(tree)
 
 
-def _check_dtype(leaf: Leaf, dtype: Any, captured: Captured) -> None:
+def _check_dtype(leaf: Leaf, value: Any, dtype: Any, captured: Captured) -> None:
     if dtype != leaf.dtype:
         variable = captured.program.variables[leaf.name]
-        what = f"'{leaf.name}' is fed {dtype_text(dtype)}, but it is {variable.type}"
+        what = f"'{leaf.name}' is fed {_said(value, dtype)}, but it is {variable.type}"
         raise FeedError(what, hint=f"convert it to {variable.dtype} before the step")
+
+
+def _said(value: Any, dtype: Any) -> str:
+    """Returns the name of a value's dtype: the IR's, or where jax takes another, numpy's."""
+    if not isinstance(value, np.ndarray | np.generic) or value.dtype == dtype:
+        if not isinstance(dtype, np.dtype) or dtype.isnative:
+            return dtype_text(dtype)
+        return f"{dtype.name} of the other order of bytes"
+    return f"{value.dtype.name}, which jax takes as {dtype_text(dtype)}"

@@ -83,8 +83,11 @@ def job_programs(
 
     Raises:
         PassError: the step cannot be divided between trainers and servers.
-        StrategyError: trainers have their own rows only, and the step needs all of them on each.
+        StrategyError: trainers have their own rows only, and the step needs all of them on each;
+            they average what they have, and the step has tables; or it is to fit a budget.
     """
+    _check_tables(program, strategy)
+    _check_budget(strategy)
     is_sync = strategy.communication == "sync"
     dividing = _dividing(program, strategy, trainers) if is_sync else []
     first = [DeadCodeElimination(), *dividing, *_placing(strategy, endpoints)]
@@ -114,6 +117,21 @@ def job_programs(
         is_whole=is_sync and not dividing,
         digest=_digest(program, servers),
     )
+
+
+def _check_tables(program: Program, strategy: DistributedStrategy) -> None:
+    """Refuses tables where trainers average what they have: nobody has all rows."""
+    if strategy.communication == "fl" and program.attrs.get("tables"):
+        what = f"'{program.name}' has tables, and tables are not trained with communication='fl'"
+        raise StrategyError(what, hint="communication='geo' exchanges changes of rows")
+
+
+def _check_budget(strategy: DistributedStrategy) -> None:
+    """Refuses a budget of memory: a trainer's program is cut, but not planned."""
+    if strategy.memory_budget is not None:
+        what = "memory_budget: trainers of a parameter-server job are not planned for a budget"
+        hint = "name the passes that take less: strategy.passes='recompute' (docs/memory.md)"
+        raise StrategyError(what, hint=hint)
 
 
 def _dividing(program: Program, strategy: DistributedStrategy, trainers: int) -> list[Pass]:
@@ -193,6 +211,21 @@ def _inner_collective(program: Program) -> Operator | None:
     """Returns what trainers would have to ask servers for from inside a loop, if anything."""
     inner, effects = (op for block in program.blocks[1:] for op in block.ops), Effects()
     return next((op for op in inner if effects.is_collective(op)), None)
+
+
+def holds_sum(program: Program, strategy: DistributedStrategy, trainers: int) -> Operator:
+    """Returns what keeps a step's batch from being divided: a loop, or a branch, with a sum inside.
+
+    Args:
+        program: the captured step, which every trainer computes whole.
+        strategy: its own.
+        trainers: how many there are.
+    """
+    dividing = GradAllreduce(devices=trainers, local_statistics=strategy.local_statistics)
+    divided, effects = dividing.run(program), Effects()
+    at = next(i for i, block in enumerate(divided.blocks)
+              if i and any(map(effects.is_collective, block.ops)))  # fmt: skip
+    return next(op for block in divided.blocks for op in block.ops if at in op.blocks)
 
 
 def _digest(program: Program, servers: Sequence[Program]) -> str:

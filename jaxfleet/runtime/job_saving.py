@@ -27,7 +27,7 @@ def save_job(client: Client, served: ServedState, path: Path, leaves: Sequence[A
             _save(client, served, path, leaves)
         except (JaxfleetError, OSError) as found:
             error = found
-    _agree(client, f"save {path}", error)
+    agree(client, f"save {path}", error)
 
 
 def restore_job(client: Client, served: ServedState, path: str | Path) -> list[Any]:
@@ -46,7 +46,7 @@ def restore_job(client: Client, served: ServedState, path: str | Path) -> list[A
             client.wait([client.request(s, Kind.LOAD, body=body) for s in _servers(client)])
         except JaxfleetError as found:
             error = found
-    _agree(client, f"restore {path}", error)
+    agree(client, f"restore {path}", error)
     client.step = checkpoint.step
     values = {**read_leaves(checkpoint, served.mine), **served.pull(client, served.params)}
     return served.leaves(values)
@@ -54,7 +54,7 @@ def restore_job(client: Client, served: ServedState, path: str | Path) -> list[A
 
 def meet(client: Client, what: str) -> None:
     """Waits until all trainers are about to do something together."""
-    _agree(client, f"begin to {what}", None)
+    agree(client, f"begin to {what}", None)
 
 
 def _save(client: Client, served: ServedState, path: Path, leaves: Sequence[Any]) -> None:
@@ -79,24 +79,33 @@ def _receipt(plain: object) -> PartReceipt:
     return PartReceipt.from_plain(plain)
 
 
-def _agree(client: Client, what: str, error: Exception | None) -> None:
-    """Waits for all trainers; all raise where trainer 0 failed."""
-    failed = np.asarray([error is not None], np.int32)
-    found: list[int] = []
+def agree(client: Client, what: str, error: Exception | None, found: int = 0) -> int:
+    """Waits for all trainers; all raise where trainer 0 failed.
+
+    Args:
+        client: the lines to the servers.
+        what: they do.
+        error: how it failed here.
+        found: trainer 0's result, from 0 on.
+
+    Returns:
+        That result, on all.
+    """
+    told = np.asarray([error is not None, found], np.int64)
+    came: list[int] = []
 
     def take(answer: Sequence[Tensor]) -> None:
-        found.extend(int(tensor.array[0]) for tensor in answer)
+        came.extend(int(value) for tensor in answer for value in tensor.array)
 
     body: dict[str, Any] = {"key": what, "how": "max"}
-    tensors = [Tensor("failed", failed)]
-    request = client.request(
-        0, Kind.REDUCE, body=body, tensors=tensors, wants=["failed"], sink=take
-    )
+    tensors = [Tensor("told", told)]
+    request = client.request(0, Kind.REDUCE, body=body, tensors=tensors, wants=["told"], sink=take)
     client.wait([request])
     if error is not None:
         raise error
-    if found[0]:
+    if came[0]:
         raise CheckpointError(f"trainer 0 could not {what}", hint="its own error says why")
+    return came[1]
 
 
 def _servers(client: Client) -> range:

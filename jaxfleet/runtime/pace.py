@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.ps.client import Client
@@ -11,6 +10,7 @@ from jaxfleet.ps.communicator import Communicator
 from jaxfleet.ps.geo_tables import GeoTables
 from jaxfleet.ps.halves import exchange_of, step_of
 from jaxfleet.ps.manner import Manner
+from jaxfleet.ps.mean_tables import MeanTables
 from jaxfleet.ps.rounds import Rounds
 from jaxfleet.ps.tables import RemoteTables
 from jaxfleet.ps.trainer import Trainer
@@ -35,7 +35,7 @@ class Pace:
         self.manner = Manner.of(program)
         self._communicator: Communicator | None = None
         self._rounds: Rounds | None = None
-        self._tables: GeoTables | None = None
+        self._tables: GeoTables | MeanTables | None = None
 
     def open(self, client: Client) -> None:
         """Begins, with lines to servers that have answered."""
@@ -51,14 +51,17 @@ class Pace:
     def tables(self, remote: RemoteTables, specs: Sequence[TableSpec]) -> TableAccess:
         """Returns what a step looks rows up in: servers' tables, or rows that this trainer updates.
 
-        Raises:
-            StrategyError: trainers average what they have at exchanges, and nobody has all rows.
+        Gradients that are averaged before they go to servers are those of rows, too.
         """
-        if self.manner is None or not self.manner.updates_here or not specs:
+        if self.manner is None or not specs:
             return remote
-        if self.manner.averages_state:
-            what = f"tables are not trained with communication='{self.manner.communication}'"
-            raise StrategyError(what, hint="communication='geo' exchanges changes of rows")
+        if self.manner.averages:
+            self._tables = MeanTables(remote)
+            assert self._communicator is not None
+            self._communicator.send_rows = self._tables.send
+            return self._tables
+        if not self.manner.updates_here:
+            return remote
         trainers, k_steps = remote.trainers, self.manner.k_steps
         self._tables = GeoTables(remote, specs, k_steps=k_steps, trainers=trainers)
         return self._tables
@@ -108,7 +111,7 @@ class Pace:
 
     def flush(self) -> None:
         """Makes servers have all that this trainer has done."""
-        if self._tables is not None:
+        if isinstance(self._tables, GeoTables):
             self._tables.flush()
         inner = self._inner()
         if inner is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxfleet.analysis.memory.reused import held_by
 from jaxfleet.errors import FeedError
 from jaxfleet.ir import Kind, Program, Variable
 from jaxfleet.lower import (
@@ -125,8 +126,10 @@ def prepare(program: Program, fetch: tuple[str, ...]) -> Prepared:
         fetch: variables to return, as they are when the program ends.
 
     Raises:
-        FeedError: something is fetched that the program does not have, or has only in parts.
+        FeedError: something is fetched that the program does not have, has only in parts, or has no
+            more when it ends.
     """
+    fetch = held_by(program, fetch)
     uses = uses_of(program, fetch)
     if device_count(program) > 1:
         _check_complete(program, fetch)

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from jaxfleet.analysis.memory.reused import held_by
 from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.ir import Program, Variable
 from jaxfleet.lower import ParallelFunction, device_mesh, shardings
@@ -66,8 +67,9 @@ class RanksProgram:
 
         Raises:
             StrategyError: this process has fewer devices than there are ranks.
-            FeedError: something is fetched that the program does not have.
+            FeedError: something is fetched that the program does not have, or no more when it ends.
         """
+        fetch = held_by(program, fetch)
         mesh = device_mesh(_devices(program) if devices is None else devices)
         return cls(program, fetch, mesh, uses_of(program, fetch))
 

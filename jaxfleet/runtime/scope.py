@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import jax
 
 from jaxfleet.ops import Array
+from jaxfleet.tables import TableStore
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,12 @@ class Scope(MutableMapping[str, Array]):
         self._values: dict[str, Array] = {}
         self._lent: set[str] = set()  # whose arrays someone beside this scope may hold
         self._of_ranks: dict[str, OfRanks] = {}
+        self._rows: dict[str, TableStore] = {}
+
+    @property
+    def rows(self) -> dict[str, TableStore]:
+        """The rows of tables that a server of this process has, by the table's name."""
+        return self._rows
 
     def new_scope(self) -> "Scope":
         """Returns a scope inside this one."""

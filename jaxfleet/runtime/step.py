@@ -1,82 +1,30 @@
 """Step: a distributed training step, with the signature of the user's own."""
 
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 import numpy as np
 
-from jaxfleet.capture import Captured, capture
+from jaxfleet.capture import Captured
 from jaxfleet.capture.trees import spec_of
 from jaxfleet.errors import JaxfleetError, StrategyError
 from jaxfleet.ir import Program
-from jaxfleet.lower import Interface, LoweredStep, lower_step
+from jaxfleet.lower import LoweredStep
 from jaxfleet.pipeline import Record
-from jaxfleet.runtime.devices import choose_devices, steps_must_not_overlap
+from jaxfleet.runtime.devices import steps_must_not_overlap
 from jaxfleet.runtime.explain import explain
 from jaxfleet.runtime.feed import check_batch, check_rows, check_state, type_of, used_before
+from jaxfleet.runtime.job_tables import exported
+from jaxfleet.runtime.memory_report import MemoryReport, report_of
 from jaxfleet.runtime.place import place_batch, place_state
-from jaxfleet.runtime.processes import ServerStep, job_step
 from jaxfleet.runtime.saving import open_for, read_leaves, read_tables, save_leaves
-from jaxfleet.runtime.step_tables import StepTables
-from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
-from jaxfleet.runtime.trainer_step import TrainerStep
-from jaxfleet.runtime.transpile import pipeline_for, transpile
+from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.runtime.variants import Variant, Variants
 from jaxfleet.tables.host import looked_up, specs_of
 from jaxfleet.tables.local import LocalTables
-
-
-def distribute(
-    train_step: Callable[[Any, Any], tuple[Any, Any]],
-    example: tuple[Any, Any],
-    strategy: DistributedStrategy | str | None = None,
-    *,
-    dump_dir: str | Path | None = None,
-    name: str | None = None,
-) -> "Step | TrainerStep | ServerStep":
-    """Compiles a one-device training step into a distributed one.
-
-    The result computes what the step computes on one device with the whole batch: sums over the
-    batch are completed over all devices wherever the program needs them complete.
-
-    Args:
-        train_step: takes `(state, batch)` and returns `(state, metrics)`. Its optimizer is wrapped
-            in `distributed_optimizer`.
-        example: a state and a batch, or their types. Axis 0 of every batch leaf that has one is
-            the global batch.
-        strategy: a `DistributedStrategy`, or the name of a mode; `collective` unless given.
-        dump_dir: a directory for dumps of what every pass did.
-        name: the program's name; the function's, unless given.
-
-    Raises:
-        CaptureError: the step cannot be captured.
-        StrategyError: the strategy does not fit the machine, or this process is of no job.
-        FeedError: the example's batch cannot be divided among the devices.
-    """
-    chosen = as_strategy(strategy)
-    folder = Path(dump_dir) if dump_dir is not None else None
-    if chosen.mode == "collective" and chosen.communication != "sync":
-        what = f"communication {chosen.communication!r} is between trainers and servers"
-        raise StrategyError(what, hint="mode='pserver'; devices of a mesh go together")
-    if chosen.mode == "pserver":
-        return job_step(capture(train_step, example=example, name=name), chosen, folder)
-    devices = choose_devices(1 if chosen.mode == "single" else chosen.devices)
-    captured = capture(train_step, example=example, name=name)
-    return Step(captured, chosen, devices, folder)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """The step for one way the batch is captured: for all sizes, or for one."""
-
-    program: Program
-    dumps: Record
-    lowered: LoweredStep
-    metrics_tree: Any
-    tables: StepTables | None = None
 
 
 class Step:
@@ -100,13 +48,12 @@ class Step:
         self.strategy = strategy
         self.devices = tuple(devices)
         self.tables = LocalTables(specs_of(captured.program))
-        self._dump_dir = dump_dir
         self._waits = steps_must_not_overlap(self.devices)
-        self._variants: dict[int | None, Variant] = {}
+        self._variants = Variants(captured, strategy, self.devices, dump_dir)
         self._known: dict[tuple[Any, ...], Variant] = {}
         self._returned: list[int] = []  # the ids of the leaves of the last state that came out
         check_rows(captured.signature.rows, len(self.devices))
-        self._example = self._variant(captured.signature.rows)
+        self._example = self._variants.at(captured.signature.rows)
 
     def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """Runs one step.
@@ -127,7 +74,7 @@ class Step:
         variant = self._known.get(key)
         if variant is None:
             rows = check_batch(data, batch_tree, self.captured, devices=len(self.devices))
-            variant = self._known[key] = self._variant(rows)
+            variant = self._known[key] = self._variants.at(rows)
         lowered, joined = variant.lowered, None
         if variant.tables is not None:
             data, joined = variant.tables.bring(self.tables, data)
@@ -138,7 +85,7 @@ class Step:
         elif len(self.devices) > 1 and any(map(_is_deleted, leaves)):
             raise used_before("state")  # on one device jax finds it, on several it crashes
         given, kept = lowered.shares.split(leaves)
-        written, fetched = self._run(lowered.flat, given, kept, data)
+        written, fetched = self._run(lowered.run, given, kept, data)
         if self._waits:
             jax.block_until_ready((fetched or written)[:1])  # when one is there, so are all
         if variant.tables is not None and joined is not None:
@@ -207,6 +154,15 @@ class Step:
         """Returns the optimized HLO of the compiled step."""
         return str(self._executable().as_text())
 
+    def memory_report(self) -> MemoryReport:
+        """Returns what the step takes in memory, before and after it was made to fit a budget.
+
+        Raises:
+            StrategyError: the step looks up tables.
+        """
+        rows = self.captured.signature.rows
+        return report_of(self._variants.memory(rows), self._example.fit, self._example.dumps)
+
     def explain(self) -> str:
         """Returns about twenty lines on what was decided, and why."""
         return explain(self.captured, self.strategy, self.devices, self.program, self.dumps)
@@ -251,9 +207,43 @@ class Step:
             float32[*keys.shape, dim]; of keys that were never trained, what they would begin with.
 
         Raises:
-            FeedError: the step looks up no such table, or these are no keys.
+            FeedError: these are no keys.
+            ProgramError: the step looks up no such table.
         """
         return looked_up(self.tables, table, np.asarray(keys))
+
+    def shrink(self, table: str) -> int:
+        """Takes out the rows of a table that its evictions say; returns how many.
+
+        `Unseen` and `ByScore` ask for it now and then, and not at every step.
+
+        Args:
+            table: its name.
+
+        Raises:
+            ProgramError: the step looks up no such table.
+        """
+        return self.tables.shrink(table)
+
+    def export(self, table: str, folder: str | Path, *, text: bool = False) -> int:
+        """Writes a table's rows for other programs; returns how many there are.
+
+        No step may run meanwhile. All keys are in memory, and some rows at a time.
+
+        Args:
+            table: its name.
+            folder: a new one: for `keys.npy`, int64[n] ascending, and `rows.npy`, float32[n, dim].
+            text: in their place `00000.tsv`, ...: a key, a tab and its row's numbers, a line each.
+
+        Raises:
+            CheckpointError: the folder is there already, or cannot be written.
+            ProgramError: the step looks up no such table.
+        """
+        return exported(self.tables.live(table), folder, text=text)
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what was counted of each table (`tables`), as `TrainerStep.stats`."""
+        return {"tables": self.tables.stats()}
 
     def pull(self, state: Any) -> Any:
         """Returns the state: here every leaf has its value, as `TrainerStep.pull` gives it."""
@@ -277,25 +267,6 @@ class Step:
         mode, count = self.strategy.mode, len(self.devices)
         return f"Step('{self.program.name}', mode='{mode}', devices={count})"
 
-    def _variant(self, rows: int) -> Variant:
-        captured = self.captured.at(rows)
-        if captured.rows not in self._variants:
-            described = "tables" in captured.program.attrs
-            passes = pipeline_for(self.strategy, devices=len(self.devices), tables=described)
-            program, record = transpile(captured.program, passes, dump_dir=self._dump_dir)
-            interface = _interface(captured)
-            tables = StepTables.of(program, interface)
-            lowered = lower_step(
-                program if tables is None else tables.program,
-                interface if tables is None else tables.interface,
-                devices=self.devices,
-                lowering=self.strategy.lowering,
-                donate=self.strategy.donate,
-            )
-            variant = Variant(program, record, lowered, captured.metrics_tree, tables)
-            self._variants[captured.rows] = variant
-        return self._variants[captured.rows]
-
     def _taken(
         self, leaves: Sequence[Any], tree: Any, data: Sequence[Any], lowered: LoweredStep
     ) -> list[Any]:
@@ -304,9 +275,9 @@ class Step:
         given = lowered.shares.given
         return place_state(leaves, lowered.state_sharding, given=given, beside=data)
 
-    def _run(self, flat: Any, given: Any, kept: Any, data: Any) -> Any:
+    def _run(self, run: Any, given: Any, kept: Any, data: Any) -> Any:
         try:
-            return flat(given, kept, data)
+            return run(given, kept, data)
         except (RuntimeError, ValueError) as error:
             if isinstance(error, JaxfleetError) or "deleted" not in str(error):
                 raise
@@ -314,18 +285,6 @@ class Step:
 
     def _executable(self) -> Any:
         return self.lower().compile()  # jax keeps what it compiled, for this and for the call
-
-
-def _interface(captured: Captured) -> Interface:
-    signature = captured.signature
-    return Interface(
-        tuple(leaf.name for leaf in signature.state),
-        tuple(leaf.name for leaf in signature.batch),
-        captured.metrics,
-        signature.state_tree,
-        signature.batch_tree,
-        captured.metrics_tree,
-    )
 
 
 def _types(leaves: Sequence[Any], sharding: Any) -> list[Any]:

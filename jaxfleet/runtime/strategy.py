@@ -1,8 +1,13 @@
 """DistributedStrategy: how a step is to be distributed."""
 
 import dataclasses
+import math
+import operator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from jaxfleet.analysis.placing import MAX_IMBALANCE, METHODS
 from jaxfleet.errors import StrategyError
@@ -10,6 +15,12 @@ from jaxfleet.errors import StrategyError
 MODES = ("single", "collective", "pserver")
 LOWERINGS = ("shard_map", "pmap")
 COMMUNICATIONS = ("sync", "async", "half_async", "geo", "dc_asgd", "fl")
+_WHOLE = (
+    "devices", "fuse_allreduce_bytes", "min_block_size", "send_cuts", "replay_bytes", "staleness",
+    "k_steps", "merge",
+)  # fmt: skip
+_NUMBERS = ("max_imbalance", "lost_after_s", "step_timeout_s", "connect_s", "delay_compensation")
+_UNLESS_GIVEN = ("devices", "staleness")  # None: chosen elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +63,9 @@ class DistributedStrategy:
         delay_compensation: dc_asgd: how much a gradient is corrected.
         average: fl: every trainer counts alike (`trainers`), or each row that it trained on
             (`rows`).
+        memory_budget: the most that a step may take besides its state, batch and results, on each
+            device: bytes (an int), or a fraction (a float) of what it takes as it is
+            (docs/memory.md). None: as xla makes it.
         passes: further passes to run at the end, as text: `fuse_allreduce{flat=true}`.
     """
 
@@ -77,6 +91,7 @@ class DistributedStrategy:
     merge: int = 1
     delay_compensation: float = 1.0
     average: Literal["trainers", "rows"] = "trainers"
+    memory_budget: float | None = None
     passes: str = ""
 
     def __post_init__(self) -> None:
@@ -86,6 +101,7 @@ class DistributedStrategy:
         _check_choice("batch", self.batch, ("global", "local"))
         _check_choice("communication", self.communication, COMMUNICATIONS)
         _check_choice("average", self.average, ("trainers", "rows"))
+        _check_numbers(self)
         positive = (
             "min_block_size", "send_cuts", "lost_after_s", "step_timeout_s", "connect_s", "k_steps",
             "merge",
@@ -102,6 +118,7 @@ class DistributedStrategy:
         if self.fuse_allreduce_bytes < 0:
             what = f"strategy: fuse_allreduce_bytes is {self.fuse_allreduce_bytes}"
             raise StrategyError(what, hint="0 turns it off; 4 << 20 makes buckets of 4 MiB")
+        _check_budget(self.memory_budget)
         _check_communication(self)
 
     @property
@@ -115,6 +132,41 @@ class DistributedStrategy:
         if self.communication in {"geo", "fl"}:
             return self.k_steps
         return self.merge if self.communication in {"async", "half_async"} else 1
+
+
+def _check_numbers(strategy: DistributedStrategy) -> None:
+    """Refuses what is no number, or no integer, whether the mode reads it or not."""
+    for name in (*_WHOLE, *_NUMBERS):
+        value, is_whole = getattr(strategy, name), name in _WHOLE
+        if value is None and name in _UNLESS_GIVEN:
+            continue
+        if not _is_number(value, whole=is_whole):
+            kind = "an integer" if is_whole else "a number"
+            raise StrategyError(f"strategy: {name} is {value!r}, but must be {kind}")
+    for name in ("staleness", "delay_compensation"):
+        if (value := getattr(strategy, name)) is not None and not 0 <= value < math.inf:
+            raise StrategyError(f"strategy: {name} is {value}, but must be 0 or more")
+
+
+def _is_number(value: object, *, whole: bool) -> bool:
+    """Tells whether a value is one, Python's or numpy's; a truth value is none."""
+    if isinstance(value, bool):
+        return False
+    with suppress(TypeError):
+        operator.index(value)  # type: ignore[arg-type]  # which is what is asked
+        return True
+    return not whole and isinstance(value, float | np.floating)
+
+
+def _check_budget(budget: float | None) -> None:
+    if budget is None:
+        return
+    if isinstance(budget, bool) or not isinstance(budget, int | float):
+        what = f"strategy: memory_budget is {budget!r}"
+        raise StrategyError(what, hint="an int is bytes, a float a fraction: 0.3")
+    if not budget > 0 or (isinstance(budget, float) and budget > 1):
+        what = f"strategy: memory_budget is {budget!r}"
+        raise StrategyError(what, hint="an int is bytes, from 1 on; a float a fraction up to 1.0")
 
 
 def _check_communication(strategy: DistributedStrategy) -> None:

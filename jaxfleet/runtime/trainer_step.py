@@ -1,7 +1,5 @@
 """TrainerStep: a step of a parameter-server job, with the signature of the user's own."""
 
-import atexit
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,16 +16,18 @@ from jaxfleet.pipeline import Record
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.messages import Kind
 from jaxfleet.ps.tables import RemoteTables
+from jaxfleet.ps.whole_tables import figures
 from jaxfleet.runtime.explain_job import explain_job
 from jaxfleet.runtime.handles import Handle
+from jaxfleet.runtime.job_lines import JobLines
 from jaxfleet.runtime.job_programs import JobPrograms
 from jaxfleet.runtime.job_saving import meet, restore_job, save_job
+from jaxfleet.runtime.job_tables import export_table, shrink_table
 from jaxfleet.runtime.newest_state import NewestState
 from jaxfleet.runtime.pace import Pace
 from jaxfleet.runtime.served_state import ServedState
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
-from jaxfleet.tables.access import TableAccess
 from jaxfleet.tables.host import looked_up, specs_of
 
 
@@ -58,14 +58,11 @@ class TrainerStep:
             captured, self._job, example, is_local=strategy.batch == "local",
             programs=programs, pace=self._pace,
         )  # fmt: skip
-        self._connect = connect
-        self._client: Client | None = None
-        self._tables: RemoteTables | None = None
-        self._access: TableAccess | None = None
-        self._found = -1  # the step that servers were at when this trainer came
+        specs = specs_of(captured.program)
+        self._lines = JobLines(lambda: connect(self._job), self._pace, specs)
         self._served = ServedState(captured, self._job)
         self._newest = NewestState(captured)
-        self._process = -1  # whose the lines are: a fork has them in name only
+        self._pauses = 0
 
     @property
     def program(self) -> Program:
@@ -99,28 +96,12 @@ class TrainerStep:
     @property
     def client(self) -> Client:
         """The lines to the servers; opened when they are first needed."""
-        if self._client is None:
-            self._client = self._connect(self._job)
-            self._process = os.getpid()
-            atexit.register(self.close)  # a script that ends has no more gradients to send
-            self._found = self._client.open()
-            self._client.step = max(self._found, 0)
-            self._pace.open(self._client)
-        return self._client
+        return self._lines.client
 
     @property
     def tables(self) -> RemoteTables:
         """The job's tables, which servers have."""
-        if self._tables is None:
-            self._tables = RemoteTables(self.client, specs_of(self.captured.program))
-        return self._tables
-
-    @property
-    def _trained_tables(self) -> TableAccess:
-        """What steps look rows up in, and train."""
-        if self._access is None:
-            self._access = self._pace.tables(self.tables, specs_of(self.captured.program))
-        return self._access
+        return self._lines.tables
 
     def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """Runs one step.
@@ -140,7 +121,7 @@ class TrainerStep:
         leaves, tree = jax.tree_util.tree_flatten(state)
         data, rows = self._batches.check(batch)
         client = self.client
-        variant = self._batches.variant(rows, client, self._trained_tables)
+        variant = self._batches.variant(rows, client, self._lines.trained)
         leaves = self._given(leaves, tree)
         fresh = self._pace.begin(client, self._batches.whole(rows))
         client.doing(f"step {client.step}")
@@ -191,8 +172,54 @@ class TrainerStep:
         """
         return looked_up(self.tables, table, np.asarray(keys))
 
+    def shrink(self, table: str) -> int:
+        """Takes out the rows of a table that its evictions say; returns how many.
+
+        All trainers call it together, after as many steps. `Unseen` and `ByScore` ask for it now
+        and then, and not at every step.
+
+        Args:
+            table: its name.
+
+        Raises:
+            ProgramError: the step looks up no such table.
+            PeerLostError: a server, or another trainer, went or takes too long.
+        """
+        what = self._pause(f"shrink '{table}'")
+        return shrink_table(self.client, self.tables, table, what)
+
+    def export(self, table: str, folder: str | Path, *, text: bool = False) -> int:
+        """Writes a table's rows for other programs; returns how many there are.
+
+        All trainers call it together, after as many steps; trainer 0 writes. It has all keys in
+        memory, and some rows at a time.
+
+        Args:
+            table: its name.
+            folder: a new one: for `keys.npy`, int64[n] ascending, and `rows.npy`, float32[n, dim].
+            text: in their place `00000.tsv`, ...: a key, a tab and its row's numbers, a line each.
+
+        Raises:
+            CheckpointError: the folder is there already, or cannot be written.
+            ProgramError: the step looks up no such table.
+            PeerLostError: a server, or another trainer, went or takes too long.
+        """
+        what = self._pause(f"export '{table}'")
+        return export_table(self.client, self.tables, table, folder, what, text=text)
+
+    def _pause(self, what: str) -> str:
+        """Has servers have all that trainers sent; returns what all do then, and which time."""
+        self._pauses += 1  # there may be several at one step
+        self._pace.flush()
+        if not self._pace.is_sync:
+            meet(self.client, f"{what}, {self._pauses}")
+        return f"{what}, {self._pauses}"
+
     def stats(self) -> dict[str, Any]:
-        """Returns what was counted here (`trainer`) and by every server (`servers`)."""
+        """Returns what was counted here, by every server, and of tables by all of them together.
+
+        By `trainer`, `servers` (a list) and `tables` (by name).
+        """
         client = self.client
         asked = [client.request(n, Kind.STATS) for n in range(len(client.me.endpoints))]
         client.wait(asked)
@@ -204,7 +231,7 @@ class TrainerStep:
             **self._pace.stats(),
         }
         servers = [dict(x.answer.body) if x.answer is not None else {} for x in asked]
-        return {"trainer": mine, "servers": servers}
+        return {"trainer": mine, "servers": servers, "tables": figures(servers)}
 
     def save(self, path: str | Path, state: Any) -> None:
         """Writes a checkpoint, which a step in any mode restores; all trainers call it together.
@@ -245,22 +272,16 @@ class TrainerStep:
 
     def close(self) -> None:
         """Tells the servers that this trainer is done; they end when all are."""
-        if self._client is not None and self._process == os.getpid():
-            atexit.unregister(self.close)
-            try:
-                self._pace.flush()
-            finally:
-                self._client.close()
+        self._lines.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if error is None:
-            self.close()
-        elif self._client is not None and self._process == os.getpid():
-            atexit.unregister(self.close)
-            self._client.abandon()
+            self._lines.close()
+        else:
+            self._lines.abandon()
 
     def __repr__(self) -> str:
         servers = len(self._job.servers)
@@ -288,11 +309,11 @@ class TrainerStep:
 
     def _refuse_another_state(self) -> None:
         """Refuses to begin where servers go on: from checkpoints of an earlier run, that is."""
-        trainer = self.client.me.trainer
-        if self._found > 0 or (self._found == 0 and trainer == 0):
+        trainer, found = self.client.me.trainer, self._lines.found
+        if found > 0 or (found == 0 and trainer == 0):
             what = (
                 f"trainer {trainer} begins with a state of its own, and the servers go on from "
-                f"their checkpoints of step {self._found}"
+                f"their checkpoints of step {found}"
             )
             hint = "launch with another --job or --checkpoint-dir; or begin with step.restore(path)"
             raise FeedError(what, hint=hint)

@@ -9,6 +9,7 @@ from jaxfleet.tables.spec import ByChance as ByChance
 from jaxfleet.tables.spec import ByScore as ByScore
 from jaxfleet.tables.spec import Capacity as Capacity
 from jaxfleet.tables.spec import Constant as Constant
+from jaxfleet.tables.spec import DownpourAdagrad as DownpourAdagrad
 from jaxfleet.tables.spec import DownpourAdam as DownpourAdam
 from jaxfleet.tables.spec import Momentum as Momentum
 from jaxfleet.tables.spec import Normal as Normal

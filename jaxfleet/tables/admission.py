@@ -11,11 +11,13 @@ from jaxfleet.errors import ProgramError
 from jaxfleet.tables.buckets import mix
 from jaxfleet.tables.eviction import first_to_go
 from jaxfleet.tables.index import Index
+from jaxfleet.tables.members import Members
+from jaxfleet.tables.probing import NOWHERE
 from jaxfleet.tables.rows import Columns, Kind
 from jaxfleet.tables.spec import AfterCount, ByChance, Part
 
 _COUNT, _COUNTED = "count", "counted"
-_SPARED = 8  # when there are too many candidates, one of so many goes besides: not each time anew
+_SPARED = 8  # where a bucket has too many, one of so many goes besides: not each time anew
 
 
 class Candidates:
@@ -23,17 +25,18 @@ class Candidates:
 
     Args:
         admission: `AfterCount` or `ByChance`.
-        share: the part of the table that is kept here; of the most candidates, so much is meant.
+        table: whose keys they are, for an error.
 
     Raises:
-        ProgramError: it is neither.
+        ProgramError: it is neither, or bounds them by too few.
     """
 
-    def __init__(self, admission: Part, share: float) -> None:
+    def __init__(self, admission: Part, table: str) -> None:
         if not isinstance(admission, AfterCount | ByChance):
             raise ProgramError(f"keys cannot be let in by {admission!r}")
         self._admission = admission
-        self._most = max(1, int(admission.candidates * share))
+        what = f"candidates of table '{table}'"
+        self._members = Members(admission.candidates, what, self._are_there)
         self.clear()
 
     def __len__(self) -> int:
@@ -43,11 +46,13 @@ class Candidates:
     @property
     def nbytes(self) -> int:
         """How much memory they hold."""
-        return self._index.nbytes + self._index.slots * self._columns.slot_bytes
+        columns = self._index.slots * self._columns.slot_bytes
+        return self._index.nbytes + columns + self._members.nbytes
 
     def clear(self) -> None:
         """Forgets all."""
         self._index = Index()
+        self._members.clear()
         self._columns = Columns({_COUNT: Kind(np.int32), _COUNTED: Kind(np.int32)})
 
     def admit(self, keys: np.ndarray, step: int) -> np.ndarray:
@@ -57,25 +62,30 @@ class Candidates:
             keys: int64[n], each once.
             step: the step that pushes.
         """
-        slots, made = self._index.add(keys)
-        self._columns.reserve(self._index.slots)
-        self._columns[_COUNT].fill(slots[made], 0)
+        with self._index.adding(keys) as (slots, made):
+            self._columns.reserve(self._index.slots)
+            self._columns[_COUNT].fill(slots[made], 0)
+        self._members.add(keys[made])
         counts = self._columns[_COUNT].take(slots) + np.int32(1)
         self._columns[_COUNT].put(slots, counts)
         self._columns[_COUNTED].fill(slots, step)
         admitted = self._let_in(keys, counts)
-        self._index.remove(keys[admitted])
+        self.remove(keys[admitted])
         return admitted
 
     def forget_surplus(self) -> np.ndarray:
-        """Takes out the longest not pushed if there are too many; returns int64[m], their keys."""
-        if len(self) <= self._most:
-            return np.empty(0, np.int64)
-        keys, counts, counted = self.items()
-        surplus = len(self) - self._most + self._most // _SPARED
-        gone = keys[first_to_go(surplus, keys, counted, counts)]
-        self._index.remove(gone)
-        return gone
+        """Takes the longest not pushed out of buckets that have too many; returns int64[m]."""
+        found = [self._forget(bucket, surplus) for bucket, surplus in self._members.too_many()]
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+    def _forget(self, bucket: int, surplus: int) -> np.ndarray:
+        keys = self._members.of(bucket)
+        slots = self._index.find(keys)
+        by = (self._columns[name].take(slots) for name in (_COUNTED, _COUNT))
+        gone = first_to_go(surplus + (len(keys) - surplus) // _SPARED, keys, *by)
+        self._members.keep(bucket, np.delete(keys, gone))
+        self.remove(keys[gone])
+        return keys[gone]
 
     def items(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns int64[n], int32[n], int32[n]: keys, counts, the steps of their last pushes."""
@@ -84,14 +94,20 @@ class Candidates:
 
     def put(self, keys: np.ndarray, counts: np.ndarray, counted: np.ndarray) -> None:
         """Has these wait, with these counts."""
-        slots, _ = self._index.add(keys)
-        self._columns.reserve(self._index.slots)
-        self._columns[_COUNT].put(slots, counts)
-        self._columns[_COUNTED].put(slots, counted)
+        with self._index.adding(keys) as (slots, made):
+            self._columns.reserve(self._index.slots)
+            self._columns[_COUNT].put(slots, counts)
+            self._columns[_COUNTED].put(slots, counted)
+        self._members.add(keys[made])
 
     def remove(self, keys: np.ndarray) -> None:
-        """Forgets these, as far as they wait."""
+        """Forgets these, each once, as far as they wait."""
+        self._members.remove(keys[self._are_there(keys)])
         self._index.remove(keys)
+
+    def _are_there(self, keys: np.ndarray) -> np.ndarray:
+        there: np.ndarray = self._index.find(keys) != NOWHERE
+        return there
 
     def _let_in(self, keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
         if isinstance(self._admission, AfterCount):

@@ -1,12 +1,13 @@
 """Joins batches, and takes parts of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from jaxfleet.tables.batch import RowBatch
-from jaxfleet.tables.buckets import bucket_of
+from jaxfleet.tables.buckets import BUCKETS, bucket_of
 
+_ROWS_A_BATCH = 1 << 16  # about
 _NO_ROWS = RowBatch(np.empty(0, np.int64), np.empty((0, 0), np.float32))
 
 
@@ -63,10 +64,11 @@ def taken(
 
 def ordered(batch: RowBatch) -> RowBatch:
     """Returns a batch by bucket and, in a bucket, by key."""
-    return taken(batch, _order(batch.keys), _order(batch.candidates), _order(batch.gone))
+    return taken(batch, order_of(batch.keys), order_of(batch.candidates), order_of(batch.gone))
 
 
-def _order(keys: np.ndarray) -> np.ndarray:
+def order_of(keys: np.ndarray) -> np.ndarray:
+    """Returns int64[n], the places of keys by bucket and, in a bucket, by key."""
     return np.lexsort((keys, bucket_of(keys)))
 
 
@@ -75,3 +77,25 @@ def of_buckets(batch: RowBatch, buckets: range) -> RowBatch:
     ends = (buckets.start, buckets.stop)
     lists = (batch.keys, batch.candidates, batch.gone)
     return taken(batch, *(slice(*np.searchsorted(bucket_of(keys), ends)) for keys in lists))
+
+
+def pieces(batch: RowBatch) -> Iterator[RowBatch]:
+    """Yields the rows of a batch that is in order, whole buckets at a time."""
+    buckets = bucket_of(batch.keys)
+    for first, stop in whole_buckets([buckets]):
+        yield of_buckets(batch, range(first, stop))
+
+
+def whole_buckets(buckets: Sequence[np.ndarray]) -> Iterator[tuple[int, int]]:
+    """Yields ranges of buckets, each with a batch's number of keys or, if one has more, alone.
+
+    Args:
+        buckets: int32[n] each, those of some keys.
+    """
+    ends = np.cumsum(sum(np.bincount(some, minlength=BUCKETS) for some in buckets))
+    first = done = 0
+    while done < ends[-1]:
+        last = max(int(np.searchsorted(ends, done + _ROWS_A_BATCH, "right")), first + 1)
+        if ends[last - 1] > done:
+            yield first, last
+        first, done = last, int(ends[last - 1])

@@ -127,8 +127,8 @@ def _type(text: str) -> Any:
 
     written, text = text.endswith("!"), text.removesuffix("!")
     name, bracket, axes = text.partition("[")
-    names = {"i32": types.int32, "i64": types.int64, "u64": types.uint64}
-    names |= {"f32": types.float32, "f64": types.float64}
+    names = {"i32": types.int32, "i64": types.int64, "u8": types.uint8, "u64": types.uint64}
+    names |= {"f32": types.float32, "f64": types.float64, "b1": types.boolean}
     if not bracket:
         return names[name]
     return types.Array(names[name], axes.count(",") + 1, "C", readonly=not written)

@@ -7,7 +7,7 @@ it ends. What is to last is in checkpoints, which have the rows on disk too.
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,33 +55,32 @@ class Disk:
         Raises:
             JaxfleetError: the disk is full, or fails. None of them is here then.
         """
+        self.replace(batch.keys[:0], [batch])
+
+    def replace(self, keys: np.ndarray, batches: Sequence[RowBatch]) -> None:
+        """Takes out the rows of these keys, which are here, and takes others in, all at once.
+
+        Raises:
+            JaxfleetError: the disk is full, or fails. Then all is as it was.
+        """
+        old, new = key_bytes(keys), [self._packed(batch) for batch in batches]
+
+        def change(transaction: Any) -> None:
+            for name in old:
+                transaction.delete(name)
+            with transaction.cursor() as cursor:
+                for names, values in new:
+                    cursor.putmulti(zip(names, values, strict=True))
+
+        self._change(change)
+        self._count(keys, -1)
+        for batch in batches:
+            self._count(batch.keys, 1)
+
+    def _packed(self, batch: RowBatch) -> tuple[list[bytes], list[bytes]]:
         if self._layout is None:
             self._layout = Layout.of(batch)
-        keys, values = key_bytes(batch.keys), self._layout.pack(batch)
-
-        def put(transaction: Any) -> None:
-            with transaction.cursor() as cursor:
-                cursor.putmulti(zip(keys, values, strict=True))
-
-        self._change(put)
-        self._count(batch.keys, 1)
-
-    def take(self, keys: np.ndarray) -> RowBatch | None:
-        """Returns the rows of those keys that are here, and takes them out.
-
-        Args:
-            keys: int64[n], each once.
-        """
-        names = key_bytes(keys)
-        popped: list[bytes | None] = []
-
-        def pop(transaction: Any) -> None:
-            popped[:] = [transaction.pop(name) for name in names]
-
-        self._change(pop)
-        here = np.array([value is not None for value in popped], np.bool_)
-        self._count(keys[here], -1)
-        return self._unpacked(keys[here], [value for value in popped if value is not None])
+        return key_bytes(batch.keys), self._layout.pack(batch)
 
     def find(self, keys: np.ndarray) -> RowBatch | None:
         """Returns the rows of those keys that are here, and leaves them.

@@ -13,7 +13,7 @@ from jaxfleet.tables.spec import ByScore, Capacity, Part, Unseen
 P = TypeVar("P", bound=Part)
 
 TOUCHED, TOUCHES, SHOWS, CLICKS = "touched", "touches", "shows", "clicks"
-_SPARED = 16  # where there are too many rows, one of so many goes besides: not each time anew
+_SPARED = 16  # where a bucket has too many, one of so many goes besides: not each time anew
 
 
 class Evictions:
@@ -21,20 +21,18 @@ class Evictions:
 
     Args:
         parts: `Unseen`, `Capacity` and `ByScore`, each at most once.
-        share: the part of the table that is kept here; of a capacity, so much is meant.
 
     Raises:
         ProgramError: a part is none of them, or comes twice.
     """
 
-    def __init__(self, parts: Sequence[Part], share: float) -> None:
+    def __init__(self, parts: Sequence[Part]) -> None:
         self._unseen = _only(parts, Unseen)
         self._capacity = _only(parts, Capacity)
         self._score = _only(parts, ByScore)
         for part in parts:
             if not isinstance(part, Unseen | Capacity | ByScore):
                 raise ProgramError(f"rows cannot go by {part!r}")
-        self._share = share
 
     @property
     def counters(self) -> dict[str, Kind]:
@@ -54,25 +52,25 @@ class Evictions:
     @property
     def most(self) -> int | None:
         """How many rows there may be, None for any number."""
-        return None if self._capacity is None else max(1, int(self._capacity.rows * self._share))
+        return None if self._capacity is None else self._capacity.rows
 
     @property
     def order(self) -> tuple[str, ...]:
         """The counters by which rows go that are too many, the first one first."""
         return (TOUCHES, TOUCHED) if TOUCHES in self.counters else (TOUCHED,)
 
-    def surplus(self, keys: np.ndarray, counters: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns int64[m], the keys that go as there are more than the capacity.
+    def too_many(
+        self, surplus: int, keys: np.ndarray, counters: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """Returns int64[m], places of the keys of a bucket that go as it has more than its part.
 
         Args:
-            keys: int64[n], all there are.
+            surplus: how many more; at least 1.
+            keys: int64[n], all that the bucket has.
             counters: [n] each, those of `order`.
         """
-        most = self.most
-        if most is None or len(keys) <= most:
-            return np.empty(0, np.int64)
-        by = [counters[name] for name in self.order]
-        return keys[first_to_go(len(keys) - most + most // _SPARED, keys, *by)]
+        spared = (len(keys) - surplus) // _SPARED
+        return first_to_go(surplus + spared, keys, *(counters[name] for name in self.order))
 
     def shrink(
         self, keys: np.ndarray, slots: np.ndarray, columns: Columns, step: int
@@ -112,6 +110,12 @@ def first_to_go(count: int, keys: np.ndarray, *by: np.ndarray) -> np.ndarray:
         count -= len(chosen[-1])
         left = left[mine == limit]
     return np.concatenate([*chosen, left[:count]])
+
+
+def no_scores(table: str) -> ProgramError:
+    """Returns the error for a table that is given shows or clicks, and keeps none."""
+    what = f"table '{table}' is given shows or clicks, and keeps none"
+    return ProgramError(what, hint="add jf.tables.ByScore() to its evictions")
 
 
 def _score(score: ByScore, slots: np.ndarray, columns: Columns) -> np.ndarray:

@@ -1,6 +1,7 @@
 """What the host does of a step's look-ups: joins keys, brings rows, hands gradients over."""
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxfleet.tables.access import TableAccess
 from jaxfleet.tables.spec import TableSpec
 
 LOOKUP, SEND = "distributed_lookup_table", "send_rows"
+_SUM = "lookup_rows_grad"
 _FEWEST = 8  # rows that a step is compiled for; fewer are not worth an executable of their own
 
 
@@ -27,6 +29,8 @@ class LookUp:
         rows: the variable of the rows.
         letter: how many rows there are.
         gradient: the variable of their gradient; none where the table is not trained.
+        trained: for each of `keys`, whether the gradient has summands of theirs; where a look-up
+            is frozen it has none, and its keys are not pushed: momentum would move their rows.
     """
 
     table: str
@@ -36,13 +40,21 @@ class LookUp:
     rows: str
     letter: str
     gradient: str | None
+    trained: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
 class Joined:
-    """The keys of a step: those of each table, each once."""
+    """The keys of a step.
+
+    Attributes:
+        keys: those of each table, each once.
+        trained: the places among them of those that are trained, by table; where it has no place,
+            all are.
+    """
 
     keys: Mapping[str, np.ndarray]
+    trained: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,18 +64,21 @@ class HostTables:
     Attributes:
         lookups: in the program's order.
         checked: keys that the device sees too, with the dtype that it sees them as.
+        counts: by table, the most rows that a step had; of several tables none has fewer later, so
+            that executables are as many as the powers of two of all tables, and not their product.
     """
 
     lookups: tuple[LookUp, ...]
     checked: Mapping[str, str] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: Program) -> "HostTables":
         """Reads a program that `sparse_table` wrote."""
-        sends = {op.attrs["table"]: op for op in program.root.ops if is_table_send(op)}
-        lookups = tuple(
-            _look_up(program, op, sends) for op in program.root.ops if op.type == LOOKUP
-        )
+        ops = program.root.ops
+        sends = {op.attrs["table"]: op for op in ops if is_table_send(op)}
+        summed = {op.inputs[0] for op in ops if op.type == _SUM}
+        lookups = tuple(_look_up(program, op, sends, summed) for op in ops if op.type == LOOKUP)
         keys = {name for each in lookups for name in each.keys}
         seen = {name for op in program.root.ops if op.type != LOOKUP for name in op.reads}
         dtypes = {name: program.lookup(name).dtype for name in sorted(keys & seen)}
@@ -89,15 +104,25 @@ class HostTables:
         arrays: dict[str, np.ndarray] = {}
         sizes: dict[str, int] = {}
         joined: dict[str, np.ndarray] = {}
+        trained: dict[str, np.ndarray] = {}
         for each in self.lookups:
             given = [keys_of(name, values[name]) for name in each.keys]
             joined[each.table], places = join(given)
             arrays.update(zip(each.index, places, strict=True))
+            if not all(each.trained):
+                some = [p.reshape(-1) for p, is_ in zip(places, each.trained, strict=True) if is_]
+                trained[each.table] = np.unique(np.concatenate([np.empty(0, np.int32), *some]))
         found = access.look_up_all(joined)
         for each in self.lookups:
-            count = sizes[each.letter] = row_count(len(joined[each.table]))
+            count = sizes[each.letter] = self._row_count(each.table, len(joined[each.table]))
             arrays[each.rows] = padded(found[each.table], count)
-        return arrays, sizes, Joined(joined)
+        return arrays, sizes, Joined(joined, trained)
+
+    def _row_count(self, table: str, keys: int) -> int:
+        count = row_count(keys)
+        if len(self.lookups) > 1:
+            count = self.counts[table] = max(count, self.counts.get(table, 0))
+        return count
 
     def hand_over(
         self, access: TableAccess, of: LookUp, joined: Joined, gradient: np.ndarray
@@ -110,8 +135,11 @@ class HostTables:
             joined: what `bring` returned.
             gradient: float32[u, dim].
         """
-        keys = joined.keys[of.table]
-        access.push(of.table, keys, gradient[: len(keys)])
+        keys, some = joined.keys[of.table], joined.trained.get(of.table)
+        if some is None:
+            access.push(of.table, keys, gradient[: len(keys)])
+        else:
+            access.push(of.table, keys[some], gradient[some])
 
     def hand_over_nothing(self, access: TableAccess) -> None:
         """Pushes to tables that this program does not train: servers wait for a push to each.
@@ -214,8 +242,11 @@ def keys_of(name: str, value: Any) -> np.ndarray:
     """Returns a leaf of the batch as int64 keys.
 
     Raises:
-        FeedError: it is not of integers, or some of them are no int64.
+        FeedError: it is not of integers, or some of them are no int64, or masked.
     """
+    if np.ma.isMaskedArray(value):
+        what = f"'{name}' is fed a masked array, and a table has a row for every key"
+        raise FeedError(what, hint="array.filled(some key of its own) gives what is masked a row")
     array = np.asarray(value)
     if array.dtype == np.int64:
         return array
@@ -228,21 +259,24 @@ def keys_of(name: str, value: Any) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _look_up(program: Program, op: Operator, sends: Mapping[Any, Operator]) -> LookUp:
+def _look_up(
+    program: Program, op: Operator, sends: Mapping[Any, Operator], summed: AbstractSet[object]
+) -> LookUp:
     (rows,) = (str(name) for name in op.outputs.slot("Outputs"))
     count, dim = program.lookup(rows).shape
     assert isinstance(count, Dim)
     assert isinstance(dim, int)
     table = str(op.attrs["table"])
-    send = sends.get(table)
+    send, index = sends.get(table), tuple(map(str, op.outputs.slot("Index")))
     return LookUp(
         table,
         dim,
         tuple(map(str, op.inputs.slot("Ids"))),
-        tuple(map(str, op.outputs.slot("Index"))),
+        index,
         rows,
         str(count),
         send.reads[0] if send is not None and send.reads else None,
+        tuple(name in summed or summed.isdisjoint(index) for name in index),
     )
 
 

@@ -41,9 +41,12 @@ class Column:
 
     def reserve(self, slots: int) -> None:
         """Has room for so many slots."""
-        while len(self._chunks) << self.shift < slots:
-            self._chunks.append(zeros(self.kind.words << self.shift, np.int32))
-            self.addresses = np.array([chunk.ctypes.data for chunk in self._chunks], np.uint64)
+        lacking = -(-slots >> self.shift) - len(self._chunks)
+        if lacking > 0:
+            made = [zeros(self.kind.words << self.shift, np.int32) for _ in range(lacking)]
+            begins = np.array([chunk.ctypes.data for chunk in made], np.uint64)
+            self._chunks += made
+            self.addresses = np.concatenate([self.addresses, begins])
 
     def take(self, slots: np.ndarray) -> np.ndarray:
         """Returns what these slots hold; whatever it may be, where a slot is below 0."""

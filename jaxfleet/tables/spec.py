@@ -5,13 +5,36 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from jaxfleet.errors import ProgramError
+from jaxfleet.tables.numbers import (
+    BELOW_ONE,
+    COUNT,
+    NOT_NEGATIVE,
+    PART,
+    POSITIVE,
+    SEED,
+    SOME,
+    STEPS,
+    checked,
+    number,
+    rule_of,
+)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a table's description that has several kinds, told apart by `kind`."""
+    """A part of a table's description that has several kinds, told apart by `kind`.
+
+    Raises:
+        ProgramError: one of its numbers is none that it may be.
+    """
 
     kind: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if (rule := rule_of(each.metadata)) is not None:
+                what = f"{type(self).__name__}: {each.name}"
+                object.__setattr__(self, each.name, checked(what, getattr(self, each.name), rule))
 
 
 @dataclass(frozen=True)
@@ -19,9 +42,14 @@ class Uniform(Part):
     """Rows begin evenly spread in `[low, high)`; by the key and the seed alone."""
 
     kind: ClassVar[str] = "uniform"
-    low: float = -0.05
-    high: float = 0.05
-    seed: int = 0
+    low: float = number(-0.05)
+    high: float = number(0.05)
+    seed: int = number(0, SEED)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low > self.high:
+            raise ProgramError(f"Uniform: low is {self.low}, and high {self.high}, which is less")
 
 
 @dataclass(frozen=True)
@@ -29,9 +57,9 @@ class Normal(Part):
     """Rows begin normally spread; by the key and the seed alone."""
 
     kind: ClassVar[str] = "normal"
-    mean: float = 0.0
-    stddev: float = 0.01
-    seed: int = 0
+    mean: float = number(0.0)
+    stddev: float = number(0.01, NOT_NEGATIVE)
+    seed: int = number(0, SEED)
 
 
 @dataclass(frozen=True)
@@ -39,7 +67,7 @@ class Constant(Part):
     """Rows begin with one value everywhere."""
 
     kind: ClassVar[str] = "constant"
-    value: float = 0.0
+    value: float = number(0.0)
 
 
 @dataclass(frozen=True)
@@ -47,7 +75,7 @@ class Sgd(Part):
     """`row -= rate * g`."""
 
     kind: ClassVar[str] = "sgd"
-    learning_rate: float = 0.01
+    learning_rate: float = number(0.01)
 
 
 @dataclass(frozen=True)
@@ -55,8 +83,8 @@ class Momentum(Part):
     """`v = decay * v + g; row -= rate * v`, of touched rows alone (lazy)."""
 
     kind: ClassVar[str] = "momentum"
-    learning_rate: float = 0.01
-    momentum: float = 0.9
+    learning_rate: float = number(0.01)
+    momentum: float = number(0.9, PART)
     nesterov: bool = False
 
 
@@ -68,9 +96,9 @@ class Adagrad(Part):
     """
 
     kind: ClassVar[str] = "adagrad"
-    learning_rate: float = 0.01
-    initial: float = 0.1
-    epsilon: float = 1e-7
+    learning_rate: float = number(0.01)
+    initial: float = number(0.1, NOT_NEGATIVE)
+    epsilon: float = number(1e-7, NOT_NEGATIVE)
     epsilon_outside: bool = False
 
 
@@ -79,9 +107,9 @@ class Rmsprop(Part):
     """`s = decay * s + (1 - decay) * g * g; row -= rate * g / sqrt(s + epsilon)`, lazy."""
 
     kind: ClassVar[str] = "rmsprop"
-    learning_rate: float = 0.01
-    decay: float = 0.9
-    epsilon: float = 1e-8
+    learning_rate: float = number(0.01)
+    decay: float = number(0.9, PART)
+    epsilon: float = number(1e-8, POSITIVE)
 
 
 @dataclass(frozen=True)
@@ -89,10 +117,10 @@ class Adam(Part):
     """Adam (Kingma, Ba 2015) of touched rows alone; each row counts its own steps (lazy)."""
 
     kind: ClassVar[str] = "adam"
-    learning_rate: float = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
+    learning_rate: float = number(0.001)
+    beta1: float = number(0.9, BELOW_ONE)
+    beta2: float = number(0.999, BELOW_ONE)
+    epsilon: float = number(1e-8, POSITIVE)
 
 
 @dataclass(frozen=True)
@@ -104,10 +132,30 @@ class DownpourAdam(Part):
     """
 
     kind: ClassVar[str] = "downpour_adam"
-    learning_rate: float = 5e-6
-    keep: float = 0.9999
-    momentum: float = 0.99
-    epsilon: float = 1e-8
+    learning_rate: float = number(5e-6)
+    keep: float = number(0.9999, PART)
+    momentum: float = number(0.99, PART)
+    epsilon: float = number(1e-8, NOT_NEGATIVE)
+
+
+@dataclass(frozen=True)
+class DownpourAdagrad(Part):
+    """pslib's rule of sparse tables: Adagrad with one sum a row, of what came before.
+
+    `row = clip(row - rate * sqrt(initial / (initial + s)) * g, low, high); s += mean(g * g)`.
+    """
+
+    kind: ClassVar[str] = "downpour_adagrad"
+    learning_rate: float = number(0.05)
+    initial: float = number(3.0, POSITIVE)
+    low: float = number(-10.0)
+    high: float = number(10.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low >= self.high:
+            what = f"DownpourAdagrad: rows are from {self.low} to {self.high}"
+            raise ProgramError(what, hint="low is less than high")
 
 
 @dataclass(frozen=True)
@@ -115,34 +163,34 @@ class Summary(Part):
     """`row = keep * row + g`: counts and sums, which a rate does not scale."""
 
     kind: ClassVar[str] = "summary"
-    keep: float = 0.999999
+    keep: float = number(0.999999, PART)
 
 
 @dataclass(frozen=True)
 class AfterCount(Part):
     """A key gets a row of its own when it was pushed so many times.
 
-    At most `candidates` keys are counted at once, over all servers: those longest not pushed are
-    forgotten first.
+    At most `candidates` keys are counted at once, on any number of servers: a 1024th of them in
+    each bucket, of which those longest not pushed are forgotten first.
     """
 
     kind: ClassVar[str] = "after_count"
-    count: int = 2
-    candidates: int = 1 << 22
+    count: int = number(2, COUNT)
+    candidates: int = number(1 << 22, SOME)
 
 
 @dataclass(frozen=True)
 class ByChance(Part):
     """A key gets a row of its own with so much probability at each push; by key, count, seed.
 
-    At most `candidates` keys are counted at once, over all servers: those longest not pushed are
-    forgotten first.
+    At most `candidates` keys are counted at once, on any number of servers: a 1024th of them in
+    each bucket, of which those longest not pushed are forgotten first.
     """
 
     kind: ClassVar[str] = "by_chance"
-    probability: float = 0.1
-    seed: int = 0
-    candidates: int = 1 << 22
+    probability: float = number(0.1, PART)
+    seed: int = number(0, SEED)
+    candidates: int = number(1 << 22, SOME)
 
 
 @dataclass(frozen=True)
@@ -150,16 +198,25 @@ class Unseen(Part):
     """A row that no step touched for so many steps goes, at `shrink`."""
 
     kind: ClassVar[str] = "unseen"
-    steps: int = 1_000_000
+    steps: int = number(1_000_000, STEPS)
 
 
 @dataclass(frozen=True)
 class Capacity(Part):
-    """At most so many rows: the least recently (`lru`) or least often (`lfu`) touched go."""
+    """At most so many rows: the least recently (`lru`) or least often (`lfu`) touched go.
+
+    They go bucket by bucket, each of which keeps a 1024th, so the same rows go on any number of
+    servers; 1024 is the least.
+    """
 
     kind: ClassVar[str] = "capacity"
-    rows: int = 1_000_000
+    rows: int = number(1_000_000, SOME)
     policy: Literal["lru", "lfu"] = "lru"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.policy not in {"lru", "lfu"}:
+            raise ProgramError(f"Capacity: policy is {self.policy!r}, and must be 'lru' or 'lfu'")
 
 
 @dataclass(frozen=True)
@@ -170,17 +227,20 @@ class ByScore(Part):
     """
 
     kind: ClassVar[str] = "by_score"
-    nonclk_coeff: float = 0.1
-    click_coeff: float = 1.0
-    decay: float = 0.98
-    threshold: float = 0.8
+    nonclk_coeff: float = number(0.1)
+    click_coeff: float = number(1.0)
+    decay: float = number(0.98, PART)
+    threshold: float = number(0.8)
 
 
-KINDS: dict[str, type[Part]] = {
-    part.kind: part
-    for part in (Uniform, Normal, Constant, Sgd, Momentum, Adagrad, Rmsprop, Adam,
-                 DownpourAdam, Summary, AfterCount, ByChance, Unseen, Capacity, ByScore)
-}  # fmt: skip
+# What each part of a table may be.
+ROLES: dict[str, tuple[type[Part], ...]] = {
+    "initializer": (Uniform, Normal, Constant),
+    "optimizer": (Sgd, Momentum, Adagrad, Rmsprop, Adam, DownpourAdagrad, DownpourAdam, Summary),
+    "admission": (AfterCount, ByChance),
+    "evictions": (Unseen, Capacity, ByScore),
+}
+KINDS: dict[str, type[Part]] = {part.kind: part for parts in ROLES.values() for part in parts}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +258,9 @@ class TableSpec:
             and count it.
         memory_rows: how many rows all servers together have in memory; the others are on disk,
             in a file that goes with the process. All are in memory, unless given.
+
+    Raises:
+        ProgramError: a part is none that may stand there.
     """
 
     name: str
@@ -208,6 +271,23 @@ class TableSpec:
     evictions: tuple[Part, ...] = ()
     on_nan: Literal["refuse", "skip"] = "refuse"
     memory_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [("initializer", self.initializer), ("optimizer", self.optimizer)]
+        given += [("evictions", part) for part in self.evictions]
+        if self.admission is not None:
+            given.append(("admission", self.admission))
+        for name, part in given:
+            if not isinstance(part, ROLES[name]):
+                known = [kind.__name__ for kind in ROLES[name]]
+                what = f"table '{self.name}': {part!r} is no {name.removesuffix('s')} of jf.tables"
+                hint = f"take one of {', '.join(known)}, as in {name}=jf.tables.{known[0]}()"
+                raise ProgramError(what, hint=hint)
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether rows have shows and clicks."""
+        return any(isinstance(part, ByScore) for part in self.evictions)
 
     def to_text(self) -> str:
         """Returns it as text, which `from_text` reads."""

@@ -8,16 +8,20 @@ import numpy as np
 from jaxfleet.errors import ProgramError
 from jaxfleet.tables.admission import Candidates
 from jaxfleet.tables.batch import RowBatch
+from jaxfleet.tables.batches import order_of, whole_buckets
 from jaxfleet.tables.buckets import BUCKETS, bucket_of
-from jaxfleet.tables.eviction import CLICKS, SHOWS, TOUCHED, TOUCHES, Evictions
+from jaxfleet.tables.eviction import CLICKS, SHOWS, TOUCHED, TOUCHES, Evictions, no_scores
+from jaxfleet.tables.finite import finite
 from jaxfleet.tables.gone import Gone
-from jaxfleet.tables.index import NOWHERE, Index
+from jaxfleet.tables.index import Index
 from jaxfleet.tables.initializers import initial_rows
-from jaxfleet.tables.optimizers import ROWS, add_rows, not_finite, update_of
+from jaxfleet.tables.members import Members
+from jaxfleet.tables.numbers import FINITE, checked
+from jaxfleet.tables.optimizers import ROWS, add_rows, update_of
+from jaxfleet.tables.probing import NOWHERE
 from jaxfleet.tables.rows import Columns, Kind
 from jaxfleet.tables.spec import TableSpec
 
-_ROWS_A_BATCH = 1 << 16  # about, of what `batches` gives
 _KEY_BYTES = 8
 
 
@@ -28,19 +32,20 @@ class TableStore:
 
     Args:
         spec: what the table is.
-        share: the part of the table's buckets that are kept here; of a capacity, so much is meant.
 
     Raises:
         ProgramError: the spec has what a table cannot have.
     """
 
-    def __init__(self, spec: TableSpec, *, share: float = 1.0) -> None:
+    def __init__(self, spec: TableSpec) -> None:
         if spec.dim < 1:
             raise ProgramError(f"table '{spec.name}': a row has {spec.dim} elements")
         self.spec = spec
         self._update = update_of(spec.optimizer, spec.dim)
-        self._evictions = Evictions(spec.evictions, share)
-        self._waiting = None if spec.admission is None else Candidates(spec.admission, share)
+        self._evictions = Evictions(spec.evictions)
+        most, what = self._evictions.most, f"rows of table '{spec.name}'"
+        self._members = None if most is None else Members(most, what, self._are_there)
+        self._waiting = None if spec.admission is None else Candidates(spec.admission, spec.name)
         initial_rows(spec.initializer, np.empty(0, np.int64), spec.dim)  # refused now or never
         self._gone = Gone()
         self._evicted = self._skipped = self._rescored = 0
@@ -95,38 +100,48 @@ class TableStore:
             clicks: float32[n], how often it was clicked.
 
         Raises:
-            ProgramError: a gradient is not finite, and the table refuses those; or shows are
-                given to a table without scores. Nothing was applied.
+            ProgramError: a gradient is not finite, and the table refuses those; or the rate is
+                not; or shows are given to a table without scores. Nothing was applied.
         """
-        if not self._evictions.scores and not (shows is None and clicks is None):
-            what = f"table '{self.spec.name}' is given shows or clicks, and keeps none"
-            raise ProgramError(what, hint="add jf.tables.ByScore() to its evictions")
+        self._check_scores(shows, clicks)
+        rate = self._update.learning_rate
+        if learning_rate is not None:
+            rate = checked(f"table '{self.spec.name}': the learning rate", learning_rate, FINITE)
         keys, grads, kept = self._accepted(keys, grads, step)
-        rate = self._update.learning_rate if learning_rate is None else learning_rate
         slots = self._slots(keys, step)
         self._update.apply(self._columns, slots, grads, np.float32(rate))
         self._touch(slots, step)
-        for name, more in ((SHOWS, shows), (CLICKS, clicks)):
-            if more is not None:
-                column, counted = self._columns[name], np.asarray(more, np.float32)[kept]
-                column.put(slots, column.take(slots) + counted)
+        self._count(slots, kept, shows, clicks)
         self._evict_surplus(step)
 
-    def add(self, keys: np.ndarray, deltas: np.ndarray, *, step: int = 0) -> None:
+    def add(
+        self,
+        keys: np.ndarray,
+        deltas: np.ndarray,
+        *,
+        step: int = 0,
+        shows: np.ndarray | None = None,
+        clicks: np.ndarray | None = None,
+    ) -> None:
         """Adds to rows, whatever the optimizer; makes those that are not there.
 
         Args:
             keys: int64[n], each once.
             deltas: float32[n, dim].
             step: the step that they are of.
+            shows: as `update`.
+            clicks: as `update`.
 
         Raises:
-            ProgramError: a delta is not finite, and the table refuses those. Nothing was applied.
+            ProgramError: a delta is not finite, and the table refuses those; or shows are given to
+                a table without scores. Nothing was applied.
         """
-        keys, deltas, _ = self._accepted(keys, deltas, step)
+        self._check_scores(shows, clicks)
+        keys, deltas, kept = self._accepted(keys, deltas, step)
         slots = self._slots(keys, step)
         add_rows(self._columns, slots, deltas)
         self._touch(slots, step)
+        self._count(slots, kept, shows, clicks)
         self._evict_surplus(step)
 
     def shrink(self, step: int) -> int:
@@ -162,12 +177,23 @@ class TableStore:
             keys = self._waiting.items()[0]
             self._waiting.remove(keys[np.isin(bucket_of(keys), wanted)])
         keys, _ = self._index.items()
-        return len(self._index.remove(keys[np.isin(bucket_of(keys), wanted)]))
+        return self._remove(keys[np.isin(bucket_of(keys), wanted)])
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns all keys and rows: int64[n] and float32[n, dim], by bucket and key."""
         keys, slots = self._sorted(*self._index.items())
         return keys, self._columns[ROWS].take(slots)
+
+    def live(self, buckets: range = range(BUCKETS)) -> Iterator[RowBatch]:
+        """Yields the keys and rows of some buckets, and nothing else, in the order of `batches`."""
+        keys, slots = self._index.items()
+        places = bucket_of(keys)
+        here = (places >= buckets.start) & (places < buckets.stop)
+        keys, slots = self._sorted(keys[here], slots[here])
+        places = bucket_of(keys)
+        for ends in whole_buckets([places]):
+            some = slice(*np.searchsorted(places, ends))
+            yield RowBatch(keys[some], self._columns[ROWS].take(slots[some]))
 
     def batches(self, touched_since: int | None = None) -> Iterator[RowBatch]:
         """Yields what is held, by ascending bucket and, in a bucket, by ascending key.
@@ -189,20 +215,22 @@ class TableStore:
         gone = np.empty(0, np.int64) if touched_since is None else self._gone.since(touched_since)
         gone, _ = self._sorted(gone, np.empty(len(gone), np.int32))
         buckets = [bucket_of(some) for some in (keys, waiting[0], gone)]
-        for first, last in _whole_buckets(buckets):
+        for first, last in whole_buckets(buckets):
             rows, candidates, left = (slice(*np.searchsorted(at, (first, last))) for at in buckets)
             yield self._batch(keys[rows], slots[rows], [a[candidates] for a in waiting], gone[left])
 
     def put(self, batch: RowBatch) -> None:
         """Takes a batch in: its keys are then as it says, and those in `gone` are no more."""
         self._gone.begin()
-        for keys in (batch.gone, batch.candidates):
-            self._index.remove(_keys(keys))
+        if len(self):
+            self._remove(np.unique(np.concatenate([batch.keys, batch.candidates, batch.gone])))
         if self._waiting is not None:
             self._waiting.remove(_keys(batch.gone))
             self._waiting.remove(_keys(batch.keys))
             self._waiting.put(_keys(batch.candidates), batch.counts, batch.counted)
         self._place(batch)
+        if self._members is not None:
+            self._members.add(_keys(batch.keys))
 
     def forget_gone(self, until: int) -> None:
         """Forgets keys that left at this step or before: nobody asks for changes since then."""
@@ -219,6 +247,7 @@ class TableStore:
         waiting = 0 if self._waiting is None else self._waiting.nbytes
         slot_bytes = self._columns.slot_bytes
         held = self._index.nbytes + self._index.slots * slot_bytes + waiting + self._gone.nbytes
+        held += 0 if self._members is None else self._members.nbytes
         return {
             "rows": len(self),
             "candidates": 0 if self._waiting is None else len(self._waiting),
@@ -234,27 +263,32 @@ class TableStore:
         kinds = {ROWS: Kind(np.float32, self.spec.dim)} | self._evictions.counters
         kinds |= {name: state.kind for name, state in self._update.state.items()}
         self._columns = Columns(kinds)
+        if self._members is not None:
+            self._members.clear()
 
     def _place(self, batch: RowBatch) -> None:
         """Has rows as a batch says, whatever they were."""
-        slots, made = self._index.add(_keys(batch.keys))
-        self._columns.reserve(self._index.slots)
-        self._begin_state(slots[made])
-        for name, values in ({ROWS: batch.rows} | {**batch.state} | {**batch.counters}).items():
-            if name in self._columns:
-                self._columns[name].put(slots, values)
+        columns = {ROWS: batch.rows} | {**batch.state} | {**batch.counters}
+        with self._index.adding(_keys(batch.keys)) as (slots, made):
+            self._columns.reserve(self._index.slots)
+            self._begin_state(slots[made])
+            for name, values in columns.items():
+                if name in self._columns:
+                    self._columns[name].put(slots, values)
 
     def _initial(self, keys: np.ndarray) -> np.ndarray:
         return initial_rows(self.spec.initializer, keys, self.spec.dim)
 
     def _slots(self, keys: np.ndarray, step: int) -> np.ndarray:
         """Returns the slots of keys, and makes the rows that are not there."""
-        slots, made = self._index.add(keys)
-        if len(made):
-            self._columns.reserve(self._index.slots)
-            self._begin_state(slots[made])
-            self._columns[ROWS].put(slots[made], self._initial(keys[made]))
-            self._columns[TOUCHED].fill(slots[made], _step(step))
+        with self._index.adding(keys) as (slots, made):
+            if len(made):
+                self._columns.reserve(self._index.slots)
+                self._begin_state(slots[made])
+                self._columns[ROWS].put(slots[made], self._initial(keys[made]))
+                self._columns[TOUCHED].fill(slots[made], _step(step))
+        if len(made) and self._members is not None:
+            self._members.add(keys[made])
         return slots
 
     def _begin_state(self, slots: np.ndarray) -> None:
@@ -269,29 +303,12 @@ class TableStore:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | slice]:
         """Returns the keys and gradients that count, and which of those given they are."""
         keys, grads = _keys(keys), np.require(grads, np.float32, ["C", "A"])
-        if grads.shape != (len(keys), self.spec.dim):
-            what = f"table '{self.spec.name}': gradients {grads.shape} for {len(keys)} keys"
-            raise ProgramError(what, hint=f"a row has {self.spec.dim} elements")
-        kept: np.ndarray | slice = slice(None)
-        if len(odd := not_finite(grads)):
-            if self.spec.on_nan == "refuse":
-                raise self._refused(keys, grads, odd, step)
-            self._skipped += len(odd)
-            kept = np.delete(np.arange(len(keys)), odd)
+        kept = finite(self.spec, keys, grads, step)
+        if not isinstance(kept, slice):
+            self._skipped += len(keys) - len(kept)
         if self._waiting is not None:
             kept = self._admitted(keys, kept, step)
         return keys[kept], grads[kept], kept
-
-    def _refused(
-        self, keys: np.ndarray, grads: np.ndarray, odd: np.ndarray, step: int
-    ) -> ProgramError:
-        row = grads[odd[0]]
-        value = row[~np.isfinite(row)][0]
-        more = f", nor those of {len(odd) - 1} more keys" if len(odd) > 1 else ""
-        where = f"table '{self.spec.name}', step {step}"
-        what = f"{where}: the gradient of key {keys[odd[0]]} is not finite ({value}){more}"
-        hint = 'nothing of this push was applied; on_nan="skip" leaves such rows as they are'
-        return ProgramError(what, hint=hint)
 
     def _admitted(self, keys: np.ndarray, kept: np.ndarray | slice, step: int) -> np.ndarray:
         """Returns the places of keys with a row, and of those that get one now."""
@@ -305,6 +322,23 @@ class TableStore:
         self._gone.add(self._waiting.forget_surplus(), step)
         return places[goes_in]
 
+    def _check_scores(self, shows: np.ndarray | None, clicks: np.ndarray | None) -> None:
+        if not (self._evictions.scores or (shows is None and clicks is None)):
+            raise no_scores(self.spec.name)
+
+    def _count(
+        self,
+        slots: np.ndarray,
+        kept: np.ndarray | slice,
+        shows: np.ndarray | None,
+        clicks: np.ndarray | None,
+    ) -> None:
+        """Adds shows and clicks to those that rows have."""
+        for name, more in ((SHOWS, shows), (CLICKS, clicks)):
+            if more is not None:
+                column, counted = self._columns[name], np.asarray(more, np.float32)[kept]
+                column.put(slots, column.take(slots) + counted)
+
     def _touch(self, slots: np.ndarray, step: int) -> None:
         self._columns[TOUCHED].fill(slots, _step(step))
         if TOUCHES in self._columns:
@@ -312,21 +346,37 @@ class TableStore:
             touches.put(slots, touches.take(slots) + np.int32(1))
 
     def _evict_surplus(self, step: int) -> None:
-        most = self._evictions.most
-        if most is None or len(self) <= most:
+        members = self._members
+        if members is None or not (full := members.too_many()):
             return
         started = perf_counter()
-        self._evict(self._evictions.surplus(*self._counters()), step)
+        gone = []
+        for bucket, surplus in full:
+            keys = members.of(bucket)
+            goes = self._evictions.too_many(surplus, keys, self._counters(keys))
+            members.keep(bucket, np.delete(keys, goes))
+            gone.append(keys[goes])
+        self._evict(np.concatenate(gone), step)
         self._longest_eviction_s = max(self._longest_eviction_s, perf_counter() - started)
 
-    def _counters(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Returns all keys, and what evictions ask of them."""
-        keys, slots = self._index.items()
-        names = self._evictions.order
-        return keys, {name: self._columns[name].take(slots) for name in names}
+    def _counters(self, keys: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns what evictions ask of keys that have rows."""
+        slots = self._index.find(keys)
+        return {name: self._columns[name].take(slots) for name in self._evictions.order}
+
+    def _are_there(self, keys: np.ndarray) -> np.ndarray:
+        """Returns bool[n], which keys have rows."""
+        there: np.ndarray = self._index.find(keys) != NOWHERE
+        return there
+
+    def _remove(self, keys: np.ndarray) -> int:
+        """Takes rows out, of keys that are each there once; returns how many were there."""
+        if self._members is not None:
+            self._members.remove(keys[self._are_there(keys)])
+        return len(self._index.remove(keys))
 
     def _evict(self, keys: np.ndarray, step: int) -> None:
-        self._index.remove(keys)
+        self._remove(keys)
         self._gone.add(keys, step)
         self._evicted += len(keys)
 
@@ -336,11 +386,11 @@ class TableStore:
             return [np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)]
         keys, counts, counted = self._waiting.items()
         late = np.arange(len(keys)) if since is None else np.flatnonzero(counted > since)
-        late = late[np.lexsort((keys[late], bucket_of(keys[late])))]
+        late = late[order_of(keys[late])]
         return [keys[late], counts[late], counted[late].astype(np.int64)]
 
     def _sorted(self, keys: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        order = np.lexsort((keys, bucket_of(keys)))
+        order = order_of(keys)
         return keys[order], slots[order]
 
     def _batch(
@@ -373,14 +423,3 @@ def _step(step: int) -> int:
     if not 0 <= step < 2**31:
         raise ProgramError(f"step {step} of a table", hint="steps are from 0 to 2**31 - 1")
     return step
-
-
-def _whole_buckets(buckets: list[np.ndarray]) -> Iterator[tuple[int, int]]:
-    """Yields ranges of buckets, each with a batch's number of keys or, if one has more, alone."""
-    ends = np.cumsum(sum(np.bincount(some, minlength=BUCKETS) for some in buckets))
-    first = done = 0
-    while done < ends[-1]:
-        last = max(int(np.searchsorted(ends, done + _ROWS_A_BATCH, "right")), first + 1)
-        if ends[last - 1] > done:
-            yield first, last
-        first, done = last, int(ends[last - 1])

@@ -8,12 +8,12 @@ import numpy as np
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.tables.batch import RowBatch
-from jaxfleet.tables.batches import joined, of_buckets, ordered, taken
-from jaxfleet.tables.buckets import bucket_of
+from jaxfleet.tables.batches import joined, of_buckets, ordered, pieces, taken
+from jaxfleet.tables.buckets import BUCKETS, bucket_of
 from jaxfleet.tables.disk import Disk
 from jaxfleet.tables.eviction import first_to_go
-from jaxfleet.tables.index import NOWHERE
 from jaxfleet.tables.late import Late
+from jaxfleet.tables.probing import NOWHERE
 from jaxfleet.tables.rows import Columns, Kind
 from jaxfleet.tables.spec import ByScore, Capacity, Part, TableSpec, Unseen
 from jaxfleet.tables.store import TableStore
@@ -34,7 +34,8 @@ class TieredStore(TableStore):
 
     Args:
         spec: what the table is; `memory_rows` says how many are in memory.
-        share: the part of the table's buckets that are kept here, and of `memory_rows`.
+        share: the part of the table's buckets that are kept here; of `memory_rows`, as much is
+            meant.
         folder: where the file of rows is; the system's for temporary files, unless given. It is
             no checkpoint: it goes with the process.
 
@@ -51,7 +52,7 @@ class TieredStore(TableStore):
         self._disk = Disk(spec.name, folder)
         self._late = Late()
         self._calls = 0
-        super().__init__(spec, share=share)
+        super().__init__(spec)
 
     def __len__(self) -> int:
         """Returns how many rows there are, in memory and on disk."""
@@ -83,10 +84,18 @@ class TieredStore(TableStore):
         self._late.saw(step)
         self._settle(keys)
 
-    def add(self, keys: np.ndarray, deltas: np.ndarray, *, step: int = 0) -> None:
+    def add(
+        self,
+        keys: np.ndarray,
+        deltas: np.ndarray,
+        *,
+        step: int = 0,
+        shows: np.ndarray | None = None,
+        clicks: np.ndarray | None = None,
+    ) -> None:
         """Adds to rows, as `TableStore.add`; those on disk come into memory."""
         self._bring_in(keys)
-        super().add(keys, deltas, step=step)
+        super().add(keys, deltas, step=step, shows=shows, clicks=clicks)
         self._late.saw(step)
         self._settle(keys)
 
@@ -112,7 +121,7 @@ class TieredStore(TableStore):
         wanted, dropped = list(buckets), 0
         for bucket in wanted:
             if (batch := self._disk.read(range(bucket, bucket + 1))) is not None:
-                dropped += len(self._disk.remove(batch.keys))
+                dropped += self._remove(batch.keys)
         return dropped + super().drop(wanted)
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
@@ -120,6 +129,17 @@ class TieredStore(TableStore):
         empty = RowBatch(np.empty(0, np.int64), np.empty((0, self.spec.dim), np.float32))
         together = joined([*self.batches()] or [empty])
         return together.keys, together.rows
+
+    def live(self, buckets: range = range(BUCKETS)) -> Iterator[RowBatch]:
+        """Yields keys and rows, wherever they are, as `TableStore.live`."""
+        if not len(self._disk):
+            yield from super().live(buckets)
+            return
+        for window in self._disk.windows():
+            some = range(max(buckets.start, window.start), min(buckets.stop, window.stop))
+            found = self._disk.read(some) if some else None
+            on_disk = [] if found is None else [RowBatch(found.keys, found.rows)]
+            yield from pieces(ordered(joined([*super().live(some), *on_disk])))
 
     def batches(self, touched_since: int | None = None) -> Iterator[RowBatch]:
         """Yields what is held, as `TableStore.batches`: no more of it at a time than fits."""
@@ -134,8 +154,6 @@ class TieredStore(TableStore):
 
     def put(self, batch: RowBatch) -> None:
         """Takes a batch in: its keys are then as it says, and those in `gone` are no more."""
-        if len(self._disk):
-            self._disk.remove(np.concatenate([batch.keys, batch.candidates, batch.gone]))
         super().put(batch)
         self._late.put(int(batch.counters["touched"].max(initial=-1)))
         self._settle(batch.keys)
@@ -165,8 +183,15 @@ class TieredStore(TableStore):
         if not len(self._disk):
             return
         absent = np.unique(keys[self._index.find(keys) == NOWHERE])
-        if (batch := self._disk.take(absent)) is not None:
-            self._place(batch)
+        if (batch := self._disk.find(absent)) is None:
+            return
+        # They leave the disk once they are in memory: what fails on the way loses none.
+        self._place(batch)
+        try:
+            self._disk.remove(batch.keys)
+        except BaseException:
+            self._index.remove(batch.keys)
+            raise
 
     def _settle(self, keys: np.ndarray) -> None:
         """Notes that these were used just now, and puts rows on disk that are too many."""
@@ -214,12 +239,12 @@ class TieredStore(TableStore):
         alone = TableStore(replace(self.spec, admission=None, evictions=self._without_capacity()))
         alone.put(batch)
         alone.shrink(step)
-        self._disk.remove(batch.keys)
         left = list(alone.batches())
-        for remaining in left:
-            self._disk.write(remaining)
+        self._disk.replace(batch.keys, left)
         kept = np.concatenate([np.empty(0, np.int64), *(some.keys for some in left)])
         gone = np.setdiff1d(batch.keys, kept)
+        if self._members is not None:
+            self._members.remove(gone)
         self._gone.add(gone, step)
         self._evicted += len(gone)
 
@@ -230,23 +255,29 @@ class TieredStore(TableStore):
             for part in self.spec.evictions
         )
 
-    def _evict(self, keys: np.ndarray, step: int) -> None:
-        if len(self._disk):
-            self._disk.remove(keys[self._index.find(keys) == NOWHERE])
-        super()._evict(keys, step)
+    def _remove(self, keys: np.ndarray) -> int:
+        absent = keys[self._index.find(keys) == NOWHERE] if len(self._disk) else keys[:0]
+        count = super()._remove(keys)
+        return count + len(self._disk.remove(absent)) if len(absent) else count
 
-    def _counters(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Returns all keys, and what evictions ask of them."""
-        keys, counters = super()._counters()
-        found = [RowBatch(keys, np.empty((len(keys), 0), np.float32), counters=counters)]
-        for buckets in self._disk.windows():
-            for batch in self._on_disk(buckets, None):
-                kept = {
-                    name: batch.counters[name].astype(counters[name].dtype) for name in counters
-                }
-                found.append(RowBatch(batch.keys, batch.rows[:, :0], counters=kept))
-        together = joined(found)
-        return together.keys, dict(together.counters)
+    def _are_there(self, keys: np.ndarray) -> np.ndarray:
+        there = super()._are_there(keys)
+        if (batch := self._disk_rows(keys[~there])) is not None:
+            there |= np.isin(keys, batch.keys)
+        return there
+
+    def _counters(self, keys: np.ndarray) -> dict[str, np.ndarray]:
+        counters = super()._counters(keys)
+        if (batch := self._disk_rows(keys[self._index.find(keys) == NOWHERE])) is not None:
+            order = np.argsort(keys)
+            places = order[np.searchsorted(keys, batch.keys, sorter=order)]
+            for name, values in counters.items():
+                values[places] = batch.counters[name]
+        return counters
+
+    def _disk_rows(self, keys: np.ndarray) -> RowBatch | None:
+        """Returns the rows of those keys that are on disk, and leaves them there."""
+        return self._disk.find(keys) if len(keys) and len(self._disk) else None
 
 
 def make_store(spec: TableSpec, *, share: float = 1.0) -> TableStore:
@@ -261,7 +292,7 @@ def make_store(spec: TableSpec, *, share: float = 1.0) -> TableStore:
         JaxfleetError: there is no room for a file.
     """
     if spec.memory_rows is None:
-        return TableStore(spec, share=share)
+        return TableStore(spec)
     return TieredStore(spec, share=share)
 
 

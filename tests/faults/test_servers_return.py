@@ -65,7 +65,8 @@ def test_a_server_that_does_not_come_back_is_named(tmp_path: Path) -> None:
             text = trainer.fails("PeerLostError", "server 0 at 127.0.0.1:", "was lost at step")
             assert f"trainer {number} waited for" in text
             assert re.search("its last said '(after )?step", text)
-        assert LOST_S + 3.0 - 1.0 < time.monotonic() - since < LOST_S + 3.0 + 4.0
+        # Not before the time that a server has to return; soon after, on a busy machine too.
+        assert LOST_S + 3.0 - 1.0 < time.monotonic() - since < LOST_S + 3.0 + 20.0
 
 
 def test_a_server_that_lost_its_state_is_refused(tmp_path: Path) -> None:

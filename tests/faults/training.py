@@ -22,6 +22,11 @@ from jaxfleet.ps.messages import Kind
 
 ROWS, INPUTS, HIDDEN, CLASSES = 16, 12, 16, 5
 RATE = 0.05
+COUNTING = ("count", "count_rows")
+COUNTED = jf.embedding_table(
+    "counted", 2, initializer=jf.tables.Constant(0.0), optimizer=jf.tables.Sgd(1.0)
+)
+KEYS = np.arange(-2, 2) << 40  # of its rows, each of which every trainer has at every step
 USERS = jf.embedding_table("users", HIDDEN, optimizer=jf.tables.Adagrad(0.1))
 
 
@@ -29,7 +34,7 @@ def optimizer(kind: str, rate: float) -> optax.GradientTransformation:
     """Returns what updates the parameters; a clipping one makes servers exchange parts."""
     if kind == "clip":
         return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(rate))
-    if kind == "count":  # gradients are 1, so parameters count what was applied
+    if kind in COUNTING:  # gradients are 1, so parameters count what was applied
         return optax.sgd(1.0)
     return optax.adam(rate)
 
@@ -50,8 +55,11 @@ def make_step(kind: str, rate: float = RATE) -> Callable[[Any, Any], tuple[Any, 
         params, opt, running = state
 
         def loss_fn(params: Any) -> tuple[jax.Array, Any]:
-            if kind == "count":
-                total = sum(leaf.sum() for leaf in jax.tree.leaves(params))
+            if kind in COUNTING:
+                total = sum(leaf.sum() for name, leaf in params.items() if name != "counted")
+                if kind == "count_rows":
+                    # Each of two trainers has each key twice in its half of the batch.
+                    total = total + COUNTED(params["counted"], batch["counted"]).sum() / 2
                 return total * jnp.isfinite(batch["x"]).mean(), running
             if kind == "norm":
                 logits, statistics = forward(params, batch["x"])
@@ -85,7 +93,9 @@ def start(kind: str) -> Any:
     if kind == "table":
         params["users"] = np.asarray(USERS.init())
     running = (np.zeros(HIDDEN, np.float32), np.ones(HIDDEN, np.float32))
-    if kind == "count":
+    if kind == "count_rows":
+        params["counted"] = np.asarray(COUNTED.init())
+    if kind in COUNTING:
         params = jax.tree.map(np.zeros_like, params)
     params, running = jax.tree.map(jnp.asarray, (params, running))
     return params, optimizer(kind, RATE).init(params), running
@@ -97,6 +107,8 @@ def batches(steps: int, kind: str = "plain") -> Iterator[Any]:
     for _ in range(steps):
         x = draw.normal(size=(ROWS, INPUTS)).astype(np.float32)
         batch = {"x": x, "y": draw.integers(0, CLASSES, ROWS).astype(np.int32)}
+        if kind == "count_rows":
+            batch["counted"] = np.tile(KEYS, ROWS // len(KEYS))
         yield batch | ({"ids": draw.integers(-9, 9, (ROWS, 3)) << 40} if kind == "table" else {})
 
 
@@ -117,6 +129,9 @@ def strategy(args: argparse.Namespace) -> jf.DistributedStrategy:
         replay_bytes=args.replay_bytes,
         communication=args.communication,
         staleness=args.staleness,
+        k_steps=args.k_steps,
+        merge=args.merge,
+        delay_compensation=args.compensation,
     )
 
 
@@ -124,7 +139,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """Returns what the script was told."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
-    kinds = ["plain", "clip", "norm", "table", "count"]
+    kinds = ["plain", "clip", "norm", "table", *COUNTING]
     parser.add_argument("--kind", default="plain", choices=kinds)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--pause", type=float, default=0.0)
@@ -138,6 +153,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--replay-bytes", type=int, default=1 << 20)
     parser.add_argument("--communication", default="sync")
     parser.add_argument("--staleness", type=int)
+    parser.add_argument("--k-steps", type=int, default=10)
+    parser.add_argument("--merge", type=int, default=1)
+    parser.add_argument("--compensation", type=float, default=1.0)
     return parser.parse_args(words)
 
 
@@ -170,7 +188,8 @@ def main() -> None:
             time.sleep(args.pause)
         last = step.pull(state)
         out = args.out / f"result-{step.client.me.trainer}"
-        np.savez(out, allow_pickle=False, **named(last))
+        rows = {"rows": step.look_up("counted", KEYS)} if args.kind == "count_rows" else {}
+        np.savez(out, allow_pickle=False, **named(last), **rows)
         asked = [step.client.request(s, Kind.STATS) for s in range(len(step.server_programs))]
         step.client.wait(asked)
         stats = [dict(one.answer.body) for one in asked if one.answer is not None]

@@ -7,8 +7,8 @@ import pytest
 
 from tests.fluid.surface import Row, rows
 
-PART = 3  # of the plan: the fluid front end
-BEGUN = 4  # sparse tables and relaxed modes: some of it is there
+PART = 5  # of the plan: all but fleet and launch is there
+BEGUN = 5  # memory: some of it is there
 PAGE = Path(__file__).parents[2] / "docs" / "fluid-differences.md"
 
 
@@ -18,7 +18,7 @@ def listed() -> set[str]:
 
 
 def test_what_differs_is_what_the_page_lists() -> None:
-    found = {row.path: row.difference() for row in rows() if row.part == PART}
+    found = {row.path: row.difference() for row in rows() if row.part <= PART}
     differing = {name: how for name, how in found.items() if how}
     assert set(differing) == listed(), differing
 

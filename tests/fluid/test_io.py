@@ -12,7 +12,7 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.errors import CheckpointError, SavedError
 from jaxfleet.fluid import io, layers
-from jaxfleet.fluid.io.files import arrays_writer, file_of, read_arrays, write_files
+from jaxfleet.fluid.array_files import arrays_writer, file_of, read_arrays, write_files
 from tests.fluid.nets import fresh
 
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4) / 8

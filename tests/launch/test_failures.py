@@ -27,11 +27,15 @@ def test_a_job_that_goes_well_ends_with_0(capsys: pytest.CaptureFixture[str]) ->
     assert sorted(out.splitlines()) == ["trainer 0 | trained", "trainer 1 | trained"]
     assert "trainer 1 ended well" in err
     assert "server 0 stopped with SIGTERM" in err
+    assert "all trainers ended well, and server 0 heard no bye of them" in err
+    assert "strategy='pserver'" in err
 
 
 def test_servers_that_end_by_themselves_are_not_stopped(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch(job("pass", "import time; time.sleep(0.5)", grace_s=10.0)) == 0
-    assert "server 0 ended well" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "server 0 ended well" in err
+    assert "heard no bye" not in err
 
 
 def test_the_first_failure_stops_all_and_its_exit_code_is_the_launchs(

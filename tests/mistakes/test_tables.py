@@ -117,6 +117,37 @@ def test_gradients_that_are_scaled_by_hand() -> None:
         captured(lambda params, batch: USERS(params["users"], batch["ids"]), scaled)
 
 
+def looked_at(params: Any, batch: Any) -> Any:
+    return USERS(params["users"], batch["ids"])
+
+
+def test_gradients_that_a_branch_may_skip() -> None:
+    def skipped(grads: Any) -> Any:
+        zeros = jax.tree.map(jnp.zeros_like, grads)
+        return jax.lax.cond(grads["w"][0] > 0, lambda: zeros, lambda: grads)
+
+    with refused(
+        CaptureError,
+        cause="the gradient of a table's handle is changed before the optimizer gets it",
+        line='return jax.lax.cond(grads["w"][0] > 0, lambda: zeros, lambda: grads)',
+        hint="scale the loss",
+    ):
+        captured(looked_at, skipped)
+
+
+def test_a_gradient_that_is_left_out() -> None:
+    def left_out(grads: Any) -> Any:
+        return {**grads, "users": jnp.zeros(())}
+
+    with refused(
+        CaptureError,
+        cause="a gradient of the table 'users' does not reach the optimizer",
+        line='return USERS(params["users"], batch["ids"])',
+        hint="takes jax.lax.stop_gradient(handle)",
+    ):
+        captured(looked_at, left_out)
+
+
 def test_a_parameter_in_the_place_of_the_handle() -> None:
     with refused(
         CaptureError,
@@ -179,6 +210,17 @@ def test_keys_that_the_device_would_see_as_other_numbers() -> None:
     assert "a leaf of its own" in "".join(found.value.__notes__)
 
 
+def test_keys_are_called_what_they_are_where_the_device_sees_them_too() -> None:
+    step, state = stepped(lambda p, b: USERS(p["users"], b["ids"]) * b["ids"][..., None])
+    run: Any = jf.distribute(step, (state, BATCH), "single")
+    for dtype, says in (
+        ("uint64", "fed uint64, which jax takes as u32, but it is i32"),
+        (">i8", "fed int64 of the other order of bytes, but it is i32"),
+    ):
+        with pytest.raises(FeedError, match=says):
+            run(jax.tree.map(jnp.copy, state), {**BATCH, "ids": BATCH["ids"].astype(dtype)})
+
+
 def test_a_key_that_is_no_int64() -> None:
     step, state = stepped(lambda p, b: USERS(p["users"], b["ids"]))
     large = {**BATCH, "ids": BATCH["ids"].astype(np.uint64) + np.uint64(2**63)}
@@ -193,3 +235,42 @@ def test_a_gradient_that_is_no_number() -> None:
     with pytest.raises(ProgramError, match="users"):
         run(state, {**BATCH, "y": np.zeros(2, np.float32)})
     assert len(run.tables.stores["users"]) == 6
+
+
+def test_keys_that_are_a_list() -> None:
+    batch = {**BATCH, "ids": [0, 1]}
+    step, state = stepped(lambda params, batch: USERS(params["users"], batch["ids"]))
+    with refused(
+        CaptureError,
+        cause="table 'users': keys are one array of integers, and this is list",
+        line='stepped(lambda params, batch: USERS(params["users"], batch["ids"]))',
+        hint="np.asarray(keys)",
+    ):
+        jf.capture(step, example=(state, batch))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"optimizer": jf.tables.Normal()},
+        {"optimizer": jf.tables.Adagrad},
+        {"optimizer": optax.sgd(0.1)},
+        {"initializer": jf.tables.Sgd()},
+        {"admission": jf.tables.Capacity()},
+        {"evictions": jf.tables.AfterCount()},
+        {"evictions": 3},
+    ],
+    ids=["initializer", "class", "optax", "optimizer", "eviction", "admission", "number"],
+)
+def test_a_part_in_the_place_of_another(parts: dict[str, Any]) -> None:
+    ((role, _),) = parts.items()
+    with pytest.raises(
+        ProgramError, match=f"is no {role.removesuffix('s')} of jf.tables"
+    ) as caught:
+        jf.embedding_table("users", 4, **parts)
+    kind = {"optimizer": "Sgd", "initializer": "Uniform", "admission": "AfterCount"}
+    assert f"jf.tables.{kind.get(role, 'Unseen')}()" in caught.value.__notes__[0]
+
+
+def test_a_table_says_its_name_and_dim() -> None:
+    assert (USERS.name, USERS.dim) == ("users", 4)

@@ -47,7 +47,8 @@ def train_step(state: Any, data: Any) -> Any:
 
 def gradient(w: np.ndarray, data: Any, trainer: int = 0, trainers: int = 1) -> np.ndarray:
     """Returns what numpy takes for a trainer's gradient, of its rows of the batch."""
-    own = slice(trainer * ROWS // trainers, (trainer + 1) * ROWS // trainers)
+    rows = len(data["y"])
+    own = slice(trainer * rows // trainers, (trainer + 1) * rows // trainers)
     x, y = data["x"][own].astype(np.float64), data["y"][own].astype(np.float64)
     return 2.0 / len(y) * x.T @ (x @ w - y)
 

@@ -54,8 +54,8 @@ def rows_after(batches: list[Any], **options: Any) -> tuple[np.ndarray, ...]:
         {},
         {"communication": "async"},
         {"communication": "async", "staleness": 0},
-        {"communication": "half_async", "merge": 2},
-        {"communication": "dc_asgd"},
+        {"communication": "half_async"},
+        {"communication": "dc_asgd", "delay_compensation": 0.0},  # what is corrected is no count
     ],
 )
 def test_no_push_is_lost_and_none_counts_twice(options: Any) -> None:
@@ -64,6 +64,16 @@ def test_no_push_is_lost_and_none_counts_twice(options: Any) -> None:
     times = np.bincount(np.concatenate([b["keys"].ravel() for b in batches]), minlength=VALUES)
     last = min(rows_after(batches, **options), key=np.sum)  # who looked when all had pushed
     np.testing.assert_array_equal(last, -times)
+
+
+def test_half_async_applies_the_mean_of_as_many_pushes_as_it_merges() -> None:
+    draw = np.random.default_rng(0)
+    batches = [{"keys": draw.integers(0, VALUES, (16, 5))} for _ in range(7)]
+    times = [np.bincount(b["keys"].ravel(), minlength=VALUES) for b in batches]
+    # Three and three, and the last alone, as what waits is sent before a pull.
+    wanted = -(np.sum(times[:6], axis=0) / 3.0 + times[6])
+    last = min(rows_after(batches, communication="half_async", merge=3), key=np.sum)
+    np.testing.assert_allclose(last, wanted, rtol=1e-6)
 
 
 def test_an_exchange_takes_a_share_of_what_each_did_and_the_rest_with_the_next() -> None:

@@ -50,6 +50,42 @@ def test_merged_gradients_do_not_pass_the_bound() -> None:
     assert fast["max"] == 3
 
 
+@pytest.mark.parametrize(
+    ("how", "options", "bound"),
+    [
+        ("async", {}, 3),
+        ("half_async", {"merge": 2}, 5),
+        ("geo", {"k_steps": 2}, 5),
+        ("dc_asgd", {}, 3),
+    ],
+)
+def test_nobody_passes_the_bound_while_a_trainer_is_stopped(
+    how: str, options: Any, bound: int
+) -> None:
+    network, stop_s, came, ends = MemoryNetwork(), 300.0, 4, dict[int, float]()
+
+    def script(step: Any) -> Any:
+        state, me = start(), step.client.me.trainer
+        for number in range(1, 2 * STEPS + 1):
+            network.sleep(0.01 if me == 1 else 0.001)
+            state, _ = step(state, batch(number))
+            if me == 1:
+                ends[number] = network.clock()
+            elif number == came:
+                network.sleep(stop_s)
+        return None, (step.stats()["trainer"]["staleness"],)
+
+    job = twin(how, trainers=2, staleness=bound, **options)
+    stats = [lags for (lags,) in job.play(script, network=network).metrics]
+    done = max(number for number, end in ends.items() if end < stop_s)
+    # A step needs all of the stopped one's, which are `came`, up to `bound + 1` before itself; an
+    # exchange of several steps needs it for the last of them.
+    period = max(options.values(), default=1)
+    assert came + bound - period < done <= came + bound + 1
+    assert ends[2 * STEPS] > stop_s  # it waited, and went on
+    assert max(lags["max"] for lags in stats) <= bound
+
+
 @pytest.mark.parametrize("options", [{"communication": "geo", "k_steps": 4},
                                      {"communication": "async", "merge": 4}])  # fmt: skip
 def test_a_bound_that_nobody_can_keep_is_refused(options: Any) -> None:

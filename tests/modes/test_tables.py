@@ -52,5 +52,8 @@ def sparse_rows() -> np.ndarray:
 
 def test_averaging_states_of_tables_is_refused() -> None:
     strategy = jf.DistributedStrategy(communication="fl", k_steps=2, min_block_size=2)
-    with pytest.raises(StrategyError, match="tables are not trained with communication='fl'"):
-        play(strategy, "sgd", 1)
+    job = sparse_job(OPTIMIZERS["sgd"][0])
+    twin = jf.Twin(job.train_step, (job.state, BATCHES[0]), strategy)
+    with pytest.raises(StrategyError, match="tables are not trained with communication='fl'") as no:
+        twin.programs()  # before any process starts
+    assert "communication='geo'" in "\n".join(no.value.__notes__)

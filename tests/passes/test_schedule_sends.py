@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 import jaxfleet as jf
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, parse, verify
 from jaxfleet.lower.segments import runs_on_host
 from jaxfleet.passes import MergeSends, ScheduleSends
-from jaxfleet.passes._uses import OuterUses
 from jaxfleet.runtime.job_programs import JobPrograms, job_programs
 from tests.exact.common import prepared
 from tests.passes.jobs import placed, server_of, trainer_of

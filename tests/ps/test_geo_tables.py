@@ -5,7 +5,7 @@ import numpy as np
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.geo_tables import GeoTables
 from jaxfleet.ps.tables import RemoteTables
-from jaxfleet.tables import Adagrad, TableSpec, TableStore
+from jaxfleet.tables import Adagrad, ByScore, TableSpec, TableStore
 from tests.ps.server.table_programs import drawn_rows
 from tests.ps.test_remote_tables import play
 
@@ -96,3 +96,33 @@ def test_a_flush_sends_what_changed_so_far() -> None:
         np.testing.assert_allclose(remote.look_up("users", KEYS), mine, rtol=1e-6)
 
     play(script, trainers=1, tables=[SPEC])
+
+
+def test_shows_and_clicks_go_with_the_next_exchange() -> None:
+    spec = TableSpec(name="users", dim=3, evictions=(ByScore(decay=0.5, threshold=1.0),))
+
+    def script(_: int, client: Client, remote: RemoteTables) -> int:
+        tables = GeoTables(remote, [spec], k_steps=2, trainers=1)
+        client.next_step(8)
+        for keys in (KEYS, KEYS[:3]):
+            tables.look_up("users", keys)
+            clicks = np.ones(len(keys), np.float32)
+            grads = np.zeros((len(keys), 3), np.float32)
+            tables.push("users", keys, grads, shows=clicks, clicks=clicks)
+        return remote.shrink("users")  # of those that were clicked once
+
+    assert play(script, servers=2, trainers=1, tables=[spec]) == [5]
+
+
+def test_a_trainer_that_begins_anew_goes_on_from_the_rows_that_servers_have() -> None:
+    def script(number: int, client: Client, remote: RemoteTables) -> None:
+        tables = GeoTables(remote, [SPEC], k_steps=1, trainers=2)
+        client.next_step(8)
+        tables.look_up("users", KEYS)
+        tables.push("users", KEYS, np.full((8, 3), 1.0 + number, np.float32))
+        served = remote.look_up("users", KEYS).copy()
+        assert (tables.look_up("users", KEYS) != served).all()  # half of its change is its own yet
+        tables.restart()
+        np.testing.assert_array_equal(tables.look_up("users", KEYS), served)
+
+    play(script, servers=2, trainers=2, tables=[SPEC])

@@ -16,7 +16,7 @@ from jaxfleet.ps.messages import Kind
 from jaxfleet.ps.options import Patience
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
 from jaxfleet.ps.tables import RemoteTables
-from jaxfleet.tables import TableSpec, TableStore
+from jaxfleet.tables import ByScore, TableSpec, TableStore
 from jaxfleet.tables.merge import merge
 from tests.ps.server.table_programs import ITEMS, USERS, drawn_rows, table_program
 
@@ -166,7 +166,7 @@ def test_a_gradient_that_is_not_finite_ends_the_trainer_that_pushed_it() -> None
 @pytest.mark.parametrize(
     ("table", "keys", "grads", "text"),
     [
-        ("cars", np.arange(2), np.zeros((2, 3), np.float32), "no table 'cars' in this job"),
+        ("cars", np.arange(2), np.zeros((2, 3), np.float32), "no table 'cars' in this step"),
         ("users", np.arange(2.0), np.zeros((2, 3), np.float32), "keys are float64"),
         ("users", np.arange(2), np.zeros((2, 3)), "gradients are float64"),
         ("users", np.arange(2), np.zeros((3, 3), np.float32), "float32.3, 3., not float32.2, 3."),
@@ -191,5 +191,50 @@ def test_a_table_is_pushed_to_once_a_step() -> None:
             tables.push("users", keys, grads)
             with pytest.raises(ProgramError, match=r"'users' was pushed to at step \d already"):
                 tables.push("users", keys, grads)
+
+    play(script, trainers=1)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_shows_and_clicks_are_summed_as_gradients_are(servers: int) -> None:
+    spec = TableSpec(name="users", dim=3, evictions=(ByScore(decay=0.9, threshold=2.0),))
+
+    def scores_of(number: int, step: int, count: int) -> np.ndarray:
+        drawn = np.random.default_rng([number, step]).integers(0, 5, (2, count))
+        return np.sort(drawn, axis=0)[::-1].astype(np.float32)
+
+    def script(number: int, client: Client, tables: RemoteTables) -> Any:
+        for step in (1, 2, 3):
+            client.next_step(8)
+            keys, grads = batch(number, step, 3)
+            tables.look_up("users", keys)
+            shows, clicks = scores_of(number, step, len(keys))
+            given = {} if (number, step) == (1, 2) else {"shows": shows, "clicks": clicks}
+            tables.push("users", keys, grads, **given)
+        return None if number else (tables.shrink("users"), tables.live("users").export())
+
+    store = TableStore(spec)
+    for step in (1, 2, 3):
+        pushes = [batch(number, step, 3) for number in (0, 1)]
+        scores = [scores_of(n, step, len(keys)).T for n, (keys, _) in enumerate(pushes)]
+        if step == 2:
+            scores[1] = np.zeros_like(scores[1])
+        keys, grads = merge(pushes)
+        sums = merge([(keys, each) for (keys, _), each in zip(pushes, scores, strict=True)])[1]
+        store.update(keys, grads, step=step, shows=sums[:, 0], clicks=sums[:, 1])
+    gone, (keys, rows) = play(script, servers=servers, tables=[spec])[0]
+    assert gone == store.shrink(4)
+    assert 5 < gone < 60
+    order = np.argsort(store.export()[0])
+    np.testing.assert_array_equal(keys, store.export()[0][order])
+    np.testing.assert_array_equal(rows, store.export()[1][order])
+
+
+def test_scores_that_no_table_keeps_are_refused() -> None:
+    def script(_: int, client: Client, tables: RemoteTables) -> None:
+        client.next_step(8)
+        keys, grads, ones = np.arange(2), np.zeros((2, 3), np.float32), np.ones(2, np.float32)
+        with pytest.raises(ProgramError, match="'users' is given shows or clicks, and keeps none"):
+            tables.push("users", keys, grads, shows=ones)
 
     play(script, trainers=1)

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import jaxfleet as jf
+from jaxfleet.errors import StrategyError
 from tests.runtime.comparing import arrays, assert_close, distributed, on_one_device, tolerance
 from tests.runtime.toys import assert_alike, plain, rows
 from tests.runtime.toys import distributed as toy
@@ -139,3 +140,28 @@ def test_the_statistics_are_the_whole_batchs_otherwise() -> None:
         found, _ = step(found, rows(16, number))
         wanted, _ = jax.jit(train_step)(wanted, rows(16, number))
     assert_close(found, arrays(wanted), 3e-6, "at the end")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("staleness", "4", "an integer"),
+        ("staleness", -2, "0 or more"),
+        ("k_steps", 2.5, "an integer"),
+        ("merge", True, "an integer"),
+        ("delay_compensation", "x", "a number"),
+        ("delay_compensation", float("nan"), "0 or more"),
+        ("step_timeout_s", None, "a number"),
+    ],
+)
+def test_a_number_that_is_none_is_refused_where_it_is_said(
+    name: str, value: Any, wanted: str
+) -> None:
+    """In every mode: the script that changes one field later should not find it then."""
+    with pytest.raises(StrategyError, match=f"strategy: {name} is .*, but must be {wanted}"):
+        jf.DistributedStrategy(**{name: value})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    strategy = jf.DistributedStrategy(k_steps=np.int64(3), lost_after_s=np.float32(5))  # type: ignore[arg-type]
+    assert strategy.k_steps == 3

@@ -55,10 +55,10 @@ def predicted(w: Any, vectors: Any, items: Any) -> Any:
     return jnp.tanh(vectors.sum(axis=1) + items) @ w
 
 
-def sparse_job(optimizer: Any) -> Job:
+def sparse_job(optimizer: Any, **options: Any) -> Job:
     """Returns the model with a table, looked up twice in a step."""
     table = jf.embedding_table(
-        "users", DIM, initializer=jf.tables.Uniform(-0.5, 0.5), optimizer=optimizer
+        "users", DIM, initializer=jf.tables.Uniform(-0.5, 0.5), optimizer=optimizer, **options
     )
     tx = jf.distributed_optimizer(optax.sgd(RATE))
 

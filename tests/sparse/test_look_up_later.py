@@ -1,4 +1,4 @@
-"""Rows that are looked up between steps: to evaluate a model."""
+"""Rows that are looked up between steps, and those that a step with more gradients leaves."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.errors import FeedError
+from jaxfleet.errors import CaptureError, FeedError, ProgramError
 
 table = jf.embedding_table("words", 2, optimizer=jf.tables.Sgd(0.5))
 tx = jf.distributed_optimizer(optax.sgd(0.5))
@@ -49,3 +49,63 @@ def test_what_is_no_key_is_refused() -> None:
     assert isinstance(step, jf.Step)
     with pytest.raises(FeedError, match="keys of table 'words'"):
         step.look_up("words", [1.5])
+    masked = np.ma.masked_equal(np.arange(3), 1)
+    with pytest.raises(FeedError, match="'batch/ids' is fed a masked array"):
+        step(state, {**batch, "ids": masked})
+    with pytest.raises(ProgramError, match="no table 'word' in this step, which has words"):
+        step.look_up("word", [1])
+
+
+def test_rows_of_a_dense_table_are_said_to_be_a_parameter() -> None:
+    words = jf.embedding_table("words", 2, rows=8)
+
+    def step_of(state: Any, batch: Any) -> tuple[Any, Any]:
+        return state, words(state["params"]["words"], batch["ids"]).sum()
+
+    state, batch = {"params": {"words": words.init()}}, {"ids": np.zeros(3, np.int64)}
+    step = jf.distribute(step_of, example=(state, batch), strategy="single")
+    assert isinstance(step, jf.Step)
+    with pytest.raises(ProgramError, match="no table 'words' in this step, which has none") as no:
+        step.look_up("words", [1])
+    assert "a dense table is none but a parameter" in no.value.__notes__[0]
+
+
+def loss_of(params: Any, batch: Any) -> jax.Array:
+    return (table(params["words"], batch["ids"]) * params["w"]).sum()
+
+
+def updated(params: Any, opt: Any, batch: Any) -> tuple[Any, Any, Any]:
+    loss, grads = jax.value_and_grad(loss_of)(params, batch)
+    updates, opt = tx.update(grads, opt, params)
+    return optax.apply_updates(params, updates), opt, loss
+
+
+def test_what_else_is_differentiated_trains_no_rows() -> None:
+    def logged(state: Any, batch: Any) -> tuple[Any, Any]:
+        other = jax.grad(lambda params: 100 * loss_of(params, batch))(state["params"])
+        params, opt, loss = updated(state["params"], state["opt"], batch)
+        return {"params": params, "opt": opt}, {"loss": loss, "w": other["w"]}
+
+    step, state, batch = started(logged)
+    before = step.look_up("words", [1, 2])
+    step(state, batch)
+    moved = np.array([[0.5], [1.0]], np.float32)  # 2 comes twice
+    np.testing.assert_array_equal(step.look_up("words", [1, 2]), before - moved)
+
+
+def test_two_updates_of_a_table_in_a_step_are_refused() -> None:
+    def twice(state: Any, batch: Any) -> tuple[Any, Any]:
+        params, opt, _ = updated(state["params"], state["opt"], batch)
+        params, opt, loss = updated(params, opt, batch)
+        return {"params": params, "opt": opt}, loss
+
+    with pytest.raises(CaptureError, match="'words' is trained by two updates in a step"):
+        started(twice)
+
+
+def started(train_step: Any) -> tuple[jf.Step, Any, Any]:
+    params = {"words": table.init(), "w": jnp.ones(2)}
+    state, batch = {"params": params, "opt": tx.init(params)}, {"ids": np.array([1, 2, 2])}
+    step = jf.distribute(train_step, example=(state, batch), strategy="single")
+    assert isinstance(step, jf.Step)
+    return step, state, batch

@@ -92,14 +92,26 @@ def test_a_small_table_whose_rows_are_known_is_a_parameter() -> None:
         ({"rows": 10**6}, "16,000,000 bytes cost more than a look-up"),
         ({"rows": 100, "optimizer": jf.tables.Sgd(0.5)}, "it has rules of its own"),
         ({"rows": 100, "dense": False}, "dense=False was said"),
+        (
+            {
+                "admission": jf.tables.AfterCount(3, candidates=4096),
+                "evictions": [jf.tables.Capacity(2048), jf.tables.Unseen(steps=7)],
+            },
+            "any int64 is a key",
+        ),
     ],
-    ids=["open", "large", "with an optimizer", "as told"],
+    ids=["open", "large", "with an optimizer", "as told", "by rules"],
 )
 def test_other_tables_are_looked_up(options: Any, why: str) -> None:
     table = jf.embedding_table("t", 4, **options)
     assert table.init().shape == ()
     step, _ = trained({"t": table.init()}, lambda p, ids: table(p["t"], ids).sum((1, 2)))
-    assert f"looked up by key: {why}" in step.explain()
+    said = step.explain()
+    assert f"looked up by key: {why}" in said
+    rules = (
+        "admission AfterCount(count=3, candidates=4096); eviction Capacity(rows=2048, policy=lru)"
+    )
+    assert (f"{rules}; eviction Unseen(steps=7)" in said) == ("admission" in options)
 
 
 def test_a_table_that_cannot_be_dense_is_refused() -> None:

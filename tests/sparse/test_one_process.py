@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxfleet as jf
@@ -56,6 +57,36 @@ def test_executables_are_as_many_as_powers_of_two_of_unique_keys(
     assert len(compiled) == 6  # for 8, 16, 32, 64, 128 and 256 rows
 
 
+def test_several_tables_have_no_executable_for_each_pair_of_counts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tables = {name: jf.embedding_table(name, 1) for name in ("left", "right")}
+    tx = jf.distributed_optimizer(optax.sgd(RATE))
+
+    def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
+        def loss_of(params: Any) -> Any:
+            return sum(table(params[name], batch[name]).sum() for name, table in tables.items())
+
+        loss, grads = jax.value_and_grad(loss_of)(state["params"])
+        updates, opt = tx.update(grads, state["opt"], state["params"])
+        return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, loss
+
+    params = {name: table.init() for name, table in tables.items()}
+    state = {"params": params, "opt": tx.init(params)}
+    batches = [
+        {"left": np.arange(64) % left, "right": np.arange(64) % right}
+        for left in (8, 64, 16, 32)
+        for right in (64, 8, 32, 16)
+    ]
+    step: Any = jf.distribute(train_step, (state, batches[0]), "single")
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        for batch in batches:
+            state, _ = step(state, batch)
+    said = [x.getMessage() for x in caplog.records]
+    compiled = [x for x in said if x.startswith("Compiling jit(train_step)")]
+    assert 1 < len(compiled) <= 1 + 2 * 3  # 8, 16, 32 and 64 rows of each; pairs are 16
+
+
 def test_no_array_of_a_step_is_as_long_as_the_table() -> None:
     job = sparse_job(jf.tables.Sgd(RATE))
     step: Any = jf.distribute(job.train_step, (job.state, batch_of(0)), "single")
@@ -87,6 +118,22 @@ def test_keys_of_every_integer_dtype_and_value_have_their_rows(ids: np.ndarray) 
     step: Any = jf.distribute(job.train_step, (job.state, batch), "single")
     step(jax.tree.map(jnp.copy, job.state), batch)
     assert len(step.tables.stores["users"]) == len(np.unique(ids))
+
+
+def test_keys_may_be_of_another_integer_dtype_in_each_batch() -> None:
+    job = sparse_job(jf.tables.Sgd(RATE))
+    step: Any = jf.distribute(job.train_step, (job.state, batch_of(0)), "single")
+    state, losses = jax.tree.map(jnp.copy, job.state), []
+    for dtype in ("uint64", ">i8", "int32", "uint8", "int64"):  # the host alone sees them
+        batch = batch_of(0)
+        for name in ("ids", "item"):
+            batch[name] = batch[name].astype(dtype)
+        state, loss = step(state, batch)
+        losses.append(float(loss))
+    assert losses == sorted(losses, reverse=True)
+    assert len(step.tables.stores["users"]) == len(
+        np.unique(np.append(batch_of(0)["ids"], batch_of(0)["item"]))
+    )
 
 
 def test_an_empty_list_of_ids_has_no_rows() -> None:

@@ -121,6 +121,35 @@ def test_every_shape_of_a_step_trains_what_one_device_does(loss: Any, mode: str)
     assert (np.asarray(rows) != TableStore(TABLE.spec).look_up(KEYS)).any() == (loss != looked_at)
 
 
+def frozen_in_part(params: Any, batch: Any) -> Any:
+    """Looks the same table up twice, and trains what it is looked up with once."""
+    frozen = MOVING(jax.lax.stop_gradient(params["t"]), batch["ids"]).sum(axis=1)
+    return jnp.mean(((MOVING(params["t"], batch["item"]) + frozen) @ params["w"]) ** 2)
+
+
+MOVING = jf.embedding_table("moving", DIM, optimizer=jf.tables.Momentum(RATE, 0.9))
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_momentum_moves_no_row_that_is_looked_up_frozen(servers: int) -> None:
+    train_step, state = one_table(frozen_in_part)
+    both = {"item": np.array([1, 1, 2, 3]), "ids": np.array([[2, 4], [5, 6], [5, 4], [1, 7]])}
+    other = {"item": np.array([8, 8, 9, 9]), "ids": np.array([[1, 2], [3, 4], [5, 6], [7, 8]])}
+
+    def script(step: Any) -> Any:
+        now, _ = step(jax.tree.map(jnp.copy, state), both)
+        before = np.array(step.look_up("moving", KEYS))
+        now, _ = step(now, other)
+        moved = np.flatnonzero((step.look_up("moving", KEYS) != before).any(axis=1))
+        return now, moved.tolist()
+
+    if servers:
+        result = jf.Twin(train_step, (state, both), servers=servers).play(script)
+        assert [list(found) for found in result.metrics] == [[8, 9], [8, 9]]
+    else:
+        assert script(jf.distribute(train_step, (state, both), "single"))[1] == [8, 9]
+
+
 def test_trainers_with_rows_of_their_own_train_what_all_rows_do() -> None:
     job, batches = sparse_job(jf.tables.Sgd(RATE)), [batch_of(seed) for seed in range(4)]
 

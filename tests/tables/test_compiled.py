@@ -41,7 +41,7 @@ def test_other_types_are_refused_rather_than_compiled_anew() -> None:
 
 SCRIPT = """
 import sys
-import jaxfleet.tables
+import jaxfleet.fluid, jaxfleet.tables
 assert "numba" not in sys.modules, "imported before anything is compiled"
 import numba, numpy as np
 numba.config.CACHE_DIR = before = "of the user"

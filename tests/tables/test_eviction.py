@@ -1,29 +1,37 @@
 """Which rows go, and when."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.tables import ByScore, Capacity, Sgd, TableSpec, TableStore, Unseen
+from jaxfleet.tables.buckets import BUCKETS, server_of
 from jaxfleet.tables.eviction import first_to_go
 from jaxfleet.tables.spec import Part
+from tests.tables.crowded import crowd
 
 RANDOM = np.random.default_rng(0)
+CROWD = crowd(500)  # keys are said by their numbers in it
 
 
-def store_of(*evictions: Part, share: float = 1.0) -> TableStore:
-    return TableStore(TableSpec(name="t", dim=1, evictions=evictions), share=share)
+def store_of(*evictions: Part) -> TableStore:
+    return TableStore(TableSpec(name="t", dim=1, evictions=evictions))
+
+
+def at_most(rows: int, policy: Literal["lru", "lfu"] = "lru") -> Capacity:
+    """Returns the capacity of a table whose buckets have so many rows."""
+    return Capacity(rows * BUCKETS, policy)
 
 
 def touch(store: TableStore, keys: range | list[int], step: int, **counts: Any) -> None:
     grads = np.ones((len(keys), 1), np.float32)
-    store.update(np.array(keys, np.int64), grads, step=step, **counts)
+    store.update(CROWD[keys], grads, step=step, **counts)
 
 
 def keys_of(store: TableStore) -> set[int]:
-    return set(store.export()[0].tolist())
+    return set(np.searchsorted(CROWD, store.export()[0]).tolist())
 
 
 def test_shrink_takes_out_what_no_step_touched_for_long() -> None:
@@ -38,15 +46,15 @@ def test_shrink_takes_out_what_no_step_touched_for_long() -> None:
 
 def test_a_row_that_comes_again_begins_anew() -> None:
     store = TableStore(TableSpec(name="t", dim=1, evictions=(Unseen(1),), optimizer=Sgd(1.0)))
-    fresh = store.look_up(np.arange(5))
+    fresh = store.look_up(CROWD[:5])
     touch(store, range(5), 1)
     store.shrink(3)
     assert len(store) == 0
-    np.testing.assert_array_equal(store.look_up(np.arange(5)), fresh)
+    np.testing.assert_array_equal(store.look_up(CROWD[:5]), fresh)
 
 
 def test_the_least_recently_touched_go_when_there_are_too_many() -> None:
-    store = store_of(Capacity(rows=100))
+    store = store_of(at_most(100))
     for step in range(30):
         touch(store, [*range(5), *range(10 * step + 100, 10 * step + 110)], step)
         assert len(store) <= 100
@@ -58,26 +66,72 @@ def test_the_least_recently_touched_go_when_there_are_too_many() -> None:
 
 
 def test_the_least_often_touched_go_when_there_are_too_many() -> None:
-    store = store_of(Capacity(rows=100, policy="lfu"))
+    store = store_of(at_most(100, "lfu"))
     for step in range(4):
         touch(store, range(60), step)
     for step in range(4, 30):
-        touch(store, range(10 * step + 1000, 10 * step + 1010), step)
+        touch(store, range(10 * step + 100, 10 * step + 110), step)
         assert len(store) <= 100
     assert keys_of(store) >= set(range(60))
 
 
-def test_a_server_has_its_share_of_the_capacity() -> None:
-    store = store_of(Capacity(rows=100), share=0.25)
-    touch(store, range(80), 0)
-    assert 20 <= len(store) <= 25
+def test_a_bucket_that_has_too_many_takes_none_of_the_others() -> None:
+    store = store_of(at_most(20))
+    others = crowd(20, bucket=8)
+    store.look_up(others, step=0)
+    touch(store, range(30), 1)
+    assert len(store) == 19 + 20  # a sixteenth is spared
+    assert set(others) < set(store.export()[0])
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_the_same_rows_go_on_any_number_of_servers(policy: Literal["lru", "lfu"]) -> None:
+    spec = TableSpec(name="t", dim=1, evictions=(Capacity(3 * BUCKETS + 5, policy),))
+    drawn = [np.unique(RANDOM.zipf(1.1, 800) % 20_000) for _ in range(12)]
+    found = []
+    for servers in (1, 2, 5):
+        stores = [TableStore(spec) for _ in range(servers)]
+        for step, keys in enumerate(drawn):
+            for server, store in enumerate(stores):
+                mine = keys[server_of(keys, servers) == server]
+                store.look_up(mine, step=step)
+                store.update(mine, np.ones((len(mine), 1), np.float32), step=step)
+        keys, rows = (np.concatenate(x) for x in zip(*(s.export() for s in stores), strict=True))
+        found.append((keys.tobytes(), rows.tobytes(), sum(s.stats()["evicted"] for s in stores)))
+    assert found[0] == found[1] == found[2]
+    assert found[0][2] > 100
+
+
+def test_rows_that_come_and_go_otherwise_are_counted() -> None:
+    store, other = store_of(at_most(20), Unseen(2)), store_of(at_most(20))
+    for step in range(40):
+        touch(store, [*range(5), 5 + step, 200 - step], step)
+        if step % 3 == 2:
+            store.shrink(step)
+        if step % 7 == 6:
+            for batch in store.batches():
+                other.put(batch)
+            store.drop([7])
+            assert len(store) == 0
+            for batch in other.batches():
+                store.put(batch)
+            other.clear()
+        assert len(store) <= 20
+    touch(store, range(300, 320), 50)
+    assert keys_of(store) < set(range(300, 320))
+    assert len(store) == 19
+
+
+def test_a_capacity_has_a_row_for_each_bucket() -> None:
+    with pytest.raises(ProgramError, match="at most 1023 rows of table 't', of 1024 buckets"):
+        store_of(Capacity(1023))
 
 
 def test_which_rows_go_does_not_depend_on_how_they_came() -> None:
     kept = []
     for order in (range(300), RANDOM.permutation(300).tolist()):
-        store = store_of(Capacity(rows=150))
-        store.look_up(np.array(order))
+        store = store_of(at_most(150))
+        store.look_up(CROWD[order])
         touch(store, [7], 1)
         kept.append(keys_of(store))
     assert kept[0] == kept[1]
@@ -117,7 +171,7 @@ def test_shows_need_a_score() -> None:
 
 
 def test_what_says_nothing_of_rows_that_go_is_refused() -> None:
-    with pytest.raises(ProgramError, match="rows cannot go by Sgd"):
+    with pytest.raises(ProgramError, match=r"Sgd\(.*\) is no eviction"):
         store_of(Sgd())
     with pytest.raises(ProgramError, match="'unseen' 2 times"):
         store_of(Unseen(), Unseen())

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.tables.buckets import mix
-from jaxfleet.tables.index import NOWHERE, Index
+from jaxfleet.tables.index import Index
+from jaxfleet.tables.probing import NOWHERE
 
 RANDOM = np.random.default_rng(0)
 LEAST, MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -119,6 +120,19 @@ def test_keys_made_to_collide_are_refused_and_do_not_fill_the_memory() -> None:
     with pytest.raises(ProgramError, match="hashes that are alike"):
         index.add(keys)
     assert index.nbytes < 1 << 20
+    assert not len(index)
+    assert (index.find(keys) == NOWHERE).all()
+
+
+def test_a_key_whose_row_could_not_be_made_is_not_there() -> None:
+    index, keys = Index(), np.arange(-3000, 3000)
+    index.add(keys[:5000])
+    with pytest.raises(KeyboardInterrupt), index.adding(keys):
+        raise KeyboardInterrupt
+    assert len(index) == 5000
+    assert (index.find(keys[5000:]) == NOWHERE).all()
+    _, made = index.add(keys)
+    np.testing.assert_array_equal(made, np.arange(5000, 6000))
 
 
 def unmix(hashes: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from jaxfleet.tables import (
     Adagrad,
     Adam,
     Constant,
+    DownpourAdagrad,
     DownpourAdam,
     Momentum,
     Rmsprop,
@@ -73,6 +74,14 @@ def downpour_adam(row: np.ndarray, g: np.ndarray, s: State, t: int) -> np.ndarra
     return row - F(0.3) * np.sqrt((d + least) / (s["s"] + least)) * s["v"]
 
 
+def downpour_adagrad(row: np.ndarray, g: np.ndarray, s: State, t: int) -> np.ndarray:
+    before, squares = s.get("s", np.asarray(F(0))), F(0)
+    for one in g:
+        squares += one * one
+    s["s"] = np.asarray(before + squares / F(len(g)))
+    return np.clip(row - F(0.3) * np.sqrt(F(3) / (F(3) + before)) * g, F(-0.9), F(0.8))
+
+
 def summary(row: np.ndarray, g: np.ndarray, s: State, t: int) -> np.ndarray:
     return F(0.9) * row + g
 
@@ -95,6 +104,7 @@ CASES: dict[str, tuple[Part, Formula, Callable[[], optax.GradientTransformation]
     "adagrad": (Adagrad(0.3), adagrad, lambda: optax.adagrad(0.3)),
     "adagrad of fluid": (Adagrad(0.3, 0.0, 1e-6, epsilon_outside=True), adagrad_of_fluid, None),
     "rmsprop": (Rmsprop(0.3), rmsprop, lambda: optax.rmsprop(0.3)),
+    "downpour_adagrad": (DownpourAdagrad(0.3, 3.0, -0.9, 0.8), downpour_adagrad, None),
     "downpour_adam": (DownpourAdam(0.3, 0.9, 0.8, 1e-6), downpour_adam, None),
     "summary": (Summary(0.9), summary, None),
     "adam": (Adam(0.3), adam, lambda: optax.adam(0.3)),

@@ -1,14 +1,31 @@
 """What a table is, as text; which server has a key."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.tables import Adagrad, ByChance, Capacity, Normal, TableSpec, TableStore, Unseen
+from jaxfleet.tables import (
+    Adagrad,
+    Adam,
+    AfterCount,
+    ByChance,
+    ByScore,
+    Capacity,
+    Constant,
+    Momentum,
+    Normal,
+    Rmsprop,
+    Sgd,
+    TableSpec,
+    TableStore,
+    Uniform,
+    Unseen,
+)
 from jaxfleet.tables.buckets import BUCKETS, bucket_of, buckets_of, server_of
-from jaxfleet.tables.spec import KINDS
+from jaxfleet.tables.spec import KINDS, ROLES, Part
 
 RANDOM = np.random.default_rng(0)
 
@@ -16,7 +33,10 @@ RANDOM = np.random.default_rng(0)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_spec_is_its_text_again(kind: str) -> None:
     part = KINDS[kind]()
-    spec = TableSpec(name="t", dim=3, admission=part, evictions=(part, Unseen(7)))
+    (role,) = (role for role, kinds in ROLES.items() if isinstance(part, kinds))
+    given: dict[str, Any] = {"evictions": (Unseen(7),)}
+    given[role] = (part, Unseen(7)) if role == "evictions" else part
+    spec = TableSpec(name="t", dim=3, **given)
     assert TableSpec.from_text(spec.to_text()) == spec
 
 
@@ -32,6 +52,52 @@ def test_all_parts_keep_their_fields() -> None:
     )
     assert TableSpec.from_text(spec.to_text()) == spec
     assert json.loads(spec.to_text())["evictions"][0]["policy"] == "lfu"
+
+
+NO_PARTS: list[tuple[type[Part], str, Any]] = [
+    (Sgd, "learning_rate", float("nan")),
+    (Sgd, "learning_rate", 1e39),
+    (Sgd, "learning_rate", "0.1"),
+    (Sgd, "learning_rate", True),
+    (Momentum, "momentum", 1.5),
+    (Adam, "beta1", 1.0),
+    (Adam, "beta2", 1 - 1e-12),
+    (Adam, "epsilon", 0.0),
+    (Rmsprop, "epsilon", 1e-60),
+    (Adagrad, "initial", -0.1),
+    (Normal, "stddev", -1.0),
+    (Uniform, "high", -1.0),
+    (Uniform, "seed", 2**63),
+    (Constant, "value", float("inf")),
+    (AfterCount, "count", 0),
+    (AfterCount, "count", 2**31),
+    (AfterCount, "candidates", 0),
+    (ByChance, "probability", 1.01),
+    (Unseen, "steps", -1),
+    (Capacity, "rows", 1.5),
+    (Capacity, "policy", "fifo"),
+    (ByScore, "threshold", float("nan")),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), NO_PARTS)
+def test_a_number_that_would_make_rows_of_no_use_is_refused(
+    kind: type[Part], name: str, value: Any
+) -> None:
+    with pytest.raises(ProgramError, match=f"{kind.__name__}: .*{name}"):
+        kind(**{name: value})
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    given = Uniform(np.float32(-0.5), np.array(0.25), seed=np.int64(-7))  # type: ignore[arg-type]
+    assert given == Uniform(-0.5, 0.25, seed=-7)
+    assert given.kind in TableSpec(name="t", dim=1, initializer=given).to_text()
+
+
+def test_what_is_no_part_is_refused() -> None:
+    for given in ({"optimizer": Sgd}, {"optimizer": "sgd"}, {"evictions": (Capacity,)}):
+        with pytest.raises(ProgramError, match=r"of jf\.tables"):
+            TableSpec(name="t", dim=1, **given)
 
 
 NO_SPECS = [

@@ -101,8 +101,8 @@ def test_it_does_what_a_dict_of_rows_does(steps: list[tuple[str, np.ndarray]]) -
         }
 
 
-def copy_of(store: TableStore, **others: float) -> TableStore:
-    other = TableStore(store.spec, **others)
+def copy_of(store: TableStore) -> TableStore:
+    other = TableStore(store.spec)
     for batch in store.batches():
         other.put(batch)
     return other
@@ -112,8 +112,8 @@ EVERYTHING = TableSpec(
     name="t",
     dim=3,
     optimizer=Adam(0.1),
-    admission=AfterCount(2, candidates=500),
-    evictions=(Unseen(6), Capacity(300, "lfu"), ByScore(threshold=0.05)),
+    admission=AfterCount(2, candidates=1024),
+    evictions=(Unseen(6), Capacity(1024, "lfu"), ByScore(threshold=0.05)),
 )
 
 
@@ -205,7 +205,7 @@ def test_any_number_of_servers_has_the_same_rows(servers: int) -> None:
     """Bitwise: rows, state and counters, after steps of sums of three trainers."""
     spec = TableSpec(name="t", dim=3, optimizer=Momentum(0.1))
     whole = TableStore(spec)
-    parts = [TableStore(spec, share=1 / servers) for _ in range(servers)]
+    parts = [TableStore(spec) for _ in range(servers)]
     for step in range(8):
         pushes = []
         for _ in range(3):
@@ -317,6 +317,14 @@ def test_arrays_may_be_read_only_in_steps_or_of_another_width() -> None:
     assert_same(store, other)
     _, sums = merge([(frozen[::2], grads[::2, ::2])])
     np.testing.assert_array_equal(sums, grads[::2, ::2])
+
+
+def test_a_learning_rate_that_is_not_finite_is_refused() -> None:
+    store = TableStore(spec_of(Sgd(0.1)))
+    for rate in (np.nan, np.inf, 1e39):
+        with pytest.raises(ProgramError, match="and must be a finite float32"):
+            store.update(np.arange(2), np.ones((2, store.spec.dim), np.float32), learning_rate=rate)
+    assert not len(store)
 
 
 def test_gradients_of_another_shape_are_refused() -> None:

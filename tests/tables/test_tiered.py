@@ -27,11 +27,15 @@ from jaxfleet.tables import (
     Unseen,
     make_store,
 )
+from jaxfleet.tables.buckets import BUCKETS
 from jaxfleet.tables.late import Late
 from jaxfleet.tables.local import LocalTables
+from tests.tables.crowded import crowd
 
 DIM = 3
-KEYS = np.concatenate([np.arange(-20, 20), [np.iinfo(np.int64).min, np.iinfo(np.int64).max]])
+KEYS = np.concatenate(
+    [np.arange(-20, 0), crowd(20), [np.iinfo(np.int64).min, np.iinfo(np.int64).max]]
+)
 
 
 def both(**options: object) -> tuple[TableStore, TieredStore]:
@@ -63,8 +67,8 @@ def agree(one: TableStore, other: TableStore, since: int | None = None) -> None:
 SPECS: list[dict[str, object]] = [
     {"optimizer": Sgd(0.1)},
     {"optimizer": Adam(), "admission": AfterCount(2)},
-    {"optimizer": Adagrad(), "evictions": (Capacity(12, "lfu"), Unseen(3))},
-    {"optimizer": Sgd(), "evictions": (Capacity(30, "lru"), ByScore(threshold=0.2))},
+    {"optimizer": Adagrad(), "evictions": (Capacity(5 * BUCKETS, "lfu"), Unseen(3))},
+    {"optimizer": Sgd(), "evictions": (Capacity(9 * BUCKETS, "lru"), ByScore(threshold=0.2))},
 ]
 
 
@@ -258,3 +262,41 @@ def test_a_step_of_one_process_has_rows_on_disk_too() -> None:
     tables.push("b", KEYS, np.ones((len(KEYS), 2), np.float32))
     np.testing.assert_array_equal(tables.look_up("a", KEYS), tables.look_up("b", KEYS))
     assert tables.stats()["a"]["rows_on_disk"] >= len(KEYS) - 3
+
+
+@pytest.mark.parametrize(
+    "fails", ["jaxfleet.tables.store.Columns.reserve", "jaxfleet.tables.disk.Disk.remove"]
+)
+def test_rows_that_cannot_come_into_memory_stay_on_disk(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, tiered = both(optimizer=Adagrad(0.1))
+    for store in (plain, tiered):
+        store.update(KEYS, np.ones((len(KEYS), DIM), np.float32), step=1)
+    before = tiered.stats()
+
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as failing:
+        failing.setattr(fails, refuse)
+        with pytest.raises(MemoryError):
+            tiered.look_up(KEYS, step=2)
+    after = tiered.stats()
+    assert (after["rows"], after["rows_on_disk"]) == (before["rows"], before["rows_on_disk"])
+    agree(plain, tiered)
+    np.testing.assert_array_equal(plain.look_up(KEYS, step=2), tiered.look_up(KEYS, step=2))
+
+
+def test_a_shrink_that_the_disk_refuses_takes_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, tiered = both(evictions=(Unseen(3),))
+    for store in (plain, tiered):
+        for step, some in ((1, KEYS[:20]), (9, KEYS[20:])):
+            store.update(some, np.ones((len(some), DIM), np.float32), step=step)
+    with monkeypatch.context() as failing:
+        failing.setattr("jaxfleet.tables.disk.Layout.pack", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            tiered.shrink(10)
+    agree(plain, tiered)
+    assert tiered.shrink(10) == plain.shrink(10) == 20
+    agree(plain, tiered)

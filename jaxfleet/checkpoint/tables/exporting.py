@@ -1,4 +1,4 @@
-"""Writes a saved table for other programs: as two numpy files, or as text."""
+"""Writes a table for other programs, saved or in use: as two numpy files, or as text."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,13 +11,14 @@ from jaxfleet.checkpoint.tables.saved import SavedTable
 from jaxfleet.checkpoint.writing import cannot_write
 from jaxfleet.errors import CheckpointError
 from jaxfleet.tables import RowBatch
+from jaxfleet.tables.live import LiveTable
 
 KEYS = "keys.npy"
 ROWS = "rows.npy"
 LINES = 1_000_000  # of one file of text
 
 
-def export_arrays(table: SavedTable, folder: Path) -> int:
+def export_arrays(table: SavedTable | LiveTable, folder: str | Path) -> int:
     """Writes `keys.npy`, int64[n] ascending, and `rows.npy`, float32[n, dim], into a new folder.
 
     All keys are in memory, and the rows of some buckets at a time.
@@ -28,7 +29,7 @@ def export_arrays(table: SavedTable, folder: Path) -> int:
     Raises:
         CheckpointError: the folder is there already, the disk is full, or the table is damaged.
     """
-    _refuse_old(folder)
+    folder = _new(folder)
     try:
         with staged_folder(folder) as stage:
             return _write_arrays(table, stage)
@@ -36,7 +37,7 @@ def export_arrays(table: SavedTable, folder: Path) -> int:
         raise _failed(table, folder, error) from error
 
 
-def _write_arrays(table: SavedTable, stage: Path) -> int:
+def _write_arrays(table: SavedTable | LiveTable, stage: Path) -> int:
     found = [batch.keys for batch in table.batches()]
     keys = np.sort(np.concatenate([np.empty(0, np.int64), *found]))
     np.save(stage / KEYS, keys)
@@ -51,7 +52,7 @@ def _write_arrays(table: SavedTable, stage: Path) -> int:
     return len(keys)
 
 
-def export_text(table: SavedTable, folder: Path, *, lines: int = LINES) -> int:
+def export_text(table: SavedTable | LiveTable, folder: str | Path, *, lines: int = LINES) -> int:
     """Writes `00000.tsv`, ... into a new folder: a key, a tab, and its row's numbers, a line each.
 
     Keys are by bucket, as they are saved. Numbers are the shortest that read back to the bit.
@@ -67,7 +68,7 @@ def export_text(table: SavedTable, folder: Path, *, lines: int = LINES) -> int:
     Raises:
         CheckpointError: the folder is there already, the disk is full, or the table is damaged.
     """
-    _refuse_old(folder)
+    folder = _new(folder)
     try:
         with staged_folder(folder) as stage:
             return _write_text(table.batches(), stage, lines)
@@ -89,13 +90,16 @@ def _write_text(batches: Iterable[RowBatch], stage: Path, lines: int) -> int:
     return written
 
 
-def _refuse_old(folder: Path) -> None:
+def _new(path: str | Path) -> Path:
+    """Returns a folder that is not there yet, with all above it made."""
+    folder = Path(path)
     if folder.exists():
         raise CheckpointError(f"{folder} is there already", hint="export into a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
-def _failed(table: SavedTable, folder: Path, error: OSError) -> CheckpointError:
+def _failed(table: SavedTable | LiveTable, folder: Path, error: OSError) -> CheckpointError:
     if isinstance(error, CheckpointError):
         return error
     return cannot_write(f"table `{table.spec.name}`", folder, error)

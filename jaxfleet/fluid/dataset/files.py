@@ -60,17 +60,18 @@ def blocks(path: str, command: tuple[str, ...], is_stopped: Callable[[], bool]) 
 
 
 def _whole_lines(file: IO[bytes]) -> Blocks:
-    rest, line = b"", 1
+    rest: list[bytes] = []  # of a line whose end was not read yet; joined once, however long it is
+    line = 1
     while data := file.read(BLOCK):
         end = data.rfind(b"\n") + 1
-        if not end:
-            rest += data
-            continue
-        text, rest = rest + data[:end], data[end:]
-        yield text, line
-        line += text.count(b"\n")
+        if end:
+            text, rest = b"".join([*rest, data[:end]]), []
+            yield text, line
+            line += text.count(b"\n")
+        if data[end:]:
+            rest.append(data[end:])
     if rest:
-        yield rest, line
+        yield b"".join(rest), line
 
 
 @contextmanager

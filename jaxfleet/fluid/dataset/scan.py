@@ -8,20 +8,12 @@ The first pass counts and finds mistakes, so that the second writes where the nu
 Neither holds Python's lock, and several threads read at once.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
-import numba
 import numpy as np
 
-F = TypeVar("F", bound=Callable[..., Any])
+from jaxfleet.tables.compiled import compiled, inlined
 
 # What may be wrong with a line, as the first pass says it.
 FINE, NOT_A_COUNT, TOO_FEW, NO_VALUES, NOT_WHOLE, TOO_LARGE, NOT_A_NUMBER, TOO_MANY = range(8)
-
-
-def _compiled(function: F) -> F:
-    return cast("F", numba.njit(nogil=True)(function))
 
 
 _NEWLINE, _BLANK, _TAB, _RETURN = 10, 32, 9, 13
@@ -29,14 +21,14 @@ _ZERO, _NINE, _MINUS, _PLUS, _DOT = 48, 57, 45, 43, 46
 _MOST = np.uint64(1) << np.uint64(63)  # the least value that int64 lacks
 
 
-@_compiled
+@inlined
 def _skip_blanks(text: np.ndarray, at: int, end: int) -> int:
     while at < end and (text[at] == _BLANK or text[at] == _TAB or text[at] == _RETURN):
         at += 1
     return at
 
 
-@_compiled
+@inlined
 def _word_end(text: np.ndarray, at: int, end: int) -> int:
     while at < end and not (
         text[at] == _BLANK or text[at] == _TAB or text[at] == _RETURN or text[at] == _NEWLINE
@@ -45,7 +37,7 @@ def _word_end(text: np.ndarray, at: int, end: int) -> int:
     return at
 
 
-@_compiled
+@inlined
 def _whole(text: np.ndarray, at: int, end: int) -> tuple[np.int64, int]:
     """Returns a whole number of 64 bits, with or without a sign, and what is wrong with it.
 
@@ -71,7 +63,7 @@ def _whole(text: np.ndarray, at: int, end: int) -> tuple[np.int64, int]:
     return np.int64(value), FINE
 
 
-@_compiled
+@inlined
 def _power(ten: float, exponent: int) -> float:
     made = 1.0
     for _ in range(min(exponent, 400)):
@@ -79,7 +71,7 @@ def _power(ten: float, exponent: int) -> float:
     return made
 
 
-@_compiled
+@inlined
 def _real(text: np.ndarray, at: int, end: int) -> tuple[float, bool]:
     """Returns a number with a point and an exponent, and whether it is one.
 
@@ -118,7 +110,7 @@ def _real(text: np.ndarray, at: int, end: int) -> tuple[float, bool]:
     return -value if negative else value, True
 
 
-@_compiled
+@inlined
 def _count_is(text: np.ndarray, at: int, stop: int) -> tuple[np.int64, int]:
     """Returns how many values a slot has, and what is wrong with that."""
     if stop == at:
@@ -129,17 +121,18 @@ def _count_is(text: np.ndarray, at: int, stop: int) -> tuple[np.int64, int]:
     return number, FINE if number > 0 else NO_VALUES
 
 
-@_compiled
+@inlined
 def _value_is(text: np.ndarray, at: int, stop: int, is_real: bool) -> int:
     """Returns what is wrong with a value."""
     if stop == at:
         return TOO_FEW
     if is_real:
         return FINE if _real(text, at, stop)[1] else NOT_A_NUMBER
-    return _whole(text, at, stop)[1]
+    wrong: int = _whole(text, at, stop)[1]
+    return wrong
 
 
-@_compiled
+@compiled("u8[]", "b1[]", "i32[,]!")
 def count(text: np.ndarray, is_real: np.ndarray, counts: np.ndarray) -> tuple[int, int, int, int]:
     """Counts the values of each slot of each line.
 
@@ -179,7 +172,7 @@ def count(text: np.ndarray, is_real: np.ndarray, counts: np.ndarray) -> tuple[in
     return row, FINE, line, 0
 
 
-@_compiled
+@compiled("u8[]", "b1[]", "i32[,]", "i64[]!", "i64[]!", "f32[]!")
 def read(
     text: np.ndarray,
     is_real: np.ndarray,

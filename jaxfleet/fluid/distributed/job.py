@@ -12,6 +12,9 @@
 
 All processes build the same programs. Steps go in lockstep: the gradients of all workers are added
 up, in the workers' order, and applied once. A worker that stops is not waited for.
+
+With `staleness=n` workers do not wait for each other, as in pslib: what one pushes is applied when
+it comes, and what one looks up has what the others pushed until `n` pushes ago; -1 for any number.
 """
 
 import hashlib
@@ -38,6 +41,8 @@ from jaxfleet.ps.server import ServerCore
 from jaxfleet.ps.server.plan_reader import read_plan
 from jaxfleet.tables import TableSpec
 
+_ASYNC = 1  # fluid's `distributed_mode` of servers that wait for nobody
+
 
 @dataclass
 class DownpourJob:
@@ -46,14 +51,21 @@ class DownpourJob:
     Attributes:
         endpoints: of all servers, in the same order everywhere.
         workers: how many there are.
+        staleness: how many pushes a worker may be ahead of another; -1 for any number; in lockstep
+            unless given.
         process: what this process's lines go over; a test may put others in their place.
     """
 
     endpoints: Sequence[str]
     workers: int
     process: Connections = field(default_factory=lambda: PROCESS)
+    staleness: int | None = None
     _open: Connection | None = None
     _programs: Sequence[Program] = ()
+
+    def __post_init__(self) -> None:
+        if self.staleness is not None and self.staleness < -1:
+            raise mistake(f"staleness is {self.staleness}", "a number of pushes, or -1 for any")
 
     def serve(self, programs: Sequence[Program], endpoint: str) -> None:
         """Serves the tables of programs until all workers have stopped.
@@ -94,7 +106,9 @@ class DownpourJob:
             raise mistake(f"worker_id is {worker_id}, and there are {self.workers} workers")
         specs = job_tables(programs)
         self._open = self.process.get(self._facts("trainer", worker_id, specs))
-        attach_tables(programs[0], ServedTables(self._open.client, specs))
+        is_lockstep = self.staleness is None
+        tables = ServedTables(self._open.client, specs, is_lockstep=is_lockstep)
+        attach_tables(programs[0], tables)
         self._programs = programs
 
     def stop(self) -> None:
@@ -105,7 +119,7 @@ class DownpourJob:
             self._open = None
 
     def _facts(self, role: str, number: int, specs: Sequence[TableSpec]) -> Facts:
-        text = "\n".join(spec.to_text() for spec in specs)
+        text = "\n".join([f"staleness {self.staleness}", *(spec.to_text() for spec in specs)])
         digest = hashlib.sha256(text.encode()).hexdigest()
         return Facts(role, self.workers, number, tuple(self.endpoints), digest)
 
@@ -121,6 +135,9 @@ class DownpourJob:
         }
         none: dict[str, Attr] = {"combine_block_id": -1, "lr_decay_block_id": -1}
         none |= {"optimize_blocks": (), "part_block_ids": ()}
+        if self.staleness is not None:
+            none["distributed_mode"] = _ASYNC
+            attrs["staleness"] = self.staleness
         serve = Operator("listen_and_serv", attrs=Attrs(none))
         name = f"downpour.pserver{facts.number}"
         return IrProgram(name, {}, (Block(ops=(serve,)),), Attrs(attrs))

@@ -81,12 +81,7 @@ class LiveTables:
     ) -> dict[str, np.ndarray]:
         """Returns the parameters of a dense table by name; views, for the caller to copy."""
         whole, _ = self._dense[table_id]
-        found, at = {}, 0
-        for name, shape in shapes.items():
-            size = int(np.prod(shape, dtype=np.int64))
-            found[name] = whole[at : at + size].reshape(shape)
-            at += size
-        return found
+        return shaped(whole, shapes)
 
     def push_dense(self, table_id: int, grads: Sequence[np.ndarray]) -> None:
         """Updates a dense table.
@@ -126,3 +121,13 @@ def flat(values: Sequence[np.ndarray]) -> np.ndarray:
     """Returns float32[n], one after the other; of none where there are none."""
     arrays = [np.asarray(value, np.float32).reshape(-1) for value in values]
     return np.concatenate([np.zeros(0, np.float32), *arrays])
+
+
+def shaped(whole: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Returns what `flat` put one after the other, by name: views of it."""
+    found, at = {}, 0
+    for name, shape in shapes.items():
+        size = int(np.prod(shape, dtype=np.int64))
+        found[name] = whole[at : at + size].reshape(shape)
+        at += size
+    return found

@@ -11,9 +11,11 @@ import numpy as np
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid.distributed.descriptions import DenseSGDRuleParameter, TableParameter
-from jaxfleet.fluid.distributed.live import Push, flat
+from jaxfleet.fluid.distributed.live import Push, flat, shaped
 from jaxfleet.ps.client import Client
+from jaxfleet.ps.messages import Kind, Plain
 from jaxfleet.ps.tables import RemoteTables
+from jaxfleet.runtime.job_saving import meet
 from jaxfleet.tables import Constant, DownpourAdam, Sgd, Summary, TableSpec
 from jaxfleet.tables.spec import Part
 
@@ -68,10 +70,13 @@ class ServedTables:
     Args:
         client: the worker's lines, open.
         specs: all tables of the job.
+        is_lockstep: all workers push before any looks up again.
     """
 
-    def __init__(self, client: Client, specs: Sequence[TableSpec]) -> None:
-        self.client = client
+    def __init__(
+        self, client: Client, specs: Sequence[TableSpec], *, is_lockstep: bool = True
+    ) -> None:
+        self.client, self._is_lockstep = client, is_lockstep
         self._specs = {spec.name: spec for spec in specs}
         self._tables = RemoteTables(client, specs)
         self._sizes: dict[int, int] = {}
@@ -124,12 +129,7 @@ class ServedTables:
             if table_id not in self._begun:
                 self._begun[table_id] = self._whole(name + _BEGUN, size).copy()
             whole = self._begun[table_id] + whole
-        found, at = {}, 0
-        for param, shape in shapes.items():
-            count = int(np.prod(shape, dtype=np.int64))
-            found[param] = whole[at : at + count].reshape(shape)
-            at += count
-        return found
+        return shaped(whole, shapes)
 
     def push(self, rows: Mapping[str, Push], dense: Mapping[int, Sequence[np.ndarray]]) -> None:
         """Pushes a step's gradients, and goes on to the next step."""
@@ -141,6 +141,16 @@ class ServedTables:
         if not self._is_begun:
             self._is_begun = True
             self._push(self._first)
+            if not self._is_lockstep:
+                self._meet()
+
+    def _meet(self) -> None:
+        """Waits until servers have what all workers pushed, trainer 0's first values with it."""
+        servers, step = range(len(self.client.me.endpoints)), self.client.step - 1
+        body: dict[str, Plain] = {"names": []}
+        asked = [self.client.request(s, Kind.PULL, step=step, body=body) for s in servers]
+        self.client.wait(asked)
+        meet(self.client, "train")
 
     def _push(self, given: Mapping[str, Push]) -> None:
         for name, spec in self._specs.items():

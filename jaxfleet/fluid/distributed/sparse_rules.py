@@ -1,12 +1,10 @@
 """What a sparse table's description is to our own tables of rows.
 
-pslib's Adagrad takes `learning_rate * g * sqrt(initial_g2sum / (initial_g2sum + s))` from a row,
-with one sum of squares a row and before this gradient is in it. Ours has a sum for each element,
-with this gradient: the same rate, `learning_rate * sqrt(initial_g2sum)` over the root of the sum.
-Bounds of weights and thresholds of shows and clicks are kept in the description, and do nothing.
+pslib's Adagrad has one sum of squares a row, without the gradient at hand, and keeps weights within
+`weight_bounds`; `DownpourAdagrad` is that. pslib divides gradients by how often a key was shown
+before, which a loss that is a mean has done already. Thresholds of shows and clicks are kept in the
+description, and do nothing.
 """
-
-import math
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid.distributed.descriptions import (
@@ -16,9 +14,10 @@ from jaxfleet.fluid.distributed.descriptions import (
     SparseSGDRuleParameter,
     TableAccessorParameter,
 )
-from jaxfleet.tables import Adagrad, Adam, Sgd, TableSpec, Uniform
+from jaxfleet.tables import Adam, DownpourAdagrad, Sgd, TableSpec, Uniform
 from jaxfleet.tables.spec import Part
 
+_WIDEST = 3e38  # of float32, where the description says no bounds
 _RANGE = 1e-4  # within which rows begin, where the description does not say it
 
 
@@ -62,13 +61,14 @@ def _rule(
     raise ProgramError(what, hint="adagrad, adam and naive are there, each with its numbers")
 
 
-def _adagrad(rule: SparseSGDRuleParameter) -> Adagrad:
+def _adagrad(rule: SparseSGDRuleParameter) -> DownpourAdagrad:
     rate = _number(rule.learning_rate, "learning_rate")
     begin = _number(rule.initial_g2sum, "initial_g2sum")
     if begin <= 0:
         hint = "a row's rate is learning_rate * sqrt(initial_g2sum / (initial_g2sum + squares))"
         raise ProgramError(f"initial_g2sum is {begin}, and must be more than 0", hint=hint)
-    return Adagrad(rate * math.sqrt(begin), initial=begin, epsilon=0.0)
+    low, high = rule.weight_bounds or (-_WIDEST, _WIDEST)
+    return DownpourAdagrad(rate, begin, low, high)
 
 
 def _adam(rule: SparseAdamParameter) -> Adam:

@@ -224,11 +224,11 @@ class Worker:
             if isinstance(value, LoDTensor):
                 lengths = value.recursive_sequence_lengths()
                 ids = declared(program, one.ids)
+                ends = _ends(ids.shape)
+                rows = rows.reshape(-1, *(ends[:-1] if one.ids_end else ends), one.width)
                 if one.ids not in self._does.read:
                     # Lengths are all that is wanted of them: keys may be larger than a device's.
-                    like = create_lod_tensor(
-                        np.zeros((len(rows), *_ends(ids.shape)), np.int64), lengths
-                    )
+                    like = create_lod_tensor(np.zeros((len(rows), *ends), np.int64), lengths)
                     given[one.ids] = like
                 wanted = len(fed_sequences(program, ids, given[one.ids])[one.ids])
                 last = np.repeat(rows[-1:], wanted - len(rows), axis=0)

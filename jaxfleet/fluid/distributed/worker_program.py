@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxfleet.analysis.updates import LOOKUPS
-from jaxfleet.errors import ProgramError
+from jaxfleet.errors import FeedError, ProgramError
 from jaxfleet.fluid.copying import copied, without_backward
+from jaxfleet.fluid.distribute_lookup_table import lookups_of
 from jaxfleet.fluid.distributed.descriptions import (
     DenseTableParameter,
     DownpourTrainerParameter,
@@ -90,6 +91,26 @@ def worker_program(program: Program, *, is_trained: bool) -> WorkerProgram:
 
 
 _MADE: PerVersion[dict[bool, tuple[Any, WorkerProgram]]] = PerVersion(lambda _: {})
+
+
+def without_rows(program: Program, name: str) -> FeedError | None:
+    """Returns what to say of a table that an ordinary run wants whole, and the job has by key.
+
+    Args:
+        program: what was run.
+        name: what its scope lacks; None is returned where that is no table of a Downpour job.
+    """
+    if (program._fleet_opt or {}).get("fleet_desc") is None:
+        return None
+    op = next((op for op in lookups_of(program, name) if op.attr("is_distributed")), None)
+    if op is None:
+        return None
+    what = f"rows of '{name}' are in the tables of a Downpour job, and this run has none of them"
+    hint = (
+        "exe.train_from_dataset(program, dataset) looks them up, and infer_from_dataset does; "
+        "a program that only an ordinary optimizer saw runs by itself"
+    )
+    return FeedError(what, op=op, hint=hint)
 
 
 def _made(program: Program, *, is_trained: bool) -> WorkerProgram:

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfleet.errors import ClosedError, UnsupportedError
+from jaxfleet.errors import ClosedError
 from jaxfleet.fluid.checks import check_type
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
+from jaxfleet.fluid.compiler.replicas import Replicas
 from jaxfleet.fluid.dataset import DatasetBase
 from jaxfleet.fluid.executor.fetch_handler import FetchHandler, Shown
 from jaxfleet.fluid.executor.fetching import (
@@ -20,7 +21,8 @@ from jaxfleet.fluid.executor.fetching import (
     plain_names,
     split_optimize_ops,
 )
-from jaxfleet.fluid.executor.from_dataset import run_dataset
+from jaxfleet.fluid.executor.from_dataset import on_one_device, run_dataset
+from jaxfleet.fluid.executor.host_ids import is_of_ids, run_ids
 from jaxfleet.fluid.executor.local import LocalRuns
 from jaxfleet.fluid.executor.pruning import PrunedPrograms, kept_feed, prune_program
 from jaxfleet.fluid.executor.ranks import RankRuns, rank_count
@@ -29,9 +31,15 @@ from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.places import prepare_devices
 from jaxfleet.fluid.plans import runnable
 from jaxfleet.fluid.program import Program, default_main_program
-from jaxfleet.fluid.pserver import PserverRuns, refuse_several_devices, talks_to_others
+from jaxfleet.fluid.pserver import (
+    PserverRuns,
+    begins_rows,
+    refuse_several_devices,
+    talks_to_others,
+)
 from jaxfleet.fluid.ragged_values import fetched_sequences
 from jaxfleet.fluid.reader import fed_by_readers
+from jaxfleet.fluid.scope import Scope as FluidScope
 from jaxfleet.fluid.scope import global_scope
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.fluid.versions import PerVersion
@@ -154,8 +162,7 @@ class Executor:
             FeedError: a file cannot be read, or a line does not fit.
         """
         shown = Shown.of(fetch_list, fetch_info, print_period, fetch_handler, debug=debug)
-        runs, home = self._to_train(program, scope)
-        run_dataset(partial(self._run_once, home), runs, dataset, home, thread, shown, train=True)
+        self._run_dataset(program, dataset, scope, thread, shown, train=True)
 
     def infer_from_dataset(
         self,
@@ -171,28 +178,22 @@ class Executor:
     ) -> None:
         """Runs a program on a dataset as `train_from_dataset`, without gradients and updates."""
         shown = Shown.of(fetch_list, fetch_info, print_period, fetch_handler, debug=debug)
-        runs, home = self._to_train(program, scope)
-        run_dataset(partial(self._run_once, home), runs, dataset, home, thread, shown, train=False)
+        self._run_dataset(program, dataset, scope, thread, shown, train=False)
 
-    def _to_train(
-        self, program: Program | CompiledProgram | None, scope: Scope | None
-    ) -> tuple[Program, Scope]:
-        """Returns the program and the scope that are meant.
-
-        Raises:
-            NotImplementedError: the program was compiled for several devices.
-        """
-        program = default_main_program() if program is None else program
-        check_type(program, "what an Executor trains", (Program, CompiledProgram))
-        if isinstance(program, CompiledProgram):
-            program._compile(global_scope() if scope is None else scope, self.place)
-            if program._replicas is not None and not program._replicas.is_one:
-                what = (
-                    "a dataset feeds programs on one device, and this one was compiled for several"
-                )
-                raise UnsupportedError(what, hint="train the Program itself")
-            program = program.program
-        return program, global_scope() if scope is None else scope
+    def _run_dataset(
+        self,
+        program: Program | CompiledProgram | None,
+        dataset: DatasetBase | None,
+        scope: Scope | None,
+        thread: int,
+        shown: Shown,
+        *,
+        train: bool,
+    ) -> None:
+        home = global_scope() if scope is None else scope
+        given = default_main_program() if program is None else program
+        runs = on_one_device(given, home, self.place)
+        run_dataset(partial(self._run_once, home), runs, dataset, home, thread, shown, train=train)
 
     def _run_once(
         self, scope: Scope, program: Program, feed: dict[str, Any], fetch: Sequence[str]
@@ -222,29 +223,49 @@ class Executor:
         check_type(program, "what an Executor runs", (Program, CompiledProgram))
         check_type(scope, "a scope", Scope)
         fetched, operators = self._split_optimize_ops_in_fetch_list(fetch_list)
+        runs, feed = self._what_runs(program, feed, fetched, operators, scope, use_prune=use_prune)
+        devices = self._devices(program, runs, scope)
+        if devices is not None:
+            made = devices.run(runs, feed, names_of(fetched), scope, self._next_run(runs))
+            return _as_asked(made, return_numpy=return_numpy, return_merged=return_merged)
+        found = self._run_program(runs, feed, fetched, scope, return_numpy=return_numpy)
+        is_split = isinstance(program, CompiledProgram) and not return_merged
+        return [[value] for value in found] if is_split else found
+
+    def _what_runs(
+        self,
+        program: Program | CompiledProgram,
+        feed: Any,
+        fetched: Sequence[Variable | str],
+        operators: Sequence[Operator],
+        scope: Scope,
+        *,
+        use_prune: bool,
+    ) -> tuple[Program, Any]:
+        """Returns the program that is run for what is asked, and what is fed to it."""
         runs = program.program if isinstance(program, CompiledProgram) else program
         if not runs.global_block().ops:
-            warnings.warn("The program is empty: nothing runs", stacklevel=3)
+            warnings.warn("The program is empty: nothing runs", stacklevel=4)
         if runs._readers:
             feed = fed_by_readers(runs, feed, self._device_count(program, runs, scope))
         if use_prune or operators:
             runs = self._pruned.find(program, feed, fetched, operators, self._prune_program)
             feed = self._update_feed(runs, feed)
+        return runs, feed
+
+    def _devices(
+        self, program: Program | CompiledProgram, runs: Program, scope: Scope
+    ) -> Replicas | RankRuns | None:
+        """Returns what runs a program on several devices; None where it runs on one."""
         if isinstance(program, CompiledProgram):
             program._compile(scope, self.place)
             replicas = program._replicas
             if replicas is not None and not replicas.is_one:
                 refuse_several_devices(runs)
-                made = replicas.run(runs, feed, names_of(fetched), scope, self._next_run(runs))
-                return _as_asked(made, return_numpy=return_numpy, return_merged=return_merged)
+                return replicas
             if replicas is not None:
                 replicas.count()
-        if rank_count(runs) > 1:
-            made = self._ranks.run(runs, feed, names_of(fetched), scope, self._next_run(runs))
-            return _as_asked(made, return_numpy=return_numpy, return_merged=return_merged)
-        found = self._run_program(runs, feed, fetched, scope, return_numpy=return_numpy)
-        is_split = isinstance(program, CompiledProgram) and not return_merged
-        return [[value] for value in found] if is_split else found
+        return self._ranks if rank_count(runs) > 1 else None
 
     def _device_count(self, program: Program | CompiledProgram, runs: Program, scope: Scope) -> int:
         """Returns on how many devices a program runs, each of which takes a batch of a loader."""
@@ -285,6 +306,11 @@ class Executor:
     ) -> list[Any]:
         """Runs a program on one device, or its part of a job of parameter servers."""
         given, fetch = one_feed(feed), names_of(fetch_list)
+        if begins_rows(program):
+            scope.rows.clear()
+        if is_of_ids(program):
+            ids: list[Any] = run_ids(program, given, fetch, FluidScope.around(scope))
+            return ids if return_numpy else [jax.numpy.asarray(array) for array in ids]
         if not talks_to_others(program):
             run = self._local.run
             return run(program, given, fetch, scope, self._next_run, return_numpy=return_numpy)
@@ -304,8 +330,11 @@ class Executor:
 
 def _is_local(program: Program) -> bool:
     """Tells whether a program runs on one device, and does something."""
-    is_alone = rank_count(program) == 1 and not talks_to_others(program)
-    return is_alone and bool(program.global_block().ops)
+    if rank_count(program) > 1 or talks_to_others(program) or begins_rows(program):
+        return False
+    if is_of_ids(program):
+        return False
+    return bool(program.global_block().ops)
 
 
 def _as_asked(made: Fetched, *, return_numpy: bool, return_merged: bool) -> list[Any]:

@@ -4,8 +4,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from jaxfleet.errors import DatasetError
+from jaxfleet.errors import DatasetError, UnsupportedError
 from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
 from jaxfleet.fluid.copying import copied, without_backward
 from jaxfleet.fluid.dataset import DatasetBase
 from jaxfleet.fluid.distributed.worker import Run, Worker
@@ -38,6 +39,22 @@ class _Plain:
 
     def close(self) -> None:
         pass
+
+
+def on_one_device(program: Program | CompiledProgram, scope: Scope, place: Any) -> Program:
+    """Returns the program that a dataset feeds.
+
+    Raises:
+        NotImplementedError: it was compiled for several devices.
+    """
+    check_type(program, "what an Executor trains", (Program, CompiledProgram))
+    if not isinstance(program, CompiledProgram):
+        return program
+    program._compile(scope, place)
+    if program._replicas is not None and not program._replicas.is_one:
+        what = "a dataset feeds programs on one device, and this one was compiled for several"
+        raise UnsupportedError(what, hint="train the Program itself")
+    return program.program
 
 
 def run_dataset(

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxfleet.fluid.distributed.worker_program import without_rows
 from jaxfleet.fluid.drawing import RUN
 from jaxfleet.fluid.feeding import Feed, fed_values, warn_empty, warn_unknown
 from jaxfleet.fluid.places import device_to_choose
@@ -69,7 +70,7 @@ class LocalRuns:
         if not (return_numpy and fetch):
             # JAX reads numpy's memory while the run lasts, and nobody would wait for its end.
             data = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in data.items()}
-        given, kept = _state(plan, scope)
+        given, kept = _state(program, plan, scope)
         if not self._knows_device:
             self._device, self._knows_device = device_to_choose(self._place), True
         if self._device is None:
@@ -104,10 +105,12 @@ def _data(plan: Plan, feed: Feed) -> dict[str, Any]:
         raise not_fed(plan.prepared.program, missing, names, plan.unknown) from None
 
 
-def _state(plan: Plan, scope: Scope) -> tuple[dict[str, Any], dict[str, Any]]:
+def _state(program: Program, plan: Plan, scope: Scope) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the state whose memory the run takes, and that which it only reads."""
     try:
         given = {name: scope.give(name) for name in plan.given}
         return given, {name: scope.peek(name) for name in plan.state}
     except KeyError as error:
-        raise missing_state(plan.prepared.program, str(error.args[0])) from None
+        name = str(error.args[0])
+        found = without_rows(program, name) or missing_state(plan.prepared.program, name)
+        raise found from None

@@ -7,6 +7,7 @@ from jaxfleet.fluid.compiler.compiled_program import CompiledProgram, warn_of_no
 from jaxfleet.fluid.executor.fetching import Fetched, names_of
 from jaxfleet.fluid.operator import ROLE, Operator
 from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.pruning import lying_in
 from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.versions import PerVersion
 
@@ -65,7 +66,9 @@ def prune_program(
     kept += [op for op in root.ops if op.attrs.get(ROLE, 0) & (OpRole.RPC | OpRole.DIST)]
     made = {name for op in root.ops for name in op.output_arg_names}
     # What nothing makes is read from the scope, so it needs no operator.
-    wanted = [name for name in names_of(fetch_list) if name in made]
+    names = names_of(fetch_list)
+    lie = lying_in(whole, names)
+    wanted = [name for name, where in zip(names, lie, strict=True) if where in made]
     return whole._prune_with_input(list(_names_fed(feed)), [*wanted, *kept])
 
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from jaxfleet.errors import SavedError
+from jaxfleet.fluid.array_files import file_of, read_arrays
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.executor import Executor
-from jaxfleet.fluid.io.files import file_of, read_arrays
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.transpiler.details.vars_distributed import VarDistributed
-from jaxfleet.fluid.transpiler.table_spec import SPECS
 from jaxfleet.passes.geo_sgd import MODE as GEO
 
 _ON_SERVERS_ALONE = frozenset({"Optimizer", "RemotePrefetch"})
@@ -26,17 +25,12 @@ def served_values(executor: Executor, program: Program) -> dict[str, np.ndarray]
         program: a trainer's, or any other.
 
     Raises:
-        ProgramError: the trainer has not spoken with its servers, or has a distributed table.
+        ProgramError: the trainer has not spoken with its servers.
         ClosedError: it has closed.
         PeerLostError: a server went, or takes too long.
     """
     registry = program._parameters_on_pservers
-    if program._facts.get(SPECS):
-        what = f"the rows of the distributed table '{program._distributed_lookup_table}'"
-        hint = "save_vars and save_params save the rest, and is_sparse tables are saved whole"
-        raise mistake(f"{what} are not saved by fluid.io yet", hint)
-    is_first = program._facts.get("role") == "trainer" and program._is_chief
-    if registry is None or not is_first:
+    if registry is None or not is_first_trainers(program):
         return {}
     parts: dict[str, list[VarDistributed]] = {}
     for var in registry.distributed_vars:
@@ -46,6 +40,11 @@ def served_values(executor: Executor, program: Program) -> dict[str, np.ndarray]
     whole = {name: _in_order(vars) for name, vars in parts.items()}
     whole |= {name: [(name, endpoint)] for name, endpoint in registry.shared.items()}
     return executor._pserver.pull(program, whole) if whole else {}
+
+
+def is_first_trainers(program: Program) -> bool:
+    """Tells whether a program is that of the first trainer, who saves what servers hold."""
+    return program._facts.get("role") == "trainer" and program._is_chief
 
 
 def tables_elsewhere(program: Program) -> frozenset[str]:

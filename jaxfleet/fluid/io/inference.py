@@ -5,11 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxfleet.errors import ProgramError, SavedError
-from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.checks import check_type, mistake
-from jaxfleet.fluid.deserialize import deserialize
-from jaxfleet.fluid.executor import Executor
-from jaxfleet.fluid.io.files import (
+from jaxfleet.fluid.array_files import (
     Writer,
     arrays_writer,
     bytes_writer,
@@ -17,6 +13,10 @@ from jaxfleet.fluid.io.files import (
     read_bytes,
     write_files,
 )
+from jaxfleet.fluid.block import Block
+from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.deserialize import deserialize
+from jaxfleet.fluid.executor import Executor
 from jaxfleet.fluid.io.values import set_values, value_of
 from jaxfleet.fluid.io.variables import (
     Folder,

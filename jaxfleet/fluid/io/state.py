@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.errors import AssertedError, SavedError
+from jaxfleet.fluid.array_files import (
+    arrays_writer,
+    bytes_writer,
+    file_of,
+    read_arrays,
+    write_files,
+)
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.executor import Executor
-from jaxfleet.fluid.io.files import arrays_writer, bytes_writer, file_of, read_arrays, write_files
 from jaxfleet.fluid.io.values import check_value, set_values, value_of
 from jaxfleet.fluid.io.variables import (
     fitting,

@@ -10,18 +10,21 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxfleet.errors import SavedError
+from jaxfleet.fluid.array_files import arrays_writer, file_of, read_arrays, write_files
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dtypes import VarType
 from jaxfleet.fluid.executor import Executor
 from jaxfleet.fluid.io.distributed import (
+    is_first_trainers,
     is_servers,
     served_values,
     server_slices,
     tables_elsewhere,
 )
-from jaxfleet.fluid.io.files import arrays_writer, file_of, read_arrays, write_files
+from jaxfleet.fluid.io.tables import saved_tables_of, server_rows
 from jaxfleet.fluid.io.values import check_value, set_values, value_of
 from jaxfleet.fluid.program import Program, default_main_program
+from jaxfleet.fluid.scope import global_scope
 from jaxfleet.fluid.variable import Parameter, Variable
 
 Predicate: TypeAlias = Callable[[Variable], bool]
@@ -91,8 +94,9 @@ def save_params(
     main_program: Program | None = None,
     filename: str | None = None,
 ) -> None:
-    """Saves the parameters of a program; see `save_vars`."""
-    save_vars(executor, dirname, main_program, None, is_parameter, filename)
+    """Saves the parameters that a program holds; see `save_vars`."""
+    held = _held_by(program_of(main_program), is_parameter)
+    save_vars(executor, dirname, main_program, None, held, filename)
 
 
 def save_persistables(
@@ -104,17 +108,20 @@ def save_persistables(
     """Saves all that outlives a run: parameters, states of optimizers; see `save_vars`.
 
     Of a job with servers, the first trainer saves besides what servers alone hold, as they have it
-    after its last step.
+    after its last step. Servers write the rows of a distributed table themselves, in
+    `__lookup_table__`.
     """
     check_type(executor, "executor", Executor)
     program = program_of(main_program)
     served, is_here = served_values(executor, program), _held_by(program)
     if not served:
         save_vars(executor, dirname, main_program, None, is_here, filename)
-        return
-    kept = [v for v in _chosen(main_program, None, is_here) if v.name not in served]
-    own = ((v.name, value_of(v)) for v in kept)
-    _write(_folder(dirname), filename, chain(own, served.items()))
+    else:
+        kept = [v for v in _chosen(main_program, None, is_here) if v.name not in served]
+        own = ((v.name, value_of(v)) for v in kept)
+        _write(_folder(dirname), filename, chain(own, served.items()))
+    if is_first_trainers(program):
+        executor._pserver.save_tables(program, _folder(dirname))
 
 
 def load_vars(
@@ -144,8 +151,9 @@ def load_params(
     main_program: Program | None = None,
     filename: str | None = None,
 ) -> None:
-    """Loads the parameters of a program; see `load_vars`."""
-    load_vars(executor, dirname, main_program, None, is_parameter, filename)
+    """Loads the parameters that a program holds; see `load_vars`."""
+    held = _held_by(program_of(main_program), is_parameter)
+    load_vars(executor, dirname, main_program, None, held, filename)
 
 
 def load_persistables(
@@ -156,21 +164,24 @@ def load_persistables(
 ) -> None:
     """Loads all that outlives a run; see `load_vars`.
 
-    A server's program takes its slices of what the first trainer has saved; its startup program
-    runs before.
+    A server's program takes its slices of what the first trainer has saved, and its rows of a
+    distributed table; its startup program runs before.
     """
     program = program_of(main_program)
     if is_servers(program):
         check_type(executor, "executor", Executor)
-        set_values(server_slices(program, _folder(dirname), filename))
+        folder = _folder(dirname)
+        slices, stores = server_slices(program, folder, filename), server_rows(program, folder)
+        set_values(slices)
+        global_scope().rows.update(stores)
         return
     load_vars(executor, dirname, main_program, None, _held_by(program), filename)
 
 
-def _held_by(program: Program) -> Predicate:
+def _held_by(program: Program, kept: Predicate = is_persistable) -> Predicate:
     """Returns what tells what outlives a run where the program runs: no table of servers."""
     elsewhere = tables_elsewhere(program)
-    return lambda var: is_persistable(var) and var.name not in elsewhere
+    return lambda var: kept(var) and var.name not in elsewhere
 
 
 def read_values(
@@ -183,14 +194,20 @@ def read_values(
     """
     if filename is not None:
         path = folder / filename
-        return fitting(variables, read_arrays(path, [v.name for v in variables]), str(path))
+        arrays = read_arrays(path, [v.name for v in variables])
+        absent = [v for v in variables if v.name not in arrays]
+        return fitting(variables, arrays | saved_tables_of(absent, folder), str(path))
     found: dict[str, np.ndarray] = {}
     for variable in variables:
         path = file_of(folder, variable.name)
-        if not path.exists():
+        is_there = path.exists()
+        arrays = (
+            read_arrays(path, [variable.name]) if is_there else saved_tables_of([variable], folder)
+        )
+        if not is_there and not arrays:
             hint = "was it saved for another program, or with a filename?"
             raise mistake(f"'{variable.name}' is not saved in {folder}", hint, SavedError)
-        found |= fitting([variable], read_arrays(path, [variable.name]), str(path))
+        found |= fitting([variable], arrays, str(path))
     return found
 
 

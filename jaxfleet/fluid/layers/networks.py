@@ -10,7 +10,8 @@ from jaxfleet.fluid.dtypes import dtype_name
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.one_operator import variables
 from jaxfleet.fluid.param_attr import ParamAttr
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.program import default_startup_program
+from jaxfleet.fluid.variable import Parameter, Variable
 
 
 def fc(
@@ -110,6 +111,9 @@ def rows_of_table(
     helper = LayerHelper("embedding")
     table = helper.parameter(ParamAttr.of(param_attr) or ParamAttr(), size, dtype_name(dtype))
     table.is_distributed = is_distributed
+    begun = default_startup_program().global_block().var(table.name)
+    if isinstance(begun, Parameter):
+        begun.is_distributed = is_distributed  # what begins it must know, too
     padding = -1 if padding_idx is None else padding_idx
     attrs = {
         "is_sparse": is_sparse,

@@ -20,6 +20,7 @@ one, and sends move to its end, as `jf.distribute` has them.
 | `send_barrier`, `fetch_barrier` | nothing: a value is asked for as of a step, and no server has it before all sent |
 | `recv` | `pull` as of the present step; of a startup program, of the step that servers are at |
 | `concat` of what came | rows that come where they belong, so nothing is joined |
+| `checkpoint_notify` | a save of each server's rows of a table, and then the list of all parts |
 | `exe.close()` | `bye` |
 
 A program that sends is a step; one that only receives is none. So a trainer's startup program may run again, and
@@ -35,7 +36,9 @@ of peers that live. A peer without a heartbeat for ten seconds is lost. Errors n
 What cannot be run as it is written is refused before anything is sent (`refusals.py`).
 """  # noqa: E501  # a table's row is one line
 
+from jaxfleet.fluid.pserver.notices import TABLES as TABLES
 from jaxfleet.fluid.pserver.refusals import why_not as why_not
 from jaxfleet.fluid.pserver.runs import PserverRuns as PserverRuns
+from jaxfleet.fluid.pserver.runs import begins_rows as begins_rows
 from jaxfleet.fluid.pserver.runs import refuse_several_devices as refuse_several_devices
 from jaxfleet.fluid.pserver.runs import talks_to_others as talks_to_others

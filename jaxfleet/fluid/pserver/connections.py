@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -184,6 +184,12 @@ class Connections:
                 raise
             known = self._open[facts] = Connection(facts, client)
         return known
+
+    def find(self, endpoints: Iterable[str]) -> Connection | None:
+        """Returns the connection of a trainer that has spoken with servers, if any has."""
+        wanted = set(endpoints)
+        live = [known for known in self._open.values() if not known.ended]
+        return next((one for one in live if wanted.issubset(one.client.me.endpoints)), None)
 
 
 PROCESS = Connections()

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from jaxfleet.analysis.memory.reused import held_by
 from jaxfleet.errors import FeedError
 from jaxfleet.fluid.pserver.late_programs import taken_alone, with_parts, with_plain_sums
 from jaxfleet.fluid.pserver.row_programs import SEND_ROWS, RowTable, distributed_tables, with_rows
@@ -21,6 +22,7 @@ class PlainTrainer:
     Attributes:
         program: it; an operator at its end marks what is wanted of a run.
         wanted: the names that it marks: what is fetched, and what outlives the run.
+        fetched: those of what is fetched, in order.
         outliving: the variables that the run leaves in the scope.
         is_step: it sends gradients.
         tables: those of which it is fed the rows that a batch needs.
@@ -28,6 +30,7 @@ class PlainTrainer:
 
     program: Program
     wanted: tuple[str, ...]
+    fetched: tuple[str, ...]
     outliving: tuple[str, ...]
     is_step: bool
     tables: tuple[RowTable, ...] = ()
@@ -39,8 +42,9 @@ def plain_trainer(program: Program, fetch: Sequence[str]) -> PlainTrainer:
     Sends go together to the end of what is computed, where one message has several of them.
 
     Raises:
-        FeedError: something is fetched that the program does not have.
+        FeedError: something is fetched that the program does not have, or no more when it ends.
     """
+    fetch = held_by(program, fetch)
     for name in fetch:
         if name not in program.variables and name not in program.root.variables:
             what = f"'{name}' is fetched, but the trainer's program has no such variable"
@@ -59,7 +63,7 @@ def plain_trainer(program: Program, fetch: Sequence[str]) -> PlainTrainer:
     made = _without_unused(made)
     is_step = any(op.type in {"send", SEND_ROWS} for op in ops)
     made = _with_sends_together(made) if is_step else made
-    return PlainTrainer(made, wanted, tuple(kept), is_step, tables)
+    return PlainTrainer(made, wanted, fetch, tuple(kept), is_step, tables)
 
 
 def _with_sends_together(program: Program) -> Program:
@@ -185,7 +189,11 @@ def without_tables(program: Program) -> Program:
         if any(not names.isdisjoint((*op.reads, *op.writes)) for op in block.ops)
     }
     kept = tuple(BlockRef(index) for index in served_blocks(program) if index not in of_tables)
-    root = program.root.with_ops([replace(serve, attrs=serve.attrs.updated(optimize_blocks=kept))])
+    pairs = serve.attrs.get("grad_to_block_id", ())
+    assert isinstance(pairs, tuple)
+    mine = tuple(pair for pair in pairs if int(str(pair).rpartition(":")[2]) not in of_tables)
+    attrs = serve.attrs.updated(optimize_blocks=kept, grad_to_block_id=mine)
+    root = program.root.with_ops([replace(serve, attrs=attrs)])
     rest = [
         replace(block, ops=(), variables={}) if block.index in of_tables else block
         for block in program.blocks[1:]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid.pserver.late_programs import with_parts, with_plain_sums
+from jaxfleet.fluid.pserver.notices import NOTICES
 from jaxfleet.fluid.pserver.programs import needs_of, served_blocks, without_tables
 from jaxfleet.fluid.pserver.row_programs import LOOK_UP
 from jaxfleet.fluid.transpiler.table_spec import REASON
@@ -40,6 +41,18 @@ def _of_tables(program: Program) -> str | None:
     """Refuses a distributed table that servers cannot keep."""
     reason = program.attrs.get(REASON)
     return None if reason is None else str(reason)
+
+
+def _of_notices(program: Program) -> str | None:
+    """Refuses what has things saved among what computes: it is no part of a step."""
+    types = [op.type for op in program.root.ops]
+    found = [name for name in types if name in NOTICES]
+    if not found or len(found) == len(types):
+        return None
+    return (
+        f"'{found[0]}' stands among operators that compute or send; "
+        "run it in a program of its own, between two steps"
+    )
 
 
 def _of_computed_ids(program: Program) -> str | None:
@@ -107,6 +120,7 @@ def _attr(program: Program, name: str) -> object:
 
 _RULES: tuple[Rule, ...] = (
     _of_tables,
+    _of_notices,
     _of_computed_ids,
     _of_unmade,
     _of_unsent,

@@ -1,6 +1,7 @@
 """What an executor does with programs that talk to other processes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,15 @@ from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.pserver.connections import PROCESS, Connection, Connections
 from jaxfleet.fluid.pserver.facts import Facts, facts_of
 from jaxfleet.fluid.pserver.geo import GeoExchange
+from jaxfleet.fluid.pserver.notices import NOTICES, TABLES, is_notice, run_notices, save_table
 from jaxfleet.fluid.pserver.programs import plain_trainer
 from jaxfleet.fluid.pserver.refusals import check_runnable
-from jaxfleet.fluid.pserver.row_programs import ids_of_any_size
+from jaxfleet.fluid.pserver.row_programs import distributed_tables, ids_of_any_size
 from jaxfleet.fluid.pserver.served_values import Parts, pull_whole
 from jaxfleet.fluid.pserver.serving import serve_program
 from jaxfleet.fluid.pserver.training import TrainerRun
 from jaxfleet.fluid.to_ir import ir_program
+from jaxfleet.fluid.transpiler.table_spec import SPECS
 from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.ops import Array
@@ -27,12 +30,19 @@ from jaxfleet.runtime.prepared import not_fed
 from jaxfleet.runtime.scope import Scope
 
 _SERVE = frozenset({"listen_and_serv", "fl_listen_and_serv"})
-_TALK = frozenset({*_SERVE, "send", "recv", "send_barrier", "fetch_barrier", "prefetch"})
+_TALK = frozenset({*NOTICES, *_SERVE, "send", "recv", "send_barrier", "fetch_barrier", "prefetch"})
 
 
 def talks_to_others(program: Program) -> bool:
     """Tells whether a run of a program needs servers or trainers."""
     return any(op.type in _TALK for op in program.global_block().ops)
+
+
+def begins_rows(program: Program) -> bool:
+    """Tells whether a program begins a server that has a distributed table, without rows then."""
+    facts = program._facts
+    is_servers = facts.get("role") == "pserver" and bool(facts.get(SPECS))
+    return is_servers and not talks_to_others(program)
 
 
 def refuse_several_devices(program: Program) -> None:
@@ -87,6 +97,9 @@ class PserverRuns:
             PeerLostError: a server, or another trainer, went or takes too long.
             ClosedError: this trainer has closed before, or gave up.
         """
+        if is_notice(program):
+            run_notices(program, self.connections)
+            return []
         if program.global_block().ops[0].type in _SERVE:
             made = runnable(program, ())
             check_runnable(made)
@@ -101,7 +114,7 @@ class PserverRuns:
         found = run.run(data, scope)
         if exchanges is not None:
             exchanges.step(_looked_up(program, data), scope)
-        return [found[name] for name in fetch]
+        return [found[name] for name in run.fetched]
 
     def ids_of_any_size(self, program: Program) -> frozenset[str]:
         """Returns what is fed and stays the 64 bits that it is."""
@@ -113,12 +126,25 @@ class PserverRuns:
         Raises:
             ProgramError: the program has not run here, so there are no servers yet.
         """
+        return pull_whole(self._spoken(program), parts)
+
+    def save_tables(self, program: Program, folder: Path) -> None:
+        """Has servers write the distributed tables of a program; see `save_table`.
+
+        Raises:
+            ProgramError: the program has not run here, so there are no servers yet.
+        """
+        for spec in distributed_tables(ir_program(program)):
+            save_table(self._spoken(program), spec.name, folder / TABLES)
+
+    def _spoken(self, program: Program) -> Connection:
+        """Returns the connection of a trainer's program that has run here."""
         facts = facts_of(ir_program(program))
         mine = [one for one in self._used if one.facts == facts]
         if not mine:
             what = "this executor has not spoken with the servers of the program"
             raise ProgramError(what, hint="run the trainer's startup program with it first")
-        return pull_whole(mine[0], parts)
+        return mine[0]
 
     def close(self) -> None:
         """Tells the servers of every program that ran that this trainer is done."""

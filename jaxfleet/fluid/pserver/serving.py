@@ -31,7 +31,8 @@ def serve_program(program: Program, scope: Scope, process: Connections) -> None:
     served: list[ServerCore] = []
 
     def begin(core: ServerCore) -> None:
-        core.begin(plan, arrays, facts.digest)
+        rows = [scope.rows[spec.name] for spec in plan.tables if spec.name in scope.rows]
+        core.begin(plan, arrays, facts.digest, rows)
         served.append(core)
 
     try:
@@ -40,6 +41,7 @@ def serve_program(program: Program, scope: Scope, process: Connections) -> None:
         for core in served:
             values = core.state.items()
             scope.keep({name: value for name, value in values if not value.is_deleted()})
+            scope.rows.update(core.stores)
 
 
 def _state(plan: ServerPlan, scope: Scope) -> dict[str, np.ndarray]:

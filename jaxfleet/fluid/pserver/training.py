@@ -21,12 +21,13 @@ class TrainerRun:
     Attributes:
         program: it, without what only fluid needs.
         data: the names that are fed.
+        fetched: the names of what is fetched, in order.
         connection: the lines to its servers.
     """
 
     def __init__(self, plain: PlainTrainer, connection: Connection, cache: ExecutableCache) -> None:
         self.program, self.connection = plain.program, connection
-        self._plain = plain
+        self._plain, self.fetched = plain, plain.fetched
         needed, program = read_before_written(plain.program), plain.program
         self._rows = RowTraffic(plain.tables, connection.client)
         self._fed = tuple(v.name for v in program.of_kind(Kind.DATA) if v.name in needed)

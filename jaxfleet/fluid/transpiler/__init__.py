@@ -17,6 +17,8 @@ from jaxfleet.fluid.transpiler.fl_distribute_transpiler import (
     FLDistributeTranspiler as FLDistributeTranspiler,
 )
 from jaxfleet.fluid.transpiler.geo_sgd_transpiler import GeoSgdTranspiler as GeoSgdTranspiler
+from jaxfleet.fluid.transpiler.memory import memory_optimize as memory_optimize
+from jaxfleet.fluid.transpiler.memory import release_memory as release_memory
 from jaxfleet.fluid.transpiler.ports import wait_server_ready as wait_server_ready
 from jaxfleet.fluid.transpiler.ps_dispatcher import HashName as HashName
 from jaxfleet.fluid.transpiler.ps_dispatcher import PSDispatcher as PSDispatcher

@@ -55,7 +55,7 @@ def find_table(main: Program, startup: Program) -> Found:
         what = f"rows of '{name}' are begun by {how}, which servers cannot do row by row"
         return Found(reason=f"{what}; give the table a Constant, Uniform or Normal initializer")
     update = next(op for op in updates.of(name) if op.inputs.slot("Param"))
-    rate = _rate(startup, str(update.inputs.slot("LearningRate")[0]))
+    rate = _rate(main, startup, str(update.inputs.slot("LearningRate")[0]))
     if rate is None:
         what = f"the rate of the distributed table '{name}' is computed at every step"
         return Found(reason=f"{what}, which servers do not; give the optimizer a number")
@@ -83,9 +83,14 @@ def _initializer(op: Operator) -> Part | None:
     return None
 
 
-def _rate(startup: Program, name: str) -> float | None:
+def _rate(main: Program, startup: Program, name: str) -> float | None:
+    """Returns the rate of the table's updates, None where it is not the same at every step."""
+    made = _maker(main, name)
+    if made is not None and made.type == "scale" and not _number(made.attrs.get("bias", 0.0)):
+        whole = _rate(main, startup, made.reads[0])  # times what ParamAttr says
+        return None if whole is None else whole * _number(made.attrs.get("scale", 1.0))
     begins = _maker(startup, name)
-    if begins is None or begins.type != "fill_constant":
+    if made is not None or begins is None or begins.type != "fill_constant":
         return None
     return _number(begins.attrs.get("value", 0.0))
 

@@ -6,7 +6,41 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxfleet.ops.fluid.arrays import device_dtype
-from jaxfleet.ops.fluid.schema import Value, fluid_op
+from jaxfleet.ops.fluid.schema import Schema, Value, describe, fluid_op, slots
+
+describe(
+    Schema(
+        "checkpoint_notify",
+        (),
+        (),
+        {"epmap": [], "dir": "", "lookup_table": "", "trainer_id": 0},
+    )
+)
+describe(Schema("merge_ids", slots("Ids* Rows* X*"), slots("Out*")))
+describe(
+    Schema(
+        "recv_save",
+        (),
+        (),
+        {
+            "dtype": "float32",
+            "endpoints": [],
+            "file_path": "",
+            "is_sparse": False,
+            "overwrite": True,
+            "pserver_num": 0,
+            "remote_varnames": [],
+            "save_as_fp16": False,
+            "shape": [],
+            "slice_shapes": [],
+            "slice_varnames": [],
+            "trainer_id": 0,
+        },
+    )
+)
+
+
+describe(Schema("split_ids", slots("Ids*"), slots("Out*")))
 
 
 @fluid_op("ref_by_trainer_id", inputs="X* TrainerId")

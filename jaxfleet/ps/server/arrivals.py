@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxfleet.ps.messages import Plain, Tensor
+from jaxfleet.ps.row_gradients import RowGradient, taken
 from jaxfleet.ps.server.plan import BlockPlan, ServerPlan
-from jaxfleet.ps.server.progress import Sent
 from jaxfleet.ps.server.row_arrivals import RowArrivals
+from jaxfleet.ps.server.row_blocks import Sent
+from jaxfleet.ps.server.row_copies import Received, RowCopies
 from jaxfleet.ps.server.staleness import Clocks
 from jaxfleet.ps.server.table_progress import RowPush
 
@@ -34,7 +36,7 @@ class Update:
 
     trainer: int
     step: int
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray | RowGradient] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
 
     @property
@@ -53,6 +55,7 @@ class Arrivals:
         clocks: how far each trainer is, with all that it sends.
         duplicates: arrays that came again.
         tables: what came for the tables.
+        copies: what trainers received of the tables.
     """
 
     plan: ServerPlan
@@ -60,6 +63,7 @@ class Arrivals:
     clocks: Clocks = field(init=False)
     duplicates: int = 0
     tables: RowArrivals = field(init=False)
+    copies: RowCopies = field(init=False)
     _kinds: list[str] = field(init=False)  # of what a trainer sends at a step
     _done: dict[tuple[str, int], int] = field(default_factory=dict)  # by kind and trainer
     _partial: dict[int, Update] = field(default_factory=dict)  # by trainer
@@ -70,6 +74,7 @@ class Arrivals:
     def __post_init__(self) -> None:
         self.clocks = Clocks(self.plan.trainers, self.plan.staleness)
         self.tables = RowArrivals(self._has_applied)
+        self.copies = RowCopies(self.plan.compensation != 0.0)
         self._kinds = [*([_DENSE] if self.plan.merges else []), *(t.name for t in self.plan.tables)]
 
     @property
@@ -140,6 +145,7 @@ class Arrivals:
             for trainer, step in self.clocks.applied.items()
         }
         self.tables.restart()
+        self.copies.restart()
 
     def steps(self) -> dict[int, int]:
         """Returns the last step of each trainer that is applied."""
@@ -161,7 +167,7 @@ class Arrivals:
             if late or tensor.name in found.arrays:
                 self.duplicates += 1
             else:
-                found.arrays[tensor.name] = tensor.array
+                found.arrays[tensor.name] = taken(tensor)
         if not found.arrays:
             del self._partial[trainer]
         elif found.arrays.keys() >= self.plan.merges.keys():
@@ -205,7 +211,8 @@ class Arrivals:
         return [(block, self._sent(update, block)) for block in self.plan.blocks]
 
     def _sent(self, update: Update, block: BlockPlan) -> Sent:
-        sent = {merge.name: update.arrays[merge.name] for merge in block.merges}
+        names = [merge.name for merge in block.merges]
+        sent: dict[str, np.ndarray | RowGradient] = {name: update.arrays[name] for name in names}
         for name, param in block.backups.items():
             received = self._received.get((update.trainer, param))
             sent[name] = self.host[param] if received is None else received
@@ -241,6 +248,14 @@ class Arrivals:
         """Tells whether rows of a table may be given to a trainer at a step."""
         del table
         return next(self.clocks.behind(step - 1), None) is None
+
+    def gave_rows(self, table: str, trainer: int, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Notes what a trainer receives of a table."""
+        self.copies.give(table, trainer, keys, rows)
+
+    def received_rows(self, table: str, trainer: int, keys: np.ndarray) -> Received | None:
+        """Returns what a trainer received of rows, where gradients are corrected by it."""
+        return self.copies.of(table, trainer, keys)
 
     def has_applied(self, step: int, trainer: int) -> bool:
         """Tells whether what a trainer sent is applied, until a step."""

@@ -1,4 +1,4 @@
-"""Saves and loads: what needs a moment between two steps, when nothing runs."""
+"""Saves, loads, and what is done to whole tables: between two steps, when nothing runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,10 +7,17 @@ from typing import Any
 
 from jaxfleet.checkpoint import PartReceipt, open_checkpoint
 from jaxfleet.ps.messages import Kind, Plain
+from jaxfleet.ps.server import tending
 from jaxfleet.ps.server.desk import Desk, Job, RefusedError, Request, is_new, refusal_of, text_of
 from jaxfleet.ps.server.held import Held
 from jaxfleet.ps.server.own_saves import OwnSaves
-from jaxfleet.ps.server.storage import load_state, load_stores, save_part
+from jaxfleet.ps.server.storage import (
+    load_state,
+    load_stores,
+    save_part,
+    save_tables_part,
+)
+from jaxfleet.ps.server.tending import Tending
 from jaxfleet.tables import TableStore
 
 
@@ -48,6 +55,7 @@ class Between:
             raise RefusedError("bad_message", f"{self.desk.name} keeps no checkpoints", hint=hint)
         if path is not None and not isinstance(path, str):
             raise RefusedError("bad_message", "the path of a save is a string")
+        self._stores(request)
         self.held.progress.follow(request.step)
         self._add(request)
 
@@ -58,6 +66,16 @@ class Between:
             RefusedError: it does not say of what.
         """
         text_of(request.message, "path")
+        self._add(request)
+
+    def add_tending(self, request: Request) -> None:
+        """Takes what a trainer asks of a whole table, which is done once its step is applied.
+
+        Raises:
+            RefusedError: there is no such table, or it does not say what.
+        """
+        tending.check(request, self.held)
+        self.held.progress.follow(request.step)
         self._add(request)
 
     def _add(self, request: Request) -> None:
@@ -76,17 +94,41 @@ class Between:
         for request in list(self.waiting):
             if request.message.kind is Kind.LOAD:
                 self._start_load(request)
-            elif self._may_save(request, applied):
+            elif not self._may_start(request, applied):
+                continue
+            elif request.message.kind is Kind.SAVE:
                 self._start_save(request)
             else:
-                continue
+                self._start_tending(request)
             self.drop(request)
             if self.is_busy:
                 return
 
-    def _may_save(self, request: Request, applied: int) -> bool:
-        """Tells whether what a save is about is applied: of an own checkpoint, the sender's."""
-        if request.message.body.get("path") is None:
+    def _stores(self, request: Request) -> list[TableStore] | None:
+        """Returns the tables that a save is of, None where it is of all that the server holds.
+
+        Raises:
+            RefusedError: the server has no such table.
+        """
+        names, tables = request.message.body.get("tables"), self.held.tables
+        if names is None:
+            return None
+        if not isinstance(names, list) or request.message.body.get("path") is None:
+            raise RefusedError("bad_message", "a save of tables has a list of names, and a path")
+        for name in names:
+            if name not in tables:
+                what = f"there is no table '{name}' here, and it shall be saved"
+                raise RefusedError(
+                    "bad_message", what, hint=f"it has {', '.join(tables) or 'none'}"
+                )
+        return [table.rows for name, table in tables.items() if name in names]
+
+    def _may_start(self, request: Request, applied: int) -> bool:
+        """Tells whether what a request is about is applied: of tables or its own, the sender's."""
+        body = request.message.body
+        if request.message.kind is not Kind.SAVE:
+            return request.step <= applied
+        if body.get("path") is None or body.get("tables") is not None:
             return self.held.progress.has_applied(request.step, request.trainer)
         return request.step <= applied
 
@@ -94,6 +136,9 @@ class Between:
         held, step, path = self.held, self.held.step, request.message.body.get("path")
         if path is None:
             self._start_own(request)
+            return
+        if (stores := self._stores(request)) is not None:
+            self._start_tables(request, Path(str(path)), stores)
             return
         if request.step != step:
             what = f"a save of step {request.step} came when step {step} was applied"
@@ -103,6 +148,15 @@ class Between:
         def run() -> PartReceipt:
             arrays = held.machine.views(held.plan.state)
             return save_part(Path(str(path)), held.plan, arrays, step, held.stores)
+
+        self._hand_out("saving", run, lambda receipt: self._saved(request, receipt, step), request)
+
+    def _start_tables(self, request: Request, path: Path, stores: list[TableStore]) -> None:
+        """Writes tables alone, as they are now; the step that it is of is the sender's."""
+        step, plan = request.step, self.held.plan
+
+        def run() -> PartReceipt:
+            return save_tables_part(path, plan, step, stores)
 
         self._hand_out("saving", run, lambda receipt: self._saved(request, receipt, step), request)
 
@@ -125,6 +179,16 @@ class Between:
         body["receipt"] = receipt.to_plain()
         self.desk.answer(request.peer, request.message, Kind.OK, body)
         self._free()
+
+    def _start_tending(self, request: Request) -> None:
+        work = Tending(self.held, self.desk, self._keep, self._free).work(request)
+        if work is not None:
+            self._hand_out(*work, request)
+
+    def _keep(self, then: Callable[[], None]) -> None:
+        """Writes the state as it is, where checkpoints are kept at all."""
+        progress = self.held.progress
+        self.own.save_now(self.held, progress.number, progress.steps(), progress.kinds(), then)
 
     def _start_load(self, request: Request) -> None:
         held, path = self.held, Path(text_of(request.message, "path"))

@@ -6,7 +6,7 @@ and carries away what it answers (`jaxfleet.ps.server.loop`).
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from jaxfleet.ps.server.peers import Trainers
 from jaxfleet.ps.server.plan import ServerPlan
 from jaxfleet.ps.server.together import Together
 from jaxfleet.ps.server.watch import Watch
+from jaxfleet.tables import TableStore
 
 Replies = list[tuple[Peer, Message]]
 
@@ -88,6 +89,8 @@ class ServerCore:
             Kind.BARRIER: self._together.barrier,
             Kind.SAVE: self._holder.save,
             Kind.LOAD: self._holder.load,
+            Kind.SHRINK: self._holder.tend,
+            Kind.EXPORT: self._holder.tend,
             Kind.STATS: self._stats,
             Kind.BYE: self._bye,
         }
@@ -102,19 +105,31 @@ class ServerCore:
         """Tells this server from the one before it."""
         return self._me.incarnation
 
-    def begin(self, plan: ServerPlan, arrays: Mapping[str, np.ndarray], program: str) -> None:
+    def begin(
+        self,
+        plan: ServerPlan,
+        arrays: Mapping[str, np.ndarray],
+        program: str,
+        stores: Iterable[TableStore] = (),
+    ) -> None:
         """Begins with a program and a state of this process; trainers define and assign none.
 
         Args:
             plan: the program.
             arrays: a value for every variable of its state.
             program: the hash of the job's program, which trainers must say too; any, if empty.
+            stores: the rows that tables begin with; those of the others begin without rows.
 
         Raises:
             ProgramError: an operator fails where it is compiled.
         """
         self.trainers.restored = program or None
-        self._holder.begin(plan, arrays)
+        self._holder.begin(plan, arrays, stores)
+
+    @property
+    def stores(self) -> Mapping[str, TableStore]:
+        """The rows of its tables, by name; while no work is under way."""
+        return self._holder.stores
 
     @property
     def state(self) -> Mapping[str, Array]:

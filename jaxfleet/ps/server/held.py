@@ -72,7 +72,9 @@ class Held:
         host: dict[str, np.ndarray] = {}
         progress = Progress(plan) if plan.waits else Arrivals(plan, host)
         held = cls(plan, Machine(plan), progress, host)
-        held.tables = {spec.name: Table(spec, plan.share) for spec in plan.tables}
+        held.tables = {
+            spec.name: Table(spec, plan.share, plan.compensation) for spec in plan.tables
+        }
         return held
 
     @property

@@ -2,11 +2,14 @@
 
 import numpy as np
 
+from jaxfleet.errors import ProgramError
 from jaxfleet.ps.messages import Message
 from jaxfleet.ps.server.desk import RefusedError, text_of
 from jaxfleet.ps.server.held import Held
 from jaxfleet.ps.server.table import Table
 from jaxfleet.tables.buckets import server_of
+from jaxfleet.tables.eviction import no_scores
+from jaxfleet.tables.numbers import FINITE, checked
 
 
 def table_of(message: Message, held: Held) -> Table:
@@ -75,12 +78,34 @@ def rate_of(message: Message) -> float | None:
     """Returns the learning rate that a push brings, None where it brings none.
 
     Raises:
-        RefusedError: it is no number.
+        RefusedError: it is no number, or not finite.
     """
     rate = message.body.get("learning_rate")
-    if rate is None or (isinstance(rate, int | float) and not isinstance(rate, bool)):
-        return None if rate is None else float(rate)
-    raise RefusedError("bad_message", f"{_about(message)}: a learning rate is a number")
+    if rate is None:
+        return None
+    try:
+        return checked(f"{_about(message)}: the learning rate", rate, FINITE)
+    except ProgramError as error:
+        raise RefusedError("bad_message", str(error)) from error
+
+
+def scores_of(message: Message, table: Table, keys: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the shows and clicks that a push brings, by these names; one for each key.
+
+    Raises:
+        RefusedError: they are none, or the table keeps no scores.
+    """
+    found = {x.name: x.array for x in message.tensors if x.name in {"shows", "clicks"}}
+    if found and not table.spec.has_scores:
+        error = no_scores(table.spec.name)
+        raise RefusedError("bad_message", str(error), hint="; ".join(error.__notes__))
+    for name, counts in found.items():
+        if counts.dtype != np.float32 or counts.shape != keys.shape:
+            what = f"{name} are {counts.dtype}{list(counts.shape)}, not float32{list(keys.shape)}"
+            raise RefusedError("bad_message", f"{_about(message)}: {what}")
+        if not np.isfinite(counts).all():
+            raise RefusedError("refused", f"{_about(message)}: some {name} are not finite")
+    return found
 
 
 def _array(message: Message, name: str) -> np.ndarray:

@@ -54,16 +54,17 @@ class LookUps:
             return True
         if not held.progress.may_look_up(table.spec.name, request.step):
             return False
-        self._start(request, table, keys)
+        self._start(request, table, keys, held)
         return True
 
-    def _start(self, request: Request, table: Table, keys: np.ndarray) -> None:
+    def _start(self, request: Request, table: Table, keys: np.ndarray, held: Held) -> None:
         peer, message = request.peer, request.message
 
         def run() -> np.ndarray:
             return table.look_up(keys, message.step)
 
         def then(rows: np.ndarray) -> None:
+            held.progress.gave_rows(table.spec.name, request.trainer, keys, rows)
             self.desk.answer(peer, message, Kind.ROWS, {}, (Tensor("rows", rows),))
 
         def failed(error: Exception) -> None:

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ import numpy as np
 from jaxfleet.errors import ProgramError
 from jaxfleet.lower import all_to_device, is_key, to_host
 from jaxfleet.ps.aligned import aligned_copy, is_aligned
+from jaxfleet.ps.row_gradients import RowGradient
 from jaxfleet.ps.server.plan import BlockPlan, ServerPlan
+from jaxfleet.ps.server.row_blocks import NUMBERS, Sent
 
 Arrays = Mapping[str, np.ndarray]
+_ALL: Arrays = MappingProxyType({})
 
 
 @dataclass
@@ -23,6 +27,7 @@ class Counts:
     Attributes:
         received: arrays that went to the device.
         copies_in: copies that were made of them.
+        rows: places for rows in blocks that were run on some rows.
         copies_out: arrays that were copied on their way to the host.
         block_s: seconds spent in blocks.
         last_s: seconds that each block took the last time, by its index.
@@ -30,6 +35,7 @@ class Counts:
 
     received: int = 0
     copies_in: int = 0
+    rows: int = 0
     copies_out: int = 0
     block_s: float = 0.0
     last_s: dict[int, float] = field(default_factory=dict)
@@ -63,8 +69,8 @@ class Machine:
         self._put({name: aligned_copy(array) for name, array in arrays.items()})
         return self.views(name for name in arrays if name not in self.plan.donated)
 
-    def run(self, block: BlockPlan, sent: Arrays) -> Arrays:
-        """Runs a block.
+    def run(self, block: BlockPlan, sent: Sent) -> Arrays:
+        """Runs a block, of some rows where no others came and others stay what they are.
 
         Args:
             block: one of the plan's.
@@ -78,8 +84,10 @@ class Machine:
             ProgramError: an operator fails; it names the block.
         """
         start = time.perf_counter()
-        self._take(sent)
-        lowered = block.lowered
+        joined = block.rows.joined(sent) if block.rows is not None else None
+        lowered, arrays = (block.lowered, _whole(sent)) if joined is None else joined
+        self.counts.rows += len(arrays[NUMBERS]) if joined is not None else 0
+        self._take(arrays)
         try:
             made = lowered.function([self._values[name] for name in lowered.reads])
             self._values.update(zip(lowered.writes, made, strict=True))
@@ -92,7 +100,7 @@ class Machine:
             raise ProgramError(what, op=self._last_op(block)) from error
         kept = [name for name in lowered.writes if name not in self.plan.donated]
         views = self.views(kept)
-        for name in block.passing:
+        for name in (*block.passing, *(() if joined is None else (NUMBERS,))):
             del self._values[name]  # and the memory that it came in is free
         self.counts.last_s[block.index] = seconds = time.perf_counter() - start
         self.counts.block_s += seconds
@@ -113,9 +121,18 @@ class Machine:
             self.counts.copies_out += copied
         return found
 
-    def copies(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """Returns copies of variables whose memory the next step takes."""
-        found = {name: array.copy() for name, array in self.views(names).items()}
+    def copies(self, names: Iterable[str], rows: Arrays = _ALL) -> dict[str, np.ndarray]:
+        """Returns copies of variables whose memory the next step takes.
+
+        Args:
+            names: the variables'.
+            rows: the numbers of the rows that are wanted, by variable; all where it has none.
+        """
+        views = self.views(names)
+        found = {
+            name: np.take(array, rows[name], axis=0) if name in rows else array.copy()
+            for name, array in views.items()
+        }
         self.counts.copies_out += len(found)
         return found
 
@@ -133,7 +150,11 @@ class Machine:
 
         XLA reads aligned memory where it is, and copies what is not aligned.
         """
-        keys = {n: a for n, a in sent.items() if is_key(self.plan.known[n].dtype)}
+        keys = {
+            name: array
+            for name, array in sent.items()
+            if name != NUMBERS and is_key(self.plan.known[name].dtype)
+        }
         self._put(keys)
         for name in sent.keys() - keys.keys():
             self._values[name] = sent[name]
@@ -150,3 +171,8 @@ class Machine:
     def _last_op(self, block: BlockPlan) -> object | None:
         ops = self.plan.program.blocks[block.index].ops
         return ops[-1] if ops else None
+
+
+def _whole(sent: Sent) -> dict[str, np.ndarray]:
+    """Returns what was sent, with the zeros of gradients that came as rows."""
+    return {n: x.whole() if isinstance(x, RowGradient) else x for n, x in sent.items()}

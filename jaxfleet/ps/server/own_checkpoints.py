@@ -43,11 +43,13 @@ class Aside:
         extras: what the trainers' own state starts from.
         extras_step: the step that those are of.
         parts: what was sent to other servers, by step and name.
+        shrunk: of each table, what `Table.shrunk` says.
     """
 
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
     extras_step: int = 0
     parts: Mapping[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
+    shrunk: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     def pieces(self) -> Iterator[Piece]:
         """Yields them as they are written."""
@@ -58,13 +60,14 @@ class Aside:
                 yield Piece.whole(f"{_PART}{step}/{name}", array)
 
     @classmethod
-    def read(cls, arrays: Mapping[str, np.ndarray], extras_step: int) -> "Aside":
+    def read(cls, arrays: Mapping[str, np.ndarray], facts: Mapping[str, object]) -> "Aside":
         """Returns what was written."""
         parts: dict[int, dict[str, np.ndarray]] = {}
         for key, array in _under(_PART, arrays).items():
             step, _, name = key.partition("/")
             parts.setdefault(int(step), {})[name] = array
-        return cls(_under(_EXTRA, arrays), extras_step, parts)
+        shrunk = {name: _shrunk(said) for name, said in _fields(facts.get("shrunk", {})).items()}
+        return cls(_under(_EXTRA, arrays), int(str(facts["extras_step"])), parts, shrunk)
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ class OwnCheckpoints:
             "program": print_program(plan.program),
             "job_program": job_program,
             "extras_step": aside.extras_step,
+            "shrunk": {name: list(said) for name, said in aside.shrunk.items()},
             "steps": _plain(steps),
             "kinds": {kind: _plain(done) for kind, done in kinds.items()},
         }
@@ -172,7 +176,7 @@ class OwnCheckpoints:
         read = {name: checkpoint.read(name) for name in names}
         program = with_values(parse(str(checkpoint.facts["program"])), _under(_CONSTANT, read))
         job_program = str(checkpoint.facts["job_program"])
-        aside = Aside.read(read, int(str(checkpoint.facts["extras_step"])))
+        aside = Aside.read(read, checkpoint.facts)
         arrays, found = _under(_VALUE, read), (checkpoint, *older)
         steps = _numbers(checkpoint.facts["steps"])
         kinds = {kind: _numbers(done) for kind, done in _fields(checkpoint.facts["kinds"]).items()}
@@ -224,3 +228,8 @@ def _constants(program: Program) -> Iterator[tuple[str, np.ndarray]]:
             if constant is not None and constant.digest not in seen:
                 seen.add(constant.digest)
                 yield constant.digest, np.asarray(constant.value)
+
+
+def _shrunk(said: object) -> tuple[str, int]:
+    token, count = said if isinstance(said, list) else ("", 0)
+    return str(token), int(str(count))

@@ -35,18 +35,28 @@ class OwnSaves:
 
     def save(self, held: Held, step: int, after: Callable[[], None]) -> None:
         """Writes the state that was just taken in, where checkpoints are kept at all."""
+        steps = dict.fromkeys(range(held.plan.trainers), step)
+        number = step if held.plan.waits else sum(steps.values())
+        self.save_now(held, number, steps, {}, after)
+
+    def save_now(
+        self,
+        held: Held,
+        number: int,
+        steps: Mapping[int, int],
+        kinds: Mapping[str, Mapping[int, int]],
+        after: Callable[[], None],
+    ) -> None:
+        """Writes the state as it is, where checkpoints are kept at all; otherwise as `write`."""
         if self.series is None:
             after()
             return
-
-        steps = dict.fromkeys(range(held.plan.trainers), step)
 
         def then(_: object) -> None:
             self.saved = steps
             after()
 
-        number = step if held.plan.waits else sum(steps.values())
-        self.desk.jobs.append(Job("saving", self.write(held, number, steps, {}), then))
+        self.desk.jobs.append(Job("saving", self.write(held, number, steps, kinds), then))
 
     def write(
         self,
@@ -108,4 +118,5 @@ class OwnSaves:
     def _aside(self, held: Held) -> Aside:
         kept = self.links.kept()
         parts = {step: {t.name: t.array for t in m.tensors} for step, m in kept.items()}
-        return Aside(dict(held.extras.arrays), held.extras.step, parts)
+        shrunk = {name: table.shrunk for name, table in held.tables.items()}
+        return Aside(dict(held.extras.arrays), held.extras.step, parts, shrunk)

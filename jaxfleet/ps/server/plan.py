@@ -7,6 +7,8 @@ from functools import cached_property
 from jaxfleet.ir import Kind, Program, Variable, trainer_name
 from jaxfleet.lower import HostType, LoweredBlock, host_type
 from jaxfleet.ps.messages import Tensor
+from jaxfleet.ps.row_gradients import RowTensor
+from jaxfleet.ps.server.row_blocks import RowBlock
 from jaxfleet.tables import TableSpec
 from jaxfleet.tables.buckets import buckets_of
 
@@ -64,6 +66,7 @@ class BlockPlan:
         exchanges: it begins with what other servers send.
         backups: the variables that hold what a parameter was when the trainer received it whose
             gradients the block takes, with the parameter.
+        rows: the same for some rows, where others stay what they are.
     """
 
     index: int
@@ -72,6 +75,7 @@ class BlockPlan:
     lowered: LoweredBlock
     exchanges: bool
     backups: Mapping[str, str] = field(default_factory=dict)
+    rows: RowBlock | None = None
 
     @cached_property
     def passing(self) -> tuple[str, ...]:
@@ -95,6 +99,8 @@ class ServerPlan:
         waits: a step waits for the gradients of all trainers; else each trainer's own are applied
             as they come.
         staleness: how many steps values may be behind who asks for them; -1 for any number.
+        compensation: how much late gradients of rows are corrected; those of parameters, blocks
+            correct themselves.
     """
 
     program: Program
@@ -107,6 +113,7 @@ class ServerPlan:
     tables: tuple[TableSpec, ...] = ()
     waits: bool = True
     staleness: int = -1
+    compensation: float = 0.0
 
     @cached_property
     def backed_up(self) -> frozenset[str]:
@@ -147,10 +154,18 @@ class ServerPlan:
             if trainer not in merge.senders:
                 return f"'{tensor.name}' does not come from trainer {trainer}"
             wanted = merge.type
+            if isinstance(tensor, RowTensor):
+                continue  # it was found to fit when it was taken apart
             if tensor.array.dtype != wanted.dtype or tensor.array.shape != wanted.shape:
                 found = f"{tensor.array.dtype}{list(tensor.array.shape)}"
                 return f"'{tensor.name}' is {found}, not {wanted.dtype}{list(wanted.shape)}"
         return None
+
+    @cached_property
+    def by_rows(self) -> frozenset[str]:
+        """The gradients that blocks take as rows."""
+        blocks = [block for block in self.blocks if block.rows is not None]
+        return frozenset(merge.name for block in blocks for merge in block.merges)
 
     @cached_property
     def makers_of_merges(self) -> Mapping[str, int]:

@@ -9,9 +9,11 @@ from jaxfleet.ir.names import trainer_of
 from jaxfleet.ir.values import Attr, BlockRef
 from jaxfleet.lower import ExecutableCache, LoweredBlock, host_type, lower_block
 from jaxfleet.ps.server.plan import BlockPlan, Exchange, Merge, ServerPlan
+from jaxfleet.ps.server.row_blocks import RowBlock, row_block
 from jaxfleet.ps.server.staleness import UNBOUNDED
 from jaxfleet.tables import TableSpec
 
+_OPTIONS = {"staleness": UNBOUNDED, "compensation": 0.0}  # what holds where a program says nothing
 _BACKUP = "ref_by_trainer_id"  # what the sender of a gradient received of a parameter
 
 
@@ -31,7 +33,9 @@ def read_plan(program: Program, cache: ExecutableCache) -> ServerPlan:
     heads = {index: _head(program.blocks[index]) for index in indices}
     alone = {} if waits else _alone(program, serve)
     bare = _without_fed(program, heads)
+    by_rows = {index: _row_block(bare, index, serve, cache) for index in indices}
     donate = {variable.name for variable in program.of_kind(Kind.STATE)}
+    donate |= {name for rows in by_rows.values() if rows is not None for name in rows.state}
     lowered = {index: lower_block(bare, index, donate=donate, cache=cache) for index in indices}
     exchange = None
     blocks: list[BlockPlan] = []
@@ -44,14 +48,27 @@ def read_plan(program: Program, cache: ExecutableCache) -> ServerPlan:
         merges += tuple(alone.get(index, ()))
         after = _after(index, blocks, lowered, crossing)
         backups = dict(_backups(program, program.blocks[index]))
-        blocks.append(BlockPlan(index, merges, after, lowered[index], bool(crossing), backups))
+        rows = by_rows[index] if len(merges) == 1 else None
+        block = BlockPlan(index, merges, after, lowered[index], bool(crossing), backups, rows)
+        blocks.append(block)
     known = {**program.root.variables, **program.variables, **bare.root.variables}
     trainers = _number(program, "trainers")
     tables = _tables(program)
-    bound = program.attrs.get("staleness", UNBOUNDED)
+    bound, factor = (program.attrs.get(name, x) for name, x in _OPTIONS.items())
     assert isinstance(bound, int)
+    assert isinstance(factor, float)
     plan = ServerPlan(
-        program, server, endpoints, trainers, tuple(blocks), exchange, known, tables, waits, bound
+        program,
+        server,
+        endpoints,
+        trainers,
+        tuple(blocks),
+        exchange,
+        known,
+        tables,
+        waits,
+        bound,
+        factor,
     )
     assert plan.types.keys() == known.keys()  # it says so here where the host has no such type
     return plan
@@ -87,6 +104,15 @@ def _alone(program: Program, serve: Operator) -> dict[int, list[Merge]]:
         merge = Merge(name, trainers, host_type(program.lookup(name, block)), is_alone=True)
         found.setdefault(block.index, []).append(merge)
     return found
+
+
+def _row_block(
+    program: Program, index: int, serve: Operator, cache: ExecutableCache
+) -> RowBlock | None:
+    """Returns a block for some rows of a parameter whose gradients are sent as rows, if it can."""
+    pairs = _items(serve.attrs.get("sparse_grad_to_param", ()), "sparse_grad_to_param")
+    sparse = frozenset(str(pair).rpartition(":")[0] for pair in pairs)
+    return row_block(program, index, sparse, cache)
 
 
 def _backups(program: Program, block: Block) -> Iterator[tuple[str, str]]:

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxfleet.ps.messages import Plain, Tensor
+from jaxfleet.ps.row_gradients import RowGradient, taken
 from jaxfleet.ps.server.plan import BlockPlan, Merge, ServerPlan
+from jaxfleet.ps.server.row_blocks import Sent
 from jaxfleet.ps.server.table_progress import RowPush, TableProgress
 
-Sent = Mapping[str, np.ndarray]
+Gradient = np.ndarray | RowGradient
 
 
 @dataclass
@@ -38,9 +40,10 @@ class Progress:
     duplicates: int = 0
     left: set[int] = field(default_factory=set)
     tables: TableProgress = field(init=False)
-    _pushed: dict[int, dict[str, dict[int, np.ndarray]]] = field(default_factory=dict)
+    _pushed: dict[int, dict[str, dict[int, Gradient]]] = field(default_factory=dict)
     _parts: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     _rows: dict[int, tuple[int, int]] = field(default_factory=dict)  # and whose, by step
+    _begun: dict[int, int] = field(default_factory=dict)  # by trainer, the last step it pushed in
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.plan.tables]
@@ -90,6 +93,7 @@ class Progress:
         self._pushed = {later: found for later, found in self._pushed.items() if later > step}
         self._parts = {later: parts for later, parts in self._parts.items() if later > step}
         self._rows = {later: rows for later, rows in self._rows.items() if later > step}
+        self._begun = {trainer: later for trainer, later in self._begun.items() if later > step}
         self.tables.restart(step)
         self.queued_bytes = self._count_bytes()
 
@@ -102,7 +106,7 @@ class Progress:
             tensors: they.
             rows: the whole batch's, where the trainer says how many.
         """
-        self.left.discard(trainer)
+        self._note(trainer, step)
         for tensor in tensors:
             block = self._block_of(tensor.name)
             if step <= self.handed.get(block.index, -1):
@@ -112,15 +116,20 @@ class Progress:
             if trainer in by_trainer:
                 self.duplicates += 1
                 continue
-            by_trainer[trainer] = tensor.array
-            self.queued_bytes += tensor.array.nbytes
+            by_trainer[trainer] = taken(tensor)
+            self.queued_bytes += by_trainer[trainer].nbytes
             if rows:
                 self._rows.setdefault(step, (trainer, rows))
 
     def push_rows(self, table: str, push: RowPush) -> None:
         """Takes gradients of rows; those that came before, or too late, change nothing."""
-        self.left.discard(push.request.trainer)
+        self._note(push.request.trainer, push.request.step)
         self.tables.push(table, push)
+
+    def _note(self, trainer: int, step: int) -> None:
+        """Notes that a trainer is there, and at a step."""
+        self.left.discard(trainer)
+        self._begun[trainer] = max(step, self._begun.get(trainer, -1))
 
     def take_parts(self, step: int, tensors: Iterable[Tensor]) -> None:
         """Takes what another server sent for a step."""
@@ -204,6 +213,8 @@ class Progress:
                 for trainer in self._awaited(merge):
                     if trainer not in pushed.get(merge.name, {}):
                         found.setdefault(f"trainer {trainer}", []).append(merge.name)
+            for trainer in self._behind(block.merges):
+                found.setdefault(f"trainer {trainer}", []).append(f"its step {self.step}")
             if block.exchanges and self.plan.exchange is not None:
                 for name, server in self.plan.exchange.there.items():
                     if name not in parts:
@@ -244,6 +255,12 @@ class Progress:
     def gave(self, trainer: int, values: Iterable[tuple[str, np.ndarray | None]]) -> None:
         """Does nothing: all trainers receive the same."""
 
+    def gave_rows(self, table: str, trainer: int, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Does nothing: all trainers receive the same."""
+
+    def received_rows(self, table: str, trainer: int, keys: np.ndarray) -> None:
+        """Returns nothing: no gradient comes late."""
+
     def other_rows(self, step: int, trainer: int, rows: int) -> str | None:
         """Says whose batch has another number of rows, if one's has: their sums do not add up."""
         first, known = self._rows.get(step, (trainer, rows))
@@ -253,11 +270,15 @@ class Progress:
         return f"{found}, and {known} on trainer {first}"
 
     def _zeros(
-        self, merge: Merge, by_trainer: Mapping[int, np.ndarray]
-    ) -> Iterator[tuple[str, np.ndarray]]:
+        self, merge: Merge, by_trainer: Mapping[int, Gradient]
+    ) -> Iterator[tuple[str, Gradient]]:
         """Yields what those sent who left."""
         for trainer in merge.senders:
-            if trainer not in by_trainer:
+            if trainer in by_trainer:
+                continue
+            if merge.name in self.plan.by_rows:
+                yield merge.summand(trainer), RowGradient.none(merge.type)
+            else:
                 yield merge.summand(trainer), np.zeros(merge.type.shape, merge.type.dtype)
 
     def _count_bytes(self) -> int:
@@ -291,13 +312,28 @@ class Progress:
             return True
         return self.plan.exchange.there.keys() <= self._parts.get(self.step, {}).keys()
 
-    def _has_all(self, merges: Iterable[Merge]) -> bool:
+    def _has_all(self, merges: Sequence[Merge]) -> bool:
         pushed = self._pushed.get(self.step, {})
         if self.left:
-            return all(self._has(merge, pushed.get(merge.name, {})) for merge in merges)
-        return all(len(pushed.get(merge.name, ())) == len(merge.senders) for merge in merges)
+            has_all = all(self._has(merge, pushed.get(merge.name, {})) for merge in merges)
+        else:
+            counts = ((len(pushed.get(m.name, ())), len(m.senders)) for m in merges)
+            has_all = all(came == sent for came, sent in counts)
+        return has_all and not self._behind(merges)
 
-    def _has(self, merge: Merge, by_trainer: Mapping[int, np.ndarray]) -> bool:
+    def _behind(self, merges: Sequence[Merge]) -> list[int]:
+        """Returns who may still ask for what the step before made of what gradients change.
+
+        Who sends a gradient has received all of the step before. Those that send none, as where
+        the first trainer's counts for all, say so by any push of this step, an empty one too.
+        """
+        trainers = range(self.plan.trainers)
+        if not merges or any(len(merge.senders) == len(trainers) for merge in merges):
+            return []
+        here = {t for t in trainers if t in self.left or self._begun.get(t, -1) >= self.step}
+        return [trainer for trainer in trainers if trainer not in here]
+
+    def _has(self, merge: Merge, by_trainer: Mapping[int, Gradient]) -> bool:
         """Tells whether all came who still send; where nobody did, there is no such step."""
         return bool(by_trainer) and by_trainer.keys() >= set(self._awaited(merge))
 
@@ -306,14 +342,14 @@ class Progress:
 
     def _take(self, block: BlockPlan) -> Sent:
         pushed = self._pushed.get(self.step, {})
-        taken: dict[str, np.ndarray] = {}
+        sent: dict[str, Gradient] = {}
         for merge in block.merges:
             by_trainer = pushed.pop(merge.name)
-            taken.update((merge.summand(trainer), array) for trainer, array in by_trainer.items())
+            sent.update((merge.summand(trainer), array) for trainer, array in by_trainer.items())
             self.queued_bytes -= sum(array.nbytes for array in by_trainer.values())
             if len(by_trainer) < len(merge.senders):
-                taken.update(self._zeros(merge, by_trainer))
+                sent.update(self._zeros(merge, by_trainer))
         if block.exchanges and self.plan.exchange is not None:
             parts = self._parts.get(self.step, {})  # none where no other server takes part
-            taken.update((name, parts[name]) for name in self.plan.exchange.there)
-        return taken
+            sent.update((name, parts[name]) for name in self.plan.exchange.there)
+        return sent

@@ -109,18 +109,19 @@ class Pulls:
 
     def _read(self, request: Request, names: Sequence[str], held: Held) -> None:
         """Answers by values that are on the device alone."""
+        rows = rows_asked_for(request.message)
 
-        def then(views: Mapping[str, np.ndarray]) -> None:
-            rows = rows_asked_for(request.message)
-            given = ((name, _rows(views[name], rows.get(name))) for name in names)
-            tensors = tuple(Tensor(name, array) for name, array in given if array is not None)
+        def then(copies: Mapping[str, np.ndarray]) -> None:
+            tensors = tuple(Tensor(name, copies[name]) for name in names)
             self.desk.answer(request.peer, request.message, Kind.VALUES, {}, tensors)
 
         def failed(error: Exception) -> None:
             what = f"{', '.join(names)}: no value as of step {request.step} ({error!r})"
             self.desk.error(request.peer, request.message, RefusedError("bad_message", what))
 
-        self.desk.jobs.append(Job("reading", lambda: held.machine.copies(names), then, failed))
+        self.desk.jobs.append(
+            Job("reading", lambda: held.machine.copies(names, rows), then, failed)
+        )
 
 
 def until_of(request: Request) -> int:

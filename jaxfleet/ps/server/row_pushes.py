@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from jaxfleet.ps.server.desk import Desk, Job, RefusedError, Request, refusal_of, tensors_bytes
 from jaxfleet.ps.server.held import Held
-from jaxfleet.ps.server.keyed import grads_of, keys_of, rate_of, table_of
+from jaxfleet.ps.server.keyed import grads_of, keys_of, rate_of, scores_of, table_of
 from jaxfleet.ps.server.table import Table
 from jaxfleet.ps.server.table_progress import RowPush
 
@@ -42,8 +42,17 @@ class RowPushes:
         table = table_of(message, held)
         keys = keys_of(message, held)
         grads, rate = grads_of(message, table, keys), rate_of(message)
-        push = RowPush(request, keys, grads, rate, adds=bool(message.body.get("deltas")))
+        scores = scores_of(message, table, keys)
         self._check_step(request)
+        push = RowPush(
+            request,
+            keys,
+            grads,
+            rate,
+            adds=bool(message.body.get("deltas")),
+            received=held.progress.received_rows(table.spec.name, request.trainer, keys),
+            **scores,
+        )
         held.progress.push_rows(table.spec.name, push)
 
     def hand_out(self) -> None:

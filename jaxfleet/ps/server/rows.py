@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 
 from jaxfleet.ps.messages import Message
-from jaxfleet.ps.row_gradients import has_rows, rows_misfit, whole_gradients
+from jaxfleet.ps.row_gradients import fitting_gradients, has_rows, rows_misfit
 from jaxfleet.ps.server.desk import RefusedError, Request
 from jaxfleet.ps.server.plan import ServerPlan
 
 
-def with_whole_gradients(request: Request, plan: ServerPlan) -> Request:
-    """Returns a push whose gradients are whole.
+def with_fitting_gradients(request: Request, plan: ServerPlan) -> Request:
+    """Returns a push whose gradients are as blocks take them: whole, or rows.
 
     Raises:
         RefusedError: rows of a gradient do not fit it.
@@ -21,7 +21,7 @@ def with_whole_gradients(request: Request, plan: ServerPlan) -> Request:
     if not has_rows(message.tensors):
         return request
     types = {name: merge.type for name, merge in plan.merges.items()}
-    tensors, misfit = whole_gradients(message.tensors, types)
+    tensors, misfit = fitting_gradients(message.tensors, types, plan.by_rows)
     if misfit is not None:
         raise RefusedError("bad_message", misfit)
     return replace(request, message=replace(message, tensors=tensors))

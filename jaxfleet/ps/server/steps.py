@@ -9,7 +9,7 @@ from jaxfleet.ps.server.desk import Desk, Job, RefusedError, Request, tensors_by
 from jaxfleet.ps.server.held import Held
 from jaxfleet.ps.server.parts import Parts
 from jaxfleet.ps.server.plan import BlockPlan
-from jaxfleet.ps.server.progress import Sent
+from jaxfleet.ps.server.row_blocks import Sent
 
 _TOGETHER_BYTES = 1 << 20  # of gradients, of blocks that run as one job
 

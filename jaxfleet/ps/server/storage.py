@@ -85,6 +85,18 @@ def save_part(
     return write_part(folder, f"server {plan.server}", pieces, step=step)
 
 
+def save_tables_part(
+    folder: Path, plan: ServerPlan, step: int, stores: Sequence[TableStore]
+) -> PartReceipt:
+    """Writes this server's part of a checkpoint of tables alone.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    pieces = table_pieces(stores, buckets=plan.buckets)
+    return write_part(folder, f"server {plan.server}", pieces, step=step)
+
+
 def load_state(folder: Path, plan: ServerPlan) -> tuple[dict[str, np.ndarray], int]:
     """Reads what this server holds from a checkpoint, however it was cut.
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxfleet.errors import ProgramError
+from jaxfleet.ps.server.row_copies import compensated
 from jaxfleet.ps.server.table_progress import RowPush
-from jaxfleet.tables import TableSpec, TableStore
+from jaxfleet.tables import RowBatch, TableSpec, TableStore, make_store
+from jaxfleet.tables.buckets import BUCKETS, bucket_of
 from jaxfleet.tables.merge import merge
 
 _OVERHEAD = 256  # keys' worth of time that any work takes
@@ -39,32 +41,51 @@ class Pace:
 
 
 @dataclass
+class _Given:
+    """Rows that are given out one batch after the other, while nothing changes.
+
+    Attributes:
+        batches: those to come.
+        first: the first bucket of the next.
+    """
+
+    batches: Iterator[RowBatch]
+    first: int
+
+
+@dataclass
 class Table:
     """One table.
 
     Attributes:
         spec: what it is.
         share: the part of its buckets that is here.
+        compensation: how much gradients are corrected by what their senders had received.
         reading: how fast look-ups are.
         writing: how fast updates are.
+        shrunk: the token of the last request that rows be taken out, and how many went: it may
+            come again, and does nothing then.
     """
 
     spec: TableSpec
     share: float
+    compensation: float = 0.0
     reading: Pace = field(default_factory=Pace)
     writing: Pace = field(default_factory=Pace)
+    shrunk: tuple[str, int] = ("", 0)
     _rows: TableStore | None = None
+    _given: _Given | None = None
 
     @property
     def rows(self) -> TableStore:
         """Its store. Opening it compiles, so only a job asks for it."""
         if self._rows is None:
-            self._rows = TableStore(self.spec, share=self.share)
+            self._rows = make_store(self.spec, share=self.share)
         return self._rows
 
     @rows.setter
     def rows(self, rows: TableStore) -> None:
-        self._rows = rows
+        self._rows, self._given = rows, None
 
     def compile(self) -> None:
         """Compiles all that a step needs, on rows that are then forgotten.
@@ -83,17 +104,68 @@ class Table:
 
     def look_up(self, keys: np.ndarray, step: int) -> np.ndarray:
         """Returns rows."""
+        self._given = None
         with self.reading.measured(len(keys)):
             return self.rows.look_up(keys, step=step)
 
     def update(self, pushes: Sequence[RowPush], step: int) -> None:
         """Sums what trainers pushed, in their order, and applies it once."""
+        self._given = None
         with self.writing.measured(sum(len(push.keys) for push in pushes)):
-            keys, grads = merge([(push.keys, push.grads) for push in pushes])
+            grads = [self._corrected(push, step) for push in pushes]
+            keys, sums, scores = _merged(pushes, grads)
             rate = pushes[0].learning_rate
             if len({push.adds for push in pushes}) > 1:
                 raise ProgramError(f"table '{self.spec.name}' is sent gradients and changes")
             if pushes[0].adds:
-                self.rows.add(keys, grads, step=step)
+                self.rows.add(keys, sums, step=step, **scores)
                 return
-            self.rows.update(keys, grads, step=step, learning_rate=rate)
+            self.rows.update(keys, sums, step=step, learning_rate=rate, **scores)
+
+    def _corrected(self, push: RowPush, step: int) -> np.ndarray:
+        """Returns the gradients of a push, by how far rows moved since its sender had them."""
+        if push.received is None:
+            return push.grads
+        now = self.rows.look_up(push.keys, step=step)
+        return compensated(push.grads, now, push.received, self.compensation)
+
+    def shrink(self, step: int) -> int:
+        """Takes out the rows that its evictions say; returns how many."""
+        self._given = None
+        return self.rows.shrink(step)
+
+    def rows_from(self, first: int) -> tuple[RowBatch | None, int]:
+        """Returns the rows of some buckets from one on, and the first of the next; None: no more.
+
+        What is asked for one batch after the other is put in order once.
+        """
+        given = self._given
+        if given is None or given.first != first:
+            given = self._given = _Given(self.rows.live(range(first, BUCKETS)), first)
+        batch = next(given.batches, None)
+        if batch is None:
+            self._given = None
+            return None, BUCKETS
+        given.first = int(bucket_of(batch.keys[-1:])[0]) + 1
+        return batch, given.first
+
+
+def _merged(
+    pushes: Sequence[RowPush], grads: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Returns the keys, and the sums of gradients and of scores, if any were pushed."""
+    names = [n for n in ("shows", "clicks") if any(getattr(p, n) is not None for p in pushes)]
+    if not names:
+        return *merge([(p.keys, each) for p, each in zip(pushes, grads, strict=True)]), {}
+    rows = [_beside(p, each, names) for p, each in zip(pushes, grads, strict=True)]
+    keys, sums = merge([(p.keys, each) for p, each in zip(pushes, rows, strict=True)])
+    dim = sums.shape[1] - len(names)
+    return keys, sums[:, :dim], {name: sums[:, dim + at] for at, name in enumerate(names)}
+
+
+def _beside(push: RowPush, grads: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Returns the rows of a push with its scores behind each, so that all are summed alike."""
+    none = np.zeros(len(push.keys), np.float32)
+    given = (getattr(push, name) for name in names)
+    scores = [none if counts is None else counts for counts in given]
+    return np.concatenate([grads, np.stack(scores, axis=1)], axis=1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxfleet.ps.server.desk import Request
+from jaxfleet.ps.server.row_copies import Received
 
 _PER_PUSH = 1024  # bytes of a push besides its arrays, which may be empty
 
@@ -21,6 +22,9 @@ class RowPush:
         grads: float32[n, dim].
         learning_rate: in the place of the optimizer's own, where the trainer gave one.
         adds: they are changes of rows, and no gradients.
+        received: what its sender had of the rows, where gradients that come late are corrected.
+        shows: float32[n], how often each key was shown; where the trainer says so.
+        clicks: float32[n], how often it was clicked.
     """
 
     request: Request
@@ -28,11 +32,15 @@ class RowPush:
     grads: np.ndarray
     learning_rate: float | None = None
     adds: bool = False
+    received: Received | None = None
+    shows: np.ndarray | None = None
+    clicks: np.ndarray | None = None
 
     @property
     def bytes(self) -> int:
         """What it costs while it waits."""
-        return self.keys.nbytes + self.grads.nbytes + _PER_PUSH
+        scores = sum(x.nbytes for x in (self.shows, self.clicks) if x is not None)
+        return self.keys.nbytes + self.grads.nbytes + scores + _PER_PUSH
 
 
 Pushes = Mapping[int, RowPush]

@@ -51,9 +51,10 @@ def test_text_reads_back_to_the_bit(tmp_path: Path) -> None:
 
 def test_a_table_without_rows_is_written(tmp_path: Path) -> None:
     table = table_of(Kept(), tmp_path)
-    assert export_arrays(table, tmp_path / "a") == 0
+    assert export_arrays(table, str(tmp_path / "a")) == 0  # a folder is a path or its text
     assert np.load(tmp_path / "a" / "rows.npy").shape == (0, DIM)
-    assert export_text(table, tmp_path / "t") == 0
+    assert export_text(table, str(tmp_path / "t")) == 0
+    assert (tmp_path / "t").is_dir()
 
 
 def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:

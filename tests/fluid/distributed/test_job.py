@@ -18,35 +18,48 @@ from tests.fluid.pserver.memory import Job as Network
 ENDPOINTS = [f"127.0.0.1:{7301 + number}" for number in range(3)]
 
 
-def job_of(network: Network, servers: int, workers: int) -> DownpourJob:
-    return DownpourJob(ENDPOINTS[:servers], workers, network.connections())
+def job_of(network: Network, servers: int, workers: int, staleness: int | None) -> DownpourJob:
+    return DownpourJob(ENDPOINTS[:servers], workers, network.connections(), staleness)
 
 
-def serve(network: Network, made: Job, number: int, servers: int, workers: int) -> None:
-    job_of(network, servers, workers).serve([made.main], ENDPOINTS[number])
+def serve(
+    network: Network, made: Job, number: int, servers: int, workers: int, *, staleness: int | None
+) -> None:
+    job_of(network, servers, workers, staleness).serve([made.main], ENDPOINTS[number])
 
 
 def work(
-    network: Network, made: Job, number: int, servers: int, paths: list[list[str]]
+    network: Network,
+    made: Job,
+    number: int,
+    servers: int,
+    paths: list[list[str]],
+    *,
+    staleness: int | None,
 ) -> dict[str, np.ndarray]:
-    job = job_of(network, servers, len(paths))
+    job = job_of(network, servers, len(paths), staleness)
     job.connect([made.main], number)
     for _ in range(2):
         made.train(paths[number], batch=4)
-    found = {name: made.value(name) for name in ("w", "b", "norm.batch_sum")}
+    found = {name: made.value(name) for name in ("w", "b", "norm.batch_size", "norm.batch_sum")}
     found["rows"] = np.array(live_tables(made.main).look_up("emb", FAR + np.arange(KEYS)))
     job.stop()
     return found
 
 
-def run(servers: int, paths: list[list[str]]) -> list[dict[str, np.ndarray]]:
+def run(
+    servers: int, paths: list[list[str]], *, staleness: int | None = None, **more: Any
+) -> list[dict[str, np.ndarray]]:
     """Runs a job; each worker trains on its own files."""
     network, people = Network(), dict[str, Any]()
     for n in range(servers):
-        made = Job(data_norm=True)
-        people[f"server {n}"] = partial(serve, network, made, n, servers, len(paths))
+        made = Job(data_norm=True, **more)
+        people[f"server {n}"] = partial(
+            serve, network, made, n, servers, len(paths), staleness=staleness
+        )
     for n in range(len(paths)):
-        people[f"worker {n}"] = partial(work, network, Job(data_norm=True), n, servers, paths)
+        made = Job(data_norm=True, **more)
+        people[f"worker {n}"] = partial(work, network, made, n, servers, paths, staleness=staleness)
     done = network.run(people)
     return [done[f"worker {n}"] for n in range(len(paths))]
 
@@ -72,6 +85,27 @@ def test_two_workers_end_with_the_same_tables_whatever_the_number_of_servers(
     (other, _) = run(1, paths)
     for name, value in first.items():
         np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_worker_that_waits_for_nobody_trains_as_in_lockstep_when_it_is_alone(
+    tmp_path: Path, window: int
+) -> None:
+    paths = files(tmp_path, 18)
+    (relaxed,) = run(2, [paths], staleness=-1, window=window)
+    (lockstep,) = run(2, [paths], window=window)
+    for name, value in lockstep.items():
+        np.testing.assert_array_equal(relaxed[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("staleness", [-1, 0, 2])
+def test_of_workers_that_wait_for_nobody_no_push_is_lost(tmp_path: Path, staleness: int) -> None:
+    paths = [files(tmp_path, count, seed=seed) for seed, count in ((0, 16), (1, 32))]
+    found = run(2, paths, staleness=staleness)
+    # Samples are counted, and who stops last sees all: 48 of them, twice, besides 10000 at first.
+    counted = max(float(worker["norm.batch_size"][0]) for worker in found)
+    assert counted == pytest.approx(10_096, abs=0.5)  # of which a millionth goes at each push
+    assert all(np.isfinite(worker["rows"]).all() for worker in found)
 
 
 def test_a_job_is_asked_for_what_it_has(tmp_path: Path) -> None:

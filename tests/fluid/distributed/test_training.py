@@ -266,6 +266,19 @@ def test_what_a_job_lacks_is_said(tmp_path: Path) -> None:
         job.exe.train_from_dataset(job.main, dataset(job.fed, paths, 2), fluid.Scope())
 
 
+def test_an_ordinary_run_of_a_job_is_told_what_looks_rows_up() -> None:
+    with fresh() as (main, startup):
+        ids = fluid.data("ids", [None, 2], dtype="int64")
+        rows = fluid.embedding(ids, [10**12, 4], True, True, param_attr="emb")
+        loss = layers.mean(layers.fc(rows, 1))
+        DownpourSGD(0.1).minimize([loss], startup_program=startup)
+    exe, scope = fluid.Executor(), fluid.Scope()
+    exe.run(startup, scope=scope)
+    with pytest.raises(FeedError, match="rows of 'emb' are in the tables of a Downpour") as found:
+        exe.run(main, {"ids": np.zeros((1, 2), np.int64)}, [loss], scope=scope)
+    assert "exe.train_from_dataset(program, dataset)" in "".join(found.value.__notes__)
+
+
 def test_gradients_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     paths, job = files(tmp_path, 3), Job()
     job.scope["w"] = np.full((3 * WIDTH, 2), np.nan, np.float32)
@@ -281,3 +294,26 @@ def test_losses_of_one_program_that_share_parameters_are_refused(tmp_path: Path)
     exe.run(startup, scope=scope)
     with pytest.raises(ProgramError, match="'b' is in the dense tables 1 and 2"):
         exe.train_from_dataset(main, dataset(fed, files(tmp_path, 2), 1), scope)
+
+
+def test_sequences_of_ids_may_keep_their_last_axis(tmp_path: Path) -> None:
+    """Of [n, 1] ids `fluid.embedding` makes [n, 1, dim], `layers.embedding` [n, dim]."""
+    paths, trained = files(tmp_path, 24), []
+    for embedding in (layers.embedding, fluid.embedding):
+        with fresh() as (main, startup):
+            main.random_seed = startup.random_seed = 5
+            ids = fluid.data("ids", [None, 2], dtype="int64")
+            words = fluid.data("words", [None, 1], dtype="int64", lod_level=1)
+            click = fluid.data("click", [None, 1], dtype="int64")
+            size = [10**12, WIDTH]
+            rows = embedding(words, size, True, True, param_attr="emb")
+            summed = layers.reshape(layers.sequence_pool(rows, "sum"), [-1, WIDTH])
+            summed += layers.reduce_sum(fluid.embedding(ids, size, True, True, None, "emb"), 1)
+            out = layers.fc(summed, 2, act="softmax", param_attr="w")
+            loss = layers.mean(layers.cross_entropy(out, click))
+            DownpourSGD(0.5, window=1).minimize([loss], startup_program=startup)
+        scope, exe, data = fluid.Scope(), fluid.Executor(), dataset([ids, words, click], paths, 8)
+        exe.run(startup, scope=scope)
+        exe.train_from_dataset(main, data, scope)
+        trained.append(live_tables(main).look_up("emb", FAR + np.arange(KEYS)))
+    np.testing.assert_array_equal(trained[0], trained[1])

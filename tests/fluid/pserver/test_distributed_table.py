@@ -19,6 +19,7 @@ def net(
     rows: int = 100,
     *,
     distributed: bool = True,
+    sparse: bool = True,
     begins: Any = None,
     rate: Any = RATE,
     own_rate: float = 1.0,
@@ -30,7 +31,7 @@ def net(
     for name in ("ids0", "ids1"):
         ids = fluid.data(name, [None, 2], dtype="int64")
         looked_up = fluid.embedding(
-            ids, [rows, DIM], is_sparse=distributed, is_distributed=distributed, param_attr=attr
+            ids, [rows, DIM], sparse and distributed, distributed, param_attr=attr
         )
         found.append(layers.reshape(looked_up, [-1, 2 * DIM]))
     x, y = layers.concat(found, axis=1), fluid.data("y", [None, 1])
@@ -57,6 +58,42 @@ def test_one_trainer_trains_as_a_dense_table_in_one_process(servers: int) -> Non
     fed = batches()
     job = run_job(net, [fed], servers=servers)
     alone = run_alone(partial(net, distributed=False), fed)
+    np.testing.assert_allclose(job.losses, alone.losses, rtol=1e-4)
+
+
+def test_distributed_alone_says_that_gradients_are_rows() -> None:
+    fed = batches(2)
+    as_sparse, alone = (run_job(partial(net, sparse=sparse), [fed]) for sparse in (True, False))
+    np.testing.assert_array_equal(as_sparse.losses, alone.losses)
+
+
+def test_a_table_of_many_rows_begins_on_servers_and_never_whole_in_one_process() -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        net(10**9)
+    saved = startup.desc.serialize_to_string()
+    for program in (startup, startup.clone(), fluid.Program.parse_from_string(saved)):
+        with pytest.raises(ProgramError, match=r"'emb' is a distributed table.*14\.9 GiB") as found:
+            fluid.Executor().run(program, scope=fluid.Scope())
+    notes = "".join(found.value.__notes__)
+    assert "DistributeTranspiler" in notes
+    assert "DownpourSGD" in notes
+    assert len(run_job(partial(net, 10**9), [batches(2)]).losses[0]) == 2
+    assert len(run_alone(net, batches(2)).losses[0]) == 2  # few rows: a parameter like any other
+
+
+def test_a_table_has_the_rate_that_its_parameter_says() -> None:
+    fed = batches()
+    job = run_job(partial(net, own_rate=0.25), [fed])
+    alone = run_alone(partial(net, distributed=False, own_rate=0.25), fed)
+    np.testing.assert_allclose(job.losses, alone.losses, rtol=1e-4)
+
+
+@pytest.mark.parametrize("runtime_split", [False, True])
+def test_a_trainer_that_is_not_waited_for_trains_as_one_process(*, runtime_split: bool) -> None:
+    fed = batches()
+    config = {"sync_mode": False, "runtime_split_send_recv": runtime_split}
+    job, alone = run_job(net, [fed], config=config), run_alone(partial(net, distributed=False), fed)
     np.testing.assert_allclose(job.losses, alone.losses, rtol=1e-4)
 
 

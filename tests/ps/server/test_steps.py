@@ -16,6 +16,7 @@ from tests.ps.server.common import (
     Bench,
     clipping,
     drawn,
+    error_of,
     hello,
     sgd_after,
     sgd_grads,
@@ -70,6 +71,39 @@ def test_a_push_that_comes_again_changes_nothing() -> None:
     for name, wanted in sgd_after(2).items():
         np.testing.assert_array_equal(values[name], wanted)
     assert bench.one(0, Kind.STATS).body["duplicates"] == 12
+
+
+ALONE = """
+program p.pserver0 {endpoint="127.0.0.1:7001", endpoints=["127.0.0.1:7001"], pserver_id=0, role="pserver", slices=[["w", [2]]], trainers=2}
+  data  w@GRAD.trainer_0: f32[2]
+  param w: f32[2]
+  block 0
+    rpc
+      listen_and_serv(X=w@GRAD.trainer_0) {combine_block_id=-1, grad_to_block_id=["w@GRAD:1"], lr_decay_block_id=-1, optimize_blocks=[^1], part_block_ids=[]}
+  block 1
+    optimize
+      Out=w@GRAD: f32[2] = sum(X=w@GRAD.trainer_0)
+      w = jax.sub(w, w@GRAD)
+"""  # noqa: E501
+
+
+def test_what_one_trainer_changes_alone_waits_for_who_has_still_to_ask_for_it() -> None:
+    """Where all compute the whole batch the first trainer's gradients count; it may be ahead."""
+    bench = Bench().started(ALONE, {"w": np.zeros(2, np.float32)})
+    for step in (1, 2):
+        bench.push(0, step, {"w@GRAD": np.ones(2, np.float32)})
+        assert bench.core.step == step - 1  # of which trainer 1 has not asked for anything
+        np.testing.assert_array_equal(bench.pull(1, step - 1, "w")["w"], np.full(2, 1.0 - step))
+        bench.push(1, step, {})
+        np.testing.assert_array_equal(bench.pull(0, step, "w")["w"], np.full(2, -float(step)))
+
+
+def test_a_wait_names_who_has_not_begun_the_step() -> None:
+    bench = Bench().started(ALONE, {"w": np.zeros(2, np.float32)})
+    bench.push(0, 1, {"w@GRAD": np.ones(2, np.float32)})
+    assert not bench.send(0, Kind.PULL, 1, {"names": ["w"]})
+    code, what = error_of(bench.wait(bench.core.options.step_timeout_s + 1))
+    assert (code, what.count("trainer 1"), what.count("its step 1")) == ("peer_lost", 1, 1), what
 
 
 def test_gradients_of_later_steps_wait_for_theirs() -> None:

@@ -1,6 +1,7 @@
 """What a server does with the rows of tables, message by message."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -221,7 +222,12 @@ def test_a_server_takes_the_keys_of_its_own_buckets_alone() -> None:
         (
             {"table": "users", "learning_rate": "high"},
             {"keys": KEYS, "grads": np.zeros((6, 3), np.float32)},
-            "a learning rate is a number",
+            "the learning rate is 'high', and must be a finite float32",
+        ),
+        (
+            {"table": "users", "learning_rate": float("nan")},
+            {"keys": KEYS, "grads": np.zeros((6, 3), np.float32)},
+            "the learning rate is nan",
         ),
     ],
 )
@@ -340,3 +346,14 @@ def test_changes_and_gradients_are_not_summed() -> None:
     replies = push(served, 1, 1, KEYS)
     assert ["gradients and changes" in error_of(m)[1] for _, m in replies] == [True, True]
     np.testing.assert_array_equal(rows(served, 1), initial(USERS, KEYS))
+
+
+def test_rows_that_do_not_fit_the_tables_memory_are_on_disk() -> None:
+    table = replace(USERS, memory_rows=10)
+    to = bench(table_program([table], trainers=1), 1)
+    keys = np.arange(60)
+    look_up(to, 0, 1, keys)
+    (reply,) = to.send(0, Kind.STATS, 1)
+    tables: Any = reply[1].body["tables"]
+    assert tables["users"]["rows"] == 60
+    assert tables["users"]["rows_on_disk"] >= 50

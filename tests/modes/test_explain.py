@@ -1,0 +1,62 @@
+"""What `explain` says of a job's mode: all that the user chose, and what bounds staleness."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import jaxfleet as jf
+from jaxfleet.runtime.explain_job import explain_job
+from jaxfleet.runtime.twin import Twin
+from tests.modes.linear import batch, start, twin
+
+
+@pytest.mark.parametrize(
+    ("how", "options", "said"),
+    [
+        ("sync", {}, ["communication sync", "waits for servers 1 times"]),
+        ("async", {"merge": 3, "staleness": 5}, ["at most 3 (merge)", "staleness 5", "up to 6 "]),
+        ("half_async", {"merge": 3}, ["mean of 3 steps", "staleness 12"]),
+        ("dc_asgd", {"delay_compensation": 0.25}, ["0.25 g g (w - w')", "staleness 4"]),
+        ("geo", {"k_steps": 6}, ["every 6 steps (k_steps)", "1/2 of", "staleness 24"]),
+        ("fl", {"k_steps": 6}, ["every 6 steps (k_steps)", "at most 5 steps old"]),
+    ],
+)
+def test_it_says_the_mode_and_its_bound(how: str, options: Any, said: list[str]) -> None:
+    job = twin(how, trainers=2, **options)
+    text = explain_job(job.captured, job.strategy, job.programs())
+    for words in (f"communication {how}:", *said):
+        assert words in text
+    assert ("a step waits for servers" in text) == (how == "sync")
+
+
+def in_a_loop(w: Any, x: Any) -> Any:
+    def turn(total: Any, _: Any) -> Any:
+        return jnp.sum(jnp.tanh(total + x @ w)), None
+
+    return jax.lax.scan(turn, jnp.float32(0), None, length=2)[0]
+
+
+def on_a_diagonal(w: Any, x: Any) -> Any:
+    return -jnp.mean(jnp.diagonal(jax.nn.log_softmax((x * w) @ x.T)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [(in_a_loop, "inside 'scan' ("), (on_a_diagonal, "inside a branch for each platform (")],
+)
+def test_it_says_why_and_where_a_batch_is_not_divided(loss: Any, said: str) -> None:
+    tx = jf.distributed_optimizer(optax.sgd(0.1))
+
+    def train_step(state: Any, data: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(state["w"], data["x"])
+        updates, opt = tx.update(grads, state["opt"], state["w"])
+        return {"w": optax.apply_updates(state["w"], updates), "opt": opt}, value
+
+    strategy = jf.DistributedStrategy(mode="pserver", min_block_size=2)
+    job = Twin(train_step, (start(), batch(0)), strategy, servers=1, trainers=2)
+    text = explain_job(job.captured, job.strategy, job.programs())
+    assert f"every trainer computes the whole batch: values of all rows are needed {said}" in text
+    assert "test_explain.py:" in text.partition(said)[2].partition(")")[0]
