@@ -1,0 +1,284 @@
+"""Measures what a step takes with `memory_budget`, against as it is and `jax.checkpoint` by hand.
+
+    python benchmarks/memory.py [--quick] [--only NAME ...]
+
+Six programs whose layers are written out one by one, each a whole training step, with SGD and with
+Adam after clipping by the global norm. The peak is what docs/memory.md says: xla's temporary bytes,
+and for a step of several executables what lies between them too. Steps are timed in turns in one
+process; peak RSS is that of a process that does nothing else. Ours is asked for a third of the
+peak; where that cannot be met, for the next of 0.4, 0.5, 0.7 that can. The bar is a third at 1.2 of
+the time, on at least four of the six programs.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from common import print_table
+
+import jaxfleet as jf
+from jaxfleet.errors import StrategyError
+
+Layer = Callable[[Any, Any], Any]
+SHARES = (1 / 3, 0.4, 0.5, 0.7)
+TIME_BAR, SHARE_BAR, WANTED = 1.2, 1 / 3, 4
+LONGEST_S = 1800.0
+POLICIES: Mapping[str, Any] = {
+    "nothing": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_saveable,
+    "dots without batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+HEADS = ("", "MB", "of as it is", "ms", "of as it is", "MB RSS")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A network of layers, the first and the last among them.
+
+    Attributes:
+        params: of each layer.
+        layers: what each computes.
+        batch: that it learns.
+    """
+
+    params: list[Any]
+    layers: list[Layer]
+    batch: Any
+
+
+def mlp(blocks: int, *, width: int = 512, rows: int = 512) -> Stack:
+    """Returns a stack of residual blocks."""
+    keys = jax.random.split(jax.random.key(0), blocks)
+    params = [{"w": _normal(key, width, width), "b": jnp.zeros(width)} for key in keys]
+    batch = _random(rows, width), _random(rows, width)
+    return Stack(params, [_dense] * blocks, batch)
+
+
+def _dense(p: Any, h: Any) -> Any:
+    return h + jax.nn.gelu(h @ p["w"] + p["b"])
+
+
+def transformer(blocks: int, *, dim: int = 128, length: int = 128, rows: int = 16) -> Stack:
+    """Returns a stack of blocks of attention with 4 heads and an MLP."""
+    params = []
+    for key in jax.random.split(jax.random.key(0), blocks):
+        a, b, c, d = jax.random.split(key, 4)
+        params.append(
+            {
+                "qkv": _normal(a, dim, 3 * dim),
+                "out": _normal(b, dim, dim),
+                "up": _normal(c, dim, 4 * dim),
+                "down": _normal(d, 4 * dim, dim),
+            }
+        )
+    batch = _random(rows, length, dim), _random(rows, length, dim)
+    return Stack(params, [_attend] * blocks, batch)
+
+
+def _attend(p: Any, h: Any) -> Any:
+    x = _normalized(h)
+    q, k, v = jnp.split((x @ p["qkv"]).reshape(*h.shape[:2], 4, -1), 3, axis=-1)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(h.shape)
+    h = h + mixed @ p["out"]
+    return h + jax.nn.gelu(_normalized(h) @ p["up"]) @ p["down"]
+
+
+def _normalized(h: Any) -> Any:
+    centered = h - h.mean(-1, keepdims=True)
+    return centered * jax.lax.rsqrt((centered**2).mean(-1, keepdims=True) + 1e-6)
+
+
+def cnn(blocks: int = 16, *, features: int = 32, size: int = 32, rows: int = 32) -> Stack:
+    """Returns a stack of residual convolutions over one size of image."""
+    keys = jax.random.split(jax.random.key(0), blocks)
+    params = [{"w": 0.1 * jax.random.normal(key, (3, 3, features, features))} for key in keys]
+    batch = _random(rows, size, size, features), _random(rows, size, size, features)
+    return Stack(params, [_convolve] * blocks, batch)
+
+
+def _convolve(p: Any, h: Any) -> Any:
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return h + jax.nn.relu(
+        jax.lax.conv_general_dilated(h, p["w"], (1, 1), "SAME", dimension_numbers=numbers)
+    )
+
+
+def _normal(key: Any, *shape: int) -> Any:
+    return jax.random.normal(key, shape) * shape[0] ** -0.5
+
+
+def _random(*shape: int) -> Any:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+PROGRAMS: Mapping[str, Callable[[], Stack]] = {
+    "mlp 24": lambda: mlp(24),
+    "mlp 48": lambda: mlp(48),
+    "mlp 96": lambda: mlp(96),
+    "transformer 12": lambda: transformer(12),
+    "transformer 24": lambda: transformer(24),
+    "cnn 16": cnn,
+}
+OPTIMIZERS: Mapping[str, Callable[[], Any]] = {
+    "sgd": lambda: optax.sgd(1e-3),
+    "adam": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)),
+}
+
+
+def train_step(stack: Stack, tx: Any, policy: Any = None) -> Callable[[Any, Any], Any]:
+    """Returns the step; with a policy, every block is `jax.checkpoint` of it."""
+    layers = stack.layers
+    if policy is not None:
+        wrapped = {layer: jax.checkpoint(layer, policy=policy) for layer in set(layers)}
+        layers = [wrapped[layer] for layer in layers]
+
+    def step(state: Any, batch: Any) -> Any:
+        params, opt = state
+
+        def loss_of(params: Any) -> Any:
+            h = batch[0]
+            for layer, p in zip(layers, params, strict=True):
+                h = layer(p, h)
+            return ((h - batch[1]) ** 2).mean()
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        updates, opt = tx.update(grads, opt, params)
+        return (optax.apply_updates(params, updates), opt), loss
+
+    return step
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a step: what it takes, and how to run it."""
+
+    peak: int
+    run: Callable[[Any, Any], Any]
+
+
+def by_hand(stack: Stack, tx: Any, policy: Any = None) -> Way:
+    """Compiles a step by `jax.jit` with donation."""
+    step = jax.jit(train_step(stack, tx, policy), donate_argnums=0)
+    state = (stack.params, tx.init(stack.params))
+    analysis: Any = step.lower(state, stack.batch).compile().memory_analysis()
+    return Way(int(analysis.temp_size_in_bytes), step)
+
+
+def ours(stack: Stack, tx: Any) -> Way:
+    """Compiles it with the least of the budgets that can be met."""
+    tx = jf.distributed_optimizer(tx)
+    example = ((stack.params, tx.init(stack.params)), stack.batch)
+    for share in SHARES:
+        strategy = jf.DistributedStrategy(mode="single", memory_budget=share)
+        try:
+            step: Any = jf.distribute(train_step(stack, tx), example, strategy)
+        except StrategyError as error:
+            print(f"  {share:.2f}: {error} {error.__notes__}", file=sys.stderr)
+            continue
+        return Way(step.memory_report().after_bytes, step)
+    return by_hand(stack, tx)
+
+
+def ways(stack: Stack, tx: Any) -> dict[str, Callable[[], Way]]:
+    """Returns every way to run a step, by name; nothing is compiled before it is asked for."""
+    found: dict[str, Callable[[], Way]] = {"as it is": partial(by_hand, stack, tx)}
+    for name, policy in POLICIES.items():
+        found[f"checkpoint, {name}"] = partial(by_hand, stack, tx, policy)
+    return {**found, "memory_budget": partial(ours, stack, tx)}
+
+
+def timed(way: Way, stack: Stack, tx: Any, steps: int) -> float:
+    """Returns the milliseconds of a step: the median."""
+    state = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), stack.params)
+    state, found = (state, tx.init(state)), list[float]()
+    for _ in range(steps):
+        start = time.perf_counter()
+        state, loss = way.run(state, stack.batch)
+        jax.block_until_ready((state, loss))
+        found.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(found)
+
+
+def measure(program: str, optimizer: str, *, rounds: int, only: str | None) -> dict[str, Any]:
+    """Measures all ways in turns, or in a process of its own only one, for its RSS."""
+    stack, tx = PROGRAMS[program](), OPTIMIZERS[optimizer]()
+    named = ways(stack, tx)
+    made = {name: make() for name, make in named.items() if only in {None, name}}
+    times: dict[str, list[float]] = {name: [] for name in made}
+    for _ in range(rounds + 1):  # the first round warms up
+        for name, way in made.items():
+            times[name].append(timed(way, stack, tx, 3))
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {
+        name: {"peak": way.peak, "ms": statistics.median(times[name][1:]), "rss": rss}
+        for name, way in made.items()
+    }
+
+
+def child(*args: str) -> dict[str, Any]:
+    """Measures in a process of its own."""
+    command = [sys.executable, __file__, "--child", *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+    if done.returncode:
+        sys.exit(done.stderr[-3000:])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def compare(program: str, optimizer: str, rounds: int) -> bool:
+    """Prints all ways for one program, and tells whether the bar holds."""
+    found = child(program, optimizer, str(rounds))
+    for name in ("as it is", "memory_budget"):
+        found[name]["rss"] = child(program, optimizer, "1", name)[name]["rss"]
+    base = found["as it is"]
+    rows = []
+    for name, values in found.items():
+        alone = name in {"as it is", "memory_budget"}
+        rows.append(
+            (
+                f"{program}, {optimizer}: {name}",
+                f"{values['peak'] / 1e6:.1f}",
+                f"{values['peak'] / base['peak']:.2f}",
+                f"{values['ms']:.0f}",
+                f"{values['ms'] / base['ms']:.2f}",
+                f"{values['rss']:.0f}" if alone else "",
+            )
+        )
+    print_table(HEADS, rows)
+    mine = found["memory_budget"]
+    small = mine["peak"] <= SHARE_BAR * base["peak"]
+    return bool(small and mine["ms"] <= TIME_BAR * base["ms"])
+
+
+def main() -> None:
+    """Measures what the command line asks for."""
+    if sys.argv[1:2] == ["--child"]:
+        program, optimizer, count, *only = sys.argv[2:]
+        found = measure(program, optimizer, rounds=int(count), only=only[0] if only else None)
+        print(json.dumps(found))
+        return
+    parser = argparse.ArgumentParser(description="Measures steps with a budget of memory.")
+    parser.add_argument("--quick", action="store_true", help="few rounds; the figures are rough")
+    parser.add_argument("--only", nargs="*", choices=[*PROGRAMS], help="these programs")
+    args = parser.parse_args()
+    rounds = 2 if args.quick else 7
+    for optimizer in OPTIMIZERS:
+        met = {name: compare(name, optimizer, rounds) for name in args.only or PROGRAMS}
+        print(json.dumps({"optimizer": optimizer, "met": met, "wanted": WANTED}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Makes a chain of stages of a training step."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxfleet.analysis.memory.chain import Chain, Level, Table
+from jaxfleet.analysis.memory.costs import ELEMENT, Costs
+from jaxfleet.analysis.memory.cuts import cut_positions
+from jaxfleet.analysis.memory.forward import Forward, Need, Span
+from jaxfleet.analysis.memory.liveness import InnerPeaks, Value, values_of
+from jaxfleet.analysis.memory.phases import Phases, phases_of
+from jaxfleet.analysis.memory.sizes import Counted
+from jaxfleet.analysis.memory.staged import Staged
+from jaxfleet.analysis.memory.tables import Sums, turned
+from jaxfleet.errors import PassError, ProgramError
+from jaxfleet.ir import Program
+from jaxfleet.ops import find_op
+
+_MOST_LEVELS = 6
+_FEW_VALUES = 30  # so few may each be kept alone, or alone not be kept
+
+
+def stages_of(program: Program, sizes: Mapping[str, int], *, keep: Iterable[str] = ()) -> Chain:
+    """Returns the stages of a training step, and what groups of them cost and hold.
+
+    Args:
+        program: a step with roles: a captured one, or fluid's.
+        sizes: a number for every letter.
+        keep: variables that are fetched by name, so returned.
+
+    Raises:
+        PassError: a letter has no number, or the step has no forward part.
+    """
+    counted = Counted(program, sizes, keep=keep)
+    values = values_of(program, counted)
+    phases = phases_of(program, values)
+    if not phases.forward:
+        what = f"program '{program.name}' has no forward operators, so nothing can run again"
+        raise PassError(what, hint="give it a training step, with roles")
+    starts = cut_positions(_crossing(values, phases))
+    stages = Staged(program, values, phases, starts)
+    inner, costs = InnerPeaks(program, counted), Costs(program, sizes)
+    return _Tables(stages, inner, costs).chain()
+
+
+def _crossing(values: Sequence[Value], phases: Phases) -> Table:
+    """Returns, by position, the bytes made before it that forward reads from it on."""
+    steps = np.zeros(len(phases.forward) + 1, np.int64)
+    for value in values:
+        if value.made in phases.position:
+            steps[phases.position[value.made] + 1] += value.bytes
+            steps[phases.last_forward(value) + 1] -= value.bytes
+    return np.cumsum(steps)[:-1]
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """Makes the tables of a chain."""
+
+    stages: Staged
+    inner: InnerPeaks
+    costs: Costs
+
+    def chain(self) -> Chain:
+        at, forward = self.stages, self._forward()
+        spans = [(span.begins, span.ends, span.bytes) for span in forward.values]
+        crossing = Sums(at.count, spans).leaving()
+        stored = self._choices(forward)
+        work = [self._work(chosen) for chosen in (stored[0], stored[-1])]
+        backward = self._backward(work[-1])
+        levels = []
+        for number, chosen in enumerate(stored):
+            again, saved = self._needs(forward, chosen)
+            during = work[-1] if number == len(stored) - 1 else work[0]
+            held = np.maximum(crossing + saved + during, backward)
+            levels.append(Level(chosen, again, saved, during, held))
+        return Chain(tuple(at.starts), tuple(levels), crossing, backward, forward)
+
+    def _forward(self) -> Forward:
+        at = self.stages
+        number = {id(value): index for index, value in enumerate(at.made)}
+        position = at.phases.position
+        reads: list[list[int]] = [[] for _ in at.phases.forward]
+        ending: list[list[int]] = [[] for _ in range(at.count)]
+        spans = []
+        for value in at.made:
+            begins, ends = at.of(value.made), at.last_forward(value)
+            spans.append(Span(value.name, value.bytes, begins, ends))
+            ending[ends].append(number[id(value)])
+            for place in value.reads:
+                if place in position:
+                    reads[position[place]].append(number[id(value)])
+        return Forward(
+            values=tuple(spans),
+            maker=tuple(position[value.made] for value in at.made),
+            is_residual=tuple(at.first_behind(value) is not None for value in at.made),
+            costs=tuple(self._again_costs()),
+            reads=tuple(tuple(numbers) for numbers in reads),
+            ending=tuple(tuple(numbers) for numbers in ending),
+        )
+
+    def _again_costs(self) -> Iterator[int]:
+        """Yields what running each forward operator again costs.
+
+        What only backward reads runs once, wherever that is. What a compiler merges with its
+        readers is computed while these wait for memory.
+        """
+        at, is_stored = self.stages, set[int]()
+        needed = {op for op, place in enumerate(at.phases.forward) if at.is_final(place)}
+        for number in reversed(range(len(at.made))):
+            value, held = at.made[number], at.held[number]
+            op = at.phases.position[value.made]
+            if not value.bytes or any(at.phases.position.get(x) in needed for x in value.reads):
+                needed.add(op)
+            if held.bytes or not value.bytes:
+                is_stored.add(op)
+        for op, place in enumerate(at.phases.forward):
+            cost = self.costs.of(at.ops[place]) if op in needed else 0
+            yield cost if op in is_stored else cost // ELEMENT
+
+    def _choices(self, forward: Forward) -> list[frozenset[int]]:
+        """Returns what each level keeps: what costs most for its bytes, and more and more of it.
+
+        What may not run twice is kept by each, and what takes no bytes. What a compiler never
+        writes to memory is kept by none: it is made again where it is read.
+        """
+        at = self.stages
+        ops = [at.ops[place] for place in at.phases.forward]
+        once = {name for name in {op.type for op in ops} if _runs_once(name)}
+        worth: dict[int, float] = {}
+        for number, (span, maker) in enumerate(zip(forward.values, forward.maker, strict=True)):
+            if not span.bytes or ops[maker].type in once:
+                worth[number] = np.inf
+            elif at.held[number].bytes:
+                worth[number] = forward.costs[maker] / span.bytes
+        limits = _thinned(sorted({x for x in worth.values() if x != np.inf}, reverse=True))
+        chosen = [frozenset(n for n, x in worth.items() if x >= limit) for limit in limits]
+        always = frozenset(n for n, x in worth.items() if x == np.inf)
+        every, free = frozenset(worth), sorted(worth.keys() - always)
+        if len(free) <= _FEW_VALUES:
+            chosen = [*(every - {n} for n in free), *(always | {n} for n in free), *chosen]
+        return [always, *chosen]
+
+    def _needs(self, forward: Forward, stored: frozenset[int]) -> tuple[Table, Table]:
+        count = self.stages.count
+        again, saved = np.zeros((2, count + 1, count + 1), np.int64)
+        for first in range(count):
+            need = Need(forward, first, stored)
+            for end in range(first + 1, count + 1):
+                need.add_stage()
+                again[first, end], saved[first, end] = need.again_cost, need.saved_bytes
+        return again, saved
+
+    def _work(self, stored: frozenset[int]) -> Table:
+        """Returns the temporary bytes while groups run forward and keep some residuals."""
+        at = self.stages
+        short, longer = [], []
+        for number, value in enumerate(at.held):
+            if number in stored and at.first_behind(value) is not None:
+                continue
+            begins, ends = at.of(value.made), at.last_forward(value)
+            longer.append((begins, ends, value.bytes if begins < ends else 0))
+            short += [value] if begins == ends else []
+        own = self._own(at.phases.forward, short)
+        return Sums(at.count, longer).peak_inside(own)
+
+    def _backward(self, again: Table) -> Table:
+        """Returns what the backward of each group holds, with what it computes again."""
+        at, last = self.stages, self.stages.count - 1
+        read_behind = []  # by backward of the group that made it, or of one before it
+        late = []
+        for value in at.held:
+            behind, made = at.first_behind(value), at.of(value.made)
+            if behind is not None:
+                read_behind.append((made, max(made, behind), value.bytes))
+                late.append((last - made, last - behind, value.bytes))
+        crossing = [*late, *(at.late_span(value) for value in at.late)]
+        inner = [*late, *(at.late_span(value) for value in at.late_held)]
+        short = [v for v in at.late_held if at.late_span(v)[0] == at.late_span(v)[1]]
+        own = self._own(sorted(at.phases.at), short)
+        between = Sums(at.count, crossing)
+        outside = turned(between.entering() + between.leaving())
+        longer = Sums(at.count, [span for span in inner if span[0] < span[1]])
+        inside = turned(longer.peak_inside(own[::-1]))
+        return Sums(at.count, read_behind).inside() + outside + np.maximum(inside, again)
+
+    def _own(self, places: Iterable[int], values: Iterable[Value]) -> Table:
+        """Returns, by stage, the most bytes of values that are made and last read in it.
+
+        Args:
+            places: the operators to go through.
+            values: those to count.
+        """
+        at = self.stages
+        begins, ends = Counter[int](), Counter[int]()
+        for value in values:
+            is_forward = value.made in at.phases.position
+            reads = (x for x in value.reads if (x in at.phases.position) == is_forward)
+            begins[value.made] += value.bytes
+            ends[max(reads, default=value.made)] += value.bytes
+        peaks = np.zeros(at.count, np.int64)
+        alive = [0] * at.count
+        for place in places:
+            stage = at.of(place)
+            alive[stage] += begins[place]
+            peaks[stage] = max(peaks[stage], alive[stage] + self.inner.of(at.ops[place].blocks))
+            alive[stage] -= ends[place]
+        return peaks
+
+
+def _runs_once(op_type: str) -> bool:
+    """Tells whether running an operator again would do more than compute what it computed."""
+    try:
+        found = find_op(op_type)
+    except ProgramError:
+        return True
+    return found.has_effect or found.is_collective
+
+
+def _thinned(limits: Sequence[float]) -> Sequence[float]:
+    """Returns at most a few of the limits, the last among them."""
+    if len(limits) <= _MOST_LEVELS:
+        return limits
+    picked = np.linspace(0, len(limits) - 1, _MOST_LEVELS).round().astype(int)
+    return [limits[place] for place in sorted(set(picked.tolist()))]

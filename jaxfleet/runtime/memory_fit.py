@@ -1,0 +1,168 @@
+"""Makes a step fit a budget of memory: plans, compiles, compares, and plans again."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from jaxfleet.analysis.memory import (
+    Apart,
+    Chain,
+    Plan,
+    cost_of,
+    even_plans,
+    plan_for,
+    smallest,
+    stages_of,
+)
+from jaxfleet.errors import PassError, StrategyError
+from jaxfleet.ir import Program
+from jaxfleet.lower import Interface, LoweredStep
+from jaxfleet.lower.peak import Peak
+from jaxfleet.passes import CutApart, OrderForMemory, Recompute
+from jaxfleet.pipeline import Pass
+from jaxfleet.runtime.step_memory import StepMemory
+
+_TRIES = 6  # plans that are compiled, at most
+_CUT_TRIES = 3  # the same, of those that compute nothing again
+_NEAR = 0.9  # of the budget: what takes as much is not tried to be made faster
+_COUNTED_TOO_MUCH = 1.3  # how much more `Apart` counts than xla takes, where it is furthest off
+
+Passes = tuple[Pass, ...]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What was found for a budget.
+
+    Attributes:
+        budget: in bytes.
+        before: the peak of the step as it is, by xla, in bytes.
+        after: the peak of what was chosen, by xla; None: the step as it is.
+        note: why, in words.
+        passes: what makes the step what was chosen.
+    """
+
+    budget: int
+    before: int
+    after: Peak | None
+    note: str
+    passes: Passes = ()
+
+
+def recompute_by(plan: Plan) -> Recompute:
+    """Returns the pass that writes a plan down."""
+    return Recompute(cuts=plan.cuts, kept=plan.kept, saved=tuple(sorted(plan.saved)))
+
+
+@dataclass
+class Fitting:
+    """A step that is to fit a budget.
+
+    Attributes:
+        memory: the step as it is.
+        lower: compiles a program of this step.
+    """
+
+    memory: StepMemory
+    lower: Callable[[Program, Interface], LoweredStep]
+    _tried: dict[Passes, Peak] = field(default_factory=dict)
+
+    def to(self, wanted: float) -> Fit:
+        """Returns what meets the budget and runs least again.
+
+        Args:
+            wanted: bytes, where it is an int; a fraction of the peak as it is, where it is a float.
+
+        Raises:
+            StrategyError: nothing meets it; the error says the least that was met.
+        """
+        before = self.memory.peak().bytes
+        budget = int(wanted * before) if isinstance(wanted, float) else wanted
+        if before <= budget:
+            return Fit(budget, before, None, "as it is, the step meets it")
+        for passes in self._apart(budget):
+            if self._peak(passes).bytes <= budget:
+                return Fit(budget, before, self._tried[passes], _cut_note(passes), passes)
+        try:
+            chain = stages_of(self.memory.program, self.memory.sizes, keep=self._fetched)
+            plan = self._search(chain, budget)
+        except PassError as error:
+            raise self._cannot(budget, before, f": {error}") from error
+        if plan is None:
+            raise self._cannot(budget, before)
+        count = sum(not kept for kept in plan.kept)
+        note = f"{len(plan.kept)} groups, {count} of them computed again"
+        return Fit(budget, before, self._planned(plan), note, (recompute_by(plan),))
+
+    @property
+    def _fetched(self) -> tuple[str, ...]:
+        return tuple(self.memory.captured.metrics)
+
+    def _apart(self, budget: int) -> Iterator[Passes]:
+        """Yields ways to cut the step that compute nothing again, and may meet a budget."""
+        program, sizes, keep = self.memory.program, self.memory.sizes, self._fetched
+        ordering = OrderForMemory(rows=max(sizes.values(), default=1), keep=keep)
+        ordered = ordering.run(program)
+        ways: list[tuple[Passes, Apart]] = [((), Apart.of(program, sizes, keep=keep))]
+        if ordered is not program:
+            ways.append(((ordering,), Apart.of(ordered, sizes, keep=keep)))
+        found = dict[Passes, None]()
+        for before, apart in sorted(ways, key=lambda way: way[1].least()):
+            least = apart.least()
+            if least <= _COUNTED_TOO_MUCH * budget:
+                for aim in (max(least, budget), least):
+                    cuts = apart.cuts(aim)
+                    if cuts:
+                        found[*before, CutApart(cuts=cuts)] = None
+        yield from list(found)[:_CUT_TRIES]
+
+    def _search(self, chain: Chain, budget: int) -> Plan | None:
+        """Returns the cheapest plan that was found to meet the budget, by xla's figures.
+
+        The model counts operators and xla merges them, so what is aimed at is moved until what
+        comes out is near the budget.
+        """
+        aim, low, high = float(budget), 0.0, float("inf")
+        plans = dict[Plan, int]()
+        for _ in range(_TRIES):
+            plan = plan_for(chain, int(aim)) or smallest(chain)[1]
+            if plan in plans:
+                break
+            peak = plans[plan] = self._planned(plan).bytes
+            if peak <= budget:
+                low = aim
+                if peak >= _NEAR * budget or not cost_of(chain, plan):
+                    break
+            else:
+                high = aim
+            aim = (low + high) / 2 if low and high < float("inf") else aim * budget / max(1, peak)
+        for plan in (smallest(chain)[1], *even_plans(chain)):
+            if any(peak <= budget for peak in plans.values()):
+                break
+            plans[plan] = self._planned(plan).bytes
+        met = [plan for plan, peak in plans.items() if peak <= budget]
+        return min(met, key=lambda plan: cost_of(chain, plan), default=None)
+
+    def _planned(self, plan: Plan) -> Peak:
+        return self._peak((recompute_by(plan),))
+
+    def _peak(self, passes: Passes) -> Peak:
+        if passes not in self._tried:
+            program = self.memory.program
+            for pass_ in passes:
+                program = pass_.run(program)
+            memory = replace(
+                self.memory, program=program, lowered=self.lower(program, self.memory.interface)
+            )
+            self._tried[passes] = memory.peak()
+        return self._tried[passes]
+
+    def _cannot(self, budget: int, before: int, why: str = "") -> StrategyError:
+        least = min([before, *(peak.bytes for peak in self._tried.values())])
+        what = f"memory_budget: the step cannot be made to take {budget:,} bytes{why}"
+        hint = f"the least that it was made to take is {least:,}; as it is, it takes {before:,}"
+        return StrategyError(what, hint=hint)
+
+
+def _cut_note(passes: Passes) -> str:
+    order = ", in another order" if len(passes) > 1 else ""
+    return f"cut into executables{order}; nothing is computed again"

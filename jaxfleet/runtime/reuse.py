@@ -1,0 +1,157 @@
+"""`memory_optimize` and `release_memory`, for programs of either kind.
+
+A program in the IR never changes: a new one is returned. A fluid program is changed in place, and
+nothing is returned, as scripts of fluid have it.
+"""
+
+from collections.abc import Collection
+from typing import Any, Protocol, overload, runtime_checkable
+
+from jaxfleet.errors import ProgramError, WrongTypeError
+from jaxfleet.ir import Program, Variable
+from jaxfleet.ops.frames import line_of_caller
+from jaxfleet.passes import MemoryOptimize, ReleaseMemory
+from jaxfleet.pipeline import Pass
+
+
+@runtime_checkable
+class Rewritable(Protocol):
+    """A program that is changed in place: fluid's."""
+
+    def _rewrite_for_memory(self, by: Pass) -> None:
+        """Becomes what a pass makes of it."""
+        ...
+
+
+class Named(Protocol):
+    """A variable: fluid's, or the IR's."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+
+Skipped = Collection[str | Named] | None
+
+
+@overload
+def memory_optimize(
+    input_program: Program,
+    skip_opt_set: Skipped = None,
+    print_log: bool = False,
+    level: int = 0,
+    skip_grads: bool = False,
+) -> Program: ...
+@overload
+def memory_optimize(
+    input_program: Rewritable,
+    skip_opt_set: Skipped = None,
+    print_log: bool = False,
+    level: int = 0,
+    skip_grads: bool = False,
+) -> None: ...
+def memory_optimize(
+    input_program: Program | Rewritable,
+    skip_opt_set: Skipped = None,
+    print_log: bool = False,
+    level: int = 0,
+    skip_grads: bool = False,
+) -> Program | None:
+    """Lets a program's operators write variables that are dead, in the place of new ones.
+
+    The pass `memory_optimize` says how. What is fetched afterwards is served from where it lies;
+    what was overwritten is refused.
+
+    Args:
+        input_program: a program in the IR, of which a rewritten one is returned; or a fluid
+            program, which is changed itself.
+        skip_opt_set: a set or list of variables, or their names, that keep a name of their own:
+            what will be fetched.
+        print_log: print what takes whose memory.
+        level: 0 for variables of equal shapes, 1 for those that are large enough.
+        skip_grads: gradients that updates name keep a name of their own, too.
+
+    Returns:
+        The new program; None for a fluid program.
+
+    Raises:
+        ValueError: the level is neither 0 nor 1, or what is skipped is not a set or list.
+        TypeError: it is no program, or something that is skipped is no variable and no name.
+    """
+    _check_program(input_program, "memory_optimize")
+    if isinstance(level, bool) or level not in (0, 1):
+        what = f"memory_optimize: only support opt_level 0 or 1, not {level!r}"
+        hint = "0 is for equal shapes, 1 for what is large enough"
+        raise ProgramError(what, source=line_of_caller(), hint=hint)
+    skip = _names(skip_opt_set, "memory_optimize")
+    made = MemoryOptimize(level, skip, skip_grads=bool(skip_grads), print_log=bool(print_log))
+    return _rewritten(input_program, made)
+
+
+@overload
+def release_memory(input_program: Program, skip_opt_set: Skipped = None) -> Program: ...
+@overload
+def release_memory(input_program: Rewritable, skip_opt_set: Skipped = None) -> None: ...
+def release_memory(
+    input_program: Program | Rewritable, skip_opt_set: Skipped = None
+) -> Program | None:
+    """Writes a `delete_var` behind every operator that reads something for the last time.
+
+    Args:
+        input_program: a program in the IR, of which a rewritten one is returned; or a fluid
+            program, which is changed itself.
+        skip_opt_set: a set or list of variables, or their names, that are not released.
+
+    Returns:
+        The new program; None for a fluid program.
+
+    Raises:
+        ValueError: what is skipped is not a set or list.
+        TypeError: it is no program, or something that is skipped is no variable and no name.
+    """
+    _check_program(input_program, "release_memory")
+    return _rewritten(input_program, ReleaseMemory(_names(skip_opt_set, "release_memory")))
+
+
+def _rewritten(program: Program | Rewritable, by: Pass) -> Program | None:
+    if isinstance(program, Program):
+        return by.run(program)
+    program._rewrite_for_memory(by)  # noqa: SLF001  # the protocol's
+    return None
+
+
+def _check_program(program: object, who: str) -> None:
+    if isinstance(program, Program | Rewritable):
+        return
+    what = f"{who}: a program is wanted, not {type(program).__name__}"
+    inner = getattr(program, "program", None)
+    hint = "give its .program" if isinstance(inner, Program | Rewritable) else None
+    raise WrongTypeError(what, source=line_of_caller(), hint=hint)
+
+
+def _names(skipped: Any, who: str) -> tuple[str, ...]:
+    if skipped is None:
+        return ()
+    if not isinstance(skipped, set | frozenset | list):
+        what = f"{who}: only support skip_opt_set as set, not as {type(skipped).__name__}"
+        raise ProgramError(what, source=line_of_caller(), hint="skip_opt_set={loss.name}")
+    return tuple(sorted({_name(one, who) for one in skipped}))
+
+
+def _name(given: Any, who: str) -> str:
+    if isinstance(given, str):
+        return given
+    if isinstance(given, Variable) or _is_variable(given):
+        name: str = given.name
+        return name
+    what = f"{who}: skip_opt_set holds a {type(given).__name__}"
+    hint = "name variables, or give them"
+    raise WrongTypeError(what, source=line_of_caller(), hint=hint)
+
+
+def _is_variable(given: Any) -> bool:
+    """Tells whether something is like fluid's variables, which no module here knows."""
+    return all(hasattr(given, name) for name in ("persistable", "stop_gradient")) and isinstance(
+        getattr(given, "name", None), str
+    )

@@ -1,0 +1,87 @@
+"""What a lowered step takes in memory: as its program says it, and as xla does."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxfleet.analysis.memory import Curve, curve_of
+from jaxfleet.capture import Captured
+from jaxfleet.capture.trees import spec_of
+from jaxfleet.ir import Program
+from jaxfleet.lower import Interface, LoweredStep
+from jaxfleet.lower.function import cut_axes
+from jaxfleet.lower.part_layout import layout_for
+from jaxfleet.lower.part_step import PartStep
+from jaxfleet.lower.peak import Peak
+from jaxfleet.lower.sizes import bind_sizes
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """A lowered step, fed batches of so many rows.
+
+    Attributes:
+        captured: the step.
+        interface: how its pytrees map to variables.
+        program: what of it runs.
+        lowered: that, compiled.
+        devices: what it runs on.
+        rows: of the whole batch.
+    """
+
+    captured: Captured
+    interface: Interface
+    program: Program
+    lowered: LoweredStep
+    devices: Sequence[Any]
+    rows: int
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the batch's leaves, on all devices."""
+        shapes = [leaf.shape for leaf in self.captured.signature.batch]
+        return [(self.rows, *shape[1:]) if shape else () for shape in shapes]
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """A number for every letter: of the rows of one device."""
+        layout = layout_for(self.devices, cut_axes(self.program))
+        fed = [self.program.variables[leaf.name] for leaf in self.captured.signature.batch]
+        own = [layout.own_shape(v, shape) for v, shape in zip(fed, self.shapes, strict=True)]
+        return bind_sizes(zip(fed, own, strict=True))
+
+    def curve(self) -> Curve:
+        """Returns the bytes at each operator, before xla merges operators."""
+        return curve_of(self.program, self.sizes, keep=self.captured.metrics)
+
+    def peak(self) -> Peak:
+        """Returns the peak as xla says it, on one device; compiles what is not compiled."""
+        run = self.lowered.run
+        if isinstance(run, PartStep):
+            return run.peak(self.shapes)
+        temp = int(self._executable().memory_analysis().temp_size_in_bytes)
+        return Peak(temp, 0, {}, temp, (temp,))
+
+    @property
+    def executables(self) -> tuple[int, int]:
+        """How many executables a step runs, and how many of them differ."""
+        run = self.lowered.run
+        if not isinstance(run, PartStep):
+            return 1, 1
+        parts = run.at(self.shapes)
+        return len(parts), len({id(part.run) for part in parts})
+
+    def _executable(self) -> Any:
+        signature, lowered = self.captured.signature, self.lowered
+        state = [_placed(spec_of(leaf), lowered.state_sharding) for leaf in signature.state]
+        leaves = zip(signature.batch, self.shapes, lowered.batch_shardings, strict=True)
+        data = [_placed(spec_of(leaf, shape), sharding) for leaf, shape, sharding in leaves]
+        given, kept = lowered.shares.split(state)
+        return lowered.flat.lower(given, kept, data).compile()
+
+
+def _placed(spec: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
+    weak = bool(spec.weak_type)
+    return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding, weak_type=weak)

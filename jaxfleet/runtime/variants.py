@@ -1,0 +1,124 @@
+"""A step as it is compiled for the batches that come: one for all sizes, or one for each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxfleet.capture import Captured
+from jaxfleet.errors import StrategyError
+from jaxfleet.ir import Program
+from jaxfleet.lower import Interface, LoweredStep, lower_step
+from jaxfleet.lower.blocks import ExecutableCache
+from jaxfleet.pipeline import Record
+from jaxfleet.runtime.memory_fit import Fit, Fitting
+from jaxfleet.runtime.step_memory import StepMemory
+from jaxfleet.runtime.step_tables import StepTables
+from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.runtime.transpile import pipeline_for, transpile
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The step for one way the batch is captured.
+
+    Attributes:
+        program: transpiled.
+        dumps: what every pass did.
+        lowered: compiled.
+        metrics_tree: of what it returns besides the state.
+        tables: what it looks rows up in; None where it looks up none.
+        fit: what was found for a budget of memory; None where there is none.
+    """
+
+    program: Program
+    dumps: Record
+    lowered: LoweredStep
+    metrics_tree: Any
+    tables: StepTables | None = None
+    fit: Fit | None = None
+
+
+class Variants:
+    """Makes the step for whatever number of rows comes.
+
+    Args:
+        captured: the step.
+        strategy: how it is distributed.
+        devices: what it runs on.
+        dump_dir: where passes are dumped.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        strategy: DistributedStrategy,
+        devices: Sequence[Any],
+        dump_dir: Path | None,
+    ) -> None:
+        self._captured, self._strategy = captured, strategy
+        self._devices, self._dump_dir = devices, dump_dir
+        self._made: dict[int | None, Variant] = {}
+        self._cache = ExecutableCache()
+
+    def at(self, rows: int) -> Variant:
+        """Returns the step for batches of so many rows."""
+        captured = self._captured.at(rows)
+        if captured.rows not in self._made:
+            made = self._make(captured)
+            if self._strategy.memory_budget is not None:
+                fitting = Fitting(self._memory(captured, made, rows), self._lower)
+                made = self._make(captured, fitting.to(self._strategy.memory_budget))
+            self._made[captured.rows] = made
+        return self._made[captured.rows]
+
+    def memory(self, rows: int) -> StepMemory:
+        """Returns what the step takes in memory for batches of so many rows.
+
+        Raises:
+            StrategyError: the step looks up tables.
+        """
+        return self._memory(self._captured.at(rows), self.at(rows), rows)
+
+    def _make(self, captured: Captured, fit: Fit | None = None) -> Variant:
+        described = "tables" in captured.program.attrs
+        passes = pipeline_for(self._strategy, devices=len(self._devices), tables=described)
+        passes += fit.passes if fit is not None else ()
+        program, record = transpile(captured.program, passes, dump_dir=self._dump_dir)
+        interface = _interface(captured)
+        tables = StepTables.of(program, interface)
+        if tables is not None:
+            interface = tables.interface
+        lowered = self._lower(program if tables is None else tables.program, interface)
+        return Variant(program, record, lowered, captured.metrics_tree, tables, fit)
+
+    def _lower(self, program: Program, interface: Interface) -> LoweredStep:
+        return lower_step(
+            program,
+            interface,
+            devices=self._devices,
+            lowering=self._strategy.lowering,
+            donate=self._strategy.donate,
+            cache=self._cache,
+        )
+
+    def _memory(self, captured: Captured, variant: Variant, rows: int) -> StepMemory:
+        if variant.tables is not None:
+            what = "the memory of a step that looks up tables is not planned"
+            raise StrategyError(what, hint="leave memory_budget out")
+        interface = _interface(captured)
+        return StepMemory(
+            captured, interface, variant.program, variant.lowered, self._devices, rows
+        )
+
+
+def _interface(captured: Captured) -> Interface:
+    signature = captured.signature
+    return Interface(
+        tuple(leaf.name for leaf in signature.state),
+        tuple(leaf.name for leaf in signature.batch),
+        captured.metrics,
+        signature.state_tree,
+        signature.batch_tree,
+        captured.metrics_tree,
+    )

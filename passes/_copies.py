@@ -1,0 +1,54 @@
+"""Copies of operators, sub-blocks included: a sub-block has one owner."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from jaxfleet.ir import Attr, Attrs, Block, BlockRef, Operator, Program
+from jaxfleet.ir.values import map_attr
+
+
+@dataclass
+class Copies:
+    """Makes copies of a program's operators that can stand beside them.
+
+    Attributes:
+        program: it.
+        blocks: the copies of sub-blocks that were made, to be added to the program's.
+    """
+
+    program: Program
+    blocks: list[Block] = field(default_factory=list)
+
+    def of(self, op: Operator, names: Mapping[str, str], parent: int = 0) -> Operator:
+        """Returns a copy of an operator.
+
+        Args:
+            op: it.
+            names: new names of variables that it reads or writes.
+            parent: the block that the copy will stand in.
+        """
+        attrs = op.attrs
+        if op.blocks:
+            moved = {index: self._block(index, names, parent) for index in op.blocks}
+            attrs = Attrs({key: _refer(value, moved) for key, value in attrs.items()})
+        return replace(
+            op, inputs=op.inputs.renamed(names), outputs=op.outputs.renamed(names), attrs=attrs
+        )
+
+    def _block(self, index: int, names: Mapping[str, str], parent: int) -> int:
+        """Copies a block and those in it; returns the copy's number."""
+        block = self.program.blocks[index]
+        place, number = len(self.blocks), len(self.program.blocks) + len(self.blocks)
+        self.blocks.append(block)
+        outer = {old: new for old, new in names.items() if old not in block.variables}
+        ops = tuple(self.of(op, outer, number) for op in block.ops)
+        results = tuple(outer.get(x, x) if isinstance(x, str) else x for x in block.results)
+        self.blocks[place] = replace(block, index=number, parent=parent, ops=ops, results=results)
+        return number
+
+
+def _refer(attr: Attr, moved: Mapping[int, int]) -> Attr:
+    def change(item: Attr) -> Attr:
+        return BlockRef(moved[item.index]) if isinstance(item, BlockRef) else item
+
+    return map_attr(attr, change)

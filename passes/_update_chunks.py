@@ -1,0 +1,112 @@
+"""Updates that waited for all gradients, in chunks: one needs no room while another runs."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jaxfleet.ir import Operator, Program, Role
+from jaxfleet.passes._uses import OuterUses
+
+_CHUNKS = 8  # executables, about; more take less room and longer
+
+
+@dataclass
+class UpdateChunks:
+    """Divides the operators that run last.
+
+    Attributes:
+        program: theirs.
+        uses: what its operators use.
+        places: of those operators, in order.
+        early: temporaries that were made before them.
+    """
+
+    program: Program
+    uses: OuterUses
+    places: Sequence[int]
+    early: frozenset[str]
+    _chain: dict[str, int] = field(default_factory=dict)  # a name's chain, by the chain's number
+    _parent: list[int] = field(default_factory=list)
+
+    def all(self) -> list[list[int]]:
+        """Returns backward, then what chains of updates share, then the chains in chunks."""
+        late = self._late()
+        if not late:
+            return [list(self.places)]
+        waiting = set(late)
+        backward = [place for place in self.places if place not in waiting]
+        shared = self._shared(late)
+        rest = [place for place in late if place not in shared]
+        last = [place for place in rest if self._op(place).type == "fetch"]
+        chunks = self._joined(self._chains([place for place in rest if place not in last]))
+        chunks[-1] += last
+        return [part for part in (backward, sorted(shared), *chunks) if part]
+
+    def _op(self, place: int) -> Operator:
+        return self.program.root.ops[place]
+
+    def _late(self) -> list[int]:
+        """Returns the operators that waited: updates by older gradients, and what follows them."""
+        found, moved, waits = list[int](), set[str](), False
+        for place in self.places:
+            op, used = self._op(place), self.uses.of(self._op(place))
+            waited = op.role is Role.OPTIMIZE and not self.early.isdisjoint(used.reads)
+            waits = waits or waited
+            if waited or op.type == "fetch" or not moved.isdisjoint(used.reads | used.writes):
+                found.append(place)
+                moved |= used.writes
+        return found if waits else []
+
+    def _shared(self, late: Sequence[int]) -> set[int]:
+        """Returns what makes the numbers that all updates read: a norm, a rate."""
+        found, unknown = set[int](), set[str]()
+        for place in late:
+            used = self.uses.of(self._op(place))
+            small = all(self.program.lookup(name).shape == () for name in used.writes)
+            if used.writes and small and unknown.isdisjoint(used.reads):
+                found.add(place)
+            else:
+                unknown |= used.writes
+        return found
+
+    def _chains(self, places: Sequence[int]) -> list[list[int]]:
+        """Returns the operators in chains, of which none uses what another writes."""
+        at = dict[int, int]()
+        for place in places:
+            used = self.uses.of(self._op(place))
+            mine = {
+                self._root(self._chain[n]) for n in used.reads | used.writes if n in self._chain
+            }
+            chain = min(mine, default=len(self._parent))
+            if not mine:
+                self._parent.append(chain)
+            for other in mine:
+                self._parent[other] = chain
+            for name in (*used.writes, *(n for n in used.reads if n in self._states)):
+                self._chain[name] = chain
+            at[place] = chain
+        found: dict[int, list[int]] = {}
+        for place, chain in at.items():
+            found.setdefault(self._root(chain), []).append(place)
+        return list(found.values())
+
+    @property
+    def _states(self) -> Mapping[str, object]:
+        """What is written in place, so that who reads it goes with who writes it."""
+        return {name: v for name, v in self.program.variables.items() if v.kind.persistable}
+
+    def _root(self, chain: int) -> int:
+        while self._parent[chain] != chain:
+            chain = self._parent[chain]
+        return chain
+
+    def _joined(self, chains: Sequence[list[int]]) -> list[list[int]]:
+        """Returns chains joined until there are few."""
+        joined = (itertools.chain.from_iterable(group) for group in _groups(chains))
+        return [sorted(places) for places in joined] or [[]]
+
+
+def _groups(chains: Sequence[list[int]]) -> Iterator[Sequence[list[int]]]:
+    size = -(-len(chains) // _CHUNKS)
+    for first in range(0, len(chains), max(1, size)):
+        yield chains[first : first + size]

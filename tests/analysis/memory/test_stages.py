@@ -1,0 +1,162 @@
+"""How a step becomes a chain: where it may be cut, what runs when, and the sums over values."""
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from jaxfleet.analysis.memory import phases_of, stages_of
+from jaxfleet.analysis.memory.cuts import cut_positions
+from jaxfleet.analysis.memory.forward import Need
+from jaxfleet.analysis.memory.liveness import values_of
+from jaxfleet.analysis.memory.merging import merged
+from jaxfleet.analysis.memory.sizes import Counted
+from jaxfleet.analysis.memory.tables import Sums, turned
+from jaxfleet.errors import PassError
+from jaxfleet.ir import parse
+from tests.analysis.memory import steps
+
+Span = tuple[int, int, int]
+
+
+def test_layers_that_repeat_are_cut_at_the_same_place() -> None:
+    layer = [8, 40, 32, 48, 40, 16, 24, 8]  # dips at 2 and at 5; 7 is as good as the next one's 0
+    crossing = np.array(layer * 40, np.int64)
+    for most, places in ((200, {0, 2, 5}), (100, {0}), (30, {0})):
+        found = cut_positions(crossing, most=most)
+        assert len(found) <= most
+        assert {position % len(layer) for position in found[:-1]} == places
+    assert {after - before for before, after in pairwise(found[1:-1])} == {2 * len(layer)}
+
+
+def test_every_position_is_a_stage_where_there_are_few() -> None:
+    assert cut_positions(np.array([9, 1, 5, 7]), most=8) == [0, 1, 2, 3]
+
+
+def drawn(rng: random.Random, stages: int) -> list[Span]:
+    spans = []
+    for _ in range(30):
+        begins = rng.randrange(stages)
+        spans.append((begins, rng.randrange(begins, stages), rng.randint(1, 9)))
+    return spans
+
+
+def test_sums_over_groups_are_those_of_going_through_the_values() -> None:
+    stages, rng = 7, random.Random(0)
+    spans = drawn(rng, stages)
+    own = np.array([rng.randint(0, 9) for _ in range(stages)])
+    sums = Sums(stages, spans)
+    inside, leaving, entering = sums.inside(), sums.leaving(), sums.entering()
+    peaks = sums.peak_inside(own)
+    for p in range(stages):
+        for c in range(p + 1, stages + 1):
+            assert inside[p, c] == sum(x for b, e, x in spans if p <= b and e < c)
+            assert leaving[p, c] == sum(x for b, e, x in spans if p <= b < c <= e)
+            assert entering[p, c] == sum(x for b, e, x in spans if b < p <= e)
+            held = [
+                own[at] + sum(x for b, e, x in spans if p <= b <= at <= e < c) for at in range(p, c)
+            ]
+            assert peaks[p, c] == max(held)
+            assert turned(inside)[stages - c, stages - p] == inside[p, c]
+
+
+@pytest.mark.parametrize("net", [steps.residual, steps.u_net, steps.branches])
+def test_tables_say_what_going_through_a_group_says(net: object) -> None:
+    assert callable(net)
+    chain = stages_of(steps.program_of(net(random.Random(5), 3)), {})
+    forward = chain.forward
+    for level in chain.levels[::5]:
+        for p in range(chain.stages):
+            for c in range(p + 1, chain.stages + 1):
+                need = Need(forward, p, level.stored)
+                for _ in range(p, c):
+                    need.add_stage()
+                assert (need.again_cost, need.saved_bytes) == (level.again[p, c], level.saved[p, c])
+                # What runs again finds all that it reads: kept, made again, or of a group before.
+                there = {n for n, span in enumerate(forward.values) if span.begins < p}
+                there |= {n for n, span in enumerate(forward.values) if span.ends >= c}
+                there |= need.saved | {n for n, op in enumerate(forward.maker) if op in need.again}
+                assert all(there.issuperset(forward.reads[op]) for op in need.again)
+
+
+PHASES = """
+program p
+  data  x: f32[4]
+  param v: f32[4]
+  param w: f32[4]
+  state m: f32[4]
+  block 0
+    forward
+      a: f32[4] = jax.mul(x, v)
+      s: f32[4] = jax.sin(a)
+      c: f32[4] = jax.cos(a)
+      h: f32[4] = jax.mul(s, w)
+    backward
+      w@GRAD: f32[4] = jax.mul(h, s) for (w, w@GRAD)
+      s@GRAD: f32[4] = jax.mul(h, w)
+      a@GRAD: f32[4] = jax.mul(s@GRAD, c)
+      v@GRAD: f32[4] = jax.mul(a@GRAD, x) for (v, v@GRAD)
+    optimize
+      old: f32[4] = jax.mul(m, 0.9:f32)
+      m = jax.add(old, v@GRAD)
+      v = jax.sub(v, m)
+      w = jax.sub(w, w@GRAD)
+"""
+
+
+def test_operators_behind_forward_run_as_soon_as_what_they_read_is_there() -> None:
+    phases = phases_of(parse(PHASES))
+    assert phases.forward == (0, 1, 2, 3)
+    gradients = {4: 3, 5: 3, 6: 2, 7: 2}
+    # v is read by operator 0, which may run again; what is made of m waits for v@GRAD.
+    assert phases.at == {**gradients, 8: 2, 9: 2, 10: 0, 11: 3}
+
+
+def test_a_gradient_that_waits_for_a_norm_is_held() -> None:
+    net = steps.chain(random.Random(3), 12)
+    alone, waits = (stages_of(steps.program_of(net, clips=clips), {}) for clips in (False, True))
+    held = waits.backward - alone.backward
+    parameters = len(net.params) * 3 * steps.FLOAT
+    assert held[1, 2] >= parameters - 3 * steps.FLOAT  # the last one is there in both
+    assert held[11, 12] == 0
+
+
+def test_what_goes_element_by_element_takes_no_bytes_inside_an_executable() -> None:
+    program = parse("""
+    program p
+      data  x: f32[8,8]
+      block 0
+        forward
+          a: f32[8,8] = jax.dot_general(x, x) {dimension_numbers=[[[1], [0]], [[], []]]}
+          b: f32[8,8] = jax.add(a, 1.0:f32)
+          t: f32[8,8] = jax.tanh(b)
+          u: f32[8,8] = jax.tanh(b)
+          c: f32[8,8] = jax.mul(t, u)
+          d: f32[8,8] = jax.mul(t, b)
+          e: f32[8,8] = jax.dot_general(c, d) {dimension_numbers=[[[1], [0]], [[], []]]}
+    """)
+    found = {v.name: v for v in merged(program, values_of(program, Counted(program, {})))}
+    # t is not worth two tanh, and products read what is in memory; b and u are made where read.
+    assert [name for name, value in found.items() if value.bytes] == ["a", "t", "c", "d", "e"]
+    assert found["a"].reads == (2, 4, 5)
+
+
+def test_a_step_without_forward_operators_has_no_stages() -> None:
+    program = parse("program p\n  block 0\n")
+    with pytest.raises(PassError, match="no forward operators"):
+        stages_of(program, {})
+
+
+def test_a_letter_without_a_number_is_named() -> None:
+    with pytest.raises(PassError, match=r"'h' is f32\[b\], and a size has no number: .*b"):
+        stages_of(
+            parse("""
+            program p
+              data  x: f32[b]
+              block 0
+                forward
+                  h: f32[b] = jax.neg(x)
+            """),
+            {},
+        )

@@ -1,0 +1,110 @@
+"""recompute: what it cuts, computes again and refuses; the docstring shows the plain case."""
+
+import pytest
+
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Operator, Program, parse, verify
+from jaxfleet.passes import Recompute
+
+CHAIN = """
+program p
+  data  x: f32[4]
+  param v: f32[4]
+  param w: f32[4]
+  state m: f32[4]
+  block 0
+    forward
+      a: f32[4] = jax.mul(x, v)
+      s: f32[4] = jax.sin(a)
+      c: f32[4] = jax.cos(a)
+      {moved}
+      h: f32[4] = jax.mul(s, {read})
+    backward
+      w@GRAD: f32[4] = jax.mul(h, s) for (w, w@GRAD)
+      s@GRAD: f32[4] = jax.mul(h, w)
+      a@GRAD: f32[4] = jax.mul(s@GRAD, c)
+      v@GRAD: f32[4] = jax.mul(a@GRAD, x) for (v, v@GRAD)
+    optimize
+      v = jax.sub(v, v@GRAD)
+      w = jax.sub(w, w@GRAD)
+      fetch(h)
+"""
+
+
+def chain(moved: str = "n: f32[4] = jax.neg(s)", read: str = "w") -> Program:
+    """Returns a step of two layers, with one more operator in forward."""
+    return parse(CHAIN.format(moved=moved, read=read))
+
+
+def again(program: Program) -> list[str]:
+    return [name for op in program.root.ops for name in op.writes if name.endswith("@RECOMPUTE")]
+
+
+def written_by(program: Program, name: str) -> list[tuple[int, Operator]]:
+    return [(n, op) for n, op in enumerate(program.root.ops) if name in op.writes]
+
+
+def test_what_only_backward_reads_is_not_made_in_forward() -> None:
+    made = Recompute(cuts=(4,)).run(chain())
+    verify(made)
+    assert again(made) == ["a@RECOMPUTE", "c@RECOMPUTE"]
+    assert not written_by(made, "c")
+
+
+def test_a_kept_group_runs_once() -> None:
+    made = Recompute(cuts=(4,), kept=(True, True)).run(chain())
+    verify(made)
+    assert not again(made)
+    assert sum(op.type == "cut" for op in made.root.ops) == 2
+
+
+def test_what_is_saved_besides_is_read_as_it_is() -> None:
+    made = Recompute(cuts=(4,), saved=("c",)).run(chain())
+    verify(made)
+    assert not again(made)
+    assert len(written_by(made, "c")) == 1
+
+
+def test_state_that_forward_overwrites_is_written_when_all_have_read_it() -> None:
+    made = Recompute(cuts=(4,)).run(chain(moved="m = jax.add(m, s)", read="m"))
+    verify(made)
+    ((place, op),) = written_by(made, "m")
+    assert op.reads == ("m@NEXT",)
+    readers = [n for n, other in enumerate(made.root.ops) if "m" in other.reads]
+    assert max(readers) < place
+    assert [op.reads for _, op in written_by(made, "h")] == [("s", "m@NEXT")]
+
+
+def test_an_update_waits_for_what_reads_the_old_value_again() -> None:
+    made = Recompute(cuts=(4,)).run(chain(moved="n: f32[4] = jax.mul(v, s)", read="n"))
+    verify(made)
+    ((update, _),) = written_by(made, "v")
+    readers = [n for n, op in enumerate(made.root.ops) if "v" in op.reads and n != update]
+    assert max(readers) < update
+
+
+@pytest.mark.parametrize(
+    ("cuts", "kept", "message"),
+    [
+        ((4,), (True,), "1 cuts make 2 groups, but kept speaks of 1"),
+        ((4, 2), (), r"the cuts \[4, 2\] are not in order"),
+    ],
+)
+def test_groups_that_are_none_are_refused(
+    cuts: tuple[int, ...], kept: tuple[bool, ...], message: str
+) -> None:
+    with pytest.raises(PassError, match=message):
+        Recompute(cuts=cuts, kept=kept).run(chain())
+
+
+def test_a_program_that_is_cut_is_not_cut_again() -> None:
+    made = Recompute(cuts=(4,)).run(chain())
+    with pytest.raises(PassError, match="the program is cut already"):
+        Recompute().run(made)
+
+
+def test_a_temporary_written_twice_gets_two_names() -> None:
+    made = Recompute(cuts=(4,)).run(chain(moved="s = jax.neg(s)", read="s"))
+    verify(made)
+    assert [op.type for _, op in written_by(made, "s")] == ["jax.neg"]
+    assert [op.reads for _, op in written_by(made, "s")] == [("s~1",)]

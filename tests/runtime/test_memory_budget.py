@@ -1,0 +1,177 @@
+"""A step with a budget of memory: it computes the same, takes less, or says why it cannot."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfleet as jf
+from jaxfleet.errors import StrategyError
+
+ROWS, WIDTH, BLOCKS = 256, 64, 8
+
+
+def blocks(
+    tx: optax.GradientTransformation, *, dropout: bool = False, rows: int = ROWS
+) -> tuple[Any, Any]:
+    """Returns a step of equal blocks, which holds much for backward, and its example."""
+    optimizer = jf.distributed_optimizer(tx)
+    keys = jax.random.split(jax.random.key(0), BLOCKS)
+    params = [
+        {"w": 0.1 * jax.random.normal(k, (WIDTH, WIDTH)), "b": jnp.zeros(WIDTH)} for k in keys
+    ]
+
+    def train_step(state: Any, batch: Any) -> Any:
+        params, opt_state, key = state
+
+        def loss_of(params: Any) -> Any:
+            h = batch["x"]
+            for number, p in enumerate(params):
+                new = jax.nn.gelu(h @ p["w"] + p["b"])
+                if dropout:
+                    kept = jax.random.bernoulli(jax.random.fold_in(key, number), 0.8, new.shape)
+                    new = jnp.where(kept, new / 0.8, 0.0)
+                h = h + new
+            return jnp.mean((h - batch["y"]) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        key = jax.random.split(key, 1)[0]
+        return (optax.apply_updates(params, updates), opt_state, key), {"loss": loss}
+
+    state = (params, optimizer.init(params), jax.random.key(1))
+    return train_step, (state, batch_of(rows))
+
+
+def batch_of(rows: int) -> Any:
+    rng = np.random.default_rng(rows)
+    return {
+        "x": rng.standard_normal((rows, WIDTH)).astype(np.float32),
+        "y": rng.standard_normal((rows, WIDTH)).astype(np.float32),
+    }
+
+
+def fitted(built: tuple[Any, Any], budget: float, devices: int = 1) -> Any:
+    strategy = jf.DistributedStrategy(devices=devices, memory_budget=budget)
+    return jf.distribute(*built, strategy)
+
+
+def trained(step: Any, state: Any, batches: list[Any]) -> list[np.ndarray]:
+    """Returns what the state and all losses are after some steps."""
+    losses = []
+    state = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+    for batch in batches:
+        state, metrics = step(state, batch)
+        losses.append(metrics["loss"])
+    params, opt_state, key = state
+    return [np.asarray(x) for x in (*jax.tree.leaves((params, opt_state)), *losses)] + [
+        np.asarray(jax.random.key_data(key))
+    ]
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_a_fitted_step_computes_what_the_step_computes(dropout: bool) -> None:
+    built = blocks(optax.adam(1e-2), dropout=dropout)
+    batches = [batch_of(ROWS), batch_of(ROWS), batch_of(ROWS // 2)]
+    wanted = trained(jf.distribute(*built, "single"), built[1][0], batches)
+    found = trained(fitted(built, 0.5), built[1][0], batches)
+    for x, y in zip(found, wanted, strict=True):
+        # Executables of other operators add up in another order: some units in the last place.
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+def test_a_fitted_step_on_devices_computes_what_one_device_does() -> None:
+    rows = 4 * ROWS
+    built = blocks(optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)), rows=rows)
+    batches = [batch_of(rows), batch_of(rows)]
+    wanted = trained(jf.distribute(*built, "single"), built[1][0], batches)
+    step = fitted(built, 0.6, devices=4)
+    for x, y in zip(trained(step, built[1][0], batches), wanted, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)  # sums over four devices' rows
+    report = step.memory_report()
+    assert report.after_bytes <= 0.6 * report.before_bytes
+
+
+@pytest.mark.parametrize("budget", [0.9, 0.7, 0.5])
+def test_the_budget_is_met_by_what_xla_says(budget: float) -> None:
+    step = fitted(blocks(optax.sgd(0.1)), budget)
+    report = step.memory_report()
+    assert report.fit is not None
+    assert report.fit.passes
+    assert report.after_bytes <= report.fit.budget == int(budget * report.before_bytes)
+    assert report.executables[0] > 1
+    assert "recompute" in step.explain()
+
+
+def test_bytes_are_a_budget_too() -> None:
+    built = blocks(optax.sgd(0.1))
+    whole = fitted(built, 1.0).memory_report().after_bytes
+    report = fitted(built, whole // 2).memory_report()
+    assert report.after_bytes <= whole // 2 < report.before_bytes == whole
+
+
+def test_a_step_that_fits_stays_as_it_is() -> None:
+    step = fitted(blocks(optax.sgd(0.1)), 1.0)
+    report = step.memory_report()
+    assert report.after_bytes == report.before_bytes
+    assert report.executables == (1, 1)
+    assert not any(op.type == "cut" for op in step.program.root.ops)
+    assert "as it is, the step meets it" in str(report)
+
+
+def test_what_cannot_be_met_is_refused_with_the_least_that_can() -> None:
+    built = blocks(optax.sgd(0.1))
+    with pytest.raises(StrategyError, match="cannot be made to take 1,000 bytes") as refused:
+        fitted(built, 1000)
+    (hint,) = (note for note in refused.value.__notes__ if "hint" in note)
+    least = int(hint.split("take is ")[1].split(";")[0].replace(",", ""))
+    assert fitted(built, least).memory_report().after_bytes <= least
+
+
+@pytest.mark.parametrize("budget", [True, "half", 0, -1, 1.5, 0.0])
+def test_what_is_no_budget_is_refused(budget: Any) -> None:
+    with pytest.raises(StrategyError, match="memory_budget is"):
+        jf.DistributedStrategy(memory_budget=budget)
+
+
+def test_the_report_names_what_is_alive_and_is_drawn(tmp_path: Path) -> None:
+    step = fitted(blocks(optax.sgd(0.1)), 0.5)
+    report = step.memory_report()
+    text = str(report)
+    assert "budget" in text
+    assert "test_memory_budget.py" in text
+    pytest.importorskip("matplotlib")
+    for ending in ("png", "svg"):
+        report.plot(tmp_path / f"curve.{ending}")
+        assert (tmp_path / f"curve.{ending}").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("passes", ["recompute", "order_for_memory,cut_apart"])
+def test_a_trainer_that_is_cut_computes_what_one_device_does(passes: str) -> None:
+    built = blocks(optax.sgd(0.1), rows=64)
+    batches = [batch_of(64), batch_of(64)]
+    params, _, _ = _after(jf.distribute(*built, "single"), built[1][0], batches)
+    strategy = jf.DistributedStrategy(mode="pserver", passes=passes)
+    twin = jf.Twin(*built, strategy, servers=2, trainers=2)
+    assert any(op.type == "cut" for op in twin.programs().trainer.root.ops)
+    found, _, _ = twin.run(built[1][0], batches).states[0]
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(params), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)  # sums over two trainers' rows
+
+
+def test_a_budget_is_refused_where_trainers_are_not_planned() -> None:
+    built = blocks(optax.sgd(0.1), rows=64)
+    strategy = jf.DistributedStrategy(mode="pserver", memory_budget=0.5)
+    with pytest.raises(StrategyError, match="are not planned for a budget"):
+        jf.Twin(*built, strategy, servers=1, trainers=1).programs()
+
+
+def _after(step: Any, state: Any, batches: list[Any]) -> Any:
+    state = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+    for batch in batches:
+        state, _ = step(state, batch)
+    return state
