@@ -19,6 +19,7 @@ from tests.faults import training
 
 WAIT_S = 40.0
 LOST_S = 2.0  # after so long without a word a peer of these jobs is lost
+MARGIN_S = 20.0  # beside it, for a busy machine: a step of those jobs may take 30 s
 STEP_S = 6.0  # what a living peer may take
 TRAINING = Path(training.__file__)
 

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import LOST_S, STEP_S, Jobs, Started, check_same
+from tests.faults.cluster import LOST_S, MARGIN_S, STEP_S, Jobs, Started, check_same
 from tests.faults.conftest import Undisturbed
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(80)]
 
-MARGIN_S = 4.0  # for a machine that has other things to do
 LONG = ("--steps=500", "--pause=0.05", "--step-timeout=30")
 
 

@@ -339,8 +339,8 @@ def test_siblings_may_use_a_name_each() -> None:
 
 def test_verifying_takes_time_in_proportion_to_the_operators() -> None:
     short, long = (_long_program(ops) for ops in (1_000, 10_000))
-    assert seconds(lambda: verify(long)) < 0.3  # 0.05 on the machine that this was written on
-    assert seconds(lambda: verify(long)) < 30 * seconds(lambda: verify(short))
+    assert seconds(lambda: verify(long)) < 1.0  # 0.05 on the machine that this was written on
+    assert seconds(lambda: verify(long)) < 60 * seconds(lambda: verify(short))
 
 
 def test_a_chain_of_blocks_takes_no_longer_for_its_depth() -> None:
@@ -350,7 +350,7 @@ def test_a_chain_of_blocks_takes_no_longer_for_its_depth() -> None:
     refs = tuple(BlockRef(block.index) for block in chain)
     root = Block(ops=(Operator("listen_and_serv", attrs=Attrs({"optimize": refs})),))
     program = replace(parse(HEAD), blocks=(root, *chain))
-    assert seconds(lambda: verify(program)) < 0.3  # walking up from each block would take seconds
+    assert seconds(lambda: verify(program)) < 1.0  # walking up from each block would take seconds
 
 
 def _check_finding(program: Program, rule: str, message: str) -> None:
