@@ -6,9 +6,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Program, Role
-from jaxfleet.passes._uses import Effects, OuterUses
+from jaxfleet.passes._effects import Effects
 
 _FORWARD = (Role.FORWARD, Role.FORWARD_LOSS)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jaxfleet.analysis.slices import joins_slices
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.ir import (
     Attr,
     Attrs,
@@ -20,7 +21,7 @@ from jaxfleet.ir import (
     print_operator,
 )
 from jaxfleet.ir.values import map_attr
-from jaxfleet.passes._uses import Effects, OuterUses
+from jaxfleet.passes._effects import Effects
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.ir import Program
-from jaxfleet.passes._uses import Effects, OuterUses
+from jaxfleet.passes._effects import Effects
 
 
 @dataclass

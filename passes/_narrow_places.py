@@ -5,9 +5,9 @@ Where layers repeat, groups are of whole layers: they are equal then, and are co
 
 import math
 
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.ir import Dim, Kind, Literal, Operator, Program, Role, Size, evaluate
 from jaxfleet.passes._repeats import Repeats, longest_repeats
-from jaxfleet.passes._uses import OuterUses
 
 _FORWARD = (Role.FORWARD, Role.FORWARD_LOSS)
 _LEAST = 3  # layers

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operands, Operator, Program, Role, Variable
 from jaxfleet.ir.names import next_name
-from jaxfleet.passes._uses import OuterUses
 
 _FORWARD = (Role.FORWARD, Role.FORWARD_LOSS)
 

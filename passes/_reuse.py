@@ -6,11 +6,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from jaxfleet.analysis.memory.reused import instead_of
+from jaxfleet.analysis.uses import OuterUses, Uses
 from jaxfleet.ir import Block, Kind, Operator, Variable
 from jaxfleet.ir.names import INSTEAD_OF
 from jaxfleet.ir.types import RAW
 from jaxfleet.passes._pool import Log, Pool
-from jaxfleet.passes._uses import OuterUses, Uses
 
 
 @dataclass(frozen=True)

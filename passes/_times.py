@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxfleet.ir import Kind, Operator
+from jaxfleet.passes._effects import Effects
 from jaxfleet.passes._groups_of_forward import ForwardGroups
-from jaxfleet.passes._uses import Effects
 
 
 @dataclass

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.ir import Operator, Program, Role
-from jaxfleet.passes._uses import OuterUses
 
 _CHUNKS = 8  # executables, about; more take less room and longer
 

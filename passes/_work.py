@@ -6,7 +6,7 @@ from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operator
 from jaxfleet.passes._bodies import WAY_OUT, Bodies
-from jaxfleet.passes._uses import Effects
+from jaxfleet.passes._effects import Effects
 
 
 @dataclass

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operator, Program, Variable
 from jaxfleet.ir.names import unique
-from jaxfleet.passes._uses import OuterUses
 
 
 def with_temporaries_written_once(program: Program) -> Program:

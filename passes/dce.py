@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from jaxfleet.ir import Attr, Attrs, Block, BlockRef, Kind, Operator, Program, Variable
 from jaxfleet.ir.values import map_attr
-from jaxfleet.passes._uses import Effects
+from jaxfleet.passes._effects import Effects
 from jaxfleet.pipeline import Pass, register_pass
 
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from jaxfleet.analysis.uses import OuterUses, Uses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Attrs, Block, Operands, Operator, Program, Role, Variable
-from jaxfleet.passes._uses import Effects
+from jaxfleet.passes._effects import Effects
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 _ALLREDUCE = "c_allreduce_sum"

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Attr, Block, Operator, Program, Role
+from jaxfleet.passes._effects import Effects
 from jaxfleet.passes._pool import Log
 from jaxfleet.passes._reuse import Reuse, Rules
-from jaxfleet.passes._uses import Effects, OuterUses
 from jaxfleet.pipeline import Pass, register_pass
 
 _RUNS_ITS_BLOCKS = ("while", "conditional_block")  # and jax's own

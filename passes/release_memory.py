@@ -18,8 +18,9 @@ class ReleaseMemory(Pass):
     nothing reads are not, and neither is what a `fetch` names: that is read when the step is over.
     What a sub-block reads is read by its operator; what is a sub-block's own goes as it ends.
 
-    Within an executable XLA knows by itself what is dead, so only what stands before a `cut`
-    tells it something new: with `at_cuts`, there is one `delete_var` before each `cut`, of the
+    What runs drops by itself what nothing reads any more: XLA within an executable, the runtime
+    between two of them. So this says what is let go, for whoever reads, checks or counts a program.
+    With `at_cuts`, it says it where the runtime does so: one `delete_var` before each `cut`, of the
     temporaries that the executable which ends there was the last to read.
 
     After what `release_memory` of fluid did up to 1.5.

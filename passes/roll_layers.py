@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Operator, Program
 from jaxfleet.ir.embed import embed
@@ -10,7 +11,6 @@ from jaxfleet.passes._layer_forms import LayerForms
 from jaxfleet.passes._layer_loop import LayerLoop
 from jaxfleet.passes._layer_runs import LayerRun, find_runs
 from jaxfleet.passes._layer_stacks import LayerStacks
-from jaxfleet.passes._uses import OuterUses
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 

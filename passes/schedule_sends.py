@@ -7,7 +7,7 @@ from jaxfleet.analysis.slices import joins_slices
 from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Operator, Program, Variable
-from jaxfleet.passes._uses import Effects
+from jaxfleet.passes._effects import Effects
 from jaxfleet.pipeline import Pass, register_pass
 
 _SENDS = ("split_byref", "send")

@@ -20,7 +20,7 @@ from jaxfleet.ops import Array, Interpreter, find_op
 HOST_OPS = frozenset(
     {
         *("split_byref", "send", "send_rows", "send_barrier", "recv", "fetch_barrier", "fetch"),
-        *("distributed_lookup_table", "cut", "delete_var"),
+        *("distributed_lookup_table", "cut"),
     }
 )
 Run: TypeAlias = Callable[..., Sequence[Array]]
@@ -75,25 +75,26 @@ def in_blocks(
         The program, with numbers for sizes; and a block's number for each segment, between them the
         operators of the host that stand together.
     """
-    bound = _with_numbers(program, sizes)
-    runs = list(_runs(_released_at_cuts(bound.root.ops)))
+    bound = _without_releases(_with_numbers(program, sizes))
+    runs = list(_runs(bound.root.ops))
     blocks = _as_blocks(bound, [ops for on_host, ops in runs if not on_host])
     numbers = itertools.count(1)
     return blocks, [tuple(ops) if on_host else next(numbers) for on_host, ops in runs]
 
 
-def _released_at_cuts(ops: Sequence[Operator]) -> list[Operator]:
-    """Returns the operators without those `delete_var` that no `cut` follows: inside, xla knows."""
-    found: list[Operator] = []
-    for op in reversed(ops):
-        if op.type != "delete_var" or (found and found[-1].type in ("cut", "delete_var")):
-            found.append(op)
-    return found[::-1]
-
-
 def _with_numbers(program: Program, sizes: Mapping[str, int]) -> Program:
     made = embed(program, index=0, inner_from=1, parent=-1, names={}, sizes=sizes)
     return replace(program, variables=made.variables, blocks=(made.root, *made.inner))
+
+
+def _without_releases(program: Program) -> Program:
+    """Returns a program without `delete_var`, which would count as a reader of what it names.
+
+    The runtime lets go of a value behind its last reader anyway, and XLA knows its own.
+    """
+    return program.with_block(
+        program.root.with_ops(op for op in program.root.ops if op.type != "delete_var")
+    )
 
 
 def _runs(ops: Sequence[Operator]) -> Iterator[tuple[bool, list[Operator]]]:

@@ -106,24 +106,11 @@ class Trainer:
             HostRun(self._host, ops, values).run()
         else:
             RelaxedRun(self._host, ops, values, communicator=self._communicator).run()
-        for name in _released(ops):
-            values.pop(name, None)
 
     @property
     def copies(self) -> Copies:
         """The arrays that travelled, and the copies that were made of them."""
         return self._host.copies
-
-
-def _released(ops: Sequence[Operator]) -> list[str]:
-    """Returns what operators let go and do not write again."""
-    found: dict[str, None] = {}
-    for op in ops:
-        for name in op.writes:
-            found.pop(name, None)
-        if op.type == "delete_var":
-            found.update(dict.fromkeys(op.reads))
-    return list(found)
 
 
 def _used(item: Segment | tuple[Operator, ...]) -> list[str]:

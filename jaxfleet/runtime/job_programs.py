@@ -20,8 +20,8 @@ from jaxfleet.passes import (
     SliceVar,
     SparseTable,
 )
+from jaxfleet.passes._effects import Effects
 from jaxfleet.passes._startup import server_startups, trainer_startup
-from jaxfleet.passes._uses import Effects
 from jaxfleet.pipeline import (
     Dump,
     Pass,

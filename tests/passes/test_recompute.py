@@ -5,35 +5,21 @@ import pytest
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Operator, Program, parse, verify
 from jaxfleet.passes import Recompute
+from jaxfleet.testing import docstring_programs
 
-CHAIN = """
-program p
-  data  x: f32[4]
-  param v: f32[4]
-  param w: f32[4]
-  state m: f32[4]
-  block 0
-    forward
-      a: f32[4] = jax.mul(x, v)
-      s: f32[4] = jax.sin(a)
-      c: f32[4] = jax.cos(a)
-      {moved}
-      h: f32[4] = jax.mul(s, {read})
-    backward
-      w@GRAD: f32[4] = jax.mul(h, s) for (w, w@GRAD)
-      s@GRAD: f32[4] = jax.mul(h, w)
-      a@GRAD: f32[4] = jax.mul(s@GRAD, c)
-      v@GRAD: f32[4] = jax.mul(a@GRAD, x) for (v, v@GRAD)
-    optimize
-      v = jax.sub(v, v@GRAD)
-      w = jax.sub(w, w@GRAD)
-      fetch(h)
-"""
+((STEP, _),) = docstring_programs(Recompute)
+H, W = "h: f32[4] = jax.mul(s, w)", "param w: f32[4]"
 
 
 def chain(moved: str = "n: f32[4] = jax.neg(s)", read: str = "w") -> Program:
-    """Returns a step of two layers, with one more operator in forward."""
-    return parse(CHAIN.format(moved=moved, read=read))
+    """Returns the docstring's step of two layers, with one more operator before the second.
+
+    Args:
+        moved: that operator.
+        read: what the second layer reads besides the first.
+    """
+    text = STEP.replace(H, f"{moved}\n{H.replace('w', read)}").replace(W, f"{W}\nstate m: f32[4]")
+    return parse(f"{text}\nfetch(h)")
 
 
 def again(program: Program) -> list[str]:
@@ -58,11 +44,17 @@ def test_a_kept_group_runs_once() -> None:
     assert sum(op.type == "cut" for op in made.root.ops) == 2
 
 
-def test_what_is_saved_besides_is_read_as_it_is() -> None:
-    made = Recompute(cuts=(4,), saved=("c",)).run(chain())
+@pytest.mark.parametrize(
+    ("saved", "run_again"), [(("a",), ["c@RECOMPUTE"]), (("c",), []), (("a", "c"), [])]
+)
+def test_what_is_saved_besides_is_read_as_it_is(
+    saved: tuple[str, ...], run_again: list[str]
+) -> None:
+    made = Recompute(cuts=(4,), saved=saved).run(chain())
     verify(made)
-    assert not again(made)
-    assert len(written_by(made, "c")) == 1
+    assert again(made) == run_again
+    for name in saved:
+        assert len(written_by(made, name)) == 1
 
 
 def test_state_that_forward_overwrites_is_written_when_all_have_read_it() -> None:

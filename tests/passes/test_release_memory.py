@@ -11,6 +11,7 @@ from jaxfleet.analysis.rules import meaning_rules
 from jaxfleet.errors import FeedError, VerifyError
 from jaxfleet.ir import parse, verify
 from jaxfleet.lower import ExecutableCache
+from jaxfleet.lower.segments import Segment, segments
 from jaxfleet.passes import ReleaseMemory
 from jaxfleet.ps.trainer import Trainer
 
@@ -36,6 +37,17 @@ def test_at_cuts_it_stands_before_the_cut_that_ends_the_last_readers_segment() -
     assert types == [("cut", ()), ("delete_var", ("a",)), ("cut", ())]
     assert ReleaseMemory(at_cuts=True).run(made) == made
     assert ReleaseMemory(("a",), at_cuts=True).run(CUT) == CUT
+
+
+def test_what_is_let_go_in_the_executable_that_makes_it_does_not_leave_it() -> None:
+    program = parse(
+        str(CUT).replace("jax.neg(x)", "jax.neg(x)\ns: f32[4] = jax.neg(a)\na = jax.neg(s)")
+    )
+    for made in (ReleaseMemory().run(program), ReleaseMemory(at_cuts=True).run(program)):
+        assert any("s" in op.reads for op in made.root.ops if op.type == "delete_var")
+        first = segments(made, {}, cache=ExecutableCache())[0]
+        assert isinstance(first, Segment)
+        assert set(first.writes) == {"a", "b"}
 
 
 def test_what_a_cut_let_go_is_not_fetched() -> None:

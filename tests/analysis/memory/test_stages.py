@@ -14,7 +14,9 @@ from jaxfleet.analysis.memory.merging import merged
 from jaxfleet.analysis.memory.sizes import Counted
 from jaxfleet.analysis.memory.tables import Sums, turned
 from jaxfleet.errors import PassError
-from jaxfleet.ir import parse
+from jaxfleet.ir import Program, parse
+from jaxfleet.passes import Recompute
+from jaxfleet.testing import docstring_programs
 from tests.analysis.memory import steps
 
 Span = tuple[int, int, int]
@@ -80,33 +82,16 @@ def test_tables_say_what_going_through_a_group_says(net: object) -> None:
                 assert all(there.issuperset(forward.reads[op]) for op in need.again)
 
 
-PHASES = """
-program p
-  data  x: f32[4]
-  param v: f32[4]
-  param w: f32[4]
-  state m: f32[4]
-  block 0
-    forward
-      a: f32[4] = jax.mul(x, v)
-      s: f32[4] = jax.sin(a)
-      c: f32[4] = jax.cos(a)
-      h: f32[4] = jax.mul(s, w)
-    backward
-      w@GRAD: f32[4] = jax.mul(h, s) for (w, w@GRAD)
-      s@GRAD: f32[4] = jax.mul(h, w)
-      a@GRAD: f32[4] = jax.mul(s@GRAD, c)
-      v@GRAD: f32[4] = jax.mul(a@GRAD, x) for (v, v@GRAD)
-    optimize
-      old: f32[4] = jax.mul(m, 0.9:f32)
-      m = jax.add(old, v@GRAD)
-      v = jax.sub(v, m)
-      w = jax.sub(w, w@GRAD)
-"""
+def with_momentum() -> Program:
+    """Returns the step of `recompute`'s docstring, whose first parameter has a momentum."""
+    ((text, _),) = docstring_programs(Recompute)
+    update = "old: f32[4] = jax.mul(m, 0.9:f32)\nm = jax.add(old, v@GRAD)\nv = jax.sub(v, m)"
+    text = text.replace("v = jax.sub(v, v@GRAD)", update)
+    return parse(text.replace("param w: f32[4]", "param w: f32[4]\nstate m: f32[4]"))
 
 
 def test_operators_behind_forward_run_as_soon_as_what_they_read_is_there() -> None:
-    phases = phases_of(parse(PHASES))
+    phases = phases_of(with_momentum())
     assert phases.forward == (0, 1, 2, 3)
     gradients = {4: 3, 5: 3, 6: 2, 7: 2}
     # v is read by operator 0, which may run again; what is made of m waits for v@GRAD.

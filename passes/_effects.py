@@ -1,11 +1,8 @@
-"""What operators use, sub-blocks included, and what they do to the world."""
+"""What operators do to the world besides writing their outputs."""
 
-from jaxfleet.analysis.uses import OuterUses, Uses
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Operator
 from jaxfleet.ops import find_op
-
-__all__ = ["Effects", "OuterUses", "Uses"]
 
 
 class Effects:
