@@ -8,10 +8,8 @@ from functools import cached_property
 
 from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Kind, Program, Role
+from jaxfleet.ir import Kind, Program
 from jaxfleet.passes._effects import Effects
-
-_FORWARD = (Role.FORWARD, Role.FORWARD_LOSS)
 
 
 @dataclass
@@ -60,7 +58,7 @@ class ForwardGroups:
         found, needed = set[int](), set[str]()
         for place in range(len(ops) - 1, -1, -1):
             op = ops[place]
-            if (op.role in _FORWARD and op.type != "fetch") or needed.intersection(op.writes):
+            if (op.role.is_forward and op.type != "fetch") or needed.intersection(op.writes):
                 found.add(place)
                 needed.update(self._temporaries(self.uses.of(op).reads))
         return found

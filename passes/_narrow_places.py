@@ -6,10 +6,9 @@ Where layers repeat, groups are of whole layers: they are equal then, and are co
 import math
 
 from jaxfleet.analysis.uses import OuterUses
-from jaxfleet.ir import Dim, Kind, Literal, Operator, Program, Role, Size, evaluate
+from jaxfleet.ir import Dim, Kind, Literal, Operator, Program, Size, evaluate
 from jaxfleet.passes._repeats import Repeats, longest_repeats
 
-_FORWARD = (Role.FORWARD, Role.FORWARD_LOSS)
 _LEAST = 3  # layers
 _ROWS = 256  # what a letter counts for, where no sizes are at hand
 
@@ -20,7 +19,7 @@ def narrow_places(program: Program) -> tuple[int, ...]:
     Groups are about as many as each has operators, by which the sum of both is least (Chen et al.,
     2016); each cut is made where the fewest bytes cross, near where equal groups would end.
     """
-    places = [n for n, op in enumerate(program.root.ops) if op.role in _FORWARD]
+    places = [n for n, op in enumerate(program.root.ops) if op.role.is_forward]
     groups = math.isqrt(len(places))
     if groups < 2:
         return ()

@@ -8,8 +8,6 @@ from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operands, Operator, Program, Role, Variable
 from jaxfleet.ir.names import next_name
 
-_FORWARD = (Role.FORWARD, Role.FORWARD_LOSS)
-
 
 def with_state_written_last(program: Program) -> Program:
     """Returns a program whose forward operators leave the state as it is until the end.
@@ -21,14 +19,14 @@ def with_state_written_last(program: Program) -> Program:
         PassError: a sub-block reads what forward has written anew.
     """
     states = {v.name for v in program.of_kind(Kind.PARAM, Kind.STATE)}
-    if not any(op.role in _FORWARD and states.intersection(op.writes) for op in program.root.ops):
+    if not any(op.role.is_forward and states.intersection(op.writes) for op in program.root.ops):
         return program
     uses, names = OuterUses(program), dict[str, str]()
     ops, declared, last = list[Operator](), list[Variable](), list[Operator]()
     for op in program.root.ops:
         _check_sub_blocks(op, uses, names)
         reads = op.inputs if op.type == "fetch" else op.inputs.renamed(names)
-        if op.role in _FORWARD:
+        if op.role.is_forward:
             for name in states.intersection(op.writes) - names.keys():
                 new = replace(program.variables[name], name=next_name(name), kind=Kind.TEMP)
                 names[name] = new.name

@@ -122,6 +122,11 @@ class _Rewrite:
             }
             for again in self.groups.again
         ]
+        self.made_again = {  # what is read behind forward, by the name that it has there
+            old: names[old]
+            for names, again in zip(self.names, self.groups.again, strict=True)
+            for old in again.names
+        }
 
     def run(self) -> Program:
         groups, program = self.groups, self.groups.program
@@ -165,22 +170,14 @@ class _Rewrite:
         return made_by(copied, self.pass_)
 
     def _later(self, places: Sequence[int]) -> Iterator[Operator]:
-        reads = {
-            old: names[old]
-            for names, again in zip(self.names, self.groups.again, strict=True)
-            for old in again.names
-        }
         for place in places:
             op = self.ops[place]
-            if self.groups.uses.of(op).reads.isdisjoint(reads):
+            if self.groups.uses.of(op).reads.isdisjoint(self.made_again):
                 yield op
+            elif op.blocks:
+                yield self.copies.of(op, self.made_again)
             else:
-                yield self._renamed(op, reads)
-
-    def _renamed(self, op: Operator, reads: Mapping[str, str]) -> Operator:
-        if not op.blocks:
-            return replace(op, inputs=op.inputs.renamed(reads))
-        return self.copies.of(op, reads)
+                yield replace(op, inputs=op.inputs.renamed(self.made_again))
 
     def _cut(self, before: Operator) -> Operator:
         role = Role.FORWARD if before.role is Role.FORWARD else Role.BACKWARD

@@ -36,6 +36,11 @@ class Role(enum.Enum):
     RPC = "rpc"
     DIST = "dist"
 
+    @property
+    def is_forward(self) -> bool:
+        """Whether it is part of forward, the loss included."""
+        return self in (Role.FORWARD, Role.FORWARD_LOSS)
+
 
 class Operands(Sequence[Operand]):
     """An operator's inputs or outputs: ordered (slot, operands) pairs.

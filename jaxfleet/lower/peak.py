@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from jaxfleet.ir import Kind, Variable
-from jaxfleet.lower.host_arrays import host_type
+from jaxfleet.analysis.memory.sizes import bytes_of
+from jaxfleet.ir import Kind
 from jaxfleet.lower.segmented import Part
 
 
@@ -43,7 +41,7 @@ def peak_of(parts: Sequence[Part], returned: Sequence[str]) -> Peak:
         if id(part.run) not in temps:
             temps[id(part.run)] = part.temp_bytes
         made = {
-            name: _bytes_of(part.types[name])
+            name: bytes_of(part.types[name], {})
             for name in part.writes
             if part.types[name].kind is Kind.TEMP and name not in returned
         }
@@ -55,8 +53,3 @@ def peak_of(parts: Sequence[Part], returned: Sequence[str]) -> Peak:
     place = max(range(len(found)), key=lambda n: found[n][0])
     total, alive, temp = found[place]
     return Peak(total, place, alive, temp, tuple(size for size, _, _ in found))
-
-
-def _bytes_of(variable: Variable) -> int:
-    kind = host_type(variable)
-    return int(np.prod(kind.shape, dtype=np.int64)) * kind.dtype.itemsize

@@ -119,6 +119,16 @@ class LoweredStep:
     state_sharding: Any
     batch_shardings: tuple[Any, ...]
 
+    def lower(self, state: Sequence[jax.ShapeDtypeStruct], data: Sequence[Any]) -> Any:
+        """Returns jax's `Lowered` of `flat` for these types of the leaves.
+
+        The state's lie where a step's arrays do, and the data's nowhere, as a batch of numpy's:
+        then jax compiles once for all who ask and for the calls.
+        """
+        whole = self.state_sharding
+        types = [x.update(sharding=whole, weak_type=bool(x.weak_type)) for x in state]
+        return self.flat.lower(*self.shares.split(types), data)
+
 
 def lower_step(
     program: Program,

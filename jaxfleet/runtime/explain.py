@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxfleet.analysis.labels import infer
 from jaxfleet.capture import Captured
-from jaxfleet.ir import Dim, Kind, Operator, Program, Role, Variable
+from jaxfleet.ir import Dim, Kind, Operator, Program, Variable
 from jaxfleet.ir.source import short_path
 from jaxfleet.lower import device_count
 from jaxfleet.ops.jax_adapter import numpy_dtype
@@ -76,7 +76,7 @@ def _about_communication(program: Program, strategy: DistributedStrategy) -> Ite
     reduced_values = [program.lookup(grad) for op in gradients for _, grad in op.role_var]
     yield f"gradients: {_count(len(gradients), 'all-reduce')} of {_size(reduced_values)} a step"
     others = [op for op in reduced if not op.role_var]
-    forward = [op for op in others if op.role in {Role.FORWARD, Role.FORWARD_LOSS}]
+    forward = [op for op in others if op.role.is_forward]
     yield (
         f"statistics, losses and metrics: {_count(len(forward), 'all-reduce')} forward, "
         f"{len(others) - len(forward)} later"

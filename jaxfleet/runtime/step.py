@@ -129,11 +129,9 @@ class Step:
         types = self.example_types()
         leaves = jax.tree_util.tree_leaves(types[0] if state is None else state)
         data = jax.tree_util.tree_leaves(types[1] if batch is None else batch)
-        lowered = self._example.lowered
         if self._example.tables is not None:
             data = self._example.tables.types(data)
-        given, kept = lowered.shares.split(_types(leaves, lowered.state_sharding))
-        return lowered.flat.lower(given, kept, data)
+        return self._example.lowered.lower([_type_of(leaf) for leaf in leaves], data)
 
     def example_types(self) -> tuple[Any, Any]:
         """Returns the types of the example's state and batch, as jax's `ShapeDtypeStruct`s."""
@@ -287,14 +285,10 @@ class Step:
         return self.lower().compile()  # jax keeps what it compiled, for this and for the call
 
 
-def _types(leaves: Sequence[Any], sharding: Any) -> list[Any]:
-    """Returns types that lie where a step's arrays do: then jax compiles once for both."""
-    found = []
-    for leaf in leaves:
-        shape, dtype = type_of(leaf)
-        weak = isinstance(leaf, int | float) or bool(getattr(leaf, "weak_type", False))
-        found.append(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=weak))
-    return found
+def _type_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    shape, dtype = type_of(leaf)
+    weak = isinstance(leaf, int | float) or bool(getattr(leaf, "weak_type", False))
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
 
 
 def _shape_and_dtype(value: Any) -> tuple[Any, Any]:

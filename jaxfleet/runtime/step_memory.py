@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from jaxfleet.analysis.memory import Curve, curve_of
 from jaxfleet.capture import Captured
 from jaxfleet.capture.trees import spec_of
@@ -61,7 +59,11 @@ class StepMemory:
         run = self.lowered.run
         if isinstance(run, PartStep):
             return run.peak(self.shapes)
-        temp = int(self._executable().memory_analysis().temp_size_in_bytes)
+        signature = self.captured.signature
+        state = [spec_of(leaf) for leaf in signature.state]
+        leaves = zip(signature.batch, self.shapes, strict=True)
+        executable = self.lowered.lower(state, [spec_of(leaf, shape) for leaf, shape in leaves])
+        temp = int(executable.compile().memory_analysis().temp_size_in_bytes)
         return Peak(temp, 0, {}, temp, (temp,))
 
     @property
@@ -72,16 +74,3 @@ class StepMemory:
             return 1, 1
         parts = run.at(self.shapes)
         return len(parts), len({id(part.run) for part in parts})
-
-    def _executable(self) -> Any:
-        signature, lowered = self.captured.signature, self.lowered
-        state = [_placed(spec_of(leaf), lowered.state_sharding) for leaf in signature.state]
-        leaves = zip(signature.batch, self.shapes, lowered.batch_shardings, strict=True)
-        data = [_placed(spec_of(leaf, shape), sharding) for leaf, shape, sharding in leaves]
-        given, kept = lowered.shares.split(state)
-        return lowered.flat.lower(given, kept, data).compile()
-
-
-def _placed(spec: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
-    weak = bool(spec.weak_type)
-    return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding, weak_type=weak)

@@ -1,7 +1,7 @@
 """A step as it is compiled for the batches that come: one for all sizes, or one for each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,8 @@ class Variants:
             made = self._make(captured)
             if self._strategy.memory_budget is not None:
                 fitting = Fitting(self._memory(captured, made, rows), self._lower)
-                made = self._make(captured, fitting.to(self._strategy.memory_budget))
+                fit = fitting.to(self._strategy.memory_budget)
+                made = self._make(captured, fit) if fit.passes else replace(made, fit=fit)
             self._made[captured.rows] = made
         return self._made[captured.rows]
 

@@ -109,6 +109,7 @@ def test_a_step_and_its_analyses_share_one_compilation(
 ) -> None:
     step, state = distributed(devices=devices)
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        step.memory_report()
         step.memory_analysis()
         for number in range(3):
             state, _ = step(state, rows(8, number))

@@ -12,7 +12,6 @@ from functools import cached_property
 from jaxfleet.analysis.memory.liveness import GIVEN, Value, values_of
 from jaxfleet.ir import Operator, Program, Role
 
-_FORWARD = frozenset({Role.FORWARD, Role.FORWARD_LOSS})
 _LATE = frozenset({Role.BACKWARD, Role.BACKWARD_LOSS, Role.OPTIMIZE})
 
 
@@ -85,7 +84,7 @@ def _forward(
             late.add(place)
     found: set[int] = set()
     for place in reversed(range(len(ops))):
-        if place not in late and (ops[place].role in _FORWARD or place in found):
+        if place not in late and (ops[place].role.is_forward or place in found):
             found.add(place)
             found.update(values[number].made for number in reads[place])
     return sorted(found - {GIVEN})

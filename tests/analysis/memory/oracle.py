@@ -1,6 +1,6 @@
 """The best plan of a chain, by trying every set of values that each group could keep."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxfleet.analysis.memory import Chain
 
@@ -12,6 +12,7 @@ class Oracle:
     """Knows the cost of the best plan for any budget."""
 
     chain: Chain
+    _known: dict[tuple[int, int], list[Point]] = field(default_factory=dict)  # ways, by group
 
     def cost(self, budget: int) -> int | None:
         """Returns the least cost of a plan that meets a budget, or None."""
@@ -34,9 +35,9 @@ class Oracle:
     def _ways(self, first: int, end: int) -> list[Point]:
         if end == self.chain.stages:
             return [(0, 0)]
-        if (first, end) not in _WAYS.setdefault(id(self.chain), {}):
-            _WAYS[id(self.chain)][first, end] = self._all_ways(first, end)
-        return _WAYS[id(self.chain)][first, end]
+        if (first, end) not in self._known:
+            self._known[first, end] = self._all_ways(first, end)
+        return self._known[first, end]
 
     def _all_ways(self, first: int, end: int) -> list[Point]:
         """Goes through a group from its end: each value that is needed is kept, or made again."""
@@ -64,9 +65,6 @@ class Oracle:
             states = {needed: _best(points) for needed, points in after.items()}
         assert set(states) == {frozenset()}
         return states[frozenset()]
-
-
-_WAYS: dict[int, dict[tuple[int, int], list[Point]]] = {}
 
 
 def _best(points: list[Point]) -> list[Point]:
