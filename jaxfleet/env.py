@@ -31,6 +31,9 @@ _CHECKPOINT_DIR = "JAXFLEET_CHECKPOINT_DIR"
 _SERVER_RETURN = "JAXFLEET_SERVERS_RETURN"
 _RPC_DEADLINE = "FLAGS_rpc_deadline"
 _DEADLINE_MS = 180_000
+_SERVER_ID = "PADDLE_PSERVER_ID"
+_TRAINER_ENDPOINTS = "PADDLE_TRAINER_ENDPOINTS"
+_SYSTEM_JOB = "SYS_JOB_ID"
 _CPU_NUM = "CPU_NUM"
 _GPUS = "FLAGS_selected_gpus"
 _XLA_FLAGS = "XLA_FLAGS"
@@ -202,6 +205,16 @@ def read_cluster() -> Cluster | None:
         checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
         server_return_s=_read_seconds(_SERVER_RETURN),
     )
+
+
+def read_roles() -> Mapping[str, str]:
+    """Returns what is set of the variables that role makers read, by name; an empty one is not.
+
+    Role makers read them when a script asks, and each has its own idea of which it needs.
+    """
+    names = (*(_ROLE, _ROLE_TOO, _ENDPOINTS, _TRAINERS, _TRAINER_ID, _CURRENT, _IP, _PORT),
+             *(_SERVER_ID, _TRAINER_ENDPOINTS, _SYSTEM_JOB))  # fmt: skip
+    return {name: value for name in names if (value := _get(name))}
 
 
 @dataclass(frozen=True)

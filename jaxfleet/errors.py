@@ -18,6 +18,7 @@
       StrategyError        a strategy's fields contradict each other or the machine
         FieldError           a strategy has no such field
         FinalError           a strategy is changed after a program was made with it
+        UnsetError           a variable of the environment is not set: a KeyError in fluid
         UnsupportedError     what is asked for does not run here
       ConnectError         a peer never answered; try again
       PeerLostError        a peer answered, then went
@@ -131,6 +132,10 @@ class FieldError(StrategyError, AttributeError):
 
 class FinalError(StrategyError, RuntimeError):
     """A strategy is changed after a program was made with it."""
+
+
+class UnsetError(StrategyError, KeyError):
+    """A variable of the environment is not set: fluid raises a KeyError."""
 
 
 class UnsupportedError(StrategyError, NotImplementedError):

@@ -40,6 +40,13 @@ PUBLIC = {
     "jaxfleet.compat": """
         install uninstall
     """,
+    "jaxfleet.fleet": "",
+    "jaxfleet.fleet.meeting": """
+        Alone GroupName Meeting reduce_into
+    """,
+    "jaxfleet.fleet.roles": """
+        PaddleCloudRoleMaker Role RoleMakerBase UserDefinedCollectiveRoleMaker UserDefinedRoleMaker
+    """,
     "jaxfleet.fluid": """
         Block BuildStrategy CPUPlace CUDAPlace CompiledProgram DataFeeder DatasetFactory
         DistributeTranspiler DistributeTranspilerConfig ExecutionStrategy Executor
@@ -64,6 +71,7 @@ PUBLIC = {
     """,
     "jaxfleet.fluid.incubate": "",
     "jaxfleet.fluid.incubate.fleet": "",
+    "jaxfleet.fluid.incubate.fleet.base": "",
     "jaxfleet.fluid.incubate.fleet.parameter_server": "",
     "jaxfleet.fluid.incubate.fleet.parameter_server.pslib": """
         DistributedAdam DownpourOptimizer DownpourServer DownpourWorker

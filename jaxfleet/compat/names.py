@@ -35,6 +35,8 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid.framework": _FRAMEWORK,
     "paddle.fluid.incubate": (f"{_FLUID}.incubate",),
     "paddle.fluid.incubate.fleet": (f"{_FLUID}.incubate.fleet",),
+    "paddle.fluid.incubate.fleet.base": (f"{_FLUID}.incubate.fleet.base",),
+    "paddle.fluid.incubate.fleet.base.role_maker": (f"{_FLUID}.incubate.fleet.base.role_maker",),
     "paddle.fluid.incubate.fleet.parameter_server": (_SERVERS,),
     "paddle.fluid.incubate.fleet.parameter_server.pslib": (_PSLIB,),
     "paddle.fluid.incubate.fleet.parameter_server.pslib.node": (_PSLIB,),

@@ -1,0 +1,1 @@
+"""Jobs of several processes: who each is, and what a script calls."""

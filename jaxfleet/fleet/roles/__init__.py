@@ -1,0 +1,9 @@
+"""Role makers: what a process of a job is, and who the others are."""
+
+from jaxfleet.fleet.roles.base import RoleMakerBase as RoleMakerBase
+from jaxfleet.fleet.roles.cloud import PaddleCloudRoleMaker as PaddleCloudRoleMaker
+from jaxfleet.fleet.roles.role import Role as Role
+from jaxfleet.fleet.roles.user_defined import (
+    UserDefinedCollectiveRoleMaker as UserDefinedCollectiveRoleMaker,
+)
+from jaxfleet.fleet.roles.user_defined import UserDefinedRoleMaker as UserDefinedRoleMaker

@@ -1,0 +1,124 @@
+"""Roles that the environment says, by the variables of PaddleCloud."""
+
+from jaxfleet.errors import AssertedError, UnsetError
+from jaxfleet.fleet.roles import variables as v
+from jaxfleet.fleet.roles.meets import MeetingRoleMaker
+from jaxfleet.fleet.roles.role import Role
+from jaxfleet.ops.frames import line_of_caller
+
+_BLAME = "something wrong with PaddleCloud, please check environment"
+
+
+class PaddleCloudRoleMaker(MeetingRoleMaker):
+    """Reads the role of a process from its environment, once, when it is first asked.
+
+    With servers, `TRAINING_ROLE` (or `PADDLE_TRAINING_ROLE`) says `TRAINER` or `PSERVER`,
+    `PADDLE_PSERVERS_IP_PORT_LIST` where the servers are, `PADDLE_TRAINERS_NUM` how many trainers
+    there are. A trainer has `PADDLE_TRAINER_ID`; a server has `POD_IP` and `PADDLE_PORT`,
+    `PADDLE_CURRENT_ENDPOINT` or `PADDLE_PSERVER_ID`.
+
+    Without, `PADDLE_TRAINER_ENDPOINTS` says where the trainers are and `PADDLE_TRAINER_ID` which
+    this one is; `PADDLE_CURRENT_ENDPOINT` is where it stands in the list, if it is set.
+
+    Queries raise what `generate_role` does.
+
+    Args:
+        is_collective: whether the job has no servers.
+    """
+
+    def __init__(self, is_collective: bool = False) -> None:
+        super().__init__()
+        self._is_collective = is_collective
+        self._trainers_num = 0
+        self._current_endpoint: str | None = None
+
+    def generate_role(self) -> None:
+        """Reads the environment, the first time.
+
+        Raises:
+            KeyError: a variable is not set.
+            ValueError: a variable has no such value, or contradicts another.
+            AssertionError: a collective job's role is not TRAINER, or its trainers are not listed.
+        """
+        if self._role_is_generated:
+            return
+        environment = v.Variables.read(_BLAME)
+        if self._is_collective:
+            self._read_collective(environment)
+        else:
+            self._read_with_servers(environment)
+        self._role_is_generated = True
+
+    def is_worker(self) -> bool:
+        self.generate_role()
+        return self._role == Role.WORKER
+
+    def is_server(self) -> bool:
+        self.generate_role()
+        return self._role == Role.SERVER
+
+    def is_first_worker(self) -> bool:
+        return self.is_worker() and self._current_id == 0
+
+    def worker_num(self) -> int:
+        self.generate_role()
+        return self._trainers_num
+
+    def worker_index(self) -> int:
+        self.generate_role()
+        return self._current_id
+
+    def server_index(self) -> int:
+        self.generate_role()
+        return self._current_id
+
+    def get_trainer_endpoints(self) -> list[str]:
+        self.generate_role()
+        return self._worker_endpoints
+
+    def get_pserver_endpoints(self) -> list[str]:
+        self.generate_role()
+        return self._server_endpoints
+
+    def to_string(self) -> str:
+        self.generate_role()
+        return super().to_string()
+
+    def _read_with_servers(self, environment: v.Variables) -> None:
+        servers = environment.endpoints(v.SERVERS)
+        trainers = environment.number(v.WORKER_NUM, "how many trainers the job has")
+        role = environment.role()
+        if role == Role.WORKER:
+            current = environment.number(v.WORKER_ID, "every trainer has a number from 0 on")
+            _check_is_below(environment, current, trainers)
+        else:
+            current = environment.server_index(servers)
+            self._current_endpoint = servers[current]
+        self._server_endpoints, self._trainers_num = servers, trainers
+        self._role, self._current_id = role, current
+
+    def _read_collective(self, environment: v.Variables) -> None:
+        values, source = environment.values, line_of_caller()
+        role = values.get(v.COLLECTIVE_ROLE, "TRAINER")
+        if role != "TRAINER":
+            what = f"{v.COLLECTIVE_ROLE} is '{role}', and a collective job has trainers alone"
+            raise AssertedError(what, source=source, hint="PaddleCloudRoleMaker() is for servers")
+        try:
+            endpoints = environment.endpoints(v.WORKERS)
+        except UnsetError:
+            hint = "list where the trainers are: 10.0.0.1:6170,10.0.0.2:6170"
+            raise AssertedError(f"can't find {v.WORKERS}", source=source, hint=hint) from None
+        current = environment.number(v.WORKER_ID, "") if v.WORKER_ID in values else 0
+        _check_is_below(environment, current, len(endpoints))
+        self._current_endpoint = values.get(v.CURRENT)
+        if self._current_endpoint not in {None, endpoints[current]}:
+            what = f"{v.CURRENT} is {self._current_endpoint}, but trainer {current} of {v.WORKERS}"
+            environment.refuse(f"{what} is {endpoints[current]}", "they name one process")
+        self._worker_endpoints, self._trainers_num = endpoints, len(endpoints)
+        self._role, self._current_id = Role.WORKER, current
+
+
+def _check_is_below(environment: v.Variables, current: int, trainers: int) -> None:
+    if current >= trainers:
+        what = f"{v.WORKER_ID} is {current}, and there are {trainers} trainers"
+        environment.refuse(what, "trainers are numbered from 0")

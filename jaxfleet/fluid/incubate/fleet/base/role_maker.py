@@ -1,0 +1,7 @@
+"""Role makers, where fluid has them."""
+
+from jaxfleet.fleet.roles import PaddleCloudRoleMaker as PaddleCloudRoleMaker
+from jaxfleet.fleet.roles import Role as Role
+from jaxfleet.fleet.roles import RoleMakerBase as RoleMakerBase
+from jaxfleet.fleet.roles import UserDefinedCollectiveRoleMaker as UserDefinedCollectiveRoleMaker
+from jaxfleet.fleet.roles import UserDefinedRoleMaker as UserDefinedRoleMaker
