@@ -16,6 +16,8 @@ from jaxfleet.errors import StrategyError
 _DUMP_DIR = "JAXFLEET_DUMP_DIR"
 _DUMP_SOURCE = "JAXFLEET_DUMP_SOURCE"
 _CACHE_DIR = "JAXFLEET_CACHE_DIR"
+_TRACE_DIR = "JAXFLEET_TRACE_DIR"
+_METRICS_PORT = "JAXFLEET_METRICS_PORT"
 
 _ROLE = "TRAINING_ROLE"
 _ROLE_TOO = "PADDLE_TRAINING_ROLE"  # what fluid's documents and collective jobs call it
@@ -34,6 +36,7 @@ _DEADLINE_MS = 180_000
 _SERVER_ID = "PADDLE_PSERVER_ID"
 _TRAINER_ENDPOINTS = "PADDLE_TRAINER_ENDPOINTS"
 _SYSTEM_JOB = "SYS_JOB_ID"
+_LAST_PORT = 65535
 _CPU_NUM = "CPU_NUM"
 _GPUS = "FLAGS_selected_gpus"
 _XLA_FLAGS = "XLA_FLAGS"
@@ -79,6 +82,28 @@ def read_cache_dir() -> Path | None:
         return Path(cache or Path.home() / ".cache") / "jaxfleet"
     except RuntimeError:  # a user without a home
         return None
+
+
+def read_trace_dir() -> Path | None:
+    """Returns where every process writes what it did when (`JAXFLEET_TRACE_DIR`), None for not."""
+    return Path(_get(_TRACE_DIR)) if _get(_TRACE_DIR) else None
+
+
+def read_metrics_port(server: int) -> int | None:
+    """Returns the port at which a server gives its metrics, None if it gives none.
+
+    Args:
+        server: its number: `JAXFLEET_METRICS_PORT` is server 0's, the others' follow.
+
+    Raises:
+        StrategyError: it is no port.
+    """
+    if not _get(_METRICS_PORT):
+        return None
+    port = _read_number(_METRICS_PORT, least=1, hint="9464 is Prometheus's usual one") + server
+    if port > _LAST_PORT:
+        _refuse(_METRICS_PORT, f"makes server {server}'s port {port}", "the last is 65535")
+    return port
 
 
 def rpc_threads(what: str) -> int:

@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jaxfleet.cli import diff, dump, launch, opt, passes, plan, serve
+from jaxfleet.cli import diff, dump, launch, opt, passes, plan, serve, timeline, top
 from jaxfleet.cli.output import USER_ERROR, log
 from jaxfleet.errors import JaxfleetError
 
-_COMMANDS = (opt, diff, passes, dump, plan, launch, serve)
+_COMMANDS = (opt, diff, passes, dump, plan, launch, serve, top, timeline)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,6 +20,7 @@ from jaxfleet.ps.outbox import Outbox
 from jaxfleet.ps.recovery import Recovery
 from jaxfleet.ps.replay import ReplayLog
 from jaxfleet.ps.requests import Request
+from jaxfleet.watch import NO_SPANS, Spans
 
 _POLL_S = 0.25  # how often a wait looks at heartbeats
 _HELLO_AGAIN_S = 5.0  # a hello may have gone to a stranger who had the server's port before it
@@ -35,6 +36,7 @@ class Client:
         heartbeat: knows which servers live; without one, only deadlines count.
         replay_bytes: how much to keep of what was pushed, to bring a server level again.
         clock: the time in seconds.
+        spans: notes what this trainer does when.
     """
 
     def __init__(
@@ -46,8 +48,9 @@ class Client:
         heartbeat: Heartbeat | None = None,
         replay_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        spans: Spans = NO_SPANS,
     ) -> None:
-        self.me = me
+        self.me, self.spans = me, spans
         self.received_bytes = 0
         self.rewinds = 0
         self._lines, self._patience, self._clock = lines, patience, clock
@@ -171,7 +174,16 @@ class Client:
             PeerLostError: a server, or a trainer that a server waits for, went or takes too long.
             ProgramError: a server refuses a request.
         """
+        first = next((request for request in requests if not request.is_done), None)
+        if first is None:
+            return
         limit = timeout_s if timeout_s is not None else self._longest_s()
+        with self.spans.span(f"wait for {first.message.kind.value}", step=self.step):
+            self._receive_until(requests, limit, error)
+
+    def _receive_until(
+        self, requests: Sequence[Request], limit: float, error: type[JaxfleetError]
+    ) -> None:
         deadline = self._clock() + limit
         while not all(request.is_done for request in requests):
             left = deadline - self._clock()

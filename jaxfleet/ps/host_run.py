@@ -100,10 +100,12 @@ class HostRun:
     def run(self) -> None:
         """Does them all."""
         kinds = {op.type for op in self.ops}
-        self._send_all()
-        self.parcels.send()
+        client = self.host.client
+        with client.spans.span("send", step=client.step):
+            self._send_all()
+            self.parcels.send()
         if "send_barrier" in kinds:
-            self.host.client.begin_step()
+            client.begin_step()
         collectives = [op for op in self.ops if op.type.startswith("c_")]
         self._reduce(collectives)
         if kinds & {"recv", "concat"}:

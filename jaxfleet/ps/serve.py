@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from jaxfleet.env import read_metrics_port
 from jaxfleet.lower import ExecutableCache, compute_in_place
 from jaxfleet.ps.allocation import keep_freed_memory
+from jaxfleet.ps.metrics import Metrics
 from jaxfleet.ps.network import Network
 from jaxfleet.ps.secret import read_secret
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
 from jaxfleet.ps.zmq_network import ZmqNetwork
+from jaxfleet.watch import spans_of
 
 # The thread that computes waits this long for the one that serves to let the interpreter go.
 _SWITCH_S = 0.0002
@@ -44,6 +47,7 @@ def serve(
     Raises:
         ConnectError: the endpoint is taken, or may not be bound.
         CheckpointError: the server's last own checkpoint cannot be read.
+        StrategyError: metrics are asked for, and cannot be served.
         JaxfleetError: a block failed, or no trainer lives.
     """
     keep_freed_memory()
@@ -52,18 +56,37 @@ def serve(
     network = network_of(secret_file)
     listener = network.listen(endpoint)
     core = ServerCore(listener.endpoint, ExecutableCache(), time.monotonic, options)
-    server = Server(core, listener, connect=network.connect)
+    metrics = Metrics()
+    server = Server(
+        core,
+        listener,
+        connect=network.connect,
+        publish=metrics.publish,
+        spans=spans_of(f"server {options.server or 0}"),
+    )
     try:
         begin(core)
+        _give_metrics(metrics, core, listener.endpoint, options.server or 0)
     except BaseException:
         listener.close()
         raise
     _stop_on_signals(server)
     on_listening(listener.endpoint)
-    code = server.serve()
+    try:
+        code = server.serve()
+    finally:
+        metrics.close()
     if core.failure is not None:
         raise core.failure
     return code
+
+
+def _give_metrics(metrics: Metrics, core: ServerCore, endpoint: str, server: int) -> None:
+    """Serves metrics where the environment names a port; at the host that trainers come to."""
+    port = read_metrics_port(server)
+    if port is not None:
+        metrics.publish(core.figures(time.monotonic()))
+        metrics.start(endpoint.rpartition(":")[0], port)
 
 
 def _stop_on_signals(server: Server) -> None:

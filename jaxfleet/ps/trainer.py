@@ -96,7 +96,8 @@ class Trainer:
 
     def _run_part(self, item: Segment | tuple[Operator, ...], values: dict[str, Any]) -> None:
         if isinstance(item, Segment):
-            outputs = item.run(self._rank, *[values[name] for name in item.reads])
+            with self.client.spans.span("compute", step=self.client.step):
+                outputs = item.run(self._rank, *[values[name] for name in item.reads])
             values.update(zip(item.writes, outputs, strict=True))
         else:
             self._on_host(item, values)

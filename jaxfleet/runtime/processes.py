@@ -17,6 +17,7 @@ from jaxfleet.runtime.job import example_of, membership, patience_of, programs_f
 from jaxfleet.runtime.job_programs import JobPrograms
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.trainer_step import TrainerStep
+from jaxfleet.watch import spans_of
 
 
 def job_step(
@@ -80,6 +81,7 @@ class _Connect:
             patience=patience_of(self.strategy, server_return_s=returns),
             heartbeat=heartbeat,
             replay_bytes=self.strategy.replay_bytes if returns else 0,
+            spans=spans_of(me.name),
         )
 
 

@@ -125,8 +125,9 @@ class TrainerStep:
         leaves = self._given(leaves, tree)
         fresh = self._pace.begin(client, self._batches.whole(rows))
         client.doing(f"step {client.step}")
-        new, fetched = variant.run({**self._served.held(leaves), **fresh}, data, rows)
-        new.update(self._pace.end(new, rows // variant.sharers))
+        with client.spans.span("step", step=client.step, rows=rows):
+            new, fetched = variant.run({**self._served.held(leaves), **fresh}, data, rows)
+            new.update(self._pace.end(new, rows // variant.sharers))
         self._newest.leaves = self._served.leaves(new)
         metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
         if client.is_replay_full:

@@ -23,6 +23,7 @@ from jaxfleet.ps.membership import Membership
 from jaxfleet.ps.options import Patience
 from jaxfleet.ps.serve import network_of, serve
 from jaxfleet.ps.server import ServerCore, ServerOptions
+from jaxfleet.watch import spans_of
 
 _DEADLINE = "FLAGS_rpc_deadline"
 _LOST_AFTER_S = 10.0
@@ -70,7 +71,8 @@ class ZmqWires:
             session=me.session,
             every_s=min(1.0, waits.lost_after_s / 5),
         )
-        return Client(network.connect(facts.endpoints), me, patience=waits, heartbeat=heartbeat)
+        lines, spans = network.connect(facts.endpoints), spans_of(me.name)
+        return Client(lines, me, patience=waits, heartbeat=heartbeat, spans=spans)
 
 
 def patience() -> Patience:

@@ -17,6 +17,7 @@ from jaxfleet.ps.messages import Kind, Message, Plain
 from jaxfleet.ps.network import Peer
 from jaxfleet.ps.server.desk import Desk, Job, RefusedError, Request, refusal_of
 from jaxfleet.ps.server.entrance import Entrance
+from jaxfleet.ps.server.figures import Figures, TrainerFigures
 from jaxfleet.ps.server.holder import Holder
 from jaxfleet.ps.server.identity import Identity
 from jaxfleet.ps.server.links import Links
@@ -59,6 +60,7 @@ class ServerCore:
         self.trainers = Trainers(options)
         self._clock = clock
         self._counts: Counter[Kind] = Counter()
+        self._received_bytes = self._sent_bytes = 0
         self._jobs: list[Job] = []
         self._me = Identity(secrets.token_hex(8))
         self._links = Links()
@@ -141,6 +143,7 @@ class ServerCore:
     def handle(self, peer: Peer, message: Message) -> Replies:
         """Takes a message; returns the answers that are due."""
         self._counts[message.kind] += 1
+        self._received_bytes += _bytes_of(message)
         try:
             if message.sender.startswith("server "):
                 self._from_server(message)
@@ -164,6 +167,20 @@ class ServerCore:
         if lifeless is not None and not self.finished:
             self.failure = lifeless
         return self._carried()
+
+    def figures(self, now: float) -> Figures:
+        """Returns what was counted, for who watches."""
+        return Figures(
+            self.desk.name,
+            self._counted(),
+            {kind.value: count for kind, count in self._counts.items()},
+            self._received_bytes,
+            self._sent_bytes,
+            tuple(
+                TrainerFigures(n, one.step, now - one.heard, one.late_s, one.doing, one.left)
+                for n, one in sorted(self.trainers.by_id.items())
+            ),
+        )
 
     def forgive(self, seconds: float) -> None:
         """Counts no silence against others for a time in which this process stood still."""
@@ -279,13 +296,21 @@ class ServerCore:
 
     def _stats(self, request: Request) -> None:
         counts: dict[str, Plain] = {kind.value: count for kind, count in self._counts.items()}
-        refused: dict[str, Plain] = {"errors": self.desk.errors, "rejected": self.rejected}
-        body = {**self._holder.stats(), **refused, "messages": counts}
+        body = {**self._counted(), "messages": counts}
         self.desk.answer(request.peer, request.message, Kind.OK, body)
+
+    def _counted(self) -> dict[str, Plain]:
+        refused: dict[str, Plain] = {"errors": self.desk.errors, "rejected": self.rejected}
+        return {**self._holder.stats(), **refused}
 
     def _carried(self) -> Replies:
         out, self.desk.out = self.desk.out, []
+        self._sent_bytes += sum(_bytes_of(message) for _, message in out)
         return out
+
+
+def _bytes_of(message: Message) -> int:
+    return sum(tensor.array.nbytes for tensor in message.tensors)
 
 
 def _number_of(message: Message) -> int:

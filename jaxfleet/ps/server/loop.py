@@ -11,8 +11,11 @@ from jaxfleet.ps.messages import Message
 from jaxfleet.ps.network import Lines, Listener, Peer
 from jaxfleet.ps.server.core import ServerCore
 from jaxfleet.ps.server.desk import Job
+from jaxfleet.ps.server.figures import Figures
+from jaxfleet.watch import NO_SPANS, Spans
 
 _TICK_S = 0.2
+_PUBLISH_S = 0.5  # how old figures may be that watchers see
 _STILL_S = 1.0  # longer than this between two ticks, the process stood still
 _SHORT_S = 0.01  # what takes no longer is done between two messages: two threads would cost more
 _AT_A_TIME_S = 0.05  # of short work, before messages are looked at
@@ -30,6 +33,8 @@ class Server:
         clock: the core's.
         threaded: do work that takes long on a thread of its own, so that messages are answered
             meanwhile.
+        publish: is given figures twice a second.
+        spans: notes what is done when.
     """
 
     def __init__(
@@ -40,14 +45,17 @@ class Server:
         connect: Callable[[Sequence[str]], Lines],
         clock: Callable[[], float] = time.monotonic,
         threaded: bool = True,
+        publish: Callable[[Figures], None] | None = None,
+        spans: Spans = NO_SPANS,
     ) -> None:
         self._core = core
         self._listener = listener
         self._connect = connect
         self._clock = clock
         self._lines: Lines | None = None
-        self._ticked = clock()
-        self._worker = _Worker(listener.wake) if threaded else None
+        self._ticked = self._published = clock()
+        self._publish, self._spans = publish, spans
+        self._worker = _Worker(listener.wake, spans) if threaded else None
         self._todo: deque[Job] = deque()
         self._stop = threading.Event()
 
@@ -85,7 +93,14 @@ class Server:
             self._core.rejected = self._listener.rejected
             self._send(self._core.tick(now))
             self._drain()
+            self._tell(now)
         self._send_parts()
+
+    def _tell(self, now: float) -> None:
+        """Gives figures to who watches, where they are old."""
+        if self._publish is not None and now - self._published >= _PUBLISH_S:
+            self._published = now
+            self._publish(self._core.figures(now))
 
     def _compute(self) -> None:
         if self._worker is None:
@@ -99,7 +114,9 @@ class Server:
             if self._worker.is_busy or job.expected_s > _SHORT_S:
                 self._worker.put(job)
             else:
-                self._end((job, *job.attempt()))
+                with self._spans.span(job.what):
+                    done = (job, *job.attempt())
+                self._end(done)
 
     def _has_work(self) -> bool:
         self._todo += self._core.take_jobs()  # what was done may have made more possible
@@ -129,8 +146,8 @@ class Server:
 class _Worker:
     """A thread that does one job after another."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+    def __init__(self, wake: Callable[[], None], spans: Spans) -> None:
+        self._wake, self._spans = wake, spans
         self._todo: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._waiting = 0
@@ -164,5 +181,7 @@ class _Worker:
 
     def _run(self) -> None:
         while (job := self._todo.get()) is not None:
-            self._done.put((job, *job.attempt()))
+            with self._spans.span(job.what):
+                done = (job, *job.attempt())
+            self._done.put(done)
             self._wake()

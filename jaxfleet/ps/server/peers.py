@@ -23,6 +23,7 @@ class Known:
         session: tells one process from the next with the same number.
         left: it said bye.
         step: the greatest that it sent anything for.
+        late_s: how long after the first of all it came to its steps, added up.
         incarnation: that of a server.
     """
 
@@ -33,6 +34,7 @@ class Known:
     session: Plain = None
     left: bool = False
     step: int = 0
+    late_s: float = 0.0
     incarnation: Plain = None
 
     def text(self, now: float) -> str:
@@ -60,6 +62,7 @@ class Trainers:
     by_id: dict[int, Known] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     _ids: dict[Peer, int] = field(default_factory=dict)
+    _came: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._told = self.options
@@ -115,7 +118,11 @@ class Trainers:
         """Notes that a trainer sent something."""
         known = self.by_id[self._ids[peer]]
         known.heard = now
-        known.step = max(known.step, message.step)
+        if message.step > known.step:
+            known.step = message.step
+            known.late_s += now - self._came.setdefault(message.step, now)
+            least = min(known.step for known in self.present())
+            self._came = {step: at for step, at in self._came.items() if step >= least}
 
     def beat(self, message: Message, now: float) -> None:
         """Notes a heartbeat, which comes on a line of its own: its session says whose it is."""

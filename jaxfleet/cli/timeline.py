@@ -1,0 +1,32 @@
+"""`jaxfleet timeline`: one picture of what all processes of a job did when."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxfleet.watch import merge
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command and its arguments."""
+    parser = commands.add_parser(
+        "timeline",
+        help="merge what the processes of a job noted into one timeline",
+        description="Reads the files that processes wrote under JAXFLEET_TRACE_DIR, and writes one "
+        "timeline that chrome://tracing and Perfetto show.",
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what JAXFLEET_TRACE_DIR was")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="stdout unless given")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Merges, and returns the exit status."""
+    text = json.dumps(merge(args.folder))
+    if args.output is None:
+        sys.stdout.write(text + "\n")
+    else:
+        args.output.write_text(text, encoding="utf-8")
+    return 0

@@ -1,0 +1,10 @@
+"""Seeing what a job does while it runs: spans for a timeline, figures for `jaxfleet top`."""
+
+from jaxfleet.watch.board import Board as Board
+from jaxfleet.watch.scrape import Sample as Sample
+from jaxfleet.watch.scrape import scrape as scrape
+from jaxfleet.watch.spans import NO_SPANS as NO_SPANS
+from jaxfleet.watch.spans import FileSpans as FileSpans
+from jaxfleet.watch.spans import Spans as Spans
+from jaxfleet.watch.spans import spans_of as spans_of
+from jaxfleet.watch.timeline import merge as merge

@@ -1,0 +1,84 @@
+"""Asks a server for its metrics, and reads what `top` shows of them."""
+
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxfleet.errors import StrategyError
+
+PREFIX = "jaxfleet_"
+TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a server's metrics were at a time.
+
+    Attributes:
+        at_s: when, by this process's clock.
+        values: by metric without its prefix; only those without labels.
+        of_trainers: a trainer's number, and its values by metric.
+        tables: a table's name, and its values by metric.
+        doing: what each trainer last said that it did.
+    """
+
+    at_s: float
+    values: dict[str, float] = field(default_factory=dict)
+    of_trainers: dict[int, dict[str, float]] = field(default_factory=dict)
+    tables: dict[str, dict[str, float]] = field(default_factory=dict)
+    doing: dict[int, str] = field(default_factory=dict)
+
+
+def scrape(address: str) -> Sample:
+    """Returns the metrics of a server.
+
+    Args:
+        address: `HOST:PORT`, where it serves them.
+
+    Raises:
+        OSError: it does not answer within two seconds.
+        StrategyError: what answers is no server of jaxfleet's.
+    """
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as answer:
+        text = answer.read().decode()
+    sample = Sample(time.monotonic())
+    for name, labels, value in _metrics(text):
+        _sort_in(sample, name, labels, value)
+    if "server_step" not in sample.values:
+        raise StrategyError(f"what answers at {address} is no server of jaxfleet's")
+    return sample
+
+
+def _sort_in(sample: Sample, name: str, labels: dict[str, str], value: float) -> None:
+    if name == "trainer_doing_info":
+        sample.doing[int(labels["trainer"])] = labels["doing"]
+    elif "trainer" in labels:
+        sample.of_trainers.setdefault(int(labels["trainer"]), {})[name] = value
+    elif "table" in labels:
+        sample.tables.setdefault(labels["table"], {})[name] = value
+    elif not labels:
+        sample.values[name] = value
+
+
+def _metrics(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Yields those of our metrics that a text has."""
+    for family in parser().text_string_to_metric_families(text):
+        for found in family.samples:
+            if found.name.startswith(PREFIX):
+                yield found.name.removeprefix(PREFIX), dict(found.labels), found.value
+
+
+def parser() -> Any:
+    """Returns the parser of Prometheus's client.
+
+    Raises:
+        StrategyError: it is not installed.
+    """
+    try:
+        from prometheus_client import parser as found  # noqa: PLC0415  # an extra
+    except ImportError as error:
+        hint = "pip install 'jaxfleet[watch]'"
+        raise StrategyError("metrics need prometheus_client", hint=hint) from error
+    return found

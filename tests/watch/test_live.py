@@ -1,0 +1,71 @@
+"""Metrics, `top` and the timeline of a job of real processes while it runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxfleet.cli import main
+from jaxfleet.launch.ports import Ports
+from jaxfleet.watch import merge, scrape
+from tests.faults.cluster import Jobs
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(100)]
+
+STEPS = 40
+
+
+def test_a_job_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ports = Ports(1, first=0)
+    (address,) = ports.endpoints
+    ports.close()
+    monkeypatch.setenv("JAXFLEET_METRICS_PORT", address.rpartition(":")[2])
+    monkeypatch.setenv("JAXFLEET_TRACE_DIR", str(tmp_path / "trace"))
+    options = [f"--steps={STEPS}", "--step-timeout=60"]
+    with Jobs(tmp_path, options=options, step_s=60.0) as jobs:
+        server, quick, slow = jobs.server(), jobs.trainer(0), jobs.trainer(1, "--pause=0.2")
+        slow.reaches("step 8.")
+        top = subprocess.Popen(
+            [sys.executable, "-m", "jaxfleet", "top", address, "--every=0.5"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert main(["top", address, "--once", "--every=1.5"]) == 0
+        shown = capsys.readouterr().out
+        found = scrape(address)
+        assert [quick.ends(), slow.ends(), server.ends()] == [0, 0, 0]
+        out, err = top.communicate(timeout=60)
+    assert "1 slowest" in shown, shown
+    assert found.values["server_step"] >= 7
+    assert found.values["received_bytes_total"] > 0 < found.values["sent_bytes_total"]
+    late = {n: values["trainer_late_seconds_total"] for n, values in found.of_trainers.items()}
+    assert late[1] > late[0]
+    assert top.returncode == 0
+    assert "the job has ended" in err
+    assert "steps/s" in out
+    check_timeline(merge(tmp_path / "trace"))
+
+
+def check_timeline(timeline: dict[str, list[dict[str, object]]]) -> None:
+    """Looks for every process's part of the job."""
+    json.dumps(timeline)
+    found = timeline["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in found if e["name"] == "process_name"}  # type: ignore[index]
+    assert sorted(names.values()) == ["server 0", "trainer 0", "trainer 1"]
+    spans = [(names[e["pid"]], str(e["name"])) for e in found if e["ph"] == "X"]
+    for trainer in ("trainer 0", "trainer 1"):
+        assert spans.count((trainer, "step")) == STEPS
+        assert spans.count((trainer, "send")) >= STEPS
+    assert ("trainer 0", "wait for pull") in spans  # the quick one waits for the slow one
+    assert any(who == "server 0" for who, _ in spans)
+
+
+def test_top_says_where_no_job_is(capsys: pytest.CaptureFixture[str]) -> None:
+    ports = Ports(1, first=0)
+    (address,) = ports.endpoints
+    ports.close()
+    assert main(["top", address, "--once"]) == 2
+    assert f"no metrics at {address}" in capsys.readouterr().err

@@ -1,0 +1,70 @@
+"""What several processes noted becomes one timeline."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxfleet.cli import main
+from jaxfleet.errors import ProgramError
+from jaxfleet.watch import NO_SPANS, FileSpans, merge
+
+
+def events(timeline: dict[str, object], phase: str) -> list[dict[str, object]]:
+    """Returns the events of a phase."""
+    found = timeline["traceEvents"]
+    assert isinstance(found, list)
+    return [event for event in found if event["ph"] == phase]
+
+
+def test_spans_of_all_processes_are_in_one_timeline(tmp_path: Path) -> None:
+    one, two = FileSpans(tmp_path, "trainer 0"), FileSpans(tmp_path, "server 0")
+    with one.span("step", step=1), two.span("block"), one.span("send"):
+        pass
+    one.close()
+    two.close()
+    out = tmp_path / "timeline.json"
+    assert main(["timeline", str(tmp_path), "-o", str(out)]) == 0
+    timeline = json.loads(out.read_text())
+    spans = {str(event["name"]): event for event in events(timeline, "X")}
+    assert spans.keys() == {"step", "send", "block"}
+    assert spans["step"]["args"] == {"step": 1}
+    assert spans["step"]["pid"] == spans["send"]["pid"] != spans["block"]["pid"]
+    outer, inner = spans["step"], spans["send"]
+    assert float(str(outer["ts"])) <= float(str(inner["ts"]))
+    assert float(str(outer["dur"])) >= float(str(inner["dur"]))
+    named = [e["args"] for e in events(timeline, "M") if e["name"] == "process_name"]
+    assert named == [{"name": "server 0"}, {"name": "trainer 0"}]
+
+
+def test_a_span_that_ends_in_an_error_is_noted(tmp_path: Path) -> None:
+    spans = FileSpans(tmp_path, "trainer 0")
+    with pytest.raises(ValueError, match="its own"), spans.span("step"):
+        raise ValueError("its own")
+    spans.close()
+    with spans.span("after the end"):  # by a thread that is still there: nobody is told
+        pass
+    assert [event["name"] for event in events(merge(tmp_path), "X")] == ["step"]
+
+
+def test_a_killed_process_left_half_a_line(tmp_path: Path) -> None:
+    spans = FileSpans(tmp_path, "trainer 0")
+    with spans.span("step"):
+        pass
+    spans.close()
+    (file,) = tmp_path.iterdir()
+    file.write_text(file.read_text() + '{"name": "st')
+    assert [event["name"] for event in events(merge(tmp_path), "X")] == ["step"]
+
+
+def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProgramError, match="no file of spans"):
+        merge(tmp_path)
+    (tmp_path / "a.spans.jsonl").write_text('{"process": "a"}\n[1]\n')
+    with pytest.raises(ProgramError, match=r"a\.spans\.jsonl"):
+        merge(tmp_path)
+
+
+def test_nothing_is_noted_where_nobody_asked() -> None:
+    with NO_SPANS.span("step", step=1):
+        pass
