@@ -72,7 +72,7 @@ def test_the_link_to_the_passes_is_committed_as_a_link() -> None:
     assert run("git", "show", ":jaxfleet/passes").stdout == "../passes"
 
 
-@pytest.mark.parametrize("extra", ["bench", "dev", "examples", "mpi", "plot", "test"])
+@pytest.mark.parametrize("extra", ["bench", "dev", "examples", "mpi", "plot", "test", "watch"])
 def test_an_extra_gives_every_requirement_a_bound(extra: str) -> None:
     bounded = re.compile(r"jaxfleet\[\w+\]|[\w.-]+(==[\d.]+|>=[\d.]+,<[\d.]+)")
     assert [r for r in requirements(extra) if not bounded.fullmatch(r)] == []

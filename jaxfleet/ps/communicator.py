@@ -164,7 +164,9 @@ class RelaxedRun(HostRun):
 
     def run(self) -> None:
         """Does them all."""
-        self._send_all()
+        client = self.host.client
+        with client.spans.span("send", step=client.step):
+            self._send_all()
         receives = [op for op in self.ops if op.type in {"recv", "concat"}]
         if receives:
             assert self.communicator is not None

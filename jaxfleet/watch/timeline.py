@@ -38,7 +38,7 @@ def merge(folder: Path) -> dict[str, Any]:
     """
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files:
-        hint = "run the job with JAXFLEET_TRACE_DIR set to it, or launch it with --trace-dir"
+        hint = "run the job with JAXFLEET_TRACE_DIR set to it"
         raise ProgramError(f"{folder} has no file of spans", hint=hint)
     noted = _by_process(map(_read, files))
     begin = min((s["start_us"] for one in noted for s in one.spans), default=0.0)
