@@ -40,9 +40,16 @@ _LAST_PORT = 65535
 _CPU_NUM = "CPU_NUM"
 _GPUS = "FLAGS_selected_gpus"
 _XLA_FLAGS = "XLA_FLAGS"
+_TRAINER_ENDPOINTS = "PADDLE_TRAINER_ENDPOINTS"
+_RESTART = "JAXFLEET_RESTART"
+_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+_PLATFORMS = "JAX_PLATFORMS"
+_CPU_DEVICES = "--xla_force_host_platform_device_count"
+_PROXIES = ("http_proxy", "https_proxy")
+_NO_PROXY = ("no_grpc_proxy", "no_proxy")  # whom gRPC reaches without one; it reads the first
 _OF_CLUSTERS = (
     *(_ROLE, _ROLE_TOO, _ENDPOINTS, _TRAINERS, _TRAINER_ID, _CURRENT, _IP, _PORT),
-    *(_JOB, _SECRET_FILE, _CHECKPOINT_DIR, _SERVER_RETURN),
+    *(_JOB, _SECRET_FILE, _CHECKPOINT_DIR, _SERVER_RETURN, _TRAINER_ENDPOINTS, _RESTART),
 )
 
 
@@ -280,7 +287,10 @@ def cluster_environment(cluster: Cluster) -> dict[str, str]:
     What this process's environment says of another role or job is not in it.
     """
     kept = {name: value for name, value in os.environ.items() if name not in _OF_CLUSTERS}
+    address, _, port = (cluster.current_endpoint or "").rpartition(":")
     settings: Mapping[str, object] = {
+        _IP: address or None,  # fluid's role makers find a server's place by these two
+        _PORT: port or None,
         _ROLE: cluster.role.upper(),
         _ROLE_TOO: cluster.role.upper(),
         _ENDPOINTS: ",".join(cluster.endpoints),
@@ -293,6 +303,126 @@ def cluster_environment(cluster: Cluster) -> dict[str, str]:
         _SERVER_RETURN: cluster.server_return_s or None,
     }
     return kept | {name: str(value) for name, value in settings.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Holds which process of a collective job one is.
+
+    Attributes:
+        rank: `PADDLE_TRAINER_ID`.
+        endpoints: `PADDLE_TRAINER_ENDPOINTS`; one of each rank, in their order.
+        job: `JAXFLEET_JOB`.
+        secret_file: `JAXFLEET_SECRET_FILE`.
+        restart: `JAXFLEET_RESTART`; how often the job has been started again.
+        gpus: `FLAGS_selected_gpus`; the GPUs that are this rank's, none to leave that open.
+        cpu_devices: how many devices the CPU stands in for (`XLA_FLAGS`); None leaves that open.
+        proxies: whether it may reach others through a proxy; fluid's launch takes that away.
+    """
+
+    rank: int
+    endpoints: tuple[str, ...]
+    job: str
+    secret_file: Path | None = None
+    restart: int = 0
+    gpus: tuple[int, ...] = ()
+    cpu_devices: int | None = None
+    proxies: bool = True
+
+
+def rank_environment(rank: Rank) -> dict[str, str]:
+    """Returns the whole environment of a child that is this rank: this process's, and its place."""
+    left_out = _OF_CLUSTERS if rank.proxies else (*_OF_CLUSTERS, *_PROXIES)
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    settings: Mapping[str, object] = {
+        _ROLE: "TRAINER",
+        _ROLE_TOO: "TRAINER",
+        _TRAINER_ENDPOINTS: ",".join(rank.endpoints),
+        _CURRENT: rank.endpoints[rank.rank],
+        _TRAINER_ID: rank.rank,
+        _TRAINERS: len(rank.endpoints),
+        _JOB: rank.job,
+        _SECRET_FILE: rank.secret_file,
+        _RESTART: rank.restart,
+        _GPUS: ",".join(map(str, rank.gpus)) or None,
+        _NO_PROXY[0]: _without_proxy(rank.endpoints),
+    }
+    if rank.cpu_devices is not None:
+        others = [word for word in _get(_XLA_FLAGS).split() if not word.startswith(_CPU_DEVICES)]
+        settings = {
+            **settings,
+            _XLA_FLAGS: " ".join([*others, f"{_CPU_DEVICES}={rank.cpu_devices}"]),
+            _PLATFORMS: _get(_PLATFORMS) or "cpu",  # else a GPU would be taken before them
+        }
+    return kept | {name: str(value) for name, value in settings.items() if value is not None}
+
+
+def _without_proxy(endpoints: tuple[str, ...]) -> str:
+    """Adds the ranks' hosts to those that gRPC reaches without a proxy: one would refuse them."""
+    before = _get(_NO_PROXY[0]) or _get(_NO_PROXY[1])
+    hosts = dict.fromkeys(endpoint.rpartition(":")[0] for endpoint in endpoints)
+    return ",".join([*([before] if before else []), *hosts])
+
+
+def read_restart() -> int:
+    """Returns how often this job has been started again (`JAXFLEET_RESTART`).
+
+    Raises:
+        StrategyError: it is no number.
+    """
+    return _read_number(_RESTART, least=0, hint="leave it to the launch") if _get(_RESTART) else 0
+
+
+def read_visible_gpus() -> tuple[str, ...] | None:
+    """Returns what `CUDA_VISIBLE_DEVICES` names; None where it is not set, so all are seen."""
+    if _VISIBLE_GPUS not in os.environ:
+        return None
+    return tuple(word.strip() for word in _get(_VISIBLE_GPUS).split(",") if word.strip())
+
+
+def wants_gpus() -> bool:
+    """Tells whether jax may take GPUs, by `JAX_PLATFORMS`."""
+    wanted = _get(_PLATFORMS).lower().split(",")
+    return wanted == [""] or not {"cuda", "gpu"}.isdisjoint(wanted)
+
+
+@dataclass(frozen=True)
+class CloudNodes:
+    """Holds the machines of a job as PaddleCloud names them.
+
+    Attributes:
+        count: `PADDLE_TRAINERS_NUM`, 1 unless set.
+        names: `PADDLE_TRAINERS`, None where it is not set.
+        own: `POD_IP`, or None.
+        rank: `PADDLE_TRAINER_ID`: of this machine, or None.
+        port: `PADDLE_PORT`, or None where it is no number.
+        ports: `TRAINER_PORTS_NUM`: how many ports from there on are free; 0 unless set.
+    """
+
+    count: int
+    names: tuple[str, ...] | None
+    own: str | None
+    rank: int | None
+    port: int | None
+    ports: int
+
+
+def read_cloud_nodes() -> CloudNodes:
+    """Returns what PaddleCloud says of the machines of a job.
+
+    Raises:
+        StrategyError: a number is none.
+    """
+    names = tuple(word.strip() for word in _get("PADDLE_TRAINERS").split(",") if word.strip())
+    of_machines = "PaddleCloud sets it to a machine's number"
+    return CloudNodes(
+        count=_read_number(_TRAINERS, least=1) if _get(_TRAINERS) else 1,
+        names=names or None,
+        own=_get(_IP) or None,
+        rank=_read_number(_TRAINER_ID, least=0, hint=of_machines) if _get(_TRAINER_ID) else None,
+        port=_whole(_get(_PORT)),
+        ports=_whole(_get("TRAINER_PORTS_NUM")) or 0,
+    )
 
 
 def _get(name: str) -> str:

@@ -134,7 +134,7 @@ PUBLIC = {
         unified_diff verify with_values
     """,
     "jaxfleet.launch": """
-        Job PORT_TAKEN launch
+        CollectiveJob Job Nodes PORT_TAKEN launch launch_ranks
     """,
     "jaxfleet.lower": """
         AXIS ExecutableCache HostType Interface Layout LoweredBlock LoweredStep ParallelFunction

@@ -1,4 +1,4 @@
-"""`jaxfleet launch`: runs a script as the trainers of a job, with its parameter servers."""
+"""`jaxfleet launch`: runs a script as the trainers of a job with servers, or as its ranks."""
 
 import argparse
 import importlib.machinery
@@ -6,17 +6,21 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxfleet.errors import ProgramError
-from jaxfleet.launch import Job, launch
+from jaxfleet.cli.launch_options import OF_ANY, OF_COLLECTIVE, OF_SERVERS, Option
+from jaxfleet.errors import ProgramError, StrategyError
+from jaxfleet.launch import CollectiveJob, Job, Nodes, launch, launch_ranks
+from jaxfleet.launch.gpus import seen_gpus, selected_gpus
 
 _USAGE = "jaxfleet launch [OPTIONS] (SCRIPT | -m MODULE) [ARGS...]"
 _ABOUT = """\
-Starts parameter servers and trainers on this machine, shows what they write, and stops all of
-them when one fails. Options stand before the script; what follows it is the script's own.
+Starts the processes of a job on this machine, shows what they write, and stops all of them when
+one fails: parameter servers and trainers, or, with --nproc, ranks of a collective job. A job on
+several machines is launched on each. Options stand before the script; what follows it is the
+script's own.
 """
 
 
@@ -24,74 +28,90 @@ def add_parser(commands: Any) -> None:
     """Adds the command and its arguments."""
     parser = commands.add_parser(
         "launch",
-        help="run a script as trainers with parameter servers, on this machine",
+        help="run a script as trainers with parameter servers, or as ranks of a collective job",
         usage=_USAGE,
         description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,  # what is not given is as `Job` has it
+        argument_default=argparse.SUPPRESS,  # what is not given is as the job has it
     )
-    _add_options(parser)
-    parser.add_argument(
-        "--servers-run-script",
-        action="store_true",
-        help="servers run SCRIPT too, as fluid's scripts expect: it reads its role",
-    )
+    for title, options in (
+        ("of any job", OF_ANY),
+        ("with servers", OF_SERVERS),
+        ("collective", OF_COLLECTIVE),
+    ):
+        group = parser.add_argument_group(title)
+        for option in options:
+            option.add_to(group)
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file")
     parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
     parser.set_defaults(run=run)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--servers", type=int, metavar="N", help="how many servers, 1 unless given")
-    add("--trainers", type=int, metavar="N", help="how many trainers, 1 unless given")
-    add("--job", dest="name", metavar="ID", help="the job's id")
-    add("--log-dir", type=Path, metavar="DIR", help="write every process's output to a file too")
-    add("--checkpoint-dir", type=Path, metavar="DIR", help="where servers keep their checkpoints")
-    add("--restarts", type=int, metavar="N", help="how often a dead server is started again (3)")
-    add(
-        "--server-return",
-        dest="server_return_s",
-        type=float,
-        metavar="S",
-        help="trainers wait S seconds for a dead server to be back (60)",
-    )
-    add("--secret-file", type=Path, metavar="FILE", help="a secret that the job's processes share")
-    add("--port", type=int, metavar="P", help="of the first server; free ports unless given")
-    add("--timeout", dest="timeout_s", type=float, metavar="S", help="stop all after S seconds")
-    add(
-        "--grace",
-        dest="grace_s",
-        type=float,
-        metavar="S",
-        help="processes that are told to end have S seconds to do so (5)",
-    )
-    add("--threads", type=int, metavar="N", help="threads that each process computes with")
-
-
-_OF_JOB = (
-    *("servers", "trainers", "name", "log_dir", "checkpoint_dir", "restarts", "server_return_s"),
-    *("secret_file", "port", "timeout_s", "grace_s", "threads"),
-)
-
-
 def run(args: argparse.Namespace) -> int:
     """Runs the command and returns its exit status."""
     given = vars(args)
-    options = {name: given[name] for name in _OF_JOB if name in given}
-    trainer = _trainer(args.script, args.args, module=given.get("module", False))
-    if given.get("servers_run_script", False):
-        options["server"] = trainer
-    status = launch(Job(trainer=trainer, **options))
+    command = _command(args.script, args.args, module=given.get("module", False))
+    if "nproc" in given:
+        _refuse(given, OF_SERVERS, "a collective job has no servers; leave --nproc out for some")
+        status = launch_ranks(_collective_job(command, given))
+    else:
+        _refuse(given, OF_COLLECTIVE, "it is of collective jobs: give --nproc too")
+        status = launch(_job(command, given))
     if status == 128 + signal.SIGPIPE:  # nobody reads stdout, so what is left in it cannot be said
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
 
 
-def _trainer(script: str, args: Sequence[str], *, module: bool) -> tuple[str, ...]:
-    """Returns a trainer's command.
+def _refuse(given: Mapping[str, Any], options: Sequence[Option], hint: str) -> None:
+    """Refuses options of the other kind of job.
+
+    Raises:
+        StrategyError: one was given.
+    """
+    for option in options:
+        if option.name in given:
+            raise StrategyError(f"{option.flag} does nothing here", hint=hint)
+
+
+def _job(command: tuple[str, ...], given: Mapping[str, Any]) -> Job:
+    options = _picked(given, (*OF_ANY, *OF_SERVERS))
+    if "nodes" in options and "name" not in options:
+        hint = "give --job: all machines have to say the same, and no other job may"
+        raise StrategyError("a job on several machines has no name", hint=hint)
+    if options.pop("servers_run_script", False):
+        options["server"] = command
+    return Job(trainer=command, **options)
+
+
+def _collective_job(command: tuple[str, ...], given: Mapping[str, Any]) -> CollectiveJob:
+    options = _picked(given, (*OF_ANY, *OF_COLLECTIVE))
+    if "nodes" in options and "name" not in options:
+        options["name"] = "+".join(options["nodes"].names)  # all machines say the same
+    gpus = options.pop("gpus", None)
+    if gpus is not None:
+        options["gpus"] = selected_gpus(gpus)
+    elif "cpu_devices" not in options:
+        options["gpus"] = seen_gpus() or None
+    return CollectiveJob(command=command, **options)
+
+
+def _picked(given: Mapping[str, Any], options: Sequence[Option]) -> dict[str, Any]:
+    """Returns what was given of some options, machines as one thing."""
+    picked = {option.name: given[option.name] for option in options if option.name in given}
+    names, own = picked.pop("nodes", None), picked.pop("node", None)
+    if names is None and own is None:
+        return picked
+    listed = tuple(word.strip() for word in (names or own).split(","))
+    if own is None and len(listed) > 1:
+        hint = "give --node, as it stands in --nodes"
+        raise StrategyError("which of several machines is this one?", hint=hint)
+    return picked | {"nodes": Nodes(listed, own or listed[0])}
+
+
+def _command(script: str, args: Sequence[str], *, module: bool) -> tuple[str, ...]:
+    """Returns the command that runs the script.
 
     Raises:
         ProgramError: there is no such script or module.

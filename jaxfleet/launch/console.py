@@ -15,9 +15,13 @@ class Console:
     Args:
         names: of all processes; prefixes are as wide as the widest of them needs.
         on_closed: called once nobody reads the output any more; after that, lines are dropped.
+        quiet: leaves out what the launch itself says, but for complaints.
     """
 
-    def __init__(self, names: Sequence[str], on_closed: Callable[[], None]) -> None:
+    def __init__(
+        self, names: Sequence[str], on_closed: Callable[[], None], *, quiet: bool = False
+    ) -> None:
+        self._quiet = quiet
         everyone = (_OWN, *names)
         self._width = max(len(name) for name in everyone)
         self._colours = {
@@ -36,6 +40,11 @@ class Console:
 
     def say(self, text: str) -> None:
         """Writes what the launch itself has to say: to stderr."""
+        if not self._quiet:
+            self.complain(text)
+
+    def complain(self, text: str) -> None:
+        """Writes what the launch has to say of a failure."""
         self.show(_OWN, text.splitlines(), error=True)
 
     def _prefix(self, name: str, *, colour: bool) -> str:

@@ -1,5 +1,6 @@
 """Jobs of small scripts, which stand for trainers and servers and need no JAX."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jaxfleet.errors import StrategyError
 from jaxfleet.launch import Job
+from jaxfleet.launch.ports import Ports
 
 WAIT_S = 30.0
 IDLE = "import time; time.sleep(60)"
@@ -48,6 +51,18 @@ def waiting(folder: Path) -> str:
     """Returns the code that waits until something is in a folder."""
     here = f"list(pathlib.Path({str(folder)!r}).iterdir())"
     return f"import pathlib, time\nwhile not {here}:\n    time.sleep(0.05)\n"
+
+
+def free_ports(count: int) -> int:
+    """Returns the first of some ports that follow each other, and that nobody has right now."""
+    for _ in range(50):
+        found = Ports(1)
+        first = int(found.endpoints[0].rpartition(":")[2])
+        found.close()
+        with contextlib.suppress(StrategyError, OverflowError):
+            Ports(count, first=first).close()
+            return first
+    raise AssertionError(f"no {count} ports that follow each other")
 
 
 def starting(code: str) -> str:

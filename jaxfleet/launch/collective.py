@@ -1,0 +1,121 @@
+"""Runs a job of ranks: a failure ends all of them, and may have all of them started again."""
+
+from collections.abc import Callable, Mapping
+
+from jaxfleet.env import Rank, rank_environment
+from jaxfleet.launch.ending import Deadline, Ender, Outcome, failure, told
+from jaxfleet.launch.events import Ended, Told
+from jaxfleet.launch.job import CollectiveJob
+from jaxfleet.launch.process import Process
+from jaxfleet.launch.rank_places import RankPlaces
+from jaxfleet.launch.starter import Starter, starting
+
+
+def launch_ranks(
+    job: CollectiveJob,
+    *,
+    logs: Callable[[int], str] = lambda rank: f"rank-{rank}.log",
+) -> int:
+    """Runs the ranks that a job has on this machine, and returns an exit status.
+
+    The ranks of a job have to do with each other, so none goes on alone: the first that fails has
+    all stopped. They are then started again, as often as the job says, with other ports and with
+    `JAXFLEET_RESTART` one higher; the script goes on from its last checkpoint. Launches on other
+    machines do the same as their ranks fail for want of those that were stopped here.
+
+    The status is 0 when all ranks ended with 0; that of the first rank that failed in the last
+    start (128 + n where signal n killed it); 128 + n when this process was sent signal n; 124 when
+    the job took longer than it may. Whatever the end, also if this process is killed, none of the
+    ranks is left.
+
+    Args:
+        job: what to run.
+        logs: the name of a rank's log.
+
+    Raises:
+        StrategyError: a port that was asked for is taken.
+        OSError: a folder for logs cannot be made.
+    """
+    with RankPlaces(job) as places:
+        places.move(0)
+        names = {f"rank {rank}": logs(rank) for rank in places.ranks}
+        with starting(job, names) as starter:
+            return _Launch(job, starter, places).run()
+
+
+class _Launch:
+    """Follows a job from its first start to its end."""
+
+    def __init__(self, job: CollectiveJob, starter: Starter, places: RankPlaces) -> None:
+        self._job, self._starter, self._places = job, starter, places
+        self._console = starter.console
+        self._deadline = Deadline(job)
+        self._ranks: list[Process] = []
+
+    def run(self) -> int:
+        """Returns the exit status."""
+        start, most = 0, self._job.max_restarts
+        while True:
+            outcome = self._once(start)
+            if outcome.failed is None or start == most:
+                return outcome.status
+            start += 1
+            self._places.move(start)
+            self._console.complain(
+                f"all ranks are started again ({start} of {most}), each from what it has saved"
+            )
+
+    def _once(self, start: int) -> Outcome:
+        """Starts all ranks and follows them until all have ended."""
+        ender, outcome = Ender(self._job, self._starter), Outcome(1, "the launch itself failed")
+        self._ranks = []
+        try:
+            self._start(start)
+            outcome = self._watch()
+        finally:
+            if outcome.why:
+                self._console.complain(f"{outcome.why}; stopping all")
+            ender.stop(self._ranks, outcome.number)
+            ender.report(self._ranks, outcome.failed)
+        if ender.told is not None and outcome.failed is not None:
+            return told(ender.told)  # somebody does not want them to be started again
+        return outcome
+
+    def _start(self, start: int) -> None:
+        where = self._places.endpoints[0]
+        self._console.say(f"{len(self._places.endpoints)} ranks, the first at {where}")
+        for rank in self._places.ranks:
+            self._places.give(rank)
+            environment = self._environment(rank, start)
+            process = self._starter.start(f"rank {rank}", self._job.command, environment)
+            self._ranks.append(process)
+            self._console.say(f"{process.name}: process {process.pid}")
+
+    def _environment(self, rank: int, start: int) -> Mapping[str, str]:
+        job, secret = self._job, self._job.secret_file
+        each = len(job.gpus or ()) // job.nproc
+        first = self._places.ranks.index(rank) * each
+        return rank_environment(
+            Rank(
+                rank=rank,
+                endpoints=self._places.endpoints,
+                job=job.name,
+                secret_file=None if secret is None else secret.resolve(),
+                restart=start,
+                gpus=(job.gpus or ())[first : first + each],
+                cpu_devices=job.cpu_devices,
+                proxies=job.proxies,
+            )
+        )
+
+    def _watch(self) -> Outcome:
+        """Waits until all ranks have ended well, or have to be stopped."""
+        while not all(rank.status == 0 for rank in self._ranks):
+            match self._starter.events.next(self._deadline.at):
+                case None:
+                    return self._deadline.missed
+                case Told() as event:
+                    return told(event)
+                case Ended(process) if process.status and process in self._ranks:
+                    return failure(process)
+        return Outcome(0)

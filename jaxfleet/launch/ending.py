@@ -1,0 +1,117 @@
+"""How a job ends: what ended it, the processes that are then stopped, and the report."""
+
+import copy
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from jaxfleet.launch.events import Told
+from jaxfleet.launch.job import AnyJob
+from jaxfleet.launch.process import Process
+from jaxfleet.launch.starter import Starter
+
+_FOREVER = 10 * 365 * 86400.0
+_KILL_S = 10.0
+_TIMED_OUT = 124  # as coreutils' timeout says it
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Says how a job went.
+
+    Attributes:
+        status: the launch's exit status.
+        why: what ended it, where it did not end by itself.
+        failed: the process that did.
+        number: what trainers are sent to stop them.
+    """
+
+    status: int
+    why: str = ""
+    failed: Process | None = None
+    number: signal.Signals = signal.SIGTERM
+
+
+def failure(process: Process) -> Outcome:
+    """Returns the outcome of a job that a process ended by failing."""
+    assert process.status is not None
+    why = f"{process.name} {process.ending} after {process.seconds:.1f} s"
+    return Outcome(process.status, why, process)
+
+
+def told(event: Told) -> Outcome:
+    """Returns the outcome of a job that was told to stop."""
+    number = event.number
+    if number is signal.SIGPIPE:
+        return Outcome(128 + number, "nobody reads the output any more")
+    sent = signal.SIGINT if number is signal.SIGINT else signal.SIGTERM
+    return Outcome(128 + number, f"got {number.name}", number=sent)
+
+
+class Deadline:
+    """Is when a job must be done. Times are those of `time.monotonic`."""
+
+    def __init__(self, job: AnyJob) -> None:
+        self._limit_s = job.timeout_s
+        self.at = time.monotonic() + (_FOREVER if job.timeout_s is None else job.timeout_s)
+
+    def or_in(self, seconds: float) -> "Deadline":
+        """Returns the deadline that is in so many seconds, or this one where it is earlier."""
+        sooner = copy.copy(self)
+        sooner.at = min(self.at, time.monotonic() + seconds)
+        return sooner
+
+    @property
+    def missed(self) -> Outcome:
+        """The outcome of a job that was not done by then."""
+        return Outcome(_TIMED_OUT, f"the job was not done after {self._limit_s:g} s")
+
+
+class Ender:
+    """Stops processes, and says how they ended.
+
+    Attributes:
+        told: the first signal that came while it waited; all are in a hurry from then on.
+    """
+
+    def __init__(self, job: AnyJob, starter: Starter) -> None:
+        self._grace_s = job.grace_s
+        self._console, self._events = starter.console, starter.events
+        self.told: Told | None = None
+
+    def stop(self, processes: Iterable[Process], number: signal.Signals) -> None:
+        """Ends processes, with a grace unless somebody asks twice."""
+        running = list(processes)
+        for process in running:
+            process.tell(number)
+        self._wait(running, self._grace_s, patient=True)
+        for process in running:
+            if not process.gone:
+                process.tell(signal.SIGKILL)
+        self._wait(running, _KILL_S, patient=False)
+
+    def _wait(self, processes: Sequence[Process], seconds: float, *, patient: bool) -> None:
+        """Waits until processes are gone with all that they started and wrote."""
+        deadline = time.monotonic() + seconds
+        while not all(process.gone for process in processes):
+            if patient and self.told is not None:
+                return
+            event = self._events.next(deadline)
+            if event is None:
+                return
+            if isinstance(event, Told) and self.told is None:
+                self.told = event
+
+    def report(self, processes: Iterable[Process], failed: Process | None) -> None:
+        """Says how each process ended, and shows the last lines of the one that failed."""
+        for process in processes:
+            self._console.say(f"{process.name} {process.ending}, {process.seconds:.1f} s")
+        if failed is None:
+            return
+        if failed.last:
+            self._console.complain(f"the last lines of {failed.name}:")
+            self._console.show(failed.name, failed.last, error=True)
+        else:
+            self._console.complain(f"{failed.name} wrote nothing")
+        self._console.complain(f"{failed.name} {failed.ending}")

@@ -1,0 +1,90 @@
+"""What every launch has: where lines, logs and events come together as processes are started."""
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from jaxfleet.launch.console import Console
+from jaxfleet.launch.events import Ended, Events, Gone, Told
+from jaxfleet.launch.job import AnyJob
+from jaxfleet.launch.keeper import Keeper
+from jaxfleet.launch.process import Process
+
+
+class Starter:
+    """Starts the processes of a job, and holds those that were started.
+
+    Args:
+        job: how they are run.
+        keeper: ends them if this process is killed.
+        console: where their lines are shown.
+        events: gets their ends.
+        logs: the files of those whose lines are written too, by their names.
+    """
+
+    def __init__(
+        self,
+        job: AnyJob,
+        *,
+        keeper: Keeper,
+        console: Console,
+        events: Events,
+        logs: Mapping[str, BinaryIO],
+    ) -> None:
+        self._job, self._keeper, self._logs = job, keeper, logs
+        self._settings = _settings(job)
+        self.console, self.events = console, events
+        self.everybody: list[Process] = []
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Process:
+        """Starts a process, whose end is an event."""
+        process = Process(
+            name=name,
+            command=command,
+            environment={**environment, **self._settings},
+            console=self.console,
+            log=self._logs.get(name),
+            keeper=self._keeper,
+            grace_s=self._job.grace_s,
+            on_end=lambda process: self.events.put(Ended(process)),
+            on_gone=lambda process: self.events.put(Gone(process)),
+        )
+        self.everybody.append(process)
+        return process
+
+
+@contextmanager
+def starting(
+    job: AnyJob, logs: Mapping[str, str], *, folder: Path | None = None
+) -> Iterator[Starter]:
+    """Has everything ready to start a job's processes, and nothing left when it ends.
+
+    Args:
+        job: how they are run.
+        logs: the names of all processes, each with its log's.
+        folder: what is removed at the end also if this process is killed, or none.
+    """
+    with ExitStack() as stack:
+        events = Events()
+        stack.enter_context(events.signals())
+        console = Console(tuple(logs), lambda: events.put(Told(signal.SIGPIPE)), quiet=job.quiet)
+        opened: dict[str, BinaryIO] = {}
+        if job.log_dir is not None:
+            job.log_dir.mkdir(parents=True, exist_ok=True)
+            for name, log in logs.items():
+                file = (job.log_dir / log).open("wb", buffering=0)
+                opened[name] = stack.enter_context(file)
+        keeper = stack.enter_context(Keeper(job.grace_s, folder))
+        yield Starter(job, keeper=keeper, console=console, events=events, logs=opened)
+
+
+def _settings(job: AnyJob) -> dict[str, str]:
+    """Returns what the environment says besides a role."""
+    settings = {"PYTHONUNBUFFERED": "1"}  # lines are shown when they are written
+    if job.threads is not None:
+        # XLA's pool on the CPU, and numpy's.
+        names = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        settings |= dict.fromkeys(names, str(job.threads))
+    return settings
