@@ -42,10 +42,11 @@ PUBLIC = {
     """,
     "jaxfleet.fleet": "",
     "jaxfleet.fleet.meeting": """
-        Alone GroupName Meeting reduce_into
+        Alone FolderMeeting GroupName Meeting Roster reduce_into
     """,
     "jaxfleet.fleet.roles": """
-        PaddleCloudRoleMaker Role RoleMakerBase UserDefinedCollectiveRoleMaker UserDefinedRoleMaker
+        GeneralRoleMaker PaddleCloudRoleMaker Role RoleMakerBase UserDefinedCollectiveRoleMaker
+        UserDefinedRoleMaker
     """,
     "jaxfleet.fluid": """
         Block BuildStrategy CPUPlace CUDAPlace CompiledProgram DataFeeder DatasetFactory

@@ -89,8 +89,7 @@ class PaddleCloudRoleMaker(MeetingRoleMaker):
         trainers = environment.number(v.WORKER_NUM, "how many trainers the job has")
         role = environment.role()
         if role == Role.WORKER:
-            current = environment.number(v.WORKER_ID, "every trainer has a number from 0 on")
-            _check_is_below(environment, current, trainers)
+            current = environment.worker_index(trainers)
         else:
             current = environment.server_index(servers)
             self._current_endpoint = servers[current]
@@ -108,17 +107,10 @@ class PaddleCloudRoleMaker(MeetingRoleMaker):
         except UnsetError:
             hint = "list where the trainers are: 10.0.0.1:6170,10.0.0.2:6170"
             raise AssertedError(f"can't find {v.WORKERS}", source=source, hint=hint) from None
-        current = environment.number(v.WORKER_ID, "") if v.WORKER_ID in values else 0
-        _check_is_below(environment, current, len(endpoints))
+        current = environment.worker_index(len(endpoints)) if v.WORKER_ID in values else 0
         self._current_endpoint = values.get(v.CURRENT)
         if self._current_endpoint not in {None, endpoints[current]}:
             what = f"{v.CURRENT} is {self._current_endpoint}, but trainer {current} of {v.WORKERS}"
             environment.refuse(f"{what} is {endpoints[current]}", "they name one process")
         self._worker_endpoints, self._trainers_num = endpoints, len(endpoints)
         self._role, self._current_id = Role.WORKER, current
-
-
-def _check_is_below(environment: v.Variables, current: int, trainers: int) -> None:
-    if current >= trainers:
-        what = f"{v.WORKER_ID} is {current}, and there are {trainers} trainers"
-        environment.refuse(what, "trainers are numbered from 0")

@@ -95,6 +95,19 @@ class Variables:
                 self.refuse(f"{name} {twice}", "list every process once")
         return endpoints
 
+    def worker_index(self, workers: int) -> int:
+        """Returns which of the workers this process is.
+
+        Raises:
+            UnsetError: nothing says it.
+            StrategyError: it is no number, or there are not so many.
+        """
+        index = self.number(WORKER_ID, "every trainer has a number from 0 on")
+        if index >= workers:
+            what = f"{WORKER_ID} is {index}, and there are {workers} trainers"
+            self.refuse(what, "trainers are numbered from 0")
+        return index
+
     def server_index(self, endpoints: list[str]) -> int:
         """Returns which of the servers this process is.
 

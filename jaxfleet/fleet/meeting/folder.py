@@ -1,0 +1,139 @@
+"""A meeting through a folder that all processes of a job see."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxfleet.errors import PeerLostError, ProgramError, StrategyError
+from jaxfleet.fleet.meeting.hellos import Hellos, write_file
+from jaxfleet.fleet.meeting.meeting import GroupName
+from jaxfleet.fleet.meeting.polling import Poll
+from jaxfleet.fleet.meeting.roster import Roster
+from jaxfleet.fleet.meeting.values import pack, unpack
+
+_LOOK_AT_HELLOS_S = 1.0
+
+
+class FolderMeeting:
+    """Lets processes gather by files: each writes what it gives, and reads what the others gave.
+
+    Args:
+        path: the folder; `trainer`, `pserver` and `all` are made in it, one a group.
+        roster: who takes part.
+        connect_s: how long all may take to come.
+        timeout_s: how long they may take to come to one gathering.
+        prefix: tells jobs apart that share the folder.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        roster: Roster,
+        *,
+        connect_s: float,
+        timeout_s: float,
+        prefix: str = "",
+    ) -> None:
+        self._path, self._roster, self._prefix = path, roster, prefix
+        self._connect_s, self._timeout_s = connect_s, timeout_s
+        self._groups: dict[GroupName, _Group] = {}
+
+    def join(self) -> None:
+        """Waits until all processes are there.
+
+        Raises:
+            ConnectError: somebody never came.
+            StrategyError: somebody has another idea of the job, or the folder cannot be made.
+        """
+        for group in ("all", self._roster.group):
+            self._group(group)
+
+    def gather(self, group: GroupName, value: Any, what: str) -> list[Any]:
+        """Returns what every process of a group gave; see `Meeting`."""
+        return self._group(group).gather(value, what)
+
+    def close(self) -> None:
+        """Leaves: what others may still have to read stays."""
+        self._groups = {}
+
+    def _group(self, name: GroupName) -> "_Group":
+        if name not in self._groups:
+            members, rank = self._roster.members(name), self._roster.rank_in(name)
+            folder = _made(self._path / name / self._prefix)
+            self._groups[name] = _Group(
+                folder, members, rank, connect_s=self._connect_s, timeout_s=self._timeout_s
+            )
+        return self._groups[name]
+
+
+class _Group:
+    """Is one group of the processes; see `FolderMeeting`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        members: Sequence[str],
+        rank: int,
+        *,
+        connect_s: float,
+        timeout_s: float,
+    ) -> None:
+        self._folder, self._members, self._rank = folder, members, rank
+        self._timeout_s, self._calls = timeout_s, 0
+        self._remove_old()
+        self._hellos = Hellos(folder, members, rank)
+        self._session = self._hellos.find_all(connect_s)
+
+    def gather(self, value: Any, what: str) -> list[Any]:
+        self._calls += 1
+        write_file(self._file(self._rank), pack([what, value]))
+        given = self._read_all(what)
+        for name, (other, _) in zip(self._members, given, strict=True):
+            if other != what:
+                message = f"{name} is at {other}, and this process at {what}"
+                where = f"gathering {self._calls} in {self._folder}"
+                hint = "all processes of a group gather in the same order"
+                raise ProgramError(f"{message}: {where}", hint=hint)
+        # Who is here has read all that was given before, so nobody needs it any more.
+        self._file(self._rank, self._calls - 1).unlink(missing_ok=True)
+        return [each for _, each in given]
+
+    def _read_all(self, what: str) -> list[Any]:
+        given: dict[int, Any] = {}
+        poll, looked = Poll(self._timeout_s), time.monotonic()
+        while True:
+            # Listing a folder shows what is new in it also where its files are on another machine
+            # and a name that was not there is remembered as such.
+            there = {file.name for file in self._folder.iterdir()}
+            for rank in range(len(self._members)):
+                if rank not in given and (file := self._file(rank)).name in there:
+                    given[rank] = unpack(file.read_bytes())
+            if len(given) == len(self._members):
+                return [given[rank] for rank in sorted(given)]
+            if time.monotonic() - looked > _LOOK_AT_HELLOS_S or poll.is_over:
+                self._hellos.check()
+                looked = time.monotonic()
+            if poll.is_over:
+                gone = (name for rank, name in enumerate(self._members) if rank not in given)
+                message = f"{what}, gathering {self._calls} in {self._folder}: waited "
+                raise PeerLostError(f"{message}{self._timeout_s:g} s for {', '.join(gone)}")
+            poll.pause()
+
+    def _file(self, rank: int, call: int | None = None) -> Path:
+        number = self._calls if call is None else call
+        return self._folder / f"{self._session}.{number}.{rank}"
+
+    def _remove_old(self) -> None:
+        """Removes what this process left here when it ran before."""
+        for file in self._folder.glob(f"*.*.{self._rank}"):
+            file.unlink(missing_ok=True)
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"folder {folder}, in which processes are to meet, cannot be made: {error.strerror}"
+        raise StrategyError(what, hint="give a folder that every process may write to") from error
+    return folder
