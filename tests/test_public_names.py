@@ -40,7 +40,9 @@ PUBLIC = {
     "jaxfleet.compat": """
         install uninstall
     """,
-    "jaxfleet.fleet": "",
+    "jaxfleet.fleet": """
+        FleetBase OnlyWorker split_files
+    """,
     "jaxfleet.fleet.meeting": """
         Alone FolderMeeting GroupName Meeting Roster reduce_into
     """,
@@ -74,6 +76,9 @@ PUBLIC = {
     "jaxfleet.fluid.incubate.fleet": "",
     "jaxfleet.fluid.incubate.fleet.base": "",
     "jaxfleet.fluid.incubate.fleet.parameter_server": "",
+    "jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler": """
+        DistributedTranspiler TranspilerOptimizer fleet
+    """,
     "jaxfleet.fluid.incubate.fleet.parameter_server.pslib": """
         DistributedAdam DownpourOptimizer DownpourServer DownpourWorker
     """,

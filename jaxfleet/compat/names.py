@@ -37,7 +37,14 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid.incubate.fleet": (f"{_FLUID}.incubate.fleet",),
     "paddle.fluid.incubate.fleet.base": (f"{_FLUID}.incubate.fleet.base",),
     "paddle.fluid.incubate.fleet.base.role_maker": (f"{_FLUID}.incubate.fleet.base.role_maker",),
+    "paddle.fluid.incubate.fleet.base.fleet_base": (f"{_FLUID}.incubate.fleet.base.fleet_base",),
     "paddle.fluid.incubate.fleet.parameter_server": (_SERVERS,),
+    "paddle.fluid.incubate.fleet.parameter_server.distribute_transpiler": (
+        f"{_SERVERS}.distribute_transpiler",
+    ),
+    "paddle.fluid.incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy": (
+        f"{_SERVERS}.distribute_transpiler.distributed_strategy",
+    ),
     "paddle.fluid.incubate.fleet.parameter_server.pslib": (_PSLIB,),
     "paddle.fluid.incubate.fleet.parameter_server.pslib.node": (_PSLIB,),
     "paddle.fluid.incubate.fleet.parameter_server.pslib.optimizer_factory": (_PSLIB,),

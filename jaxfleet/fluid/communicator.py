@@ -16,7 +16,7 @@ from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.transpiler.config import DistributedMode
 
 _OWN = "CPU_NUM"  # as many as the CPU stands for devices
-_DEFAULTS = {
+DEFAULTS = {
     "communicator_max_merge_var_num": _OWN,
     "communicator_send_queue_size": _OWN,
     "communicator_independent_recv_thread": "1",
@@ -29,7 +29,7 @@ _IN_STEP = ("communicator_max_merge_var_num", "communicator_send_queue_size")
 _OF_A_STEP = (*_IN_STEP, "communicator_send_wait_times", "communicator_thread_pool_size")
 _KEYS = {
     DistributedMode.SYNC: _OF_A_STEP,
-    DistributedMode.ASYNC: tuple(_DEFAULTS),
+    DistributedMode.ASYNC: tuple(DEFAULTS),
     DistributedMode.HALF_ASYNC: _OF_A_STEP,
     DistributedMode.GEO: ("communicator_thread_pool_size", "communicator_send_wait_times"),
 }
@@ -54,13 +54,13 @@ def get_communicator_flags(mode: int, given: Mapping[str, Any] | None = None) ->
     """
     if mode not in _KEYS:
         raise mistake(f"there is no mode {mode!r}", "take one of DistributedMode")
-    unknown = [name for name in given or {} if name not in _DEFAULTS]
+    unknown = [name for name in given or {} if name not in DEFAULTS]
     if unknown:
         what = f"a communicator has no setting '{unknown[0]}'"
-        raise mistake(what, f"there are {', '.join(_DEFAULTS)}")
+        raise mistake(what, f"there are {', '.join(DEFAULTS)}")
     own = str(read_cpu_num() or 1)
     found = {
-        name: preset_flag(name) or (own if _DEFAULTS[name] == _OWN else _DEFAULTS[name])
+        name: preset_flag(name) or (own if DEFAULTS[name] == _OWN else DEFAULTS[name])
         for name in _KEYS[mode]
     }
     found |= {name: str(value) for name, value in (given or {}).items() if name in found}
@@ -95,7 +95,7 @@ class Communicator:
     ) -> None:
         check_type(program, "program", Program)
         self.mode, self.kwargs = mode, dict(kwargs or {})
-        self.envs = get_communicator_flags(mode, {n: v for n, v in envs.items() if n in _DEFAULTS})
+        self.envs = get_communicator_flags(mode, {n: v for n, v in envs.items() if n in DEFAULTS})
         missing = [name for name in _NEEDS.get(mode, ()) if name not in self.kwargs]
         if missing:
             what = f"a communicator of mode {mode} needs {', '.join(missing)}"

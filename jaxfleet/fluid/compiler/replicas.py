@@ -128,7 +128,7 @@ class Replicas:
             )
         if build.trainer_id >= trainers:
             raise StrategyError(f"trainer_id {build.trainer_id} of {trainers} trainers")
-        if build.async_mode:
+        if build.async_mode and not self.is_one:
             what = "async_mode: devices that do not add their gradients need a communicator"
             raise UnsupportedError(what, hint="use parameter servers: DistributeTranspiler")
         if not self.is_one and self._program._facts.get("role") == "collective":

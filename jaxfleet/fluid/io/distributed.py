@@ -1,6 +1,6 @@
 """What servers hold of a job: its first trainer saves it whole, servers load their slices."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import prod
 from pathlib import Path
 
@@ -11,7 +11,10 @@ from jaxfleet.fluid.array_files import file_of, read_arrays
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.executor import Executor
 from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.transpiler.details.vars_distributed import VarDistributed
+from jaxfleet.fluid.transpiler.details.vars_distributed import (
+    VarDistributed,
+    VarsDistributed,
+)
 from jaxfleet.passes.geo_sgd import MODE as GEO
 
 _ON_SERVERS_ALONE = frozenset({"Optimizer", "RemotePrefetch"})
@@ -32,14 +35,44 @@ def served_values(executor: Executor, program: Program) -> dict[str, np.ndarray]
     registry = program._parameters_on_pservers
     if registry is None or not is_first_trainers(program):
         return {}
-    parts: dict[str, list[VarDistributed]] = {}
-    for var in registry.distributed_vars:
-        if var.vtype in _ON_SERVERS_ALONE:
-            parts.setdefault(var.origin.name, []).append(var)
-    # What has one element goes with every slice of its parameter, and is the same with each.
-    whole = {name: _in_order(vars) for name, vars in parts.items()}
+    whole = _whole_parts(registry, _ON_SERVERS_ALONE)
     whole |= {name: [(name, endpoint)] for name, endpoint in registry.shared.items()}
     return executor._pserver.pull(program, whole) if whole else {}
+
+
+def served_parameters(
+    executor: Executor, program: Program, names: Collection[str]
+) -> dict[str, np.ndarray]:
+    """Returns parameters whole, as servers have them; none of a job whose trainers update.
+
+    Args:
+        executor: the one that trains.
+        program: a trainer's.
+        names: which; what servers do not have is left out.
+
+    Raises:
+        ProgramError: the trainer has not spoken with its servers.
+        ClosedError: it has closed.
+        PeerLostError: a server went, or takes too long.
+    """
+    registry = program._parameters_on_pservers
+    if registry is None or program._facts.get("mode") == GEO:
+        return {}
+    parts = _whole_parts(registry, frozenset({"Param", "RemotePrefetch"}))
+    wanted = {name: slices for name, slices in parts.items() if name in names}
+    return executor._pserver.pull(program, wanted) if wanted else {}
+
+
+def _whole_parts(
+    registry: VarsDistributed, kinds: frozenset[str]
+) -> dict[str, list[tuple[str, str]]]:
+    """Returns the slices of variables in the order of their rows, with the server of each."""
+    parts: dict[str, list[VarDistributed]] = {}
+    for var in registry.distributed_vars:
+        if var.vtype in kinds:
+            parts.setdefault(var.origin.name, []).append(var)
+    # What has one element goes with every slice of its parameter, and is the same with each.
+    return {name: _in_order(vars) for name, vars in parts.items()}
 
 
 def is_first_trainers(program: Program) -> bool:

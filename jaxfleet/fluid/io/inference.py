@@ -109,14 +109,19 @@ def load_inference_model(
     folder = Path(dirname)
     if not folder.is_dir():
         raise mistake(f"'{dirname}' is no folder", "give that of save_inference_model")
-    program, fed, names = _model(folder / (model_filename or MODEL))
+    program, fed, names = model_of(folder / (model_filename or MODEL))
     set_values(read_values(get_program_persistable_vars(program), folder, params_filename))
     if pserver_endpoints:
         program._endpoints = list(pserver_endpoints)
     return [program, fed, [program.global_block().var(name) for name in names]]
 
 
-def _model(path: Path) -> tuple[Program, list[str], list[str]]:
+def model_of(path: Path) -> tuple[Program, list[str], list[str]]:
+    """Returns a saved program, the names of what it is fed, and those of its targets.
+
+    Raises:
+        SavedError: it is damaged, or no model.
+    """
     try:
         program, more = deserialize(read_bytes(path), str(path))
         return program, [*more["feed"]], [*more["fetch"]]

@@ -85,7 +85,7 @@ def save_vars(
     if not chosen:
         warnings.warn("there is no variable to save", stacklevel=2)
         return
-    _write(_folder(dirname), filename, ((v.name, value_of(v)) for v in chosen))
+    write_values(_folder(dirname), filename, ((v.name, value_of(v)) for v in chosen))
 
 
 def save_params(
@@ -119,7 +119,7 @@ def save_persistables(
     else:
         kept = [v for v in _chosen(main_program, None, is_here) if v.name not in served]
         own = ((v.name, value_of(v)) for v in kept)
-        _write(_folder(dirname), filename, chain(own, served.items()))
+        write_values(_folder(dirname), filename, chain(own, served.items()))
     if is_first_trainers(program):
         executor._pserver.save_tables(program, _folder(dirname))
 
@@ -251,8 +251,14 @@ def _chosen(
     return list(given)
 
 
-def _write(folder: Path, filename: str | None, values: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Writes values by name: one file for all, or a file for each."""
+def write_values(
+    folder: Path, filename: str | None, values: Iterable[tuple[str, np.ndarray]]
+) -> None:
+    """Writes values by name: one file for all, or a file for each.
+
+    Raises:
+        SavedError: a file cannot be written.
+    """
     if filename is not None:
         write_files([(folder / filename, arrays_writer(values))])
         return

@@ -1,0 +1,103 @@
+"""TranspilerOptimizer: minimizes a loss, and makes the programs of a job with servers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxfleet.errors import StrategyError, WrongTypeError
+from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.incubate.fleet.base.fleet_base import (
+    DistributedOptimizer,
+    NoGrad,
+    Parameters,
+)
+from jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy import (  # noqa: E501
+    DistributedStrategy,
+    strategy_of,
+)
+from jaxfleet.fluid.operator import Operator
+from jaxfleet.fluid.program import Program, default_startup_program
+from jaxfleet.fluid.transpiler import DistributeTranspilerConfig
+from jaxfleet.fluid.variable import Pairs, Variable
+
+Made = Callable[[Any, Program, Program], None]  # makes a job's programs by a strategy
+
+
+class TranspilerOptimizer(DistributedOptimizer):
+    """What `fleet.distributed_optimizer` returns.
+
+    Args:
+        optimizer: a script's own.
+        strategy: one of `StrategyFactory`, or a transpiler's config, which is copied;
+            `SyncStrategy` unless given.
+        transpile: makes the job's programs; `fleet.distributed_optimizer` gives it.
+
+    Raises:
+        ValueError: it is no optimizer.
+        TypeError: the strategy is none.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
+        transpile: Made | None = None,
+    ) -> None:
+        super().__init__(optimizer, strategy_of(strategy))
+        self._transpile = transpile
+
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Parameters | None = None,
+        no_grad_set: NoGrad | None = None,
+        callbacks: Sequence[Any] | None = None,
+    ) -> Pairs:
+        """Adds the gradients, as the script's optimizer does."""
+        return self._optimizer.backward(
+            loss, startup_program, parameter_list, no_grad_set, callbacks
+        )
+
+    def apply_gradients(self, params_grads: Pairs) -> list[Operator]:
+        """Adds the updates, as the script's optimizer does."""
+        return self._optimizer.apply_gradients(params_grads)
+
+    def minimize(
+        self,
+        loss: Variable,
+        scopes: Any = None,
+        startup_program: Program | None = None,
+        parameter_list: Parameters | None = None,
+        no_grad_set: NoGrad | None = None,
+    ) -> tuple[list[Operator], Pairs]:
+        """Adds what trains the loss, and makes of it what this process of the job runs.
+
+        `fleet.main_program` and `fleet.startup_program` are the programs.
+
+        Args:
+            loss: one.
+            scopes: taken; variables are where an Executor is told.
+            startup_program: where the parameters begin; the default one unless given.
+            parameter_list: which are trained; all unless given.
+            no_grad_set: variables at which gradients end.
+
+        Raises:
+            TypeError: a list is given, of losses or of programs.
+            ValueError: it was not made by a fleet.
+            ConnectError: a worker waited for servers in vain.
+        """
+        del scopes
+        if isinstance(loss, list):
+            what = "DistributedTranspiler's minimize can not accept loss with list"
+            raise mistake(what, "give one loss", WrongTypeError)
+        if isinstance(startup_program, list):
+            what = "DistributedTranspiler's minimize can not accept program with list"
+            raise mistake(what, "give one startup program", WrongTypeError)
+        check_type(loss, "a loss", Variable)
+        if self._transpile is None:
+            what = "nobody makes the programs of a job of what this optimizer minimizes"
+            raise mistake(what, "use what fleet.distributed_optimizer returns", StrategyError)
+        startup = startup_program or default_startup_program()
+        made = self._optimizer.minimize(loss, startup, parameter_list, no_grad_set)
+        self._transpile(self._strategy, loss.block.program, startup)
+        return made
