@@ -77,10 +77,10 @@ def test_workers_reduce_in_their_order(tmp_path: Path) -> None:
 
     for mode, expected in [("sum", [0.1 + 0.7, 6.0]), ("min", [0.1, 2.0]), ("max", [0.7, 4.0])]:
         results = at_once(
-            lambda mode=mode: reduced(first, np.array([0.1, 4.0]), np.zeros(2), mode).tolist(),
-            lambda mode=mode: reduced(second, [0.7, 2.0], [0, 0], mode),
+            partial(reduced, first, np.array([0.1, 4.0]), np.zeros(2), mode),
+            partial(reduced, second, [0.7, 2.0], [0, 0], mode),
         )
-        assert results == [expected, expected]
+        assert [list(each) for each in results] == [expected, expected]
     shapes = at_once(
         lambda: reduced(first, [1], [0], "sum"), lambda: reduced(second, [1, 2], [0, 0], "sum")
     )
