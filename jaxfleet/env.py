@@ -40,7 +40,6 @@ _LAST_PORT = 65535
 _CPU_NUM = "CPU_NUM"
 _GPUS = "FLAGS_selected_gpus"
 _XLA_FLAGS = "XLA_FLAGS"
-_TRAINER_ENDPOINTS = "PADDLE_TRAINER_ENDPOINTS"
 _RESTART = "JAXFLEET_RESTART"
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _PLATFORMS = "JAX_PLATFORMS"
@@ -50,6 +49,7 @@ _NO_PROXY = ("no_grpc_proxy", "no_proxy")  # whom gRPC reaches without one; it r
 _OF_CLUSTERS = (
     *(_ROLE, _ROLE_TOO, _ENDPOINTS, _TRAINERS, _TRAINER_ID, _CURRENT, _IP, _PORT),
     *(_JOB, _SECRET_FILE, _CHECKPOINT_DIR, _SERVER_RETURN, _TRAINER_ENDPOINTS, _RESTART),
+    _SERVER_ID,
 )
 
 
@@ -289,8 +289,9 @@ def cluster_environment(cluster: Cluster) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _OF_CLUSTERS}
     address, _, port = (cluster.current_endpoint or "").rpartition(":")
     settings: Mapping[str, object] = {
-        _IP: address or None,  # fluid's role makers find a server's place by these two
+        _IP: address or None,  # fluid's role makers find a server's place by these
         _PORT: port or None,
+        _SERVER_ID: cluster.server_id,
         _ROLE: cluster.role.upper(),
         _ROLE_TOO: cluster.role.upper(),
         _ENDPOINTS: ",".join(cluster.endpoints),

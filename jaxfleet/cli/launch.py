@@ -88,7 +88,7 @@ def _job(command: tuple[str, ...], given: Mapping[str, Any]) -> Job:
 def _collective_job(command: tuple[str, ...], given: Mapping[str, Any]) -> CollectiveJob:
     options = _picked(given, (*OF_ANY, *OF_COLLECTIVE))
     if "nodes" in options and "name" not in options:
-        options["name"] = "+".join(options["nodes"].names)  # all machines say the same
+        options["name"] = options["nodes"].job_name
     gpus = options.pop("gpus", None)
     if gpus is not None:
         options["gpus"] = selected_gpus(gpus)

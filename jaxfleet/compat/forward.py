@@ -20,7 +20,7 @@ class Forward(ModuleType):
     """
 
     def __init__(self, name: str, targets: Sequence[str]) -> None:
-        super().__init__(name, f"Stands for {', '.join(targets)}.")
+        super().__init__(name, f"Stands for {', '.join(targets) or 'what is in it'}.")
         self.__path__: list[str] = []  # a package, so that it may have submodules
         self._targets = tuple(targets)
 

@@ -13,6 +13,9 @@ _FRAMEWORK = (f"{_FLUID}.framework",)
 # A package stands before its modules.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle": ("jaxfleet.compat.top",),
+    "paddle.distributed": (),
+    "paddle.distributed.launch": ("jaxfleet.launch.paddle_launch",),
+    "paddle.distributed.launch_ps": ("jaxfleet.launch.paddle_launch_ps",),
     "paddle.reader": (f"{_FLUID}.readers",),
     "paddle.optimizer": ("jaxfleet.compat.optimizer",),
     "paddle.regularizer": (f"{_FLUID}.regularizer",),

@@ -8,14 +8,10 @@ from jaxfleet.launch.events import Ended, Told
 from jaxfleet.launch.job import CollectiveJob
 from jaxfleet.launch.process import Process
 from jaxfleet.launch.rank_places import RankPlaces
-from jaxfleet.launch.starter import Starter, starting
+from jaxfleet.launch.starter import Starter, log_name, starting
 
 
-def launch_ranks(
-    job: CollectiveJob,
-    *,
-    logs: Callable[[int], str] = lambda rank: f"rank-{rank}.log",
-) -> int:
+def launch_ranks(job: CollectiveJob, *, logs: Callable[[str, int], str] = log_name) -> int:
     """Runs the ranks that a job has on this machine, and returns an exit status.
 
     The ranks of a job have to do with each other, so none goes on alone: the first that fails has
@@ -30,7 +26,7 @@ def launch_ranks(
 
     Args:
         job: what to run.
-        logs: the name of a rank's log.
+        logs: names the log of a rank, by its number.
 
     Raises:
         StrategyError: a port that was asked for is taken.
@@ -38,7 +34,7 @@ def launch_ranks(
     """
     with RankPlaces(job) as places:
         places.move(0)
-        names = {f"rank {rank}": logs(rank) for rank in places.ranks}
+        names = {f"rank {rank}": logs("rank", rank) for rank in places.ranks}
         with starting(job, names) as starter:
             return _Launch(job, starter, places).run()
 

@@ -2,6 +2,7 @@
 
 import signal
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,19 +12,23 @@ from jaxfleet.launch.job import PORT_TAKEN, Job
 from jaxfleet.launch.members import Members
 from jaxfleet.launch.places import Places
 from jaxfleet.launch.process import Process
-from jaxfleet.launch.starter import Starter, starting
+from jaxfleet.launch.starter import Starter, log_name, starting
 
 _AGAIN_S = 0.5  # until a server that died is started again
 _MOST_PORT_TAKEN = 20
 
 
-def launch(job: Job) -> int:
+def launch(job: Job, *, logs: Callable[[str, int], str] = log_name) -> int:
     """Runs what a job has on this machine, shows what it writes, and returns an exit status.
 
     The status is 0 when all trainers ended with 0 and no server failed for good; that of the first
     process that failed (128 + n where signal n killed it); 128 + n when this process was sent
     signal n; 124 when the job took longer than it may. Whatever the end, also if this process is
     killed, none of the processes is left.
+
+    Args:
+        job: what to run.
+        logs: names the log of a server or a trainer, by its number.
 
     Raises:
         StrategyError: a port that was asked for is taken.
@@ -32,8 +37,8 @@ def launch(job: Job) -> int:
     with ExitStack() as stack:
         folder = job.checkpoint_dir or _temporary_folder(stack)
         places = stack.enter_context(Places(job))
-        names = {f"server {at}": f"server-{at}.log" for at in places.servers}
-        names |= {f"trainer {at}": f"trainer-{at}.log" for at in places.trainers}
+        names = {f"server {at}": logs("server", at) for at in places.servers}
+        names |= {f"trainer {at}": logs("trainer", at) for at in places.trainers}
         own = None if job.checkpoint_dir else folder
         starter = stack.enter_context(starting(job, names, folder=own))
         members = Members(job, places=places, starter=starter, folder=folder)

@@ -45,6 +45,11 @@ class Nodes:
         """This machine's number."""
         return self.names.index(self.own)
 
+    @property
+    def job_name(self) -> str:
+        """A job's name where nobody gives it one: all machines say the same."""
+        return "+".join(self.names)
+
     def share(self, count: int, node: int) -> range:
         """Returns which of `count` things are a machine's: the first machines have one more.
 

@@ -55,6 +55,15 @@ class Starter:
         return process
 
 
+def log_name(role: str, number: int) -> str:
+    """Returns the name of a process's log.
+
+    >>> log_name("trainer", 0)
+    'trainer-0.log'
+    """
+    return f"{role}-{number}.log"
+
+
 @contextmanager
 def starting(
     job: AnyJob, logs: Mapping[str, str], *, folder: Path | None = None

@@ -14,7 +14,7 @@ from tests.launch.jobs import WAIT_S, python
 # Writes what the environment says of its place.
 SAYS = """
 import json, os
-names = ("PADDLE_", "TRAINING_ROLE", "JAXFLEET_", "FLAGS_selected_gpus", "XLA_FLAGS",
+names = ("PADDLE_", "POD_IP", "TRAINING_ROLE", "JAXFLEET_", "FLAGS_selected_gpus", "XLA_FLAGS",
          "http_proxy", "https_proxy", "no_grpc_proxy", "JAX_PLATFORMS", "NPROC")
 found = {name: value for name, value in os.environ.items() if name.startswith(names)}
 print(json.dumps(found), flush=True)
@@ -50,7 +50,7 @@ def places(out: str) -> list[dict[str, str]]:
     """Returns what ranks said of their places, by rank and start."""
     lines = [line.partition(" | ")[2] for line in out.splitlines() if " | {" in line]
     by = ("PADDLE_TRAINER_ID", "JAXFLEET_RESTART")
-    return sorted(map(json.loads, lines), key=lambda place: [place[name] for name in by])
+    return sorted(map(json.loads, lines), key=lambda place: [place.get(name, "") for name in by])
 
 
 @contextmanager

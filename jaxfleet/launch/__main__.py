@@ -1,0 +1,8 @@
+"""Runs `paddle.distributed.launch`'s likeness as `python -m jaxfleet.launch`."""
+
+import sys
+
+from jaxfleet.launch.paddle_launch import main
+
+if __name__ == "__main__":
+    sys.exit(main())
