@@ -11,6 +11,7 @@
           RaggedError          a feed of sequences of different lengths, as a list
         WrongTypeError       something of another type was given
         AssertedError        what fluid asserts of a program or an argument does not hold
+        NotReadyError        something is asked before what makes it known: a NameError in fluid
         UnknownServerError   an endpoint that is that of no server: a KeyError in fluid
         TableError           distributed tables that cannot be: a RuntimeError in fluid
         DatasetError         a dataset is missing, or not ready: a RuntimeError in fluid
@@ -104,6 +105,10 @@ class WrongTypeError(ProgramError, TypeError):
 
 class AssertedError(ProgramError, AssertionError):
     """What fluid asserts of a program or an argument does not hold."""
+
+
+class NotReadyError(ProgramError, NameError):
+    """Something is asked before what makes it known: fluid raises a NameError."""
 
 
 class UnknownServerError(ProgramError, KeyError):

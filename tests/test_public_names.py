@@ -47,8 +47,8 @@ PUBLIC = {
         Alone FolderMeeting GroupName Meeting Roster reduce_into
     """,
     "jaxfleet.fleet.roles": """
-        GeneralRoleMaker PaddleCloudRoleMaker Role RoleMakerBase UserDefinedCollectiveRoleMaker
-        UserDefinedRoleMaker
+        GeneralRoleMaker MPICollectiveRoleMaker MPIRoleMaker MPISymetricRoleMaker
+        PaddleCloudRoleMaker Role RoleMakerBase UserDefinedCollectiveRoleMaker UserDefinedRoleMaker
     """,
     "jaxfleet.fluid": """
         Block BuildStrategy CPUPlace CUDAPlace CompiledProgram DataFeeder DatasetFactory

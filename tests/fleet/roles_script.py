@@ -1,10 +1,11 @@
 """Asks a role maker everything and prints it as a line of JSON: one process of a job.
 
-Usage: roles_script.py general FOLDER
+Usage: roles_script.py general FOLDER | symmetric | collective | absent
 """
 
 import json
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ def made(kind: str, arguments: list[str]) -> Any:
     if kind == "general":
         return roles.GeneralRoleMaker(path=arguments[0], init_timeout_seconds=90,
                                            run_timeout_seconds=60)  # fmt: skip
-    raise SystemExit(f"{kind}: no such role maker")
+    if kind == "symmetric":
+        return roles.MPISymetricRoleMaker(timeout_seconds=120)
+    return roles.MPICollectiveRoleMaker(timeout_seconds=120)
 
 
 def asked(role: Any) -> dict[str, Any]:
     """Returns every answer of a role maker."""
-    role.generate_role()
     worker = role.is_worker()
     rank = role._get_rank()  # noqa: SLF001  # fluid's name
     total, largest = np.zeros(2), [0]
@@ -50,8 +52,35 @@ def asked(role: Any) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
-    maker = made(sys.argv[1], sys.argv[2:])
-    sys.stdout.write(f"ANSWERS {json.dumps(asked(maker))}\n")
+def asked_early(role: Any) -> str:
+    """Returns what a role maker says that is asked too early."""
+    try:
+        return f"{role.is_worker()}"
+    except NameError as error:
+        return str(error)
+
+
+def wait_for_the_last(role: Any) -> None:
+    """Waits for all, and the last process does not come."""
+    role._world._timeout_s = 10.0  # noqa: SLF001  # all have just met
+    if role.worker_index() == role.worker_num() - 1:
+        time.sleep(300)
+    role.barrier_all()
+
+
+def main(kind: str, *arguments: str) -> None:
+    role = made(kind, list(arguments))
+    early = asked_early(role)
+    role.generate_role()
+    role.generate_role()
+    answers = asked(role) | {"early": early}
+    sys.stdout.write(f"ANSWERS {json.dumps(answers)}\n")
     sys.stdout.flush()
-    maker._finalize()  # noqa: SLF001
+    role.barrier_all()
+    if kind == "absent":
+        wait_for_the_last(role)
+    role._finalize()  # noqa: SLF001
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,6 +1,5 @@
 """Role makers that know the way to every process of their job."""
 
-from abc import abstractmethod
 from typing import Any
 
 from jaxfleet.fleet.meeting import GroupName, Meeting
@@ -10,17 +9,17 @@ from jaxfleet.fleet.roles.base import RoleMakerBase
 class GroupedRoleMaker(RoleMakerBase):
     """Has what fluid's role makers offer in private too: by rank, workers first."""
 
-    @abstractmethod
     def _get_rank(self) -> int:
         """Returns which process of all this one is."""
+        self._in_child_class("_get_rank")
 
-    @abstractmethod
     def _get_size(self) -> int:
         """Returns how many processes there are."""
+        self._in_child_class("_get_size")
 
-    @abstractmethod
     def _way(self) -> Meeting:
         """Returns how processes meet; the role is known by then."""
+        self._in_child_class("_way")
 
     def _find_meeting(self, group: GroupName) -> Meeting:
         del group

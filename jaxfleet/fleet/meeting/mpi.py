@@ -1,0 +1,122 @@
+"""A meeting by MPI, with deadlines that MPI's own collectives do not have."""
+
+import atexit
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxfleet.errors import PeerLostError, ProgramError, UnsupportedError
+from jaxfleet.fleet.meeting.meeting import GroupName
+from jaxfleet.fleet.meeting.polling import Poll
+from jaxfleet.fleet.meeting.values import pack, unpack
+
+# Of the tags that MPI promises, the upper half: scripts that use MPI themselves begin from 0.
+_FIRST_TAG, _TAGS = 1 << 14, 1 << 14
+
+
+def find_mpi() -> Any:
+    """Returns mpi4py's module, which starts MPI in this process.
+
+    Raises:
+        UnsupportedError: there is no mpi4py, or no MPI.
+    """
+    try:
+        from mpi4py import MPI  # noqa: PLC0415  # an extra; and to import it starts MPI
+    except ImportError as error:
+        what = f"mpi4py cannot be imported: {error}"
+        hint = "pip install 'jaxfleet[mpi]'"
+        raise UnsupportedError(what, hint=hint) from error
+    except RuntimeError as error:
+        what = f"mpi4py finds no MPI: {str(error).partition(chr(10))[0]}"
+        hint = "load the cluster's MPI, or pip install mpich"
+        raise UnsupportedError(what, hint=hint) from error
+    return MPI
+
+
+class MpiMeeting:
+    """Lets processes gather by messages between every two of them.
+
+    MPI's own collectives wait for ever, and do not say for whom. Here each sends what it gives to
+    every other and looks for what they sent, so that the missing ones are known; what is gathered
+    is small, and jobs have tens of processes.
+
+    Args:
+        communicator: of all processes.
+        timeout_s: how long all may take to come to one gathering.
+    """
+
+    def __init__(self, communicator: Any, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._groups: dict[GroupName, _Group] = {}
+        self.add("all", communicator, range(communicator.Get_size()))
+
+    def add(self, group: GroupName, communicator: Any, ranks: Sequence[int]) -> None:
+        """Says who belongs to a group of this process.
+
+        Args:
+            group: its name.
+            communicator: theirs.
+            ranks: which of all they are.
+        """
+        named = (f"{group} {at} (rank {rank})" for at, rank in enumerate(ranks))
+        names = [f"rank {rank}" for rank in ranks] if group == "all" else list(named)
+        self._groups[group] = _Group(group, communicator, names)
+
+    def gather(self, group: GroupName, value: Any, what: str) -> list[Any]:
+        """Returns what every process of a group gave; see `Meeting`."""
+        return self._groups[group].gather(value, what, self._timeout_s)
+
+    def close(self) -> None:
+        """Does nothing: MPI ends when the process does."""
+
+
+@dataclass
+class _Group:
+    """Is one group of the processes; see `MpiMeeting`."""
+
+    group: GroupName
+    communicator: Any
+    names: Sequence[str]
+    calls: int = 0
+
+    def gather(self, value: Any, what: str, timeout_s: float) -> list[Any]:
+        self.calls += 1
+        given = [unpack(each) for each in self._swap(pack([what, value]), what, timeout_s)]
+        for name, (other, _) in zip(self.names, given, strict=True):
+            if other != what:
+                message = f"{name} is at {other}, and this process at {what}"
+                hint = "all processes of a group gather in the same order"
+                raise ProgramError(f"{message}: {self._where()}", hint=hint)
+        return [each for _, each in given]
+
+    def _swap(self, data: bytes, what: str, timeout_s: float) -> list[bytes]:
+        """Returns what every process sent, by rank."""
+        all_, rank, poll = self.communicator, self.communicator.Get_rank(), Poll(timeout_s)
+        tag = _FIRST_TAG + self.calls % _TAGS
+        others = [peer for peer in range(len(self.names)) if peer != rank]
+        got = {rank: data}
+        # A process that left before its messages were read would take them with it.
+        unread = {peer: all_.isend(data, dest=peer, tag=tag) for peer in others}
+        while True:
+            for peer in others:
+                found = None if peer in got else all_.improbe(source=peer, tag=tag)
+                if found is not None:
+                    got[peer] = found.recv()
+                if peer in unread and unread[peer].test()[0]:
+                    del unread[peer]
+            if len(got) == len(self.names) and not unread:
+                return [got[peer] for peer in sorted(got)]
+            if poll.is_over:
+                late = [peer for peer in others if peer not in got] or list(unread)
+                names = ", ".join(self.names[peer] for peer in late)
+                _end_with_error(all_)
+                raise PeerLostError(f"{what}, {self._where()}: waited {timeout_s:g} s for {names}")
+            poll.pause()
+
+    def _where(self) -> str:
+        return f"gathering {self.calls} of group {self.group}"
+
+
+def _end_with_error(communicator: Any) -> None:
+    """Lets this process end the job when it ends: MPI would wait for ever for who is lost."""
+    atexit.register(communicator.Abort, 1)

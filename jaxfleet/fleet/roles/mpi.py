@@ -1,0 +1,110 @@
+"""Roles of processes that mpirun started."""
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from jaxfleet.errors import NotReadyError, StrategyError
+from jaxfleet.fleet.meeting import GroupName, Meeting
+from jaxfleet.fleet.meeting.mpi import MpiMeeting, find_mpi
+from jaxfleet.fleet.roles.free_ports import free_port
+from jaxfleet.fleet.roles.grouped import GroupedRoleMaker
+from jaxfleet.ops.frames import line_of_caller
+
+
+class MPIRoleMaker(GroupedRoleMaker):
+    """Knows the processes of a job by MPI; a class of your own says which of them do what.
+
+    To make one starts MPI in this process, through mpi4py (`pip install 'jaxfleet[mpi]'`).
+
+    Args:
+        timeout_seconds: how long all may take to come to one gathering.
+
+    Raises:
+        UnsupportedError: there is no mpi4py, or no MPI.
+    """
+
+    def __init__(self, *, timeout_seconds: float = 3600.0) -> None:
+        super().__init__()
+        self.MPI = find_mpi()
+        self._comm = self.MPI.COMM_WORLD
+        self._ips: list[str] | None = None
+        self._world = MpiMeeting(self._comm, float(timeout_seconds))
+
+    def get_local_ip(self) -> str:
+        """Returns this machine's address, as its name is looked up.
+
+        Raises:
+            StrategyError: nothing knows the machine's name.
+        """
+        name = socket.gethostname()
+        try:
+            return socket.gethostbyname(name)
+        except OSError as error:
+            what = f"the address of this machine, {name}, cannot be found: {error}"
+            hint = "name it in /etc/hosts or in DNS"
+            raise StrategyError(what, hint=hint) from error
+
+    def _get_rank(self) -> int:
+        return int(self._comm.Get_rank())
+
+    def _get_size(self) -> int:
+        return int(self._comm.Get_size())
+
+    def _get_ips(self) -> list[str]:
+        """Returns the address of every process's machine, by rank."""
+        if self._ips is None:
+            try:
+                mine, problem = self.get_local_ip(), None
+            except StrategyError as error:
+                mine, problem = "", error
+            said = self._world.gather("all", (socket.gethostname(), mine), "get_ips")
+            if len({host for host, _ in said}) == 1:  # then nobody need know how it is called
+                said = [(host, mine or "127.0.0.1") for host, _ in said]
+            elif problem is not None:
+                raise problem
+            self._ips = [address for _, address in said]
+        return self._ips
+
+    def _all_gather(self, obj: Any) -> list[Any]:
+        return self._world.gather("all", obj, "all_gather")
+
+    def _finalize(self) -> None:
+        """Ends MPI in this process: nothing of it may be called any more."""
+        if not self.MPI.Is_finalized():
+            self.MPI.Finalize()
+
+    def _agreed_endpoints(self, ranks: Sequence[int], first: int) -> list[str]:
+        """Returns an endpoint for each of some processes, known to all.
+
+        Each takes the first port from `first` on that is free and its own: the processes of a
+        machine share them out.
+        """
+        ips, rank = self._get_ips(), self._get_rank()
+        port = None
+        if rank in ranks:
+            here = [each for each in ranks if ips[each] == ips[rank]]
+            port = free_port(first + here.index(rank), len(here))
+        ports = self._world.gather("all", port, "ports")
+        return [f"{ips[each]}:{ports[each]}" for each in ranks]
+
+    def _split(self, group: GroupName, members: Sequence[int]) -> None:
+        """Makes the group of some processes; every process calls it, with its own group."""
+        inner = self._comm.Split(0 if group == "trainer" else 1, self._get_rank())
+        self._world.add(group, inner, members)
+        self._meeting = self._world
+
+    def _way(self) -> Meeting:
+        self._check_role_generation()
+        assert self._meeting is not None
+        return self._meeting
+
+    def _check_role_generation(self) -> bool:
+        """Returns True once the role is known.
+
+        Raises:
+            NameError: it is not yet.
+        """
+        if not self._role_is_generated:
+            raise NotReadyError("generate_role() should be called first", source=line_of_caller())
+        return True
