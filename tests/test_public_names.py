@@ -184,6 +184,9 @@ PUBLIC = {
     "jaxfleet.testing": """
         check_pass docstring_programs
     """,
+    "jaxfleet.watch": """
+        Board FileSpans NO_SPANS Sample Spans merge scrape spans_of
+    """,
 }
 
 
