@@ -75,6 +75,11 @@ PUBLIC = {
     "jaxfleet.fluid.incubate": "",
     "jaxfleet.fluid.incubate.fleet": "",
     "jaxfleet.fluid.incubate.fleet.base": "",
+    "jaxfleet.fluid.incubate.fleet.collective": """
+        Collective CollectiveOptimizer DistFCConfig DistributedStrategy LambConfig TrainStatus
+        fleet
+    """,
+    "jaxfleet.fluid.incubate.fleet.utils": "",
     "jaxfleet.fluid.incubate.fleet.parameter_server": "",
     "jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler": """
         DistributedTranspiler TranspilerOptimizer fleet

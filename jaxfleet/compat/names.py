@@ -14,6 +14,7 @@ _FRAMEWORK = (f"{_FLUID}.framework",)
 MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle": ("jaxfleet.compat.top",),
     "paddle.distributed": (),
+    "paddle.distributed.fs_wrapper": (f"{_FLUID}.incubate.fleet.utils.fs",),
     "paddle.distributed.launch": ("jaxfleet.launch.paddle_launch",),
     "paddle.distributed.launch_ps": ("jaxfleet.launch.paddle_launch_ps",),
     "paddle.reader": (f"{_FLUID}.readers",),
@@ -41,6 +42,9 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid.incubate.fleet.base": (f"{_FLUID}.incubate.fleet.base",),
     "paddle.fluid.incubate.fleet.base.role_maker": (f"{_FLUID}.incubate.fleet.base.role_maker",),
     "paddle.fluid.incubate.fleet.base.fleet_base": (f"{_FLUID}.incubate.fleet.base.fleet_base",),
+    "paddle.fluid.incubate.fleet.collective": (f"{_FLUID}.incubate.fleet.collective",),
+    "paddle.fluid.incubate.fleet.utils": (f"{_FLUID}.incubate.fleet.utils",),
+    "paddle.fluid.incubate.fleet.utils.fs": (f"{_FLUID}.incubate.fleet.utils.fs",),
     "paddle.fluid.incubate.fleet.parameter_server": (_SERVERS,),
     "paddle.fluid.incubate.fleet.parameter_server.distribute_transpiler": (
         f"{_SERVERS}.distribute_transpiler",

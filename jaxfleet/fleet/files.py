@@ -1,0 +1,155 @@
+"""File systems that checkpoints are kept on: this machine's own, or one that has to be copied to.
+
+A class of your own with the methods of `FS` keeps them anywhere: `need_upload_download` says that
+files are written here first, and then go there whole.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from jaxfleet.errors import CheckpointError, UnsupportedError
+from jaxfleet.ops.frames import line_of_caller
+
+
+class FS(Protocol):
+    """What a file system does; paths are its own."""
+
+    def ls_dir(self, fs_path: str) -> tuple[list[str], list[str]]:
+        """Returns the names of folders and of files in a folder; none where there is no folder."""
+
+    def list_dirs(self, fs_path: str) -> list[str]:
+        """Returns the names of folders in a folder."""
+
+    def is_exist(self, fs_path: str) -> bool:
+        """Tells whether there is such a file or folder."""
+
+    def mkdirs(self, fs_path: str) -> None:
+        """Makes a folder, and those that it is in."""
+
+    def delete(self, fs_path: str) -> None:
+        """Deletes a file, or a folder with all in it; nothing where there is none."""
+
+    def mv(self, fs_src_path: str, fs_dst_path: str) -> None:
+        """Gives a file or a folder another name, at once."""
+
+    def need_upload_download(self) -> bool:
+        """Tells whether files are copied here before they are read, and there once written."""
+
+    def upload(self, local_path: str, fs_path: str) -> None:
+        """Copies a file or a folder from this machine."""
+
+    def download(self, fs_path: str, local_path: str) -> None:
+        """Copies a file or a folder to this machine."""
+
+
+class LocalFS:
+    """The files of this machine, or of folders that it shares."""
+
+    def ls_dir(self, fs_path: str) -> tuple[list[str], list[str]]:
+        """Returns the names of folders and of files in a folder; none where there is no folder."""
+        if not Path(fs_path).is_dir():
+            return [], []
+        found = sorted(Path(fs_path).iterdir())
+        return [p.name for p in found if p.is_dir()], [p.name for p in found if not p.is_dir()]
+
+    def list_dirs(self, fs_path: str) -> list[str]:
+        """Returns the names of folders in a folder."""
+        return self.ls_dir(fs_path)[0]
+
+    def is_exist(self, fs_path: str) -> bool:
+        """Tells whether there is such a file or folder."""
+        return Path(fs_path).exists()
+
+    stat = is_exist
+
+    def is_file(self, fs_path: str) -> bool:
+        """Tells whether there is such a file."""
+        return Path(fs_path).is_file()
+
+    def is_dir(self, fs_path: str) -> bool:
+        """Tells whether there is such a folder."""
+        return Path(fs_path).is_dir()
+
+    def mkdirs(self, fs_path: str) -> None:
+        """Makes a folder, and those that it is in.
+
+        Raises:
+            CheckpointError: a file has that name.
+        """
+        if self.is_file(fs_path):
+            _refuse(f"{fs_path} is a file, and is to be a folder")
+        Path(fs_path).mkdir(parents=True, exist_ok=True)
+
+    def touch(self, fs_path: str, exist_ok: bool = True) -> None:
+        """Makes an empty file.
+
+        Raises:
+            CheckpointError: it is there, and may not be.
+        """
+        if self.is_exist(fs_path) and not exist_ok:
+            _refuse(f"{fs_path} is there already")
+        Path(fs_path).touch()
+
+    def delete(self, fs_path: str) -> None:
+        """Deletes a file, or a folder with all in it; nothing where there is none."""
+        if self.is_dir(fs_path):
+            shutil.rmtree(fs_path)
+        else:
+            Path(fs_path).unlink(missing_ok=True)
+
+    def mv(self, fs_src_path: str, fs_dst_path: str, overwrite: bool = False) -> None:
+        """Gives a file or a folder another name, at once.
+
+        Raises:
+            CheckpointError: there is none of the first name, or one of the second.
+        """
+        if not self.is_exist(fs_src_path):
+            _refuse(f"there is no {fs_src_path}")
+        if overwrite:
+            self.delete(fs_dst_path)
+        elif self.is_exist(fs_dst_path):
+            _refuse(f"{fs_dst_path} is there already")
+        Path(fs_src_path).replace(fs_dst_path)
+
+    rename = mv
+
+    def need_upload_download(self) -> bool:
+        """Says that files are where they are read and written."""
+        return False
+
+    def upload(self, local_path: str, fs_path: str) -> None:
+        """Copies a file or a folder."""
+        _copy(local_path, fs_path)
+
+    def download(self, fs_path: str, local_path: str) -> None:
+        """Copies a file or a folder."""
+        _copy(fs_path, local_path)
+
+
+class BDFS:
+    """A file system of Baidu's own, which is asked by a program of theirs.
+
+    Raises:
+        UnsupportedError: always: there is none here.
+    """
+
+    def __init__(
+        self, hdfs_name: str, hdfs_ugi: Any, time_out: int = 1200000, sleep_inter: int = 1000
+    ) -> None:
+        del hdfs_ugi, time_out, sleep_inter
+        hint = "a shared folder and LocalFS, or a class of your own with the methods of FS"
+        raise UnsupportedError(f"{hdfs_name}: there is no client of this file system", hint=hint)
+
+
+def _copy(source: str, target: str) -> None:
+    if not Path(source).exists():
+        _refuse(f"there is no {source}")
+    if Path(source).is_dir():
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    else:
+        shutil.copy2(source, target)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise CheckpointError(what, source=line_of_caller())

@@ -1,0 +1,230 @@
+"""Collective: the fleet of ranks that train together without servers."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxfleet.errors import AssertedError, StrategyError
+from jaxfleet.fleet.files import FS, LocalFS
+from jaxfleet.fluid import io
+from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.compiler import CompiledProgram
+from jaxfleet.fluid.executor import Executor
+from jaxfleet.fluid.incubate.fleet.base.fleet_base import Fleet, Mode, check_optimizer
+from jaxfleet.fluid.incubate.fleet.collective import checkpoints
+from jaxfleet.fluid.incubate.fleet.collective.distributed_strategy import DistributedStrategy
+from jaxfleet.fluid.incubate.fleet.collective.optimizer import CollectiveOptimizer
+from jaxfleet.fluid.incubate.fleet.collective.train_status import TrainStatus
+from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.variable import Variable
+
+_CACHE = ".cache"
+_LOCAL = LocalFS()
+
+
+class Collective(Fleet):
+    """A job whose ranks exchange gradients, or parameters, among themselves.
+
+    Attributes:
+        main_program: what this rank runs, after `minimize`: a Program, or in `nccl2` mode a
+            CompiledProgram.
+        startup_program: what begins it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Mode.COLLECTIVE)
+        # A Program each, once there are; None is for scripts that ask before.
+        self.main_program: Any = None
+        self.startup_program: Any = None
+        self._origin_program: Program | None = None
+
+    def init_worker(self) -> None:
+        """Does nothing but say so: the startup program joins ranks."""
+        _not_called("init_worker")
+
+    def run_worker(self, main_programs: Any = None, scopes: Any = None) -> None:
+        """Does nothing but say so: an Executor runs `main_program`."""
+        del main_programs, scopes
+        _not_called("run_worker")
+
+    def init_server(self, model_dir: str | None = None) -> None:
+        """Does nothing but say so: there are no servers."""
+        del model_dir
+        _not_called("init_server")
+
+    def run_server(self) -> None:
+        """Does nothing but say so, as that."""
+        _not_called("run_server")
+
+    def stop_worker(self) -> None:
+        """Does nothing but say so: a script ends."""
+        _not_called("stop_worker")
+
+    def distributed_optimizer(
+        self, optimizer: Any, strategy: DistributedStrategy | None = None
+    ) -> CollectiveOptimizer:
+        """Returns an optimizer whose `minimize` makes this rank's program.
+
+        Raises:
+            ValueError: it is no optimizer, or `init` was not called.
+            TypeError: the strategy is none.
+        """
+        check_optimizer(optimizer)
+        if not self._is_initialized:
+            what = "use fleet.init(role) to initialize the role of current node"
+            raise mistake(f"{what} before optimizer.minimize(loss)", kind=StrategyError)
+        return CollectiveOptimizer(optimizer, strategy, self, self._take)
+
+    def _take(self, origin: Program, startup: Program, main: Any) -> None:
+        self._origin_program, self.startup_program, self.main_program = origin, startup, main
+
+    # --- what is kept ------------------------------------------------------------------------
+
+    def save_inference_model(
+        self,
+        executor: Executor,
+        dirname: str,
+        feeded_var_names: Sequence[str],
+        target_vars: Sequence[Variable],
+        main_program: Program | None = None,
+        export_for_deployment: bool = True,
+    ) -> None:
+        """Saves what computes some targets from what is fed; see `fluid.io`.
+
+        Raises:
+            AssertionError: the executor or the program is none.
+        """
+        program = self._checked(executor, main_program)
+        io.save_inference_model(
+            dirname,
+            feeded_var_names,
+            target_vars,
+            executor,
+            program,
+            export_for_deployment=export_for_deployment,
+        )
+
+    def save_persistables(
+        self,
+        executor: Executor,
+        dirname: str,
+        main_program: Program | None = None,
+        filename: str | None = None,
+    ) -> None:
+        """Saves all that outlives a run; see `fluid.io`.
+
+        Raises:
+            AssertionError: the executor or the program is none.
+        """
+        program = self._checked(executor, main_program or self._ranks())
+        io.save_persistables(executor, dirname, program, filename)
+
+    def save_check_point(
+        self,
+        executor: Executor,
+        path: str,
+        train_status: TrainStatus,
+        main_program: Program | None = None,
+        fs: FS = _LOCAL,
+        local_cache_path: str = _CACHE,
+        remain_all_checkpoint: bool = True,
+    ) -> None:
+        """Writes the next checkpoint of a folder; the first worker does.
+
+        Args:
+            executor: the one that trains.
+            path: the folder of all checkpoints.
+            train_status: how far training has come.
+            main_program: whose variables are kept; this rank's, unless given.
+            fs: where the folder is.
+            local_cache_path: a folder here, for what is copied there.
+            remain_all_checkpoint: keep the others too.
+
+        Raises:
+            AssertionError: the executor or the program is none.
+            CheckpointError: it cannot be written; the ones before stay.
+        """
+        program = self._checked(executor, main_program or self._ranks())
+
+        def save(folder: Path) -> None:
+            io.save_persistables(executor, folder, program, checkpoints.PARAMS)
+
+        checkpoints.write(path, fs, local_cache_path, train_status, save)
+        if not remain_all_checkpoint:
+            self.clean_redundant_check_points(path, fs)
+
+    def load_check_point(
+        self,
+        executor: Executor,
+        path: str,
+        trainer_id: int,
+        main_program: Program | None = None,
+        fs: FS = _LOCAL,
+        local_cache_path: str = _CACHE,
+        ignore_empty: bool = True,
+    ) -> TrainStatus | None:
+        """Goes on from the newest checkpoint; returns how far it came, None where there is none.
+
+        Args:
+            executor: the one that trains.
+            path: the folder of all checkpoints.
+            trainer_id: which worker loads.
+            main_program: whose variables are loaded; this rank's, unless given.
+            fs: where the folder is.
+            local_cache_path: a folder here, for what is copied from there.
+            ignore_empty: take no checkpoint for nothing wrong.
+
+        Raises:
+            AssertionError: there is none, and that is wrong.
+            SavedError: it is damaged, or of another program.
+        """
+        program = self._checked(executor, main_program or self._ranks())
+
+        def load(folder: Path) -> None:
+            io.load_persistables(executor, folder, program, checkpoints.PARAMS)
+
+        found = checkpoints.read(path, fs, local_cache_path, trainer_id, load)
+        if found is None and not ignore_empty:
+            raise mistake(f"Can't find checkpoint in {path}", "save one first", AssertedError)
+        return found
+
+    def clean_redundant_check_points(
+        self, root_path: str, fs: FS = _LOCAL, checkpoint_num: int = 1
+    ) -> None:
+        """Deletes all checkpoints of a folder but the newest.
+
+        Args:
+            root_path: the folder.
+            fs: where it is.
+            checkpoint_num: how many stay, at least 1.
+        """
+        checkpoints.clean(root_path, fs, max(checkpoint_num, 1))
+
+    def _get_last_checkpoint_no(self, root_path: str, fs: FS = _LOCAL) -> int:
+        """Returns the number of the newest checkpoint; -1 where there is none."""
+        return max(checkpoints.numbers(root_path, fs), default=-1)
+
+    def _ranks(self) -> Program | None:
+        """Returns this rank's program, which may keep more than the one that was minimized."""
+        made = self.main_program
+        program: Program | None = made.program if isinstance(made, CompiledProgram) else made
+        return program
+
+    def _checked(self, executor: Any, main_program: Any) -> Program:
+        """Returns the program that is meant: the one that was minimized, unless given."""
+        if not isinstance(executor, Executor):
+            what = "In fleet's functions that save and load, executor must be as Executor type."
+            raise mistake(what, f"not {executor!r}", AssertedError)
+        program = self._origin_program if main_program is None else main_program
+        if not isinstance(program, Program):
+            what = "In fleet's functions that save and load, main_program must be as Program type."
+            raise mistake(what, "call minimize first, or give the Program", AssertedError)
+        return program
+
+
+def _not_called(name: str) -> None:
+    warnings.warn(f"You should not call '{name}' method for collective mode.", stacklevel=3)
+
+
+fleet = Collective()

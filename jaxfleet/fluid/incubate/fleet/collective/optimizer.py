@@ -1,0 +1,270 @@
+"""CollectiveOptimizer: minimizes a loss, and makes the program of a rank."""
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxfleet.env import preset_flag
+from jaxfleet.errors import AssertedError, StrategyError, UnsupportedError
+from jaxfleet.fleet import FleetBase
+from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.compiler import CompiledProgram, ExecutionStrategy
+from jaxfleet.fluid.incubate.fleet.base.fleet_base import (
+    DistributedOptimizer,
+    NoGrad,
+    Parameters,
+)
+from jaxfleet.fluid.incubate.fleet.collective.distributed_strategy import DistributedStrategy
+from jaxfleet.fluid.operator import Operator
+from jaxfleet.fluid.optimizer import Lamb
+from jaxfleet.fluid.program import Program, default_startup_program
+from jaxfleet.fluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig
+from jaxfleet.fluid.variable import Pairs, Variable
+
+Programs = Callable[[Program, Program, Any], None]  # is told the origin, the startup and the main
+_RECOMPUTES = frozenset({"RecomputeOptimizer", "OptimizerWithMixedPrecision"})
+_HALVES = frozenset({"OptimizerWithMixedPrecision", "DGCMomentumOptimizer"})
+_MOST_THREADS = 4  # more are seldom of use, fluid says
+
+
+class CollectiveOptimizer(DistributedOptimizer):
+    """What the collective fleet's `distributed_optimizer` returns.
+
+    Args:
+        optimizer: a script's own.
+        strategy: how ranks train together; it is copied.
+        fleet: who takes part.
+        told: is told the programs that `minimize` makes.
+
+    Attributes:
+        print_config: print what is transpiled, and how.
+
+    Raises:
+        ValueError: it is no optimizer, or `recompute_checkpoints` no list.
+        TypeError: the strategy is none.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        strategy: DistributedStrategy | None = None,
+        fleet: FleetBase | None = None,
+        told: Programs | None = None,
+    ) -> None:
+        given = DistributedStrategy() if strategy is None else strategy
+        check_type(given, "a strategy", DistributedStrategy, "collective.DistributedStrategy()")
+        if not isinstance(given.recompute_checkpoints, list):
+            what = "DistStrategy.recompute_checkpoints should be a List"
+            raise mistake(what, f"not {given.recompute_checkpoints!r}", StrategyError)
+        super().__init__(optimizer, copy.deepcopy(given))
+        self.print_config = False
+        self._fleet, self._told = fleet, told
+        self._compiled_program: CompiledProgram | None = None
+        self._loss: Variable | None = None
+
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Parameters | None = None,
+        no_grad_set: NoGrad | None = None,
+        callbacks: Sequence[Any] | None = None,
+    ) -> Pairs:
+        """Adds the gradients, as the script's optimizer does."""
+        return self._optimizer.backward(
+            loss, startup_program, parameter_list, no_grad_set, callbacks
+        )
+
+    def apply_gradients(self, params_grads: Pairs) -> list[Operator]:
+        """Adds the updates, as the script's optimizer does."""
+        return self._optimizer.apply_gradients(params_grads)
+
+    def minimize(  # type: ignore[override]  # fluid's own takes no scopes
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Parameters | None = None,
+        no_grad_set: NoGrad | None = None,
+    ) -> tuple[list[Operator], Pairs]:
+        """Adds what trains the loss, and makes of it what this rank runs: `fleet.main_program`.
+
+        Args:
+            loss: one.
+            startup_program: where the parameters begin; the default one unless given.
+            parameter_list: which are trained; all unless given.
+            no_grad_set: variables at which gradients end.
+
+        Raises:
+            ValueError: the strategy's fields, or the optimizer, exclude each other.
+            AssertionError: as that, where fluid asserts it.
+            NotImplementedError: the strategy asks for `use_dist_fc`.
+        """
+        check_type(loss, "a loss", Variable)
+        self._check_optimizer()
+        main = loss.block.program
+        startup = startup_program or default_startup_program()
+        self._loss = loss
+        self._check_collective_mode(main, self._optimizer, self._strategy)
+        made = self._optimizer.minimize(loss, startup, parameter_list, no_grad_set)
+        origin = main.clone()
+        ready = self._try_to_compile(startup, main)
+        if self._told is not None:
+            self._told(origin, startup, ready)
+        return made
+
+    def _check_optimizer(self) -> None:
+        """Checks what goes around the script's optimizer, and says what of it is not done."""
+        strategy, kind = self._strategy, type(self._optimizer).__name__
+        if strategy.forward_recompute:
+            if not strategy.recompute_checkpoints:
+                what = "please set strategy.recompute_checkpoints"
+                hint = "forward_recompute keeps these variables"
+                raise mistake(what, hint, StrategyError)
+            if kind in _RECOMPUTES:
+                self.raiseOptimizeError("forward_recompute", kind)
+            text = "forward_recompute changes nothing: XLA chooses what is kept for backward"
+            warnings.warn(text, stacklevel=3)
+        if strategy.use_amp:
+            if kind in _HALVES:
+                self.raiseOptimizeError("use_amp", kind)
+            warnings.warn("use_amp changes nothing: products are in float32", stacklevel=3)
+
+    def raiseOptimizeError(self, strategy_name: str, optimize_name: str) -> None:  # noqa: N802
+        """Refuses an optimizer that does already what a field of the strategy asks for.
+
+        Raises:
+            ValueError: always.
+        """
+        what = f"can not use {optimize_name} when you set DistStrategy.{strategy_name} as True"
+        raise mistake(what, "leave out one of the two", StrategyError)
+
+    def _check_condition(self, name: str, **kwargs: bool) -> None:
+        """Refuses what excludes a field of the strategy.
+
+        Raises:
+            AssertionError: one of them is asked for.
+        """
+        for other, is_asked in kwargs.items():
+            if is_asked:
+                what = f"you can't use {name} and {other} together"
+                raise mistake(what, "leave out one of the two", AssertedError)
+
+    def _check_collective_mode(
+        self, main_program: Program, optimizer: Any, strategy: DistributedStrategy
+    ) -> None:
+        """Checks a strategy's modes, and sets those that other fields mean.
+
+        Raises:
+            AssertionError: fields exclude each other, or do not fit the mode.
+            NotImplementedError: a layer is to be over ranks.
+        """
+        del main_program  # fluid's said there what the optimizer is
+        uses = {
+            "use_dgc": type(optimizer).__name__ == "DGCMomentumOptimizer",
+            "use_lamb": isinstance(optimizer, Lamb),
+        }
+        if strategy.use_local_sgd:
+            strategy.mode, strategy.collective_mode = "collective", "local_sgd"
+            self._check_condition("use_local_sgd", use_dist_fc=strategy.use_dist_fc, **uses)
+        if strategy.use_dist_fc:
+            self._check_condition("use_dist_fc", use_local_sgd=strategy.use_local_sgd, **uses)
+            if strategy.dist_fc_config is None:
+                what = "DistributedStrategy.dist_fc_config should be set"
+                raise mistake(what, "DistFCConfig()", AssertedError)
+            what = "use_dist_fc: no layer here has its classes over ranks"
+            raise mistake(what, "an fc and softmax_with_cross_entropy", UnsupportedError)
+        if strategy._ut4grad_allreduce:
+            strategy.mode, strategy.collective_mode = "collective", "grad_allreduce"
+            self._check_condition("_ut4grad_allreduce", **uses)
+        modes = {"local_sgd", "grad_allreduce"}
+        if strategy.collective_mode in modes and strategy.mode != "collective":
+            what = "local_sgd and grad_allreduce can be used under collective mode"
+            raise mistake(what, "strategy.mode = 'collective'", AssertedError)
+
+    # --- a rank's program --------------------------------------------------------------------
+
+    def _try_to_compile(self, startup_program: Program, main_program: Program) -> Any:
+        """Makes what this rank runs; returns it, compiled in `nccl2` mode.
+
+        One worker has nobody to be told of: its program is not transpiled.
+        """
+        strategy = self._strategy
+        self._set_streams(strategy, strategy.exec_strategy)
+        workers = self._who().worker_num()
+        if workers > 1:
+            self._transpile(startup_program, main_program)
+        if strategy.mode == "collective":
+            return main_program
+        strategy.num_trainers, strategy.trainer_id = workers, self._who().worker_index()
+        if workers > 1:
+            strategy.trainers_endpoints = self._endpoints()
+        assert self._loss is not None
+        self._compiled_program = CompiledProgram(main_program).with_data_parallel(
+            loss_name=self._loss.name,
+            build_strategy=strategy,
+            exec_strategy=strategy.exec_strategy,
+        )
+        return self._compiled_program
+
+    def _set_streams(self, strategy: DistributedStrategy, execution: ExecutionStrategy) -> None:
+        """Sets how many streams of sums there are, and threads for them, by fluid's rules."""
+        if self._node_num() <= 1:
+            _reset(strategy, "since you only have 1 node")
+        if strategy.sync_batch_norm:
+            _reset(strategy, "since sync_batch_norm is set")
+            execution.num_threads = 1
+        elif preset_flag("sync_nccl_allreduce") in {None, "1"}:
+            many = 2 if strategy.use_hierarchical_allreduce else 1
+            execution.num_threads = many * strategy.nccl_comm_num + 1
+            if execution.num_threads > _MOST_THREADS:
+                text = f"num_threads is {execution.num_threads}, by nccl_comm_num"
+                warnings.warn(f"{text}: more than {_MOST_THREADS} seldom pay", stacklevel=4)
+
+    def _transpile(self, startup_program: Program, main_program: Program) -> None:
+        """Rewrites both programs for this rank, in place."""
+        strategy, endpoints = self._strategy, self._endpoints()
+        config = DistributeTranspilerConfig()
+        config.mode, config.collective_mode = strategy.mode, strategy.collective_mode
+        config.nccl_comm_num = strategy.nccl_comm_num
+        config.use_hierarchical_allreduce = strategy.use_hierarchical_allreduce
+        inner = strategy.hierarchical_allreduce_inter_nranks
+        config.hierarchical_allreduce_inter_nranks = inner
+        config.wait_port = False  # whoever joins the group waits, and says for whom
+        number = self._who().worker_index()
+        if self.print_config:
+            text = f"rank {number} of {len(endpoints)}, mode {config.mode}: {endpoints}"
+            print(text)  # noqa: T201  # what is asked for
+        DistributeTranspiler(config).transpile(
+            number,
+            main_program,
+            trainers=",".join(endpoints),
+            startup_program=startup_program,
+            current_endpoint=endpoints[number],
+        )
+
+    def _get_node_ips_from_endpoints(self, endpoints: Sequence[str]) -> list[str]:
+        """Returns the addresses of machines, each once, in order."""
+        return list(dict.fromkeys(endpoint.rpartition(":")[0] for endpoint in endpoints))
+
+    def _node_num(self) -> int:
+        """Returns how many machines there are; 1 where nothing is said of them."""
+        return len(self._get_node_ips_from_endpoints(self._endpoints())) or 1
+
+    def _endpoints(self) -> list[str]:
+        return self._who().role_maker.get_trainer_endpoints()
+
+    def _who(self) -> FleetBase:
+        if self._fleet is None:
+            what = "nobody says who trains together"
+            raise mistake(what, "use what fleet.distributed_optimizer returns", StrategyError)
+        return self._fleet
+
+
+def _reset(strategy: DistributedStrategy, why: str) -> None:
+    """Takes several streams, or levels, of sums back to one."""
+    if strategy.nccl_comm_num > 1:
+        warnings.warn(f"nccl_comm_num is set to 1 {why}", stacklevel=5)
+    if strategy.use_hierarchical_allreduce:
+        warnings.warn(f"use_hierarchical_allreduce is set to False {why}", stacklevel=5)
+    strategy.nccl_comm_num, strategy.use_hierarchical_allreduce = 1, False

@@ -1,0 +1,1 @@
+"""What fleets use besides."""
