@@ -28,6 +28,7 @@ from jaxfleet.passes.recompute import Recompute as Recompute
 from jaxfleet.passes.release_memory import ReleaseMemory as ReleaseMemory
 from jaxfleet.passes.roll_layers import RollLayers as RollLayers
 from jaxfleet.passes.schedule_sends import ScheduleSends as ScheduleSends
+from jaxfleet.passes.sharded_update import ShardedUpdate as ShardedUpdate
 from jaxfleet.passes.slice_var import SliceVar as SliceVar
 from jaxfleet.passes.snapshot_params import SnapshotParams as SnapshotParams
 from jaxfleet.passes.sparse_table import SparseTable as SparseTable

@@ -121,7 +121,7 @@ class Conversions:
             return new
         if wanted == SUM:
             return self._summand(value, near)
-        op_type, attrs = self._conversion(value, wanted)
+        op_type, attrs = self.conversion(value, wanted)
         held = value.held
         if op_type == "c_split" and value.label.is_sharded:
             held = self.get(value, REPLICATED, near)
@@ -129,14 +129,16 @@ class Conversions:
         self.insert(op_type, held, new, near, attrs)
         return new
 
-    def _conversion(self, value: Value, wanted: Label) -> tuple[str, Mapping[str, Attr]]:
+    def conversion(self, value: Value, wanted: Label) -> tuple[str, Mapping[str, Attr]]:
         """Returns the operator that moves a value between devices, and its attributes."""
         label, devices = value.label, self.mesh.devices
+        if wanted == SUM:
+            return "c_summand", {}
         if wanted.is_sharded:
             rows: dict[str, Attr] = {"axis": wanted.axis, "devices": devices}
             if label.is_sum:
                 return "c_reducescatter", rows
-            if label.is_sharded and REPLICATED not in self._known[str(value.operand)]:
+            if label.is_sharded and REPLICATED not in self._known.get(str(value.operand), {}):
                 return "c_alltoall", {"from_axis": label.axis, **rows}
             return "c_split", rows
         if label.is_sharded:

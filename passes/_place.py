@@ -6,20 +6,24 @@ from functools import cached_property
 
 from jaxfleet.analysis.labels import (
     REPLICATED,
+    SCATTER,
+    SUM,
     VARYING,
     BlockPlan,
-    Label,
+    Held,
     Mesh,
     OpPlan,
     Plan,
 )
-from jaxfleet.ir import Block, Kind, Operand, Operator, Program
-from jaxfleet.passes._conversions import ON_THE_RING, Conversions, Value
+from jaxfleet.ir import Block, Kind, Operand, Operator, Program, Variable
+from jaxfleet.passes._conversions import ON_THE_RING, Conversions, Pairs, Value
 
 Mark = Callable[[Operator], Operator]
 
 
-def place_blocks(program: Program, plan: Plan, mesh: Mesh, mark: Mark) -> Program:
+def place_blocks(
+    program: Program, plan: Plan, mesh: Mesh, mark: Mark, held: Held | None = None
+) -> Program:
     """Returns the program that each device runs.
 
     Args:
@@ -27,17 +31,21 @@ def place_blocks(program: Program, plan: Plan, mesh: Mesh, mark: Mark) -> Progra
         plan: how its values lie.
         mesh: the devices.
         mark: says of an operator which pass made it.
+        held: state that not every device has all of.
     """
+    held = held or Held()
     taken = {*program.variables, *(name for block in program.blocks for name in block.variables)}
     blocks = [
-        _Placer(program, block, plan.blocks[block.index], mesh, mark, taken).run()
+        _Placer(program, block, plan.blocks[block.index], mesh, mark, taken, held).run()
         if block.index in plan.blocks
         else block
         for block in program.blocks
     ]
-    final = plan.blocks[0].final
+    lies = {**plan.blocks[0].final, **{v.name: held.label(v.name) for v in _state(program)}}
     variables = {
-        name: replace(v, shape=mesh.local_shape(v.shape, final[name])) if v.kind is Kind.DATA else v
+        name: replace(v, shape=mesh.local_shape(v.shape, lies[name]))
+        if v.kind is Kind.DATA or v.kind.persistable
+        else v
         for name, v in program.variables.items()
     }
     return replace(program, blocks=tuple(blocks), variables=variables)
@@ -59,6 +67,7 @@ class _Placer:
     mesh: Mesh
     mark: Mark
     taken: set[str]
+    held: Held
     ops: list[Operator] = field(default_factory=list)
     current: dict[str, str] = field(default_factory=dict)
     conversions: Conversions = field(init=False)
@@ -90,7 +99,7 @@ class _Placer:
         inputs = op.inputs
         if plan.labels != placing.inputs or self.current:
             inputs = inputs.replaced([self._input(op, plan, i) for i in range(len(inputs))])
-        names = [self._output(x, label) for x, label in zip(op.writes, plan.outputs, strict=True)]
+        names = [self._output(op, plan, place) for place in range(len(op.writes))]
         outputs = op.outputs if tuple(names) == op.writes else op.outputs.replaced(names)
         done = {op.writes[count] for count in plan.completed}
         placed = replace(
@@ -124,35 +133,47 @@ class _Placer:
         """Completes a value in place, right after the operator that makes it."""
         pairs = tuple([pair for pair in op.role_var if pair[1] == name])
         insert = self.conversions.insert
-        if how == "local":
+        if how == SCATTER:
+            self._scatter(op, name, held, pairs)
+        elif how == "local":
             insert("c_local", held, held, op, {"devices": self.mesh.devices}, pairs=pairs)
         else:
             insert(f"c_allreduce_{how}", held, held, op, ON_THE_RING, pairs=pairs)
 
+    def _scatter(self, op: Operator, name: str, held: str, pairs: Pairs) -> None:
+        """Completes a gradient, of which each device gets its rows."""
+        axis, insert = self.held.gradients[name], self.conversions.insert
+        attrs = {"axis": axis, "devices": self.mesh.devices}
+        insert("c_reducescatter", held, name, op, attrs, pairs=pairs)
+
     def _complete_state(self) -> None:
         """Makes every state variable hold, on every device, what it must in the next step."""
-        insert, devices = self.conversions.insert, self.mesh.devices
-        for variable in self.program.of_kind(Kind.PARAM, Kind.STATE):
+        for variable in _state(self.program):
             name, label = variable.name, self.plan.final[variable.name]
-            held, near = self._held(name), self._last_op(name)
-            if label == VARYING:
-                insert("c_allreduce_avg", held, name, near, ON_THE_RING)
-            elif label.is_sharded:
-                insert("c_allgather", held, name, near, {"axis": label.axis, "devices": devices})
+            wanted = self.held.label(name)
+            if label == wanted or (label, wanted) == (REPLICATED, VARYING):
+                continue
+            op_type, attrs = self.conversions.conversion(Value(name, name, label), wanted)
+            self.conversions.insert(op_type, self._held(name), name, self._last_op(name), attrs)
 
     def _held(self, operand: Operand) -> Operand:
         return self.current.get(operand, operand) if isinstance(operand, str) else operand
 
-    def _output(self, name: str, label: Label) -> str:
+    def _output(self, op: Operator, plan: OpPlan, place: int) -> str:
         """Declares what an operator writes, and forgets what was held of its old value."""
-        conversions = self.conversions
+        name, label, conversions = op.writes[place], plan.outputs[place], self.conversions
         conversions.forget(name)
         self.current.pop(name, None)
         if name in self.block.variables:
+            if plan.completed.get(place) == SCATTER:
+                conversions.declare(self.block.variables[name], label)
+                return conversions.new_temporary(self.block.variables[name], SUM, "summand")
             conversions.declare(self.block.variables[name], label)
             return name
         variable = self.program.lookup(name, self.block)
-        if variable.kind.persistable and label != REPLICATED:
+        wanted = self.held.label(name) if variable.kind.persistable else label
+        fits = label == wanted or (label, wanted) == (REPLICATED, VARYING)
+        if not fits:
             # The state keeps its shape: rows, or a device's own value, go by another name.
             self.current[name] = conversions.new_temporary(variable, label, "own")
             return self.current[name]
@@ -166,3 +187,7 @@ class _Placer:
     @cached_property
     def _last_writers(self) -> dict[str, Operator]:
         return {name: op for op in self.block.ops for name in op.writes}
+
+
+def _state(program: Program) -> tuple[Variable, ...]:
+    return program.of_kind(Kind.PARAM, Kind.STATE)

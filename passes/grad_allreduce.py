@@ -1,13 +1,11 @@
 """Rewrite a one-device step for N devices that each have some rows of the batch."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from jaxfleet.analysis.labels import Layout, Mesh, Plan, infer
+from jaxfleet.analysis.labels import infer, mesh_of, summed
 from jaxfleet.analysis.local_statistics import batch_statistics
-from jaxfleet.errors import PassError
-from jaxfleet.ir import Dim, Kind, Program
-from jaxfleet.passes._place import place_blocks
+from jaxfleet.ir import Program
+from jaxfleet.passes._on_devices import check_devices, on_devices
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 
@@ -67,42 +65,11 @@ class GradAllreduce(Pass):
     local_statistics: bool = False  # keep statistics of the batch (BatchNorm) per device
 
     def run(self, program: Program) -> Program:
-        if "devices" in program.attrs:
-            raise PassError("grad_allreduce: the program is already rewritten for devices")
-        if self.devices < 1:
-            raise PassError(f"grad_allreduce: {self.devices} devices")
+        check_devices(program, self.name, self.devices)
         mesh, cut = mesh_of(program, self.devices)
-        plan = infer(program, mesh, sharded_inputs=cut)
+        held = summed(program)
+        plan = infer(program, mesh, sharded_inputs=cut, held=held)
         if self.local_statistics:
             local = batch_statistics(program, plan)
-            plan = infer(program, mesh, sharded_inputs=cut, local=local)
-        placed = place_blocks(program, plan, mesh, lambda op: made_by(op, self))
-        attrs = program.attrs.updated(
-            devices=self.devices, sharded=tuple((n, a) for n, a in _sharded(program, plan, cut))
-        )
-        return replace(placed, attrs=attrs)
-
-
-def mesh_of(program: Program, devices: int) -> tuple[Mesh, dict[str, int]]:
-    """Returns the devices as labels see them, and the data variables that are cut.
-
-    Raises:
-        PassError: a batch of a fixed size cannot be divided.
-    """
-    batch = program.attrs.get("batch")
-    if isinstance(batch, int) and batch % devices:
-        what = f"a batch of {batch} rows cannot be divided among {devices} devices"
-        raise PassError(what, hint=f"use a multiple of {devices} rows")
-    cut = {v.name: 0 for v in program.of_kind(Kind.DATA) if v.shape and v.shape[0] == batch}
-    name = min(batch.letters) if isinstance(batch, Dim) else None
-    return Mesh(devices, name, batch if isinstance(batch, int) else None), cut
-
-
-def _sharded(program: Program, plan: Plan, cut: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Returns what goes in and comes out cut, with the axes."""
-    found = list(cut.items())
-    for op in program.root.ops:
-        if op.type == "fetch":
-            labels = [(name, plan.blocks[0].final[name]) for name in op.reads]
-            found += [(name, x.axis) for name, x in labels if x.layout is Layout.SHARDED]
-    return found
+            plan = infer(program, mesh, sharded_inputs=cut, local=local, held=held)
+        return on_devices(program, plan, mesh, cut, lambda op: made_by(op, self), held=held)

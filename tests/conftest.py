@@ -29,7 +29,17 @@ settings.load_profile("jaxfleet")
 # costly optimizations do not change, so they go without; where speed, exactness to the bit or what
 # users run is asked for, everything is compiled as it always is.
 _MEANING = frozenset(
-    {"analysis", "capture", "cli", "compat", "fluid", "mistakes", "passes", "pipeline"}
+    {
+        "analysis",
+        "capture",
+        "cli",
+        "collective",
+        "compat",
+        "fluid",
+        "mistakes",
+        "passes",
+        "pipeline",
+    }
 )
 
 

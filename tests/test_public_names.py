@@ -17,7 +17,8 @@ PUBLIC = {
         Group OptimizeGroups Reason Rows cut_rows optimize_groups split_branches
     """,
     "jaxfleet.analysis.labels": """
-        BlockPlan Label Layout Mesh OpPlan Placing Plan REPLICATED SUM VARYING View infer sharded
+        BlockPlan Held Label Layout Mesh OpPlan Placing Plan REPLICATED SCATTER SUM VARYING View
+        infer mesh_of own_state sharded summed
     """,
     "jaxfleet.analysis.memory": """
         Apart Chain Curve Phases Plan Value cost_of curve_of even_plans peak_of phases_of plan_for
@@ -165,7 +166,7 @@ PUBLIC = {
         DcAsgd DeadCodeElimination Dispatch Donate FlAverage FuseAllreduce GenNcclId GeoSgd
         GradAllreduce GradAllreduceByRole InsertSendRecv InsertStartup LocalSGD MemoryOptimize
         MergeSends OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScheduleSends
-        SliceVar SnapshotParams SparseTable
+        ShardedUpdate SliceVar SnapshotParams SparseTable
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders made_by

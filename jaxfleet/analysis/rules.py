@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from jaxfleet.analysis.flow import Flow, Value
+from jaxfleet.analysis.labels import own_state
 from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.ir import Finding, Kind, Program, Rule
 
@@ -21,7 +22,8 @@ def state_is_the_same_on_every_device(program: Program) -> Iterator[Finding]:
     """In a program for several devices, what a device alone knows reaches state by a collective."""
     if program.attrs.get("devices", 1) == 1:
         return
-    data = [v.name for v in program.of_kind(Kind.DATA) if v.name in _cut(program)]
+    cut, persistable = {*_cut(program), *own_state(program)}, (Kind.PARAM, Kind.STATE)
+    data = [v.name for v in program.of_kind(Kind.DATA, *persistable) if v.name in cut]
     flow = Flow.of(program, inputs=data)
     own = {value for value in flow.readers if _is_own(flow, value)}
     for block in program.blocks:
@@ -29,7 +31,9 @@ def state_is_the_same_on_every_device(program: Program) -> Iterator[Finding]:
             if op.type in _OWN_BY:
                 own.update(Value(block.index, place, n) for n in range(len(op.writes)))
     reached = own | flow.reached(own, lambda value: not _is_shared(flow, value))
-    for variable in program.of_kind(Kind.PARAM, Kind.STATE):
+    for variable in program.of_kind(*persistable):
+        if variable.name in cut:
+            continue
         value = flow.final.get(variable.name)
         if value in reached:
             what = f"'{variable.name}' ends with another value on each device"

@@ -88,10 +88,12 @@ class OnMesh:
     Attributes:
         devices: in a row.
         axes: the axis that is cut, of the variables that go in or come out cut.
+        own: state of which every device has its own; it lies as temporaries do.
     """
 
     devices: tuple[Any, ...]
     axes: Mapping[str, int]
+    own: tuple[str, ...] = ()
 
     @property
     def axis_name(self) -> str | None:
@@ -107,9 +109,9 @@ class OnMesh:
         """Returns a part's function for `jax.jit`."""
 
         def own(*values: Any) -> list[Any]:
-            taken = [x[0] if _is_temp(v) else x for v, x in zip(reads, values, strict=True)]
+            taken = [x[0] if self._is_own(v) else x for v, x in zip(reads, values, strict=True)]
             made = body(taken)
-            return [x[None] if _is_temp(v) else x for v, x in zip(writes, made, strict=True)]
+            return [x[None] if self._is_own(v) else x for v, x in zip(writes, made, strict=True)]
 
         return jax.shard_map(
             own,
@@ -122,9 +124,9 @@ class OnMesh:
     def spec(self, variable: Variable) -> jax.ShapeDtypeStruct:
         """Returns the type of the array that holds a variable."""
         shape: list[Any] = list(variable.shape)
-        if _is_temp(variable):
+        if self._is_own(variable):
             shape.insert(0, len(self.devices))
-        elif variable.kind is Kind.DATA and variable.name in self.axes:
+        elif variable.name in self.axes:
             shape[self.axes[variable.name]] *= len(self.devices)
         return _struct(variable, shape, NamedSharding(self.mesh, self._cut(variable)))
 
@@ -141,7 +143,8 @@ class OnMesh:
         """Returns a function that makes what is fetched of the arrays between parts."""
 
         def own(*values: Any) -> list[Any]:
-            return [x[0] if _is_temp(v) else x for v, x in zip(variables, values, strict=True)]
+            pairs = zip(variables, values, strict=True)
+            return [x[0] if self._is_own(v) else x for v, x in pairs]
 
         return jax.jit(
             jax.shard_map(
@@ -154,23 +157,25 @@ class OnMesh:
         )
 
     def _cut(self, variable: Variable) -> PartitionSpec:
-        if _is_temp(variable):
+        if self._is_own(variable):
             return PartitionSpec(AXIS)
-        return axis_spec(self.axes.get(variable.name) if variable.kind is Kind.DATA else None)
+        return axis_spec(self.axes.get(variable.name))
+
+    def _is_own(self, variable: Variable) -> bool:
+        return variable.kind is Kind.TEMP or variable.name in self.own
 
 
-def layout_for(devices: Sequence[Any], axes: Mapping[str, int]) -> PartLayout:
+def layout_for(
+    devices: Sequence[Any], axes: Mapping[str, int], own: tuple[str, ...] = ()
+) -> PartLayout:
     """Returns how the values of a step in parts lie.
 
     Args:
         devices: what it runs on.
         axes: the axis that is cut, of the variables that go in or come out cut.
+        own: state of which every device has its own.
     """
-    return OnOne(devices[0]) if len(devices) == 1 else OnMesh(tuple(devices), axes)
-
-
-def _is_temp(variable: Variable) -> bool:
-    return variable.kind is Kind.TEMP
+    return OnOne(devices[0]) if len(devices) == 1 else OnMesh(tuple(devices), axes, own)
 
 
 def _struct(variable: Variable, shape: Sequence[Any], sharding: Any) -> jax.ShapeDtypeStruct:

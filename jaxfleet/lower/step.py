@@ -7,14 +7,17 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from jaxfleet.analysis.labels import own_state
 from jaxfleet.errors import FeedError
-from jaxfleet.ir import Program
+from jaxfleet.ir import Program, Variable
 from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.lower.function import ProgramFunction, cut_axes, device_count
+from jaxfleet.lower.host_arrays import device_dtype
 from jaxfleet.lower.part_layout import layout_for
 from jaxfleet.lower.part_step import PartStep
 from jaxfleet.lower.spmd import (
     AXIS,
+    OWN,
     Body,
     Layout,
     device_mesh,
@@ -32,6 +35,7 @@ class Interface:
         state: variables of the state's leaves, in order.
         batch: variables of the batch's leaves, in order.
         metrics: variables of the metrics' leaves, in order.
+        beside: variables that are kept beside the user's state, in order.
         state_tree: the structure of the state.
         batch_tree: the structure of the batch.
         metrics_tree: the structure of the metrics.
@@ -43,6 +47,12 @@ class Interface:
     state_tree: Any
     batch_tree: Any
     metrics_tree: Any
+    beside: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """All that is held from one step to the next: the state's leaves, and what is beside."""
+        return (*self.state, *self.beside)
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,10 @@ class Shares:
             return leaves, []
         return [leaves[place] for place in self.given], [leaves[place] for place in self.kept]
 
+    def of_each(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
+        """Returns what is said of each leaf: of those that are given, and of those kept."""
+        return tuple(leaves[n] for n in self.given), tuple(leaves[n] for n in self.kept)
+
     def merged(self, given: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
         """Returns the leaves in order."""
         places = (*self.given, *self.kept)
@@ -102,13 +116,16 @@ class LoweredStep:
     """A step that is ready to run.
 
     Attributes:
-        function: jitted, on pytrees: `(state, batch) -> (state, metrics)`.
+        function: jitted, on pytrees: `(state, batch) -> (state, metrics)`; None where something
+            is held beside the state, which no such function has.
         flat: jitted, on lists of leaves: `(given, kept, data) -> (written, metrics)`. Who has
             flattened the state anyway saves its being flattened again, which costs some percent of
             a small step.
         run: what a step calls: `flat`, or the same in parts where the program says `cut`.
-        shares: which leaf of the state goes where in `flat`.
-        state_sharding: where the state lies.
+        shares: which leaf of what is held goes where in `flat`.
+        state_shardings: where each leaf of what is held lies.
+        state_axes: how each is cut: an axis, None, or `OWN`.
+        beside: types of what is held beside the user's leaves, as one device has it.
         batch_shardings: where each leaf of the batch lies.
     """
 
@@ -116,18 +133,27 @@ class LoweredStep:
     flat: Any
     run: Any
     shares: Shares
-    state_sharding: Any
+    state_shardings: tuple[Any, ...]
+    state_axes: tuple[int | None, ...]
+    beside: tuple[jax.ShapeDtypeStruct, ...]
     batch_shardings: tuple[Any, ...]
 
     def lower(self, state: Sequence[jax.ShapeDtypeStruct], data: Sequence[Any]) -> Any:
-        """Returns jax's `Lowered` of `flat` for these types of the leaves.
+        """Returns jax's `Lowered` of `flat` for these types of the user's leaves.
 
         The state's lie where a step's arrays do, and the data's nowhere, as a batch of numpy's:
         then jax compiles once for all who ask and for the calls.
         """
-        whole = self.state_sharding
-        types = [x.update(sharding=whole, weak_type=bool(x.weak_type)) for x in state]
+        lies = zip((*state, *self.beside), self.state_shardings, self.state_axes, strict=True)
+        types = [_held_type(x, sharding, axis) for x, sharding, axis in lies]
         return self.flat.lower(*self.shares.split(types), data)
+
+
+def _held_type(x: jax.ShapeDtypeStruct, sharding: Any, axis: int | None) -> jax.ShapeDtypeStruct:
+    shape, weak = x.shape, bool(x.weak_type) and axis != OWN
+    if axis == OWN:
+        shape = (len(sharding.device_set), *shape)
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding, weak_type=weak)
 
 
 def lower_step(
@@ -149,36 +175,64 @@ def lower_step(
         donate: let the new state take the place of the old, as the program's `donate` says.
         cache: where the executables of a step in parts are kept; its own, unless given.
     """
-    shares = Shares.of(program, interface.state, donate=donate)
+    held = interface.held
+    shares = Shares.of(program, held, donate=donate)
+    state_axes: tuple[int | None, ...] = (None,) * len(held)
     if device_count(program) == 1:
         body = _body(program, interface, shares, None)
         whole: Any = SingleDeviceSharding(devices[0])
         rows = [whole] * len(interface.batch)
+        state = [whole] * len(held)
     else:
-        axes = cut_axes(program)
+        axes, mesh = cut_axes(program), device_mesh(devices)
+        state_axes = tuple(OWN if name in own_state(program) else axes.get(name) for name in held)
         layout = Layout(
             tuple(axes.get(name) for name in interface.batch),
             tuple(axes.get(name) for name in interface.metrics),
+            shares.of_each(state_axes),
+            tuple(state_axes[place] for place in shares.written),
         )
-        mesh = device_mesh(devices)
         body = _body(program, interface, shares, AXIS)
         if lowering == "pmap":
             body = with_pmap(body, devices, layout)
         else:
             body = with_shard_map(body, mesh, layout)
-        whole, rows = shardings(mesh, [None])[0], shardings(mesh, layout.data)
-    on_trees, flat = _on_trees(body, interface, shares), _on_leaves(body)
-    on_trees.__name__ = flat.__name__ = program.name  # profiles and HLO then say whose step it is
-    batch = jax.tree_util.tree_unflatten(interface.batch_tree, rows)
-    jitted = _jit(flat, shares, (whole, whole, rows))
+        state, rows = shardings(mesh, state_axes), shardings(mesh, layout.data)
+    flat = _on_leaves(body)
+    flat.__name__ = program.name  # profiles and HLO then say whose step it is
+    jitted = _jit(flat, shares, (*map(list, shares.of_each(state)), rows))
     return LoweredStep(
-        _jit(on_trees, shares, (whole, batch)),
+        _function(body, program, interface, shares, (state, rows)),
         jitted,
         _in_parts(program, interface, shares, devices, cache) or jitted,
         shares,
-        whole,
+        tuple(state),
+        state_axes,
+        tuple(_type_of(program.variables[name]) for name in interface.beside),
         tuple(rows),
     )
+
+
+def _type_of(variable: Variable) -> jax.ShapeDtypeStruct:
+    shape: Any = variable.shape
+    return jax.ShapeDtypeStruct(shape, device_dtype(variable.dtype))
+
+
+def _function(
+    body: Body,
+    program: Program,
+    interface: Interface,
+    shares: Shares,
+    lies: tuple[list[Any], list[Any]],
+) -> Any:
+    """Returns the step as a function of the user's pytrees, or None where that is not all."""
+    if interface.beside or own_state(program):
+        return None
+    on_trees, unflatten = _on_trees(body, interface, shares), jax.tree_util.tree_unflatten
+    on_trees.__name__ = program.name
+    state, batch = lies
+    trees = unflatten(interface.state_tree, state), unflatten(interface.batch_tree, batch)
+    return _jit(on_trees, shares, trees)
 
 
 def _in_parts(
@@ -194,12 +248,14 @@ def _in_parts(
     several = device_count(program) > 1
     return PartStep(
         program,
-        given=tuple(interface.state[place] for place in shares.given),
-        kept=tuple(interface.state[place] for place in shares.kept),
+        given=tuple(interface.held[place] for place in shares.given),
+        kept=tuple(interface.held[place] for place in shares.kept),
         data=interface.batch,
-        written=tuple(interface.state[place] for place in shares.written),
+        written=tuple(interface.held[place] for place in shares.written),
         fetched=interface.metrics,
-        layout=layout_for(devices if several else devices[:1], cut_axes(program)),
+        layout=layout_for(
+            devices if several else devices[:1], cut_axes(program), own_state(program)
+        ),
         waits=several and devices[0].platform == "cpu",
         cache=cache if cache is not None else ExecutableCache(),
     )
@@ -207,7 +263,8 @@ def _in_parts(
 
 def _jit(function: Callable[..., Any], shares: Shares, in_shardings: tuple[Any, ...]) -> Any:
     donated = (0,) if shares.given else ()
-    if isinstance(in_shardings[0], SingleDeviceSharding):
+    first = jax.tree_util.tree_leaves(in_shardings)[0]
+    if isinstance(first, SingleDeviceSharding):
         # One device needs no shardings said, and without them takes an array on any mesh of one.
         return jax.jit(function, donate_argnums=donated)
     return jax.jit(function, donate_argnums=donated, in_shardings=in_shardings)
@@ -216,10 +273,10 @@ def _jit(function: Callable[..., Any], shares: Shares, in_shardings: tuple[Any, 
 def _body(program: Program, interface: Interface, shares: Shares, axis_name: str | None) -> Body:
     """Returns the program as a function of what is given and kept, and of the data."""
     run = ProgramFunction(program, interface.metrics, axis_name)
-    written = [interface.state[place] for place in shares.written]
+    written = [interface.held[place] for place in shares.written]
 
     def body(state: tuple[Any, Any], data: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        values = dict(zip(interface.state, shares.merged(*state), strict=True))
+        values = dict(zip(interface.held, shares.merged(*state), strict=True))
         new, fetched = run(values, dict(zip(interface.batch, data, strict=True)))
         return [new[name] for name in written], fetched
 

@@ -4,18 +4,19 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
-from jaxfleet.analysis.labels import infer
+from jaxfleet.analysis.cut_state import cut_state
+from jaxfleet.analysis.labels import infer, mesh_of
 from jaxfleet.capture import Captured
 from jaxfleet.ir import Dim, Kind, Operator, Program, Variable
 from jaxfleet.ir.source import short_path
 from jaxfleet.lower import device_count
 from jaxfleet.ops.jax_adapter import numpy_dtype
-from jaxfleet.passes.grad_allreduce import mesh_of
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.devices import steps_must_not_overlap
 from jaxfleet.runtime.strategy import DistributedStrategy
 
 _MOST_NOTES = 6
+_MOST_NAMES = 4
 _THOUSAND = 1000
 _OWN_ROWS = {"c_random_bits": "draws", "c_random_split": "keys"}
 
@@ -32,6 +33,7 @@ def explain(
         *about_capture(captured),
         *_about_devices(captured, strategy, devices),
         *_about_communication(program, strategy),
+        *_about_sharding(program, strategy, dumps),
         *about_notes(program, dumps),
         about_passes(dumps),
     ]
@@ -75,6 +77,9 @@ def _about_communication(program: Program, strategy: DistributedStrategy) -> Ite
     gradients = [op for op in reduced if op.role_var]
     reduced_values = [program.lookup(grad) for op in gradients for _, grad in op.role_var]
     yield f"gradients: {_count(len(gradients), 'all-reduce')} of {_size(reduced_values)} a step"
+    if scattered := [op for op in _ops(program) if op.type == "c_reducescatter" and op.role_var]:
+        sums = [program.lookup(op.reads[0]) for op in scattered]
+        yield f"gradients in parts: {_count(len(sums), 'reduce-scatter')} of {_size(sums)} a step"
     others = [op for op in reduced if not op.role_var]
     forward = [op for op in others if op.role.is_forward]
     yield (
@@ -94,7 +99,7 @@ def about_notes(program: Program, dumps: Record) -> Iterator[str]:
     devices = device_count(program)
     if devices == 1:
         return
-    source = next(stage.before for stage in dumps if stage.name == "grad_allreduce")
+    source = _one_device(dumps)
     mesh, cut = mesh_of(source, devices)
     notes: dict[str, int] = {}
     for op, why in infer(source, mesh, sharded_inputs=cut).notes:
@@ -105,6 +110,35 @@ def about_notes(program: Program, dumps: Record) -> Iterator[str]:
         yield f"gathers at {text}" + (f" ({count} operators)" if count > 1 else "")
     if len(notes) > _MOST_NOTES:
         yield f"and at {len(notes) - _MOST_NOTES} more places"
+
+
+def _about_sharding(
+    program: Program, strategy: DistributedStrategy, dumps: Record
+) -> Iterator[str]:
+    """Says what of the optimizer's state is cut over the devices, and why the rest is not."""
+    devices = device_count(program)
+    if devices == 1 or not strategy.sharded:
+        return
+    source = _one_device(dumps)
+    mesh, cut = mesh_of(source, devices)
+    found = cut_state(source, mesh, cut)
+    leaves = [source.variables[name] for name in found.held.state]
+    each = sum(map(_bytes, leaves)) / devices
+    yield (
+        f"sharded: {_count(len(leaves), 'leaf', 'leaves')} of {_size(leaves)} cut over {devices} "
+        f"devices, {_as_size(each)} on each; the parameters' new values are gathered"
+    )
+    reasons: dict[str, list[str]] = {}
+    for name, why in found.whole:
+        reasons.setdefault(why, []).append(name)
+    for why, names in reasons.items():
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        yield f"whole on every device: {', '.join(names[:_MOST_NAMES])}{more}: {why}"
+
+
+def _one_device(dumps: Record) -> Program:
+    """Returns the program from before it was rewritten for devices."""
+    return next(stage.before for stage in dumps if "devices" in stage.after.attrs)
 
 
 def about_passes(dumps: Record) -> str:
@@ -131,7 +165,10 @@ def _bytes(variable: Variable) -> int:
 
 
 def _size(variables: Sequence[Variable]) -> str:
-    total = float(sum(map(_bytes, variables)))
+    return _as_size(float(sum(map(_bytes, variables))))
+
+
+def _as_size(total: float) -> str:
     for unit in ("bytes", "kB", "MB"):
         if total < _THOUSAND:
             return f"{total:.3g} {unit}"

@@ -9,7 +9,7 @@ from jaxfleet.runtime.feed import used_before
 
 
 def place_state(
-    values: Sequence[Any], sharding: Any, *, given: Sequence[int], beside: Sequence[Any]
+    values: Sequence[Any], shardings: Sequence[Any], *, given: Sequence[int], beside: Sequence[Any]
 ) -> list[Any]:
     """Returns the leaves of a state on a step's devices, so that it may have their memory.
 
@@ -18,11 +18,11 @@ def place_state(
 
     Args:
         values: the leaves; numpy arrays and numbers too, on any device.
-        sharding: where they go.
+        shardings: where they go.
         given: the places of those whose memory the step takes.
         beside: what else the step is called with.
     """
-    placed: list[Any] = jax.device_put(list(values), sharding)
+    placed: list[Any] = jax.device_put(list(values), list(shardings))
     if not given:
         return placed
     kept = set(range(len(placed))).difference(given)

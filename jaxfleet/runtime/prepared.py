@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxfleet.analysis.labels import own_state
 from jaxfleet.analysis.memory.reused import held_by
 from jaxfleet.errors import FeedError
 from jaxfleet.ir import Kind, Program, Variable
@@ -174,6 +175,7 @@ def _function(
     body: Callable[[Any, Any], tuple[Any, Any]] = flat
     if several:
         axes = cut_axes(program)
+        _check_state_is_whole(program)
         cut = tuple(axes.get(v.name) for v in data)
         layout = Layout(cut, tuple(axes.get(name) for name in fetch))
         body = with_shard_map(flat, device_mesh(devices), layout)
@@ -183,6 +185,14 @@ def _function(
         return fetched, dict(zip(written, new_state, strict=True))
 
     return jax.jit(step, donate_argnums=(0,))
+
+
+def _check_state_is_whole(program: Program) -> None:
+    state = {v.name for v in program.of_kind(Kind.PARAM, Kind.STATE)}
+    apart = [name for name in (*cut_axes(program), *own_state(program)) if name in state]
+    if apart:
+        what = f"'{apart[0]}' lies in parts on the devices, and an Executor holds what is whole"
+        raise FeedError(what, hint="jf.distribute makes a step that holds it")
 
 
 def read_before_written(program: Program) -> set[str]:

@@ -1,6 +1,6 @@
 """Checkpoints of a state by the names of its leaves; every mode writes and reads the same."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ def save_leaves(
     *,
     step: int,
     tables: LocalTables | None = None,
+    extra: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Writes a checkpoint of a whole state, from one process.
 
@@ -34,12 +35,14 @@ def save_leaves(
         leaves: the state's.
         step: how many steps led to it.
         tables: those of the step, which are saved with it.
+        extra: what the step holds besides, by name.
 
     Raises:
         CheckpointError: it cannot be written; what was there before stays.
     """
     names = [leaf.name for leaf in captured.signature.state]
     arrays = {name: on_host(value) for name, value in zip(names, leaves, strict=True)}
+    arrays.update(extra or {})
     if tables is None or not tables.stores:
         save_arrays(Path(path).absolute(), arrays, step=step)
         return

@@ -54,6 +54,7 @@ class Step:
         self._returned: list[int] = []  # the ids of the leaves of the last state that came out
         check_rows(captured.signature.rows, len(self.devices))
         self._example = self._variants.at(captured.signature.rows)
+        self._held = self._example.holds(captured)
 
     def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """Runs one step.
@@ -80,7 +81,9 @@ class Step:
             data, joined = variant.tables.bring(self.tables, data)
         data = place_batch(data, lowered.batch_shardings, state_ids=self._returned)
         leaves, tree = _flatten(state)
-        if self._returned != list(map(id, leaves)):
+        if self._held is not None:
+            leaves = self._held.taken(leaves, tree, data)
+        elif self._returned != list(map(id, leaves)):
             leaves = self._taken(leaves, tree, data, lowered)
         elif len(self.devices) > 1 and any(map(_is_deleted, leaves)):
             raise used_before("state")  # on one device jax finds it, on several it crashes
@@ -92,6 +95,8 @@ class Step:
             fetched = variant.tables.hand_over(self.tables, joined, fetched)
             self.tables.next_step()
         leaves = lowered.shares.updated(leaves, written)
+        if self._held is not None:
+            leaves = self._held.shown(leaves)
         self._returned = list(map(id, leaves))
         return _unflatten(tree, leaves), _unflatten(variant.metrics_tree, fetched)
 
@@ -112,8 +117,12 @@ class Step:
         For `jax.export`, say: it checks and places nothing, and waits for nothing.
 
         Raises:
-            StrategyError: the step looks up tables, which no function has.
+            StrategyError: the step looks up tables, or holds something beside its state, which no
+                function has.
         """
+        if self._held is not None:
+            what = "a step that holds more than its state is no function of state and batch alone"
+            raise StrategyError(what, hint="call the step itself; step.lower() says what it runs")
         if self._example.tables is not None:
             what = "a step that looks up tables is no function of state and batch alone"
             raise StrategyError(what, hint="call the step itself; step.lower() says what it runs")
@@ -176,9 +185,10 @@ class Step:
         Raises:
             CheckpointError: it cannot be written.
         """
-        leaves, tree = _flatten(state)
+        leaves, tree = _flatten(self.pull(state))
         check_state(leaves, tree, self.captured)
-        save_leaves(path, self.captured, leaves, step=number, tables=self.tables)
+        extra = self._held.to_save() if self._held is not None else {}
+        save_leaves(path, self.captured, leaves, step=number, tables=self.tables, extra=extra)
 
     def restore(self, path: str | Path) -> Any:
         """Returns the state of a checkpoint, written in any mode.
@@ -191,8 +201,10 @@ class Step:
         read = read_leaves(checkpoint, variables)
         if self.tables.stores:
             read_tables(checkpoint, self.tables)
-        tree = self.captured.signature.state_tree
-        return self.place(_unflatten(tree, [read[v.name] for v in variables]))
+        tree, leaves = self.captured.signature.state_tree, [read[v.name] for v in variables]
+        if self._held is not None:
+            return _unflatten(tree, self._held.restored(leaves, tree, checkpoint))
+        return self.place(_unflatten(tree, leaves))
 
     def look_up(self, table: str, keys: Any) -> np.ndarray:
         """Returns rows of a table as the last step left them: to evaluate a model, say.
@@ -244,8 +256,14 @@ class Step:
         return {"tables": self.tables.stats()}
 
     def pull(self, state: Any) -> Any:
-        """Returns the state: here every leaf has its value, as `TrainerStep.pull` gives it."""
-        return state
+        """Returns the state with a value for every leaf, as `TrainerStep.pull` gives it.
+
+        Where devices train each for itself, that is the mean of what they have.
+        """
+        if self._held is None:
+            return state
+        leaves, tree = _flatten(state)
+        return _unflatten(tree, self._held.pulled(leaves))
 
     def close(self) -> None:
         """Does nothing: there is nobody to say bye to, as `TrainerStep.close` does."""
@@ -258,6 +276,8 @@ class Step:
 
     def place(self, state: Any) -> Any:
         """Returns the state on the step's devices; a step does so itself when it has to."""
+        if self._held is not None:
+            return state  # its leaves go to different places, which a step's call knows
         leaves, tree = _flatten(state)
         return _unflatten(tree, self._taken(leaves, tree, (), self._example.lowered))
 
@@ -271,7 +291,7 @@ class Step:
         """Returns a state that this step did not return itself, once it is found to be good."""
         check_state(leaves, tree, self.captured)
         given = lowered.shares.given
-        return place_state(leaves, lowered.state_sharding, given=given, beside=data)
+        return place_state(leaves, lowered.state_shardings, given=given, beside=data)
 
     def _run(self, run: Any, given: Any, kept: Any, data: Any) -> Any:
         try:

@@ -66,6 +66,8 @@ class DistributedStrategy:
         memory_budget: the most that a step may take besides its state, batch and results, on each
             device: bytes (an int), or a fraction (a float) of what it takes as it is
             (docs/memory.md). None: as xla makes it.
+        sharded: collective: cut the optimizer's state over the devices; each updates its part of
+            every parameter, and the parameters are gathered (ZeRO, stage 1).
         passes: further passes to run at the end, as text: `fuse_allreduce{flat=true}`.
     """
 
@@ -92,6 +94,7 @@ class DistributedStrategy:
     delay_compensation: float = 1.0
     average: Literal["trainers", "rows"] = "trainers"
     memory_budget: float | None = None
+    sharded: bool = False
     passes: str = ""
 
     def __post_init__(self) -> None:
@@ -120,6 +123,7 @@ class DistributedStrategy:
             raise StrategyError(what, hint="0 turns it off; 4 << 20 makes buckets of 4 MiB")
         _check_budget(self.memory_budget)
         _check_communication(self)
+        _check_collective(self)
 
     @property
     def bound(self) -> int:
@@ -181,6 +185,19 @@ def _check_communication(strategy: DistributedStrategy) -> None:
         what = f"strategy: staleness is {strategy.bound}, and servers hear of a trainer only every"
         hint = f"raise staleness to at least {least}, or lower merge or k_steps"
         raise StrategyError(f"{what} {strategy.period} steps", hint=hint)
+
+
+def _check_collective(strategy: DistributedStrategy) -> None:
+    """Refuses what devices of a mesh do, in other modes, and what does not go together there."""
+    _check_flag("sharded", strategy.sharded)
+    if strategy.mode != "collective" and strategy.sharded:
+        what = f"strategy: sharded in mode {strategy.mode!r}"
+        raise StrategyError(what, hint="mode='collective' is what cuts state over devices")
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise StrategyError(f"strategy: {name} is {value!r}, but must be True or False")
 
 
 def as_strategy(strategy: "DistributedStrategy | str | None") -> DistributedStrategy:

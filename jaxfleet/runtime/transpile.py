@@ -11,6 +11,7 @@ from jaxfleet.passes import (
     Donate,
     FuseAllreduce,
     GradAllreduce,
+    ShardedUpdate,
     SparseTable,
 )
 from jaxfleet.pipeline import (
@@ -37,7 +38,8 @@ def pipeline_for(
     """
     passes: list[Pass] = [DeadCodeElimination()]
     if devices > 1:
-        passes.append(GradAllreduce(devices=devices, local_statistics=strategy.local_statistics))
+        kind = ShardedUpdate if strategy.sharded else GradAllreduce
+        passes.append(kind(devices=devices, local_statistics=strategy.local_statistics))
     if tables:
         passes.append(SparseTable())
     if devices > 1 and strategy.fuse_allreduce_bytes:

@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jaxfleet.analysis.labels import own_state
 from jaxfleet.capture import Captured
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import Interface, LoweredStep, lower_step
 from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.pipeline import Record
+from jaxfleet.runtime.held_state import HeldState, beside
 from jaxfleet.runtime.memory_fit import Fit, Fitting
 from jaxfleet.runtime.step_memory import StepMemory
 from jaxfleet.runtime.step_tables import StepTables
@@ -28,6 +30,7 @@ class Variant:
         lowered: compiled.
         metrics_tree: of what it returns besides the state.
         tables: what it looks rows up in; None where it looks up none.
+        interface: how pytrees map to its variables.
         fit: what was found for a budget of memory; None where there is none.
     """
 
@@ -35,8 +38,15 @@ class Variant:
     dumps: Record
     lowered: LoweredStep
     metrics_tree: Any
+    interface: Interface
     tables: StepTables | None = None
     fit: Fit | None = None
+
+    def holds(self, captured: Captured) -> HeldState | None:
+        """Returns what holds more than the state from step to step; None where there is nothing."""
+        if not self.interface.beside and not own_state(self.program):
+            return None
+        return HeldState(captured, self.program, self.interface, self.lowered)
 
 
 class Variants:
@@ -86,12 +96,12 @@ class Variants:
         passes = pipeline_for(self._strategy, devices=len(self._devices), tables=described)
         passes += fit.passes if fit is not None else ()
         program, record = transpile(captured.program, passes, dump_dir=self._dump_dir)
-        interface = _interface(captured)
+        interface = replace(_interface(captured), beside=tuple(beside(program)))
         tables = StepTables.of(program, interface)
         if tables is not None:
             interface = tables.interface
         lowered = self._lower(program if tables is None else tables.program, interface)
-        return Variant(program, record, lowered, captured.metrics_tree, tables, fit)
+        return Variant(program, record, lowered, captured.metrics_tree, interface, tables, fit)
 
     def _lower(self, program: Program, interface: Interface) -> LoweredStep:
         return lower_step(
@@ -107,9 +117,8 @@ class Variants:
         if variant.tables is not None:
             what = "the memory of a step that looks up tables is not planned"
             raise StrategyError(what, hint="leave memory_budget out")
-        interface = _interface(captured)
         return StepMemory(
-            captured, interface, variant.program, variant.lowered, self._devices, rows
+            captured, variant.interface, variant.program, variant.lowered, self._devices, rows
         )
 
 

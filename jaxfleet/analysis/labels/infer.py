@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from jaxfleet.analysis.labels import control
+from jaxfleet.analysis.labels.held import SCATTER, Held
 from jaxfleet.analysis.labels.label import REPLICATED, VARYING, Label, sharded
 from jaxfleet.analysis.labels.mesh import Mesh
 from jaxfleet.analysis.labels.placing import Placing, View
@@ -32,6 +33,7 @@ def infer(
     *,
     sharded_inputs: Mapping[str, int],
     local: AbstractSet[tuple[int, int]] = frozenset(),
+    held: Held | None = None,
 ) -> Plan:
     """Returns how a program runs on devices.
 
@@ -41,14 +43,15 @@ def infer(
         sharded_inputs: data variables that are cut, and along which axis.
         local: operators, by block and place, whose sums over the batch each device keeps to
             itself, scaled up to stand for the whole (local batch statistics).
+        held: state that not every device has all of; all of it, unless given.
 
     Raises:
         PassError: a sub-block reads rows of a block around it, past its arguments.
     """
-    return _Inference(program, mesh, sharded_inputs, local).run()
+    return _Inference(program, mesh, sharded_inputs, local, held or Held()).run()
 
 
-class _Held(NamedTuple):
+class _Known(NamedTuple):
     """What is known of a value.
 
     Attributes:
@@ -62,9 +65,9 @@ class _Held(NamedTuple):
     is_zero: bool = False
 
 
-_Env: TypeAlias = dict[str, _Held]
-_WHOLE = _Held(REPLICATED)
-_ZERO = _Held(REPLICATED, None, is_zero=True)
+_Env: TypeAlias = dict[str, _Known]
+_WHOLE = _Known(REPLICATED)
+_ZERO = _Known(REPLICATED, None, is_zero=True)
 
 
 @dataclass
@@ -73,6 +76,7 @@ class _Inference:
     mesh: Mesh
     sharded_inputs: Mapping[str, int]
     local: AbstractSet[tuple[int, int]]
+    held: Held
     completed: set[Key] = field(default_factory=set)
     plans: dict[int, BlockPlan] = field(default_factory=dict)
     around: list[_Env] = field(default_factory=list)  # of the blocks being planned
@@ -108,7 +112,7 @@ class _Inference:
             for place, label in enumerate(args)
         )
         env = {
-            name: _Held(label, (block.index, -1, place))
+            name: _Known(label, (block.index, -1, place))
             for place, (name, label) in enumerate(zip(block.args, settled, strict=True))
         }
         plan = self._block(block, settled, env)
@@ -143,10 +147,11 @@ class _Inference:
 
     def _root(self) -> None:
         env = dict.fromkeys(self.program.variables, _WHOLE)
-        env.update({name: _Held(sharded(axis)) for name, axis in self.sharded_inputs.items()})
+        env.update({name: _Known(sharded(axis)) for name, axis in self.sharded_inputs.items()})
+        env.update({name: _Known(label) for name, label in self.held.state.items()})
         plan = self._block(self.program.root, (), env)
         for variable in self.program.of_kind(Kind.PARAM, Kind.STATE):
-            self._ask(env[variable.name], REPLICATED)
+            self._ask(env[variable.name], self.held.label(variable.name))
         plan.final = {name: value.label for name, value in env.items()}
 
     def _block(self, block: Block, args: tuple[Label, ...], env: _Env) -> BlockPlan:
@@ -169,15 +174,15 @@ class _Inference:
         outputs, completed = self._outputs(block, number, placing)
         is_zero = bool(zeros) and len(values) == 1 and op.type in _ZERO_KEEPING
         for count, name in enumerate(op.writes):
-            env[name] = _Held(outputs[count], (block.index, number, count), is_zero)
+            env[name] = _Known(outputs[count], (block.index, number, count), is_zero)
         return OpPlan(labels, placing, outputs, completed, zeros)
 
-    def _held(self, operand: Operand, env: _Env, op: Operator | None) -> _Held:
+    def _held(self, operand: Operand, env: _Env, op: Operator | None) -> _Known:
         if isinstance(operand, Literal):
             return _ZERO if operand.value == 0 else _WHOLE
         return env.get(operand) or self._held_outside(operand, op)
 
-    def _held_outside(self, name: str, op: Operator | None) -> _Held:
+    def _held_outside(self, name: str, op: Operator | None) -> _Known:
         """Returns what is known of a name of the blocks around, which is read as it is."""
         value = next((env[name] for env in reversed(self.around) if name in env), _WHOLE)
         self._ask(value, REPLICATED)
@@ -186,7 +191,7 @@ class _Inference:
             raise PassError(what, op=op, hint="make it an argument of the sub-block")
         return _WHOLE
 
-    def _ask(self, value: _Held, wanted: Label) -> None:
+    def _ask(self, value: _Known, wanted: Label) -> None:
         """Has a summand completed where it is made, if that is how it is wanted.
 
         Rows of a broadcast summand are made of the complete one; others are scattered.
@@ -229,9 +234,16 @@ class _Inference:
                 continue
             if label.is_sum and (block.index, number) in self.local:
                 completed[count], outputs[count] = "local", VARYING
+            elif label.is_sum and (axis := self._rows_of(op, count)) is not None:
+                completed[count], outputs[count] = SCATTER, sharded(axis)
             elif not label.is_sum or self._is_needed(block, number, op, count):
                 completed[count], outputs[count] = label.how, REPLICATED
         return tuple(outputs), completed
+
+    def _rows_of(self, op: Operator, count: int) -> int | None:
+        """Returns the axis along which a gradient is cut where it is made, or None."""
+        is_gradient = any(gradient == op.writes[count] for _, gradient in op.role_var)
+        return self.held.gradients.get(op.writes[count]) if is_gradient else None
 
     def _is_needed(self, block: Block, number: int, op: Operator, count: int) -> bool:
         """Tells whether a sum must be complete; a parameter's gradient always must."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from jaxfleet.analysis.labels.label import Label
-from jaxfleet.ir import Attr, Attrs, Dim, Size
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Attr, Attrs, Dim, Kind, Program, Size
 from jaxfleet.ir.dims import divide_exactly, letter
 from jaxfleet.ir.values import map_attr
 
@@ -64,6 +65,21 @@ class Mesh:
 
     def _full_leaf(self, value: Attr) -> Attr:
         return self.full(value) if isinstance(value, Dim) else value
+
+
+def mesh_of(program: Program, devices: int) -> tuple[Mesh, dict[str, int]]:
+    """Returns the devices as labels see them, and the data variables that are cut.
+
+    Raises:
+        PassError: a batch of a fixed size cannot be divided.
+    """
+    batch = program.attrs.get("batch")
+    if isinstance(batch, int) and batch % devices:
+        what = f"a batch of {batch} rows cannot be divided among {devices} devices"
+        raise PassError(what, hint=f"use a multiple of {devices} rows")
+    cut = {v.name: 0 for v in program.of_kind(Kind.DATA) if v.shape and v.shape[0] == batch}
+    name = min(batch.letters) if isinstance(batch, Dim) else None
+    return Mesh(devices, name, batch if isinstance(batch, int) else None), cut
 
 
 def _may_hold_sizes(value: Attr) -> bool:

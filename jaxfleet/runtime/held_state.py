@@ -1,0 +1,211 @@
+"""What a step holds from call to call, where that is more than the user's state.
+
+Passes keep variables beside the state (gradients added up, snapshots, a loss scale), and some let
+every device have a value of its own of the user's leaves. A program says so by attributes:
+
+- `beside`: pairs of a variable and what it begins with: a number, or a leaf of the state;
+- `own`: the state of which every device has its own, held one after another along an axis in front;
+- `shows`: pairs of such a leaf and the variable that the user sees in its place; of the others
+  there is a handle.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxfleet.analysis.labels import own_state
+from jaxfleet.capture import Captured
+from jaxfleet.checkpoint import Checkpoint
+from jaxfleet.ir import Program, Variable
+from jaxfleet.lower import Interface, LoweredStep
+from jaxfleet.lower.host_arrays import device_dtype, is_key, to_device
+from jaxfleet.runtime.handles import Handle
+from jaxfleet.runtime.newest_state import NewestState
+from jaxfleet.runtime.place import place_state
+from jaxfleet.runtime.saving import on_host
+
+Begin: TypeAlias = str | int | float
+_EACH = "@EACH"  # in checkpoints, all devices' own of a leaf: `m@EACH`
+_WHERE = "the devices, each its own"
+
+
+def beside(program: Program) -> dict[str, Begin]:
+    """Returns the variables that a step holds beside the user's state, and how they begin."""
+    return {str(name): begin for name, begin in _pairs(program, "beside")}
+
+
+class HeldState:
+    """Holds what a step needs beside what it returns.
+
+    A state that the step did not return is a new one: what is bound to a leaf begins anew with
+    that leaf, and numbers where no leaf is of the state that was returned last.
+
+    Args:
+        captured: the step.
+        program: transpiled.
+        interface: how trees map to its variables.
+        lowered: the program, compiled.
+    """
+
+    def __init__(
+        self, captured: Captured, program: Program, interface: Interface, lowered: LoweredStep
+    ) -> None:
+        self._newest = NewestState(captured)
+        self._names = interface.held
+        self._user = len(interface.state)
+        self._variables = [program.variables[name] for name in self._names]
+        self._places = {name: place for place, name in enumerate(self._names)}
+        self._begins = beside(program)
+        self._shown = {str(name): str(by) for name, by in _pairs(program, "shows")}
+        self._own = frozenset(self._places[name] for name in own_state(program))
+        self._lowered = lowered
+        self._values: list[Any] = []
+
+    def taken(self, leaves: Sequence[Any], tree: Any, data: Sequence[Any]) -> list[Any]:
+        """Returns what the compiled step takes for a state that it is called with.
+
+        Raises:
+            FeedError: the state is not like the example, or has handles of another step.
+        """
+        if not self._newest.is_made_of(leaves):
+            self._newest.check(leaves, tree)
+            self._begin(leaves, self._newest.places_of_others(leaves), data)
+        return self._values
+
+    def shown(self, values: list[Any]) -> list[Any]:
+        """Keeps what came out of a step, and returns the leaves that its user sees."""
+        self._values = values
+        self._newest.leaves = [self._leaf(place) for place in range(self._user)]
+        return self._newest.leaves
+
+    def pulled(self, leaves: Sequence[Any]) -> list[Any]:
+        """Returns a state with a value for every leaf: the mean of what devices have each.
+
+        Of numbers that have no mean it is the largest.
+        """
+        if not self._newest.is_made_of(leaves) or not self._own:
+            return list(leaves)
+        places = sorted(place for place in self._own if place < self._user)
+        means = self._mean([self._values[place] for place in places])
+        found = dict(zip(places, means, strict=True))
+        return [found.get(place, leaf) for place, leaf in enumerate(leaves)]
+
+    def to_save(self) -> dict[str, np.ndarray]:
+        """Returns what checkpoints have besides the user's leaves."""
+        extra = self._extra()
+        whole = self._gathered([self._values[place] for place in extra.values()])
+        return {name: on_host(x) for name, x in zip(extra, whole, strict=True)}
+
+    def restored(self, leaves: list[Any], tree: Any, checkpoint: Checkpoint) -> list[Any]:
+        """Returns the leaves of a checkpoint's state, once all that is held is the checkpoint's.
+
+        What one of another strategy, or of another number of devices, lacks begins anew.
+        """
+        self._newest.leaves = []
+        self.taken(leaves, tree, ())
+        extra, known = self._extra(), set(checkpoint.names())
+        if all(name in known and self._fits(checkpoint, name, n) for name, n in extra.items()):
+            for name, place in extra.items():
+                self._values[place] = self._placed(checkpoint.read(name), place)
+        return self.shown(self._values)
+
+    def _begin(self, leaves: Sequence[Any], others: Sequence[int], data: Sequence[Any]) -> None:
+        """Makes what is held be that of a state, of which some leaves were not returned before."""
+        lowered, is_new = self._lowered, len(others) == self._user or not self._values
+        values = self._values or [None] * len(self._names)
+        fresh = [leaves[place] for place in others]
+        lies = [self._whole if n in self._own else lowered.state_shardings[n] for n in others]
+        given = [at for at, place in enumerate(others) if place not in self._own]
+        placed = place_state(fresh, lies, given=given, beside=(*data, *values))
+        known = dict(zip(others, placed, strict=True))
+        for place in others:
+            value = known[place]
+            values[place] = self._spread(value, place) if place in self._own else value
+        for name, begin in self._begins.items():
+            place = self._places[name]
+            if isinstance(begin, str) and self._places[begin] in known:
+                values[place] = self._spread(known[self._places[begin]], place)
+            elif is_new and not isinstance(begin, str):
+                values[place] = self._spread(_full(self._variables[place], begin), place)
+        self._values = values
+
+    def _spread(self, value: Any, place: int) -> Any:
+        """Returns a copy of a value as it is held at a place."""
+        front, sharding = place in self._own, self._lowered.state_shardings[place]
+
+        def copied(x: Any) -> Any:
+            return jnp.broadcast_to(x[None], (self._count, *x.shape)) if front else jnp.copy(x)
+
+        return jax.jit(copied, out_shardings=sharding)(value)
+
+    def _leaf(self, place: int) -> Any:
+        name, variable = self._names[place], self._variables[place]
+        if name in self._shown:
+            return self._values[self._places[self._shown[name]]]
+        if place not in self._own:
+            return self._values[place]
+        shape: Any = variable.shape
+        return Handle(name, shape, device_dtype(variable.dtype), _WHERE)
+
+    def _mean(self, values: list[Any]) -> list[Any]:
+        def mean(xs: list[Any]) -> list[Any]:
+            return [
+                jnp.mean(x, 0).astype(x.dtype)
+                if jnp.issubdtype(x.dtype, jnp.inexact)
+                else x[0]
+                if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+                else jnp.max(x, 0)
+                for x in xs
+            ]
+
+        made: list[Any] = jax.jit(mean, out_shardings=self._whole)(values)
+        return made
+
+    def _gathered(self, values: list[Any]) -> list[Any]:
+        made: list[Any] = jax.jit(_same, out_shardings=self._whole)(values)
+        return made
+
+    def _extra(self) -> dict[str, int]:
+        """Returns what checkpoints have besides the user's leaves, with the places."""
+        own = {f"{self._names[n]}{_EACH}": n for n in sorted(self._own) if n < self._user}
+        return {**own, **{name: self._places[name] for name in self._begins}}
+
+    def _fits(self, checkpoint: Checkpoint, name: str, place: int) -> bool:
+        held: tuple[int, ...] = np.shape(self._values[place])
+        return checkpoint.shape(name) == held
+
+    def _placed(self, array: np.ndarray, place: int) -> Any:
+        sharding = self._values[place].sharding
+        if is_key(self._variables[place].dtype):
+            return jax.device_put(to_device(array, self._variables[place].dtype)[0], sharding)
+        return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+
+    @cached_property
+    def _whole(self) -> Any:
+        first: Any = self._lowered.state_shardings[0]
+        if isinstance(first, NamedSharding):
+            return NamedSharding(first.mesh, PartitionSpec())
+        return first
+
+    @cached_property
+    def _count(self) -> int:
+        return len(self._whole.device_set)
+
+
+def _same(values: list[Any]) -> list[Any]:
+    return [jnp.copy(value) for value in values]
+
+
+def _full(variable: Variable, value: float) -> Any:
+    shape: Any = variable.shape
+    return np.full(shape, value, device_dtype(variable.dtype))
+
+
+def _pairs(program: Program, attr: str) -> Sequence[Any]:
+    pairs: Any = program.attrs.get(attr, ())
+    return tuple(pairs)
