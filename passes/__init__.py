@@ -20,6 +20,7 @@ from jaxfleet.passes.grad_allreduce_by_role import GradAllreduceByRole as GradAl
 from jaxfleet.passes.insert_send_recv import InsertSendRecv as InsertSendRecv
 from jaxfleet.passes.insert_startup import InsertStartup as InsertStartup
 from jaxfleet.passes.local_sgd import LocalSGD as LocalSGD
+from jaxfleet.passes.meet import Meet as Meet
 from jaxfleet.passes.memory_optimize import MemoryOptimize as MemoryOptimize
 from jaxfleet.passes.merge_sends import MergeSends as MergeSends
 from jaxfleet.passes.order_for_memory import OrderForMemory as OrderForMemory
@@ -32,3 +33,4 @@ from jaxfleet.passes.sharded_update import ShardedUpdate as ShardedUpdate
 from jaxfleet.passes.slice_var import SliceVar as SliceVar
 from jaxfleet.passes.snapshot_params import SnapshotParams as SnapshotParams
 from jaxfleet.passes.sparse_table import SparseTable as SparseTable
+from jaxfleet.passes.train_apart import TrainApart as TrainApart

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxfleet.capture import capture
-from jaxfleet.errors import StrategyError
 from jaxfleet.runtime.devices import choose_devices
 from jaxfleet.runtime.processes import ServerStep, job_step
 from jaxfleet.runtime.step import Step
@@ -42,9 +41,6 @@ def distribute(
     """
     chosen = as_strategy(strategy)
     folder = Path(dump_dir) if dump_dir is not None else None
-    if chosen.mode == "collective" and chosen.communication != "sync":
-        what = f"communication {chosen.communication!r} is between trainers and servers"
-        raise StrategyError(what, hint="mode='pserver'; devices of a mesh go together")
     if chosen.mode == "pserver":
         return job_step(capture(train_step, example=example, name=name), chosen, folder)
     devices = choose_devices(1 if chosen.mode == "single" else chosen.devices)

@@ -5,7 +5,7 @@ from math import prod
 from typing import Any
 
 from jaxfleet.analysis.cut_state import cut_state
-from jaxfleet.analysis.labels import infer, mesh_of
+from jaxfleet.analysis.labels import infer, mesh_of, own_state
 from jaxfleet.capture import Captured
 from jaxfleet.ir import Dim, Kind, Operator, Program, Variable
 from jaxfleet.ir.source import short_path
@@ -13,6 +13,7 @@ from jaxfleet.lower import device_count
 from jaxfleet.ops.jax_adapter import numpy_dtype
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.devices import steps_must_not_overlap
+from jaxfleet.runtime.held_state import beside
 from jaxfleet.runtime.strategy import DistributedStrategy
 
 _MOST_NOTES = 6
@@ -34,6 +35,7 @@ def explain(
         *_about_devices(captured, strategy, devices),
         *_about_communication(program, strategy),
         *_about_sharding(program, strategy, dumps),
+        *_about_what_is_held(program, strategy),
         *about_notes(program, dumps),
         about_passes(dumps),
     ]
@@ -134,6 +136,16 @@ def _about_sharding(
     for why, names in reasons.items():
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         yield f"whole on every device: {', '.join(names[:_MOST_NAMES])}{more}: {why}"
+
+
+def _about_what_is_held(program: Program, strategy: DistributedStrategy) -> Iterator[str]:
+    """Says what devices have each for itself, and what is kept beside the user's state."""
+    if own := [program.variables[name] for name in own_state(program)]:
+        yield f"each device has its own of {_count(len(own), 'leaf', 'leaves')}, {_size(own)}"
+    if strategy.communication == "local_sgd" and own:
+        yield f"devices train by themselves, and take the mean every {strategy.k_steps} steps"
+    if held := [program.variables[name] for name in beside(program)]:
+        yield f"held beside the state: {_count(len(held), 'variable')} of {_size(held)}"
 
 
 def _one_device(dumps: Record) -> Program:

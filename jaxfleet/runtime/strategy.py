@@ -14,7 +14,7 @@ from jaxfleet.errors import StrategyError
 
 MODES = ("single", "collective", "pserver")
 LOWERINGS = ("shard_map", "pmap")
-COMMUNICATIONS = ("sync", "async", "half_async", "geo", "dc_asgd", "fl")
+COMMUNICATIONS = ("sync", "async", "half_async", "geo", "dc_asgd", "fl", "local_sgd")
 _WHOLE = (
     "devices", "fuse_allreduce_bytes", "min_block_size", "send_cuts", "replay_bytes", "staleness",
     "k_steps", "merge",
@@ -55,10 +55,12 @@ class DistributedStrategy:
             and its gradients are applied as they come. `half_async`: the same, by the mean of
             `merge` gradients. `geo`: trainers update, and every `k_steps` exchange how far they
             went. `dc_asgd`: `async` with gradients corrected for the time that they took. `fl`:
-            every `k_steps` parameters are averaged over all trainers.
+            every `k_steps` parameters are averaged over all trainers. In the mode `collective`
+            there are two: `sync`, and `local_sgd`, where every device trains by itself on its own
+            rows, and every `k_steps` parameters are averaged over all.
         staleness: what a step computes with has all that every trainer sent of its steps up to this
             many before it; a trainer that is ahead waits. Chosen by `communication` unless given.
-        k_steps: geo, fl: a trainer's steps from one exchange to the next.
+        k_steps: geo, fl, local_sgd: a trainer's steps from one exchange to the next.
         merge: async, half_async: the most gradients that are merged into one message.
         delay_compensation: dc_asgd: how much a gradient is corrected.
         average: fl: every trainer counts alike (`trainers`), or each row that it trained on
@@ -87,7 +89,9 @@ class DistributedStrategy:
     step_timeout_s: float = 600.0
     connect_s: float = 120.0
     replay_bytes: int = 1 << 28
-    communication: Literal["sync", "async", "half_async", "geo", "dc_asgd", "fl"] = "sync"
+    communication: Literal["sync", "async", "half_async", "geo", "dc_asgd", "fl", "local_sgd"] = (
+        "sync"
+    )
     staleness: int | None = None
     k_steps: int = 10
     merge: int = 1
@@ -181,7 +185,7 @@ def _check_communication(strategy: DistributedStrategy) -> None:
     if strategy.local_statistics:
         what = f"strategy: local_statistics with communication {how!r}"
         raise StrategyError(what, hint="leave it out: there, statistics are each trainer's own")
-    if how != "fl" and strategy.bound < (least := strategy.period - 1):
+    if how not in {"fl", "local_sgd"} and strategy.bound < (least := strategy.period - 1):
         what = f"strategy: staleness is {strategy.bound}, and servers hear of a trainer only every"
         hint = f"raise staleness to at least {least}, or lower merge or k_steps"
         raise StrategyError(f"{what} {strategy.period} steps", hint=hint)
@@ -193,6 +197,16 @@ def _check_collective(strategy: DistributedStrategy) -> None:
     if strategy.mode != "collective" and strategy.sharded:
         what = f"strategy: sharded in mode {strategy.mode!r}"
         raise StrategyError(what, hint="mode='collective' is what cuts state over devices")
+    apart = strategy.communication == "local_sgd"
+    if strategy.mode == "pserver" and apart:
+        what = "strategy: communication 'local_sgd' in mode 'pserver'"
+        raise StrategyError(what, hint="there it is communication='fl', or mode='collective'")
+    if strategy.mode == "collective" and strategy.communication not in {"sync", "local_sgd"}:
+        what = f"communication {strategy.communication!r} is between trainers and servers"
+        raise StrategyError(what, hint="mode='pserver'; devices of a mesh go together")
+    if apart and strategy.sharded:
+        what = "strategy: sharded with communication 'local_sgd'"
+        raise StrategyError(what, hint="a device that trains by itself needs all of its state")
 
 
 def _check_flag(name: str, value: object) -> None:

@@ -11,8 +11,10 @@ from jaxfleet.passes import (
     Donate,
     FuseAllreduce,
     GradAllreduce,
+    Meet,
     ShardedUpdate,
     SparseTable,
+    TrainApart,
 )
 from jaxfleet.pipeline import (
     Dump,
@@ -38,8 +40,7 @@ def pipeline_for(
     """
     passes: list[Pass] = [DeadCodeElimination()]
     if devices > 1:
-        kind = ShardedUpdate if strategy.sharded else GradAllreduce
-        passes.append(kind(devices=devices, local_statistics=strategy.local_statistics))
+        passes.extend(_on_devices(strategy, devices))
     if tables:
         passes.append(SparseTable())
     if devices > 1 and strategy.fuse_allreduce_bytes:
@@ -48,6 +49,14 @@ def pipeline_for(
     if strategy.donate:
         passes.append(Donate())
     return tuple(passes)
+
+
+def _on_devices(strategy: DistributedStrategy, devices: int) -> tuple[Pass, ...]:
+    """Returns the passes that make the program of each device."""
+    if strategy.communication == "local_sgd":
+        return TrainApart(devices=devices), Meet(every=strategy.k_steps)
+    kind = ShardedUpdate if strategy.sharded else GradAllreduce
+    return (kind(devices=devices, local_statistics=strategy.local_statistics),)
 
 
 def transpile(

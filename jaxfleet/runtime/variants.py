@@ -93,6 +93,9 @@ class Variants:
 
     def _make(self, captured: Captured, fit: Fit | None = None) -> Variant:
         described = "tables" in captured.program.attrs
+        if described and self._strategy.communication == "local_sgd":
+            what = "communication 'local_sgd' with a step that looks up tables"
+            raise StrategyError(what, hint="rows of tables are not averaged: communication='sync'")
         passes = pipeline_for(self._strategy, devices=len(self._devices), tables=described)
         passes += fit.passes if fit is not None else ()
         program, record = transpile(captured.program, passes, dump_dir=self._dump_dir)

@@ -1,0 +1,122 @@
+"""Bring devices together that train by themselves: LocalSGD."""
+
+from dataclasses import dataclass, replace
+
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Block, Kind, Operator, Program, Variable
+from jaxfleet.ir.names import snapshot_name
+from jaxfleet.passes._when_due import due_every, number, op, with_branch
+from jaxfleet.pipeline import Pass, made_by, register_pass
+
+_PARTS = ("OWN", "OLD", "WAY", "MEAN", "MET")
+_NAME = "meet"
+_COUNT = f"{_NAME}.steps"  # how many steps the devices have gone since they met
+
+
+@register_pass("meet")
+@dataclass(frozen=True)
+class Meet(Pass):
+    """Takes the mean of all devices' parameters after every `every` steps (LocalSGD).
+
+    A parameter's snapshot is what all devices had when they last met. When they meet, the mean of
+    how far they went from it is taken off it, and all go on from there; as `local_sgd` does for
+    fluid's programs. The snapshot is what the user sees of the parameter. Optimizers keep their
+    moments each to itself, and so do statistics of the batch.
+
+    With `every` 1 they meet at each step, which with plain SGD is what one device computes with
+    the whole batch. Runs after `train_apart`.
+
+    Before::
+
+        program p {batch=<b>, devices=2, own=["w"], sharded=[["x", 0]]}
+          data  x: f32[b,4]
+          param w: f32[4]
+          block 0
+            backward
+              w@GRAD: f32[4] = jax.reduce_sum(x) {axes=[0]}
+              w@GRAD = c_local(w@GRAD) {devices=2} for (w, w@GRAD)
+            optimize
+              w = jax.sub(w, w@GRAD)
+
+    After::
+
+        program p {batch=<b>, beside=[["meet.steps", 0], ["w@SNAPSHOT", "w"]], devices=2, own=["w"], sharded=[["x", 0]], shows=[["w", "w@SNAPSHOT"]]}
+          data  x: f32[b,4]
+          param w: f32[4]
+          state meet.steps: i32[]
+          state w@SNAPSHOT: f32[4]
+          block 0
+            backward
+              w@GRAD: f32[4] = jax.reduce_sum(x) {axes=[0]}
+              w@GRAD = c_local(w@GRAD) {devices=2} for (w, w@GRAD)
+            optimize
+              w = jax.sub(w, w@GRAD)
+              meet.more: i32[] = jax.add(meet.steps, 1:i32)
+              meet.due: bool[] = jax.ge(meet.more, 4:i32)
+              meet.index: i32[] = jax.convert_element_type(meet.due) {new_dtype=i32, weak_type=false}
+              meet.steps = jax.select_n(meet.due, meet.more, 0:i32)
+              w, w@SNAPSHOT = jax.cond(meet.index, w, w@SNAPSHOT) {branches=[^1, ^2]}
+          block 1 (w@KEPT: f32[4], w@SNAPSHOT@KEPT: f32[4]) -> (w@KEPT, w@SNAPSHOT@KEPT)
+          block 2 (w@OWN: f32[4], w@OLD: f32[4]) -> (w@MET, w@MET)
+            optimize
+              w@WAY: f32[4] = jax.sub(w@OLD, w@OWN)
+              w@MEAN: f32[4] = c_allreduce_avg(w@WAY) {ring_id=0}
+              w@MET: f32[4] = jax.sub(w@OLD, w@MEAN)
+    """  # noqa: E501  # attributes stand on one line
+
+    every: int = 4  # steps from one meeting to the next
+
+    runs_after = ("train_apart",)
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise PassError(f"meet: every {self.every} steps", hint="every is at least 1")
+
+    def run(self, program: Program) -> Program:
+        own: tuple[str, ...] = tuple(map(str, _strings(program, "own")))
+        params = [v for v in program.of_kind(Kind.PARAM) if v.name in own]
+        if not params:
+            what = f"{self.name}: no parameter is a device's own"
+            raise PassError(what, hint="run train_apart before meet")
+        kept = [replace(p, name=snapshot_name(p.name), kind=Kind.STATE) for p in params]
+        steps = Variable(_COUNT, "i32", (), Kind.STATE)
+        variables = {**program.variables, **{v.name: v for v in (steps, *kept)}}
+        names = [x.name for pair in zip(params, kept, strict=True) for x in pair]
+        grown, branch = with_branch(
+            replace(program, variables=variables), f"{_NAME}.index", names, self._meeting(params)
+        )
+        ops, declared, _ = due_every(_COUNT, number(self.every, "i32"), _NAME)
+        ops = [*program.root.ops, *(made_by(x, self) for x in (*ops, branch))]
+        pairs = list(zip(kept, params, strict=True))
+        attrs = program.attrs.updated(
+            beside=((_COUNT, 0), *((v.name, p.name) for v, p in pairs)),
+            shows=tuple((p.name, v.name) for v, p in pairs),
+        )
+        root = grown.root.with_ops(ops, declare=declared)
+        return replace(grown.with_block(root), attrs=attrs)
+
+    def _meeting(self, params: list[Variable]) -> Block:
+        """Returns the block that runs when devices meet: own and snapshot in, new ones out."""
+        ops: list[Operator] = []
+        variables: dict[str, Variable] = {}
+        args: list[str] = []
+        results: list[str] = []
+        for param in params:
+            own, old, way, mean, new = (f"{param.name}@{part}" for part in _PARTS)
+            for name in (own, old, way, mean, new):
+                variables[name] = Variable(name, param.dtype, param.shape)
+            ops += [
+                op("jax.sub", (old, own), (way,)),
+                op("c_allreduce_avg", (way,), (mean,), ring_id=0),
+                op("jax.sub", (old, mean), (new,)),
+            ]
+            args += [own, old]
+            results += [new, new]
+        made = tuple(made_by(x, self) for x in ops)
+        return Block(0, 0, variables, tuple(args), made, tuple(results))
+
+
+def _strings(program: Program, attr: str) -> tuple[object, ...]:
+    found = program.attrs.get(attr, ())
+    assert isinstance(found, tuple)
+    return found

@@ -1,0 +1,133 @@
+"""Devices train by themselves and meet every k steps, as the algorithm says on paper."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfleet as jf
+from jaxfleet.errors import FeedError, StrategyError
+from tests.collective.models import (
+    OPTIMIZERS,
+    ROWS,
+    STEPS,
+    State,
+    assert_close,
+    batch,
+    distributed,
+    loss,
+    start,
+    training,
+)
+
+
+def apart(devices: int, k_steps: int, **options: Any) -> jf.DistributedStrategy:
+    return jf.DistributedStrategy(
+        devices=devices, communication="local_sgd", k_steps=k_steps, **options
+    )
+
+
+def mean(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.mean(np.stack(leaves), axis=0), *trees)
+
+
+class Oracle:
+    """LocalSGD as the papers write it down: each worker a plain step, parameters averaged."""
+
+    def __init__(self, tx: optax.GradientTransformation, workers: int, k_steps: int) -> None:
+        self.k_steps, self.count, self.meetings = k_steps, 0, 0
+        self.step: Callable[..., Any] = jax.jit(training(tx))
+        self.states = [start(tx) for _ in range(workers)]
+        self.met: Any = self.states[0].params
+
+    def __call__(self, data: Any) -> float:
+        """Does a step on every worker, and returns the mean of their losses."""
+        share, losses = ROWS // len(self.states), []
+        for n, state in enumerate(self.states):
+            own = tuple(x[n * share : (n + 1) * share] for x in data)
+            self.states[n], metrics = self.step(state, own)
+            losses.append(float(metrics["loss"]))
+        self.count += 1
+        if self.count >= self.k_steps:
+            self.count, self.meetings = 0, self.meetings + 1
+            self.meet()
+        return float(np.mean(losses))
+
+    def meet(self) -> None:
+        ways = [jax.tree.map(np.subtract, self.met, s.params) for s in self.states]
+        self.met = jax.tree.map(lambda x, d: jnp.asarray(x - d), self.met, mean(ways))
+        self.states = [State(self.met, s.opt) for s in self.states]
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "k_steps"),
+    [("sgd", 2, 4), ("momentum", 4, 1), ("adam", 4, 4), ("clipped", 2, 3)],
+)
+def test_devices_do_what_the_algorithm_says(name: str, devices: int, k_steps: int) -> None:
+    step, state = distributed(name, apart(devices, k_steps))
+    oracle = Oracle(OPTIMIZERS[name](), devices, k_steps)
+    for number in range(STEPS):
+        state, metrics = step(state, batch(number))
+        np.testing.assert_allclose(metrics["loss"], oracle(batch(number)), rtol=1e-5)
+        assert_close(state.params, oracle.met, f"after step {number}")
+    assert oracle.meetings == STEPS // k_steps
+    pulled = step.pull(state)
+    assert_close(pulled.params, mean([s.params for s in oracle.states]))
+    assert_close(pulled.opt, mean([s.opt for s in oracle.states]))
+
+
+def test_meeting_at_every_step_is_one_device_with_the_whole_batch() -> None:
+    tx = OPTIMIZERS["sgd"]()
+    step, state = distributed("sgd", apart(4, 1))
+    one, wanted = jax.jit(training(tx)), start(tx)
+    for number in range(STEPS):
+        state, metrics = step(state, batch(number))
+        wanted, expected = one(wanted, batch(number))
+        assert_close((state.params, metrics), (wanted.params, expected), f"after step {number}")
+
+
+def test_what_each_device_has_is_saved_and_restored(tmp_path: Path) -> None:
+    step, state = distributed("adam", apart(2, 3))
+    for number in range(4):  # one step past a meeting: devices differ
+        state, _ = step(state, batch(number))
+    step.save(tmp_path / "apart", state)
+    again, _ = distributed("adam", apart(2, 3))
+    other = again.restore(tmp_path / "apart")
+    for number in range(4, 8):
+        state, wanted = step(state, batch(number))
+        other, metrics = again(other, batch(number))
+        assert_close((other.params, metrics), (state.params, wanted), allowed=0)
+    single, _ = distributed("adam", jf.DistributedStrategy(mode="single"))
+    restored = single.restore(tmp_path / "apart")
+    assert_close(restored.opt[0].count, 4)
+    single(restored, batch(4))
+
+
+def test_a_new_state_begins_anew_and_moments_are_pulled() -> None:
+    step, state = distributed("adam", apart(2, 4))
+    first, _ = step(state, batch(0))
+    with pytest.raises(FeedError, match="lives on the devices, each its own"):
+        np.asarray(first.opt[0].mu["w1"])
+    fresh = start(OPTIMIZERS["adam"]())
+    again, metrics = step(fresh, batch(0))
+    assert_close(metrics["loss"], loss(start(OPTIMIZERS["adam"]()).params, batch(0)))
+    with pytest.raises(FeedError, match="is of another step"):
+        step(State(again.params, first.opt), batch(0))
+    pulled = step.pull(again)
+    found, _ = step(pulled, batch(1))  # goes on from what all have in the mean
+    assert_close(step.pull(found).opt[0].count, 2)
+    assert "every 4 steps" in step.explain()
+
+
+def test_what_makes_no_sense_together_is_refused() -> None:
+    with pytest.raises(StrategyError, match="sharded with communication 'local_sgd'"):
+        apart(2, 2, sharded=True)
+    with pytest.raises(StrategyError, match="local_statistics with communication"):
+        apart(2, 2, local_statistics=True)
+    with pytest.raises(StrategyError, match="'local_sgd' in mode 'pserver'"):
+        apart(2, 2, mode="pserver")
