@@ -6,9 +6,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 
+from jaxfleet.analysis.forward_part import forward_places
 from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Kind, Program
+from jaxfleet.ir import Program
 from jaxfleet.passes._effects import Effects
 
 
@@ -54,14 +55,7 @@ class ForwardGroups:
     @cached_property
     def forward(self) -> AbstractSet[int]:
         """The places of the operators of forward, and of those that they need."""
-        ops = self.program.root.ops
-        found, needed = set[int](), set[str]()
-        for place in range(len(ops) - 1, -1, -1):
-            op = ops[place]
-            if (op.role.is_forward and op.type != "fetch") or needed.intersection(op.writes):
-                found.add(place)
-                needed.update(self._temporaries(self.uses.of(op).reads))
-        return found
+        return forward_places(self.program)
 
     def group(self, place: int) -> int:
         """Returns the group that an operator of forward is in."""
@@ -169,7 +163,3 @@ class ForwardGroups:
 
     def _made_by_forward(self, names: AbstractSet[str] | Sequence[str]) -> set[str]:
         return {name for name in names if name in self.maker}
-
-    def _temporaries(self, names: AbstractSet[str]) -> set[str]:
-        kinds = (Kind.TEMP,)
-        return {name for name in names if self.program.lookup(name).kind in kinds}

@@ -5,6 +5,7 @@ Where layers repeat, groups are of whole layers: they are equal then, and are co
 
 import math
 
+from jaxfleet.analysis.forward_part import forward_places
 from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.ir import Dim, Kind, Literal, Operator, Program, Size, evaluate
 from jaxfleet.passes._repeats import Repeats, longest_repeats
@@ -19,7 +20,7 @@ def narrow_places(program: Program) -> tuple[int, ...]:
     Groups are about as many as each has operators, by which the sum of both is least (Chen et al.,
     2016); each cut is made where the fewest bytes cross, near where equal groups would end.
     """
-    places = [n for n, op in enumerate(program.root.ops) if op.role.is_forward]
+    places = sorted(forward_places(program))
     groups = math.isqrt(len(places))
     if groups < 2:
         return ()

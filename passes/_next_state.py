@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from jaxfleet.analysis.forward_part import forward_places
 from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operands, Operator, Program, Role, Variable
@@ -19,14 +20,15 @@ def with_state_written_last(program: Program) -> Program:
         PassError: a sub-block reads what forward has written anew.
     """
     states = {v.name for v in program.of_kind(Kind.PARAM, Kind.STATE)}
-    if not any(op.role.is_forward and states.intersection(op.writes) for op in program.root.ops):
+    forward = forward_places(program)
+    if not any(states.intersection(program.root.ops[place].writes) for place in forward):
         return program
     uses, names = OuterUses(program), dict[str, str]()
     ops, declared, last = list[Operator](), list[Variable](), list[Operator]()
-    for op in program.root.ops:
+    for place, op in enumerate(program.root.ops):
         _check_sub_blocks(op, uses, names)
         reads = op.inputs if op.type == "fetch" else op.inputs.renamed(names)
-        if op.role.is_forward:
+        if place in forward:
             for name in states.intersection(op.writes) - names.keys():
                 new = replace(program.variables[name], name=next_name(name), kind=Kind.TEMP)
                 names[name] = new.name

@@ -100,3 +100,13 @@ def test_a_temporary_written_twice_gets_two_names() -> None:
     verify(made)
     assert [op.type for _, op in written_by(made, "s")] == ["jax.neg"]
     assert [op.reads for _, op in written_by(made, "s")] == [("s~1",)]
+
+
+def test_a_forward_operator_behind_backward_waits_for_what_it_reads() -> None:
+    told = "told: f32[4] = assign(v)\nmean: f32[4] = jax.neg(w@GRAD)"
+    program = parse(str(chain()).replace("fetch(h)", f"forward\n{told}\nfetch(h, told, mean)"))
+    made = Recompute(cuts=(4,)).run(program)
+    verify(made)
+    assert again(made) == ["a@RECOMPUTE", "c@RECOMPUTE"]
+    ((update, _),), ((told_at, _),) = written_by(made, "v"), written_by(made, "told")
+    assert update < told_at

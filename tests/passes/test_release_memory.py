@@ -14,6 +14,7 @@ from jaxfleet.lower import ExecutableCache
 from jaxfleet.lower.segments import Segment, segments
 from jaxfleet.passes import ReleaseMemory
 from jaxfleet.ps.trainer import Trainer
+from jaxfleet.watch.spans import NO_SPANS
 
 CUT = parse("""
 program p
@@ -68,7 +69,8 @@ class _Watched(Trainer):
 
 
 def test_a_trainer_drops_what_nothing_reads_whether_a_program_says_so_or_not() -> None:
-    client: Any = SimpleNamespace(me=SimpleNamespace(trainer=0), doing=lambda _: None)
+    me = SimpleNamespace(trainer=0)
+    client: Any = SimpleNamespace(me=me, doing=lambda _: None, spans=NO_SPANS, step=0)
     x = np.arange(4, dtype=np.float32)
     found = []
     for program in (CUT, ReleaseMemory(at_cuts=True).run(CUT)):

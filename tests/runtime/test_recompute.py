@@ -1,5 +1,11 @@
 """A step that is cut, and computes forward again, computes what it computed before."""
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 import jaxfleet as jf
@@ -45,3 +51,46 @@ def test_a_batch_of_another_size_runs_the_same_parts() -> None:
     _, wanted = plain(ZOO["mlp"].build(jf.distributed_optimizer).state, batch)
     _, found = cut(ZOO["mlp"].build(jf.distributed_optimizer).state, batch)
     assert float(found) == pytest.approx(float(wanted), rel=1e-6)
+
+
+def telling() -> tuple[Any, Any]:
+    """Returns a step whose metrics are gradients and what the optimizer makes, and its example."""
+    tx: Any = jf.distributed_optimizer(optax.sgd(0.1, momentum=0.9))
+
+    def loss_of(params: Any, batch: Any) -> Any:
+        h = batch["x"]
+        for w in params:
+            h = h + jnp.tanh(h @ w)
+        return jnp.mean((h - batch["y"]) ** 2)
+
+    def train_step(state: Any, batch: Any) -> Any:
+        params, opt_state = state
+        loss, grads = jax.value_and_grad(loss_of)(params, batch)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        new: Any = optax.apply_updates(params, updates)
+        told = {"loss": loss, "gradient": grads[0], "new": new[0], "state": (new, opt_state)}
+        return (new, opt_state), told
+
+    rng = np.random.default_rng(0)
+    params = [0.3 * rng.standard_normal((8, 8)).astype(np.float32) for _ in range(6)]
+    batch = {name: rng.standard_normal((16, 8)).astype(np.float32) for name in "xy"}
+    return train_step, ((params, tx.init(params)), batch)
+
+
+def test_metrics_of_gradients_and_of_new_state_are_what_they_are_uncut() -> None:
+    train_step, (state, batch) = telling()
+    strategy = jf.DistributedStrategy(mode="single", passes="recompute")
+    cut = jf.distribute(train_step, (state, batch), strategy)
+    again = [x for op in cut.program.root.ops for x in op.writes if x.endswith("@RECOMPUTE")]
+    assert len(again) >= 3  # a gradient that is fetched makes backward no part of forward
+    plain = jf.distribute(train_step, (state, batch), "single")
+    wanted, found = (step(jax.tree.map(jnp.array, state), batch)[1] for step in (plain, cut))
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)  # other executables, other sums
+    twins = [
+        jf.Twin(train_step, (state, batch), jf.DistributedStrategy(mode="pserver", passes=passes))
+        for passes in ("", "recompute")
+    ]
+    wanted, found = (twin.run(state, [batch, batch]).metrics for twin in twins)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from jaxfleet.analysis.forward_part import forward_places
 from jaxfleet.analysis.memory.liveness import GIVEN, Value, values_of
-from jaxfleet.ir import Operator, Program, Role
+from jaxfleet.ir import Program, Role
 
 _LATE = frozenset({Role.BACKWARD, Role.BACKWARD_LOSS, Role.OPTIMIZE})
 
@@ -53,7 +54,7 @@ def phases_of(program: Program, values: Sequence[Value] | None = None) -> Phases
     values = values_of(program) if values is None else values
     ops = program.root.ops
     makers, reads = _makers(values, len(ops))
-    forward = _forward(ops, values, reads)
+    forward = sorted(forward_places(program))
     position = {place: index for index, place in enumerate(forward)}
     by_name: dict[str, list[int]] = {}
     for number, value in enumerate(values):
@@ -72,22 +73,6 @@ def _makers(values: Sequence[Value], count: int) -> tuple[list[list[int]], list[
         for place in value.reads:
             reads[place].append(number)
     return makes, reads
-
-
-def _forward(
-    ops: Sequence[Operator], values: Sequence[Value], reads: Sequence[Sequence[int]]
-) -> list[int]:
-    """Returns the places of forward operators, and of what they need, schedules included."""
-    late: set[int] = set()
-    for place, op in enumerate(ops):
-        if op.role in _LATE or any(values[number].made in late for number in reads[place]):
-            late.add(place)
-    found: set[int] = set()
-    for place in reversed(range(len(ops))):
-        if place not in late and (ops[place].role.is_forward or place in found):
-            found.add(place)
-            found.update(values[number].made for number in reads[place])
-    return sorted(found - {GIVEN})
 
 
 @dataclass
