@@ -31,6 +31,7 @@ _JOB = "JAXFLEET_JOB"
 _SECRET_FILE = "JAXFLEET_SECRET_FILE"
 _CHECKPOINT_DIR = "JAXFLEET_CHECKPOINT_DIR"
 _SERVER_RETURN = "JAXFLEET_SERVERS_RETURN"
+_MEETING_DIR = "JAXFLEET_MEETING_DIR"
 _RPC_DEADLINE = "FLAGS_rpc_deadline"
 _DEADLINE_MS = 180_000
 _SERVER_ID = "PADDLE_PSERVER_ID"
@@ -49,7 +50,7 @@ _NO_PROXY = ("no_grpc_proxy", "no_proxy")  # whom gRPC reaches without one; it r
 _OF_CLUSTERS = (
     *(_ROLE, _ROLE_TOO, _ENDPOINTS, _TRAINERS, _TRAINER_ID, _CURRENT, _IP, _PORT),
     *(_JOB, _SECRET_FILE, _CHECKPOINT_DIR, _SERVER_RETURN, _TRAINER_ENDPOINTS, _RESTART),
-    _SERVER_ID,
+    *(_SERVER_ID, _MEETING_DIR),
 )
 
 
@@ -191,6 +192,7 @@ class Cluster:
         secret_file: `JAXFLEET_SECRET_FILE`; who knows what it holds may take part.
         checkpoint_dir: `JAXFLEET_CHECKPOINT_DIR`; where servers keep checkpoints of their own.
         server_return_s: `JAXFLEET_SERVERS_RETURN`; how long trainers wait for a server that went.
+        meeting_dir: `JAXFLEET_MEETING_DIR`; where processes meet if by no other way.
     """
 
     role: Literal["trainer", "pserver"]
@@ -202,6 +204,7 @@ class Cluster:
     secret_file: Path | None = None
     checkpoint_dir: Path | None = None
     server_return_s: float = 0.0
+    meeting_dir: Path | None = None
 
     @property
     def own_checkpoints(self) -> Path | None:
@@ -236,6 +239,7 @@ def read_cluster() -> Cluster | None:
         secret_file=Path(secret_file) if secret_file else None,
         checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
         server_return_s=_read_seconds(_SERVER_RETURN),
+        meeting_dir=read_meeting_dir(),
     )
 
 
@@ -247,6 +251,12 @@ def read_roles() -> Mapping[str, str]:
     names = (*(_ROLE, _ROLE_TOO, _ENDPOINTS, _TRAINERS, _TRAINER_ID, _CURRENT, _IP, _PORT),
              *(_SERVER_ID, _TRAINER_ENDPOINTS, _SYSTEM_JOB))  # fmt: skip
     return {name: value for name in names if (value := _get(name))}
+
+
+def read_meeting_dir() -> Path | None:
+    """Returns the folder in which processes of this job meet, None where none is said."""
+    folder = _get(_MEETING_DIR)
+    return Path(folder) if folder else None
 
 
 @dataclass(frozen=True)
@@ -302,6 +312,7 @@ def cluster_environment(cluster: Cluster) -> dict[str, str]:
         _SECRET_FILE: cluster.secret_file,
         _CHECKPOINT_DIR: cluster.checkpoint_dir,
         _SERVER_RETURN: cluster.server_return_s or None,
+        _MEETING_DIR: cluster.meeting_dir,
     }
     return kept | {name: str(value) for name, value in settings.items() if value is not None}
 

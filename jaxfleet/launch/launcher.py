@@ -41,7 +41,8 @@ def launch(job: Job, *, logs: Callable[[str, int], str] = log_name) -> int:
         names |= {f"trainer {at}": logs("trainer", at) for at in places.trainers}
         own = None if job.checkpoint_dir else folder
         starter = stack.enter_context(starting(job, names, folder=own))
-        members = Members(job, places=places, starter=starter, folder=folder)
+        meeting = None if job.nodes.several else _temporary_folder(stack)
+        members = Members(job, places=places, starter=starter, folder=folder, meeting=meeting)
         return _Launch(job, starter, members).run()
 
 

@@ -17,9 +17,13 @@ class Members:
         places: where servers listen.
         starter: starts processes.
         folder: where servers keep checkpoints.
+        meeting: where role makers let all meet, None where not all see one folder.
     """
 
-    def __init__(self, job: Job, *, places: Places, starter: Starter, folder: Path) -> None:
+    def __init__(
+        self, job: Job, *, places: Places, starter: Starter, folder: Path, meeting: Path | None
+    ) -> None:
+        self._meeting = meeting
         self._job, self._places, self._starter = job, places, starter
         self._checkpoints = folder.resolve()
         self.trainers: list[Process] = []
@@ -56,6 +60,7 @@ class Members:
             secret_file=None if secret is None else secret.resolve(),
             checkpoint_dir=self._checkpoints if trainer_id is None else None,
             server_return_s=job.server_return_s if job.restarts else 0.0,
+            meeting_dir=self._meeting,
         )
 
     def _start(self, name: str, command: tuple[str, ...], cluster: Cluster) -> Process:

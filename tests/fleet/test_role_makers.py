@@ -2,7 +2,9 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from jaxfleet.fluid.incubate.fleet.base.role_maker import (
     UserDefinedCollectiveRoleMaker,
     UserDefinedRoleMaker,
 )
+from jaxfleet.launch import Job, launch
 from tests.fluid.surface import rows
 
 SERVERS = "127.0.0.1:36001,127.0.0.2:36001"
@@ -275,7 +278,8 @@ def test_one_worker_meets_itself() -> None:
         role.all_reduce_worker([1.5], np.zeros(1, np.int64))
 
 
-def test_who_has_no_way_to_the_others_says_so() -> None:
+def test_who_has_no_way_to_the_others_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAXFLEET_MEETING_DIR", raising=False)
     role = UserDefinedRoleMaker(0, Role.WORKER, 2, ["a:1"])
     with pytest.raises(UnsupportedError, match="UserDefinedRoleMaker knows no way to the other"):
         role.barrier_worker()
@@ -283,6 +287,31 @@ def test_who_has_no_way_to_the_others_says_so() -> None:
     server.barrier_worker()  # is not one of those who wait
     with pytest.raises(UnsupportedError):
         server.all_gather(1)
+
+
+SCRIPT = """
+from jaxfleet.fleet.roles import PaddleCloudRoleMaker
+role = PaddleCloudRoleMaker()
+total = [0.0]
+role.all_reduce_worker([role.worker_index() + 1.5], total)
+role.barrier_worker()
+print("GATHERED", role.all_gather((role.is_worker(), role.worker_index(), total)))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(200)
+def test_processes_of_a_launch_meet_although_nobody_said_where(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    command = (sys.executable, "-c", SCRIPT)
+    status = launch(Job(trainer=command, server=command, trainers=2, servers=1, timeout_s=150.0))
+    output = capfd.readouterr().out
+    sys.stdout.write(output)
+    assert status == 0
+    gathered = "GATHERED [(True, 0, [4.0]), (True, 1, [4.0]), (False, 0, [0.0])]"
+    assert output.count(gathered) == 3
 
 
 def test_every_name_of_the_module_is_there() -> None:
