@@ -14,6 +14,8 @@ from jaxfleet.capture import Captured as Captured
 from jaxfleet.capture import capture as capture
 from jaxfleet.capture import distributed_optimizer as distributed_optimizer
 from jaxfleet.capture import embedding_table as embedding_table
+from jaxfleet.group import initialize as initialize
+from jaxfleet.group import split_files as split_files
 from jaxfleet.runtime import DistributedStrategy as DistributedStrategy
 from jaxfleet.runtime import Executor as Executor
 from jaxfleet.runtime import Scope as Scope

@@ -233,7 +233,7 @@ def read_cluster() -> Cluster | None:
         role=role,
         trainers=trainers,
         endpoints=endpoints,
-        trainer_id=_read_trainer_id(trainers) if role == "trainer" else None,
+        trainer_id=_read_trainer_id(trainers, _TRAINERS) if role == "trainer" else None,
         current_endpoint=_read_current(endpoints) if role == "pserver" else None,
         job=_get(_JOB) or "default",
         secret_file=Path(secret_file) if secret_file else None,
@@ -340,6 +340,35 @@ class Rank:
     gpus: tuple[int, ...] = ()
     cpu_devices: int | None = None
     proxies: bool = True
+
+
+def read_rank() -> Rank | None:
+    """Returns which rank of which collective job this is; None where the environment names none.
+
+    `PADDLE_TRAINERS_NUM` and `PADDLE_CURRENT_ENDPOINT` need not be there, but must agree if they
+    are; the latter stands in for a `PADDLE_TRAINER_ID` that is not.
+
+    Raises:
+        StrategyError: a variable is missing, is no such value, or contradicts another.
+    """
+    if not _get(_TRAINER_ENDPOINTS):
+        return None
+    endpoints, current = _read_endpoints(_TRAINER_ENDPOINTS), _get(_CURRENT)
+    if _get(_TRAINERS) and _read_number(_TRAINERS, least=1) != len(endpoints):
+        what = f"is {_get(_TRAINERS)}, but {_TRAINER_ENDPOINTS} has {len(endpoints)} endpoints"
+        _refuse(_TRAINERS, what, "give every rank one endpoint")
+    if current and current not in endpoints:
+        what = f"is {current}, which is not in {_TRAINER_ENDPOINTS}: {', '.join(endpoints)}"
+        _refuse(_CURRENT, what, "write the endpoint as it stands in the list")
+    if current and not _get(_TRAINER_ID):
+        rank = endpoints.index(current)
+    else:
+        rank = _read_trainer_id(len(endpoints), _TRAINER_ENDPOINTS)
+    if current and endpoints[rank] != current:
+        what = f"is {current}, but rank {rank} of {_TRAINER_ENDPOINTS} is {endpoints[rank]}"
+        _refuse(_CURRENT, what, f"it is the one that {_TRAINER_ID} counts to, from 0")
+    job, gpus = read_job(), read_selected_gpus() or ()
+    return Rank(rank, endpoints, job.name, job.secret_file, read_restart(), gpus)
 
 
 def rank_environment(rank: Rank) -> dict[str, str]:
@@ -463,15 +492,15 @@ def _read_role() -> Literal["trainer", "pserver"] | None:
             _refuse(_ROLE if role else _ROLE_TOO, what, "a role is TRAINER or PSERVER")
 
 
-def _read_endpoints() -> tuple[str, ...]:
-    endpoints = tuple(word.strip() for word in _get(_ENDPOINTS).split(","))
+def _read_endpoints(name: str = _ENDPOINTS) -> tuple[str, ...]:
+    endpoints = tuple(word.strip() for word in _get(name).split(","))
     if endpoints == ("",):
         hint = "list where the servers listen: 10.0.0.1:6174,10.0.0.2:6174"
-        _refuse(_ENDPOINTS, "is not set", hint)
+        _refuse(name, "is not set", hint)
     for at, endpoint in enumerate(endpoints):
-        _check_endpoint(_ENDPOINTS, endpoint)
+        _check_endpoint(name, endpoint)
         if endpoint in endpoints[:at]:
-            _refuse(_ENDPOINTS, f"names {endpoint} twice", "every server has its own endpoint")
+            _refuse(name, f"names {endpoint} twice", "every process has its own endpoint")
     return endpoints
 
 
@@ -484,10 +513,11 @@ def _check_endpoint(name: str, endpoint: str) -> None:
         _refuse(name, what, "a port is a whole number from 1 to 65535")
 
 
-def _read_trainer_id(trainers: int) -> int:
+def _read_trainer_id(trainers: int, counted_by: str) -> int:
     trainer = _read_number(_TRAINER_ID, least=0)
     if trainer >= trainers:
-        what = f"is {trainer}, but {_TRAINERS} is {trainers}"
+        said = trainers if counted_by == _TRAINERS else f"a list of {trainers}"
+        what = f"is {trainer}, but {counted_by} is {said}"
         _refuse(_TRAINER_ID, what, f"trainers are numbered from 0 to {trainers - 1}")
     return trainer
 

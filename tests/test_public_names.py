@@ -9,8 +9,8 @@ import jaxfleet
 PUBLIC = {
     "jaxfleet": """
         Captured DistributedStrategy Executor Scope Step Twin capture distribute
-        distributed_optimizer embedding_table emulate_devices memory_optimize release_memory
-        verify
+        distributed_optimizer embedding_table emulate_devices initialize memory_optimize
+        release_memory split_files verify
     """,
     "jaxfleet.analysis": "",
     "jaxfleet.analysis.groups": """
@@ -137,6 +137,9 @@ PUBLIC = {
         UnionFind VarDistributed VarStruct VarsDistributed block_to_code delete_ops
         find_op_by_input_arg find_op_by_output_arg op_to_code program_to_code variable_to_code
         wait_server_ready
+    """,
+    "jaxfleet.group": """
+        Joined Place initialize joined split_files
     """,
     "jaxfleet.ir": """
         Attr Attrs Block BlockRef Constant Dim Finding Kind Literal Operand Operands Operator

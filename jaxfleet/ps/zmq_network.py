@@ -31,6 +31,7 @@ class ZmqNetwork:
         timing: how soon things are noticed.
         share_memory: let processes of this machine and user find large arrays in shared memory,
             where the system can do that.
+        anywhere: listen beyond this machine without a secret too, for what anybody may know.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class ZmqNetwork:
         secret: bytes | None = None,
         timing: Timing | None = None,
         share_memory: bool = True,
+        anywhere: bool = False,
     ) -> None:
+        self._anywhere = anywhere
         self._share_memory = share_memory and can_share()
         self._limits = limits or Limits()
         self._timing = timing or Timing()
@@ -71,7 +74,8 @@ class ZmqNetwork:
         """
         host, port = _host_and_port(endpoint)
         number = _resolve(host)
-        if self._keys is None and not ipaddress.ip_address(number).is_loopback:
+        guarded = self._keys is not None or self._anywhere
+        if not guarded and not ipaddress.ip_address(number).is_loopback:
             what = f"{endpoint} can be reached from other machines, and the job has no secret"
             hint = "give the job a secret from a file, or listen on 127.0.0.1"
             raise StrategyError(what, hint=hint)

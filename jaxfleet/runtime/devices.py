@@ -44,7 +44,7 @@ def choose_devices(count: int | None) -> Sequence[Any]:
     Raises:
         StrategyError: there are fewer.
     """
-    devices = jax.devices()
+    devices: list[Any] = jax.local_devices()  # those of other processes cannot be fed from here
     if count is None:
         return devices
     if count > len(devices):

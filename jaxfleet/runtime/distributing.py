@@ -1,12 +1,14 @@
-"""What a strategy makes of a user's step: on one device, on several, or on a job's servers."""
+"""What a strategy makes of a user's step: on one device, on several, on all ranks', on servers."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jaxfleet.capture import capture
+from jaxfleet.group import joined
 from jaxfleet.runtime.devices import choose_devices
 from jaxfleet.runtime.processes import ServerStep, job_step
+from jaxfleet.runtime.rank_step import RankStep
 from jaxfleet.runtime.step import Step
 from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
 from jaxfleet.runtime.trainer_step import TrainerStep
@@ -43,6 +45,8 @@ def distribute(
     folder = Path(dump_dir) if dump_dir is not None else None
     if chosen.mode == "pserver":
         return job_step(capture(train_step, example=example, name=name), chosen, folder)
-    devices = choose_devices(1 if chosen.mode == "single" else chosen.devices)
     captured = capture(train_step, example=example, name=name)
+    if chosen.mode == "collective" and (here := joined()) is not None:
+        return RankStep(captured, chosen, here, folder)
+    devices = choose_devices(1 if chosen.mode == "single" else chosen.devices)
     return Step(captured, chosen, devices, folder)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from jaxfleet.group.arrays import on_all_ranks
 from jaxfleet.runtime.feed import used_before
 
 
@@ -22,7 +23,10 @@ def place_state(
         given: the places of those whose memory the step takes.
         beside: what else the step is called with.
     """
-    placed: list[Any] = jax.device_put(list(values), list(shardings))
+    if all(sharding.is_fully_addressable for sharding in shardings):
+        placed: list[Any] = jax.device_put(list(values), list(shardings))
+    else:
+        placed = [on_all_ranks(*pair) for pair in zip(values, shardings, strict=True)]
     if not given:
         return placed
     kept = set(range(len(placed))).difference(given)

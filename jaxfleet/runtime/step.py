@@ -1,7 +1,7 @@
 """Step: a distributed training step, with the signature of the user's own."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxfleet.capture import Captured
 from jaxfleet.capture.trees import spec_of
+from jaxfleet.checkpoint import Checkpoint
 from jaxfleet.errors import JaxfleetError, StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import LoweredStep
@@ -52,8 +53,9 @@ class Step:
         self._variants = Variants(captured, strategy, self.devices, dump_dir)
         self._known: dict[tuple[Any, ...], Variant] = {}
         self._returned: list[int] = []  # the ids of the leaves of the last state that came out
-        check_rows(captured.signature.rows, len(self.devices))
-        self._example = self._variants.at(captured.signature.rows)
+        rows = self._whole(captured.signature.rows)
+        check_rows(rows, len(self.devices))
+        self._example = self._variants.at(rows)
         self._held = self._example.holds(captured)
 
     def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
@@ -74,23 +76,23 @@ class Step:
         key = (batch_tree, *map(_shape_and_dtype, data))
         variant = self._known.get(key)
         if variant is None:
-            rows = check_batch(data, batch_tree, self.captured, devices=len(self.devices))
-            variant = self._known[key] = self._variants.at(rows)
+            variant = self._known[key] = self._new_variant(data, batch_tree)
         lowered, joined = variant.lowered, None
         if variant.tables is not None:
             data, joined = variant.tables.bring(self.tables, data)
-        data = place_batch(data, lowered.batch_shardings, state_ids=self._returned)
+        data = self._placed(data, lowered)
         leaves, tree = _flatten(state)
+        is_new = self._returned != list(map(id, leaves))
+        if is_new:
+            leaves = self._agreed(leaves, tree)
         if self._held is not None:
             leaves = self._held.taken(leaves, tree, data)
-        elif self._returned != list(map(id, leaves)):
+        elif is_new:
             leaves = self._taken(leaves, tree, data, lowered)
         elif len(self.devices) > 1 and any(map(_is_deleted, leaves)):
             raise used_before("state")  # on one device jax finds it, on several it crashes
         given, kept = lowered.shares.split(leaves)
         written, fetched = self._run(lowered.run, given, kept, data)
-        if self._waits:
-            jax.block_until_ready((fetched or written)[:1])  # when one is there, so are all
         if variant.tables is not None and joined is not None:
             fetched = variant.tables.hand_over(self.tables, joined, fetched)
             self.tables.next_step()
@@ -188,7 +190,7 @@ class Step:
         leaves, tree = _flatten(self.pull(state))
         check_state(leaves, tree, self.captured)
         extra = self._held.to_save() if self._held is not None else {}
-        save_leaves(path, self.captured, leaves, step=number, tables=self.tables, extra=extra)
+        self._write(path, leaves, extra, number)
 
     def restore(self, path: str | Path) -> Any:
         """Returns the state of a checkpoint, written in any mode.
@@ -197,7 +199,7 @@ class Step:
             CheckpointError: there is none, it is damaged, or of another step.
         """
         variables = [self.captured.program.variables[x.name] for x in self.captured.signature.state]
-        checkpoint = open_for(path, self.captured)
+        checkpoint = self._opened(path)
         read = read_leaves(checkpoint, variables)
         if self.tables.stores:
             read_tables(checkpoint, self.tables)
@@ -293,9 +295,38 @@ class Step:
         given = lowered.shares.given
         return place_state(leaves, lowered.state_shardings, given=given, beside=data)
 
+    def _write(
+        self, path: str | Path, leaves: list[Any], extra: Mapping[str, np.ndarray], number: int
+    ) -> None:
+        save_leaves(path, self.captured, leaves, step=number, tables=self.tables, extra=extra)
+
+    def _opened(self, path: str | Path) -> Checkpoint:
+        return open_for(path, self.captured)
+
+    def _agreed(self, leaves: list[Any], tree: Any) -> list[Any]:  # noqa: ARG002
+        """Returns a state that this step did not return itself, as all who take the step have it."""
+        return leaves
+
+    def _whole(self, rows: int) -> int:
+        """Returns how many rows the whole batch has where a call brings so many."""
+        return rows
+
+    def _new_variant(self, data: list[Any], batch_tree: Any) -> Variant:
+        """Returns the step for a batch of a shape that none had before."""
+        rows = check_batch(data, batch_tree, self.captured, devices=len(self.devices))
+        return self._variants.at(rows)
+
+    def _placed(self, data: list[Any], lowered: LoweredStep) -> list[Any]:
+        """Returns the leaves of a batch where the step wants them."""
+        return place_batch(data, lowered.batch_shardings, state_ids=self._returned)
+
     def _run(self, run: Any, given: Any, kept: Any, data: Any) -> Any:
+        """Runs the step; where steps must not overlap, it is done when this returns."""
         try:
-            return run(given, kept, data)
+            written, fetched = run(given, kept, data)
+            if self._waits:
+                jax.block_until_ready((fetched or written)[:1])  # when one is there, so are all
+            return written, fetched
         except (RuntimeError, ValueError) as error:
             if isinstance(error, JaxfleetError) or "deleted" not in str(error):
                 raise

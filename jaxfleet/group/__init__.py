@@ -1,0 +1,12 @@
+"""Processes of a collective job that go together, one rank each.
+
+`initialize` joins; `joined() -> Joined | None` is then this process as a rank, with what steps and
+executors need: `rank`, `size`, `gather`, `barrier`, `agree`, `next_step`, `running`, `together`.
+`jaxfleet.group.arrays` makes arrays over all ranks' devices of what each rank has.
+"""
+
+from jaxfleet.group.files import split_files as split_files
+from jaxfleet.group.joining import Place as Place
+from jaxfleet.group.joining import initialize as initialize
+from jaxfleet.group.joining import joined as joined
+from jaxfleet.group.membership import Joined as Joined

@@ -1,0 +1,226 @@
+"""What rank 0 knows of all ranks, and what it tells them: data in, data out.
+
+A rank says hello until all have come, then beats; what all ranks must do together they ask for by
+a request with a number, which is answered when all have asked. Whatever cannot end well is a
+`Verdict`, and the first one counts: it goes to every rank.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from jaxfleet.group.verdict import Verdict
+from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
+from jaxfleet.ps.network import Peer
+
+RUNNING = "running"
+
+Answers = list[tuple[Peer, Message]]
+
+
+@dataclass
+class _Seen:
+    """What is known of a rank.
+
+    Attributes:
+        session: tells a process from another that says it is the same rank.
+        lines: the connections that it spoke on; the last one of its beats or hellos.
+        silent_s: for how long nothing was heard of it, while this process could hear.
+        step: the step that it was in when it last said so.
+        doing: what it did then.
+        runs: which program with which shapes it runs in that step, in few words.
+        left_after: the step after which it said bye.
+        inside: what it asked for last, it did before it ran its step, not after.
+    """
+
+    session: str
+    line: Peer
+    silent_s: float = 0.0
+    step: int = 0
+    doing: str = ""
+    runs: str = ""
+    left_after: int | None = None
+    inside: bool = False
+
+
+@dataclass
+class _Asked:
+    """What ranks ask for together: who has, with what, and where each wants its answer."""
+
+    what: str
+    by: dict[int, tuple[Peer, tuple[Tensor, ...]]] = field(default_factory=dict)
+
+
+class Center:
+    """Hears all ranks.
+
+    Args:
+        size: how many ranks there are.
+        job: the job's name.
+        coordinator: where jax's own coordinator will be, which every rank is told.
+        lost_after_s: a rank that is not heard of for so long is lost.
+    """
+
+    def __init__(self, size: int, job: str, coordinator: str, *, lost_after_s: float) -> None:
+        self.size, self.job, self.coordinator = size, job, coordinator
+        self.lost_after_s = lost_after_s
+        self.verdict: Verdict | None = None
+        self._seen: dict[int, _Seen] = {}
+        self._asked: dict[int, _Asked] = {}
+        self._leaving: Answers = []
+        self._takes: dict[Kind, Callable[[int, Peer, Message], Answers]] = {
+            Kind.HELLO: self._hello,
+            Kind.HEARTBEAT: self._beat,
+            Kind.BARRIER: self._ask,
+            Kind.ERROR: self._give_up,
+            Kind.BYE: self._bye,
+        }
+
+    @property
+    def _came(self) -> bool:
+        return len(self._seen) == self.size
+
+    def take(self, line: Peer, message: Message) -> Answers:
+        """Takes a message, and returns what to send on which line."""
+        rank = message.body.get("rank")
+        take = self._takes.get(message.kind)
+        if take is None or not isinstance(rank, int):
+            return []
+        if refused := self._refused(rank, line, message):
+            return [(line, Message(Kind.ERROR, "rank 0", number=message.number, body=refused))]
+        self._seen[rank].silent_s = 0.0
+        before = self.verdict
+        answers = take(rank, line, message)
+        if before is None:
+            self._judge()
+        return answers + (self._tell_all() if self.verdict is not before else [])
+
+    def passed(self, seconds: float) -> Answers:
+        """Counts time in which it listened, and returns what to send: who is silent for too long.
+
+        It is time of listening, not by the clock on the wall: where this whole process stood
+        still, the others had no chance to be heard.
+        """
+        if self.verdict is not None or not self._came:
+            return []
+        for rank, seen in self._seen.items():
+            seen.silent_s += seconds
+            if seen.left_after is None and seen.silent_s > self.lost_after_s and rank:
+                said = f"it last said: {_said(seen)}"
+                what = f"rank {rank} is lost: not heard of for {seen.silent_s:.1f} s; {said}"
+                self.verdict = Verdict(rank, what)
+                return self._tell_all()
+        return []
+
+    def _refused(self, rank: int, line: Peer, message: Message) -> dict[str, Plain] | None:
+        """Returns why a message is not taken; notes who says hello for the first time."""
+        body = message.body
+        session = str(body.get("session", ""))
+        seen = self._seen.get(rank)
+        if seen is not None and seen.session == session:
+            return None
+        if message.kind is not Kind.HELLO:
+            return {"refused": f"rank {rank} has not said hello"}
+        if body.get("job") != self.job or body.get("size") != self.size:
+            theirs = f"rank {rank} of {body.get('size')} of job '{body.get('job')}'"
+            return {"refused": f"here meet {self.size} ranks of job '{self.job}', not {theirs}"}
+        if not 0 <= rank < self.size:
+            return {"refused": f"there is no rank {rank} among {self.size}"}
+        if seen is not None:
+            return {"refused": f"another process is rank {rank} already"}
+        self._seen[rank] = _Seen(session, line)
+        return None
+
+    def _hello(self, rank: int, line: Peer, _: Message) -> Answers:
+        self._seen[rank].line = line
+        body: dict[str, Plain] = {"came": [*self._seen], "coordinator": self.coordinator}
+        to = [seen.line for seen in self._seen.values()] if self._came else [line]
+        return [(each, Message(Kind.WELCOME, "rank 0", body=body)) for each in to]
+
+    def _beat(self, rank: int, line: Peer, message: Message) -> Answers:
+        seen, body = self._seen[rank], message.body
+        seen.line, seen.step = line, message.step
+        seen.doing, seen.runs = str(body.get("doing", "")), str(body.get("runs", ""))
+        return [(line, self._news())]
+
+    def _ask(self, rank: int, line: Peer, message: Message) -> Answers:
+        what = str(message.body.get("what", ""))
+        seen = self._seen[rank]
+        seen.step, seen.doing = message.step, what
+        seen.inside = message.body.get("inside") is True
+        asked = self._asked.setdefault(message.number, _Asked(what))
+        if asked.what != what:
+            other = next(iter(asked.by))
+            text = f"rank {other} is at '{asked.what}', and rank {rank} at '{what}'"
+            self._condemn(Verdict(rank, text, differs=True))
+        asked.by[rank] = (line, message.tensors)
+        if len(asked.by) < self.size:
+            return []
+        del self._asked[message.number]
+        parts = [tensors for _, (_, tensors) in sorted(asked.by.items())]
+        tensors = tuple(tensor for part in parts for tensor in part)
+        answer = Message(Kind.PARTS, "rank 0", number=message.number, tensors=tensors)
+        return [(line, answer) for line, _ in asked.by.values()]
+
+    def _give_up(self, _: int, line: Peer, message: Message) -> Answers:
+        verdict = Verdict.of(message.body.get("verdict"))
+        if verdict is not None:
+            self._condemn(verdict)
+        return [(line, Message(Kind.OK, "rank 0", number=message.number))]
+
+    def _bye(self, rank: int, line: Peer, message: Message) -> Answers:
+        seen = self._seen[rank]
+        seen.step, seen.left_after = message.step, message.step
+        if why := message.body.get("error"):
+            self._condemn(Verdict(rank, f"rank {rank} ended in step {message.step}: {why}"))
+        self._leaving.append((line, Message(Kind.OK, "rank 0", number=message.number)))
+        return self._leaving if len(self._leaving) == self.size else []
+
+    def _judge(self) -> None:
+        """Finds what cannot end well: ranks that wait for what others will not do."""
+        waiting = {rank for asked in self._asked.values() for rank in asked.by}
+        running = [(r, x) for r, x in self._seen.items() if x.doing == RUNNING]
+        busy = [(r, x) for r, x in self._seen.items() if r in waiting or x.doing == RUNNING]
+        for rank, seen in self._seen.items():
+            for other, runs in busy:
+                if seen.left_after is not None and _needs(
+                    runs, seen.left_after, asks=other in waiting
+                ):
+                    said = f"rank {other} waits for it: {_said(runs)}"
+                    what = f"rank {rank} left after step {seen.left_after}, and {said}"
+                    return self._condemn(Verdict(rank, what))
+            for other, runs in running:
+                if rank in waiting and runs.step > seen.step - seen.inside:
+                    what = f"rank {rank} is at '{seen.doing}', and rank {other} in step {runs.step}"
+                    return self._condemn(Verdict(other, what, differs=True))
+                if seen.step == runs.step and seen.runs != runs.runs and seen.runs and runs.runs:
+                    what = f"rank {rank} runs {seen.runs}, and rank {other} {runs.runs}"
+                    return self._condemn(Verdict(other, what, differs=True))
+        return None
+
+    def _condemn(self, verdict: Verdict) -> None:
+        if self.verdict is None:
+            self.verdict = verdict
+
+    def _tell_all(self) -> Answers:
+        return [(seen.line, self._news()) for seen in self._seen.values()]
+
+    def _news(self) -> Message:
+        """Returns what a beat is answered with: what all ranks do."""
+        ranks: list[Plain] = [
+            {"rank": rank, "step": x.step, "doing": x.doing, "left": x.left_after is not None}
+            for rank, x in sorted(self._seen.items())
+        ]
+        verdict = None if self.verdict is None else self.verdict.body()
+        return Message(Kind.HEARTBEAT, "rank 0", body={"ranks": ranks, "verdict": verdict})
+
+
+def _needs(seen: _Seen, left_after: int, *, asks: bool) -> bool:
+    """Tells whether a rank waits for one that left: for a step that it did not take, or an answer.
+
+    Who leaves has had the answers to all that it asked for.
+    """
+    return asks or seen.step > left_after
+
+
+def _said(seen: _Seen) -> str:
+    return f"step {seen.step}, {seen.doing or 'nothing'}"

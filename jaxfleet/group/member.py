@@ -1,0 +1,264 @@
+"""A rank's end of its lines to rank 0: it says what it does, asks, and hears how the others are."""
+
+import itertools
+import math
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jaxfleet.errors import ClosedError, ConnectError, JaxfleetError, StrategyError
+from jaxfleet.group.center import RUNNING
+from jaxfleet.group.verdict import Verdict
+from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
+from jaxfleet.ps.network import Lines, Network
+
+_HELLO_S = 0.5
+_LOOK_S = 0.05  # between two looks at whether the group still is one
+_MOST_BETWEEN_BEATS_S = 1.0
+_CLOSING_S = 5.0
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What a rank says that it does.
+
+    Attributes:
+        step: in which step; 0 before the first.
+        what: in few words.
+        runs: which program, with which shapes.
+        inside: it has begun the step, and not run it yet.
+    """
+
+    step: int = 0
+    what: str = "starting"
+    runs: str = ""
+    inside: bool = False
+
+
+class Member:
+    """One rank among the others.
+
+    Beats go in a thread with lines of its own, so also while the main thread compiles or waits.
+
+    Args:
+        network: carries messages.
+        endpoint: where rank 0 hears.
+        rank: who this is.
+        size: how many there are.
+        job: the job's name.
+        lost_after_s: rank 0 is lost when it was not heard of for so long.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        endpoint: str,
+        *,
+        rank: int,
+        size: int,
+        job: str,
+        lost_after_s: float,
+    ) -> None:
+        self.rank, self.size, self.endpoint = rank, size, endpoint
+        self._network, self._job = network, job
+        self._lost_after_s = lost_after_s
+        self._session = uuid.uuid4().hex
+        self._doing = Doing()
+        self._numbers = itertools.count(1)
+        self._ranks: dict[int, tuple[int, str]] = {}
+        self._silent_s = 0.0
+        self._verdict: Verdict | None = None
+        self.has_raised = False
+        self._lines = network.connect([endpoint])
+        self._beats: Lines | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="jaxfleet-beats", daemon=True)
+
+    @property
+    def doing(self) -> Doing:
+        """What this rank does."""
+        return self._doing
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Why the group cannot go on, once it cannot."""
+        return self._verdict
+
+    def now(self, doing: Doing) -> None:
+        """Sets what is said from the next beat on."""
+        self._doing = doing
+
+    def check(self) -> None:
+        """Raises if the group cannot go on.
+
+        Raises:
+            PeerLostError: a rank is gone.
+            ProgramError: ranks do not run the same.
+        """
+        if self._verdict is not None:
+            raise self.error(self._verdict)
+
+    def error(self, verdict: Verdict) -> JaxfleetError:
+        """Returns what this rank raises: whoever started it is then told why it ends."""
+        self.has_raised = True
+        return verdict.error(self._doing.step)
+
+    def meet(self, connect_s: float) -> str:
+        """Waits until all ranks have come, and returns where jax's coordinator will be.
+
+        Raises:
+            ConnectError: some did not come in time; it names them.
+            StrategyError: rank 0 is of another job, or has met another process as this rank.
+        """
+        came: list[int] | None = None
+        until = time.monotonic() + connect_s
+        body: dict[str, Plain] = {"job": self._job, "size": self.size}
+        while (left_s := until - time.monotonic()) > 0:
+            self._send(self._lines, Kind.HELLO, body=body)
+            arrived = self._lines.receive(min(_HELLO_S, left_s))
+            if arrived is None:
+                continue
+            answer = arrived[1]
+            if (refused := answer.body.get("refused")) is not None:
+                what = f"rank {self.rank} is refused at {self.endpoint}: {refused}"
+                raise StrategyError(what, hint="give every process of a job a rank of its own")
+            found = answer.body.get("came")
+            came = [int(str(each)) for each in found] if isinstance(found, list) else came
+            if came is not None and len(came) == self.size:
+                self._thread.start()
+                return str(answer.body["coordinator"])
+        raise self._nobody(came, connect_s)
+
+    def _nobody(self, came: Sequence[int] | None, connect_s: float) -> ConnectError:
+        if came is None:
+            what = f"rank 0 did not answer at {self.endpoint} within {connect_s:g} s"
+            hint = "is it running, and is that its address? the job's secret must be the same"
+            return ConnectError(what, hint=hint)
+        missing = [str(rank) for rank in range(self.size) if rank not in came]
+        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
+        what = f"{who} of {self.size} did not come to {self.endpoint} within {connect_s:g} s"
+        return ConnectError(what, hint="look at their logs; connect_s is how long to wait for them")
+
+    def together(self, what: str, payload: bytes, timeout_s: float) -> list[bytes]:
+        """Gives every rank what each has, in their order, when all have come to the same place.
+
+        Args:
+            what: names the place, in few words.
+            payload: this rank's.
+            timeout_s: how long the others may take.
+
+        Raises:
+            PeerLostError: one is gone, or did not come in time.
+            ProgramError: one is somewhere else.
+        """
+        number, before = next(self._numbers), self._doing
+        self._doing = replace(before, what=what)
+        tensors = (Tensor("payload", np.frombuffer(payload, np.uint8)),)
+        body: dict[str, Plain] = {"what": what, "inside": before.inside}
+        self._send(self._lines, Kind.BARRIER, number, body, tensors)
+        answer = self._answer(number, what, timeout_s)
+        self._doing = before
+        return [tensor.array.tobytes() for tensor in answer.tensors]
+
+    def late(self, what: str, timeout_s: float) -> JaxfleetError:
+        """Returns the error that names whom this rank has waited for in vain; tells the others."""
+        step = self._doing.step
+        others = {r: each for r, each in self._ranks.items() if r != self.rank}
+        behind = min(others, key=lambda r: (others[r][0], others[r][1] == RUNNING), default=0)
+        at, doing = others.get(behind, (0, "nothing"))
+        waited = f"rank {self.rank} waited {timeout_s:g} s for '{what}' in step {step}"
+        verdict = Verdict(behind, f"rank {behind} is late: {waited}; it said: step {at}, {doing}")
+        self._verdict = verdict
+        with suppress(ClosedError):
+            self._send(self._lines, Kind.ERROR, body={"verdict": verdict.body()})
+        return self.error(verdict)
+
+    def bye(self) -> None:
+        """Says that this rank needs the others no more, and waits until all have said so.
+
+        It has no end but theirs: whoever lives says what it does, and may take its time.
+
+        Raises:
+            PeerLostError: one is gone, or waits for a step that this rank will not take.
+        """
+        number = next(self._numbers)
+        self._send(self._lines, Kind.BYE, number)
+        self._answer(number, "the end", math.inf)
+
+    def fail(self, error: str) -> None:
+        """Says that this rank ends by an error."""
+        with suppress(ClosedError):
+            self._send(self._lines, Kind.BYE, next(self._numbers), {"error": error})
+
+    def close(self) -> None:
+        """Ends the beats, when what is under way has been sent."""
+        self._closing.set()
+        for lines in (self._beats, self._lines):
+            if lines is not None:
+                lines.close()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSING_S)
+
+    def _send(
+        self,
+        lines: Lines,
+        kind: Kind,
+        number: int = 0,
+        body: dict[str, Plain] | None = None,
+        tensors: tuple[Tensor, ...] = (),
+    ) -> None:
+        said: dict[str, Plain] = {"rank": self.rank, "session": self._session, **(body or {})}
+        sender, step = f"rank {self.rank}", self._doing.step
+        lines.send(0, Message(kind, sender, step=step, number=number, body=said, tensors=tensors))
+
+    def _answer(self, number: int, what: str, timeout_s: float) -> Message:
+        until = time.monotonic() + timeout_s
+        while (left_s := until - time.monotonic()) > 0:
+            arrived = self._lines.receive(min(_LOOK_S, left_s))
+            if arrived is not None:
+                if arrived[1].kind in {Kind.PARTS, Kind.OK} and arrived[1].number == number:
+                    return arrived[1]
+                self._hear(arrived[1])
+            self.check()
+        raise self.late(what, timeout_s)
+
+    def _beat(self) -> None:
+        """Beats until this end is closed; whatever fails, a rank that lives must not look dead."""
+        every_s = min(_MOST_BETWEEN_BEATS_S, self._lost_after_s / 5)
+        while not self._closing.is_set():
+            with suppress(ClosedError):
+                self._beats = lines = self._network.connect([self.endpoint])
+                while not self._closing.is_set():
+                    doing = self._doing
+                    body: dict[str, Plain] = {"doing": doing.what, "runs": doing.runs}
+                    self._send(lines, Kind.HEARTBEAT, body=body)
+                    self._listen(lines, every_s)
+            self._closing.wait(every_s)
+
+    def _listen(self, lines: Lines, every_s: float) -> None:
+        until = time.monotonic() + every_s
+        while (before := time.monotonic()) < until:
+            arrived = lines.receive(until - before)
+            # If it is more, this process stood still, and rank 0 had no chance to be heard.
+            self._silent_s += min(time.monotonic() - before, 2 * every_s)
+            if arrived is not None:
+                self._hear(arrived[1])
+            elif self._silent_s > self._lost_after_s and self._verdict is None:
+                what = f"rank 0 is lost: not heard of for {self._silent_s:.1f} s"
+                step, doing = self._ranks.get(0, (0, "nothing"))
+                self._verdict = Verdict(0, f"{what}; it last said: step {step}, {doing}")
+
+    def _hear(self, message: Message) -> None:
+        self._silent_s = 0.0
+        ranks = message.body.get("ranks")
+        for each in ranks if isinstance(ranks, list) else ():
+            if isinstance(each, dict):
+                at = int(str(each["step"])), str(each["doing"])
+                self._ranks[int(str(each["rank"]))] = at
+        if self._verdict is None:
+            self._verdict = Verdict.of(message.body.get("verdict"))

@@ -1,0 +1,44 @@
+"""Verdict: what ended a group, in words that are the same on every rank."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxfleet.errors import JaxfleetError, PeerLostError, ProgramError
+from jaxfleet.ps.messages import Plain
+
+_TOGETHER = "run the same script, with the same arguments and data of the same shapes, on each rank"
+_AGAIN = "look at that rank's log; start the job again from its last checkpoint"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Says why the ranks of a group cannot go on.
+
+    Attributes:
+        rank: whom it is about.
+        what: what happened to it, or what it did.
+        differs: the ranks do not run the same; else one of them is gone.
+    """
+
+    rank: int
+    what: str
+    differs: bool = False
+
+    def error(self, step: int) -> JaxfleetError:
+        """Returns what a rank raises that is at a step."""
+        if self.differs:
+            return ProgramError(f"step {step}: {self.what}", hint=_TOGETHER)
+        return PeerLostError(f"step {step}: {self.what}", hint=_AGAIN)
+
+    def body(self) -> dict[str, Plain]:
+        """Returns it as a message carries it."""
+        return {"rank": self.rank, "what": self.what, "differs": self.differs}
+
+    @classmethod
+    def of(cls, body: object) -> "Verdict | None":
+        """Reads what a message says of one; None where it says none."""
+        if not isinstance(body, Mapping):
+            return None
+        rank = body.get("rank")
+        found = rank if isinstance(rank, int) else 0
+        return cls(found, str(body.get("what", "")), body.get("differs") is True)

@@ -1,0 +1,210 @@
+"""RankStep: a step that runs over the devices of all ranks of a group, one process each."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfleet.capture import Captured
+from jaxfleet.checkpoint import Checkpoint
+from jaxfleet.errors import CheckpointError, StrategyError, UnsupportedError
+from jaxfleet.group import Joined
+from jaxfleet.group.arrays import (
+    digest,
+    of_each_rank,
+    of_rank_0,
+    on_all_ranks,
+    own_rows,
+    whole_array,
+)
+from jaxfleet.lower import LoweredStep
+from jaxfleet.runtime.agreement import description
+from jaxfleet.runtime.feed import check_batch, check_state
+from jaxfleet.runtime.step import Step
+from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.runtime.variants import Variant
+
+
+class RankStep(Step):
+    """One rank's end of a step that all ranks run together.
+
+    Each call runs on the devices of all. Before the first, and before the first with a batch of
+    another shape, the ranks compare what they are about to run. The state of the first call is
+    rank 0's, whatever the others bring.
+
+    Args:
+        captured: the one-device program.
+        strategy: how it is distributed.
+        joined: this rank.
+        dump_dir: where passes are dumped.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        strategy: DistributedStrategy,
+        joined: Joined,
+        dump_dir: Path | None = None,
+    ) -> None:
+        self._joined = joined
+        self._is_local = strategy.batch == "local"
+        self._has_begun = False
+        _check(strategy, captured)
+        super().__init__(captured, strategy, jax.devices(), dump_dir)
+        self._waits = False  # here, and not inside XLA
+
+    def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
+        """Runs one step, together with all ranks.
+
+        Args:
+            state: as `train_step` takes it; at the first call, rank 0's counts.
+            batch: the global batch, of which this rank takes its rows; this rank's own rows where
+                the strategy's batch is `local`.
+
+        Returns:
+            What `train_step` returns: the new state and the metrics, complete over all ranks. A
+            metric with the batch's axis has all rows; this rank's where the batch is `local`.
+
+        Raises:
+            FeedError: the state or the batch is not like the example.
+            PeerLostError: another rank is gone, or late.
+            ProgramError: another rank runs another program, or has a batch of another shape.
+        """
+        self._joined.next_step()
+        return super().__call__(state, batch)
+
+    def save(self, path: str | Path, state: Any, *, number: int = 0) -> None:
+        """Lets rank 0 write a checkpoint, and waits until it is there; every rank calls it.
+
+        Raises:
+            CheckpointError: rank 0 cannot write it.
+            PeerLostError: another rank is gone, or late.
+        """
+        super().save(path, state, number=number)
+
+    def restore(self, path: str | Path) -> Any:
+        """Returns the state of a checkpoint, which every rank reads and calls this for.
+
+        Raises:
+            CheckpointError: there is none on some rank, or another; it is damaged, or of another
+                step.
+            PeerLostError: another rank is gone, or late.
+        """
+        self._has_begun = True  # all have the checkpoint's, and nothing need be given to anybody
+        state = super().restore(path)
+        self._returned = list(map(id, jax.tree_util.tree_leaves(state)))
+        return state
+
+    def _write(
+        self, path: str | Path, leaves: list[Any], extra: Mapping[str, np.ndarray], number: int
+    ) -> None:
+        whole, error = [self._whole_leaf(leaf) for leaf in leaves], None
+        if self._joined.rank == 0:
+            try:
+                super()._write(path, whole, extra, number)
+            except CheckpointError as found:
+                error = found
+        told = self._tell(f"saving to {path}", str(error or ""))[0]
+        if error is not None:
+            raise error
+        if told:
+            raise CheckpointError(f"rank 0: {told}", hint="its log says more")
+
+    def _opened(self, path: str | Path) -> Checkpoint:
+        found, said = None, ""
+        try:
+            found = super()._opened(path)
+            said = f"found that of step {found.step}"
+        except CheckpointError as error:
+            said = str(error)
+            self._tell(f"restoring {path}", said)
+            raise
+        told = self._tell(f"restoring {path}", said)
+        for rank, other in enumerate(told):
+            if other != said:
+                what = f"rank {rank}: {other}; and rank {self._joined.rank} {said}"
+                raise CheckpointError(what, hint="give all ranks one folder that all can read")
+        return found
+
+    def _tell(self, what: str, said: str) -> list[str]:
+        """Returns what each rank says."""
+        told = self._joined.gather(what, said.encode(), timeout_s=self._longest_s)
+        return [each.decode() for each in told]
+
+    def _whole_leaf(self, leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+            return leaf
+        return whole_array(self._joined, leaf, timeout_s=self._longest_s)
+
+    @property
+    def _longest_s(self) -> float:
+        return self.strategy.step_timeout_s
+
+    def _whole(self, rows: int) -> int:
+        return rows * self._joined.size if self._is_local else rows
+
+    def _new_variant(self, data: list[Any], batch_tree: Any) -> Variant:
+        shares = jax.local_device_count() if self._is_local else len(self.devices)
+        rows = check_batch(data, batch_tree, self.captured, devices=shares)
+        self._joined.doing("compiling")
+        variant = self._variants.at(self._whole(rows))
+        lines = description(self.strategy, self.captured, variant.program, data)
+        self._joined.agree("the step", lines, timeout_s=self._longest_s)
+        return variant
+
+    def _placed(self, data: list[Any], lowered: LoweredStep) -> list[Any]:
+        make = of_each_rank if self._is_local else on_all_ranks
+        pairs = zip(data, lowered.batch_shardings, strict=True)
+        return [make(value, sharding) for value, sharding in pairs]
+
+    def _agreed(self, leaves: list[Any], tree: Any) -> list[Any]:
+        check_state(leaves, tree, self.captured)
+        if self._has_begun:
+            self._agree_on(leaves)
+            return leaves
+        self._has_begun = True
+        return of_rank_0(self._joined, leaves, timeout_s=self._longest_s)
+
+    def _agree_on(self, leaves: Sequence[Any]) -> None:
+        """Refuses what the user put into the state, where it is not the same on all ranks."""
+        known = set(self._returned)
+        names = [leaf.name for leaf in self.captured.signature.state]
+        lines = [
+            f"'{name}' is {digest(leaf)}"
+            for name, leaf in zip(names, leaves, strict=True)
+            if id(leaf) not in known
+        ]
+        self._joined.agree("the state that was changed", lines, timeout_s=self._longest_s)
+
+    def _run(self, run: Any, given: Any, kept: Any, data: Any) -> Any:
+        rows = next((x.shape[0] for x in data if x.ndim), 0)
+        with self._joined.running(f"{self.program.name} with {rows} rows", self._longest_s) as wait:
+            written, fetched = super()._run(run, given, kept, data)
+            wait((fetched or written)[:1])  # when one is there, so are all
+        return written, [self._readable(value) for value in fetched]
+
+    def _readable(self, value: jax.Array) -> jax.Array:
+        """Returns a metric such that this rank can read it."""
+        if value.is_fully_replicated:
+            return value
+        if self._is_local:
+            return own_rows(value)
+        return whole_array(self._joined, value, timeout_s=self._longest_s)
+
+
+def _check(strategy: DistributedStrategy, captured: Captured) -> None:
+    """Refuses what one process alone can do."""
+    if strategy.devices not in {None, len(jax.devices())}:
+        what = f"strategy: {strategy.devices} devices, and the group has {len(jax.devices())}"
+        raise StrategyError(what, hint="leave devices out: a step runs on those of all ranks")
+    if strategy.lowering != "shard_map":
+        what = f"strategy: lowering {strategy.lowering!r} over several processes"
+        raise UnsupportedError(what, hint="use lowering='shard_map'")
+    if "tables" in captured.program.attrs:
+        what = "a step that looks up tables cannot run over several processes without servers"
+        raise UnsupportedError(what, hint="use mode='pserver': servers hold the tables' rows")
+    if strategy.memory_budget is not None:
+        what = "strategy: memory_budget over several processes"
+        raise UnsupportedError(what, hint="leave it out: plans are made by what one process finds")

@@ -1,0 +1,132 @@
+"""What each rank of the tests' jobs runs: several trainings, one after another.
+
+`python training.py FOLDER NAME...` leaves, for each, the state and metrics after its last step.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxfleet as jf
+from jaxfleet.group import Place
+from tests.runtime import toys
+
+STEPS = 20
+ROWS = 16
+WIDTH = 12
+
+
+def begin(tx: optax.GradientTransformation) -> Any:
+    """Returns a state with all that a state may hold: a random key and a counter too."""
+    first, last = jax.random.split(jax.random.key(3))
+    params = {
+        "first": jax.random.normal(first, (toys.FEATURES, WIDTH)) / 3,
+        "last": jax.random.normal(last, (WIDTH,)) / 3,
+    }
+    return {"params": params, "opt": tx.init(params), "key": jax.random.key(5), "steps": 0}
+
+
+def noisy(tx: optax.GradientTransformation) -> toys.TrainStep:
+    """Returns a step with dropout, a norm over all gradients, and metrics of every kind."""
+
+    def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
+        key, now = jax.random.split(state["key"])
+
+        def loss(params: Any) -> tuple[jax.Array, jax.Array]:
+            kept = jax.random.bernoulli(now, 0.8, (batch["x"].shape[0], WIDTH))
+            hidden = jnp.tanh(batch["x"] @ params["first"]) * kept
+            errors = hidden @ params["last"] - batch["y"]
+            return jnp.square(errors).mean(), errors
+
+        (value, errors), grads = jax.value_and_grad(loss, has_aux=True)(state["params"])
+        updates, opt = tx.update(grads, state["opt"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+        metrics = {"loss": value, "errors": errors, "small": (jnp.abs(errors) < 0.3).sum()}
+        return {"params": params, "opt": opt, "key": key, "steps": state["steps"] + 1}, metrics
+
+    return train_step
+
+
+def clipped() -> optax.GradientTransformation:
+    """Returns an optimizer that must see all gradients at once."""
+    return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.05))
+
+
+def whole_batches(place: Place) -> Any:
+    """Trains on whole batches; each rank but 0 begins with another state."""
+    tx = jf.distributed_optimizer(clipped())
+    state, metrics = begin(tx), None
+    step = jf.distribute(noisy(tx), (state, toys.rows(ROWS)))
+    if place.rank:
+        state["params"] = jax.tree.map(lambda x: x + 3, state["params"])
+        state["key"] = jax.random.key(place.rank)
+    for number in range(STEPS):
+        state, metrics = step(state, toys.rows(ROWS, seed=number))
+    return state, metrics
+
+
+def one_process() -> Any:
+    """Returns what one device makes of the same batches."""
+    train_step, state, metrics = jax.jit(noisy(clipped())), begin(clipped()), None
+    for number in range(STEPS):
+        state, metrics = train_step(state, toys.rows(ROWS, seed=number))
+    return state, metrics
+
+
+def own_rows(place: Place) -> Any:
+    """Trains on own rows, whose errors come back for these rows."""
+    tx = jf.distributed_optimizer(optax.adam(0.1))
+    strategy = jf.DistributedStrategy(batch="local")
+    count = ROWS // place.size
+    mine = slice(place.rank * count, (place.rank + 1) * count)
+    state, batch = toys.start(tx), jax.tree.map(lambda x: x[mine], toys.rows(ROWS))
+    step, metrics = jf.distribute(toys.training(tx), (state, batch), strategy), None
+    for _ in range(STEPS):
+        state, metrics = step(state, batch)
+    return state, metrics
+
+
+def saved(folder: Path) -> Any:
+    """Trains, saves, goes on, and goes on again from what was saved."""
+    step, state = toys.distributed(jf.DistributedStrategy())
+    for _ in range(STEPS // 2):
+        state, _ = step(state, toys.rows(ROWS))
+    step.save(folder / "saved", state, number=STEPS // 2)
+    state, _ = step(state, toys.rows(ROWS))
+    state, metrics = step.restore(folder / "saved"), None
+    for _ in range(STEPS // 2):
+        state, metrics = step(state, toys.rows(ROWS))
+    return state, metrics
+
+
+def leaves(tree: Any) -> list[np.ndarray]:
+    """Returns the leaves on the host, random keys as what they hold."""
+    return [np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in jax.tree.leaves(tree)]
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, jax.Array) and not isinstance(value.dtype, np.dtype)
+
+
+def main(folder: Path) -> None:
+    """Joins, trains in every way, and leaves what came out."""
+    place = jf.initialize(connect_s=60.0)
+    trainings: dict[str, Callable[[], Any]] = {
+        "whole batches": lambda: whole_batches(place),
+        "own rows": lambda: own_rows(place),
+        "saved": lambda: saved(folder),
+    }
+    for name, train in trainings.items():
+        np.savez(folder / f"{name}-{place.rank}.npz", *leaves(train()))
+        sys.stdout.write(f"{name}: done\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
