@@ -303,8 +303,8 @@ class Step:
     def _opened(self, path: str | Path) -> Checkpoint:
         return open_for(path, self.captured)
 
-    def _agreed(self, leaves: list[Any], tree: Any) -> list[Any]:  # noqa: ARG002
-        """Returns a state that this step did not return itself, as all who take the step have it."""
+    def _agreed(self, leaves: list[Any], _: Any) -> list[Any]:
+        """Returns a state that this step did not return itself, as all who take it have it."""
         return leaves
 
     def _whole(self, rows: int) -> int:
