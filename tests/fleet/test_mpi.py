@@ -13,7 +13,7 @@ import pytest
 
 from jaxfleet.errors import UnsupportedError
 from jaxfleet.fleet.roles import MPIRoleMaker
-from jaxfleet.fleet.roles.symmetric import _port_of
+from jaxfleet.fleet.roles.addresses import drawn_port
 
 SCRIPT = Path(__file__).with_name("roles_script.py")
 # The one that came with mpi4py's MPI, where pip brought both.
@@ -66,7 +66,7 @@ def test_even_ranks_serve_and_odd_ones_work() -> None:
     assert [each["index"] for each in found] == [0, 0, 1, 1]  # integers: fluid's are 0.0 and 1.5
     servers = found[0]["pservers"]
     assert len(set(servers)) == 2  # one machine: they do not have fluid's one port
-    assert all(int(server.rpartition(":")[2]) >= _port_of(2) for server in servers)
+    assert all(int(server.rpartition(":")[2]) >= drawn_port(2) for server in servers)
     for each in found:
         assert (each["workers"], each["servers"], each["size"]) == (2, 2, 4)
         assert type(each["workers"]) is type(each["index"]) is int

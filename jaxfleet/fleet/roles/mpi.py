@@ -1,13 +1,12 @@
 """Roles of processes that mpirun started."""
 
-import socket
 from collections.abc import Sequence
 from typing import Any
 
-from jaxfleet.errors import NotReadyError, StrategyError
+from jaxfleet.errors import NotReadyError
 from jaxfleet.fleet.meeting import GroupName, Meeting
 from jaxfleet.fleet.meeting.mpi import MpiMeeting, find_mpi
-from jaxfleet.fleet.roles.free_ports import free_port
+from jaxfleet.fleet.roles.addresses import all_endpoints, all_ips, local_ip
 from jaxfleet.fleet.roles.grouped import GroupedRoleMaker
 from jaxfleet.ops.frames import line_of_caller
 
@@ -37,13 +36,7 @@ class MPIRoleMaker(GroupedRoleMaker):
         Raises:
             StrategyError: nothing knows the machine's name.
         """
-        name = socket.gethostname()
-        try:
-            return socket.gethostbyname(name)
-        except OSError as error:
-            what = f"the address of this machine, {name}, cannot be found: {error}"
-            hint = "name it in /etc/hosts or in DNS"
-            raise StrategyError(what, hint=hint) from error
+        return local_ip()
 
     def _get_rank(self) -> int:
         return int(self._comm.Get_rank())
@@ -54,16 +47,7 @@ class MPIRoleMaker(GroupedRoleMaker):
     def _get_ips(self) -> list[str]:
         """Returns the address of every process's machine, by rank."""
         if self._ips is None:
-            try:
-                mine, problem = self.get_local_ip(), None
-            except StrategyError as error:
-                mine, problem = "", error
-            said = self._world.gather("all", (socket.gethostname(), mine), "get_ips")
-            if len({host for host, _ in said}) == 1:  # then nobody need know how it is called
-                said = [(host, mine or "127.0.0.1") for host, _ in said]
-            elif problem is not None:
-                raise problem
-            self._ips = [address for _, address in said]
+            self._ips = all_ips(self._world)
         return self._ips
 
     def _all_gather(self, obj: Any) -> list[Any]:
@@ -74,19 +58,9 @@ class MPIRoleMaker(GroupedRoleMaker):
         if not self.MPI.Is_finalized():
             self.MPI.Finalize()
 
-    def _agreed_endpoints(self, ranks: Sequence[int], first: int) -> list[str]:
-        """Returns an endpoint for each of some processes, known to all.
-
-        Each takes the first port from `first` on that is free and its own: the processes of a
-        machine share them out.
-        """
-        ips, rank = self._get_ips(), self._get_rank()
-        port = None
-        if rank in ranks:
-            here = [each for each in ranks if ips[each] == ips[rank]]
-            port = free_port(first + here.index(rank), len(here))
-        ports = self._world.gather("all", port, "ports")
-        return [f"{ips[each]}:{ports[each]}" for each in ranks]
+    def _endpoints_of(self, ranks: Sequence[int]) -> list[str]:
+        """Returns an endpoint for each of some processes; all call it."""
+        return all_endpoints(self._world, self._get_ips(), ranks, self._get_rank())
 
     def _split(self, group: GroupName, members: Sequence[int]) -> None:
         """Makes the group of some processes; every process calls it, with its own group."""

@@ -1,14 +1,11 @@
 """Jobs of mpirun with as many servers as workers."""
 
-import random
 from collections.abc import Sequence
 
 from jaxfleet.errors import StrategyError
 from jaxfleet.fleet.roles.mpi import MPIRoleMaker
 from jaxfleet.fleet.roles.role import Role
 from jaxfleet.ops.frames import line_of_caller
-
-_FIRST_PORT, _LAST_PORT = 60001, 64000
 
 
 class MPISymetricRoleMaker(MPIRoleMaker):
@@ -37,7 +34,7 @@ class MPISymetricRoleMaker(MPIRoleMaker):
             raise StrategyError(what, source=line_of_caller(), hint=hint)
         servers, workers = range(0, size, 2), range(1, size, 2)
         self._worker_endpoints = self._get_ips()[1::2]
-        self._server_endpoints = self._agreed_endpoints(servers, _port_of(len(servers)))
+        self._server_endpoints = self._endpoints_of(servers)
         self._role = Role.SERVER if rank % 2 == 0 else Role.WORKER
         self._current_id = rank // 2
         is_worker = self._role == Role.WORKER
@@ -101,8 +98,7 @@ class MPICollectiveRoleMaker(MPIRoleMaker):
         if self._role_is_generated:
             return
         everybody: Sequence[int] = range(self._get_size())
-        first = _port_of(len(everybody))
-        self._worker_endpoints = self._agreed_endpoints(everybody, first)
+        self._worker_endpoints = self._endpoints_of(everybody)
         self._role, self._current_id = Role.WORKER, self._get_rank()
         self._split("trainer", everybody)
         self._role_is_generated = True
@@ -131,8 +127,3 @@ class MPICollectiveRoleMaker(MPIRoleMaker):
     def get_trainer_endpoints(self) -> list[str]:
         self._check_role_generation()
         return self._worker_endpoints
-
-
-def _port_of(number: int) -> int:
-    """Returns the port that fluid draws for a number of servers: the same on all machines."""
-    return random.Random(number).randint(_FIRST_PORT, _LAST_PORT)  # noqa: S311  # hides nothing
