@@ -29,6 +29,7 @@ class Times:
     _used: dict[str, int] = field(default_factory=dict)
     _acted: int = 0
     _little: set[str] = field(default_factory=set)  # what is made of what is there anyway
+    _effects: Effects = field(default_factory=Effects)
 
     def backward(self, group: int) -> int:
         """Returns the time of a group's backward."""
@@ -36,14 +37,13 @@ class Times:
 
     def find(self) -> Mapping[int, int]:
         """Returns the time of every operator that is not forward, by its place."""
-        effects = Effects()
         for place, op in enumerate(self.groups.program.root.ops):
             if place in self.groups.forward:
                 self._forward(place)
             elif op.type == "fetch":
                 self.of[place] = self.backward(0)
             else:
-                self._later(place, op, acts=effects.has_effect(op))
+                self._later(place, op, acts=self._effects.has_effect(op))
         self._sink()
         return self.of
 
@@ -68,7 +68,7 @@ class Times:
         self._note(place, time, used.reads, used.writes)
         if acts:
             self._acted = time
-        elif self._needs_little(op):
+        elif self.is_light(op):
             self._little.update(used.writes)
 
     def _note(self, place: int, time: int, reads: Iterable[str], writes: Iterable[str]) -> None:
@@ -80,14 +80,14 @@ class Times:
 
     def _sink(self) -> None:
         """Moves what needs nothing but what is there anyway to where it is first read."""
-        ops, effects = self.groups.program.root.ops, Effects()
+        ops = self.groups.program.root.ops
         first: dict[str, int] = {}
         written: dict[str, int] = {}
         for place in sorted(self.of, reverse=True):
             op, used = ops[place], self.groups.uses.of(ops[place])
             later = [first[name] for name in used.writes if name in first]
             bound = min([*later, *(written[x] for x in used.reads if x in written)], default=0)
-            if later and self._needs_little(op) and not effects.has_effect(op):
+            if later and self.is_light(op):
                 self.of[place] = max(self.of[place], bound)
             for name in used.reads:
                 first[name] = min(first.get(name, self.of[place]), self.of[place])
@@ -95,9 +95,10 @@ class Times:
                 first.pop(name, None)
                 written[name] = self.of[place]
 
-    def _needs_little(self, op: Operator) -> bool:
-        """Tells whether what an operator reads is a scalar, there anyway, or made of such."""
-        return all(self._is_there(name) for name in self.groups.uses.of(op).reads)
+    def is_light(self, op: Operator) -> bool:
+        """Tells whether all that an operator reads is a scalar, there anyway, or made of such."""
+        reads = self.groups.uses.of(op).reads
+        return all(map(self._is_there, reads)) and not self._effects.has_effect(op)
 
     def _is_there(self, name: str) -> bool:
         variable = self.groups.program.lookup(name)

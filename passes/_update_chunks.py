@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from jaxfleet.analysis.uses import OuterUses
@@ -19,21 +20,24 @@ class UpdateChunks:
         uses: what its operators use.
         places: of those operators, in order.
         early: temporaries that were made before them.
+        light: those of the operators that need nothing but what is there anyway: `0.9*mu`.
     """
 
     program: Program
     uses: OuterUses
     places: Sequence[int]
     early: frozenset[str]
+    light: frozenset[int] = frozenset()
     _chain: dict[str, int] = field(default_factory=dict)  # a name's chain, by the chain's number
     _parent: list[int] = field(default_factory=list)
 
     def all(self) -> list[list[int]]:
         """Returns backward, then what chains of updates share, then the chains in chunks."""
-        late = self._late()
-        if not late:
+        waiting = set(self._late())
+        if not waiting:
             return [list(self.places)]
-        waiting = set(late)
+        waiting |= self._read_by(waiting)
+        late = sorted(waiting)
         backward = [place for place in self.places if place not in waiting]
         shared = self._shared(late)
         rest = [place for place in late if place not in shared]
@@ -57,16 +61,33 @@ class UpdateChunks:
                 moved |= used.writes
         return found if waits else []
 
+    def _read_by(self, waiting: AbstractSet[int]) -> set[int]:
+        """Returns what is light and which nothing reads but what waited."""
+        found, read, written = set[int](), set[str](), set[str]()
+        for place in reversed(self.places):
+            used = self.uses.of(self._op(place))
+            if place in waiting:
+                continue
+            is_free = read.isdisjoint(used.writes) and written.isdisjoint(used.reads)
+            if place in self.light and is_free and used.writes.isdisjoint(self._states):
+                found.add(place)
+            else:
+                read |= used.reads
+                written |= used.writes
+        return found
+
     def _shared(self, late: Sequence[int]) -> set[int]:
         """Returns what makes the numbers that all updates read: a norm, a rate."""
-        found, unknown = set[int](), set[str]()
+        found, unknown, read = set[int](), set[str](), set[str]()
         for place in late:
             used = self.uses.of(self._op(place))
             small = all(self.program.lookup(name).shape == () for name in used.writes)
-            if used.writes and small and unknown.isdisjoint(used.reads):
+            is_free = unknown.isdisjoint(used.reads) and read.isdisjoint(used.writes)
+            if used.writes and small and is_free:
                 found.add(place)
             else:
                 unknown |= used.writes
+                read |= used.reads
         return found
 
     def _chains(self, places: Sequence[int]) -> list[list[int]]:

@@ -152,7 +152,8 @@ class _Rewrite:
         early = {x for n, time in times.of.items() if time < last for x in self.ops[n].writes}
         root = self.groups.program.root
         made = frozenset(early & root.variables.keys())
-        return UpdateChunks(self.groups.program, self.groups.uses, places, made).all()
+        light = frozenset(n for n in places if times.is_light(self.ops[n]))
+        return UpdateChunks(self.groups.program, self.groups.uses, places, made, light).all()
 
     def _forward(self, group: int) -> Iterator[Operator]:
         return (self.ops[place] for place in self.groups.once if self.groups.group(place) == group)

@@ -9,6 +9,7 @@ from jaxfleet.analysis.memory import (
     Plan,
     cost_of,
     even_plans,
+    peak_of,
     plan_for,
     smallest,
     stages_of,
@@ -21,8 +22,9 @@ from jaxfleet.passes import CutApart, OrderForMemory, Recompute
 from jaxfleet.pipeline import Pass
 from jaxfleet.runtime.step_memory import StepMemory
 
-_TRIES = 6  # plans that are compiled, at most
-_CUT_TRIES = 3  # the same, of those that compute nothing again
+# What is compiled for a budget, at most: each takes as long as the step as it is, or longer.
+_TRIES = 4  # plans, besides the smallest and even ones where none of them meets it
+_CUT_TRIES = 2  # ways that compute nothing again, before plans and where no plan meets it
 _NEAR = 0.9  # of the budget: what takes as much is not tried to be made faster
 _COUNTED_TOO_MUCH = 1.3  # how much more `Apart` counts than xla takes, where it is furthest off
 
@@ -65,6 +67,7 @@ class Fitting:
     memory: StepMemory
     lower: Callable[[Program, Interface], LoweredStep]
     _tried: dict[Passes, Peak] = field(default_factory=dict)
+    _last_ways: list[Passes] = field(default_factory=list)  # tried before any budget is refused
 
     def to(self, wanted: float) -> Fit:
         """Returns what meets the budget and runs least again.
@@ -73,32 +76,45 @@ class Fitting:
             wanted: bytes, where it is an int; a fraction of the peak as it is, where it is a float.
 
         Raises:
-            StrategyError: nothing meets it; the error says the least that was met.
+            StrategyError: nothing meets it; the error says the least that is.
         """
         before = self.memory.peak().bytes
         budget = int(wanted * before) if isinstance(wanted, float) else wanted
         if before <= budget:
             return Fit(budget, before, None, "as it is, the step meets it")
-        for passes in self._apart(budget):
+        for passes in self._apart(budget, counted=_COUNTED_TOO_MUCH * budget):
             if self._peak(passes).bytes <= budget:
-                return Fit(budget, before, self._tried[passes], _cut_note(passes), passes)
+                return self._fit(budget, passes, _cut_note(passes))
+        why = ""
         try:
             chain = stages_of(self.memory.program, self.memory.sizes, keep=self._fetched)
             plan = self._search(chain, budget)
         except PassError as error:
-            raise self._cannot(budget, before, f": {error}") from error
-        if plan is None:
-            raise self._cannot(budget, before)
-        count = sum(not kept for kept in plan.kept)
-        note = f"{len(plan.kept)} groups, {count} of them computed again"
-        return Fit(budget, before, self._planned(plan), note, (recompute_by(plan),))
+            plan, why = None, f": {error}"
+        if plan is not None:
+            count = sum(not kept for kept in plan.kept)
+            note = f"{len(plan.kept)} groups, {count} of them computed again"
+            return self._fit(budget, (recompute_by(plan),), note)
+        for passes in self._apart(0, counted=float("inf")):
+            self._last_ways.append(passes)
+            if self._peak(passes).bytes <= budget:
+                return self._fit(budget, passes, _cut_note(passes))
+        raise self._cannot(budget, before, why)
+
+    def _fit(self, budget: int, passes: Passes, note: str) -> Fit:
+        return Fit(budget, self.memory.peak().bytes, self._peak(passes), note, passes)
 
     @property
     def _fetched(self) -> tuple[str, ...]:
         return tuple(self.memory.captured.metrics)
 
-    def _apart(self, budget: int) -> Iterator[Passes]:
-        """Yields ways to cut the step that compute nothing again, and may meet a budget."""
+    def _apart(self, budget: int, *, counted: float) -> Iterator[Passes]:
+        """Yields ways to cut the step that compute nothing again, and may meet a budget.
+
+        Args:
+            budget: what cuts aim at, or at the least where that is more.
+            counted: ways whose least is counted as more are left out.
+        """
         program, sizes, keep = self.memory.program, self.memory.sizes, self._fetched
         ordering = OrderForMemory(rows=max(sizes.values(), default=1), keep=keep)
         ordered = ordering.run(program)
@@ -108,8 +124,8 @@ class Fitting:
         found = dict[Passes, None]()
         for before, apart in sorted(ways, key=lambda way: way[1].least()):
             least = apart.least()
-            if least <= _COUNTED_TOO_MUCH * budget:
-                for aim in (max(least, budget), least):
+            if least <= counted:
+                for aim in dict.fromkeys((max(least, budget), least)):
                     cuts = apart.cuts(aim)
                     if cuts:
                         found[*before, CutApart(cuts=cuts)] = None
@@ -125,6 +141,8 @@ class Fitting:
         plans = dict[Plan, int]()
         for _ in range(_TRIES):
             plan = plan_for(chain, int(aim)) or smallest(chain)[1]
+            if plans.get(plan, 0) > budget:  # the next one that is smaller by the model too
+                plan = plan_for(chain, peak_of(chain, plan) - 1) or smallest(chain)[1]
             if plan in plans:
                 break
             peak = plans[plan] = self._planned(plan).bytes
@@ -138,6 +156,7 @@ class Fitting:
         for plan in (smallest(chain)[1], *even_plans(chain)):
             if any(peak <= budget for peak in plans.values()):
                 break
+            self._last_ways.append((recompute_by(plan),))
             plans[plan] = self._planned(plan).bytes
         met = [plan for plan, peak in plans.items() if peak <= budget]
         return min(met, key=lambda plan: cost_of(chain, plan), default=None)
@@ -157,7 +176,8 @@ class Fitting:
         return self._tried[passes]
 
     def _cannot(self, budget: int, before: int, why: str = "") -> StrategyError:
-        least = min([before, *(peak.bytes for peak in self._tried.values())])
+        # Not of all that were tried: what a budget aims at was tried for that budget alone.
+        least = min([before, *(self._peak(passes).bytes for passes in self._last_ways)])
         what = f"memory_budget: the step cannot be made to take {budget:,} bytes{why}"
         hint = f"the least that it was made to take is {least:,}; as it is, it takes {before:,}"
         return StrategyError(what, hint=hint)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxfleet.analysis.memory.merging import executables
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Operator, Program, parse, verify
 from jaxfleet.passes import Recompute
@@ -110,3 +111,25 @@ def test_a_forward_operator_behind_backward_waits_for_what_it_reads() -> None:
     assert again(made) == ["a@RECOMPUTE", "c@RECOMPUTE"]
     ((update, _),), ((told_at, _),) = written_by(made, "v"), written_by(made, "told")
     assert update < told_at
+
+
+def test_what_only_a_waiting_update_reads_is_made_beside_it() -> None:
+    before, _ = STEP.split("optimize")
+    waits = [
+        "optimize",
+        *(f"old.{x}: f32[4] = jax.mul(m.{x}, 0.9:f32)" for x in "vw"),
+        *(f"{x}.sum: f32[] = jax.reduce_sum({x}@GRAD) {{axes=[0]}}" for x in "vw"),
+        "norm: f32[] = jax.add(v.sum, w.sum)",
+        *(f"by.{x}: f32[4] = jax.mul({x}@GRAD, norm)" for x in "vw"),
+        *(f"m.{x} = jax.add(old.{x}, by.{x})" for x in "vw"),
+        *(f"{x} = jax.sub({x}, m.{x})" for x in "vw"),
+    ]
+    states = "state m.v: f32[4]\nstate m.w: f32[4]"
+    program = parse(before.replace(W, f"{W}\n{states}") + "\n".join(waits))
+    made = Recompute(cuts=(3,)).run(program)
+    verify(made)
+    runs_in = executables(made.root.ops)
+    for x in "vw":
+        ((old, _),), ((update, _),) = written_by(made, f"old.{x}"), written_by(made, f"m.{x}")
+        assert runs_in[old] == runs_in[update]
+    assert runs_in[written_by(made, "m.v")[0][0]] != runs_in[written_by(made, "m.w")[0][0]]

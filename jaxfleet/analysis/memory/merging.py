@@ -101,14 +101,15 @@ def _readers(values: Sequence[Value], numbers: Sequence[int]) -> list[int]:
 
 
 def _is_merged(ops: Sequence[Operator], place: int, readers: Sequence[int]) -> bool:
-    if not readers or not all(_goes_by_element(ops[at].type) for at in readers):
+    if not readers or not all(goes_by_element(ops[at].type) for at in readers):
         return False
     if _is_one_of(ops[place].type, _CHEAP, _FLUID_CHEAP):
         return True
-    return len(readers) == 1 and _goes_by_element(ops[place].type) and not _reduces(ops[place].type)
+    return len(readers) == 1 and goes_by_element(ops[place].type) and not _reduces(ops[place].type)
 
 
-def _goes_by_element(op_type: str) -> bool:
+def goes_by_element(op_type: str) -> bool:
+    """Tells whether an operator's results are made element by element, or sums of such."""
     return _is_one_of(op_type, _CHEAP | _COSTLY, _FLUID_CHEAP) or _reduces(op_type)
 
 

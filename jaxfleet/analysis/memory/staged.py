@@ -14,6 +14,7 @@ class Staged:
     """A step, cut into stages.
 
     Attributes:
+        program: it.
         made: forward's values, as the program has them.
         held: the same, as a compiler leaves them inside an executable.
         late: those of what follows forward, as the program has them.
@@ -23,6 +24,7 @@ class Staged:
     def __init__(
         self, program: Program, values: Sequence[Value], phases: Phases, starts: Sequence[int]
     ) -> None:
+        self.program = program
         self.ops = program.root.ops
         self.starts = [phases.forward[start] for start in starts]
         self.count = len(starts)
@@ -39,6 +41,29 @@ class Staged:
         """Returns the stage of an operator, of what follows forward too."""
         position = self.phases.position
         return self._stage[position[place] if place in position else self.phases.at[place]]
+
+    def late_order(self) -> list[int]:
+        """Returns the operators behind forward, each right before the first that waits for it.
+
+        A program may make all clipped gradients before the first update; nobody runs it so.
+        """
+        needs: dict[int, list[int]] = {}
+        is_read = set[int]()
+        for value in self.late:
+            inside = [x for x in value.reads if x in self.phases.at and x != value.made]
+            is_read.update([value.made] if inside else [])
+            for place in inside:
+                needs.setdefault(place, []).append(value.made)
+        found: dict[int, None] = {}
+        for last in sorted(self.phases.at.keys() - is_read):
+            waiting = [last]
+            while waiting:
+                missing = [x for x in needs.get(waiting[-1], ()) if x not in found]
+                if missing:
+                    waiting += reversed(missing)
+                else:
+                    found[waiting.pop()] = None
+        return list(found)
 
     def is_final(self, place: int) -> bool:
         """Tells whether a forward operator is in the last stage."""

@@ -10,6 +10,7 @@ from jaxfleet.analysis.memory.chain import Chain, Level, Table
 from jaxfleet.analysis.memory.costs import ELEMENT, Costs
 from jaxfleet.analysis.memory.cuts import cut_positions
 from jaxfleet.analysis.memory.forward import Forward, Need, Span
+from jaxfleet.analysis.memory.handing import handed_on
 from jaxfleet.analysis.memory.liveness import InnerPeaks, Value, values_of
 from jaxfleet.analysis.memory.phases import Phases, phases_of
 from jaxfleet.analysis.memory.sizes import Counted
@@ -168,39 +169,44 @@ class _Tables:
         return Sums(at.count, longer).peak_inside(own)
 
     def _backward(self, again: Table) -> Table:
-        """Returns what the backward of each group holds, with what it computes again."""
+        """Returns what the backward of each group holds, with what it computes again.
+
+        What a group makes again is all there when its backward begins, and goes as that reads it.
+        """
         at, last = self.stages, self.stages.count - 1
-        read_behind = []  # by backward of the group that made it, or of one before it
-        late = []
+        again_made, until, late = [], [], []
         for value in at.held:
             behind, made = at.first_behind(value), at.of(value.made)
             if behind is not None:
-                read_behind.append((made, max(made, behind), value.bytes))
+                first, end = min(made, behind), max(made, behind)
+                again_made.append((first, end, value.bytes))
+                until.append((last - end, last - first, last - behind, value.bytes))
                 late.append((last - made, last - behind, value.bytes))
         crossing = [*late, *(at.late_span(value) for value in at.late)]
-        inner = [*late, *(at.late_span(value) for value in at.late_held)]
+        inner = [at.late_span(value) for value in at.late_held]
         short = [v for v in at.late_held if at.late_span(v)[0] == at.late_span(v)[1]]
-        own = self._own(sorted(at.phases.at), short)
+        own = self._own(at.late_order(), short)
         between = Sums(at.count, crossing)
-        outside = turned(between.entering() + between.leaving())
+        outside = turned(between.entering() + between.leaving() - handed_on(at))
         longer = Sums(at.count, [span for span in inner if span[0] < span[1]])
-        inside = turned(longer.peak_inside(own[::-1]))
-        return Sums(at.count, read_behind).inside() + outside + np.maximum(inside, again)
+        inside = turned(longer.peak_inside(own[::-1], until))
+        found: Table = outside + np.maximum(inside, Sums(at.count, again_made).inside() + again)
+        return found
 
-    def _own(self, places: Iterable[int], values: Iterable[Value]) -> Table:
+    def _own(self, places: Sequence[int], values: Iterable[Value]) -> Table:
         """Returns, by stage, the most bytes of values that are made and last read in it.
 
         Args:
-            places: the operators to go through.
+            places: the operators to go through, in order.
             values: those to count.
         """
         at = self.stages
         begins, ends = Counter[int](), Counter[int]()
+        turn = {place: number for number, place in enumerate(places)}
         for value in values:
-            is_forward = value.made in at.phases.position
-            reads = (x for x in value.reads if (x in at.phases.position) == is_forward)
+            reads = (x for x in value.reads if x in turn)
             begins[value.made] += value.bytes
-            ends[max(reads, default=value.made)] += value.bytes
+            ends[max(reads, default=value.made, key=turn.__getitem__)] += value.bytes
         peaks = np.zeros(at.count, np.int64)
         alive = [0] * at.count
         for place in places:

@@ -45,19 +45,25 @@ class Sums:
         row = self._sums[:, -1] - self._diagonal
         return np.repeat(row[:, None], len(row), axis=1)
 
-    def peak_inside(self, own: Table) -> Table:
+    def peak_inside(self, own: Table, until: Iterable[tuple[int, int, int, int]] = ()) -> Table:
         """Returns `[p, c]`: the most that is alive at a stage of the group, of what stays inside.
 
         Args:
             own: by stage, the most of what begins and ends in that one stage.
+            until: spans with a stage more: what is there from the group's first stage until that.
         """
         stages, sums = len(own), self._sums
         peaks = np.zeros((stages + 1, stages + 1), np.int64)
+        waiting = sorted(until, key=lambda span: span[2])
         for stage in range(stages):
             first, end = slice(0, stage + 1), slice(stage + 1, None)
             # What begins from p on up to the stage, and ends from it on before c.
             alive = sums[stage + 1, end][None, :] - sums[first, end]
             alive = alive - (sums[stage + 1, stage] - sums[first, stage])[:, None]
+            if waiting:
+                waiting = [span for span in waiting if span[2] >= stage]
+                there = Sums(stages, [(begins, ends, size) for begins, ends, _, size in waiting])
+                alive = alive + there.inside()[first, end]
             peaks[first, end] = np.maximum(peaks[first, end], alive + own[stage])
         return peaks
 

@@ -9,6 +9,7 @@ import pytest
 from jaxfleet.analysis.memory import phases_of, stages_of
 from jaxfleet.analysis.memory.cuts import cut_positions
 from jaxfleet.analysis.memory.forward import Need
+from jaxfleet.analysis.memory.handing import Handed
 from jaxfleet.analysis.memory.liveness import values_of
 from jaxfleet.analysis.memory.merging import merged
 from jaxfleet.analysis.memory.sizes import Counted
@@ -145,3 +146,37 @@ def test_a_letter_without_a_number_is_named() -> None:
             """),
             {},
         )
+
+
+def test_what_is_there_until_a_stage_counts_that_long() -> None:
+    stages, rng = 6, random.Random(1)
+    until = []
+    for begins, ends, size in drawn(rng, stages):
+        until.append((begins, ends, rng.randint(begins, ends), size))
+    spans, own = drawn(rng, stages), np.array([rng.randint(0, 9) for _ in range(stages)])
+    peaks = Sums(stages, spans).peak_inside(own, until)
+    for p in range(stages):
+        for c in range(p + 1, stages + 1):
+            held = [
+                own[at]
+                + sum(x for b, e, x in spans if p <= b <= at <= e < c)
+                + sum(x for b, e, last, x in until if p <= b and e < c and at <= last)
+                for at in range(p, c)
+            ]
+            assert peaks[p, c] == max(held)
+
+
+def test_a_gradient_may_leave_where_one_came_in_that_was_read_before() -> None:
+    count, rng = 6, random.Random(2)
+    values = []
+    for begins, ends, _ in drawn(rng, count)[:8]:
+        values.append((begins, ends, rng.random() < 0.5))
+    spans = Handed(count)
+    for begins, ends, in_place in values:
+        spans.add(begins, ends, in_place=in_place)
+    pairs = spans.pairs()
+    for p in range(count):
+        for c in range(p + 1, count + 1):
+            comes_in = [e for b, e, _ in values if b < p <= e]
+            goes_out = [b if at else b - 1 for b, e, at in values if p <= b < c <= e]
+            assert pairs[p, c] == any(last <= made for last in comes_in for made in goes_out)
