@@ -86,7 +86,7 @@ PUBLIC = {
         DistributedTranspiler TranspilerOptimizer fleet
     """,
     "jaxfleet.fluid.incubate.fleet.parameter_server.pslib": """
-        DistributedAdam DownpourOptimizer DownpourServer DownpourWorker
+        DistributedAdam DownpourOptimizer DownpourServer DownpourWorker PSLib fleet
     """,
     "jaxfleet.fluid.io": """
         DataLoader PyReader batch buffered cache chain compose firstn

@@ -14,16 +14,44 @@ from jaxfleet.tables.buckets import buckets_of
 _OF_ONE = "longest_pause_s"  # of the server that had it; all else is added up
 
 
-def shrink(client: Client, table: str) -> int:
+def shrink(client: Client, table: str, *, step: int | None = None) -> int:
     """Has all servers take out the rows that a table's evictions say; returns how many.
 
     A server that starts again meanwhile is asked again, and does it once.
+
+    Args:
+        client: the lines to the servers.
+        table: its name.
+        step: done once this trainer's gradients up to this step are applied; the present one,
+            unless given.
 
     Raises:
         PeerLostError: a server, or a trainer that it waits for, went or takes too long.
     """
     body: dict[str, Plain] = {"table": table, "token": secrets.token_hex(8)}
-    asked = [client.request(server, Kind.SHRINK, body=body) for server in _servers(client)]
+    servers = _servers(client)
+    asked = [client.request(server, Kind.SHRINK, step=step, body=body) for server in servers]
+    client.wait(asked)
+    return sum(_number(client, request, "rows") for request in asked)
+
+
+def refill(client: Client, table: str, folder: str, *, step: int) -> int:
+    """Has all servers take a checkpoint's rows in the place of a table's; returns how many went.
+
+    Args:
+        client: the lines to the servers.
+        table: its name.
+        folder: the checkpoint's, which all servers see; empty for no rows.
+        step: done once this trainer's gradients up to this step are applied.
+
+    Raises:
+        ProgramError: a server cannot read it; those that could have its rows.
+        PeerLostError: a server, or a trainer that it waits for, went or takes too long.
+    """
+    token = secrets.token_hex(8)
+    body: dict[str, Plain] = {"table": table, "token": token, "refill": folder}
+    servers = _servers(client)
+    asked = [client.request(server, Kind.SHRINK, step=step, body=body) for server in servers]
     client.wait(asked)
     return sum(_number(client, request, "rows") for request in asked)
 

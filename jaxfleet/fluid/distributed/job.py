@@ -20,11 +20,16 @@ it comes, and what one looks up has what the others pushed until `n` pushes ago;
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from jaxfleet.checkpoint import open_checkpoint
+from jaxfleet.checkpoint.tables import load_tables
 from jaxfleet.errors import ProgramError
+from jaxfleet.fluid.array_files import file_of
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.distributed.live import sparse_specs
 from jaxfleet.fluid.distributed.remote import ServedTables, specs_of
+from jaxfleet.fluid.distributed.tending import Tending
 from jaxfleet.fluid.distributed.worker import (
     attach_tables,
     described_tables,
@@ -38,8 +43,9 @@ from jaxfleet.fluid.pserver.facts import Facts
 from jaxfleet.ir import Attr, Attrs, Block, Operator
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.ps.server import ServerCore
+from jaxfleet.ps.server.plan import ServerPlan
 from jaxfleet.ps.server.plan_reader import read_plan
-from jaxfleet.tables import TableSpec
+from jaxfleet.tables import TableSpec, TableStore, make_store
 
 _ASYNC = 1  # fluid's `distributed_mode` of servers that wait for nobody
 
@@ -62,19 +68,22 @@ class DownpourJob:
     staleness: int | None = None
     _open: Connection | None = None
     _programs: Sequence[Program] = ()
+    _tending: Tending | None = None
 
     def __post_init__(self) -> None:
         if self.staleness is not None and self.staleness < -1:
             raise mistake(f"staleness is {self.staleness}", "a number of pushes, or -1 for any")
 
-    def serve(self, programs: Sequence[Program], endpoint: str) -> None:
+    def serve(self, programs: Sequence[Program], endpoint: str, saved: Path | None = None) -> None:
         """Serves the tables of programs until all workers have stopped.
 
         Args:
             programs: those that `minimize` described.
             endpoint: where to listen: one of the job's.
+            saved: a folder of tables that workers had saved, which the job goes on from.
 
         Raises:
+            CheckpointError: a table is not saved there, or is damaged.
             ProgramError: the endpoint is not the job's, or a program is of no Downpour job.
             ConnectError: the endpoint is taken, or may not be bound.
             JaxfleetError: a worker's gradients were refused, or no worker lives.
@@ -85,9 +94,10 @@ class DownpourJob:
         number, specs = list(self.endpoints).index(endpoint), job_tables(programs)
         facts = self._facts("pserver", number, specs)
         plan = read_plan(self._program(facts, specs), self.process.cache)
+        rows = [] if saved is None else _saved_rows(plan, saved)
 
         def begin(core: ServerCore) -> None:
-            core.begin(plan, {}, facts.digest)
+            core.begin(plan, {}, facts.digest, rows)
 
         self.process.wires.serve(facts, begin)
 
@@ -109,14 +119,25 @@ class DownpourJob:
         is_lockstep = self.staleness is None
         tables = ServedTables(self._open.client, specs, is_lockstep=is_lockstep)
         attach_tables(programs[0], tables)
-        self._programs = programs
+        self._programs, self._tending = programs, Tending(self._open, tables)
+
+    @property
+    def tending(self) -> Tending:
+        """What workers do together with whole tables.
+
+        Raises:
+            ProgramError: this worker is not connected.
+        """
+        if self._tending is None:
+            raise mistake("this worker is not connected to servers", "job.connect([main], number)")
+        return self._tending
 
     def stop(self) -> None:
         """Says bye to the servers, so that the others go on without this worker."""
         if self._open is not None:
             self._open.close()
             detach_tables(self._programs[0])
-            self._open = None
+            self._open = self._tending = None
 
     def _facts(self, role: str, number: int, specs: Sequence[TableSpec]) -> Facts:
         text = "\n".join([f"staleness {self.staleness}", *(spec.to_text() for spec in specs)])
@@ -141,6 +162,19 @@ class DownpourJob:
         serve = Operator("listen_and_serv", attrs=Attrs(none))
         name = f"downpour.pserver{facts.number}"
         return IrProgram(name, {}, (Block(ops=(serve,)),), Attrs(attrs))
+
+
+def _saved_rows(plan: ServerPlan, folder: Path) -> list[TableStore]:
+    """Returns a server's rows of all tables, however many servers saved them.
+
+    Raises:
+        CheckpointError: a table is not there, or is damaged.
+    """
+    stores = [make_store(spec, share=plan.share) for spec in plan.tables]
+    for store in stores:
+        saved = open_checkpoint(file_of(folder, store.spec.name))
+        load_tables([saved], [store], buckets=plan.buckets)
+    return stores
 
 
 def job_tables(programs: Sequence[Program]) -> list[TableSpec]:

@@ -6,6 +6,7 @@ table of counts and sums begins with them at once, since what is pushed is added
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from jaxfleet.tables import Constant, DownpourAdam, Sgd, Summary, TableSpec
 from jaxfleet.tables.spec import Part
 
 _PIECE = 64  # elements of a dense table that are a row
-_BEGUN = ".begun"  # ends the name of a table that holds what a dense one began with
+BEGUN = ".begun"  # ends the name of a table that holds what a dense one began with
 _NONE = np.zeros(0, np.int64)
 
 
@@ -35,7 +36,7 @@ def dense_specs(table: TableParameter) -> list[TableSpec]:
     if not isinstance(rule, Summary):
         kept = Summary(keep=1.0)
         made.append(
-            TableSpec(name=name + _BEGUN, dim=_PIECE, initializer=Constant(0.0), optimizer=kept)
+            TableSpec(name=name + BEGUN, dim=_PIECE, initializer=Constant(0.0), optimizer=kept)
         )
     return made
 
@@ -109,25 +110,25 @@ class ServedTables:
         whole = flat(values)
         self._sizes[table_id] = whole.size
         name = dense_name(table_id)
-        given = name + _BEGUN if name + _BEGUN in self._specs else name
+        given = name + BEGUN if name + BEGUN in self._specs else name
         if self.client.me.trainer == 0:
             self._first[given] = _pieces(whole)
 
     def look_up(self, name: str, keys: np.ndarray) -> np.ndarray:
         """Returns the rows of a sparse table."""
-        self._begin()
+        self.begin()
         return self._tables.look_up(name, keys)
 
     def pull_dense(
         self, table_id: int, shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, np.ndarray]:
         """Returns the parameters of a dense table by name."""
-        self._begin()
+        self.begin()
         name, size = dense_name(table_id), self._sizes[table_id]
         whole = self._whole(name, size)
-        if name + _BEGUN in self._specs:
+        if name + BEGUN in self._specs:
             if table_id not in self._begun:
-                self._begun[table_id] = self._whole(name + _BEGUN, size).copy()
+                self._begun[table_id] = self._whole(name + BEGUN, size).copy()
             whole = self._begun[table_id] + whole
         return shaped(whole, shapes)
 
@@ -136,26 +137,54 @@ class ServedTables:
         pieces = {dense_name(number): _pieces(flat(grads)) for number, grads in dense.items()}
         self._push({**rows, **pieces})
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Makes the first step of all workers, in which trainer 0 says how parameters begin."""
         if not self._is_begun:
             self._is_begun = True
-            self._push(self._first)
+            self._push(self._not_there_yet())
             if not self._is_lockstep:
-                self._meet()
+                self.settle()  # of trainer 0 these are the first values
+                meet(self.client, "train")
 
-    def _meet(self) -> None:
-        """Waits until servers have what all workers pushed, trainer 0's first values with it."""
+    def _not_there_yet(self) -> dict[str, Push]:
+        """Returns the first values that servers lack: what they loaded goes before."""
+        if not self._first:
+            return {}
+        counted = self._tables.stats()
+        have = {name for name, of_table in counted.items() if of_table.get("rows")}
+        return {name: push for name, push in self._first.items() if name not in have}
+
+    def forget(self) -> None:
+        """Forgets what dense tables began with: servers have taken up something else."""
+        self._begun.clear()
+
+    def add_dense(self, changes: Mapping[int, Sequence[np.ndarray]]) -> None:
+        """Adds changes to dense tables, whatever their rules: a step, which all workers do."""
+        self.begin()
+        pieces = {dense_name(number): _pieces(flat(each)) for number, each in changes.items()}
+        self._push(pieces, adds=True)
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """Returns what servers counted of each table."""
+        return self._tables.stats()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All tables, those of dense parameters included."""
+        return tuple(self._specs)
+
+    def settle(self) -> None:
+        """Waits until servers have applied what this worker pushed."""
         servers, step = range(len(self.client.me.endpoints)), self.client.step - 1
         body: dict[str, Plain] = {"names": []}
         asked = [self.client.request(s, Kind.PULL, step=step, body=body) for s in servers]
         self.client.wait(asked)
-        meet(self.client, "train")
 
-    def _push(self, given: Mapping[str, Push]) -> None:
+    def _push(self, given: Mapping[str, Push], *, adds: bool = False) -> None:
+        send = self._tables.add if adds else self._tables.push
         for name, spec in self._specs.items():
             keys, grads = given.get(name, (_NONE, np.zeros((0, spec.dim), np.float32)))
-            self._tables.push(name, keys, grads)
+            send(name, keys, grads)
         self.client.next_step(1)
 
     def _whole(self, name: str, size: int) -> np.ndarray:

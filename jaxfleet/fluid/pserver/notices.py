@@ -59,13 +59,16 @@ def run_notices(program: Program, mine: Connections) -> None:
             _receive_and_save(op, connection)
 
 
-def save_table(connection: Connection, table: str, folder: Path) -> None:
+def save_table(
+    connection: Connection, table: str, folder: Path, *, step: int | None = None
+) -> None:
     """Has servers write a distributed table, as it is after this trainer's last step.
 
     Args:
         connection: the trainer's lines.
         table: its name.
         folder: the table gets one in it.
+        step: this trainer's last; the present one, unless given.
 
     Raises:
         ProgramError: servers have no such table.
@@ -77,10 +80,10 @@ def save_table(connection: Connection, table: str, folder: Path) -> None:
     client.doing("saving")
     body: dict[str, Plain] = {"path": str(path), "tables": [table]}
     servers = range(len(client.me.endpoints))
-    asked = [client.request(server, Kind.SAVE, body=body) for server in servers]
+    asked = [client.request(server, Kind.SAVE, step=step, body=body) for server in servers]
     try:
         client.wait(asked)
-        commit(path, _receipts(asked), step=client.step)
+        commit(path, _receipts(asked), step=client.step if step is None else step)
     except BaseException:
         discard(path, _receipts(asked))
         raise

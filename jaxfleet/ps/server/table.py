@@ -5,9 +5,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+from jaxfleet.checkpoint import open_checkpoint
+from jaxfleet.checkpoint.tables import load_tables
 from jaxfleet.errors import ProgramError
 from jaxfleet.ps.server.row_copies import compensated
 from jaxfleet.ps.server.table_progress import RowPush
@@ -133,6 +136,26 @@ class Table:
         """Takes out the rows that its evictions say; returns how many."""
         self._given = None
         return self.rows.shrink(step)
+
+    def refill(self, folder: str, buckets: range, step: int) -> int:
+        """Takes the rows of a checkpoint, or none, in the place of all; returns how many went.
+
+        Args:
+            folder: the checkpoint's; none where it is empty.
+            buckets: those that are here.
+            step: now.
+
+        Raises:
+            CheckpointError: it has no such table, or is damaged; all is as it was.
+        """
+        self._given, before = None, len(self.rows)
+        if not folder:
+            self.rows.clear(step=step)
+            return before
+        store = make_store(self.spec, share=self.share)
+        load_tables([open_checkpoint(Path(folder))], [store], buckets=buckets)
+        self.rows = store
+        return before
 
     def rows_from(self, first: int) -> tuple[RowBatch | None, int]:
         """Returns the rows of some buckets from one on, and the first of the next; None: no more.

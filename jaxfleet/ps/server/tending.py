@@ -1,4 +1,8 @@
-"""What trainers ask of a whole table between two steps: that rows go, or that they be given out."""
+"""What trainers ask of a whole table between two steps.
+
+`shrink` has rows go: those that its evictions say, or with `refill` all of them, for those of a
+checkpoint (its folder) or for none (an empty text). `export` gives rows out.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +29,7 @@ def check(request: Request, held: Held) -> None:
     table_of(request.message, held)
     if request.message.kind is Kind.SHRINK:
         text_of(request.message, "token")
+        _refill(request)
     else:
         _first(request)
 
@@ -59,9 +64,10 @@ class Tending:
 
     def _shrink(self, request: Request, table: Table, token: str) -> Work:
         step = self.held.progress.row_step  # later than any save
+        refill, buckets = _refill(request), self.held.plan.buckets
 
         def run() -> object:
-            return table.shrink(step)
+            return table.shrink(step) if refill is None else table.refill(refill, buckets, step)
 
         def then(count: object) -> None:
             table.shrunk = (token, int(str(count)))
@@ -97,6 +103,14 @@ class Tending:
         body: dict[str, Plain] = {"next": following if batch is not None else None}
         self.desk.answer(request.peer, request.message, Kind.ROWS, body, tensors)
         self.free()
+
+
+def _refill(request: Request) -> str | None:
+    given = request.message.body.get("refill")
+    if given is not None and not isinstance(given, str):
+        what = f"'refill' is the folder of a checkpoint, or empty, and not {given!r}"
+        raise RefusedError("bad_message", what)
+    return given
 
 
 def _first(request: Request) -> int:

@@ -1,7 +1,7 @@
 """DistributedAdam and DownpourOptimizer: describe a job of several losses, programs and tables."""
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +188,7 @@ class DownpourOptimizer:
         strategy: see `DistributedAdam.minimize`.
         worker_index: of this worker, which `_fleet_opt` says as `mpi_rank`.
         worker_num: how many workers there are, which it says as `mpi_size`.
+        told: is told the programs that `minimize` describes.
 
     Raises:
         TypeError: the strategy is no mapping.
@@ -200,11 +201,12 @@ class DownpourOptimizer:
         *,
         worker_index: int = 0,
         worker_num: int = 1,
+        told: Callable[[list[Program]], None] = lambda _: None,
     ) -> None:
         check_type(strategy, "a strategy", (Mapping, type(None)))
         check_type(optimizer, "an optimizer", Optimizer)
         self._optimizer, self._strategy = optimizer, dict(strategy or {})
-        self._place = worker_index, worker_num
+        self._place, self._told = (worker_index, worker_num), told
         self._window = 1
         self.type = "downpour"
         if not isinstance(optimizer, AdamOptimizer):
@@ -270,6 +272,7 @@ class DownpourOptimizer:
         opt_info["mpi_rank"], opt_info["mpi_size"] = self._place
         for loss in many:
             loss.block.program._fleet_opt = opt_info
+        self._told(_programs(many))
         return [made, pairs]
 
 
