@@ -22,6 +22,7 @@ from jaxfleet.passes.insert_startup import InsertStartup as InsertStartup
 from jaxfleet.passes.local_sgd import LocalSGD as LocalSGD
 from jaxfleet.passes.meet import Meet as Meet
 from jaxfleet.passes.memory_optimize import MemoryOptimize as MemoryOptimize
+from jaxfleet.passes.merge_gradients import MergeGradients as MergeGradients
 from jaxfleet.passes.merge_sends import MergeSends as MergeSends
 from jaxfleet.passes.order_for_memory import OrderForMemory as OrderForMemory
 from jaxfleet.passes.prefetch_rows import PrefetchRows as PrefetchRows

@@ -1,7 +1,6 @@
 """What passes share that do something only when its time has come: a count, a test, a branch."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 from jaxfleet.ir import (
     Attr,
@@ -12,7 +11,6 @@ from jaxfleet.ir import (
     Operand,
     Operands,
     Operator,
-    Program,
     Role,
     Variable,
     Word,
@@ -31,28 +29,27 @@ def number(value: float, dtype: str = "f32") -> Literal:
     return Literal(repr(float(value)) if dtype.startswith("f") else str(int(value)), dtype)
 
 
-def with_branch(
-    program: Program, index: str, names: Sequence[str], body: Block
-) -> tuple[Program, Operator]:
-    """Returns a program with two blocks more, and the operator that runs one of them.
+def branch(index: str, names: Sequence[str], blocks: tuple[int, int]) -> Operator:
+    """Returns the operator that runs one of two blocks.
 
     Args:
-        program: it.
-        index: an i32: where it is 0, nothing changes; where it is 1, `body` runs.
-        names: what the operator reads, and writes anew.
-        body: takes values of `names`, and returns their new ones.
+        index: an i32: where it is 0, the first runs; where it is 1, the second.
+        names: what it reads, and writes anew.
+        blocks: the two.
     """
-    at = len(program.blocks)
-    args = tuple(f"{name}@KEPT" for name in names)
-    declared = {
-        arg: Variable(arg, program.lookup(name).dtype, program.lookup(name).shape)
-        for arg, name in zip(args, names, strict=True)
-    }
-    kept = Block(at, 0, declared, args, (), args)
-    made = replace(body, index=at + 1, parent=0)
-    grown = replace(program, blocks=(*program.blocks, kept, made))
-    branches = (BlockRef(at), BlockRef(at + 1))
-    return grown, op("jax.cond", (index, *names), names, branches=branches)
+    return op("jax.cond", (index, *names), names, branches=tuple(map(BlockRef, blocks)))
+
+
+def unchanged(given: Iterable[tuple[str, Variable]], *, index: int = 1) -> Block:
+    """Returns the block in which nothing changes.
+
+    Args:
+        given: the variables, each with one that is like it.
+        index: its place.
+    """
+    declared = [Variable(f"{name}@KEPT", like.dtype, like.shape) for name, like in given]
+    args = tuple(variable.name for variable in declared)
+    return Block(index, 0, {variable.name: variable for variable in declared}, args, (), args)
 
 
 def due_every(count: str, every: Operand, name: str) -> tuple[list[Operator], list[Variable], str]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Block, Kind, Operator, Program, Variable
 from jaxfleet.ir.names import snapshot_name
-from jaxfleet.passes._when_due import due_every, number, op, with_branch
+from jaxfleet.passes._beside import with_beside
+from jaxfleet.passes._when_due import branch, due_every, number, op, unchanged
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 _PARTS = ("OWN", "OLD", "WAY", "MEAN", "MET")
@@ -73,27 +74,25 @@ class Meet(Pass):
             raise PassError(f"meet: every {self.every} steps", hint="every is at least 1")
 
     def run(self, program: Program) -> Program:
-        own: tuple[str, ...] = tuple(map(str, _strings(program, "own")))
+        own = program.attrs.get("own", ())
+        assert isinstance(own, tuple)
         params = [v for v in program.of_kind(Kind.PARAM) if v.name in own]
         if not params:
             what = f"{self.name}: no parameter is a device's own"
             raise PassError(what, hint="run train_apart before meet")
         kept = [replace(p, name=snapshot_name(p.name), kind=Kind.STATE) for p in params]
-        steps = Variable(_COUNT, "i32", (), Kind.STATE)
-        variables = {**program.variables, **{v.name: v for v in (steps, *kept)}}
-        names = [x.name for pair in zip(params, kept, strict=True) for x in pair]
-        grown, branch = with_branch(
-            replace(program, variables=variables), f"{_NAME}.index", names, self._meeting(params)
-        )
-        ops, declared, _ = due_every(_COUNT, number(self.every, "i32"), _NAME)
-        ops = [*program.root.ops, *(made_by(x, self) for x in (*ops, branch))]
-        pairs = list(zip(kept, params, strict=True))
-        attrs = program.attrs.updated(
-            beside=((_COUNT, 0), *((v.name, p.name) for v, p in pairs)),
-            shows=tuple((p.name, v.name) for v, p in pairs),
-        )
-        root = grown.root.with_ops(ops, declare=declared)
-        return replace(grown.with_block(root), attrs=attrs)
+        pairs = list(zip(params, kept, strict=True))
+        begins: list[tuple[Variable, str | int | float]]
+        begins = [(Variable(_COUNT, "i32", (), Kind.STATE), 0), *((v, p.name) for p, v in pairs)]
+        held = with_beside(program, begins)
+        names, at = [x.name for pair in pairs for x in pair], len(program.blocks)
+        still = unchanged([(x, held.variables[x]) for x in names], index=at)
+        blocks = (*held.blocks, still, replace(self._meeting(params), index=at + 1))
+        ops, declared, index = due_every(_COUNT, number(self.every, "i32"), _NAME)
+        new = [made_by(x, self) for x in (*ops, branch(index, names, (at, at + 1)))]
+        root = held.root.with_ops([*held.root.ops, *new], declare=declared)
+        attrs = held.attrs.updated(shows=tuple((p.name, v.name) for p, v in pairs))
+        return replace(held, blocks=(root, *blocks[1:]), attrs=attrs)
 
     def _meeting(self, params: list[Variable]) -> Block:
         """Returns the block that runs when devices meet: own and snapshot in, new ones out."""
@@ -114,9 +113,3 @@ class Meet(Pass):
             results += [new, new]
         made = tuple(made_by(x, self) for x in ops)
         return Block(0, 0, variables, tuple(args), made, tuple(results))
-
-
-def _strings(program: Program, attr: str) -> tuple[object, ...]:
-    found = program.attrs.get(attr, ())
-    assert isinstance(found, tuple)
-    return found

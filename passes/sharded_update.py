@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxfleet.analysis.cut_state import cut_state
-from jaxfleet.analysis.labels import infer, mesh_of
+from jaxfleet.analysis.labels import infer, mesh_of, summed
 from jaxfleet.analysis.local_statistics import batch_statistics
 from jaxfleet.ir import Program
 from jaxfleet.passes._on_devices import check_devices, on_devices
@@ -65,7 +65,8 @@ class ShardedUpdate(Pass):
         mesh, cut = mesh_of(program, self.devices)
         local: frozenset[tuple[int, int]] = frozenset()
         if self.local_statistics:
-            local = batch_statistics(program, infer(program, mesh, sharded_inputs=cut))
+            plan = infer(program, mesh, sharded_inputs=cut, held=summed(program))
+            local = batch_statistics(program, plan)
         found = cut_state(program, mesh, cut, local=local)
         return on_devices(
             program, found.plan, mesh, cut, lambda op: made_by(op, self), held=found.held

@@ -168,8 +168,8 @@ PUBLIC = {
         BroadcastParams ClipOnTrainers CommInit CommInitAll CompressSends CutApart DataParallel
         DcAsgd DeadCodeElimination Dispatch Donate FlAverage FuseAllreduce GenNcclId GeoSgd
         GradAllreduce GradAllreduceByRole InsertSendRecv InsertStartup LocalSGD Meet MemoryOptimize
-        MergeSends OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScheduleSends
-        ShardedUpdate SliceVar SnapshotParams SparseTable TrainApart
+        MergeGradients MergeSends OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers
+        ScheduleSends ShardedUpdate SliceVar SnapshotParams SparseTable TrainApart
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders made_by

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from jaxfleet.analysis.flow import Flow, Value
-from jaxfleet.analysis.labels import Held, Label, Mesh, Plan, infer, sharded
+from jaxfleet.analysis.labels import Held, Label, Mesh, Plan, infer, sharded, summed
 from jaxfleet.ir import Kind, Operator, Program, Role, Size, Variable
 
 _UPDATE = frozenset({Role.OPTIMIZE, Role.OPTIMIZE_LR_SCHED, Role.LR_SCHED})
@@ -57,12 +57,17 @@ class _Choice:
     local: AbstractSet[tuple[int, int]]
     whole: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def sums(self) -> Mapping[str, Label]:
+        """The state that gradients are added up in, which is each device's own."""
+        return summed(self.program).state
+
     def run(self) -> CutState:
         gradients = dict(self._gradients())
         leaves = dict(self._leaves())
         while True:
             state = {name: sharded(axis) for name, axis in leaves.items()}
-            held = Held(state, gradients)
+            held = Held({**self.sums, **state}, gradients)
             plan = infer(
                 self.program, self.mesh, sharded_inputs=self.cut, local=self.local, held=held
             )
@@ -90,7 +95,8 @@ class _Choice:
             x for op in self._ops() if op.role not in _UPDATE for x in (*op.reads, *op.writes)
         }  # one line reads better
         for variable in self.program.of_kind(Kind.STATE):
-            if variable.name not in written or not variable.shape:
+            name = variable.name
+            if name not in written or not variable.shape or name in self.sums:
                 continue
             axis = self._axis(variable.shape)
             why = self._why_whole(variable, axis, shapes, elsewhere)
@@ -122,7 +128,7 @@ class _Choice:
         for index, block in sorted(plan.blocks.items()):
             ops = self.program.blocks[index].ops
             for place, (op, found) in enumerate(zip(ops, block.ops, strict=True)):
-                if op.role not in _UPDATE or op.type == "fetch":
+                if op.role not in _UPDATE or op.type in {"fetch", "c_complete"}:
                     continue
                 moved = [x for x, y in zip(found.labels, found.placing.inputs, strict=True)
                          if x.is_sharded and x != y]  # fmt: skip

@@ -5,7 +5,7 @@ from math import prod
 from typing import Any
 
 from jaxfleet.analysis.cut_state import cut_state
-from jaxfleet.analysis.labels import infer, mesh_of, own_state
+from jaxfleet.analysis.labels import infer, mesh_of, own_state, summed
 from jaxfleet.capture import Captured
 from jaxfleet.ir import Dim, Kind, Operator, Program, Variable
 from jaxfleet.ir.source import short_path
@@ -77,11 +77,13 @@ def _about_communication(program: Program, strategy: DistributedStrategy) -> Ite
         return
     reduced = [op for op in _ops(program) if op.type.startswith("c_allreduce")]
     gradients = [op for op in reduced if op.role_var]
-    reduced_values = [program.lookup(grad) for op in gradients for _, grad in op.role_var]
-    yield f"gradients: {_count(len(gradients), 'all-reduce')} of {_size(reduced_values)} a step"
+    known = {name: v for block in program.blocks for name, v in block.variables.items()}
+    reduced_values = [known[grad] for op in gradients for _, grad in op.role_var]
+    time = "a step" if strategy.merge == 1 else f"every {strategy.merge} calls"
+    yield f"gradients: {_count(len(gradients), 'all-reduce')} of {_size(reduced_values)} {time}"
     if scattered := [op for op in _ops(program) if op.type == "c_reducescatter" and op.role_var]:
-        sums = [program.lookup(op.reads[0]) for op in scattered]
-        yield f"gradients in parts: {_count(len(sums), 'reduce-scatter')} of {_size(sums)} a step"
+        sums = [known[op.reads[0]] for op in scattered]
+        yield f"gradients in parts: {_count(len(sums), 'reduce-scatter')} of {_size(sums)} {time}"
     others = [op for op in reduced if not op.role_var]
     forward = [op for op in others if op.role.is_forward]
     yield (
@@ -104,7 +106,7 @@ def about_notes(program: Program, dumps: Record) -> Iterator[str]:
     source = _one_device(dumps)
     mesh, cut = mesh_of(source, devices)
     notes: dict[str, int] = {}
-    for op, why in infer(source, mesh, sharded_inputs=cut).notes:
+    for op, why in infer(source, mesh, sharded_inputs=cut, held=summed(source)).notes:
         place = f"{short_path(op.source.file)}:{op.source.line}" if op.source.file else op.type
         text = f"{place}: {why}"
         notes[text] = notes.get(text, 0) + 1
@@ -124,7 +126,7 @@ def _about_sharding(
     source = _one_device(dumps)
     mesh, cut = mesh_of(source, devices)
     found = cut_state(source, mesh, cut)
-    leaves = [source.variables[name] for name in found.held.state]
+    leaves = [source.variables[name] for name, x in found.held.state.items() if x.is_sharded]
     each = sum(map(_bytes, leaves)) / devices
     yield (
         f"sharded: {_count(len(leaves), 'leaf', 'leaves')} of {_size(leaves)} cut over {devices} "
@@ -144,6 +146,8 @@ def _about_what_is_held(program: Program, strategy: DistributedStrategy) -> Iter
         yield f"each device has its own of {_count(len(own), 'leaf', 'leaves')}, {_size(own)}"
     if strategy.communication == "local_sgd" and own:
         yield f"devices train by themselves, and take the mean every {strategy.k_steps} steps"
+    if strategy.merge > 1:
+        yield f"one update for {strategy.merge} calls, by the mean of their gradients"
     if held := [program.variables[name] for name in beside(program)]:
         yield f"held beside the state: {_count(len(held), 'variable')} of {_size(held)}"
 

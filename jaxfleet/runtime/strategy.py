@@ -61,7 +61,9 @@ class DistributedStrategy:
         staleness: what a step computes with has all that every trainer sent of its steps up to this
             many before it; a trainer that is ahead waits. Chosen by `communication` unless given.
         k_steps: geo, fl, local_sgd: a trainer's steps from one exchange to the next.
-        merge: async, half_async: the most gradients that are merged into one message.
+        merge: async, half_async: the most gradients that are merged into one message. single,
+            collective: so many calls to one update, by the mean of their gradients, which are
+            added up and reduced once.
         delay_compensation: dc_asgd: how much a gradient is corrected.
         average: fl: every trainer counts alike (`trainers`), or each row that it trained on
             (`rows`).

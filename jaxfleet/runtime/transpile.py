@@ -12,6 +12,7 @@ from jaxfleet.passes import (
     FuseAllreduce,
     GradAllreduce,
     Meet,
+    MergeGradients,
     ShardedUpdate,
     SparseTable,
     TrainApart,
@@ -39,6 +40,8 @@ def pipeline_for(
         tables: the step looks rows up.
     """
     passes: list[Pass] = [DeadCodeElimination()]
+    if strategy.merge > 1:
+        passes.append(MergeGradients(every=strategy.merge))
     if devices > 1:
         passes.extend(_on_devices(strategy, devices))
     if tables:

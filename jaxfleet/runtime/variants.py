@@ -93,9 +93,8 @@ class Variants:
 
     def _make(self, captured: Captured, fit: Fit | None = None) -> Variant:
         described = "tables" in captured.program.attrs
-        if described and self._strategy.communication == "local_sgd":
-            what = "communication 'local_sgd' with a step that looks up tables"
-            raise StrategyError(what, hint="rows of tables are not averaged: communication='sync'")
+        if described:
+            _check_for_tables(self._strategy)
         passes = pipeline_for(self._strategy, devices=len(self._devices), tables=described)
         passes += fit.passes if fit is not None else ()
         program, record = transpile(captured.program, passes, dump_dir=self._dump_dir)
@@ -123,6 +122,13 @@ class Variants:
         return StepMemory(
             captured, variant.interface, variant.program, variant.lowered, self._devices, rows
         )
+
+
+def _check_for_tables(strategy: DistributedStrategy) -> None:
+    if strategy.communication == "local_sgd" or strategy.merge > 1:
+        given = "merge" if strategy.merge > 1 else "communication 'local_sgd'"
+        what = f"{given} with a step that looks up tables, whose rows change at every step"
+        raise StrategyError(what, hint="communication='sync' and merge=1; or mode='pserver'")
 
 
 def _interface(captured: Captured) -> Interface:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from jaxfleet.analysis.labels.label import REPLICATED, SUM, VARYING, partial, settle, sharded
-from jaxfleet.analysis.labels.placing import Placing, View, along
+from jaxfleet.analysis.labels.placing import Placing, View, along, whole
 
 
 def _reduced(how: str) -> Callable[[View], Placing]:
@@ -71,6 +71,7 @@ RULES: Mapping[str, Callable[[View], Placing]] = {
     "c_split": split,
     "c_summand": summand,
     "c_local": local,
+    "c_complete": whole,
     "c_iota": iota,
     "c_random_bits": random_rows,
     "c_random_split": random_rows,
