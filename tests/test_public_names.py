@@ -45,10 +45,10 @@ PUBLIC = {
         FleetBase OnlyWorker split_files
     """,
     "jaxfleet.fleet.meeting": """
-        Alone FolderMeeting GroupName Meeting Roster reduce_into
+        Alone FolderMeeting GroupMeeting GroupName Meeting Roster reduce_into
     """,
     "jaxfleet.fleet.roles": """
-        GeneralRoleMaker MPICollectiveRoleMaker MPIRoleMaker MPISymetricRoleMaker
+        ClusterRoleMaker GeneralRoleMaker MPICollectiveRoleMaker MPIRoleMaker MPISymetricRoleMaker
         PaddleCloudRoleMaker Role RoleMakerBase UserDefinedCollectiveRoleMaker UserDefinedRoleMaker
     """,
     "jaxfleet.fluid": """

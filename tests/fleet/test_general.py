@@ -1,9 +1,6 @@
 """GeneralRoleMaker, whose processes meet in a folder."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +8,7 @@ import pytest
 
 from jaxfleet.errors import ConnectError, UnsetError, UnsupportedError
 from jaxfleet.fluid.incubate.fleet.base.role_maker import GeneralRoleMaker
+from tests.fleet.processes import NAMES, outputs_of
 
 SCRIPT = Path(__file__).with_name("roles_script.py")
 TRAINERS, SERVERS = ["127.0.0.1:7001", "127.0.0.1:7002"], ["127.0.0.1:6001", "127.0.0.1:6002"]
@@ -19,8 +17,6 @@ JOB = {
     "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(SERVERS),
     "SYS_JOB_ID": "a/job",
 }
-NAMES = ("TRAINING_ROLE", "PADDLE_TRAINING_ROLE", "PADDLE_TRAINER_ID", "PADDLE_PSERVER_ID",
-         "PADDLE_CURRENT_ENDPOINT", "POD_IP", "PADDLE_PORT")  # fmt: skip
 ROLES: list[dict[str, str]] = [
     {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "0"},
     {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "1"},
@@ -39,25 +35,8 @@ def answers(output: str) -> dict[str, Any]:
 @pytest.mark.processes
 @pytest.mark.timeout(200)
 def test_two_trainers_and_two_servers_meet_in_a_folder(tmp_path: Path) -> None:
-    clean = {name: value for name, value in os.environ.items() if name not in NAMES}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), "general", str(tmp_path)],
-            env=clean | JOB | role | {"PYTHONPATH": str(SCRIPT.parents[2])},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for role in ROLES
-    ]
-    try:
-        outputs = [process.communicate(timeout=150)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    sys.stdout.write("\n----\n".join(outputs))
-    assert [process.returncode for process in processes] == [0] * 4
+    command = [str(SCRIPT), "general", str(tmp_path)]
+    outputs = outputs_of(command, [JOB | role for role in ROLES], tmp_path)
     found = [answers(output) for output in outputs]
     assert [each["rank"] for each in found] == [0, 1, 2, 3]
     assert [each["index"] for each in found] == [0, 1, 0, 1]

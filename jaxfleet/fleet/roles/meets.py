@@ -4,8 +4,9 @@ from urllib.parse import quote
 
 from jaxfleet.env import read_job, read_meeting_dir
 from jaxfleet.errors import UnsupportedError
-from jaxfleet.fleet.meeting import Alone, FolderMeeting, GroupName, Meeting, Roster
+from jaxfleet.fleet.meeting import Alone, FolderMeeting, GroupMeeting, GroupName, Meeting, Roster
 from jaxfleet.fleet.roles.base import RoleMakerBase
+from jaxfleet.group import joined
 from jaxfleet.ops.frames import line_of_caller
 
 _CONNECT_S = _TIMEOUT_S = 3600.0
@@ -14,8 +15,9 @@ _CONNECT_S = _TIMEOUT_S = 3600.0
 class MeetingRoleMaker(RoleMakerBase):
     """Is a role maker that knows how many workers and servers there are.
 
-    Its processes meet as `meet_by` says; else in the folder that `JAXFLEET_MEETING_DIR` names,
-    which `jaxfleet launch` makes for the processes of one machine.
+    Its processes meet as `meet_by` says; workers without servers over the lines of the group that
+    `jf.initialize` has joined; else all in the folder that `JAXFLEET_MEETING_DIR` names, which
+    `jaxfleet launch` makes for servers and trainers of one machine.
     """
 
     def meet_by(self, meeting: Meeting) -> None:
@@ -41,9 +43,13 @@ class MeetingRoleMaker(RoleMakerBase):
         roster = self.roster()
         if group not in {"all", roster.group} or len(roster.members(group)) == 1:
             return Alone()
+        here = joined()
+        if here is not None and (here.rank, here.size) == (roster.rank, len(roster.members("all"))):
+            self._meeting = GroupMeeting(here, _TIMEOUT_S)
+            return self._meeting
         if (folder := read_meeting_dir()) is None:
             what = f"{type(self).__name__} knows no way to the other processes of this job"
-            hint = "set JAXFLEET_MEETING_DIR to a folder that all see, or begin by jaxfleet launch"
+            hint = "call jf.initialize(), or set JAXFLEET_MEETING_DIR to a folder that all see"
             raise UnsupportedError(what, source=line_of_caller(), hint=hint)
         self._meeting = FolderMeeting(
             folder,
