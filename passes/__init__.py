@@ -9,6 +9,7 @@ from jaxfleet.passes.cut_apart import CutApart as CutApart
 from jaxfleet.passes.data_parallel import DataParallel as DataParallel
 from jaxfleet.passes.dc_asgd import DcAsgd as DcAsgd
 from jaxfleet.passes.dce import DeadCodeElimination as DeadCodeElimination
+from jaxfleet.passes.deal_rings import DealRings as DealRings
 from jaxfleet.passes.dispatch import Dispatch as Dispatch
 from jaxfleet.passes.donate import Donate as Donate
 from jaxfleet.passes.fl_average import FlAverage as FlAverage
@@ -35,3 +36,4 @@ from jaxfleet.passes.slice_var import SliceVar as SliceVar
 from jaxfleet.passes.snapshot_params import SnapshotParams as SnapshotParams
 from jaxfleet.passes.sparse_table import SparseTable as SparseTable
 from jaxfleet.passes.train_apart import TrainApart as TrainApart
+from jaxfleet.passes.two_levels import TwoLevels as TwoLevels

@@ -26,9 +26,10 @@ def _allreduce(reduce: Callable[[Any, str], Any]) -> Callable[..., Sequence[Arra
     def meaning(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
         if ctx.axis_name is None:
             return list(inputs)
+        one = _in_levels(op, reduce)
         if op.attrs.get("flat"):
-            return _flat(inputs, lambda buffer: reduce(buffer, str(ctx.axis_name)))
-        return [reduce(value, ctx.axis_name) for value in inputs]
+            return _flat(inputs, lambda buffer: one(buffer, str(ctx.axis_name)))
+        return [one(value, ctx.axis_name) for value in inputs]
 
     return meaning
 
@@ -39,6 +40,34 @@ def _flat(inputs: Sequence[Array], reduce: Callable[[Array], Array]) -> Sequence
     ends = np.cumsum([value.size for value in inputs])[:-1]
     parts = jnp.split(buffer, ends)
     return [part.reshape(value.shape) for part, value in zip(parts, inputs, strict=True)]
+
+
+def _in_levels(op: Operator, reduce: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """Returns the reduction; where an operator says `within`, one of two levels."""
+    within = op.attrs.get("within")
+    if not isinstance(within, int) or reduce not in {lax.psum, _average}:
+        return reduce
+
+    def run(value: Array, axis: str) -> Array:
+        if not jnp.issubdtype(value.dtype, jnp.inexact):
+            return reduce(value, axis)
+        total = _two_levels(value, axis, within)
+        return total / lax.psum(1, axis) if reduce is _average else total
+
+    return run
+
+
+def _two_levels(value: Array, axis: str, within: int) -> Array:
+    """Sums over neighbours such that each has a part, over groups, and gathers the parts."""
+    devices = int(lax.psum(1, axis))
+    groups = [list(range(first, first + within)) for first in range(0, devices, within)]
+    across = [list(members) for members in zip(*groups, strict=True)]
+    flat = jnp.ravel(value)
+    flat = jnp.pad(flat, (0, -flat.size % within))
+    part = lax.psum_scatter(flat, axis, scatter_dimension=0, tiled=True, axis_index_groups=groups)
+    part = lax.psum(part, axis, axis_index_groups=across)
+    whole = lax.all_gather(part, axis, axis=0, tiled=True, axis_index_groups=groups)
+    return whole[: value.size].reshape(value.shape)
 
 
 def _gathered(reduce: Callable[..., Array]) -> Callable[[Any, str], Any]:

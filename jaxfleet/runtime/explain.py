@@ -146,6 +146,8 @@ def _about_what_is_held(program: Program, strategy: DistributedStrategy) -> Iter
         yield f"each device has its own of {_count(len(own), 'leaf', 'leaves')}, {_size(own)}"
     if strategy.communication == "local_sgd" and own:
         yield f"devices train by themselves, and take the mean every {strategy.k_steps} steps"
+    if strategy.hierarchical:
+        yield f"reduced within groups of {strategy.hierarchical} devices, across, and within again"
     if strategy.merge > 1:
         yield f"one update for {strategy.merge} calls, by the mean of their gradients"
     if held := [program.variables[name] for name in beside(program)]:

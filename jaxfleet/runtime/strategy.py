@@ -17,7 +17,7 @@ LOWERINGS = ("shard_map", "pmap")
 COMMUNICATIONS = ("sync", "async", "half_async", "geo", "dc_asgd", "fl", "local_sgd")
 _WHOLE = (
     "devices", "fuse_allreduce_bytes", "min_block_size", "send_cuts", "replay_bytes", "staleness",
-    "k_steps", "merge",
+    "k_steps", "merge", "hierarchical", "rings",
 )  # fmt: skip
 _NUMBERS = ("max_imbalance", "lost_after_s", "step_timeout_s", "connect_s", "delay_compensation")
 _UNLESS_GIVEN = ("devices", "staleness")  # None: chosen elsewhere
@@ -72,6 +72,10 @@ class DistributedStrategy:
             (docs/memory.md). None: as xla makes it.
         sharded: collective: cut the optimizer's state over the devices; each updates its part of
             every parameter, and the parameters are gathered (ZeRO, stage 1).
+        hierarchical: collective: reduce within groups of so many neighbouring devices, across the
+            groups, and within again; 0: all at once.
+        rings: collective: streams that gradients' all-reduces are dealt out to; joined are only
+            those of one stream.
         passes: further passes to run at the end, as text: `fuse_allreduce{flat=true}`.
     """
 
@@ -101,6 +105,8 @@ class DistributedStrategy:
     average: Literal["trainers", "rows"] = "trainers"
     memory_budget: float | None = None
     sharded: bool = False
+    hierarchical: int = 0
+    rings: int = 1
     passes: str = ""
 
     def __post_init__(self) -> None:
@@ -113,7 +119,7 @@ class DistributedStrategy:
         _check_numbers(self)
         positive = (
             "min_block_size", "send_cuts", "lost_after_s", "step_timeout_s", "connect_s", "k_steps",
-            "merge",
+            "merge", "rings",
         )  # fmt: skip
         for name in positive:
             if not getattr(self, name) > 0:
@@ -206,6 +212,20 @@ def _check_collective(strategy: DistributedStrategy) -> None:
     if strategy.mode == "collective" and strategy.communication not in {"sync", "local_sgd"}:
         what = f"communication {strategy.communication!r} is between trainers and servers"
         raise StrategyError(what, hint="mode='pserver'; devices of a mesh go together")
+    for name, least in (("hierarchical", 0), ("rings", 1)):
+        if strategy.mode != "collective" and getattr(strategy, name) > least:
+            what = f"strategy: {name} in mode {strategy.mode!r}"
+            raise StrategyError(what, hint="mode='collective' is what reduces over devices")
+    if strategy.hierarchical < 0 or strategy.hierarchical == 1:
+        what = f"strategy: hierarchical is {strategy.hierarchical}"
+        raise StrategyError(what, hint="a group has at least 2 devices; 0 makes no groups")
+    if strategy.sharded and (strategy.hierarchical or strategy.rings > 1):
+        name = "hierarchical" if strategy.hierarchical else "rings"
+        what = f"strategy: {name} with sharded, which has no all-reduces of gradients"
+        raise StrategyError(what, hint="leave one of them out")
+    if apart and strategy.rings > 1:
+        what = "strategy: rings with communication 'local_sgd', which reduces no gradients"
+        raise StrategyError(what, hint="leave rings out")
     if apart and strategy.sharded:
         what = "strategy: sharded with communication 'local_sgd'"
         raise StrategyError(what, hint="a device that trains by itself needs all of its state")

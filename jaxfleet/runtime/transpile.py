@@ -1,13 +1,15 @@
 """From a captured step and a strategy to the program that runs: which passes, in which order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxfleet.analysis.rules import meaning_rules
 from jaxfleet.env import read_environment
+from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.passes import (
     DeadCodeElimination,
+    DealRings,
     Donate,
     FuseAllreduce,
     GradAllreduce,
@@ -16,6 +18,7 @@ from jaxfleet.passes import (
     ShardedUpdate,
     SparseTable,
     TrainApart,
+    TwoLevels,
 )
 from jaxfleet.pipeline import (
     Dump,
@@ -46,6 +49,7 @@ def pipeline_for(
         passes.extend(_on_devices(strategy, devices))
     if tables:
         passes.append(SparseTable())
+    passes.extend(_reductions(strategy, devices))
     if devices > 1 and strategy.fuse_allreduce_bytes:
         passes.append(FuseAllreduce(bucket_size_bytes=strategy.fuse_allreduce_bytes))
     passes.extend(parse_pipeline(strategy.passes))
@@ -60,6 +64,17 @@ def _on_devices(strategy: DistributedStrategy, devices: int) -> tuple[Pass, ...]
         return TrainApart(devices=devices), Meet(every=strategy.k_steps)
     kind = ShardedUpdate if strategy.sharded else GradAllreduce
     return (kind(devices=devices, local_statistics=strategy.local_statistics),)
+
+
+def _reductions(strategy: DistributedStrategy, devices: int) -> Iterator[Pass]:
+    """Yields the passes that say how all-reduces are done."""
+    if within := strategy.hierarchical:
+        if not within < devices or devices % within:
+            what = f"strategy: hierarchical is {within}, and there are {devices} devices"
+            raise StrategyError(what, hint="groups are of equal size, and there are at least two")
+        yield TwoLevels(within=within)
+    if devices > 1 and strategy.rings > 1:
+        yield DealRings(rings=strategy.rings)
 
 
 def transpile(
