@@ -9,6 +9,7 @@
     state, metrics = step(state, batch)
 """
 
+from jaxfleet import fleet as fleet
 from jaxfleet import tables as tables
 from jaxfleet.capture import Captured as Captured
 from jaxfleet.capture import capture as capture

@@ -42,7 +42,10 @@ PUBLIC = {
         install uninstall
     """,
     "jaxfleet.fleet": """
-        FleetBase OnlyWorker split_files
+        FleetBase JobFleet OnlyWorker all_reduce_worker barrier_worker distribute
+        distributed_optimizer init is_first_worker is_server is_worker restore run_server
+        save server_endpoints server_index server_num split_files stop_worker
+        worker_endpoints worker_index worker_num
     """,
     "jaxfleet.fleet.meeting": """
         Alone FolderMeeting GroupMeeting GroupName Meeting Roster reduce_into

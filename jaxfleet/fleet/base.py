@@ -7,7 +7,7 @@ from jaxfleet.env import read_roles
 from jaxfleet.errors import StrategyError, WrongTypeError
 from jaxfleet.fleet.only_worker import OnlyWorker
 from jaxfleet.fleet.roles import PaddleCloudRoleMaker, RoleMakerBase
-from jaxfleet.fleet.splitting import split_files
+from jaxfleet.group import split_files
 from jaxfleet.ops.frames import line_of_caller
 
 _SERVERS, _WORKERS = "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_TRAINER_ENDPOINTS"
@@ -41,10 +41,12 @@ class FleetBase:
 
     def _by_environment(self) -> RoleMakerBase:
         """Returns the role maker of who gives none."""
-        said = read_roles()
-        if _SERVERS in said:
-            return PaddleCloudRoleMaker()
-        return PaddleCloudRoleMaker(is_collective=True) if _WORKERS in said else OnlyWorker()
+        return PaddleCloudRoleMaker() if _SERVERS in read_roles() else self._without_servers()
+
+    def _without_servers(self) -> RoleMakerBase:
+        """Returns the role maker of who gives none, where the environment names no servers."""
+        is_one_of_many = _WORKERS in read_roles()
+        return PaddleCloudRoleMaker(is_collective=True) if is_one_of_many else OnlyWorker()
 
     @property
     def role_maker(self) -> RoleMakerBase:
@@ -100,7 +102,11 @@ class FleetBase:
         Raises:
             TypeError: the files are no list.
         """
-        return split_files(files, self.worker_index(), self.worker_num())
+        if not isinstance(files, list | tuple):
+            what = "files should be a list of file need to be read."
+            hint = f"a list of paths, not {type(files).__name__}"
+            raise WrongTypeError(what, source=line_of_caller(), hint=hint)
+        return split_files(files, rank=self.worker_index(), size=self.worker_num())
 
     def all_reduce_worker(self, input: Any, output: Any) -> None:
         """Adds up an array over workers, into another."""

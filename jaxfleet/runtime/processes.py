@@ -21,14 +21,23 @@ from jaxfleet.watch import spans_of
 
 
 def job_step(
-    captured: Captured, strategy: DistributedStrategy, dump_dir: Path | None
+    captured: Captured,
+    strategy: DistributedStrategy,
+    dump_dir: Path | None,
+    cluster: Cluster | None = None,
 ) -> "TrainerStep | ServerStep":
     """Returns the step of this process.
+
+    Args:
+        captured: the step.
+        strategy: how it is distributed.
+        dump_dir: where dumps go.
+        cluster: who takes part; what the environment says, unless given.
 
     Raises:
         StrategyError: the process is of no job.
     """
-    cluster = read_cluster()
+    cluster = cluster or read_cluster()
     if cluster is None:
         what = "mode 'pserver' needs servers and trainers, and this process is of no job"
         hint = "start the script with: jaxfleet launch --servers 2 --trainers 2 SCRIPT"
@@ -85,6 +94,29 @@ class _Connect:
         )
 
 
+def serve_job(cluster: Cluster, strategy: DistributedStrategy) -> int:
+    """Serves until the job ends, whatever its step is; returns the process's exit code.
+
+    Args:
+        cluster: who takes part; this is one of its servers.
+        strategy: says how long to wait for whom.
+
+    Raises:
+        ConnectError: the endpoint is taken, or may not be bound.
+    """
+    assert cluster.current_endpoint is not None
+    options = ServerOptions(
+        server=cluster.server_id,
+        job=cluster.job,
+        trainers=cluster.trainers,
+        lost_after_s=strategy.lost_after_s,
+        step_timeout_s=strategy.step_timeout_s,
+        server_return_s=cluster.server_return_s,
+        checkpoint_dir=cluster.own_checkpoints,
+    )
+    return serve(cluster.current_endpoint, options, secret_file=cluster.secret_file)
+
+
 class ServerStep:
     """A step in a server's process: what it does is serve.
 
@@ -121,18 +153,7 @@ class ServerStep:
         Raises:
             ConnectError: the endpoint is taken, or may not be bound.
         """
-        cluster = self._cluster
-        assert cluster.current_endpoint is not None
-        options = ServerOptions(
-            server=cluster.server_id,
-            job=cluster.job,
-            trainers=cluster.trainers,
-            lost_after_s=self.strategy.lost_after_s,
-            step_timeout_s=self.strategy.step_timeout_s,
-            server_return_s=cluster.server_return_s,
-            checkpoint_dir=cluster.own_checkpoints,
-        )
-        return serve(cluster.current_endpoint, options, secret_file=cluster.secret_file)
+        return serve_job(self._cluster, self.strategy)
 
     def close(self) -> None:
         """Does nothing: a server ends when all trainers have said bye."""
