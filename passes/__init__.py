@@ -12,6 +12,7 @@ from jaxfleet.passes.dce import DeadCodeElimination as DeadCodeElimination
 from jaxfleet.passes.deal_rings import DealRings as DealRings
 from jaxfleet.passes.dispatch import Dispatch as Dispatch
 from jaxfleet.passes.donate import Donate as Donate
+from jaxfleet.passes.exchange_allreduce import ExchangeAllreduce as ExchangeAllreduce
 from jaxfleet.passes.fl_average import FlAverage as FlAverage
 from jaxfleet.passes.fuse_allreduce import FuseAllreduce as FuseAllreduce
 from jaxfleet.passes.gen_nccl_id import GenNcclId as GenNcclId

@@ -14,7 +14,7 @@ from jaxfleet.pipeline import Pass, made_by, register_pass
 
 _ALLREDUCE = "c_allreduce_sum"
 # Operators with equal keys can be one operator: dtype, role, attributes, slots in, slots out.
-_Key: TypeAlias = tuple[str, Role, Attrs, tuple[str, ...], tuple[str, ...]]
+_Key: TypeAlias = tuple[str, Role | None, Attrs, tuple[str, ...], tuple[str, ...]]
 
 
 @register_pass("fuse_allreduce")
@@ -26,7 +26,8 @@ class FuseAllreduce(Pass):
     a latency for each hop), which a model with many small tensors pays many times over. But
     the bucket is copied together and apart again, and it starts when its last gradient is
     there: on CPU devices that made one model's step six times slower and another's faster.
-    So this is for strategies that ask for it, or measured that it pays.
+    So this is for strategies that ask for it, or measured that it pays: over processes, small
+    ones alone (`largest_bytes`) do (docs/collective.md).
 
     A bucket takes the place of its last member. An all-reduce moves down to it only past
     operators that neither use its output nor write its input, and past none with an effect.
@@ -67,6 +68,8 @@ class FuseAllreduce(Pass):
 
     bucket_size_bytes: int = 4 * 1024 * 1024  # the most bytes that are reduced at once
     flat: bool = True  # reduce one array with all values, rather than a tuple of arrays
+    largest_bytes: int = 0  # the most bytes of what goes into a bucket; 0: any
+    across_roles: bool = False  # gradients and metrics may share a bucket, in the last one's role
 
     runs_after = ("grad_allreduce",)
 
@@ -74,6 +77,9 @@ class FuseAllreduce(Pass):
         if self.bucket_size_bytes <= 0:
             what = f"fuse_allreduce: bucket_size_bytes is {self.bucket_size_bytes}"
             raise PassError(what, hint="give a positive number of bytes")
+        if self.largest_bytes < 0:
+            what = f"fuse_allreduce: largest_bytes is {self.largest_bytes}"
+            raise PassError(what, hint="give a positive number of bytes, or 0 for any")
 
     def run(self, program: Program) -> Program:
         uses, effects = OuterUses(program), Effects()
@@ -90,9 +96,9 @@ class FuseAllreduce(Pass):
                 growing = _still_growing(growing, op, uses, effects)
             ops.append(op)
             size = _size_bytes(program, block, op)
-            if size is None:
+            if size is None or size > (self.largest_bytes or size):
                 continue
-            key = _key(program, block, op)
+            key = _key(program, block, op, role=None if self.across_roles else op.role)
             bucket = growing.get(key)
             if bucket is None or bucket.size_bytes + size > self.bucket_size_bytes:
                 bucket = growing[key] = _Bucket()
@@ -109,6 +115,7 @@ class FuseAllreduce(Pass):
         first = members[0]
         op = replace(
             first,
+            role=members[-1].role,
             inputs=_joined([member.inputs for member in members]),
             outputs=_joined([member.outputs for member in members]),
             attrs=first.attrs.updated(flat=True) if self.flat else first.attrs,
@@ -152,10 +159,10 @@ def _still_growing(
     return {key: bucket for key, bucket in growing.items() if bucket.may_move_past(used)}
 
 
-def _key(program: Program, block: Block, op: Operator) -> _Key:
+def _key(program: Program, block: Block, op: Operator, *, role: Role | None) -> _Key:
     dtype = program.lookup(op.reads[0], block).dtype
     slots_in, slots_out = (tuple(slot for slot, _ in x.slots) for x in (op.inputs, op.outputs))
-    return dtype, op.role, op.attrs, slots_in, slots_out
+    return dtype, role, op.attrs, slots_in, slots_out
 
 
 def _size_bytes(program: Program, block: Block, op: Operator) -> int | None:

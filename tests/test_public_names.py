@@ -169,11 +169,11 @@ PUBLIC = {
     """,
     "jaxfleet.passes": """
         BroadcastParams ClipOnTrainers CommInit CommInitAll CompressSends CutApart DataParallel
-        DcAsgd DeadCodeElimination DealRings Dispatch Donate FlAverage FuseAllreduce GenNcclId
-        GeoSgd GradAllreduce GradAllreduceByRole InsertSendRecv InsertStartup LocalSGD Meet
-        MemoryOptimize MergeGradients MergeSends OrderForMemory PrefetchRows Recompute ReleaseMemory
-        RollLayers ScheduleSends ShardedUpdate SliceVar SnapshotParams SparseTable TrainApart
-        TwoLevels
+        DcAsgd DeadCodeElimination DealRings Dispatch Donate ExchangeAllreduce FlAverage
+        FuseAllreduce GenNcclId GeoSgd GradAllreduce GradAllreduceByRole InsertSendRecv
+        InsertStartup LocalSGD Meet MemoryOptimize MergeGradients MergeSends OrderForMemory
+        PrefetchRows Recompute ReleaseMemory RollLayers ScheduleSends ShardedUpdate SliceVar
+        SnapshotParams SparseTable TrainApart TwoLevels
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders made_by

@@ -24,14 +24,28 @@ def attr(ctx: Context, op: Operator, name: str) -> Any:
 
 def _allreduce(reduce: Callable[[Any, str], Any]) -> Callable[..., Sequence[Array]]:
     def meaning(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
-        if ctx.axis_name is None:
+        if (axis := ctx.axis_name) is None:
             return list(inputs)
-        one = _in_levels(op, reduce)
+        one = _exchanged if op.attrs.get("exchange") else _in_levels(op, reduce)
         if op.attrs.get("flat"):
-            return _flat(inputs, lambda buffer: one(buffer, str(ctx.axis_name)))
-        return [one(value, ctx.axis_name) for value in inputs]
+            return _flat(inputs, lambda buffer: one(buffer, axis))
+        return [one(value, axis) for value in inputs]
 
     return meaning
+
+
+def _exchanged(value: Array, axis: str) -> Array:
+    """Sums over 2, 4, 8 ... devices: each adds what its partner has, of ever wider pairs."""
+    devices, device = lax.axis_size(axis), lax.axis_index(axis)
+    apart = 1
+    while apart < devices:
+        theirs = lax.ppermute(value, axis, [(i, i ^ apart) for i in range(devices)])
+        # Both add in the same order, and what they add is a choice: a product that stood here
+        # could be rounded once with its sum, but on one side only, and devices would drift apart.
+        is_first = (device & apart) == 0
+        value = jnp.where(is_first, value, theirs) + jnp.where(is_first, theirs, value)
+        apart *= 2
+    return value
 
 
 def _flat(inputs: Sequence[Array], reduce: Callable[[Array], Array]) -> Sequence[Array]:

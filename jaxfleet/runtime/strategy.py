@@ -13,6 +13,7 @@ from jaxfleet.analysis.placing import MAX_IMBALANCE, METHODS
 from jaxfleet.errors import StrategyError
 
 MODES = ("single", "collective", "pserver")
+ALLREDUCES = ("auto", "ring", "exchange")
 LOWERINGS = ("shard_map", "pmap")
 COMMUNICATIONS = ("sync", "async", "half_async", "geo", "dc_asgd", "fl", "local_sgd")
 _WHOLE = (
@@ -36,7 +37,11 @@ class DistributedStrategy:
         local_statistics: keep statistics of the batch (BatchNorm) per device, as is usual
             elsewhere; the whole batch's by default, which costs an all-reduce a layer.
         fuse_allreduce_bytes: join all-reduces up to this many bytes; 0 leaves each gradient its
-            own, which is what XLA:CPU does best with.
+            own, which is what XLA:CPU does best with on one machine's memory. Over processes small
+            ones are joined all the same.
+        allreduce: how devices add up: `ring` is the compiler's own; `exchange` swaps in pairs, on
+            2, 4, 8 ... devices; `auto` exchanges on up to 4 CPU devices of several processes,
+            where gloo's ring costs more (docs/collective.md), and leaves the rest to the compiler.
         donate: let the new state take the memory of the old; a state can then be used once.
         slice_var: servers: cut parameters into slices, one a server.
         min_block_size: servers: the fewest elements of a slice.
@@ -84,6 +89,7 @@ class DistributedStrategy:
     lowering: Literal["shard_map", "pmap"] = "shard_map"
     local_statistics: bool = False
     fuse_allreduce_bytes: int = 0
+    allreduce: Literal["auto", "ring", "exchange"] = "auto"
     donate: bool = True
     slice_var: bool = True
     min_block_size: int = 8192
@@ -115,6 +121,7 @@ class DistributedStrategy:
         _check_choice("dispatch", self.dispatch, METHODS)
         _check_choice("batch", self.batch, ("global", "local"))
         _check_choice("communication", self.communication, COMMUNICATIONS)
+        _check_choice("allreduce", self.allreduce, ALLREDUCES)
         _check_choice("average", self.average, ("trainers", "rows"))
         _check_numbers(self)
         positive = (

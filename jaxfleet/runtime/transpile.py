@@ -11,6 +11,7 @@ from jaxfleet.passes import (
     DeadCodeElimination,
     DealRings,
     Donate,
+    ExchangeAllreduce,
     FuseAllreduce,
     GradAllreduce,
     Meet,
@@ -31,15 +32,21 @@ from jaxfleet.pipeline import (
 )
 from jaxfleet.runtime.strategy import DistributedStrategy
 
+# Over gloo, on two cores: a round of any size costs about 0.7 ms, and copying 64 KiB together and
+# apart about 0.3. With 8 devices an exchange sends 1.7 times the bytes of a ring.
+_SMALL_BYTES = 1 << 16
+_EXCHANGING = (2, 4)
+
 
 def pipeline_for(
-    strategy: DistributedStrategy, *, devices: int, tables: bool = False
+    strategy: DistributedStrategy, *, devices: int, over_gloo: bool = False, tables: bool = False
 ) -> tuple[Pass, ...]:
     """Returns the passes that a strategy asks for.
 
     Args:
         strategy: it.
         devices: how many there are.
+        over_gloo: they are CPUs of several processes.
         tables: the step looks rows up.
     """
     passes: list[Pass] = [DeadCodeElimination()]
@@ -49,9 +56,7 @@ def pipeline_for(
         passes.extend(_on_devices(strategy, devices))
     if tables:
         passes.append(SparseTable())
-    passes.extend(_reductions(strategy, devices))
-    if devices > 1 and strategy.fuse_allreduce_bytes:
-        passes.append(FuseAllreduce(bucket_size_bytes=strategy.fuse_allreduce_bytes))
+    passes.extend(_reductions(strategy, devices, over_gloo=over_gloo))
     passes.extend(parse_pipeline(strategy.passes))
     if strategy.donate:
         passes.append(Donate())
@@ -66,15 +71,24 @@ def _on_devices(strategy: DistributedStrategy, devices: int) -> tuple[Pass, ...]
     return (kind(devices=devices, local_statistics=strategy.local_statistics),)
 
 
-def _reductions(strategy: DistributedStrategy, devices: int) -> Iterator[Pass]:
-    """Yields the passes that say how all-reduces are done."""
+def _reductions(strategy: DistributedStrategy, devices: int, *, over_gloo: bool) -> Iterator[Pass]:
+    """Yields the passes that say which all-reduces go together, and how each is done."""
     if within := strategy.hierarchical:
         if not within < devices or devices % within:
             what = f"strategy: hierarchical is {within}, and there are {devices} devices"
             raise StrategyError(what, hint="groups are of equal size, and there are at least two")
         yield TwoLevels(within=within)
-    if devices > 1 and strategy.rings > 1:
+    if devices == 1:
+        return
+    if strategy.rings > 1:
         yield DealRings(rings=strategy.rings)
+    if strategy.fuse_allreduce_bytes:
+        yield FuseAllreduce(bucket_size_bytes=strategy.fuse_allreduce_bytes)
+    elif over_gloo:
+        yield FuseAllreduce(largest_bytes=_SMALL_BYTES, across_roles=True)
+    pays = over_gloo and devices in _EXCHANGING
+    if strategy.allreduce == "exchange" or (strategy.allreduce == "auto" and pays):
+        yield ExchangeAllreduce(devices=devices)
 
 
 def transpile(

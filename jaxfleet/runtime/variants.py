@@ -95,7 +95,12 @@ class Variants:
         described = "tables" in captured.program.attrs
         if described:
             _check_for_tables(self._strategy)
-        passes = pipeline_for(self._strategy, devices=len(self._devices), tables=described)
+        passes = pipeline_for(
+            self._strategy,
+            devices=len(self._devices),
+            over_gloo=_over_gloo(self._devices),
+            tables=described,
+        )
         passes += fit.passes if fit is not None else ()
         program, record = transpile(captured.program, passes, dump_dir=self._dump_dir)
         interface = replace(_interface(captured), beside=tuple(beside(program)))
@@ -129,6 +134,12 @@ def _check_for_tables(strategy: DistributedStrategy) -> None:
         given = "merge" if strategy.merge > 1 else "communication 'local_sgd'"
         what = f"{given} with a step that looks up tables, whose rows change at every step"
         raise StrategyError(what, hint="communication='sync' and merge=1; or mode='pserver'")
+
+
+def _over_gloo(devices: Sequence[Any]) -> bool:
+    """Tells whether devices are CPUs of several processes, which gloo connects."""
+    processes = {device.process_index for device in devices}
+    return len(processes) > 1 and all(device.platform == "cpu" for device in devices)
 
 
 def _interface(captured: Captured) -> Interface:

@@ -190,6 +190,27 @@ def test_a_bucket_has_room(size: int) -> None:
         FuseAllreduce(bucket_size_bytes=size)
 
 
+def test_large_ones_may_stay_by_themselves() -> None:
+    ops = "a = c_allreduce_sum(a)\n half = c_allreduce_sum(half)\n b = c_allreduce_sum(b)"
+    check_unchanged(ops, FuseAllreduce(largest_bytes=KIB - 1))
+    check(
+        ops,
+        "half = c_allreduce_sum(half)\n a, b = c_allreduce_sum(a, b) {flat=true}",
+        FuseAllreduce(largest_bytes=KIB),
+    )
+    with pytest.raises(PassError, match="largest_bytes is -1"):
+        FuseAllreduce(largest_bytes=-1)
+
+
+def test_metrics_and_gradients_may_share_a_bucket() -> None:
+    check_pass(
+        FuseAllreduce(across_roles=True),
+        before=f"{HEAD}\n a = c_allreduce_sum(a)\n optimize\n b = c_allreduce_sum(b) for (p, b)",
+        after=f"{HEAD.removesuffix('backward')}optimize\n"
+        "a, b = c_allreduce_sum(a, b) {flat=true} for (p, b)",
+    )
+
+
 @given(programs(), st.sampled_from([1, 16, 32, 4096]))
 def test_every_value_is_made_as_before(program: Program, bucket_size_bytes: int) -> None:
     after = FuseAllreduce(bucket_size_bytes=bucket_size_bytes).run(program)

@@ -12,6 +12,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jaxfleet as jf
 from jaxfleet.errors import StrategyError
+from jaxfleet.passes import ExchangeAllreduce, FuseAllreduce
+from jaxfleet.runtime.transpile import pipeline_for
 from tests.runtime.comparing import arrays, assert_close, distributed, on_one_device, tolerance
 from tests.runtime.toys import assert_alike, plain, rows
 from tests.runtime.toys import distributed as toy
@@ -51,8 +53,10 @@ def test_a_strategy_may_be_a_name_or_nothing(strategy: Any) -> None:
         {"fuse_allreduce_bytes": 1 << 20},
         {"passes": "fuse_allreduce{flat=true}"},
         {"passes": "fuse_allreduce{flat=false}"},
+        {"allreduce": "exchange"},
+        {"allreduce": "exchange", "fuse_allreduce_bytes": 1 << 20},
     ],
-    ids=["by bytes", "flat", "as a tuple"],
+    ids=["by bytes", "flat", "as a tuple", "exchanged", "exchanged by bytes"],
 )
 def test_joined_all_reduces_give_the_same(options: Any) -> None:
     name = "clipping"
@@ -70,6 +74,20 @@ def test_joined_all_reduces_are_fewer() -> None:
     apart, _ = toy(jf.DistributedStrategy(devices=DEVICES))
     joined, _ = toy(jf.DistributedStrategy(devices=DEVICES, fuse_allreduce_bytes=1 << 20))
     assert (count(apart), count(joined)) == (2, 1)
+
+
+def test_over_processes_on_cpus_small_ones_go_together_and_few_devices_exchange() -> None:
+    def passes(devices: int, *, over_gloo: bool = True, **options: Any) -> list[Any]:
+        made = pipeline_for(jf.DistributedStrategy(**options), devices=devices, over_gloo=over_gloo)
+        return [each for each in made if isinstance(each, FuseAllreduce | ExchangeAllreduce)]
+
+    together = FuseAllreduce(across_roles=True, largest_bytes=1 << 16)
+    assert passes(2) == [together, ExchangeAllreduce(devices=2)]
+    assert passes(4) == [together, ExchangeAllreduce(devices=4)]
+    assert passes(3) == passes(8) == passes(2, allreduce="ring") == [together]
+    assert passes(8, allreduce="exchange") == [together, ExchangeAllreduce(devices=8)]
+    assert passes(2, fuse_allreduce_bytes=9)[0] == FuseAllreduce(bucket_size_bytes=9)
+    assert passes(2, over_gloo=False) == []
 
 
 class Normed(nn.Module):
