@@ -1,10 +1,7 @@
 """The role of a process that has joined a group of ranks."""
 
-from typing import Any
-
 from jaxfleet.env import read_rank
-from jaxfleet.fleet.meeting import Alone, GroupName, Meeting
-from jaxfleet.fleet.meeting.values import pack, unpack
+from jaxfleet.fleet.meeting import Alone, GroupMeeting, GroupName, Meeting
 from jaxfleet.fleet.roles import Role, RoleMakerBase
 from jaxfleet.group import Place, initialize, joined
 
@@ -50,23 +47,5 @@ class RankRole(RoleMakerBase):
 
     def _find_meeting(self, group: GroupName) -> Meeting:
         del group
-        return Alone() if joined() is None else GroupMeeting()
-
-
-class GroupMeeting:
-    """Lets the ranks of this process's group meet."""
-
-    def gather(self, group: GroupName, value: Any, what: str) -> list[Any]:
-        """Returns what every rank gave, in their order.
-
-        Raises:
-            PeerLostError: one is gone, or late.
-            ProgramError: one is somewhere else.
-        """
         here = joined()
-        if here is None or group == "pserver":
-            return [value]
-        return [unpack(each) for each in here.gather(what, pack(value), timeout_s=_LONGEST_S)]
-
-    def close(self) -> None:
-        """Does nothing: a rank leaves its group when it ends."""
+        return Alone() if here is None else GroupMeeting(here, _LONGEST_S)

@@ -1,6 +1,7 @@
 """A script of `jf.fleet` as users write it, which every process of a job runs, or one alone.
 
-`python jax_script.py FOLDER` leaves the losses and the last weights of the first worker there.
+`python jax_script.py FOLDER` leaves the losses and the last weights of the first worker there. A
+second argument names a role maker; without one, each process is what the environment says.
 """
 
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 import optax
 
 from jaxfleet import fleet
+from jaxfleet.fleet import roles
 
 STEPS = 6
 HALF = STEPS // 2
@@ -54,9 +56,9 @@ def train(folder: Path) -> tuple[list[float], Any]:
 
 
 def main() -> None:
-    """Is whatever the environment says."""
-    folder = Path(sys.argv[1])
-    fleet.init()
+    """Is whatever the role maker says."""
+    folder, named = Path(sys.argv[1]), sys.argv[2:]
+    fleet.init(getattr(roles, named[0])() if named else None)
     losses, state = train(folder)
     total = np.zeros(2, np.int64)
     fleet.all_reduce_worker(np.asarray([1, fleet.worker_index()]), total)

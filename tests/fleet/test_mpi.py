@@ -9,11 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from jaxfleet import fleet
 from jaxfleet.errors import UnsupportedError
 from jaxfleet.fleet.roles import MPIRoleMaker
 from jaxfleet.fleet.roles.addresses import drawn_port
+from tests.fleet import jax_script
+from tests.fleet.processes import NAMES
 
 SCRIPT = Path(__file__).with_name("roles_script.py")
 # The one that came with mpi4py's MPI, where pip brought both.
@@ -27,11 +31,12 @@ AS_ROOT = {  # what Open MPI wants to hear before it starts four ranks of root's
 with_mpi = pytest.mark.skipif(not THERE, reason="needs jaxfleet[mpi] and an MPI with mpirun")
 
 
-def mpirun(kind: str, ranks: int = 4) -> tuple[int, str]:
-    """Runs the script on some ranks, and returns how it ended and what all wrote."""
+def mpirun(*script: str | Path, ranks: int = 4) -> tuple[int, str]:
+    """Runs a script on some ranks, and returns how it ended and what all wrote."""
     assert MPIRUN is not None
-    command = [MPIRUN, "-n", str(ranks), sys.executable, str(SCRIPT), kind]
-    env = dict(os.environ) | AS_ROOT | {"PYTHONPATH": str(SCRIPT.parents[2])}
+    command = [MPIRUN, "-n", str(ranks), sys.executable, *map(str, script)]
+    env = {name: value for name, value in os.environ.items() if name not in NAMES}
+    env |= AS_ROOT | {"PYTHONPATH": str(SCRIPT.parents[2]), "JAX_PLATFORMS": "cpu"}
     ended = subprocess.run(
         command,
         env=env,
@@ -56,7 +61,7 @@ def answers(output: str) -> list[dict[str, Any]]:
 @pytest.mark.processes
 @pytest.mark.timeout(200)
 def test_even_ranks_serve_and_odd_ones_work() -> None:
-    status, output = mpirun("symmetric")
+    status, output = mpirun(SCRIPT, "symmetric")
     assert status == 0
     found = answers(output)
     assert [each["rank"] for each in found] == [0, 1, 2, 3]
@@ -84,7 +89,7 @@ def test_even_ranks_serve_and_odd_ones_work() -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(200)
 def test_every_rank_of_a_collective_job_works_and_a_lost_one_is_named() -> None:
-    status, output = mpirun("absent")
+    status, output = mpirun(SCRIPT, "absent")
     assert status != 0
     lost = "PeerLostError: barrier_all, gathering 6 of group all: waited 10 s for rank 3"
     assert lost in output
@@ -104,9 +109,28 @@ def test_every_rank_of_a_collective_job_works_and_a_lost_one_is_named() -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(200)
 def test_an_odd_number_of_ranks_are_no_pairs() -> None:
-    status, output = mpirun("symmetric", ranks=1)
+    status, output = mpirun(SCRIPT, "symmetric", ranks=1)
     assert status != 0
     assert "StrategyError: MPISymetricRoleMaker is one of 1 processes, which are no pairs" in output
+
+
+@with_mpi
+@pytest.mark.processes
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("role_maker", ["MPISymetricRoleMaker", "MPICollectiveRoleMaker"])
+def test_four_ranks_train_as_one_process(role_maker: str, tmp_path: Path) -> None:
+    status, output = mpirun(jax_script.__file__, tmp_path, role_maker)
+    assert status == 0
+    workers = 2 if role_maker == "MPISymetricRoleMaker" else 4
+    assert output.count("served") == 4 - workers
+    assert output.count(f"sums [{workers}, {sum(range(workers))}]") == workers
+    fleet.init()
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    losses, state = jax_script.train(alone)
+    with np.load(tmp_path / "seen.npz") as seen:  # the tolerances of test_jax_fleet
+        np.testing.assert_allclose(seen["losses"], losses, rtol=1e-4)
+        np.testing.assert_allclose(seen["w"], state["w"], rtol=1e-4)
 
 
 def test_where_mpi4py_is_missing_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
