@@ -166,6 +166,20 @@ def test_a_fluid_script_fits_the_same_line_in_each_of_its_modes(tmp_path: Path) 
     assert errors[0] <= 1.05 * float(found[0][2])
 
 
+@pytest.mark.parametrize(
+    "how", ["alone", pytest.param("launched", marks=pytest.mark.grid)]
+)  # `fluid/fleet/test_processes.py` launches a script like it in every run
+def test_a_script_of_the_fleet_fits_a_line(tmp_path: Path, how: str) -> None:
+    if how == "alone":
+        lines, _ = run(tmp_path, "fluid/fleet_fit_a_line", "--epochs", "6")
+    else:
+        script = str(ROOT / "examples" / "fluid" / "fleet_fit_a_line.py")
+        lines = launch(tmp_path, "--servers-run-script", script, "--epochs", "6")
+    (last,) = [line for line in lines if "test error" in line]
+    found = [float(number) for number in re.findall(r"\d+\.\d+", last)]
+    assert found[0] <= 1.05 * found[1]
+
+
 def test_a_fluid_script_learns_with_a_table_of_servers(tmp_path: Path) -> None:
     options = ["--servers-run-script", str(ROOT / "examples" / "fluid" / "ctr_dnn.py")]
     table = ["--mode", "pserver", "--epochs", "1", "--table", "distributed"]

@@ -90,6 +90,9 @@ class DistributedTranspiler(Fleet):
         made = GeoSgdTranspiler(said) if said.geo_sgd_mode else DistributeTranspiler(said)
         made._set_server_config(strategy.get_server_runtime_config())
         self._origin_program = main.clone()
+        if not self.server_num():
+            self._train_alone(strategy, main, startup)
+            return
         servers, workers = self.server_endpoints(to_string=True), self.worker_num()
         assert isinstance(servers, str)
         if self.is_worker():
@@ -104,6 +107,19 @@ class DistributedTranspiler(Fleet):
         self._strategy, self._transpiler = strategy, made
         self.main_program, self.startup_program = main, startup
 
+    def _train_alone(self, strategy: DistributedStrategy, main: Program, startup: Program) -> None:
+        """Leaves programs as they are: this is the only process.
+
+        Raises:
+            ValueError: there are other workers, and no servers.
+        """
+        if self.worker_num() > 1:
+            what = f"{self.worker_num()} workers have no servers"
+            hint = "name them, or take the fleet of fluid.incubate.fleet.collective"
+            raise mistake(what, hint, StrategyError)
+        self._strategy, self._transpiler = strategy, None
+        self.main_program, self.startup_program = main, startup
+
     # --- what a worker does ------------------------------------------------------------------
 
     def init_worker(self) -> None:
@@ -115,6 +131,8 @@ class DistributedTranspiler(Fleet):
             ValueError: there is no program yet.
         """
         program, strategy = self._program(), self._strategy
+        if self._transpiler is None:
+            return  # alone: nobody is to be spoken with
         assert strategy is not None
         config = strategy.get_trainer_runtime_config()
         flags = config.get_communicator_flags()
@@ -206,6 +224,8 @@ class DistributedTranspiler(Fleet):
             ValueError: there is no program yet.
         """
         check_saves(executor, main_program)
+        if main_program is None and self._transpiler is None:
+            main_program = self._origin_program
         if main_program is not None:
             io.save_inference_model(
                 dirname,
@@ -244,7 +264,7 @@ class DistributedTranspiler(Fleet):
         """
         check_saves(executor, main_program)
         program = self._program() if main_program is None else main_program
-        if not program._is_distributed:
+        if not program._is_distributed and (main_program or self._transpiler):
             what = "main_program is for local, may not use fleet.save_persistables"
             raise mistake(what, "fluid.io.save_persistables saves it")
         io.save_persistables(executor, dirname, program)
