@@ -19,6 +19,7 @@ from jaxfleet.passes.gen_nccl_id import GenNcclId as GenNcclId
 from jaxfleet.passes.geo_sgd import GeoSgd as GeoSgd
 from jaxfleet.passes.grad_allreduce import GradAllreduce as GradAllreduce
 from jaxfleet.passes.grad_allreduce_by_role import GradAllreduceByRole as GradAllreduceByRole
+from jaxfleet.passes.half_precision import HalfPrecision as HalfPrecision
 from jaxfleet.passes.insert_send_recv import InsertSendRecv as InsertSendRecv
 from jaxfleet.passes.insert_startup import InsertStartup as InsertStartup
 from jaxfleet.passes.local_sgd import LocalSGD as LocalSGD
@@ -33,6 +34,7 @@ from jaxfleet.passes.release_memory import ReleaseMemory as ReleaseMemory
 from jaxfleet.passes.roll_layers import RollLayers as RollLayers
 from jaxfleet.passes.schedule_sends import ScheduleSends as ScheduleSends
 from jaxfleet.passes.sharded_update import ShardedUpdate as ShardedUpdate
+from jaxfleet.passes.skip_overflow import SkipOverflow as SkipOverflow
 from jaxfleet.passes.slice_var import SliceVar as SliceVar
 from jaxfleet.passes.snapshot_params import SnapshotParams as SnapshotParams
 from jaxfleet.passes.sparse_table import SparseTable as SparseTable

@@ -170,10 +170,10 @@ PUBLIC = {
     "jaxfleet.passes": """
         BroadcastParams ClipOnTrainers CommInit CommInitAll CompressSends CutApart DataParallel
         DcAsgd DeadCodeElimination DealRings Dispatch Donate ExchangeAllreduce FlAverage
-        FuseAllreduce GenNcclId GeoSgd GradAllreduce GradAllreduceByRole InsertSendRecv
-        InsertStartup LocalSGD Meet MemoryOptimize MergeGradients MergeSends OrderForMemory
-        PrefetchRows Recompute ReleaseMemory RollLayers ScheduleSends ShardedUpdate SliceVar
-        SnapshotParams SparseTable TrainApart TwoLevels
+        FuseAllreduce GenNcclId GeoSgd GradAllreduce GradAllreduceByRole HalfPrecision
+        InsertSendRecv InsertStartup LocalSGD Meet MemoryOptimize MergeGradients MergeSends
+        OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScheduleSends ShardedUpdate
+        SkipOverflow SliceVar SnapshotParams SparseTable TrainApart TwoLevels
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders made_by

@@ -148,6 +148,10 @@ def _about_what_is_held(program: Program, strategy: DistributedStrategy) -> Iter
         yield f"devices train by themselves, and take the mean every {strategy.k_steps} steps"
     if strategy.hierarchical:
         yield f"reduced within groups of {strategy.hierarchical} devices, across, and within again"
+    if strategy.amp:
+        halves = sum(op.type == "jax.convert_element_type" and op.source.made_by == "half_precision"
+                     for op in _ops(program))  # fmt: skip
+        yield f"products are of {strategy.amp}: {_count(halves, 'value')} rounded to it"
     if strategy.merge > 1:
         yield f"one update for {strategy.merge} calls, by the mean of their gradients"
     if held := [program.variables[name] for name in beside(program)]:

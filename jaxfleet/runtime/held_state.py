@@ -95,6 +95,21 @@ class HeldState:
         found = dict(zip(places, means, strict=True))
         return [found.get(place, leaf) for place, leaf in enumerate(leaves)]
 
+    def numbers(self) -> dict[str, float]:
+        """Returns the numbers that are held beside the state, by name, once a step has run.
+
+        Of what each device has for itself it is the mean.
+        """
+        if not self._values:
+            return {}
+        places = {name: self._places[name] for name in self._begins}
+        numbers = {name: n for name, n in places.items() if not self._variables[n].shape}
+        own = {name: n for name, n in numbers.items() if n in self._own}
+        means = self._mean([self._values[n] for n in own.values()]) if own else []
+        found = {name: self._values[n] for name, n in numbers.items()}
+        found.update(zip(own, means, strict=True))
+        return {name: np.asarray(value).item() for name, value in found.items()}
+
     def to_save(self) -> dict[str, np.ndarray]:
         """Returns what checkpoints have besides the user's leaves."""
         extra = self._extra()

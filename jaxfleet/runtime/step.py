@@ -254,8 +254,12 @@ class Step:
         return exported(self.tables.live(table), folder, text=text)
 
     def stats(self) -> dict[str, Any]:
-        """Returns what was counted of each table (`tables`), as `TrainerStep.stats`."""
-        return {"tables": self.tables.stats()}
+        """Returns what was counted of each table (`tables`), as `TrainerStep.stats`.
+
+        And the numbers that are `held` beside the state, such as the scale of a loss.
+        """
+        held = {} if self._held is None else self._held.numbers()
+        return {"tables": self.tables.stats(), "held": held}
 
     def pull(self, state: Any) -> Any:
         """Returns the state with a value for every leaf, as `TrainerStep.pull` gives it.

@@ -18,9 +18,16 @@ LOWERINGS = ("shard_map", "pmap")
 COMMUNICATIONS = ("sync", "async", "half_async", "geo", "dc_asgd", "fl", "local_sgd")
 _WHOLE = (
     "devices", "fuse_allreduce_bytes", "min_block_size", "send_cuts", "replay_bytes", "staleness",
-    "k_steps", "merge", "hierarchical", "rings",
+    "k_steps", "merge", "hierarchical", "rings", "loss_scale_steps",
 )  # fmt: skip
-_NUMBERS = ("max_imbalance", "lost_after_s", "step_timeout_s", "connect_s", "delay_compensation")
+_NUMBERS = (
+    "max_imbalance",
+    "lost_after_s",
+    "step_timeout_s",
+    "connect_s",
+    "delay_compensation",
+    "loss_scale",
+)
 _UNLESS_GIVEN = ("devices", "staleness")  # None: chosen elsewhere
 
 
@@ -81,6 +88,11 @@ class DistributedStrategy:
             groups, and within again; 0: all at once.
         rings: collective: streams that gradients' all-reduces are dealt out to; joined are only
             those of one stream.
+        amp: single, collective: compute products forward and backward in half precision,
+            `bfloat16` or `float16`; the state stays as it is. With float16 backward is scaled, and
+            a step whose gradients overflow changes nothing.
+        loss_scale: float16: by how much, to begin with; it is halved at each overflow.
+        loss_scale_steps: float16: after so many good steps it is doubled.
         passes: further passes to run at the end, as text: `fuse_allreduce{flat=true}`.
     """
 
@@ -113,6 +125,9 @@ class DistributedStrategy:
     sharded: bool = False
     hierarchical: int = 0
     rings: int = 1
+    amp: Literal["", "bfloat16", "float16"] = ""
+    loss_scale: float = 32768.0
+    loss_scale_steps: int = 2000
     passes: str = ""
 
     def __post_init__(self) -> None:
@@ -122,11 +137,12 @@ class DistributedStrategy:
         _check_choice("batch", self.batch, ("global", "local"))
         _check_choice("communication", self.communication, COMMUNICATIONS)
         _check_choice("allreduce", self.allreduce, ALLREDUCES)
+        _check_choice("amp", self.amp, ("", "bfloat16", "float16"))
         _check_choice("average", self.average, ("trainers", "rows"))
         _check_numbers(self)
         positive = (
             "min_block_size", "send_cuts", "lost_after_s", "step_timeout_s", "connect_s", "k_steps",
-            "merge", "rings",
+            "merge", "rings", "loss_scale", "loss_scale_steps",
         )  # fmt: skip
         for name in positive:
             if not getattr(self, name) > 0:
@@ -166,7 +182,7 @@ def _check_numbers(strategy: DistributedStrategy) -> None:
         if not _is_number(value, whole=is_whole):
             kind = "an integer" if is_whole else "a number"
             raise StrategyError(f"strategy: {name} is {value!r}, but must be {kind}")
-    for name in ("staleness", "delay_compensation"):
+    for name in ("staleness", "delay_compensation", "loss_scale"):
         if (value := getattr(strategy, name)) is not None and not 0 <= value < math.inf:
             raise StrategyError(f"strategy: {name} is {value}, but must be 0 or more")
 
@@ -223,6 +239,9 @@ def _check_collective(strategy: DistributedStrategy) -> None:
         if strategy.mode != "collective" and getattr(strategy, name) > least:
             what = f"strategy: {name} in mode {strategy.mode!r}"
             raise StrategyError(what, hint="mode='collective' is what reduces over devices")
+    if strategy.mode == "pserver" and strategy.amp:
+        what = f"strategy: amp={strategy.amp!r} in mode 'pserver'"
+        raise StrategyError(what, hint="amp is for the modes single and collective")
     if strategy.hierarchical < 0 or strategy.hierarchical == 1:
         what = f"strategy: hierarchical is {strategy.hierarchical}"
         raise StrategyError(what, hint="a group has at least 2 devices; 0 makes no groups")

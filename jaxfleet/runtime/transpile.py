@@ -14,9 +14,11 @@ from jaxfleet.passes import (
     ExchangeAllreduce,
     FuseAllreduce,
     GradAllreduce,
+    HalfPrecision,
     Meet,
     MergeGradients,
     ShardedUpdate,
+    SkipOverflow,
     SparseTable,
     TrainApart,
     TwoLevels,
@@ -50,6 +52,12 @@ def pipeline_for(
         tables: the step looks rows up.
     """
     passes: list[Pass] = [DeadCodeElimination()]
+    if strategy.amp:
+        scale = strategy.loss_scale if strategy.amp == "float16" else 0.0
+        passes.append(HalfPrecision(dtype=strategy.amp, loss_scale=scale))
+    if strategy.amp == "float16":
+        skipping = SkipOverflow(every=strategy.loss_scale_steps, forward=strategy.merge == 1)
+        passes.append(skipping)
     if strategy.merge > 1:
         passes.append(MergeGradients(every=strategy.merge))
     if devices > 1:

@@ -130,6 +130,9 @@ class Variants:
 
 
 def _check_for_tables(strategy: DistributedStrategy) -> None:
+    if strategy.amp == "float16":
+        what = "amp='float16' with a step that looks up tables, whose rows change at every step"
+        raise StrategyError(what, hint="amp='bfloat16' skips no steps")
     if strategy.communication == "local_sgd" or strategy.merge > 1:
         given = "merge" if strategy.merge > 1 else "communication 'local_sgd'"
         what = f"{given} with a step that looks up tables, whose rows change at every step"

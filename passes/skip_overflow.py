@@ -1,0 +1,173 @@
+"""Leave out a step whose gradients overflowed, and scale the loss by less: dynamic loss scaling."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from jaxfleet.analysis.uses import OuterUses
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Kind, Operand, Operator, Program, Role, Variable
+from jaxfleet.ir.names import next_name
+from jaxfleet.passes._beside import with_beside
+from jaxfleet.passes._when_due import number, op
+from jaxfleet.pipeline import Pass, made_by, register_pass
+
+SCALE = "amp.scale"  # by which what backward multiplies is scaled
+_GOOD = "amp.good"  # steps since the scale changed
+_MOST = 2.0**24
+_FORWARD = (Role.FORWARD, Role.FORWARD_LOSS)
+
+
+def scale_variable() -> Variable:
+    """Returns the state variable that holds the scale."""
+    return Variable(SCALE, "f32", (), Kind.STATE)
+
+
+@register_pass("skip_overflow")
+@dataclass(frozen=True)
+class SkipOverflow(Pass):
+    """Makes a step with a gradient that is not finite change nothing but the loss's scale.
+
+    Every new value of the state goes by another name (`w@NEXT`), and is taken where all gradients
+    are finite. Where they are not, the scale is halved; after `every` steps that were, one after
+    the other, it is doubled (Micikevicius et al. 2018, section 3.2). It stays between 1 and 2^24.
+    Whether all are finite is one sum: a number times zero is zero, unless it is infinite or none.
+
+    Runs after `half_precision`, which makes the scale, and before the pass for devices.
+
+    Before::
+
+        program p {beside=[["amp.scale", 8.0]]}
+          param w: f32[4]
+          data  x: f32[4]
+          state amp.scale: f32[]
+          block 0
+            backward
+              w@GRAD: f32[4] = jax.neg(x) for (w, w@GRAD)
+            optimize
+              w = jax.sub(w, w@GRAD)
+
+    After::
+
+        program p {beside=[["amp.scale", 8.0], ["amp.good", 0]]}
+          param w: f32[4]
+          data  x: f32[4]
+          state amp.scale: f32[]
+          state amp.good: i32[]
+          block 0
+            backward
+              w@GRAD: f32[4] = jax.neg(x) for (w, w@GRAD)
+            optimize
+              w@NEXT: f32[4] = jax.sub(w, w@GRAD)
+              w@GRAD@ZEROS: f32[4] = jax.mul(w@GRAD, 0.0:f32)
+              w@GRAD@NONE: f32[] = jax.reduce_sum(w@GRAD@ZEROS) {axes=[0]}
+              w@GRAD@NONES: f32[] = jax.add(0.0:f32, w@GRAD@NONE)
+              amp.finite: bool[] = jax.eq(w@GRAD@NONES, 0.0:f32)
+              w = jax.select_n(amp.finite, w, w@NEXT)
+              amp.half: f32[] = jax.mul(amp.scale, 0.5:f32)
+              amp.less: f32[] = jax.max(amp.half, 1.0:f32)
+              amp.twice: f32[] = jax.mul(amp.scale, 2.0:f32)
+              amp.most: f32[] = jax.min(amp.twice, 16777216.0:f32)
+              amp.more: i32[] = jax.add(amp.good, 1:i32)
+              amp.long: bool[] = jax.ge(amp.more, 2000:i32)
+              amp.kept: f32[] = jax.select_n(amp.long, amp.scale, amp.most)
+              amp.scale = jax.select_n(amp.finite, amp.less, amp.kept)
+              amp.count: i32[] = jax.select_n(amp.long, amp.more, 0:i32)
+              amp.good = jax.select_n(amp.finite, 0:i32, amp.count)
+    """
+
+    every: int = 2000  # good steps after which the scale is doubled
+    forward: bool = True  # hold back what forward writes too, as running statistics
+
+    runs_after = ("half_precision",)
+
+    def run(self, program: Program) -> Program:
+        if SCALE not in program.variables:
+            what = f"{self.name}: no scale in '{program.name}'"
+            raise PassError(what, hint="run half_precision with a loss_scale before")
+        gradients = [name for x in program.root.ops for _, name in x.role_var]
+        held = with_beside(program, [(Variable(_GOOD, "i32", (), Kind.STATE), 0)])
+        renaming = _Renaming(held, forward=self.forward)
+        ops = [*renaming.ops()]
+        fetches = [x for x in ops if x.type == "fetch"]
+        testing, declared = _finite(program, gradients)
+        new = [*testing, *renaming.choices(), *_scaling(self.every)]
+        declared += [*renaming.declared, *_temporaries()]
+        others = [x for x in ops if x.type != "fetch"]
+        all_ops = [*others, *(made_by(x, self) for x in new), *fetches]
+        return held.with_block(held.root.with_ops(all_ops, declare=declared))
+
+
+@dataclass
+class _Renaming:
+    """Has the state keep its value until the step's end."""
+
+    program: Program
+    forward: bool
+    names: dict[str, str] = field(default_factory=dict)
+    declared: list[Variable] = field(default_factory=list)
+
+    def ops(self) -> Iterator[Operator]:
+        """Yields the operators, which write and read the new state by other names."""
+        states = {v.name for v in self.program.of_kind(Kind.PARAM, Kind.STATE)}
+        uses = OuterUses(self.program)
+        for x in self.program.root.ops:
+            inner = (uses.of(x).reads - set(x.reads)) & self.names.keys()
+            if inner:
+                what = f"skip_overflow: a block reads '{min(inner)}' past its arguments"
+                raise PassError(what, op=x, hint="leave amp='float16' out")
+            reads = x.inputs if x.type == "fetch" else x.inputs.renamed(self.names)
+            if self.forward or x.role not in _FORWARD:
+                for name in states.intersection(x.writes) - self.names.keys():
+                    new = replace(self.program.variables[name], name=next_name(name))
+                    self.declared.append(replace(new, kind=Kind.TEMP))
+                    self.names[name] = new.name
+            yield replace(x, inputs=reads, outputs=x.outputs.renamed(self.names))
+
+    def choices(self) -> Iterator[Operator]:
+        """Yields what gives the state its new value where all gradients are finite."""
+        for name, new in self.names.items():
+            yield op("jax.select_n", ("amp.finite", name, new), (name,))
+
+
+def _finite(program: Program, gradients: list[str]) -> tuple[list[Operator], list[Variable]]:
+    """Returns what finds whether all gradients are finite, as `amp.finite`."""
+    ops: list[Operator] = []
+    declared: list[Variable] = []
+    total: Operand = number(0)
+    for name in gradients:
+        like = program.lookup(name)
+        zeros, part, more = (f"{name}@{x}" for x in ("ZEROS", "NONE", "NONES"))
+        declared += [replace(like, name=zeros), Variable(part, like.dtype, ())]
+        ops.append(op("jax.mul", (name, number(0, like.dtype)), (zeros,)))
+        axes = tuple(range(len(like.shape)))
+        ops.append(op("jax.reduce_sum", (zeros,), (part,), axes=axes))
+        if like.dtype != "f32":
+            what = f"skip_overflow: the gradient '{name}' is {like.dtype}"
+            raise PassError(what, hint="amp='float16' is for parameters in float32")
+        ops.append(op("jax.add", (total, part), (more,)))
+        declared.append(Variable(more, "f32", ()))
+        total = more
+    ops.append(op("jax.eq", (total, number(0)), ("amp.finite",)))
+    return ops, declared
+
+
+def _scaling(every: int) -> list[Operator]:
+    """Returns what changes the scale, and counts good steps."""
+    return [
+        op("jax.mul", (SCALE, number(0.5)), ("amp.half",)),
+        op("jax.max", ("amp.half", number(1)), ("amp.less",)),
+        op("jax.mul", (SCALE, number(2)), ("amp.twice",)),
+        op("jax.min", ("amp.twice", number(_MOST)), ("amp.most",)),
+        op("jax.add", (_GOOD, number(1, "i32")), ("amp.more",)),
+        op("jax.ge", ("amp.more", number(every, "i32")), ("amp.long",)),
+        op("jax.select_n", ("amp.long", SCALE, "amp.most"), ("amp.kept",)),
+        op("jax.select_n", ("amp.finite", "amp.less", "amp.kept"), (SCALE,)),
+        op("jax.select_n", ("amp.long", "amp.more", number(0, "i32")), ("amp.count",)),
+        op("jax.select_n", ("amp.finite", number(0, "i32"), "amp.count"), (_GOOD,)),
+    ]
+
+
+def _temporaries() -> list[Variable]:
+    floats = [Variable(f"amp.{x}", "f32", ()) for x in ("half", "less", "twice", "most", "kept")]
+    counts = [Variable(f"amp.{x}", "i32", ()) for x in ("more", "count")]
+    return [*floats, *counts, *(Variable(f"amp.{x}", "bool", ()) for x in ("finite", "long"))]

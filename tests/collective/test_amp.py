@@ -1,0 +1,149 @@
+"""Products in half precision, and a scale of the loss that overflows change."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfleet as jf
+from jaxfleet.errors import StrategyError
+from tests.collective.models import (
+    OPTIMIZERS,
+    STEPS,
+    State,
+    assert_close,
+    batch,
+    distributed,
+    start,
+)
+
+# A sum that differs in its last place may round to the neighbouring bfloat16, 4e-3 away, of one
+# of some eight values that a product adds up; a few such differ after 20 steps.
+ROUNDED = 4e-3
+
+
+def product(dtype: Any) -> Callable[[Any, Any, Any], Any]:
+    """Returns a product of rounded values, backward scaled by its third argument."""
+
+    def half(x: Any, y: Any) -> Any:
+        return jnp.dot(x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
+
+    @jax.custom_vjp
+    def dot(x: Any, y: Any, scale: Any) -> Any:
+        del scale
+        return half(x, y)
+
+    def backward(kept: Any, g: Any) -> Any:
+        x, y, scale = kept
+        return half(g * scale, y.T) / scale, half(x.T, g * scale) / scale, None
+
+    dot.defvjp(lambda x, y, s: (half(x, y), (x, y, s)), backward)
+    return dot
+
+
+class Oracle:
+    """Mixed precision with a dynamic scale as the papers write it down, on one device."""
+
+    def __init__(self, tx: Any, dtype: Any, scale: float, every: int) -> None:
+        self.tx, self.scale, self.every, self.good, self.skipped = tx, scale, every, 0, 0
+        self.state, dot = start(tx), product(dtype)
+
+        def loss(params: Any, data: Any, scale: Any) -> Any:
+            x, y = data
+            h = jnp.tanh(dot(x, params["w1"], scale) + params["b1"])
+            return jnp.mean(jnp.square(dot(h, params["w2"], scale) - y))
+
+        self.grad = jax.jit(jax.value_and_grad(loss))
+
+    def __call__(self, number: int) -> Any:
+        value, grads = self.grad(self.state.params, batch(number), jnp.float32(self.scale))
+        if not all(np.isfinite(g).all() for g in jax.tree.leaves(grads)):
+            self.scale, self.good, self.skipped = max(1, self.scale / 2), 0, self.skipped + 1
+            return value
+        self.good += 1
+        if self.good >= self.every:
+            self.scale, self.good = self.scale * 2, 0
+        updates, opt = self.tx.update(grads, self.state.opt, self.state.params)
+        self.state = State(optax.apply_updates(self.state.params, updates), opt)  # type: ignore[arg-type]
+        return value
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "options"),
+    [("momentum", 1, {}), ("clipped", 2, {}), ("adam", 4, {"sharded": True})],
+    ids=str,
+)
+def test_bfloat16_is_what_rounded_products_give(name: str, devices: int, options: Any) -> None:
+    step, state = distributed(
+        name, jf.DistributedStrategy(devices=devices, amp="bfloat16", **options)
+    )
+    oracle = Oracle(OPTIMIZERS[name](), jnp.bfloat16, 1.0, STEPS)
+    for number in range(STEPS):
+        state, metrics = step(state, batch(number))
+        np.testing.assert_allclose(metrics["loss"], oracle(number), rtol=ROUNDED)
+    assert_close(state, oracle.state, allowed=ROUNDED)
+    assert "products are of bfloat16: " in step.explain()
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "options"),
+    [("clipped", 1, {}), ("momentum", 2, {}), ("adam", 4, {"sharded": True})],
+    ids=str,
+)
+def test_the_scale_falls_on_overflow_and_grows_again(name: str, devices: int, options: Any) -> None:
+    scale, every = 2.0**22, 6
+    strategy = jf.DistributedStrategy(
+        devices=devices, amp="float16", loss_scale=scale, loss_scale_steps=every, **options
+    )
+    step, state = distributed(name, strategy)
+    oracle = Oracle(OPTIMIZERS[name](), jnp.float16, scale, every)
+    for number in range(STEPS):
+        before, skipped = jax.tree.map(np.array, state), oracle.skipped
+        oracle(number)
+        state, _ = step(state, batch(number))
+        if oracle.skipped > skipped:  # a step that overflowed changes nothing
+            jax.tree.map(np.testing.assert_array_equal, state, before)
+        assert step.stats()["held"] == {"amp.scale": oracle.scale, "amp.good": oracle.good}
+    assert 1 < oracle.skipped < STEPS / 2
+    assert_close(state, oracle.state, allowed=ROUNDED)
+
+
+def test_the_scale_is_saved_and_restored(tmp_path: Path) -> None:
+    strategy = jf.DistributedStrategy(devices=2, amp="float16", loss_scale=2.0**24)
+    step, state = distributed("sgd", strategy)
+    for number in range(3):
+        state, _ = step(state, batch(number))
+    step.save(tmp_path / "amp", state)
+    again, _ = distributed("sgd", strategy)
+    again.restore(tmp_path / "amp")
+    held = step.stats()["held"]
+    assert again.stats()["held"] == held
+    assert held["amp.scale"] < 2.0**24
+
+
+def test_merged_calls_that_overflow_are_left_out_together() -> None:
+    strategy = jf.DistributedStrategy(devices=2, amp="float16", loss_scale=2.0**24, merge=2)
+    step, state = distributed("adam", strategy)
+    first = jax.tree.map(np.array, state)
+    for number in range(2):
+        state, _ = step(state, batch(number))
+    jax.tree.map(np.testing.assert_array_equal, state, first)
+    assert step.stats()["held"]["amp.scale"] == 2.0**23
+    for number in range(2, 24):
+        state, _ = step(state, batch(number))
+    assert not np.array_equal(state.params["w1"], first.params["w1"])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+
+
+def test_amp_is_of_some_modes_and_dtypes() -> None:
+    with pytest.raises(StrategyError, match="amp is 'int8'"):
+        jf.DistributedStrategy(amp="int8")  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match="amp='float16' in mode 'pserver'"):
+        jf.DistributedStrategy(amp="float16", mode="pserver")
+    with pytest.raises(StrategyError, match="loss_scale is 0"):
+        jf.DistributedStrategy(amp="float16", loss_scale=0)
