@@ -59,7 +59,7 @@ def segments(
         cache: where executables are kept.
     """
     blocks, items = in_blocks(program, sizes)
-    return [_segment(blocks, item, cache) if isinstance(item, int) else item for item in items]
+    return [segment_of(blocks, item, cache) if isinstance(item, int) else item for item in items]
 
 
 def in_blocks(
@@ -148,7 +148,8 @@ def _of(root: Block, homes: Mapping[str, int], index: int) -> dict[str, Any]:
     return {name: v for name, v in root.variables.items() if homes.get(name, 0) == index}
 
 
-def _segment(program: Program, index: int, cache: ExecutableCache) -> Segment:
+def segment_of(program: Program, index: int, cache: ExecutableCache) -> Segment:
+    """Returns the segment that a block of `in_blocks` is."""
     block = program.blocks[index]
     reads, writes = outer_reads(program, block), outer_writes(program, block)
     key = "trainer\n" + block_key(program, block, reads, writes)

@@ -1,7 +1,7 @@
 """Instruments that keep what they saw: times, counts of operators, and the stages themselves."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 from jaxfleet.ir import Program
@@ -51,8 +51,8 @@ class Statistics:
 class Record(Sequence[Stage]):
     """Keeps every stage, the input first. Programs share what no pass changed, so this is cheap."""
 
-    def __init__(self) -> None:
-        self._stages: list[Stage] = []
+    def __init__(self, stages: Iterable[Stage] = ()) -> None:
+        self._stages = list(stages)
 
     def __call__(self, stage: Stage) -> None:
         self._stages.append(stage)

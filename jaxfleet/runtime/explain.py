@@ -33,6 +33,7 @@ def explain(
     lines = [
         *about_capture(captured),
         *_about_devices(captured, strategy, devices),
+        *about_parts(program),
         *_about_communication(program, strategy),
         *_about_sharding(program, strategy, dumps),
         *_about_what_is_held(program, strategy),
@@ -69,6 +70,13 @@ def _about_devices(
     yield f"lowered to {call}; {donation}"
     if steps_must_not_overlap(devices):
         yield "each step ends before the next starts: XLA:CPU's all-reduces may deadlock otherwise"
+
+
+def about_parts(program: Program) -> Iterator[str]:
+    """Says how often a step is cut, where it is."""
+    if cuts := sum(op.type == "cut" for op in program.root.ops):
+        cut = _count(cuts, "place")
+        yield f"cut at {cut} into executables that run one after another: memory_report() has more"
 
 
 def _about_communication(program: Program, strategy: DistributedStrategy) -> Iterator[str]:

@@ -7,7 +7,7 @@ from jaxfleet.analysis.plan import transfer_plan
 from jaxfleet.capture import Captured
 from jaxfleet.ir.source import short_path
 from jaxfleet.lower.segments import runs_on_host
-from jaxfleet.runtime.explain import about_capture, about_notes, about_passes
+from jaxfleet.runtime.explain import about_capture, about_notes, about_parts, about_passes
 from jaxfleet.runtime.explain_mode import about_mode
 from jaxfleet.runtime.job_programs import JobPrograms, holds_sum
 from jaxfleet.runtime.strategy import DistributedStrategy
@@ -41,9 +41,10 @@ def _about_processes(
             f"every trainer computes the whole batch: values of all rows are needed inside {what} "
             f"({place}), where a trainer cannot wait for the others"
         )
+    yield from about_parts(job.trainer)
     if strategy.communication != "sync":  # what is waited for then, the mode says
         return
-    ops = job.trainer.root.ops
+    ops = [op for op in job.trainer.root.ops if op.type != "cut"]
     waits = sum(
         runs_on_host(op) and op.type not in {"split_byref", "send", "fetch"}
         and not runs_on_host(before)

@@ -31,6 +31,7 @@ from jaxfleet.pipeline import (
     parse_pipeline,
     run_pipeline,
 )
+from jaxfleet.runtime.memory_fit import Fit
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.transpile import transpile
 
@@ -48,6 +49,7 @@ class JobPrograms:
         trainers: how many there are.
         is_whole: every trainer computes the whole batch, since it cannot be divided.
         digest: the same in all processes of a job that run the same programs.
+        fit: what was found for a budget of memory; None where none was asked for.
     """
 
     trainer: Program
@@ -58,6 +60,7 @@ class JobPrograms:
     trainers: int
     is_whole: bool
     digest: str
+    fit: Fit | None = None
 
 
 def job_programs(
@@ -84,10 +87,9 @@ def job_programs(
     Raises:
         PassError: the step cannot be divided between trainers and servers.
         StrategyError: trainers have their own rows only, and the step needs all of them on each;
-            they average what they have, and the step has tables; or it is to fit a budget.
+            they average what they have, and the step has tables.
     """
     _check_tables(program, strategy)
-    _check_budget(strategy)
     is_sync = strategy.communication == "sync"
     dividing = _dividing(program, strategy, trainers) if is_sync else []
     first = [DeadCodeElimination(), *dividing, *_placing(strategy, endpoints)]
@@ -124,14 +126,6 @@ def _check_tables(program: Program, strategy: DistributedStrategy) -> None:
     if strategy.communication == "fl" and program.attrs.get("tables"):
         what = f"'{program.name}' has tables, and tables are not trained with communication='fl'"
         raise StrategyError(what, hint="communication='geo' exchanges changes of rows")
-
-
-def _check_budget(strategy: DistributedStrategy) -> None:
-    """Refuses a budget of memory: a trainer's program is cut, but not planned."""
-    if strategy.memory_budget is not None:
-        what = "memory_budget: trainers of a parameter-server job are not planned for a budget"
-        hint = "name the passes that take less: strategy.passes='recompute' (docs/memory.md)"
-        raise StrategyError(what, hint=hint)
 
 
 def _dividing(program: Program, strategy: DistributedStrategy, trainers: int) -> list[Pass]:

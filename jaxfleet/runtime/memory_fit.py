@@ -1,7 +1,8 @@
 """Makes a step fit a budget of memory: plans, compiles, compares, and plans again."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from jaxfleet.analysis.memory import (
     Apart,
@@ -16,11 +17,9 @@ from jaxfleet.analysis.memory import (
 )
 from jaxfleet.errors import PassError, StrategyError
 from jaxfleet.ir import Program
-from jaxfleet.lower import Interface, LoweredStep
 from jaxfleet.lower.peak import Peak
 from jaxfleet.passes import CutApart, OrderForMemory, Recompute
 from jaxfleet.pipeline import Pass
-from jaxfleet.runtime.step_memory import StepMemory
 
 # What is compiled for a budget, at most: each takes as long as the step as it is, or longer.
 _TRIES = 4  # plans, besides the smallest and even ones where none of them meets it
@@ -55,17 +54,40 @@ def recompute_by(plan: Plan) -> Recompute:
     return Recompute(cuts=plan.cuts, kept=plan.kept, saved=tuple(sorted(plan.saved)))
 
 
+class Memory(Protocol):
+    """What a program takes in memory, on a device or a trainer."""
+
+    @property
+    def program(self) -> Program:
+        """It."""
+        ...
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """A number for every letter."""
+        ...
+
+    @property
+    def fetched(self) -> tuple[str, ...]:
+        """What is read when the step is over."""
+        ...
+
+    def peak(self) -> Peak:
+        """Returns the peak as xla says it; compiles what is not compiled."""
+        ...
+
+
 @dataclass
 class Fitting:
     """A step that is to fit a budget.
 
     Attributes:
         memory: the step as it is.
-        lower: compiles a program of this step.
+        of: what another program of this step takes.
     """
 
-    memory: StepMemory
-    lower: Callable[[Program, Interface], LoweredStep]
+    memory: Memory
+    of: Callable[[Program], Memory]
     _tried: dict[Passes, Peak] = field(default_factory=dict)
     _last_ways: list[Passes] = field(default_factory=list)  # tried before any budget is refused
 
@@ -87,7 +109,7 @@ class Fitting:
                 return self._fit(budget, passes, _cut_note(passes))
         why = ""
         try:
-            chain = stages_of(self.memory.program, self.memory.sizes, keep=self._fetched)
+            chain = stages_of(self.memory.program, self.memory.sizes, keep=self.memory.fetched)
             plan = self._search(chain, budget)
         except PassError as error:
             plan, why = None, f": {error}"
@@ -104,10 +126,6 @@ class Fitting:
     def _fit(self, budget: int, passes: Passes, note: str) -> Fit:
         return Fit(budget, self.memory.peak().bytes, self._peak(passes), note, passes)
 
-    @property
-    def _fetched(self) -> tuple[str, ...]:
-        return tuple(self.memory.captured.metrics)
-
     def _apart(self, budget: int, *, counted: float) -> Iterator[Passes]:
         """Yields ways to cut the step that compute nothing again, and may meet a budget.
 
@@ -115,7 +133,7 @@ class Fitting:
             budget: what cuts aim at, or at the least where that is more.
             counted: ways whose least is counted as more are left out.
         """
-        program, sizes, keep = self.memory.program, self.memory.sizes, self._fetched
+        program, sizes, keep = self.memory.program, self.memory.sizes, self.memory.fetched
         ordering = OrderForMemory(rows=max(sizes.values(), default=1), keep=keep)
         ordered = ordering.run(program)
         ways: list[tuple[Passes, Apart]] = [((), Apart.of(program, sizes, keep=keep))]
@@ -169,10 +187,7 @@ class Fitting:
             program = self.memory.program
             for pass_ in passes:
                 program = pass_.run(program)
-            memory = replace(
-                self.memory, program=program, lowered=self.lower(program, self.memory.interface)
-            )
-            self._tried[passes] = memory.peak()
+            self._tried[passes] = self.of(program).peak()
         return self._tried[passes]
 
     def _cannot(self, budget: int, before: int, why: str = "") -> StrategyError:

@@ -10,6 +10,7 @@ from jaxfleet.errors import StrategyError
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.memory_fit import Fit
 from jaxfleet.runtime.step_memory import StepMemory
+from jaxfleet.runtime.trainer_memory import TrainerMemory
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class MemoryReport:
         figure.savefig(path)
 
 
-def report_of(memory: StepMemory, fit: Fit | None, dumps: Record) -> MemoryReport:
+def report_of(memory: StepMemory | TrainerMemory, fit: Fit | None, dumps: Record) -> MemoryReport:
     """Returns the report of a step; compiles what is not compiled.
 
     Args:

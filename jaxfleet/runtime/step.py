@@ -116,7 +116,8 @@ class Step:
     def compiled(self) -> Any:
         """The step as one jitted function, `(state, batch) -> (state, metrics)`.
 
-        For `jax.export`, say: it checks and places nothing, and waits for nothing.
+        For `jax.export`, say: it checks and places nothing, and waits for nothing. It is one
+        executable, whatever the step runs as, and heeds no budget of memory.
 
         Raises:
             StrategyError: the step looks up tables, or holds something beside its state, which no
@@ -131,7 +132,9 @@ class Step:
         return self._example.lowered.function
 
     def lower(self, state: Any = None, batch: Any = None) -> Any:
-        """Returns jax's `Lowered` of what a step runs: a function of the leaves.
+        """Returns jax's `Lowered` of what a step computes: one function of the leaves.
+
+        A step that is cut, for a budget of memory say, runs as several executables, not as this.
 
         Args:
             state: a state or its types; the example's, unless given.
@@ -152,15 +155,27 @@ class Step:
         return state, batch
 
     def memory_analysis(self) -> Any:
-        """Returns XLA's memory analysis of the compiled step, in bytes, of one device."""
+        """Returns XLA's memory analysis of the compiled step, in bytes, of one device.
+
+        Raises:
+            StrategyError: it is several executables, for a budget of memory say.
+        """
         return self._executable().memory_analysis()
 
     def cost_analysis(self) -> Any:
-        """Returns XLA's cost analysis of the compiled step: flops and bytes of one device."""
+        """Returns XLA's cost analysis of the compiled step: flops and bytes of one device.
+
+        Raises:
+            StrategyError: it is several executables, for a budget of memory say.
+        """
         return self._executable().cost_analysis()
 
     def as_text(self) -> str:
-        """Returns the optimized HLO of the compiled step."""
+        """Returns the optimized HLO of the compiled step.
+
+        Raises:
+            StrategyError: it is several executables, for a budget of memory say.
+        """
         return str(self._executable().as_text())
 
     def memory_report(self) -> MemoryReport:
@@ -337,6 +352,10 @@ class Step:
             raise used_before("state") from error
 
     def _executable(self) -> Any:
+        if any(op.type == "cut" for op in self.program.root.ops):
+            what = f"'{self.program.name}' runs as several executables, and xla speaks of one"
+            hint = "step.memory_report() says what they take; step.lower() lowers all as one"
+            raise StrategyError(what, hint=hint)
         return self.lower().compile()  # jax keeps what it compiled, for this and for the call
 
 

@@ -37,6 +37,11 @@ class StepMemory:
     rows: int
 
     @property
+    def fetched(self) -> tuple[str, ...]:
+        """What is read when the step is over."""
+        return tuple(self.captured.metrics)
+
+    @property
     def shapes(self) -> list[tuple[int, ...]]:
         """The shapes of the batch's leaves, on all devices."""
         shapes = [leaf.shape for leaf in self.captured.signature.batch]
@@ -52,7 +57,7 @@ class StepMemory:
 
     def curve(self) -> Curve:
         """Returns the bytes at each operator, before xla merges operators."""
-        return curve_of(self.program, self.sizes, keep=self.captured.metrics)
+        return curve_of(self.program, self.sizes, keep=self.fetched)
 
     def peak(self) -> Peak:
         """Returns the peak as xla says it, on one device; compiles what is not compiled."""

@@ -80,7 +80,7 @@ class DistributedStrategy:
         average: fl: every trainer counts alike (`trainers`), or each row that it trained on
             (`rows`).
         memory_budget: the most that a step may take besides its state, batch and results, on each
-            device: bytes (an int), or a fraction (a float) of what it takes as it is
+            device or trainer: bytes (an int), or a fraction (a float) of what it takes as it is
             (docs/memory.md). None: as xla makes it.
         sharded: collective: cut the optimizer's state over the devices; each updates its part of
             every parameter, and the parameters are gathered (ZeRO, stage 1).

@@ -23,11 +23,13 @@ from jaxfleet.runtime.job_lines import JobLines
 from jaxfleet.runtime.job_programs import JobPrograms
 from jaxfleet.runtime.job_saving import meet, restore_job, save_job
 from jaxfleet.runtime.job_tables import export_table, shrink_table
+from jaxfleet.runtime.memory_report import MemoryReport, report_of
 from jaxfleet.runtime.newest_state import NewestState
 from jaxfleet.runtime.pace import Pace
 from jaxfleet.runtime.served_state import ServedState
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
+from jaxfleet.runtime.trainer_memory import fitting, memory_of
 from jaxfleet.tables.host import looked_up, specs_of
 
 
@@ -51,8 +53,9 @@ class TrainerStep:
         cache: ExecutableCache | None = None,
     ) -> None:
         self.captured, self.strategy = captured, strategy
+        self._cache = cache = cache if cache is not None else ExecutableCache()
+        programs = fitting(programs, strategy, captured.signature.rows, cache)
         self._job = programs(example)
-        cache = cache if cache is not None else ExecutableCache()
         self._pace = Pace(self._job.trainer, cache)
         self._batches = TrainerBatches(
             captured, self._job, example, is_local=strategy.batch == "local",
@@ -92,6 +95,15 @@ class TrainerStep:
     def explain(self) -> str:
         """Returns about twenty lines on what was decided, and why."""
         return explain_job(self.captured, self.strategy, self._job)
+
+    def memory_report(self) -> MemoryReport:
+        """Returns what this trainer takes in memory, before and after it was made to fit a budget.
+
+        Raises:
+            StrategyError: the step looks up tables, or trainers update by themselves.
+        """
+        memory = memory_of(self._job, self.strategy, self.captured.signature.rows, self._cache)
+        return report_of(memory, self._job.fit, self._job.dumps)
 
     @property
     def client(self) -> Client:

@@ -25,6 +25,7 @@ from jaxfleet.ps.server import Server, ServerCore, ServerOptions
 from jaxfleet.runtime.job import example_of, membership, patience_of
 from jaxfleet.runtime.job_programs import JobPrograms, job_programs
 from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
+from jaxfleet.runtime.trainer_memory import fitting
 from jaxfleet.runtime.trainer_step import TrainerStep
 
 _FOREVER_S = 1e9  # nobody is lost in one process
@@ -115,7 +116,8 @@ class Twin:
 
     def programs(self, trainer: int = 0) -> JobPrograms:
         """Returns the programs of a trainer and of the servers."""
-        return self._make(trainer)(self._example())
+        rows = self.captured.signature.rows
+        return fitting(self._make(trainer), self.strategy, rows, self.cache)(self._example())
 
     def _example(self) -> Program:
         return example_of(self.captured, self.strategy, self.trainers)

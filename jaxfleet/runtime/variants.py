@@ -77,8 +77,7 @@ class Variants:
         if captured.rows not in self._made:
             made = self._make(captured)
             if self._strategy.memory_budget is not None:
-                fitting = Fitting(self._memory(captured, made, rows), self._lower)
-                fit = fitting.to(self._strategy.memory_budget)
+                fit = self._fit(self._memory(captured, made, rows), self._strategy.memory_budget)
                 made = self._make(captured, fit) if fit.passes else replace(made, fit=fit)
             self._made[captured.rows] = made
         return self._made[captured.rows]
@@ -109,6 +108,13 @@ class Variants:
             interface = tables.interface
         lowered = self._lower(program if tables is None else tables.program, interface)
         return Variant(program, record, lowered, captured.metrics_tree, interface, tables, fit)
+
+    def _fit(self, memory: StepMemory, budget: float) -> Fit:
+        def of(program: Program) -> StepMemory:
+            lowered = self._lower(program, memory.interface)
+            return replace(memory, program=program, lowered=lowered)
+
+        return Fitting(memory, of).to(budget)
 
     def _lower(self, program: Program, interface: Interface) -> LoweredStep:
         return lower_step(

@@ -11,6 +11,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.errors import StrategyError
+from jaxfleet.lower import ExecutableCache
 
 ROWS, WIDTH, BLOCKS = 256, 64, 8
 
@@ -105,6 +106,9 @@ def test_the_budget_is_met_by_what_xla_says(budget: float) -> None:
     assert report.after_bytes <= report.fit.budget == int(budget * report.before_bytes)
     assert report.executables[0] > 1
     assert "recompute" in step.explain()
+    assert "places into executables that run one after another" in step.explain()
+    with pytest.raises(StrategyError, match="runs as several executables"):
+        step.memory_analysis()
 
 
 def test_bytes_are_a_budget_too() -> None:
@@ -163,10 +167,41 @@ def test_a_trainer_that_is_cut_computes_what_one_device_does(passes: str) -> Non
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)  # sums over two trainers' rows
 
 
-def test_a_budget_is_refused_where_trainers_are_not_planned() -> None:
+def test_trainers_fit_a_budget_of_their_own() -> None:
+    built = blocks(optax.sgd(0.1), dropout=True)
+    batches = [batch_of(ROWS), batch_of(ROWS), batch_of(ROWS // 2)]
+    cache, found = ExecutableCache(), []
+    for budget in (None, 0.6):
+        strategy = jf.DistributedStrategy(mode="pserver", memory_budget=budget)
+        twin = jf.Twin(*built, strategy, servers=2, trainers=2, cache=cache)
+        reports: list[Any] = []
+
+        def script(step: Any, kept: list[Any] = reports) -> Any:
+            kept.append(step.memory_report())
+            waits = step.explain().split("a step waits for servers ")[1]
+            assert int(waits.split()[0]) <= 2  # for the loss, and for parameters: not at cuts
+            state, losses = built[1][0], []
+            for batch in batches:
+                state, metrics = step(state, batch)
+                losses.append(metrics["loss"])
+            return step.pull(state), tuple(losses)
+
+        result = twin.play(script)
+        found.append(jax.tree.leaves((result.states[0][:2], result.metrics)))
+        assert str(reports[0].fit) == str(reports[1].fit)
+    report = reports[0]
+    assert report.fit is not None
+    assert report.fit.passes
+    assert report.after_bytes <= report.fit.budget == int(0.6 * report.before_bytes)
+    assert report.executables[0] > 1
+    for x, y in zip(*found, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)  # other executables, other sums
+
+
+def test_a_budget_is_refused_where_trainers_update_by_themselves() -> None:
     built = blocks(optax.sgd(0.1), rows=64)
-    strategy = jf.DistributedStrategy(mode="pserver", memory_budget=0.5)
-    with pytest.raises(StrategyError, match="are not planned for a budget"):
+    strategy = jf.DistributedStrategy(mode="pserver", communication="geo", memory_budget=0.5)
+    with pytest.raises(StrategyError, match="communication='geo' is not planned"):
         jf.Twin(*built, strategy, servers=1, trainers=1).programs()
 
 
