@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,14 +18,14 @@ class Keeper:
 
     Args:
         grace_s: how long processes may take to end once they were told to.
-        folder: what the guard removes when it ends, or none.
+        folders: what the guard removes when it ends.
     """
 
-    def __init__(self, grace_s: float, folder: Path | None) -> None:
+    def __init__(self, grace_s: float, folders: Sequence[Path] = ()) -> None:
         self._grace_s = grace_s
         words = [sys.executable, "-I", "-S", guard.__file__, str(grace_s)]
         self._guard = subprocess.Popen(  # noqa: S603  # this package's own program
-            words if folder is None else [*words, str(folder)],
+            [*words, *map(str, folders)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -39,9 +39,10 @@ def launch(job: Job, *, logs: Callable[[str, int], str] = log_name) -> int:
         places = stack.enter_context(Places(job))
         names = {f"server {at}": logs("server", at) for at in places.servers}
         names |= {f"trainer {at}": logs("trainer", at) for at in places.trainers}
-        own = None if job.checkpoint_dir else folder
-        starter = stack.enter_context(starting(job, names, folder=own))
         meeting = None if job.nodes.several else _temporary_folder(stack)
+        own = (None if job.checkpoint_dir else folder, meeting)
+        temporary = [each for each in own if each is not None]
+        starter = stack.enter_context(starting(job, names, folders=temporary))
         members = Members(job, places=places, starter=starter, folder=folder, meeting=meeting)
         return _Launch(job, starter, members).run()
 

@@ -7,6 +7,8 @@ from jaxfleet.launch.job import CollectiveJob
 from jaxfleet.launch.places import FIRST_PORT
 from jaxfleet.launch.ports import Ports
 
+_PORTS = 65536
+
 
 class RankPlaces:
     """Holds the ports of the ranks that are here.
@@ -34,7 +36,9 @@ class RankPlaces:
         """
         job, nodes = self._job, self._job.nodes
         first = job.port or (FIRST_PORT if nodes.several else 0)
-        first += start * job.nproc if first else 0
+        if first:
+            starts = (_PORTS - first) // job.nproc  # of which each has ports of its own
+            first += start % starts * job.nproc
         ports = Ports(job.nproc, first=first, host=nodes.own)
         self.close()  # after that, so that no new port is an old one
         self._ports = ports

@@ -66,14 +66,14 @@ def log_name(role: str, number: int) -> str:
 
 @contextmanager
 def starting(
-    job: AnyJob, logs: Mapping[str, str], *, folder: Path | None = None
+    job: AnyJob, logs: Mapping[str, str], *, folders: Sequence[Path] = ()
 ) -> Iterator[Starter]:
     """Has everything ready to start a job's processes, and nothing left when it ends.
 
     Args:
         job: how they are run.
         logs: the names of all processes, each with its log's.
-        folder: what is removed at the end also if this process is killed, or none.
+        folders: what is removed also if this process is killed.
     """
     with ExitStack() as stack:
         events = Events()
@@ -85,7 +85,7 @@ def starting(
             for name, log in logs.items():
                 file = (job.log_dir / log).open("wb", buffering=0)
                 opened[name] = stack.enter_context(file)
-        keeper = stack.enter_context(Keeper(job.grace_s, folder))
+        keeper = stack.enter_context(Keeper(job.grace_s, folders))
         yield Starter(job, keeper=keeper, console=console, events=events, logs=opened)
 
 
