@@ -386,8 +386,9 @@ def rank_environment(rank: Rank) -> dict[str, str]:
         _SECRET_FILE: rank.secret_file,
         _RESTART: rank.restart,
         _GPUS: ",".join(map(str, rank.gpus)) or None,
-        _NO_PROXY[0]: _without_proxy(rank.endpoints),
     }
+    if any(name in kept for name in ("grpc_proxy", *_PROXIES)):
+        settings = {**settings, _NO_PROXY[0]: _without_proxy(rank.endpoints)}
     if rank.cpu_devices is not None:
         others = [word for word in _get(_XLA_FLAGS).split() if not word.startswith(_CPU_DEVICES)]
         settings = {

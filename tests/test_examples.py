@@ -8,6 +8,7 @@ import subprocess
 import sys
 import termios
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -188,11 +189,28 @@ def test_a_fluid_script_learns_with_a_table_of_servers(tmp_path: Path) -> None:
     assert 0.84 <= float(found[1]) <= 0.876
 
 
-def launch(folder: Path, *words: str) -> list[str]:
-    """Runs a script with two servers and two trainers, and returns what all of them wrote."""
-    launched = [sys.executable, "-m", "jaxfleet", "launch", "--servers", "2", "--trainers", "2"]
+def test_collective_learns_over_two_processes_as_in_one(tmp_path: Path) -> None:
+    script = str(ROOT / "examples" / "collective.py")
+    options = ["--epochs", "4", "--checkpoint", "saved"]
+    together = launch(tmp_path, script, *options, of=("--nproc", "2"))
+    assert (tmp_path / "saved").is_dir()
+    alone, took_s = run(tmp_path, "collective", "--epochs", "4")
+    assert took_s < LONGEST_S
+    assert len(losses(alone)) == 4
+    # Half of each batch is added up by each rank; 4 digits are printed.
+    assert losses(together) == pytest.approx(losses(alone), rel=5e-3)
+    (again,) = [line for line in together if "test accuracy" in line]
+    assert again.startswith("rank 0 | ")
+    accuracies = [float(line.rpartition(" ")[2]) for line in (again, alone[-1])]
+    assert accuracies == pytest.approx([0.93, 0.93], abs=0.04), accuracies
+
+
+def launch(
+    folder: Path, *words: str, of: Sequence[str] = ("--servers", "2", "--trainers", "2")
+) -> list[str]:
+    """Runs a script as a job, and returns what all of its processes wrote."""
     done = subprocess.run(
-        [*launched, *words],
+        [sys.executable, "-m", "jaxfleet", "launch", *of, *words],
         cwd=folder,
         env=environment(),
         stdout=subprocess.PIPE,

@@ -167,7 +167,7 @@ def _spec(folder: Path, number: int, record: PieceRecord) -> dict[str, object]:
         "driver": "zarr3",
         "kvstore": {
             "driver": "ocdbt",
-            "base": {"driver": "file", "path": f"{folder}/"},
+            "base": {"driver": "file", "path": f"{folder.resolve()}/"},  # no ".." in it
             "path": f"{number}/",
             "config": {"compression": None},
         },

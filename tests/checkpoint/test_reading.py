@@ -40,6 +40,17 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
     )
 
 
+def test_a_folder_may_be_named_by_way_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for folder in (Path("../saved"), Path.cwd() / ".." / "saved", Path("saved")):
+        save_arrays(folder, {"a": numbers(3)}, step=1)
+        assert same(open_checkpoint(folder).read("a"), numbers(3))
+    assert (tmp_path / "saved").is_dir()
+
+
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_every_dtype_comes_back_bit_by_bit(tmp_path: Path, dtype: str) -> None:
     arrays = {

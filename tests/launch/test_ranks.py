@@ -131,8 +131,10 @@ def test_two_machines_agree_on_ranks_and_ports_of_every_start(tmp_path: Path) ->
 def test_gpus_are_shared_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy:1")
     assert launch_ranks(ranks(SAYS, nproc=2, gpus=(0, 1, 2, 3), proxies=False)) == 0
     found = places(capsys.readouterr().out)
+    assert not {"https_proxy", "no_grpc_proxy"} & {name for place in found for name in place}
     assert [place["FLAGS_selected_gpus"] for place in found] == ["0,1", "2,3"]
     monkeypatch.setattr(gpus, "_DEVICES", tmp_path)
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):

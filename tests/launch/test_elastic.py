@@ -1,0 +1,85 @@
+"""A collective job whose rank is killed goes on from its checkpoint, to the undisturbed result."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.launch.jobs import free_ports
+
+SCRIPT = Path(__file__).with_name("elastic.py")
+LONGEST_S = 150.0  # two cores, which other tests share, compile for each of two ranks
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(2 * LONGEST_S + 60)]
+
+
+def started(folder: Path, *options: str, dying: bool = False) -> "subprocess.Popen[str]":
+    """Launches the script, whose rank 1 is killed before step 5 or is not."""
+    folder.mkdir(exist_ok=True)
+    words = [sys.executable, "-m", "jaxfleet", "launch", "--threads", "1", *options]
+    words += ["--timeout", str(LONGEST_S), str(SCRIPT), str(folder), *["1", "5"] * dying]
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def ended(*launches: "subprocess.Popen[str]") -> list[str]:
+    """Waits for launches that go well, and returns what each wrote."""
+    try:
+        written = [launch.communicate(timeout=LONGEST_S + 30)[0] for launch in launches]
+    finally:
+        for launch in launches:
+            launch.kill()  # its guard ends what it left
+    assert [launch.returncode for launch in launches] == [0] * len(launches), "\n".join(written)
+    return written
+
+
+def finals(folder: Path) -> list[dict[str, np.ndarray]]:
+    """Returns what each of the two ranks ended with."""
+    return [dict(np.load(folder / f"final-{rank}.npz")) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
+    """Returns what the ranks of a job end with that nothing befalls."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (out,) = ended(started(folder, "--nproc", "2"))
+    assert out.count("begins at 0 in start 0") == 2, out
+    assert out.count("after 8 steps") == 2, out
+    return finals(folder)
+
+
+def same(one: list[dict[str, np.ndarray]], other: list[dict[str, np.ndarray]]) -> bool:
+    """Tells whether states are the same, bit by bit."""
+    pairs = list(zip(one, other, strict=True))
+    assert all(len(a) == 8 and a.keys() == b.keys() for a, b in pairs)
+    return all(a[name].tobytes() == b[name].tobytes() for a, b in pairs for name in a)
+
+
+def test_a_job_whose_rank_is_killed_ends_as_the_undisturbed_one(
+    tmp_path: Path, undisturbed: list[dict[str, np.ndarray]]
+) -> None:
+    (out,) = ended(started(tmp_path, "--nproc", "2", "--max-restarts", "1", dying=True))
+    assert "rank 1 killed by SIGKILL" in out, out
+    assert "all ranks are started again (1 of 1), each from what it has saved" in out, out
+    assert out.count("begins at 4 in start 1") == 2, out
+    assert same(finals(tmp_path), undisturbed)
+    states = finals(tmp_path)
+    assert same([states[0]] * 2, states)
+
+
+def test_machines_start_again_for_want_of_a_rank_that_was_killed_on_another(
+    tmp_path: Path, undisturbed: list[dict[str, np.ndarray]]
+) -> None:
+    options = ["--nproc", "1", "--nodes", "127.0.0.1,127.0.0.2", "--max-restarts", "1"]
+    options += ["--port", str(free_ports(2)), "--node"]
+    nodes = [started(tmp_path, *options, f"127.0.0.{n}", dying=True) for n in (1, 2)]
+    first, second = ended(*nodes)
+    assert "PeerLostError: step 6: rank 1 is lost" in first, first
+    assert "rank 1 killed by SIGKILL" in second, second
+    for out in (first, second):
+        assert "all ranks are started again (1 of 1)" in out, out
+        assert out.count("begins at 4 in start 1") == 1, out
+    assert same(finals(tmp_path), undisturbed)
