@@ -1,6 +1,6 @@
 """Asks a role maker everything and prints it as a line of JSON: one process of a job.
 
-Usage: roles_script.py general FOLDER | symmetric | collective | absent
+Usage: roles_script.py general FOLDER | symmetric | collective | absent | failing
 """
 
 import json
@@ -77,6 +77,10 @@ def main(kind: str, *arguments: str) -> None:
     sys.stdout.write(f"ANSWERS {json.dumps(answers)}\n")
     sys.stdout.flush()
     role.barrier_all()
+    if kind == "failing" and role.worker_index() == 1:
+        raise SystemError("of the script")
+    if kind == "failing":
+        role.barrier_all()
     if kind == "absent":
         wait_for_the_last(role)
     role._finalize()  # noqa: SLF001

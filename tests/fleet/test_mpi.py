@@ -116,6 +116,16 @@ def test_an_odd_number_of_ranks_are_no_pairs() -> None:
 
 @with_mpi
 @pytest.mark.processes
+@pytest.mark.timeout(200)
+def test_an_error_of_one_rank_ends_the_job() -> None:
+    status, output = mpirun(SCRIPT, "failing", ranks=2)
+    assert status != 0
+    assert "SystemError: of the script" in output
+    assert "PeerLostError" not in output  # rank 0 would have waited two minutes for it
+
+
+@with_mpi
+@pytest.mark.processes
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("role_maker", ["MPISymetricRoleMaker", "MPICollectiveRoleMaker"])
 def test_four_ranks_train_as_one_process(role_maker: str, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """A meeting by MPI, with deadlines that MPI's own collectives do not have."""
 
 import atexit
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from jaxfleet.errors import PeerLostError, ProgramError, UnsupportedError
@@ -31,6 +33,29 @@ def find_mpi() -> Any:
         hint = "load the cluster's MPI, or pip install mpich"
         raise UnsupportedError(what, hint=hint) from error
     return MPI
+
+
+def end_all_on_error(communicator: Any) -> None:
+    """Lets an error that nobody catches end every process: MPI would have them wait for ever."""
+    before = sys.excepthook
+    if communicator.Get_size() == 1 or isinstance(before, _EndsAll):
+        return
+    sys.excepthook = _EndsAll(before, communicator)
+
+
+@dataclass(frozen=True)
+class _EndsAll:
+    """Shows an error, and ends the job."""
+
+    before: Callable[..., Any]
+    communicator: Any
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        self.before(kind, error, trace)
+        sys.stderr.flush()
+        self.communicator.Abort(1)
 
 
 class MpiMeeting:

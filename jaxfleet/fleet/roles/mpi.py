@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxfleet.errors import NotReadyError
 from jaxfleet.fleet.meeting import GroupName, Meeting
-from jaxfleet.fleet.meeting.mpi import MpiMeeting, find_mpi
+from jaxfleet.fleet.meeting.mpi import MpiMeeting, end_all_on_error, find_mpi
 from jaxfleet.fleet.roles.addresses import all_endpoints, all_ips, local_ip
 from jaxfleet.fleet.roles.grouped import GroupedRoleMaker
 from jaxfleet.ops.frames import line_of_caller
@@ -14,7 +14,8 @@ from jaxfleet.ops.frames import line_of_caller
 class MPIRoleMaker(GroupedRoleMaker):
     """Knows the processes of a job by MPI; a class of your own says which of them do what.
 
-    To make one starts MPI in this process, through mpi4py (`pip install 'jaxfleet[mpi]'`).
+    To make one starts MPI in this process, by mpi4py (`pip install 'jaxfleet[mpi]'`). From then
+    on, an error that nobody catches ends the whole job.
 
     Args:
         timeout_seconds: how long all may take to come to one gathering.
@@ -27,6 +28,7 @@ class MPIRoleMaker(GroupedRoleMaker):
         super().__init__()
         self.MPI = find_mpi()
         self._comm = self.MPI.COMM_WORLD
+        end_all_on_error(self._comm)
         self._ips: list[str] | None = None
         self._world = MpiMeeting(self._comm, float(timeout_seconds))
 
