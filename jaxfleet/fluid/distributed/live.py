@@ -1,14 +1,15 @@
 """The tables of a running Downpour job, in this process."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid.distributed.dense_rules import DenseRule, dense_rule
 from jaxfleet.fluid.distributed.descriptions import PSParameter, TableParameter
-from jaxfleet.fluid.distributed.sparse_rules import table_spec
+from jaxfleet.fluid.distributed.sparse_rules import by_score, table_spec
 from jaxfleet.tables import Constant, Sgd, TableSpec
 from jaxfleet.tables.store import TableStore
 
@@ -63,7 +64,8 @@ class LiveTables:
             ProgramError: a gradient is not finite.
         """
         for name, (keys, grads) in rows.items():
-            self._sparse[name].update(keys, grads, step=self.step)
+            table = self._sparse[name]
+            table.update(keys, grads, step=self.step, **scores(table.spec, keys, rows))
         for table_id, grads_of in dense.items():
             self.push_dense(table_id, grads_of)
         self.step += 1
@@ -108,13 +110,37 @@ class LiveTables:
 
 
 def sparse_specs(table: TableParameter, name: str, dim: int, *, shows: bool) -> list[TableSpec]:
-    """Returns a sparse table of rows, and where they are counted that of shows and clicks."""
+    """Returns a sparse table of rows, and where they are counted that of shows and clicks.
+
+    Keys of both go alike, by the same scores.
+    """
     assert table.accessor is not None
-    made = [table_spec(name, dim, table.accessor)]
-    if shows:
-        counted = name + SHOWN
-        made.append(TableSpec(name=counted, dim=2, initializer=Constant(0.0), optimizer=Sgd(1.0)))
-    return made
+    made = table_spec(name, dim, table.accessor)
+    if not shows:
+        return [made]
+    go, zero = by_score(table.accessor), Constant(0.0)
+    counted = TableSpec(
+        name=name + SHOWN, dim=2, initializer=zero, optimizer=Sgd(1.0), evictions=go
+    )
+    return [replace(made, evictions=go), counted]
+
+
+def scores(spec: TableSpec, keys: np.ndarray, rows: Mapping[str, Push]) -> dict[str, Any]:
+    """Returns how often keys were shown and clicked in a step, if their table counts that.
+
+    Args:
+        spec: the table.
+        keys: of it, that were pushed.
+        rows: all that is pushed, by table: that of shows has what is subtracted from counts.
+    """
+    counted = rows.get(spec.name.removesuffix(SHOWN) + SHOWN)
+    if not spec.has_scores or counted is None or not len(counted[0]):
+        return {}
+    order = np.argsort(counted[0])
+    at = np.minimum(np.searchsorted(counted[0], keys, sorter=order), len(order) - 1)
+    places = order[at]
+    found = np.where((counted[0][places] == keys)[:, None], -counted[1][places], np.float32(0))
+    return {"shows": found[:, 0].copy(), "clicks": found[:, 1].copy()}
 
 
 def flat(values: Sequence[np.ndarray]) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid.distributed.descriptions import DenseSGDRuleParameter, TableParameter
-from jaxfleet.fluid.distributed.live import Push, flat, shaped
+from jaxfleet.fluid.distributed.live import Push, flat, scores, shaped
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.messages import Kind, Plain
 from jaxfleet.ps.tables import RemoteTables
@@ -184,7 +184,7 @@ class ServedTables:
         send = self._tables.add if adds else self._tables.push
         for name, spec in self._specs.items():
             keys, grads = given.get(name, (_NONE, np.zeros((0, spec.dim), np.float32)))
-            send(name, keys, grads)
+            send(name, keys, grads, **scores(spec, keys, given))
         self.client.next_step(1)
 
     def _whole(self, name: str, size: int) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 pslib's Adagrad has one sum of squares a row, without the gradient at hand, and keeps weights within
 `weight_bounds`; `DownpourAdagrad` is that. pslib divides gradients by how often a key was shown
-before, which a loss that is a mean has done already. Thresholds of shows and clicks are kept in the
+before, which a loss that is a mean has done already. Where shows and clicks are counted, rows whose
+score is under `delete_threshold` go when a table is shrunk; other thresholds are kept in the
 description, and do nothing.
 """
 
@@ -14,7 +15,7 @@ from jaxfleet.fluid.distributed.descriptions import (
     SparseSGDRuleParameter,
     TableAccessorParameter,
 )
-from jaxfleet.tables import Adam, DownpourAdagrad, Sgd, TableSpec, Uniform
+from jaxfleet.tables import Adam, ByScore, DownpourAdagrad, Sgd, TableSpec, Uniform
 from jaxfleet.tables.spec import Part
 
 _WIDEST = 3e38  # of float32, where the description says no bounds
@@ -42,6 +43,22 @@ def table_spec(name: str, dim: int, accessor: TableAccessorParameter) -> TableSp
             optimizer = _adagrad(rule)
     around = rule.initial_range if rule.initial_range is not None else _RANGE
     return TableSpec(name=name, dim=dim, initializer=Uniform(-around, around), optimizer=optimizer)
+
+
+def by_score(accessor: TableAccessorParameter) -> tuple[Part, ...]:
+    """Returns which rows go where shows and clicks are counted; none where nothing says it."""
+    said = accessor.downpour_accessor_param
+    if said is None or said.delete_threshold is None:
+        return ()
+    decay = said.show_click_decay_rate
+    return (
+        ByScore(
+            nonclk_coeff=said.nonclk_coeff or 0.0,
+            click_coeff=said.click_coeff or 0.0,
+            decay=1.0 if decay is None else decay,
+            threshold=said.delete_threshold,
+        ),
+    )
 
 
 def _rule(

@@ -31,7 +31,7 @@ class Process:
         self.fleet.executor._pserver.connections = network.connections()
         with fresh() as (self.main, startup):
             self.main.random_seed = startup.random_seed = 5
-            loss, _, self.fed = ctr(4, data_norm=True)
+            loss, _, self.fed = ctr(4, data_norm=strategy.pop("data_norm", True))
             optimizer = self.fleet.distributed_optimizer(
                 fluid.optimizer.Adam(), {**STRATEGY, **strategy}
             )
@@ -178,6 +178,42 @@ def test_sums_lose_the_shows_that_have_decayed() -> None:
         for name in ("norm.batch_size", "w"):
             np.testing.assert_array_equal(after[name], before[name])
         same(again, after)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_of_a_low_score_go_and_their_counts_with_them(tmp_path: Path, workers: int) -> None:
+    paths = [files(tmp_path, count, seed=seed) for seed, count in ((0, 12), (1, 16))]
+    rule = {"sparse_delete_threshold": 0.33, "sparse_show_click_decay_rate": 0.5}
+    keys = FAR + np.arange(KEYS)
+
+    def work(process: Process, number: int) -> Any:
+        process.begin()
+        process.train(paths[number])
+        tables = live_tables(process.main)
+        if not workers:
+            counts = tables.look_up("emb.shown", keys)
+            stores = tables._sparse  # type: ignore[attr-defined]  # of one process
+            for name in ("emb", "emb.shown"):
+                stores[name].shrink(100)
+            return counts, {name: len(stores[name]) for name in ("emb", "emb.shown")}
+        process.fleet.barrier_worker()
+        counts = tables.look_up("emb.shown", keys)
+        process.fleet.shrink_sparse_table()
+        figures = process.fleet._tending.tables.stats()
+        process.fleet.stop_worker()
+        return counts, {name: figures[name]["rows"] for name in ("emb", "emb.shown")}
+
+    strategy: dict[str, Any] = {"use_cvm": True, "emb": rule, "data_norm": False}
+    if workers:
+        found = run(work, workers=workers, **strategy)
+    else:
+        found = [work(Process(Network(), None, **strategy), 0)]
+    for counts, rows in found:
+        shows, clicks = counts.T.astype(np.float64)
+        score = ((shows - clicks) * 0.1 + clicks * 1.0) * 0.5
+        stay = int((score.astype(np.float32) >= np.float32(0.33)).sum())
+        assert 0 < stay < (shows > 0).sum()
+        assert rows == {"emb": stay, "emb.shown": stay}
 
 
 def test_what_is_not_there_is_refused_on_all_workers(tmp_path: Path) -> None:

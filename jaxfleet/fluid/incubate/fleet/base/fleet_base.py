@@ -11,6 +11,7 @@ from typing import Any
 from jaxfleet.errors import StrategyError
 from jaxfleet.fleet import FleetBase
 from jaxfleet.fleet.roles import RoleMakerBase
+from jaxfleet.fleet.roles.grouped import GroupedRoleMaker
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.executor import Executor
 from jaxfleet.fluid.optimizer import Optimizer
@@ -154,6 +155,12 @@ def check_optimizer(optimizer: Any) -> None:
     if not isinstance(optimizer, Optimizer):
         what = "optimizer must be an instance of Optimizer"
         raise mistake(what, f"fluid.optimizer.Adam(1e-3), not {optimizer!r}")
+
+
+def leave(role_maker: RoleMakerBase) -> None:
+    """Leaves the others, of a role maker that knows the way to all."""
+    if isinstance(role_maker, GroupedRoleMaker):
+        role_maker._finalize()
 
 
 def check_saves(executor: Any, main_program: Any) -> None:

@@ -14,6 +14,7 @@ from jaxfleet.fluid.incubate.fleet.base.fleet_base import (
     Mode,
     check_optimizer,
     check_saves,
+    leave,
 )
 from jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy import (  # noqa: E501
     DistributedStrategy,
@@ -164,6 +165,7 @@ class DistributedTranspiler(Fleet):
         lines = self.executor._pserver.connections.find(servers) if servers else None
         if lines is not None:  # whichever Executor has trained
             lines.close()
+        leave(self.role_maker)
         self.executor.close()
 
     # --- what a server does ------------------------------------------------------------------

@@ -17,7 +17,7 @@ from jaxfleet.fluid.distributed.tending import Tending
 from jaxfleet.fluid.distributed.worker import Worker, described_tables
 from jaxfleet.fluid.distributed.worker_program import worker_program
 from jaxfleet.fluid.executor import Executor
-from jaxfleet.fluid.incubate.fleet.base.fleet_base import Fleet, Mode
+from jaxfleet.fluid.incubate.fleet.base.fleet_base import Fleet, Mode, leave
 from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.optimizer import DownpourOptimizer
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.scope import Scope, global_scope
@@ -119,6 +119,7 @@ class PSLib(Fleet):
         if self._job is not None:
             self._job.stop()
             self._job = None
+        leave(self.role_maker)
         self.executor.close()
 
     def barrier_worker(self) -> None:
@@ -200,7 +201,10 @@ class PSLib(Fleet):
         raise UnsupportedError("there is no cache of rows to be saved", hint="save_persistables")
 
     def shrink_sparse_table(self) -> None:
-        """Decays shows and clicks, and takes out rows whose score is low; see `use_cvm`."""
+        """Decays shows and clicks, and takes out rows whose score is low.
+
+        They are counted with `use_cvm`; without, nothing goes.
+        """
         found = [t.table_id for t in described_tables(self._described()[0]).tables]
         sparse = [n for n in found if n is not None and not self._is_dense(n)]
         self._tending.shrink([name for number in sparse for name in self._names(number)])
