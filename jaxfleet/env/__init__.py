@@ -1,0 +1,32 @@
+"""Reads the environment: the only package that does.
+
+Every variable is listed in it with what it means; everything else takes values as arguments.
+"""
+
+from jaxfleet.env.clusters import Cluster as Cluster
+from jaxfleet.env.clusters import cluster_environment as cluster_environment
+from jaxfleet.env.clusters import read_cluster as read_cluster
+from jaxfleet.env.clusters import read_roles as read_roles
+from jaxfleet.env.fluid import preset_flag as preset_flag
+from jaxfleet.env.fluid import read_cpu_num as read_cpu_num
+from jaxfleet.env.fluid import read_rpc_deadline_ms as read_rpc_deadline_ms
+from jaxfleet.env.fluid import read_selected_gpus as read_selected_gpus
+from jaxfleet.env.fluid import read_visible_gpus as read_visible_gpus
+from jaxfleet.env.fluid import rpc_threads as rpc_threads
+from jaxfleet.env.fluid import says_how_many_cpu_devices as says_how_many_cpu_devices
+from jaxfleet.env.fluid import wants_gpus as wants_gpus
+from jaxfleet.env.jobs import JobName as JobName
+from jaxfleet.env.jobs import read_job as read_job
+from jaxfleet.env.jobs import read_meeting_dir as read_meeting_dir
+from jaxfleet.env.jobs import read_restart as read_restart
+from jaxfleet.env.nodes import CloudNodes as CloudNodes
+from jaxfleet.env.nodes import read_cloud_nodes as read_cloud_nodes
+from jaxfleet.env.ranks import Rank as Rank
+from jaxfleet.env.ranks import rank_environment as rank_environment
+from jaxfleet.env.ranks import read_rank as read_rank
+from jaxfleet.env.settings import Environment as Environment
+from jaxfleet.env.settings import dumping_to as dumping_to
+from jaxfleet.env.settings import read_cache_dir as read_cache_dir
+from jaxfleet.env.settings import read_environment as read_environment
+from jaxfleet.env.settings import read_metrics_port as read_metrics_port
+from jaxfleet.env.settings import read_trace_dir as read_trace_dir

@@ -1,0 +1,119 @@
+"""Which rank of a collective job a process is."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxfleet.env.endpoints import read_endpoints, read_trainer_id
+from jaxfleet.env.fluid import read_selected_gpus
+from jaxfleet.env.jobs import read_job, read_restart
+from jaxfleet.env.names import (
+    CURRENT,
+    GPUS,
+    JOB,
+    OF_CLUSTERS,
+    PLATFORMS,
+    RESTART,
+    ROLE,
+    ROLE_TOO,
+    SECRET_FILE,
+    TRAINER_ENDPOINTS,
+    TRAINER_ID,
+    TRAINERS,
+    XLA_FLAGS,
+)
+from jaxfleet.env.reading import get, read_number, refuse
+
+_CPU_DEVICES = "--xla_force_host_platform_device_count"
+_PROXIES = ("http_proxy", "https_proxy")
+_NO_PROXY = ("no_grpc_proxy", "no_proxy")  # whom gRPC reaches without one; it reads the first
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Holds which process of a collective job one is.
+
+    Attributes:
+        rank: `PADDLE_TRAINER_ID`.
+        endpoints: `PADDLE_TRAINER_ENDPOINTS`; one of each rank, in their order.
+        job: `JAXFLEET_JOB`.
+        secret_file: `JAXFLEET_SECRET_FILE`.
+        restart: `JAXFLEET_RESTART`; how often the job has been started again.
+        gpus: `FLAGS_selected_gpus`; the GPUs that are this rank's, none to leave that open.
+        cpu_devices: how many devices the CPU stands in for (`XLA_FLAGS`); None leaves that open.
+        proxies: whether it may reach others through a proxy; fluid's launch takes that away.
+    """
+
+    rank: int
+    endpoints: tuple[str, ...]
+    job: str
+    secret_file: Path | None = None
+    restart: int = 0
+    gpus: tuple[int, ...] = ()
+    cpu_devices: int | None = None
+    proxies: bool = True
+
+
+def read_rank() -> Rank | None:
+    """Returns which rank of which collective job this is; None where the environment names none.
+
+    `PADDLE_TRAINERS_NUM` and `PADDLE_CURRENT_ENDPOINT` need not be there, but must agree if they
+    are; the latter stands in for a `PADDLE_TRAINER_ID` that is not.
+
+    Raises:
+        StrategyError: a variable is missing, is no such value, or contradicts another.
+    """
+    if not get(TRAINER_ENDPOINTS):
+        return None
+    endpoints, current = read_endpoints(TRAINER_ENDPOINTS), get(CURRENT)
+    if get(TRAINERS) and read_number(TRAINERS, least=1) != len(endpoints):
+        what = f"is {get(TRAINERS)}, but {TRAINER_ENDPOINTS} has {len(endpoints)} endpoints"
+        refuse(TRAINERS, what, "give every rank one endpoint")
+    if current and current not in endpoints:
+        what = f"is {current}, which is not in {TRAINER_ENDPOINTS}: {', '.join(endpoints)}"
+        refuse(CURRENT, what, "write the endpoint as it stands in the list")
+    if current and not get(TRAINER_ID):
+        rank = endpoints.index(current)
+    else:
+        rank = read_trainer_id(len(endpoints), TRAINER_ENDPOINTS)
+    if current and endpoints[rank] != current:
+        what = f"is {current}, but rank {rank} of {TRAINER_ENDPOINTS} is {endpoints[rank]}"
+        refuse(CURRENT, what, f"it is the one that {TRAINER_ID} counts to, from 0")
+    job, gpus = read_job(), read_selected_gpus() or ()
+    return Rank(rank, endpoints, job.name, job.secret_file, read_restart(), gpus)
+
+
+def rank_environment(rank: Rank) -> dict[str, str]:
+    """Returns the whole environment of a child that is this rank: this process's, and its place."""
+    left_out = OF_CLUSTERS if rank.proxies else (*OF_CLUSTERS, *_PROXIES)
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    settings: Mapping[str, object] = {
+        ROLE: "TRAINER",
+        ROLE_TOO: "TRAINER",
+        TRAINER_ENDPOINTS: ",".join(rank.endpoints),
+        CURRENT: rank.endpoints[rank.rank],
+        TRAINER_ID: rank.rank,
+        TRAINERS: len(rank.endpoints),
+        JOB: rank.job,
+        SECRET_FILE: rank.secret_file,
+        RESTART: rank.restart,
+        GPUS: ",".join(map(str, rank.gpus)) or None,
+    }
+    if any(name in kept for name in ("grpc_proxy", *_PROXIES)):
+        settings = {**settings, _NO_PROXY[0]: _without_proxy(rank.endpoints)}
+    if rank.cpu_devices is not None:
+        others = [word for word in get(XLA_FLAGS).split() if not word.startswith(_CPU_DEVICES)]
+        settings = {
+            **settings,
+            XLA_FLAGS: " ".join([*others, f"{_CPU_DEVICES}={rank.cpu_devices}"]),
+            PLATFORMS: get(PLATFORMS) or "cpu",  # else a GPU would be taken before them
+        }
+    return kept | {name: str(value) for name, value in settings.items() if value is not None}
+
+
+def _without_proxy(endpoints: tuple[str, ...]) -> str:
+    """Adds the ranks' hosts to those that gRPC reaches without a proxy: one would refuse them."""
+    before = get(_NO_PROXY[0]) or get(_NO_PROXY[1])
+    hosts = dict.fromkeys(endpoint.rpartition(":")[0] for endpoint in endpoints)
+    return ",".join([*([before] if before else []), *hosts])

@@ -1,0 +1,92 @@
+"""What jaxfleet's own variables ask for, in any process."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxfleet.env.reading import get, read_number, refuse
+
+_DUMP_DIR = "JAXFLEET_DUMP_DIR"
+_DUMP_SOURCE = "JAXFLEET_DUMP_SOURCE"
+_CACHE_DIR = "JAXFLEET_CACHE_DIR"
+_TRACE_DIR = "JAXFLEET_TRACE_DIR"
+_METRICS_PORT = "JAXFLEET_METRICS_PORT"
+_LAST_PORT = 65535
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Holds what the environment asked for.
+
+    Attributes:
+        dump_dir: `JAXFLEET_DUMP_DIR`; where every pipeline writes what its passes did.
+        dump_source: `JAXFLEET_DUMP_SOURCE`; `1` adds the user's source lines to those dumps.
+    """
+
+    dump_dir: Path | None
+    dump_source: bool
+
+
+def read_environment() -> Environment:
+    """Returns the environment's settings, as they are now."""
+    dump_dir = os.environ.get(_DUMP_DIR)
+    return Environment(
+        dump_dir=Path(dump_dir) if dump_dir else None,
+        dump_source=os.environ.get(_DUMP_SOURCE, "0") not in {"", "0"},
+    )
+
+
+@contextmanager
+def dumping_to(folder: Path, *, source: bool = False) -> Iterator[None]:
+    """Sets the environment's dump settings while it lasts, for this process and its children."""
+    settings = {_DUMP_DIR: str(folder), _DUMP_SOURCE: "1" if source else "0"}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def read_cache_dir() -> Path | None:
+    """Returns where compiled functions are kept for the user's later processes, None for nowhere.
+
+    `JAXFLEET_CACHE_DIR` says where (an empty one: nowhere); else it is `jaxfleet` in the user's
+    cache folder: `XDG_CACHE_HOME`, or `.cache` at home.
+    """
+    given = os.environ.get(_CACHE_DIR)
+    if given is not None:
+        return Path(given) if given else None
+    cache = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(cache or Path.home() / ".cache") / "jaxfleet"
+    except RuntimeError:  # a user without a home
+        return None
+
+
+def read_trace_dir() -> Path | None:
+    """Returns where every process writes what it did when (`JAXFLEET_TRACE_DIR`), None for not."""
+    return Path(get(_TRACE_DIR)) if get(_TRACE_DIR) else None
+
+
+def read_metrics_port(server: int) -> int | None:
+    """Returns the port at which a server gives its metrics, None if it gives none.
+
+    Args:
+        server: its number: `JAXFLEET_METRICS_PORT` is server 0's, the others' follow.
+
+    Raises:
+        StrategyError: it is no port.
+    """
+    if not get(_METRICS_PORT):
+        return None
+    port = read_number(_METRICS_PORT, least=1, hint="9464 is Prometheus's usual one") + server
+    if port > _LAST_PORT:
+        refuse(_METRICS_PORT, f"makes server {server}'s port {port}", "the last is 65535")
+    return port
