@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Block, Kind, Operator, Program, Variable
-from jaxfleet.ir.names import snapshot_name
+from jaxfleet.ir import Block, Kind, Operator, Program, Role, Variable, parse
+from jaxfleet.ir.embed import Embedded, embed
+from jaxfleet.ir.names import grad_name, snapshot_name
 from jaxfleet.passes._beside import with_beside
 from jaxfleet.passes._when_due import branch, due_every, number, op, unchanged
 from jaxfleet.pipeline import Pass, made_by, register_pass
@@ -23,6 +24,10 @@ class Meet(Pass):
     how far they went from it is taken off it, and all go on from there; as `local_sgd` does for
     fluid's programs. The snapshot is what the user sees of the parameter. Optimizers keep their
     moments each to itself, and so do statistics of the batch.
+
+    With `outer` the mean way is a gradient, by which another optimizer updates the parameters that
+    all had (DiLoCo, Douillard et al. 2023); what it keeps is held beside the state. Plain SGD with
+    a rate of 1 is the mean.
 
     With `every` 1 they meet at each step, which with plain SGD is what one device computes with
     the whole batch. Runs after `train_apart`.
@@ -66,6 +71,7 @@ class Meet(Pass):
     """  # noqa: E501  # attributes stand on one line
 
     every: int = 4  # steps from one meeting to the next
+    outer: str = ""  # the text of a program that updates parameters by `w@GRAD`, the mean way
 
     runs_after = ("train_apart",)
 
@@ -84,17 +90,22 @@ class Meet(Pass):
         pairs = list(zip(params, kept, strict=True))
         begins: list[tuple[Variable, str | int | float]]
         begins = [(Variable(_COUNT, "i32", (), Kind.STATE), 0), *((v, p.name) for p, v in pairs)]
-        held = with_beside(program, begins)
-        names, at = [x.name for pair in pairs for x in pair], len(program.blocks)
+        outer = self._outer([p.name for p in params])
+        held = with_beside(program, [*begins, *outer.begins])
+        at = len(program.blocks)
+        names = [*(x.name for pair in pairs for x in pair), *(v.name for v, _ in outer.begins)]
         still = unchanged([(x, held.variables[x]) for x in names], index=at)
-        blocks = (*held.blocks, still, replace(self._meeting(params), index=at + 1))
+        meeting, inner = self._meeting(params, outer, index=at + 1)
         ops, declared, index = due_every(_COUNT, number(self.every, "i32"), _NAME)
         new = [made_by(x, self) for x in (*ops, branch(index, names, (at, at + 1)))]
         root = held.root.with_ops([*held.root.ops, *new], declare=declared)
         attrs = held.attrs.updated(shows=tuple((p.name, v.name) for p, v in pairs))
-        return replace(held, blocks=(root, *blocks[1:]), attrs=attrs)
+        blocks = (root, *held.blocks[1:], still, meeting, *inner)
+        return replace(held, blocks=blocks, attrs=attrs)
 
-    def _meeting(self, params: list[Variable]) -> Block:
+    def _meeting(
+        self, params: list[Variable], outer: "_Outer", *, index: int
+    ) -> tuple[Block, tuple[Block, ...]]:
         """Returns the block that runs when devices meet: own and snapshot in, new ones out."""
         ops: list[Operator] = []
         variables: dict[str, Variable] = {}
@@ -102,14 +113,57 @@ class Meet(Pass):
         results: list[str] = []
         for param in params:
             own, old, way, mean, new = (f"{param.name}@{part}" for part in _PARTS)
-            for name in (own, old, way, mean, new):
-                variables[name] = Variable(name, param.dtype, param.shape)
-            ops += [
-                op("jax.sub", (old, own), (way,)),
-                op("c_allreduce_avg", (way,), (mean,), ring_id=0),
-                op("jax.sub", (old, mean), (new,)),
-            ]
+            used = (own, old, way, mean) if outer.program else (own, old, way, mean, new)
+            variables |= {name: Variable(name, param.dtype, param.shape) for name in used}
+            ops.append(op("jax.sub", (old, own), (way,)))
+            ops.append(op("c_allreduce_avg", (way,), (mean,), ring_id=0))
             args += [own, old]
-            results += [new, new]
+            results += [old, old] if outer.program else [new, new]
+            if outer.program is None:
+                ops.append(op("jax.sub", (old, mean), (new,)))
+        inner: tuple[Block, ...] = ()
+        if outer.program is not None:
+            embedded = outer.embedded(params, index=index)
+            variables |= {v.name: replace(v, kind=Kind.TEMP) for v in embedded.variables.values()}
+            variables |= embedded.root.variables
+            ops += [replace(x, role=Role.OPTIMIZE) for x in embedded.root.ops]
+            kept = [f"{v.name}@OLD" for v, _ in outer.begins]
+            args, results, inner = [*args, *kept], [*results, *kept], embedded.inner
         made = tuple(made_by(x, self) for x in ops)
-        return Block(0, 0, variables, tuple(args), made, tuple(results))
+        return Block(index, 0, variables, tuple(args), made, tuple(results)), inner
+
+    def _outer(self, params: list[str]) -> "_Outer":
+        if not self.outer:
+            return _Outer(None, ())
+        program = parse(self.outer)
+        known = {v.name for v in program.of_kind(Kind.PARAM)}
+        if known != set(params):
+            what = f"{self.name}: outer updates {sorted(known)}, and devices train {sorted(params)}"
+            raise PassError(what, hint="make it for the parameters that devices train")
+        begins: object = program.attrs.get("beside", ())
+        assert isinstance(begins, tuple)
+        return _Outer(program, tuple((program.variables[name], begin) for name, begin in begins))
+
+
+@dataclass(frozen=True)
+class _Outer:
+    """What an outer optimizer does with the mean way.
+
+    Attributes:
+        program: it; None: the mean way is taken off, and no more.
+        begins: what it keeps, and what that begins with.
+    """
+
+    program: Program | None
+    begins: tuple[tuple[Variable, str | int | float], ...]
+
+    def embedded(self, params: list[Variable], *, index: int) -> Embedded:
+        """Returns it as part of the block in which devices meet."""
+        assert self.program is not None
+        names = {v.name: f"{v.name}@OLD" for v in (*params, *(v for v, _ in self.begins))}
+        names |= {grad_name(p.name): f"{p.name}@MEAN" for p in params}
+        temporaries = [name for block in self.program.blocks for name in block.variables]
+        names |= {name: f"outer/{name}" for name in temporaries}
+        return embed(
+            self.program, index=index, inner_from=index + 1, parent=0, names=names, sizes={}
+        )

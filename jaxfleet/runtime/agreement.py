@@ -11,7 +11,8 @@ from jaxfleet.capture import Captured
 from jaxfleet.ir import Program
 from jaxfleet.runtime.strategy import DistributedStrategy
 
-_OWN = {"lost_after_s", "step_timeout_s", "connect_s"}  # a rank may be less patient than others
+# A rank may be less patient than others; what an outer optimizer does is in the program.
+_OWN = {"lost_after_s", "step_timeout_s", "connect_s", "outer"}
 
 
 def description(

@@ -5,7 +5,7 @@ import math
 import operator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -93,6 +93,8 @@ class DistributedStrategy:
             a step whose gradients overflow changes nothing.
         loss_scale: float16: by how much, to begin with; it is halved at each overflow.
         loss_scale_steps: float16: after so many good steps it is doubled.
+        outer: local_sgd: an optax optimizer that takes the mean of how far devices went as its
+            gradient: `optax.sgd(0.7, momentum=0.9, nesterov=True)`. None: parameters are averaged.
         passes: further passes to run at the end, as text: `fuse_allreduce{flat=true}`.
     """
 
@@ -128,6 +130,7 @@ class DistributedStrategy:
     amp: Literal["", "bfloat16", "float16"] = ""
     loss_scale: float = 32768.0
     loss_scale_steps: int = 2000
+    outer: Any = None
     passes: str = ""
 
     def __post_init__(self) -> None:
@@ -249,6 +252,9 @@ def _check_collective(strategy: DistributedStrategy) -> None:
         name = "hierarchical" if strategy.hierarchical else "rings"
         what = f"strategy: {name} with sharded, which has no all-reduces of gradients"
         raise StrategyError(what, hint="leave one of them out")
+    if strategy.outer is not None and not apart:
+        what = f"strategy: outer with communication {strategy.communication!r}"
+        raise StrategyError(what, hint="outer is for communication='local_sgd'")
     if apart and strategy.rings > 1:
         what = "strategy: rings with communication 'local_sgd', which reduces no gradients"
         raise StrategyError(what, hint="leave rings out")

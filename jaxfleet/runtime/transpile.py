@@ -41,7 +41,12 @@ _EXCHANGING = (2, 4)
 
 
 def pipeline_for(
-    strategy: DistributedStrategy, *, devices: int, over_gloo: bool = False, tables: bool = False
+    strategy: DistributedStrategy,
+    *,
+    devices: int,
+    over_gloo: bool = False,
+    tables: bool = False,
+    outer: str = "",
 ) -> tuple[Pass, ...]:
     """Returns the passes that a strategy asks for.
 
@@ -50,6 +55,7 @@ def pipeline_for(
         devices: how many there are.
         over_gloo: they are CPUs of several processes.
         tables: the step looks rows up.
+        outer: the text of what an outer optimizer does.
     """
     passes: list[Pass] = [DeadCodeElimination()]
     if strategy.amp:
@@ -61,7 +67,7 @@ def pipeline_for(
     if strategy.merge > 1:
         passes.append(MergeGradients(every=strategy.merge))
     if devices > 1:
-        passes.extend(_on_devices(strategy, devices))
+        passes.extend(_on_devices(strategy, devices, outer))
     if tables:
         passes.append(SparseTable())
     passes.extend(_reductions(strategy, devices, over_gloo=over_gloo))
@@ -71,10 +77,10 @@ def pipeline_for(
     return tuple(passes)
 
 
-def _on_devices(strategy: DistributedStrategy, devices: int) -> tuple[Pass, ...]:
+def _on_devices(strategy: DistributedStrategy, devices: int, outer: str) -> tuple[Pass, ...]:
     """Returns the passes that make the program of each device."""
     if strategy.communication == "local_sgd":
-        return TrainApart(devices=devices), Meet(every=strategy.k_steps)
+        return TrainApart(devices=devices), Meet(every=strategy.k_steps, outer=outer)
     kind = ShardedUpdate if strategy.sharded else GradAllreduce
     return (kind(devices=devices, local_statistics=strategy.local_statistics),)
 

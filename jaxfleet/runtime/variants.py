@@ -7,8 +7,9 @@ from typing import Any
 
 from jaxfleet.analysis.labels import own_state
 from jaxfleet.capture import Captured
+from jaxfleet.capture.outer import trace_outer
 from jaxfleet.errors import StrategyError
-from jaxfleet.ir import Program
+from jaxfleet.ir import Kind, Program
 from jaxfleet.lower import Interface, LoweredStep, lower_step
 from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.pipeline import Record
@@ -99,6 +100,7 @@ class Variants:
             devices=len(self._devices),
             over_gloo=_over_gloo(self._devices),
             tables=described,
+            outer=_outer(self._strategy, captured),
         )
         passes += fit.passes if fit is not None else ()
         program, record = transpile(captured.program, passes, dump_dir=self._dump_dir)
@@ -133,6 +135,13 @@ class Variants:
         return StepMemory(
             captured, variant.interface, variant.program, variant.lowered, self._devices, rows
         )
+
+
+def _outer(strategy: DistributedStrategy, captured: Captured) -> str:
+    """Returns the text of what the strategy's outer optimizer does, where it has one."""
+    if strategy.outer is None:
+        return ""
+    return str(trace_outer(strategy.outer, captured.program.of_kind(Kind.PARAM)))
 
 
 def _check_for_tables(strategy: DistributedStrategy) -> None:

@@ -39,11 +39,14 @@ def mean(trees: list[Any]) -> Any:
 class Oracle:
     """LocalSGD as the papers write it down: each worker a plain step, parameters averaged."""
 
-    def __init__(self, tx: optax.GradientTransformation, workers: int, k_steps: int) -> None:
+    def __init__(
+        self, tx: optax.GradientTransformation, workers: int, k_steps: int, outer: Any = None
+    ) -> None:
         self.k_steps, self.count, self.meetings = k_steps, 0, 0
         self.step: Callable[..., Any] = jax.jit(training(tx))
         self.states = [start(tx) for _ in range(workers)]
         self.met: Any = self.states[0].params
+        self.outer, self.kept = outer, None if outer is None else outer.init(self.met)
 
     def __call__(self, data: Any) -> float:
         """Does a step on every worker, and returns the mean of their losses."""
@@ -60,7 +63,11 @@ class Oracle:
 
     def meet(self) -> None:
         ways = [jax.tree.map(np.subtract, self.met, s.params) for s in self.states]
-        self.met = jax.tree.map(lambda x, d: jnp.asarray(x - d), self.met, mean(ways))
+        if self.outer is None:
+            self.met = jax.tree.map(lambda x, d: jnp.asarray(x - d), self.met, mean(ways))
+        else:
+            updates, self.kept = self.outer.update(mean(ways), self.kept, self.met)
+            self.met = optax.apply_updates(self.met, updates)
         self.states = [State(self.met, s.opt) for s in self.states]
 
 
@@ -79,6 +86,43 @@ def test_devices_do_what_the_algorithm_says(name: str, devices: int, k_steps: in
     pulled = step.pull(state)
     assert_close(pulled.params, mean([s.params for s in oracle.states]))
     assert_close(pulled.opt, mean([s.opt for s in oracle.states]))
+
+
+@pytest.mark.parametrize(
+    ("outer", "devices"),
+    [(optax.sgd(0.7, momentum=0.9, nesterov=True), 2), (optax.adam(0.05), 4)],
+    ids=["nesterov", "adam"],
+)
+def test_an_outer_optimizer_takes_the_mean_way_as_its_gradient(
+    outer: Any, devices: int, tmp_path: Path
+) -> None:
+    step, state = distributed("adam", apart(devices, 3, outer=outer))
+    oracle = Oracle(OPTIMIZERS["adam"](), devices, 3, outer)
+    for number in range(STEPS):
+        state, _ = step(state, batch(number))
+        oracle(batch(number))
+        assert_close(state.params, oracle.met, f"after step {number}")
+    step.save(tmp_path / "outer", state)
+    again, _ = distributed("adam", apart(devices, 3, outer=outer))
+    other = again.restore(tmp_path / "outer")
+    for number in range(STEPS, STEPS + 4):
+        state, _ = step(state, batch(number))
+        other, _ = again(other, batch(number))
+    assert_close(other.params, state.params, allowed=0)
+    assert "an outer optimizer" in step.explain()
+
+
+def test_an_outer_optimizer_must_be_one_that_can_be_held() -> None:
+    def begin(params: Any) -> Any:
+        return jax.tree.map(lambda x: 2 * x, params)
+
+    odd = optax.GradientTransformation(begin, optax.identity().update)
+    with pytest.raises(StrategyError, match="begins with no number"):
+        distributed("sgd", apart(2, 2, outer=odd))
+    with pytest.raises(StrategyError, match="cannot be traced as an optimizer"):
+        distributed("sgd", apart(2, 2, outer="sgd"))
+    with pytest.raises(StrategyError, match="outer with communication 'sync'"):
+        jf.DistributedStrategy(outer=optax.sgd(0.7))
 
 
 def test_meeting_at_every_step_is_one_device_with_the_whole_batch() -> None:
