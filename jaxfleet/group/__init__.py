@@ -1,7 +1,7 @@
 """Processes of a collective job that go together, one rank each.
 
 `initialize` joins; `joined() -> Joined | None` is then this process as a rank, with what steps and
-executors need: `rank`, `size`, `gather`, `barrier`, `agree`, `next_step`, `running`, `together`.
+executors need: `rank`, `size`, `gather`, `barrier`, `agree`, `next_step`, `run_step`, `run`.
 `jaxfleet.group.arrays` makes arrays over all ranks' devices of what each rank has.
 """
 

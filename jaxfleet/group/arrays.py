@@ -71,9 +71,8 @@ def whole_array(joined: Joined, value: jax.Array, *, timeout_s: float) -> jax.Ar
     sharding = value.sharding
     assert isinstance(sharding, NamedSharding)
     whole = NamedSharding(sharding.mesh, PartitionSpec())
-    with joined.together("an array of all ranks", timeout_s) as wait:
-        found = jax.jit(lambda x: x, out_shardings=whole)(value)
-        wait([found])
+    gather = jax.jit(lambda x: x, out_shardings=whole).lower(value).compile()
+    found = joined.run("an array of all ranks", lambda: gather(value), timeout_s=timeout_s)
     assert isinstance(found, jax.Array)
     return found
 
@@ -140,7 +139,7 @@ def _summed(joined: Joined, part: np.ndarray, timeout_s: float) -> np.ndarray:
     own = jax.device_put(part[None], firsts[joined.rank])
     shape = (joined.size, *part.shape)
     given = jax.make_array_from_single_device_arrays(shape, cut, [own])
-    add = jax.jit(
+    function = jax.jit(
         jax.shard_map(
             lambda x: jax.lax.psum(x[0], _AXIS),
             mesh=mesh,
@@ -149,7 +148,6 @@ def _summed(joined: Joined, part: np.ndarray, timeout_s: float) -> np.ndarray:
             check_vma=False,
         )
     )
-    with joined.together("taking rank 0's state", timeout_s) as wait:
-        total = add(given)
-        wait([total])
+    add = function.lower(given).compile()
+    total = joined.run("taking rank 0's state", lambda: add(given), timeout_s=timeout_s)
     return np.asarray(total.addressable_data(0))

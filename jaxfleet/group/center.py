@@ -190,7 +190,7 @@ class Center:
                     return self._condemn(Verdict(rank, what))
             for other, runs in running:
                 if rank in waiting and runs.step > seen.step - seen.inside:
-                    what = f"rank {rank} is at '{seen.doing}', and rank {other} in step {runs.step}"
+                    what = f"rank {rank} is at '{seen.doing}', and rank {other} runs {runs.runs}"
                     return self._condemn(Verdict(other, what, differs=True))
                 if seen.step == runs.step and seen.runs != runs.runs and seen.runs and runs.runs:
                     what = f"rank {rank} runs {seen.runs}, and rank {other} {runs.runs}"

@@ -9,7 +9,7 @@ from jaxfleet.env import Rank, read_rank
 from jaxfleet.errors import ConnectError, StrategyError
 from jaxfleet.group.center import Center
 from jaxfleet.group.clusters import detected_rank
-from jaxfleet.group.leaving import leave_at_exit
+from jaxfleet.group.leaving import guard, leave_at_exit
 from jaxfleet.group.member import Member
 from jaxfleet.group.membership import Joined
 from jaxfleet.group.relay import Relay
@@ -20,6 +20,7 @@ from jaxfleet.ps.zmq_network import ZmqNetwork
 _SHUTDOWN_S = 60
 # jax's own heartbeat aborts the process, so ours must always be first.
 _NEVER_S = 10_000_000
+_PATIENCE_S = 600.0  # unless a strategy's step_timeout_s says otherwise
 
 _joined: list[Joined] = []  # a process joins once and for all, as jax does
 
@@ -65,6 +66,7 @@ def initialize(
         return Place()
     _check_not_started()
     joined = _meet(here, connect_s=connect_s, lost_after_s=lost_after_s)
+    joined.patience_s = _PATIENCE_S
     _joined.append(joined)
     leave_at_exit(joined)
     return Place(joined.rank, joined.size)
@@ -90,6 +92,7 @@ def _meet(here: Rank, *, connect_s: float, lost_after_s: float) -> Joined:
         serving = Serving(center, network.listen(first))
     member = Member(network, first, rank=here.rank, size=size, job=job, lost_after_s=lost_after_s)
     joined = Joined(member, serving, lost_after_s=lost_after_s)
+    guard(joined)
     try:
         coordinator = member.meet(connect_s)
         _start_jax(coordinator, here, connect_s)

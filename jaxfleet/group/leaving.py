@@ -1,14 +1,18 @@
 """How a rank ends: with the others, or where that cannot be, by itself."""
 
 import atexit
+import faulthandler
 import os
 import sys
+import threading
+import time
 from typing import NoReturn
 
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.group.membership import Joined
 
 _FAILED = 1
+_LOOK_S = 0.2
 
 
 def leave_at_exit(joined: Joined) -> None:
@@ -22,17 +26,47 @@ def leave_at_exit(joined: Joined) -> None:
     atexit.register(_leave, joined)
 
 
+def guard(joined: Joined) -> None:
+    """Ends this process where the group is broken and its main thread does not come to hear it.
+
+    It may wait inside XLA for an array of all ranks, where nothing can be raised, or for whatever
+    else. It has `joined.patience_s` from when the others are known to be gone.
+    """
+    threading.Thread(target=_guard, args=(joined,), name="jaxfleet-guard", daemon=True).start()
+
+
+def _guard(joined: Joined) -> None:
+    member, since_s = joined.member, None
+    while not joined.is_closed and not member.has_raised:
+        time.sleep(_LOOK_S)
+        if member.verdict is None:
+            continue
+        since_s = time.monotonic() if since_s is None else since_s
+        waited_s = time.monotonic() - since_s
+        if waited_s > joined.patience_s and not member.has_raised:
+            text = f"{member.error(member.verdict)}; this rank did not come to its next step within"
+            _say(f"jaxfleet: rank {joined.rank} is ended: {text} {waited_s:.0f} s, but stood here:")
+            faulthandler.dump_traceback()
+            _end(joined)
+
+
 def _leave(joined: Joined) -> None:
     error = getattr(sys, "last_value", None)  # what Python has just printed the traceback of
-    if error is not None and not isinstance(error, SystemExit):
+    if error is not None:
         joined.member.fail(f"{type(error).__name__}: {error}"[:500])
         _end(joined)
+    was_told = joined.member.has_raised
     try:
         joined.leave()
     except JaxfleetError as found:
-        if not joined.member.has_raised:
-            print(f"jaxfleet: rank {joined.rank} ends: {found}", file=sys.stderr)  # noqa: T201
+        if not was_told:
+            _say(f"jaxfleet: rank {joined.rank} ends: {found}")
         _end(joined)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def _end(joined: Joined) -> NoReturn:

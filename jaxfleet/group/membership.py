@@ -1,24 +1,20 @@
 """Joined: this process as a rank of a group, as steps and executors use it."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
-
-import jax
+from typing import TypeVar
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.group.center import RUNNING
 from jaxfleet.group.differences import first_difference
 from jaxfleet.group.member import Doing, Member
 from jaxfleet.group.serving import Serving
+from jaxfleet.group.worker import Worker
 
-_SOONEST_S = 50e-6
-_SHARE = 128  # a wait is looked at again after this part of the time that it has taken
-_LATEST_S = 0.01
+_LOOK_S = 0.05  # between two looks at whether the group still is one
 
-Wait: TypeAlias = Callable[[Sequence[Any]], None]
+T = TypeVar("T")
 
 
 class Joined:
@@ -28,12 +24,19 @@ class Joined:
         member: its lines to rank 0.
         serving: rank 0's thread; None elsewhere.
         lost_after_s: how long a rank may be silent.
+
+    Attributes:
+        patience_s: how long this process may live on without having heard that others are gone.
+        is_closed: it has left.
     """
 
     def __init__(self, member: Member, serving: Serving | None, *, lost_after_s: float) -> None:
         self.member = member
         self._serving = serving
         self._lost_after_s = lost_after_s
+        self._worker = Worker()
+        self.patience_s = lost_after_s
+        self.is_closed = False
 
     @property
     def rank(self) -> int:
@@ -106,30 +109,27 @@ class Joined:
             hint = "run the same script, with the same arguments, on each rank"
             raise ProgramError(f"{what} is not the same on all ranks: {difference}", hint=hint)
 
-    @contextmanager
-    def running(self, runs: str, timeout_s: float) -> Iterator[Wait]:
-        """Runs a step that all ranks compute together; as `together`.
+    def run_step(self, runs: str, compute: Callable[[], T], *, timeout_s: float) -> T:
+        """Runs a step that all ranks compute together; as `run`.
 
         Args:
             runs: which program, with which shapes: the same on all ranks.
+            compute: runs it.
             timeout_s: how long it may take.
         """
         self.member.now(replace(self.member.doing, runs=runs))
-        with self.together(RUNNING, timeout_s) as wait:
-            yield wait
+        result = self.run(RUNNING, compute, timeout_s=timeout_s)
         self.member.now(Doing(self.step, "between steps"))
+        return result
 
-    @contextmanager
-    def together(self, what: str, timeout_s: float) -> Iterator[Wait]:
-        """Lets arrays be computed that all ranks compute together, and waited for.
+    def run(self, what: str, compute: Callable[[], T], *, timeout_s: float) -> T:
+        """Returns what all ranks compute together, once it is there.
 
         Args:
             what: is computed, in few words.
+            compute: calls something compiled, and returns its arrays; in a thread of its own, to
+                which settings of jax that hold for one thread do not come.
             timeout_s: how long it may take.
-
-        Yields:
-            What waits for arrays. It looks again and again whether they are there, and does not
-            wait inside XLA: nothing can be raised there.
 
         Raises:
             PeerLostError: a rank is gone, or late.
@@ -138,23 +138,18 @@ class Joined:
         self.check()
         before = self.member.doing
         self.doing(what)
+        task, until = self._worker.begin(compute), time.monotonic() + timeout_s
+        while not task.is_done(_LOOK_S):
+            self.check()
+            if time.monotonic() > until:
+                raise self.member.late(what, timeout_s)
         try:
-            yield lambda arrays: self._wait(arrays, what, timeout_s)
+            result: T = task.result()
         except (RuntimeError, ValueError) as error:
             self._explain(error)
             raise
         self.member.now(before)
-
-    def _wait(self, arrays: Sequence[Any], what: str, timeout_s: float) -> None:
-        start = time.monotonic()
-        for array in arrays:
-            while not array.is_ready():
-                waited = time.monotonic() - start
-                self.check()
-                if waited > timeout_s:
-                    raise self.member.late(what, timeout_s)
-                time.sleep(min(_LATEST_S, max(_SOONEST_S, waited / _SHARE)))
-        jax.block_until_ready(arrays)  # raises what went wrong
+        return result
 
     def _explain(self, error: Exception) -> None:
         """Raises who is gone, where that is why something failed.
@@ -166,7 +161,7 @@ class Joined:
             return
         until = time.monotonic() + 2 * self._lost_after_s
         while self.member.verdict is None and time.monotonic() < until:
-            time.sleep(_LATEST_S)
+            time.sleep(_LOOK_S)
         if (verdict := self.member.verdict) is not None:
             raise self.member.error(verdict) from error
 
@@ -177,6 +172,7 @@ class Joined:
 
     def close(self) -> None:
         """Ends all lines, when what is under way has been sent."""
+        self.is_closed = True
         self.member.close()
         if self._serving is not None:
             self._serving.close()

@@ -1,6 +1,7 @@
 """RankStep: a step that runs over the devices of all ranks of a group, one process each."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,10 @@ class RankStep(Step):
         dump_dir: Path | None = None,
     ) -> None:
         self._joined = joined
+        joined.patience_s = strategy.step_timeout_s
         self._is_local = strategy.batch == "local"
         self._has_begun = False
+        self._compiled: dict[tuple[Any, ...], Any] = {}
         _check(strategy, captured)
         super().__init__(captured, strategy, jax.devices(), dump_dir)
         self._waits = False  # here, and not inside XLA
@@ -151,7 +154,8 @@ class RankStep(Step):
         self._joined.doing("compiling")
         variant = self._variants.at(self._whole(rows))
         lines = description(self.strategy, self.captured, variant.program, data)
-        self._joined.agree("the step", lines, timeout_s=self._longest_s)
+        what = f"{self.program.name} with {self._whole(rows)} rows"
+        self._joined.agree(what, lines, timeout_s=self._longest_s)
         return variant
 
     def _placed(self, data: list[Any], lowered: LoweredStep) -> list[Any]:
@@ -180,10 +184,17 @@ class RankStep(Step):
 
     def _run(self, run: Any, given: Any, kept: Any, data: Any) -> Any:
         rows = next((x.shape[0] for x in data if x.ndim), 0)
-        with self._joined.running(f"{self.program.name} with {rows} rows", self._longest_s) as wait:
-            written, fetched = super()._run(run, given, kept, data)
-            wait((fetched or written)[:1])  # when one is there, so are all
+        runs = f"{self.program.name} with {rows} rows"
+        known = (id(run), *map(np.shape, data))
+        if known not in self._compiled:
+            self._compiled[known] = self._compile(run, given, kept, data)
+        compute = partial(super()._run, self._compiled[known], given, kept, data)
+        written, fetched = self._joined.run_step(runs, compute, timeout_s=self._longest_s)
         return written, [self._readable(value) for value in fetched]
+
+    def _compile(self, run: Any, given: Any, kept: Any, data: Any) -> Any:
+        """Returns a step compiled, here and not in the thread that is to run it."""
+        return run.lower(given, kept, data).compile() if hasattr(run, "lower") else run
 
     def _readable(self, value: jax.Array) -> jax.Array:
         """Returns a metric such that this rank can read it."""

@@ -1,0 +1,63 @@
+"""The thread that waits inside XLA, so that the main thread never does.
+
+Nothing can be raised in a thread that waits for a collective. XLA:CPU runs small programs before
+the call to them returns, so the call itself is such a wait too, and is made in here.
+"""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import jax
+
+
+class Task:
+    """What the thread does for another.
+
+    Args:
+        compute: returns arrays, all of which are there when the first is.
+    """
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self._compute = compute
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+
+    def is_done(self, timeout_s: float) -> bool:
+        """Waits for it, and tells whether it is done."""
+        return self._done.wait(timeout_s)
+
+    def result(self) -> Any:
+        """Returns what was computed, or raises what went wrong."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def run(self) -> None:
+        """Computes, and waits until the arrays are there."""
+        try:
+            self._result = self._compute()
+            jax.block_until_ready(jax.tree_util.tree_leaves(self._result)[:1])
+        except BaseException as error:  # noqa: BLE001  it is raised where it is waited for
+            self._error = error
+        self._done.set()
+
+
+class Worker:
+    """Runs tasks one after another, in a thread that ends with the process."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[Task] = SimpleQueue()
+        threading.Thread(target=self._run, name="jaxfleet-xla", daemon=True).start()
+
+    def begin(self, compute: Callable[[], Any]) -> Task:
+        """Returns a task, which is done when its turn comes."""
+        task = Task(compute)
+        self._tasks.put(task)
+        return task
+
+    def _run(self) -> None:
+        while True:
+            self._tasks.get().run()

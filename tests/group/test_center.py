@@ -1,0 +1,164 @@
+"""What rank 0 tells the others, message by message."""
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxfleet.group.center import RUNNING, Center
+from jaxfleet.group.differences import first_difference
+from jaxfleet.group.verdict import Verdict
+from jaxfleet.ps.messages import Kind, Message, Tensor
+
+
+class Ranks:
+    """Ranks that say what a test has them say."""
+
+    def __init__(self, size: int) -> None:
+        self.center = Center(size, "job", "host:1", lost_after_s=2.0)
+        self.told: list[tuple[bytes, Message]] = []
+        for rank in range(size):
+            self.say(rank, Kind.HELLO, job="job", size=size)
+
+    def say(self, rank: int, kind: Kind, *, step: int = 0, number: int = 0, **body: Any) -> None:
+        """Lets a rank say something."""
+        said = {"rank": rank, "session": f"process {rank}", **body}
+        payload = (Tensor("payload", np.frombuffer(f"{rank}".encode(), np.uint8)),)
+        tensors = payload if kind is Kind.BARRIER else ()
+        line = f"line of {rank}".encode()
+        message = Message(kind, "", step=step, number=number, body=said, tensors=tensors)
+        self.told = self.center.take(line, message)
+
+    def beat(self, rank: int, step: int, doing: str = RUNNING, runs: str = "train") -> None:
+        """Lets a rank say what it does."""
+        self.say(rank, Kind.HEARTBEAT, step=step, doing=doing, runs=runs)
+
+    def verdict(self) -> Verdict:
+        """Returns what all ranks were told just now."""
+        found = {Verdict.of(message.body.get("verdict")) for _, message in self.told}
+        found.discard(None)
+        assert len(found) == 1, self.told
+        lines = {line for line, message in self.told if message.body.get("verdict")}
+        assert len(lines) == self.center.size
+        return found.pop() or Verdict(-1, "")
+
+
+def test_all_are_welcome_when_the_last_has_come() -> None:
+    ranks = Ranks(3)
+    assert [message.body["came"] for _, message in ranks.told] == [[0, 1, 2]] * 3
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"rank": 1, "session": "another"}, "another process is rank 1 already"),
+        ({"rank": 2, "session": "x"}, "there is no rank 2 among 2"),
+        ({"rank": 1, "session": "x", "job": "other"}, "2 ranks of job 'job', not rank 1 of 2 of"),
+    ],
+)
+def test_who_does_not_belong_is_refused(body: dict[str, Any], says: str) -> None:
+    ranks = Ranks(2)
+    given = {"job": "job", "size": 2, **body}
+    ranks.say(given.pop("rank"), Kind.HELLO, **given)
+    ((_, answer),) = ranks.told
+    assert says in str(answer.body["refused"])
+
+
+def test_what_all_ask_for_is_answered_in_the_order_of_ranks() -> None:
+    ranks = Ranks(2)
+    ranks.say(1, Kind.BARRIER, number=1, what="here")
+    assert not ranks.told
+    ranks.say(0, Kind.BARRIER, number=1, what="here")
+    for _, answer in ranks.told:
+        assert [tensor.array.tobytes() for tensor in answer.tensors] == [b"0", b"1"]
+
+
+def test_who_is_silent_is_lost_and_named_to_all() -> None:
+    ranks = Ranks(2)
+    ranks.beat(1, 7)
+    ranks.told = ranks.center.passed(1.5)
+    assert not ranks.told
+    ranks.beat(0, 7)
+    ranks.told = ranks.center.passed(1.0)
+    silent = "rank 1 is lost: not heard of for 2.5 s; it last said: step 7, running"
+    assert ranks.verdict() == Verdict(1, silent)
+
+
+def test_who_left_is_missed_by_the_next_step_only() -> None:
+    ranks = Ranks(2)
+    ranks.beat(0, 3)
+    ranks.say(1, Kind.BYE, step=3)
+    assert ranks.center.verdict is None
+    ranks.beat(0, 4)
+    assert "rank 1 left after step 3, and rank 0 waits" in ranks.verdict().what
+
+
+def test_who_left_is_missed_where_others_ask() -> None:
+    ranks = Ranks(2)
+    ranks.say(1, Kind.BYE, step=3)
+    ranks.say(0, Kind.BARRIER, step=3, number=1, what="saving")
+    assert "rank 1 left after step 3, and rank 0 waits for it: step 3, saving" in (
+        ranks.verdict().what
+    )
+
+
+def test_all_may_go_when_all_have_said_bye() -> None:
+    ranks = Ranks(2)
+    ranks.say(1, Kind.BYE, step=3, number=9)
+    assert not ranks.told
+    ranks.say(0, Kind.BYE, step=3, number=4)
+    assert [(line, message.number) for line, message in ranks.told] == [
+        (b"line of 1", 9),
+        (b"line of 0", 4),
+    ]
+
+
+def test_an_error_of_one_is_told_to_all() -> None:
+    ranks = Ranks(3)
+    ranks.say(2, Kind.BYE, step=5, error="ValueError: no rows")
+    assert ranks.verdict() == Verdict(2, "rank 2 ended in step 5: ValueError: no rows")
+
+
+def test_another_program_in_the_same_step_is_named() -> None:
+    ranks = Ranks(2)
+    ranks.beat(0, 4, runs="train with 8 rows")
+    ranks.beat(1, 4, runs="train with 16 rows")
+    assert ranks.verdict().differs
+    assert "8 rows, and rank 1 train with 16 rows" in ranks.verdict().what
+
+
+def test_ranks_at_different_places_are_named() -> None:
+    ranks = Ranks(2)
+    ranks.say(0, Kind.BARRIER, number=1, what="saving")
+    ranks.say(1, Kind.BARRIER, number=1, what="restoring")
+    assert ranks.verdict() == Verdict(
+        1, "rank 0 is at 'saving', and rank 1 at 'restoring'", differs=True
+    )
+
+
+def test_one_that_asks_between_steps_is_waited_for_only_by_those_who_go_on() -> None:
+    ranks = Ranks(2)
+    ranks.beat(1, 3)
+    ranks.say(0, Kind.BARRIER, step=3, number=1, what="saving")
+    assert ranks.center.verdict is None, "rank 1 may be about to end step 3"
+    ranks.beat(1, 4)
+    assert "rank 0 is at 'saving', and rank 1 runs train" in ranks.verdict().what
+
+
+def test_one_that_asks_within_a_step_that_others_run_is_named() -> None:
+    ranks = Ranks(2)
+    ranks.beat(1, 3)
+    ranks.say(0, Kind.BARRIER, step=3, number=1, what="another shape", inside=True)
+    assert "rank 0 is at 'another shape', and rank 1 runs train" in ranks.verdict().what
+
+
+def test_the_first_line_that_differs_is_found() -> None:
+    texts = [["a", "b"], ["a", "b"], ["a", "c"], ["a"]]
+    given = {
+        "the digest": [f"{lines}".encode() for lines in texts],
+        "the text": [zlib.compress("\n".join(lines).encode()) for lines in texts],
+    }
+    said = "rank 2 and rank 3 differ from rank 0; line 2: rank 0 has 'b', rank 2 'c'"
+    assert first_difference(texts[0], lambda part, _: given[part]) == said
+    assert first_difference(texts[0], lambda _, data: [data, data]) is None
