@@ -172,6 +172,8 @@ class Center:
         seen.step, seen.left_after = message.step, message.step
         if why := message.body.get("error"):
             self._condemn(Verdict(rank, f"rank {rank} ended in step {message.step}: {why}"))
+        if self.verdict is not None:
+            return [(line, self._news())]  # a group that is broken does not end well
         self._leaving.append((line, Message(Kind.OK, "rank 0", number=message.number)))
         return self._leaving if len(self._leaving) == self.size else []
 

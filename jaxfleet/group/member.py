@@ -228,30 +228,43 @@ class Member:
         raise self.late(what, timeout_s)
 
     def _beat(self) -> None:
-        """Beats until this end is closed; whatever fails, a rank that lives must not look dead."""
+        """Beats until this end is closed."""
         every_s = min(_MOST_BETWEEN_BEATS_S, self._lost_after_s / 5)
         while not self._closing.is_set():
-            with suppress(ClosedError):
-                self._beats = lines = self._network.connect([self.endpoint])
-                while not self._closing.is_set():
-                    doing = self._doing
-                    body: dict[str, Plain] = {"doing": doing.what, "runs": doing.runs}
-                    self._send(lines, Kind.HEARTBEAT, body=body)
-                    self._listen(lines, every_s)
-            self._closing.wait(every_s)
+            try:
+                self._beat_on(every_s)
+            except Exception:  # noqa: BLE001  whatever it is, a rank that lives must not look dead
+                self._closing.wait(every_s)
+                self._count(every_s)
+
+    def _beat_on(self, every_s: float) -> None:
+        self._beats = lines = self._network.connect([self.endpoint])
+        try:
+            while not self._closing.is_set():
+                doing = self._doing
+                body: dict[str, Plain] = {"doing": doing.what, "runs": doing.runs}
+                self._send(lines, Kind.HEARTBEAT, body=body)
+                self._listen(lines, every_s)
+        finally:
+            lines.close()
 
     def _listen(self, lines: Lines, every_s: float) -> None:
         until = time.monotonic() + every_s
         while (before := time.monotonic()) < until:
             arrived = lines.receive(until - before)
-            # If it is more, this process stood still, and rank 0 had no chance to be heard.
-            self._silent_s += min(time.monotonic() - before, 2 * every_s)
             if arrived is not None:
                 self._hear(arrived[1])
-            elif self._silent_s > self._lost_after_s and self._verdict is None:
-                what = f"rank 0 is lost: not heard of for {self._silent_s:.1f} s"
-                step, doing = self._ranks.get(0, (0, "nothing"))
-                self._verdict = Verdict(0, f"{what}; it last said: step {step}, {doing}")
+            else:
+                # If it is more, this process stood still, and rank 0 had no chance to be heard.
+                self._count(min(time.monotonic() - before, 2 * every_s))
+
+    def _count(self, seconds: float) -> None:
+        """Counts time in which nothing was heard of rank 0."""
+        self._silent_s += seconds
+        if self._silent_s > self._lost_after_s and self._verdict is None:
+            what = f"rank 0 is lost: not heard of for {self._silent_s:.1f} s"
+            step, doing = self._ranks.get(0, (0, "nothing"))
+            self._verdict = Verdict(0, f"{what}; it last said: step {step}, {doing}")
 
     def _hear(self, message: Message) -> None:
         self._silent_s = 0.0

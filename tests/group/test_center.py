@@ -114,6 +114,14 @@ def test_all_may_go_when_all_have_said_bye() -> None:
     ]
 
 
+def test_a_broken_group_does_not_end_well() -> None:
+    ranks = Ranks(2)
+    ranks.say(1, Kind.BYE, step=3, number=9)
+    ranks.beat(0, 4)
+    ranks.say(0, Kind.BYE, step=4, number=4, error="PeerLostError: rank 1 left")
+    assert all(message.kind is not Kind.OK for _, message in ranks.told)
+
+
 def test_an_error_of_one_is_told_to_all() -> None:
     ranks = Ranks(3)
     ranks.say(2, Kind.BYE, step=5, error="ValueError: no rows")
