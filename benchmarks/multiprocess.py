@@ -198,6 +198,7 @@ class Side:
     def kill(self) -> None:
         for child in self.children:
             child.kill()
+        for child in self.children:
             child.wait()
 
 
