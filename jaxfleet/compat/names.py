@@ -45,6 +45,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid.incubate.fleet.collective": (f"{_FLUID}.incubate.fleet.collective",),
     "paddle.fluid.incubate.fleet.utils": (f"{_FLUID}.incubate.fleet.utils",),
     "paddle.fluid.incubate.fleet.utils.fs": (f"{_FLUID}.incubate.fleet.utils.fs",),
+    "paddle.fluid.incubate.fleet.utils.fleet_util": (f"{_FLUID}.incubate.fleet.utils.fleet_util",),
     "paddle.fluid.incubate.fleet.parameter_server": (_SERVERS,),
     "paddle.fluid.incubate.fleet.parameter_server.distribute_transpiler": (
         f"{_SERVERS}.distribute_transpiler",

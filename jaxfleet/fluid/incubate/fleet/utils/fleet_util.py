@@ -1,0 +1,127 @@
+"""FleetUtil: figures over all workers of a fleet, and words of the first one.
+
+Of fluid's there are the metrics. What writes donefiles and reads models of a cluster is not here.
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.incubate.fleet.base.fleet_base import Fleet
+from jaxfleet.fluid.incubate.fleet.parameter_server import distribute_transpiler, pslib
+from jaxfleet.fluid.scope import global_scope
+from jaxfleet.runtime.scope import Scope
+
+_POS, _NEG = "_generated_var_2", "_generated_var_3"
+
+
+class FleetUtil:
+    """Metrics of a fleet.
+
+    Args:
+        mode: `pslib` or `transpiler`: whose fleet.
+        fleet: another one.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+
+    def __init__(self, mode: str = "pslib", fleet: Fleet | None = None) -> None:
+        fleets: dict[str, Fleet] = {
+            "pslib": pslib.fleet,
+            "transpiler": distribute_transpiler.fleet,
+        }
+        if mode not in fleets:
+            what = 'Please choose one mode from ["pslib", "transpiler"]'
+            raise mistake(what, f"not {mode!r}")
+        self._fleet = fleets[mode] if fleet is None else fleet
+
+    def rank0_print(self, s: str) -> None:
+        """Prints a line on the first worker."""
+        if self._fleet.is_first_worker():
+            print(s, flush=True)  # noqa: T201  # what is asked for
+
+    rank0_info = rank0_print
+
+    def rank0_error(self, s: str) -> None:
+        """Writes a line to the first worker's standard error."""
+        if self._fleet.is_first_worker():
+            sys.stderr.write(f"{s}\n")
+
+    def set_zero(
+        self,
+        var_name: str,
+        scope: Scope | None = None,
+        place: Any = None,
+        param_type: str = "int64",
+    ) -> None:
+        """Makes a variable zeros, as a metric's counts at the end of a pass.
+
+        Args:
+            var_name: the variable.
+            scope: where it is; the global one unless given.
+            place: taken; it stays where it is.
+            param_type: taken; so does its dtype.
+
+        Raises:
+            ValueError: the scope has no such variable.
+        """
+        del place, param_type
+        held = global_scope() if scope is None else scope
+        held.keep({var_name: np.zeros_like(_counts(held, var_name))})
+
+    def get_global_auc(
+        self, scope: Scope | None = None, stat_pos: str = _POS, stat_neg: str = _NEG
+    ) -> float:
+        """Returns the area under the curve of all workers' samples; all workers call.
+
+        Args:
+            scope: where the counts are; the global one unless given.
+            stat_pos: the variable that counts positive samples by bucket, of `layers.auc`.
+            stat_neg: that of negative ones.
+
+        Raises:
+            ValueError: the scope has no such variable.
+        """
+        held = global_scope() if scope is None else scope
+        return area(self._summed(held, stat_pos), self._summed(held, stat_neg))
+
+    def print_global_auc(
+        self,
+        scope: Scope | None = None,
+        stat_pos: str = _POS,
+        stat_neg: str = _NEG,
+        print_prefix: str = "",
+    ) -> None:
+        """Prints it on the first worker; see `get_global_auc`."""
+        found = self.get_global_auc(scope, stat_pos, stat_neg)
+        self.rank0_print(f"{print_prefix} global auc = {found}")
+
+    def _summed(self, scope: Scope, name: str) -> np.ndarray:
+        """Returns the counts of a variable over all workers."""
+        mine = _counts(scope, name).astype(np.int64).reshape(-1)
+        total = np.zeros_like(mine)
+        self._fleet.all_reduce_worker(mine, total)
+        return total
+
+
+def area(positive: np.ndarray, negative: np.ndarray) -> float:
+    """Returns the area under the curve of counts by bucket, by trapezoids; 0.5 of one kind alone.
+
+    >>> area(np.array([0, 1, 1]), np.array([1, 1, 0]))
+    0.875
+    """
+    above = np.concatenate([[0], np.cumsum(positive[::-1])]).astype(np.float64)
+    total = above[-1] * negative.sum()
+    if not total:
+        return 0.5
+    return float((negative[::-1] * (above[:-1] + above[1:]) / 2).sum() / total)
+
+
+def _counts(scope: Scope, name: str) -> np.ndarray:
+    if name not in scope:
+        what = f"'{name}' is not in the scope, and should count a metric's samples"
+        raise mistake(what, "name the variables that layers.auc returns")
+    return np.asarray(scope.peek(name))
