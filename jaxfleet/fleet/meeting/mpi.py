@@ -55,7 +55,7 @@ class _EndsAll:
     ) -> None:
         self.before(kind, error, trace)
         sys.stderr.flush()
-        self.communicator.Abort(1)
+        _abort(self.communicator)
 
 
 class MpiMeeting:
@@ -144,4 +144,9 @@ class _Group:
 
 def _end_with_error(communicator: Any) -> None:
     """Lets this process end the job when it ends: MPI would wait for ever for who is lost."""
-    atexit.register(communicator.Abort, 1)
+    atexit.register(_abort, communicator)
+
+
+def _abort(communicator: Any) -> None:
+    if not find_mpi().Is_finalized():
+        communicator.Abort(1)
