@@ -6,6 +6,7 @@ from jaxfleet.errors import PassError
 from jaxfleet.ir import Block, Kind, Operator, Program, Role, Variable, parse
 from jaxfleet.ir.embed import Embedded, embed
 from jaxfleet.ir.names import grad_name, snapshot_name
+from jaxfleet.passes import _adaptive
 from jaxfleet.passes._beside import with_beside
 from jaxfleet.passes._when_due import branch, due_every, number, op, unchanged
 from jaxfleet.pipeline import Pass, made_by, register_pass
@@ -28,6 +29,9 @@ class Meet(Pass):
     With `outer` the mean way is a gradient, by which another optimizer updates the parameters that
     all had (DiLoCo, Douillard et al. 2023); what it keeps is held beside the state. Plain SGD with
     a rate of 1 is the mean.
+
+    With `loss` devices meet the more often the further it has fallen (AdaComm, Wang and Joshi
+    2019): at first they only have to get near, and in the end their differences are what is left.
 
     With `every` 1 they meet at each step, which with plain SGD is what one device computes with
     the whole batch. Runs after `train_apart`.
@@ -71,6 +75,7 @@ class Meet(Pass):
     """  # noqa: E501  # attributes stand on one line
 
     every: int = 4  # steps from one meeting to the next
+    loss: str = ""  # a number by whose fall the steps become fewer, of which `every` are the most
     outer: str = ""  # the text of a program that updates parameters by `w@GRAD`, the mean way
 
     runs_after = ("train_apart",)
@@ -91,12 +96,18 @@ class Meet(Pass):
         begins: list[tuple[Variable, str | int | float]]
         begins = [(Variable(_COUNT, "i32", (), Kind.STATE), 0), *((v, p.name) for p, v in pairs)]
         outer = self._outer([p.name for p in params])
-        held = with_beside(program, [*begins, *outer.begins])
+        adaptive = _adaptive.held(self.every) if self.loss else []
+        held = with_beside(program, [*begins, *adaptive, *outer.begins])
         at = len(program.blocks)
         names = [*(x.name for pair in pairs for x in pair), *(v.name for v, _ in outer.begins)]
         still = unchanged([(x, held.variables[x]) for x in names], index=at)
         meeting, inner = self._meeting(params, outer, index=at + 1)
-        ops, declared, index = due_every(_COUNT, number(self.every, "i32"), _NAME)
+        every = _adaptive.EVERY if self.loss else number(self.every, "i32")
+        ops, declared, index = due_every(_COUNT, every, _NAME)
+        if self.loss:
+            self._check_loss(program)
+            ops += _adaptive.adapted(self.loss, self.every)
+            declared += _adaptive.temporaries()
         new = [made_by(x, self) for x in (*ops, branch(index, names, (at, at + 1)))]
         root = held.root.with_ops([*held.root.ops, *new], declare=declared)
         attrs = held.attrs.updated(shows=tuple((p.name, v.name) for p, v in pairs))
@@ -131,6 +142,12 @@ class Meet(Pass):
             args, results, inner = [*args, *kept], [*results, *kept], embedded.inner
         made = tuple(made_by(x, self) for x in ops)
         return Block(index, 0, variables, tuple(args), made, tuple(results)), inner
+
+    def _check_loss(self, program: Program) -> None:
+        variable = program.root.variables.get(self.loss)
+        if variable is None or (variable.dtype, variable.shape) != ("f32", ()):
+            what = f"{self.name}: '{self.loss}' is no number in float32 that block 0 computes"
+            raise PassError(what, hint="loss names a metric that is the loss of all rows")
 
     def _outer(self, params: list[str]) -> "_Outer":
         if not self.outer:

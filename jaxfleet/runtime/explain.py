@@ -154,6 +154,8 @@ def _about_what_is_held(program: Program, strategy: DistributedStrategy) -> Iter
         yield f"each device has its own of {_count(len(own), 'leaf', 'leaves')}, {_size(own)}"
     if strategy.communication == "local_sgd" and own:
         yield f"devices train by themselves, and take the mean every {strategy.k_steps} steps"
+    if strategy.adaptive:
+        yield f"and the more often the further '{strategy.adaptive}' has fallen"
     if strategy.outer is not None:
         yield "the mean of how far they went is the gradient of an outer optimizer"
     if strategy.hierarchical:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxfleet.analysis.placing import MAX_IMBALANCE, METHODS
 from jaxfleet.errors import StrategyError
+from jaxfleet.runtime.collective_rules import check_collective
 
 MODES = ("single", "collective", "pserver")
 ALLREDUCES = ("auto", "ring", "exchange")
@@ -95,6 +96,8 @@ class DistributedStrategy:
         loss_scale_steps: float16: after so many good steps it is doubled.
         outer: local_sgd: an optax optimizer that takes the mean of how far devices went as its
             gradient: `optax.sgd(0.7, momentum=0.9, nesterov=True)`. None: parameters are averaged.
+        adaptive: local_sgd: the name of the metric that is the loss, such as `loss`: the further
+            it has fallen, the more often devices meet; `k_steps` are the most. "": always k_steps.
         passes: further passes to run at the end, as text: `fuse_allreduce{flat=true}`.
     """
 
@@ -131,6 +134,7 @@ class DistributedStrategy:
     loss_scale: float = 32768.0
     loss_scale_steps: int = 2000
     outer: Any = None
+    adaptive: str = ""
     passes: str = ""
 
     def __post_init__(self) -> None:
@@ -161,7 +165,7 @@ class DistributedStrategy:
             raise StrategyError(what, hint="0 turns it off; 4 << 20 makes buckets of 4 MiB")
         _check_budget(self.memory_budget)
         _check_communication(self)
-        _check_collective(self)
+        check_collective(self)
 
     @property
     def bound(self) -> int:
@@ -223,49 +227,6 @@ def _check_communication(strategy: DistributedStrategy) -> None:
         what = f"strategy: staleness is {strategy.bound}, and servers hear of a trainer only every"
         hint = f"raise staleness to at least {least}, or lower merge or k_steps"
         raise StrategyError(f"{what} {strategy.period} steps", hint=hint)
-
-
-def _check_collective(strategy: DistributedStrategy) -> None:
-    """Refuses what devices of a mesh do, in other modes, and what does not go together there."""
-    _check_flag("sharded", strategy.sharded)
-    if strategy.mode != "collective" and strategy.sharded:
-        what = f"strategy: sharded in mode {strategy.mode!r}"
-        raise StrategyError(what, hint="mode='collective' is what cuts state over devices")
-    apart = strategy.communication == "local_sgd"
-    if strategy.mode == "pserver" and apart:
-        what = "strategy: communication 'local_sgd' in mode 'pserver'"
-        raise StrategyError(what, hint="there it is communication='fl', or mode='collective'")
-    if strategy.mode == "collective" and strategy.communication not in {"sync", "local_sgd"}:
-        what = f"communication {strategy.communication!r} is between trainers and servers"
-        raise StrategyError(what, hint="mode='pserver'; devices of a mesh go together")
-    for name, least in (("hierarchical", 0), ("rings", 1)):
-        if strategy.mode != "collective" and getattr(strategy, name) > least:
-            what = f"strategy: {name} in mode {strategy.mode!r}"
-            raise StrategyError(what, hint="mode='collective' is what reduces over devices")
-    if strategy.mode == "pserver" and strategy.amp:
-        what = f"strategy: amp={strategy.amp!r} in mode 'pserver'"
-        raise StrategyError(what, hint="amp is for the modes single and collective")
-    if strategy.hierarchical < 0 or strategy.hierarchical == 1:
-        what = f"strategy: hierarchical is {strategy.hierarchical}"
-        raise StrategyError(what, hint="a group has at least 2 devices; 0 makes no groups")
-    if strategy.sharded and (strategy.hierarchical or strategy.rings > 1):
-        name = "hierarchical" if strategy.hierarchical else "rings"
-        what = f"strategy: {name} with sharded, which has no all-reduces of gradients"
-        raise StrategyError(what, hint="leave one of them out")
-    if strategy.outer is not None and not apart:
-        what = f"strategy: outer with communication {strategy.communication!r}"
-        raise StrategyError(what, hint="outer is for communication='local_sgd'")
-    if apart and strategy.rings > 1:
-        what = "strategy: rings with communication 'local_sgd', which reduces no gradients"
-        raise StrategyError(what, hint="leave rings out")
-    if apart and strategy.sharded:
-        what = "strategy: sharded with communication 'local_sgd'"
-        raise StrategyError(what, hint="a device that trains by itself needs all of its state")
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise StrategyError(f"strategy: {name} is {value!r}, but must be True or False")
 
 
 def as_strategy(strategy: "DistributedStrategy | str | None") -> DistributedStrategy:

@@ -46,6 +46,7 @@ def pipeline_for(
     devices: int,
     over_gloo: bool = False,
     tables: bool = False,
+    loss: str = "",
     outer: str = "",
 ) -> tuple[Pass, ...]:
     """Returns the passes that a strategy asks for.
@@ -55,6 +56,7 @@ def pipeline_for(
         devices: how many there are.
         over_gloo: they are CPUs of several processes.
         tables: the step looks rows up.
+        loss: the variable that is the loss, where the strategy is adaptive.
         outer: the text of what an outer optimizer does.
     """
     passes: list[Pass] = [DeadCodeElimination()]
@@ -67,7 +69,7 @@ def pipeline_for(
     if strategy.merge > 1:
         passes.append(MergeGradients(every=strategy.merge))
     if devices > 1:
-        passes.extend(_on_devices(strategy, devices, outer))
+        passes.extend(_on_devices(strategy, devices, loss, outer))
     if tables:
         passes.append(SparseTable())
     passes.extend(_reductions(strategy, devices, over_gloo=over_gloo))
@@ -77,10 +79,13 @@ def pipeline_for(
     return tuple(passes)
 
 
-def _on_devices(strategy: DistributedStrategy, devices: int, outer: str) -> tuple[Pass, ...]:
+def _on_devices(
+    strategy: DistributedStrategy, devices: int, loss: str, outer: str
+) -> tuple[Pass, ...]:
     """Returns the passes that make the program of each device."""
     if strategy.communication == "local_sgd":
-        return TrainApart(devices=devices), Meet(every=strategy.k_steps, outer=outer)
+        meet = Meet(every=strategy.k_steps, loss=loss, outer=outer)
+        return TrainApart(devices=devices), meet
     kind = ShardedUpdate if strategy.sharded else GradAllreduce
     return (kind(devices=devices, local_statistics=strategy.local_statistics),)
 

@@ -100,6 +100,7 @@ class Variants:
             devices=len(self._devices),
             over_gloo=_over_gloo(self._devices),
             tables=described,
+            loss=_loss(self._strategy, captured),
             outer=_outer(self._strategy, captured),
         )
         passes += fit.passes if fit is not None else ()
@@ -135,6 +136,21 @@ class Variants:
         return StepMemory(
             captured, variant.interface, variant.program, variant.lowered, self._devices, rows
         )
+
+
+def _loss(strategy: DistributedStrategy, captured: Captured) -> str:
+    """Returns the variable of the metric that the strategy calls the loss, where it does."""
+    name = strategy.adaptive
+    if not name:
+        return ""
+    found = [x for x in captured.metrics if x in {name, f"metrics/{name}"}]
+    variables = captured.program.root.variables
+    numbers = [x for x in found if x in variables and variables[x].shape == ()]
+    if not numbers or variables[numbers[0]].dtype != "f32":
+        what = f"strategy: adaptive is {name!r}, and the step returns no such number in float32"
+        have = ", ".join(x.removeprefix("metrics/") for x in captured.metrics) or "none"
+        raise StrategyError(what, hint=f"its metrics are: {have}")
+    return numbers[0]
 
 
 def _outer(strategy: DistributedStrategy, captured: Captured) -> str:

@@ -1,5 +1,6 @@
 """Devices train by themselves and meet every k steps, as the algorithm says on paper."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,27 @@ def test_an_outer_optimizer_takes_the_mean_way_as_its_gradient(
         other, _ = again(other, batch(number))
     assert_close(other.params, state.params, allowed=0)
     assert "an outer optimizer" in step.explain()
+
+
+def test_devices_meet_more_often_as_the_loss_falls() -> None:
+    most = 6
+    step, state = distributed("adam", apart(2, most, adaptive="loss"))
+    oracle = Oracle(OPTIMIZERS["adam"](), 2, most)
+    losses: list[float] = []
+    periods, first, meetings = [most], 0.0, 0
+    for number in range(2 * STEPS):
+        losses.append(oracle(batch(number % 4)))
+        state, _ = step(state, batch(number % 4))
+        if oracle.meetings > meetings:
+            meetings, value = oracle.meetings, float(np.mean(losses))
+            first, losses = first or value, []
+            oracle.k_steps = min(most, max(1, math.ceil(math.sqrt(value / first) * most)))
+            periods.append(oracle.k_steps)
+        assert_close(state.params, oracle.met, f"after step {number}")
+        assert step.stats()["held"]["meet.every"] == oracle.k_steps
+    assert periods[-1] < most - 1
+    with pytest.raises(StrategyError, match="adaptive is 'cost', and the step returns no such"):
+        distributed("adam", apart(2, most, adaptive="cost"))
 
 
 def test_an_outer_optimizer_must_be_one_that_can_be_held() -> None:
