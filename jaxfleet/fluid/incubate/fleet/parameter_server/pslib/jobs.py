@@ -190,14 +190,19 @@ class PSLib(Fleet):
         self._tending.load(Path(model_path), self._names(table_id))
 
     def save_cache_model(
-        self, executor: Executor, dirname: str, main_program: Program | None = None, **kwargs: Any
+        self,
+        executor: Executor,
+        dirname: str,
+        main_program: Program | None = None,
+        mode: int = 0,
+        table_id: int = 0,
     ) -> int:
         """Refuses: there is no cache of rows.
 
         Raises:
             NotImplementedError: always.
         """
-        del executor, dirname, main_program, kwargs
+        del executor, dirname, main_program, mode, table_id
         raise UnsupportedError("there is no cache of rows to be saved", hint="save_persistables")
 
     def shrink_sparse_table(self) -> None:
