@@ -12,6 +12,7 @@ from jaxfleet.env.names import (
     CURRENT,
     GPUS,
     JOB,
+    MEETING_DIR,
     OF_CLUSTERS,
     PLATFORMS,
     RESTART,
@@ -43,6 +44,7 @@ class Rank:
         gpus: `FLAGS_selected_gpus`; the GPUs that are this rank's, none to leave that open.
         cpu_devices: how many devices the CPU stands in for (`XLA_FLAGS`); None leaves that open.
         proxies: whether it may reach others through a proxy; fluid's launch takes that away.
+        meeting_dir: `JAXFLEET_MEETING_DIR`; where processes meet if by no other way.
     """
 
     rank: int
@@ -53,6 +55,7 @@ class Rank:
     gpus: tuple[int, ...] = ()
     cpu_devices: int | None = None
     proxies: bool = True
+    meeting_dir: Path | None = None
 
 
 def read_rank() -> Rank | None:
@@ -98,6 +101,7 @@ def rank_environment(rank: Rank) -> dict[str, str]:
         JOB: rank.job,
         SECRET_FILE: rank.secret_file,
         RESTART: rank.restart,
+        MEETING_DIR: rank.meeting_dir,
         GPUS: ",".join(map(str, rank.gpus)) or None,
     }
     if any(name in kept for name in ("grpc_proxy", *_PROXIES)):

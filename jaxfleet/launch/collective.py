@@ -1,14 +1,16 @@
 """Runs a job of ranks: a failure ends all of them, and may have all of them started again."""
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
 
-from jaxfleet.env import Rank, rank_environment
+from jaxfleet.env import Rank, rank_environment, read_meeting_dir
 from jaxfleet.launch.ending import Deadline, Ender, Outcome, failure, told
 from jaxfleet.launch.events import Ended, Told
 from jaxfleet.launch.job import CollectiveJob
 from jaxfleet.launch.process import Process
 from jaxfleet.launch.rank_places import RankPlaces
-from jaxfleet.launch.starter import Starter, log_name, starting
+from jaxfleet.launch.starter import Starter, log_name, starting, temporary_folder
 
 
 def launch_ranks(job: CollectiveJob, *, logs: Callable[[str, int], str] = log_name) -> int:
@@ -32,17 +34,26 @@ def launch_ranks(job: CollectiveJob, *, logs: Callable[[str, int], str] = log_na
         StrategyError: a port that was asked for is taken.
         OSError: a folder for logs cannot be made.
     """
-    with RankPlaces(job) as places:
+    with ExitStack() as stack:
+        places = stack.enter_context(RankPlaces(job))
         places.move(0)
         names = {f"rank {rank}": logs("rank", rank) for rank in places.ranks}
-        with starting(job, names) as starter:
-            return _Launch(job, starter, places).run()
+        meeting = read_meeting_dir()  # which all machines see, if anybody has said where
+        temporary = []
+        if not job.nodes.several:
+            meeting = temporary_folder(stack)
+            temporary = [meeting]
+        starter = stack.enter_context(starting(job, names, folders=temporary))
+        return _Launch(job, starter, places, meeting).run()
 
 
 class _Launch:
     """Follows a job from its first start to its end."""
 
-    def __init__(self, job: CollectiveJob, starter: Starter, places: RankPlaces) -> None:
+    def __init__(
+        self, job: CollectiveJob, starter: Starter, places: RankPlaces, meeting: Path | None
+    ) -> None:
+        self._meeting = meeting
         self._job, self._starter, self._places = job, starter, places
         self._console = starter.console
         self._deadline = Deadline(job)
@@ -98,6 +109,8 @@ class _Launch:
                 job=job.name,
                 secret_file=None if secret is None else secret.resolve(),
                 restart=start,
+                # Every start has a folder of its own: nobody meets those of the last one.
+                meeting_dir=None if self._meeting is None else self._meeting / f"start-{start}",
                 gpus=(job.gpus or ())[first : first + each],
                 cpu_devices=job.cpu_devices,
                 proxies=job.proxies,

@@ -1,18 +1,17 @@
 """Runs a job of servers and trainers: starts them, and stops all at the first failure."""
 
 import signal
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
+from jaxfleet.env import read_meeting_dir
 from jaxfleet.launch.ending import Deadline, Ender, Outcome, failure, told
 from jaxfleet.launch.events import Due, Ended, Told
 from jaxfleet.launch.job import PORT_TAKEN, Job
 from jaxfleet.launch.members import Members
 from jaxfleet.launch.places import Places
 from jaxfleet.launch.process import Process
-from jaxfleet.launch.starter import Starter, log_name, starting
+from jaxfleet.launch.starter import Starter, log_name, starting, temporary_folder
 
 _AGAIN_S = 0.5  # until a server that died is started again
 _MOST_PORT_TAKEN = 20
@@ -35,24 +34,18 @@ def launch(job: Job, *, logs: Callable[[str, int], str] = log_name) -> int:
         OSError: a folder for logs cannot be made.
     """
     with ExitStack() as stack:
-        folder = job.checkpoint_dir or _temporary_folder(stack)
+        folder = job.checkpoint_dir or temporary_folder(stack)
         places = stack.enter_context(Places(job))
         names = {f"server {at}": logs("server", at) for at in places.servers}
         names |= {f"trainer {at}": logs("trainer", at) for at in places.trainers}
-        meeting = None if job.nodes.several else _temporary_folder(stack)
-        own = (None if job.checkpoint_dir else folder, meeting)
-        temporary = [each for each in own if each is not None]
+        temporary = [] if job.checkpoint_dir else [folder]
+        meeting = read_meeting_dir()  # which all machines see, if anybody has said where
+        if not job.nodes.several:
+            meeting = temporary_folder(stack)
+            temporary.append(meeting)
         starter = stack.enter_context(starting(job, names, folders=temporary))
         members = Members(job, places=places, starter=starter, folder=folder, meeting=meeting)
         return _Launch(job, starter, members).run()
-
-
-def _temporary_folder(stack: ExitStack) -> Path:
-    return Path(
-        stack.enter_context(
-            tempfile.TemporaryDirectory(prefix="jaxfleet-", ignore_cleanup_errors=True)
-        )
-    )
 
 
 class _Launch:

@@ -1,6 +1,7 @@
 """What every launch has: where lines, logs and events come together as processes are started."""
 
 import signal
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -62,6 +63,12 @@ def log_name(role: str, number: int) -> str:
     'trainer-0.log'
     """
     return f"{role}-{number}.log"
+
+
+def temporary_folder(stack: ExitStack) -> Path:
+    """Returns a new folder that is there for as long as the stack."""
+    folder = tempfile.TemporaryDirectory(prefix="jaxfleet-", ignore_cleanup_errors=True)
+    return Path(stack.enter_context(folder))
 
 
 @contextmanager

@@ -38,7 +38,10 @@ def test_machines_share_out_what_they_start() -> None:
     assert three.endpoints([2, 1, 0], 6170) == ("a:6170", "a:6171", "b:6170")
 
 
-def test_servers_stay_until_the_trainers_of_all_machines_are_done(tmp_path: Path) -> None:
+def test_servers_stay_until_the_trainers_of_all_machines_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXFLEET_MEETING_DIR", "/all/see/it")
     port = free_ports(1)
     code = SAYS + SERVES.format(folder=str(tmp_path))
     words = ["--servers", "1", "--trainers", "3", "--servers-run-script", "--job", "one"]
@@ -58,6 +61,7 @@ def test_servers_stay_until_the_trainers_of_all_machines_are_done(tmp_path: Path
     for place in places(out + also):
         assert place["PADDLE_PSERVERS_IP_PORT_LIST"] == f"127.0.0.1:{port}"
         assert (place["PADDLE_TRAINERS_NUM"], place["JAXFLEET_JOB"]) == ("3", "one")
+        assert place["JAXFLEET_MEETING_DIR"] == "/all/see/it"
     trainers = [place["PADDLE_TRAINER_ID"] for place in places(also)]
     assert trainers == ["2"]
 

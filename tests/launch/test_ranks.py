@@ -23,6 +23,7 @@ def test_each_rank_reads_its_place(
 ) -> None:
     for name in ("PADDLE_PORT", "POD_IP", "PADDLE_PSERVERS_IP_PORT_LIST", "JAXFLEET_RESTART"):
         monkeypatch.setenv(name, "8")  # of the job that this one is started in
+    monkeypatch.setenv("JAXFLEET_MEETING_DIR", "/of/another/job")
     monkeypatch.setenv("XLA_FLAGS", "--one=1 --xla_force_host_platform_device_count=9")
     monkeypatch.setenv("no_proxy", "home")
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
@@ -34,6 +35,8 @@ def test_each_rank_reads_its_place(
     endpoints = found[0]["PADDLE_TRAINER_ENDPOINTS"].split(",")
     assert len(set(endpoints)) == 2
     assert f"2 ranks, the first at {endpoints[0]}" in err
+    meeting = {place.pop("JAXFLEET_MEETING_DIR") for place in found}
+    assert [Path(each).name for each in meeting] == ["start-0"]  # all see the same
     for rank, place in enumerate(found):
         assert place == {
             "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
@@ -105,7 +108,10 @@ def test_a_job_that_is_told_to_stop_while_it_stops_is_not_started_again(tmp_path
     assert not any(runs(pid) for pid in noted(tmp_path))
 
 
-def test_two_machines_agree_on_ranks_and_ports_of_every_start(tmp_path: Path) -> None:
+def test_two_machines_agree_on_ranks_and_ports_of_every_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXFLEET_MEETING_DIR", "/all/see/it")
     port = free_ports(4)
     # A rank of one machine fails, and one of the other for want of it.
     code = SAYS + failing(tmp_path, 1, ranks="13")
@@ -125,6 +131,7 @@ def test_two_machines_agree_on_ranks_and_ports_of_every_start(tmp_path: Path) ->
         assert [place["PADDLE_CURRENT_ENDPOINT"] for place in now] == endpoints
         assert {place["PADDLE_TRAINER_ENDPOINTS"] for place in now} == {",".join(endpoints)}
         assert [place["PADDLE_TRAINER_ID"] for place in now] == list("0123")
+        assert {place["JAXFLEET_MEETING_DIR"] for place in now} == {f"/all/see/it/start-{start}"}
     assert {place["JAXFLEET_JOB"] for place in found} == {"127.0.0.1+127.0.0.2"}
 
 
