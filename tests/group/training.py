@@ -63,6 +63,10 @@ def whole_batches(place: Place) -> Any:
     tx = jf.distributed_optimizer(clipped())
     state, metrics = begin(tx), None
     step = jf.distribute(noisy(tx), (state, toys.rows(ROWS)))
+    chosen = [
+        "exchange=true" in str(op) for op in step.program.root.ops if "allreduce_sum" in op.type
+    ]
+    assert chosen == [place.size * jax.local_device_count() <= 4] * len(chosen) != [], chosen
     if place.rank:
         state["params"] = jax.tree.map(lambda x: x + 3, state["params"])
         state["key"] = jax.random.key(place.rank)
