@@ -72,9 +72,10 @@ def gpus() -> Sequence[Any]:
     """Returns the GPUs of this machine."""
     prepare_devices()
     try:
-        return jax.devices("gpu")
+        found: Sequence[Any] = jax.local_devices(backend="gpu")
     except RuntimeError:
         return ()
+    return found
 
 
 def prepare_devices(count: int | None = None) -> None:
@@ -110,7 +111,7 @@ def device_to_choose(place: Any) -> Any:
             return None
         return _gpu(found, place.id) if place.id else None
     is_elsewhere = isinstance(place, CPUPlace) and jax.default_backend() != "cpu"
-    return jax.devices("cpu")[0] if is_elsewhere else None
+    return jax.local_devices(backend="cpu")[0] if is_elsewhere else None
 
 
 def default_places(*, use_cuda: bool) -> list[CPUPlace] | list[CUDAPlace]:
@@ -138,7 +139,7 @@ def _gpu(found: Sequence[Any], number: int) -> Any:
 
 def _cpus(count: int) -> tuple[Any, ...]:
     prepare_devices(count)
-    found = jax.devices("cpu")
+    found = jax.local_devices(backend="cpu")
     if len(found) < count:
         what = f"{count} places on the CPU, which JAX has started as {len(found)} devices"
         hint = f"set CPU_NUM={count} before the first Executor is made"

@@ -72,6 +72,17 @@ def initialize(
     return Place(joined.rank, joined.size)
 
 
+def has_started() -> bool:
+    """Tells whether jax knows its devices already."""
+    try:
+        # The one public setting that jax refuses when it has started; it stays what it was.
+        count: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # jax makes it up
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        return True
+    return False
+
+
 def joined() -> Joined | None:
     """Returns this process as a rank of its group; None where it is alone."""
     return _joined[0] if _joined else None
@@ -134,14 +145,10 @@ def _start_jax(coordinator: str, here: Rank, connect_s: float) -> None:
 
 def _check_not_started() -> None:
     """Refuses to join once jax knows its devices: it would not look for those of others again."""
-    try:
-        # The one public setting that jax refuses when it has started; it stays what it was.
-        count: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # jax makes it up
-        jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError as error:
+    if has_started():
         what = "jf.initialize: jax has started in this process, with this process's devices alone"
         hint = "call jf.initialize() first: before jax.devices(), before the first array is made"
-        raise StrategyError(what, hint=hint) from error
+        raise StrategyError(what, hint=hint)
 
 
 def _held_port() -> socket.socket:

@@ -31,11 +31,16 @@ def emulate_devices(count: int) -> None:
 
 def have_cpu_devices(count: int) -> None:
     """Makes the CPU look like at least so many devices, if JAX has not started and nobody said."""
-    told: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # jax makes it up
-    if count <= max(1, told) or says_how_many_cpu_devices():
+    if count <= emulated_count() or says_how_many_cpu_devices():
         return
     with contextlib.suppress(RuntimeError):  # JAX has started
         jax.config.update("jax_num_cpu_devices", count)
+
+
+def emulated_count() -> int:
+    """Returns how many devices the CPU is to stand in for; 1 where nobody said."""
+    told: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # jax makes it up
+    return max(1, told)
 
 
 def choose_devices(count: int | None) -> Sequence[Any]:

@@ -1,13 +1,18 @@
-"""Runs a program that every one of several ranks runs, one rank a device of this process.
+"""Runs a program that every one of several ranks runs, one rank a device.
 
 A rank has rows and state of its own: what its optimizer keeps, the running statistics of its rows,
 its parameters between two meetings of `local_sgd`. Outside this module there is one value of each
 variable, rank 0's, since that is what is saved and read; what the ranks have of it lies beside it
 in the scope, and is taken up again by the next run, unless somebody sets the variable in between:
 then all ranks take what was set.
+
+The devices are this process's, or those of a group of processes. There each process brings and
+sees the part of its own devices alone, all ranks are fed the same shapes, and "rank 0" above is
+the first of the process's own.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,13 +23,18 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxfleet.analysis.memory.reused import held_by
 from jaxfleet.errors import FeedError, StrategyError
+from jaxfleet.group import Joined
+from jaxfleet.group.arrays import of_each_rank, own_rows
 from jaxfleet.ir import Program, Variable
 from jaxfleet.lower import ParallelFunction, device_mesh, shardings
 from jaxfleet.ops import Array
 from jaxfleet.runtime.devices import steps_must_not_overlap
-from jaxfleet.runtime.parts import Fed, Fetched
+from jaxfleet.runtime.parts import Fed, Fetched, Shape
 from jaxfleet.runtime.prepared import Uses, donated, missing_state, uses_of
 from jaxfleet.runtime.scope import OfRanks, Scope
+
+_OWN = ("gen_nccl_id", "c_comm_init")  # operators that differ from rank to rank
+_SEED = re.compile(r"\bseed=\d+")  # ranks may draw otherwise: what must be alike is broadcast
 
 
 def rank_count(program: Program) -> int:
@@ -45,6 +55,8 @@ class RanksProgram:
         fetch: variables to return.
         mesh: the ranks' devices, in order.
         uses: what it takes and gives.
+        joined: this process, where the devices are those of a group.
+        timeout_s: how long the others may take over a run.
         functions: jitted, by the shapes of what ranks are fed.
     """
 
@@ -52,11 +64,17 @@ class RanksProgram:
     fetch: tuple[str, ...]
     mesh: Mesh
     uses: Uses
+    joined: Joined | None = None
+    timeout_s: float = 600.0
     functions: dict[Any, tuple[ParallelFunction, Any]] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, program: Program, fetch: tuple[str, ...], devices: Sequence[Any] | None = None
+        cls,
+        program: Program,
+        fetch: tuple[str, ...],
+        devices: Sequence[Any] | None = None,
+        joined: Joined | None = None,
     ) -> "RanksProgram":
         """Makes a program ready.
 
@@ -64,6 +82,7 @@ class RanksProgram:
             program: what every rank runs.
             fetch: variables to return.
             devices: one for each rank; the first ones that there are, unless given.
+            joined: this process, where they are those of a group.
 
         Raises:
             StrategyError: this process has fewer devices than there are ranks.
@@ -71,7 +90,7 @@ class RanksProgram:
         """
         fetch = held_by(program, fetch)
         mesh = device_mesh(_devices(program) if devices is None else devices)
-        return cls(program, fetch, mesh, uses_of(program, fetch))
+        return cls(program, fetch, mesh, uses_of(program, fetch), joined)
 
     def run(self, data: Mapping[str, Any], scope: Scope) -> list[Array]:
         """Runs all ranks once; returns what is fetched, the ranks' values one after another.
@@ -85,7 +104,7 @@ class RanksProgram:
         """
         rows = {v.name: self._rows(v, data[v.name]) for v in self.uses.data}
         numbers = {v.name for v in self.uses.data if not v.shape}
-        return list(self.run_parts(Fed.even(rows, numbers, self.mesh.size), scope).values)
+        return list(self.run_parts(Fed.even(rows, numbers, self.own), scope).values)
 
     def run_parts(self, fed: Fed, scope: Scope) -> Fetched:
         """Runs all ranks once, each on as many rows as it is given.
@@ -97,22 +116,36 @@ class RanksProgram:
         Raises:
             FeedError: the scope lacks something, or ranks join what has different shapes.
         """
+        if self.joined is not None:
+            self.joined.next_step()
         function, run = self._function(fed)
         reused = donated(self.program)
         taken = {v.name: self._taken(v, scope) for v in self.uses.state if v.name in reused}
         kept = {v.name: self._own(v, scope) for v in self.uses.state if v.name not in reused}
         rows = {name: self._placed(value) for name, value in fed.rows.items()}
-        fetched, new = run(taken, kept, rows)
-        if steps_must_not_overlap(self.mesh.devices.tolist()):
-            jax.block_until_ready((fetched, new))
+        fetched, new = self._run(lambda: run(taken, kept, rows))
         written = {v.name: OfRanks(_shown(v, new[v.name]), new[v.name]) for v in self.uses.written}
         scope.keep_of_ranks(written)
-        return Fetched(self.fetch, fetched, function.fetched)
+        if self.joined is not None:
+            fetched = [own_rows(value) for value in fetched]
+        return Fetched(self.fetch, fetched, function.fetched[: self.own])
+
+    def _run(self, run: Callable[[], tuple[list[Array], dict[str, Array]]]) -> Any:
+        """Runs, and waits where devices, or processes, must not be at two runs at once."""
+        if self.joined is None:
+            fetched, new = run()
+            if steps_must_not_overlap(self.mesh.devices.tolist()):
+                jax.block_until_ready((fetched, new))
+            return fetched, new
+        with self.joined.running(self.program.name, self.timeout_s) as wait:
+            fetched, new = run()
+            wait((fetched or list(new.values()))[:1])  # when one is there, so are all
+        return fetched, new
 
     def put(self, name: str, values: Sequence[Any], scope: Scope) -> None:
         """Gives every rank a value of its own of a variable; the scope shows the first rank's."""
         joined = np.concatenate([np.atleast_1d(value) for value in values])
-        whole = jax.device_put(joined, self._sharding)
+        whole = self._placed(joined)
         shown = _shown(self.program.variables[name], whole)
         scope.keep_of_ranks({name: OfRanks(shown, whole)})
 
@@ -120,13 +153,32 @@ class RanksProgram:
         key = tuple(tuple(shapes.items()) for shapes in fed.shapes)
         if key not in self.functions:
             written = tuple(v.name for v in self.uses.written)
-            made = ParallelFunction(self.program, self.fetch, written, self.mesh, fed.shapes)
+            shapes = fed.shapes if self.joined is None else self._agreed(self.joined, fed)
+            made = ParallelFunction(self.program, self.fetch, written, self.mesh, shapes)
             self.functions[key] = (made, made.jitted())
         return self.functions[key]
 
+    def _agreed(self, joined: Joined, fed: Fed) -> tuple[Mapping[str, Shape], ...]:
+        """Returns the shapes of what all ranks are fed, which are the same everywhere.
+
+        Raises:
+            FeedError: they are not, on this process's own devices.
+            ProgramError: they are not on others, or others run another program.
+        """
+        first = fed.shapes[0]
+        if any(shapes != first for shapes in fed.shapes):
+            what = f"devices of one process of {joined.size} are fed different numbers of rows"
+            raise FeedError(what, hint=f"feed a multiple of {self.own} rows")
+        lines = [*(f"'{name}' is fed {list(shape)}" for name, shape in first.items())]
+        lines += [f"fetched: {', '.join(self.fetch)}", *str(self.program).splitlines()]
+        ranks = f"{self.mesh.size} ranks of {joined.size} processes"
+        same = [_SEED.sub("", line) for line in (ranks, *lines) if not _is_own(line)]
+        joined.agree(f"the program '{self.program.name}'", same, timeout_s=self.timeout_s)
+        return (first,) * self.mesh.size
+
     def _rows(self, variable: Variable, value: Any) -> Any:
         """Returns a fed value that ranks can share; a scalar is one for each, or one for all."""
-        ranks = self.mesh.size
+        ranks = self.own
         if not variable.shape:
             value = np.broadcast_to(np.asarray(value), (ranks,))
         elif np.shape(value)[0] % ranks:
@@ -138,6 +190,8 @@ class RanksProgram:
     def _placed(self, value: Any) -> Array:
         if isinstance(value, jax.Array) and value.sharding == self._sharding:
             return value
+        if self.joined is not None:
+            return of_each_rank(value, self._sharding)
         return jax.device_put(value, self._sharding)
 
     def _taken(self, variable: Variable, scope: Scope) -> Array:
@@ -162,8 +216,18 @@ class RanksProgram:
         return jax.make_array_from_callback(shape, self._sharding, lambda _: value)
 
     @cached_property
+    def own(self) -> int:
+        """How many of the ranks' devices are this process's."""
+        return len(self.mesh.local_devices)
+
+    @cached_property
     def _sharding(self) -> NamedSharding:
         return shardings(self.mesh, [0])[0]
+
+
+def _is_own(line: str) -> bool:
+    """Tells whether a line of a program's text says which rank it is of."""
+    return line.startswith("program ") or any(f"{name}(" in line for name in _OWN)
 
 
 def _shown(variable: Variable, whole: Array) -> Array:

@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxfleet.errors import (
@@ -27,6 +28,8 @@ from jaxfleet.fluid.plans import Names, runnable
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.ragged_values import check_fetched
 from jaxfleet.fluid.versions import PerVersion
+from jaxfleet.group import Joined, joined
+from jaxfleet.group.arrays import of_rank_0
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import DataParallel, Donate
 from jaxfleet.runtime.parts import Fed, Fetched
@@ -67,7 +70,7 @@ class Replicas:
         self.has_local_scopes = False
         self._program = program
         self._known: PerVersion[dict[_Key, RanksProgram]] = PerVersion(lambda _: {})
-        self._runs = 0
+        self._runs, self._has_begun = 0, False
         self._check()
         if build.debug_graphviz_path:
             made = self._rewritten(program, (), len(places))
@@ -76,8 +79,8 @@ class Replicas:
     @property
     def is_one(self) -> bool:
         """It runs as it does without data parallelism."""
-        scale = self.build.gradient_scale_strategy
-        return len(self.places) == 1 and scale != GradientScaleStrategy.Customized
+        scale, alone = self.build.gradient_scale_strategy, self.build.num_trainers == 1
+        return alone and len(self.places) == 1 and scale != GradientScaleStrategy.Customized
 
     def run(
         self, program: Program, feed: Any, fetch: Names, scope: Scope, run: np.uint32
@@ -94,17 +97,19 @@ class Replicas:
         Raises:
             FeedError: what is fed, fetched or in the scope does not fit.
         """
-        if self.build.num_trainers > 1:
-            what = f"{self.build.num_trainers} trainers with devices of their own"
-            hint = "programs of several processes do not run yet; use one, or parameter servers"
-            raise UnsupportedError(what, hint=hint)
+        group = self._group()
         check_fetched(program, fetch)
         parts = self._parts(program, share_sequences(program, feed, len(self.places)))
-        ready = self._ready(program, tuple(parts[0]), fetch, len(parts))
+        ready = self._ready(program, tuple(parts[0]), fetch, len(parts), group)
         declared = program.global_block().vars
         for name in [n for n in parts[0] if n in declared and declared[n].persistable]:
             ready.put(name, [part.pop(name) for part in parts], scope)
-        made = ready.run_parts(fed_to(ready, parts, numbers_apart(run, len(parts))), scope)
+        if group is not None and not self._has_begun:
+            self._has_begun = True
+            give_first(ready, scope, group)
+        first, ranks = self.build.trainer_id * len(parts), self.build.num_trainers * len(parts)
+        numbers = numbers_apart(run, ranks)[first : first + len(parts)]
+        made = ready.run_parts(fed_to(ready, parts, numbers), scope)
         self.count()
         return made
 
@@ -112,6 +117,24 @@ class Replicas:
         """Counts a run; after so many, what they left is dropped."""
         self._runs += 1
         self.has_local_scopes = self._runs % self.execution.num_iteration_per_drop_scope != 0
+
+    def _group(self) -> Joined | None:
+        """Returns this process among the trainers'; None where there is one.
+
+        Raises:
+            StrategyError: the processes that joined are not the trainers.
+        """
+        build, group = self.build, joined()
+        if build.num_trainers == 1:
+            return None
+        if group is None:
+            what = f"{build.num_trainers} trainers sum gradients, and this process is by itself"
+            hint = "transpile in nccl2 mode and run the startup program, or call jf.initialize()"
+            raise StrategyError(what, hint=f"{hint}, before jax starts")
+        if (group.rank, group.size) != (build.trainer_id, build.num_trainers):
+            what = f"trainer {build.trainer_id} of {build.num_trainers} is to run, and this process"
+            raise StrategyError(f"{what} is rank {group.rank} of {group.size}")
+        return group
 
     @cached_property
     def devices(self) -> tuple[Any, ...]:
@@ -159,11 +182,14 @@ class Replicas:
         _check_rows(parts)
         return [{name: part[name] for name in parts[0]} for part in parts]
 
-    def _ready(self, program: Program, fed: Names, fetch: Names, count: int) -> RanksProgram:
+    def _ready(
+        self, program: Program, fed: Names, fetch: Names, count: int, group: Joined | None
+    ) -> RanksProgram:
         known, key = self._known.get(program), (fed, fetch, count)
         if key not in known:
             made = self._rewritten(program, fed, count)
-            known[key] = RanksProgram.of(Donate().run(made), fetch, self.devices[:count])
+            devices = self.devices[:count] if group is None else of_all(self.devices[:count])
+            known[key] = RanksProgram.of(Donate().run(made), fetch, devices, group)
         return known[key]
 
     def _rewritten(self, program: Program, fed: Names, count: int) -> IrProgram:
@@ -196,6 +222,22 @@ def fed_to(
     if missing:
         raise not_fed(ready.program, missing[0], [name for name in names if name != RUN])
     return Fed.of([{name: part[name] for name in names} for part in given])
+
+
+def of_all(own: Sequence[Any]) -> list[Any]:
+    """Returns the devices of all processes that stand where some of this one's do."""
+    places = [jax.local_devices(backend=own[0].platform).index(device) for device in own]
+    by_process: dict[int, list[Any]] = {}
+    for device in jax.devices(own[0].platform):
+        by_process.setdefault(device.process_index, []).append(device)
+    return [by_process[number][place] for number in sorted(by_process) for place in places]
+
+
+def give_first(ready: RanksProgram, scope: Scope, group: Joined) -> None:
+    """Gives every process the state that the first one has."""
+    names = [v.name for v in ready.uses.state if v.name in scope]
+    values = of_rank_0(group, [scope.peek(name) for name in names], timeout_s=ready.timeout_s)
+    scope.keep({name: jax.numpy.asarray(value) for name, value in zip(names, values, strict=True)})
 
 
 def trains(program: Program) -> bool:

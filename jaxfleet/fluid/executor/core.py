@@ -23,9 +23,10 @@ from jaxfleet.fluid.executor.fetching import (
 )
 from jaxfleet.fluid.executor.from_dataset import on_one_device, run_dataset
 from jaxfleet.fluid.executor.host_ids import is_of_ids, run_ids
+from jaxfleet.fluid.executor.joining import join_named
 from jaxfleet.fluid.executor.local import LocalRuns
 from jaxfleet.fluid.executor.pruning import PrunedPrograms, kept_feed, prune_program
-from jaxfleet.fluid.executor.ranks import RankRuns, rank_count
+from jaxfleet.fluid.executor.ranks import RankRuns, local_ranks, rank_count
 from jaxfleet.fluid.feeding import fed_values, one_feed
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.places import prepare_devices
@@ -224,6 +225,7 @@ class Executor:
         check_type(scope, "a scope", Scope)
         fetched, operators = self._split_optimize_ops_in_fetch_list(fetch_list)
         runs, feed = self._what_runs(program, feed, fetched, operators, scope, use_prune=use_prune)
+        join_named(runs)
         devices = self._devices(program, runs, scope)
         if devices is not None:
             made = devices.run(runs, feed, names_of(fetched), scope, self._next_run(runs))
@@ -273,7 +275,7 @@ class Executor:
             program._compile(scope, self.place)
             if program._replicas is not None:
                 return len(program._replicas.places)
-        return rank_count(runs)
+        return local_ranks(runs)
 
     @classmethod
     def _split_optimize_ops_in_fetch_list(

@@ -1,16 +1,21 @@
-"""Runs what a collective transpiler wrote: a rank's program, on a device for each rank."""
+"""Runs what a collective transpiler wrote: a rank's program, on a device for each rank.
+
+The devices are this process's, or one of each process of a group that joined.
+"""
 
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 
-from jaxfleet.errors import FeedError
-from jaxfleet.fluid.compiler.replicas import fed_to
+from jaxfleet.errors import FeedError, StrategyError
+from jaxfleet.fluid.compiler.replicas import fed_to, of_all
 from jaxfleet.fluid.drawing import numbers_apart
 from jaxfleet.fluid.feeding import fed_values, one_feed
 from jaxfleet.fluid.plans import Names, runnable
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.versions import PerVersion
+from jaxfleet.group import Joined, joined
 from jaxfleet.passes import Donate
 from jaxfleet.runtime.parts import Fetched
 from jaxfleet.runtime.ranks import RanksProgram
@@ -23,6 +28,11 @@ def rank_count(program: Program) -> int:
     """Returns how many ranks a program is for; 1 for one that is not for ranks."""
     facts = program._facts
     return int(str(facts["nranks"])) if facts.get("role") == "collective" else 1
+
+
+def local_ranks(program: Program) -> int:
+    """Returns how many of a program's ranks this process runs."""
+    return 1 if joined() is not None else rank_count(program)
 
 
 class RankRuns:
@@ -39,16 +49,16 @@ class RankRuns:
 
         Args:
             program: it.
-            feed: a dict with the rows of all ranks, or a list with a dict for each.
+            feed: a dict with the rows of all ranks that run here, or a list with a dict for each.
             fetch: the names that are fetched.
             scope: where the state is.
             run: what random operators draw by.
 
         Raises:
-            StrategyError: this process has fewer devices than there are ranks.
+            StrategyError: this process has fewer devices than there are ranks, or is another rank.
             FeedError: what is fed, fetched or in the scope does not fit.
         """
-        ranks = rank_count(program)
+        ranks = local_ranks(program)
         parts = _parts(program, feed, ranks)
         ready = self._found(program, tuple(parts[0]), fetch)
         declared = program.global_block().vars
@@ -65,8 +75,25 @@ class RankRuns:
     def _found(self, program: Program, fed: Names, fetch: Names) -> RanksProgram:
         known = self._known.get(program)
         if (fed, fetch) not in known:
-            known[fed, fetch] = RanksProgram.of(Donate().run(runnable(program, fed)), fetch)
+            ir, group = Donate().run(runnable(program, fed)), joined()
+            devices = None if group is None else _firsts(program, group)
+            known[fed, fetch] = RanksProgram.of(ir, fetch, devices, group)
         return known[fed, fetch]
+
+
+def _firsts(program: Program, group: Joined) -> list[Any]:
+    """Returns the first device of each process.
+
+    Raises:
+        StrategyError: the program is not that of this process.
+    """
+    rank, ranks = int(str(program._facts.get("rank", 0))), rank_count(program)
+    if (rank, ranks) != (group.rank, group.size):
+        what = f"the program is that of rank {rank} of {ranks}"
+        hint = "transpile with this process's rank and all endpoints"
+        what = f"{what}, and this process is rank {group.rank} of {group.size}"
+        raise StrategyError(what, hint=hint)
+    return of_all(jax.local_devices()[:1])
 
 
 def _parts(program: Program, feed: Any, ranks: int) -> list[Part]:

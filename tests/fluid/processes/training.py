@@ -1,0 +1,108 @@
+"""A fluid script that trains as one of several processes, or all ranks on devices of one."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxfleet import fluid
+
+ROWS, STEPS = 16, 5
+MODES = ("nccl2", "grad_allreduce", "local_sgd")
+
+
+def network() -> tuple[Any, Any, Any]:
+    """Returns a program with dropout, its startup and its loss."""
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        x, y = fluid.data("x", [None, 6]), fluid.data("y", [None, 1])
+        hidden = fluid.layers.fc(x, 5, act="tanh")
+        guess = fluid.layers.fc(hidden, 1)
+        loss = fluid.layers.mean(fluid.layers.square_error_cost(guess, y))
+        fluid.optimizer.Momentum(0.1, 0.9).minimize(loss)
+    return main, startup, loss
+
+
+def batch(step: int) -> dict[str, np.ndarray]:
+    """Returns the rows of all ranks."""
+    rng = np.random.default_rng(step)
+    x = rng.standard_normal((ROWS, 6), np.float32)
+    return {"x": x, "y": np.sin(x.sum(1, keepdims=True))}
+
+
+def share(rows: dict[str, np.ndarray], rank: int, ranks: int) -> dict[str, np.ndarray]:
+    """Returns a rank's rows."""
+    each = ROWS // ranks
+    return {name: value[rank * each : (rank + 1) * each] for name, value in rows.items()}
+
+
+def transpiled(main: Any, startup: Any, mode: str, rank: int, endpoints: list[str]) -> None:
+    """Makes the programs those of a rank."""
+    config = fluid.DistributeTranspilerConfig()
+    config.mode = "nccl2" if mode == "nccl2" else "collective"
+    config.collective_mode = mode
+    config.wait_port = False
+    fluid.DistributeTranspiler(config).transpile(
+        rank,
+        program=main,
+        startup_program=startup,
+        trainers=",".join(endpoints),
+        current_endpoint=endpoints[rank],
+    )
+
+
+def train(
+    mode: str, rank: int, endpoints: list[str], *, devices: int, alone: bool
+) -> dict[str, np.ndarray]:
+    """Trains; returns the parameters, and the losses of this process's devices.
+
+    Args:
+        mode: `nccl2`, or a collective one.
+        rank: which rank's program runs.
+        endpoints: one of each rank.
+        devices: how many each process has, in the mode `nccl2`.
+        alone: this process has the devices and rows of all.
+    """
+    main, startup, loss = network()
+    ranks, scope = len(endpoints), fluid.Scope()
+    if not (alone and mode == "nccl2"):
+        transpiled(main, startup, mode, rank, endpoints)
+    exe = fluid.Executor(fluid.CPUPlace())
+    startup.random_seed = 5 if alone else 5 + rank  # rank 0's values are everybody's
+    exe.run(startup, scope=scope)
+    runs = main
+    if mode == "nccl2":
+        build = fluid.BuildStrategy()
+        if not alone:
+            build.num_trainers, build.trainer_id = ranks, rank
+        places = fluid.cpu_places(devices * ranks if alone else devices)
+        runs = fluid.CompiledProgram(main).with_data_parallel(loss.name, build, places=places)
+    losses = []
+    for step in range(STEPS):
+        rows = batch(step)
+        feed = rows if alone else share(rows, rank, ranks)
+        losses.append(exe.run(runs, feed=feed, fetch_list=[loss], scope=scope)[0])
+    found = {p.name: np.asarray(scope.peek(p.name)) for p in main.all_parameters()}
+    return {**found, "losses": np.stack(losses)}
+
+
+def main() -> None:
+    """Trains in all modes as one rank, and writes what came of each."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--by-hand", action="store_true", help="the programs alone name the ranks")
+    args = parser.parse_args()
+    rank = int(os.environ["PADDLE_TRAINER_ID"])
+    endpoints = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
+    if args.by_hand:
+        del os.environ["PADDLE_TRAINER_ID"], os.environ["PADDLE_TRAINER_ENDPOINTS"]
+    for mode in MODES:
+        found = train(mode, rank, endpoints, devices=args.devices, alone=False)
+        np.savez(args.out / f"{mode}-{rank}.npz", **found)  # type: ignore[arg-type]  # numpy's stub: no array may be called allow_pickle
+
+
+if __name__ == "__main__":
+    main()
