@@ -61,13 +61,13 @@ def test_a_strategy_stays_as_it_is_once_a_program_was_made_with_it() -> None:
         execution.num_threads = 3
 
 
-def test_several_trainers_scale_the_gradient_and_do_not_run_yet(tmp_path: Any) -> None:
+def test_several_trainers_scale_the_gradient_and_need_processes(tmp_path: Any) -> None:
     net, build = Trained(sgd), fluid.BuildStrategy()
     build.debug_graphviz_path = str(tmp_path / "program.txt")
     with devices(2):
         parallel = net.parallel(build_strategy=build, num_trainers=2, trainer_id=1)
     assert "{scale=0.25}" in (tmp_path / "program.txt").read_text()
-    with pytest.raises(NotImplementedError, match="2 trainers with devices of their own"):
+    with pytest.raises(StrategyError, match="2 trainers sum gradients, and this process is by"):
         parallel.run([net.loss], batch(4))
     with devices(2), pytest.raises(StrategyError, match="trainer_id 2 of 2 trainers"):
         net.parallel(num_trainers=2, trainer_id=2)

@@ -44,6 +44,9 @@ def transpiled(main: Any, startup: Any, mode: str, rank: int, endpoints: list[st
     config.mode = "nccl2" if mode == "nccl2" else "collective"
     config.collective_mode = mode
     config.wait_port = False
+    config.nccl_comm_num = len(endpoints) - 1
+    config.use_hierarchical_allreduce = mode == "nccl2" and len(endpoints) == 4
+    config.hierarchical_allreduce_inter_nranks = 2
     fluid.DistributeTranspiler(config).transpile(
         rank,
         program=main,
