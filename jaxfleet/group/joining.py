@@ -74,12 +74,13 @@ def initialize(
 
 def has_started() -> bool:
     """Tells whether jax knows its devices already."""
+    # The one public setting that jax refuses to change once it has started; it stays what it was.
+    count: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # jax makes it up
     try:
-        # The one public setting that jax refuses when it has started; it stays what it was.
-        count: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # jax makes it up
-        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_num_cpu_devices", abs(count) + 1)
     except RuntimeError:
         return True
+    jax.config.update("jax_num_cpu_devices", count)
     return False
 
 

@@ -4,6 +4,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
