@@ -137,10 +137,7 @@ class RanksProgram:
             if steps_must_not_overlap(self.mesh.devices.tolist()):
                 jax.block_until_ready((fetched, new))
             return fetched, new
-        with self.joined.running(self.program.name, self.timeout_s) as wait:
-            fetched, new = run()
-            wait((fetched or list(new.values()))[:1])  # when one is there, so are all
-        return fetched, new
+        return self.joined.run_step(self.program.name, run, timeout_s=self.timeout_s)
 
     def put(self, name: str, values: Sequence[Any], scope: Scope) -> None:
         """Gives every rank a value of its own of a variable; the scope shows the first rank's."""
