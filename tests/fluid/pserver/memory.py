@@ -55,4 +55,4 @@ class Job:
 
     def run(self, people: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         """Runs them to their ends; returns what they return."""
-        return self.network.run(people, longest_s=60.0)
+        return self.network.run(people, longest_s=110.0)
