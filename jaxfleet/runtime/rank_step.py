@@ -164,7 +164,8 @@ class RankStep(Step):
         return [make(value, sharding) for value, sharding in pairs]
 
     def _agreed(self, leaves: list[Any], tree: Any) -> list[Any]:
-        check_state(leaves, tree, self.captured)
+        if self._held is None or not self._has_begun:  # else it has handles, and is checked later
+            check_state(leaves, tree, self.captured)
         if self._has_begun:
             self._agree_on(leaves)
             return leaves

@@ -1,0 +1,56 @@
+"""What each rank of the job of `test_strategies.py` runs: a training for each strategy.
+
+`python strategies.py FOLDER` leaves, for each, what all devices have in the mean after the last
+step, once it was saved and restored on the way.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import jaxfleet as jf
+from tests.collective.models import STEPS, batch, distributed
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "sharded": {"sharded": True, "merge": 2},
+    "hierarchical": {"hierarchical": 2},
+    "apart": {
+        "communication": "local_sgd",
+        "k_steps": 4,
+        "outer": optax.sgd(0.7, momentum=0.9, nesterov=True),
+        "adaptive": "loss",
+    },
+    "amp": {"amp": "float16", "loss_scale": 2.0**24},
+}
+
+
+def trained(name: str, folder: Path | None = None) -> tuple[list[np.ndarray], float]:
+    """Returns the leaves after the last step, and this process's part of the optimizer's bytes."""
+    step, state = distributed("clipped", jf.DistributedStrategy(**STRATEGIES[name]))
+    for number in range(STEPS):
+        if number == STEPS // 2 - 1 and folder is not None:  # between two meetings, and updates
+            step.save(folder / f"{name} saved", state)
+            state = step.restore(folder / f"{name} saved")
+        state, _ = step(state, batch(number))
+    opt = [leaf for leaf in jax.tree.leaves(state.opt) if isinstance(leaf, jax.Array)]
+    parts = {(n, str(x.index)): x.data.nbytes for n, leaf in enumerate(opt)
+             for x in leaf.addressable_shards}  # fmt: skip
+    pulled = step.pull(state)
+    whole = pulled.params if name == "sharded" else pulled
+    return [np.asarray(x) for x in jax.tree.leaves(whole)], sum(parts.values())
+
+
+def main(folder: Path) -> None:
+    """Trains by each strategy."""
+    jf.initialize()
+    for name in STRATEGIES:
+        leaves, own = trained(name, folder)
+        np.savez(folder / f"{name}-{jax.process_index()}.npz", *leaves, own=own)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
