@@ -149,7 +149,7 @@ PUBLIC = {
         wait_server_ready
     """,
     "jaxfleet.group": """
-        Joined Place initialize joined split_files
+        Joined Place has_started initialize joined split_files
     """,
     "jaxfleet.ir": """
         Attr Attrs Block BlockRef Constant Dim Finding Kind Literal Operand Operands Operator
