@@ -63,7 +63,8 @@ class ReleaseMemory(Pass):
 
     def run(self, program: Program) -> Program:
         ops = [op for op in program.root.ops if op.type != "delete_var"]
-        dead = self._dead_behind(program, ops)
+        uses = OuterUses(program)
+        dead = self._dead_behind(program, ops, uses)
         written: list[Operator] = []
         waiting: list[str] = []
         for place, op in enumerate(ops):
@@ -71,7 +72,8 @@ class ReleaseMemory(Pass):
                 written += self._release(waiting, op)
                 waiting = []
             written.append(op)
-            if self.at_cuts:
+            if self.at_cuts:  # a name that is written again before the cut holds another value
+                waiting = [name for name in waiting if name not in uses.of(op).writes]
                 waiting += dead[place]
             else:
                 written += self._release(dead[place], op)
@@ -83,9 +85,11 @@ class ReleaseMemory(Pass):
             inputs = Operands.named(X=sorted(names))
             yield made_by(Operator("delete_var", inputs, role=of.role, source=of.source), self)
 
-    def _dead_behind(self, program: Program, ops: Sequence[Operator]) -> list[list[str]]:
+    def _dead_behind(
+        self, program: Program, ops: Sequence[Operator], uses: OuterUses
+    ) -> list[list[str]]:
         """Returns what is read for the last time by each operator, and not written again."""
-        uses, found = OuterUses(program), list[list[str]]()
+        found = list[list[str]]()
         kept = {name for op in ops if op.type == "fetch" for name in op.reads}
         live = kept | set(self.skip)  # what somebody reads behind the operator that is looked at
         for op in reversed(ops):

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from jaxfleet.analysis.memory import (
     Apart,
     Chain,
@@ -101,9 +103,12 @@ class Fitting:
             StrategyError: nothing meets it; the error says the least that is.
         """
         before = self.memory.peak().bytes
-        budget = int(wanted * before) if isinstance(wanted, float) else wanted
+        is_share = isinstance(wanted, float | np.floating)
+        budget = int(wanted * before) if is_share else int(wanted)
         if before <= budget:
             return Fit(budget, before, None, "as it is, the step meets it")
+        if any(op.type == "cut" for op in self.memory.program.root.ops):
+            raise self._cannot(budget, before, ": strategy.passes has cut it already")
         for passes in self._apart(budget, counted=_COUNTED_TOO_MUCH * budget):
             if self._peak(passes).bytes <= budget:
                 return self._fit(budget, passes, _cut_note(passes))

@@ -39,7 +39,7 @@ class StepMemory:
     @property
     def fetched(self) -> tuple[str, ...]:
         """What is read when the step is over."""
-        return tuple(self.captured.metrics)
+        return self.interface.metrics
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:

@@ -207,10 +207,10 @@ def _is_number(value: object, *, whole: bool) -> bool:
 def _check_budget(budget: float | None) -> None:
     if budget is None:
         return
-    if isinstance(budget, bool) or not isinstance(budget, int | float):
+    if not _is_number(budget, whole=False):
         what = f"strategy: memory_budget is {budget!r}"
         raise StrategyError(what, hint="an int is bytes, a float a fraction: 0.3")
-    if not budget > 0 or (isinstance(budget, float) and budget > 1):
+    if not budget > 0 or (isinstance(budget, float | np.floating) and budget > 1):
         what = f"strategy: memory_budget is {budget!r}"
         raise StrategyError(what, hint="an int is bytes, from 1 on; a float a fraction up to 1.0")
 

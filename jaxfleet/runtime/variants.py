@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxfleet.analysis.labels import own_state
+from jaxfleet.analysis.memory.reused import held_by
 from jaxfleet.capture import Captured
 from jaxfleet.capture.outer import trace_outer
 from jaxfleet.errors import StrategyError
@@ -105,7 +106,8 @@ class Variants:
         )
         passes += fit.passes if fit is not None else ()
         program, record = transpile(captured.program, passes, dump_dir=self._dump_dir)
-        interface = replace(_interface(captured), beside=tuple(beside(program)))
+        metrics = held_by(program, captured.metrics)  # `memory_optimize` may have moved some
+        interface = replace(_interface(captured), metrics=metrics, beside=tuple(beside(program)))
         tables = StepTables.of(program, interface)
         if tables is not None:
             interface = tables.interface

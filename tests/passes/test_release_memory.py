@@ -51,6 +51,16 @@ def test_what_is_let_go_in_the_executable_that_makes_it_does_not_leave_it() -> N
         assert set(first.writes) == {"a", "b"}
 
 
+def test_at_cuts_a_name_that_is_written_again_is_not_let_go() -> None:
+    again = "c: f32[4] = jax.mul(b, a)\na = jax.neg(c)"
+    program = parse(
+        str(CUT).replace("c: f32[4] = jax.mul(b, a)", again).replace("(c, b)", "(a, b)")
+    )
+    made = ReleaseMemory(at_cuts=True).run(program)
+    verify(made, more_rules=meaning_rules)
+    assert not any("a" in op.reads for op in made.root.ops if op.type == "delete_var")
+
+
 def test_what_a_cut_let_go_is_not_fetched() -> None:
     made = ReleaseMemory(at_cuts=True).run(CUT)
     assert held_by(made, ["b", "c"]) == ("b", "c")

@@ -136,7 +136,14 @@ def test_what_cannot_be_met_is_refused_with_the_least_that_can() -> None:
     assert fitted(built, least).memory_report().after_bytes <= least
 
 
-@pytest.mark.parametrize("budget", [True, "half", 0, -1, 1.5, 0.0])
+def test_what_passes_have_cut_is_not_planned_again() -> None:
+    few: Any = np.int64(9)
+    strategy = jf.DistributedStrategy(mode="single", passes="recompute", memory_budget=few)
+    with pytest.raises(StrategyError, match=r"take 9 bytes: strategy.passes has cut it already"):
+        jf.distribute(*blocks(optax.sgd(0.1), rows=8), strategy)
+
+
+@pytest.mark.parametrize("budget", [True, "half", 0, -1, 1.5, 0.0, float("nan"), np.float32(2)])
 def test_what_is_no_budget_is_refused(budget: Any) -> None:
     with pytest.raises(StrategyError, match="memory_budget is"):
         jf.DistributedStrategy(memory_budget=budget)

@@ -77,6 +77,38 @@ def telling() -> tuple[Any, Any]:
     return train_step, ((params, tx.init(params)), batch)
 
 
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [
+        ("", "memory_optimize{level=1},release_memory"),
+        ("recompute", "memory_optimize{level=1},release_memory{at_cuts=true}"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["single", "collective", "pserver"])
+def test_names_that_are_shared_and_released_change_no_result(
+    mode: Any, before: str, behind: str
+) -> None:
+    train_step, (state, batch) = telling()
+    found = []
+    for passes in (before, f"{before},{behind}".lstrip(",")):
+        devices = 2 if mode == "collective" else None
+        strategy = jf.DistributedStrategy(mode=mode, passes=passes, devices=devices)
+        if mode == "pserver":
+            twin = jf.Twin(train_step, (state, batch), strategy)
+            result = twin.run(state, [batch, batch])
+            found.append((twin.programs().trainer, (result.states, result.metrics)))
+            continue
+        step = jf.distribute(train_step, (state, batch), strategy)
+        after, _ = step(jax.tree.map(jnp.array, state), batch)
+        found.append((step.program, step(after, batch)))
+    assert any("instead_of" in op.attrs for op in found[1][0].root.ops)
+    for x, y in zip(*(jax.tree.leaves(values) for _, values in found), strict=True):
+        if before:  # executables return what they share with others, and merge other operators
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(x, y)
+
+
 def test_metrics_of_gradients_and_of_new_state_are_what_they_are_uncut() -> None:
     train_step, (state, batch) = telling()
     strategy = jf.DistributedStrategy(mode="single", passes="recompute")
