@@ -279,7 +279,7 @@ def main() -> None:
     if arguments.be is not None:
         be(arguments.be, arguments.rank, arguments.endpoints.split(","))
         return
-    print_bars("multiprocess", measure(arguments.processes, 8 if arguments.quick else 40))
+    print_bars("multiprocess", measure(arguments.processes, 8 if arguments.quick else 24))
 
 
 if __name__ == "__main__":
