@@ -103,7 +103,7 @@ def _meet(here: Rank, *, connect_s: float, lost_after_s: float) -> Joined:
         center = Center(size, job, coordinator, lost_after_s=lost_after_s)
         serving = Serving(center, network.listen(first))
     member = Member(network, first, rank=here.rank, size=size, job=job, lost_after_s=lost_after_s)
-    joined = Joined(member, serving, lost_after_s=lost_after_s)
+    joined = Joined(member, serving)
     guard(joined)
     try:
         coordinator = member.meet(connect_s)

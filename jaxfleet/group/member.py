@@ -66,7 +66,7 @@ class Member:
     ) -> None:
         self.rank, self.size, self.endpoint = rank, size, endpoint
         self._network, self._job = network, job
-        self._lost_after_s = lost_after_s
+        self.lost_after_s = lost_after_s
         self._session = uuid.uuid4().hex
         self._doing = Doing()
         self._numbers = itertools.count(1)
@@ -229,22 +229,21 @@ class Member:
 
     def _beat(self) -> None:
         """Beats until this end is closed."""
-        every_s = min(_MOST_BETWEEN_BEATS_S, self._lost_after_s / 5)
         while not self._closing.is_set():
             try:
-                self._beat_on(every_s)
+                self._beat_on()
             except Exception:  # noqa: BLE001  whatever it is, a rank that lives must not look dead
-                self._closing.wait(every_s)
-                self._count(every_s)
+                self._closing.wait(_MOST_BETWEEN_BEATS_S)
+                self._count(_MOST_BETWEEN_BEATS_S)
 
-    def _beat_on(self, every_s: float) -> None:
+    def _beat_on(self) -> None:
         self._beats = lines = self._network.connect([self.endpoint])
         try:
             while not self._closing.is_set():
                 doing = self._doing
                 body: dict[str, Plain] = {"doing": doing.what, "runs": doing.runs}
                 self._send(lines, Kind.HEARTBEAT, body=body)
-                self._listen(lines, every_s)
+                self._listen(lines, min(_MOST_BETWEEN_BEATS_S, self.lost_after_s / 5))
         finally:
             lines.close()
 
@@ -261,7 +260,7 @@ class Member:
     def _count(self, seconds: float) -> None:
         """Counts time in which nothing was heard of rank 0."""
         self._silent_s += seconds
-        if self._silent_s > self._lost_after_s and self._verdict is None:
+        if self._silent_s > self.lost_after_s and self._verdict is None:
             what = f"rank 0 is lost: not heard of for {self._silent_s:.1f} s"
             step, doing = self._ranks.get(0, (0, "nothing"))
             self._verdict = Verdict(0, f"{what}; it last said: step {step}, {doing}")

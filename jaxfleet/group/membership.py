@@ -23,19 +23,17 @@ class Joined:
     Args:
         member: its lines to rank 0.
         serving: rank 0's thread; None elsewhere.
-        lost_after_s: how long a rank may be silent.
 
     Attributes:
         patience_s: how long this process may live on without having heard that others are gone.
         is_closed: it has left.
     """
 
-    def __init__(self, member: Member, serving: Serving | None, *, lost_after_s: float) -> None:
+    def __init__(self, member: Member, serving: Serving | None) -> None:
         self.member = member
         self._serving = serving
-        self._lost_after_s = lost_after_s
         self._worker = Worker()
-        self.patience_s = lost_after_s
+        self.patience_s = member.lost_after_s
         self.is_closed = False
 
     @property
@@ -52,6 +50,18 @@ class Joined:
     def step(self) -> int:
         """How many steps this process has begun, of all its programs."""
         return self.member.doing.step
+
+    def wait_less(self, *, lost_after_s: float, step_timeout_s: float) -> None:
+        """Sets how long to wait for others, where that is less than it was.
+
+        Args:
+            lost_after_s: for a word of one.
+            step_timeout_s: for one that lives, and for this process to hear of what happened.
+        """
+        self.member.lost_after_s = min(lost_after_s, self.member.lost_after_s)
+        if self._serving is not None:
+            self._serving.center.lost_after_s = self.member.lost_after_s
+        self.patience_s = min(step_timeout_s, self.patience_s)
 
     def check(self) -> None:
         """Raises if the group cannot go on.
@@ -159,7 +169,7 @@ class Joined:
         text = str(error)
         if not any(word in text for word in ("Gloo", "NCCL", "onnection")):
             return
-        until = time.monotonic() + 2 * self._lost_after_s
+        until = time.monotonic() + 2 * self.member.lost_after_s
         while self.member.verdict is None and time.monotonic() < until:
             time.sleep(_LOOK_S)
         if (verdict := self.member.verdict) is not None:

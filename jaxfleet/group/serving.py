@@ -21,7 +21,7 @@ class Serving:
     """
 
     def __init__(self, center: Center, listener: Listener) -> None:
-        self._center, self._listener = center, listener
+        self.center, self._listener = center, listener
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="jaxfleet-center", daemon=True)
         self._thread.start()
@@ -40,10 +40,10 @@ class Serving:
                 arrived = self._listener.receive(_LISTEN_S)
                 now_s = time.monotonic()
                 # If more has passed, this process stood still, and nobody could be heard.
-                self._send(self._center.passed(min(now_s - counted_s, 2 * _LISTEN_S)))
+                self._send(self.center.passed(min(now_s - counted_s, 2 * _LISTEN_S)))
                 counted_s = now_s
                 if arrived is not None:
-                    self._send(self._center.take(*arrived))
+                    self._send(self.center.take(*arrived))
 
     def _send(self, answers: Answers) -> None:
         for line, message in answers:

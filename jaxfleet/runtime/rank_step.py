@@ -50,7 +50,7 @@ class RankStep(Step):
         dump_dir: Path | None = None,
     ) -> None:
         self._joined = joined
-        joined.patience_s = strategy.step_timeout_s
+        joined.wait_less(lost_after_s=strategy.lost_after_s, step_timeout_s=strategy.step_timeout_s)
         self._is_local = strategy.batch == "local"
         self._has_begun = False
         self._compiled: dict[tuple[Any, ...], Any] = {}

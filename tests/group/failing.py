@@ -35,11 +35,11 @@ def do(what: str) -> None:
 
 def main(what: str, rank: int) -> None:
     """Trains until the others notice."""
-    place = jf.initialize(connect_s=60.0, lost_after_s=LOST_S)
+    place = jf.initialize(connect_s=60.0)
     is_it = place.rank == rank
     tx = jf.distributed_optimizer(optax.adam(0.2 if is_it and what == "program" else 0.1))
     state = toys.start(tx)
-    strategy = jf.DistributedStrategy(step_timeout_s=STEP_S)
+    strategy = jf.DistributedStrategy(lost_after_s=LOST_S, step_timeout_s=STEP_S)
     step = jf.distribute(toys.training(tx), (state, toys.rows(ROWS)), strategy)
     for number in range(1, 100_000):
         more = is_it and what == "rows" and number > AFTER

@@ -4,11 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+import optax
 import pytest
 
+from tests.collective import models
+from tests.collective.test_local_sgd import Oracle as AveragingOracle
+from tests.collective.test_merge import Oracle as MergingOracle
 from tests.group.ranks import all_end_well, ranks
-from tests.group.training import ROWS, STEPS, leaves, one_process
+from tests.group.training import ROWS, STEPS, WAYS, leaves, one_process
 from tests.runtime import toys
 from tests.runtime.comparing import FLOAT32
 
@@ -17,6 +22,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 SCRIPT = Path(__file__).with_name("training.py")
 GROUPS = [(2, 1), (2, 2), (4, 1), (4, 2)]
 Trained = tuple[Path, int]
+SMALL = 8  # bytes of what counts Adam's steps, which is on every device
 
 
 @pytest.fixture(scope="module", params=GROUPS, ids=lambda x: f"{x[0]}_processes_of_{x[1]}")
@@ -77,3 +83,65 @@ def test_what_rank_0_saves_all_restore(trained: Trained) -> None:
     wanted = toys.plain(STEPS, toys.rows(ROWS))
     for rank in range(count):
         assert_alike(of_rank(folder, "saved", rank), wanted, f"rank {rank}")
+
+
+def assert_near(found: Sequence[np.ndarray], tree: Any, where: str) -> None:
+    """Fails unless arrays are equal to what `models.ALLOWED` lets be."""
+    for x, y in zip(found, leaves(tree), strict=True):
+        np.testing.assert_allclose(x, y, rtol=models.ALLOWED, atol=models.ALLOWED, err_msg=where)
+
+
+def one_device(optimizer: str) -> Any:
+    """Returns parameters and metrics of one device with the whole batch."""
+    tx = models.OPTIMIZERS[optimizer]()
+    step, state, metrics = jax.jit(models.training(tx)), models.start(tx), None
+    for number in range(STEPS):
+        state, metrics = step(state, models.batch(number))
+    return state.params, metrics
+
+
+def averaging(optimizer: str, workers: int, k_steps: int) -> Any:
+    """Returns parameters and metrics of workers who meet every so many steps, by the oracle."""
+    oracle = AveragingOracle(models.OPTIMIZERS[optimizer](), workers, k_steps)
+    loss = 0.0
+    for number in range(STEPS):
+        loss = oracle(models.batch(number))
+    return oracle.met, {"loss": loss}
+
+
+def merged(optimizer: str) -> Any:
+    """Returns parameters and metrics of several calls to an update, by optax on one device."""
+    oracle = MergingOracle(models.OPTIMIZERS[optimizer]())
+    state, metrics = models.start(optax.identity()), {"loss": 0.0}
+    for number in range(STEPS):
+        state, metrics = oracle(number)
+    return state.params, {"loss": metrics["loss"]}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_ranks_go_together_in_every_way(trained: Trained, name: str) -> None:
+    folder, count = trained
+    optimizer, options = WAYS[name]
+    total = int((folder / "devices").read_text())
+    if options.get("hierarchical", 1) >= total:
+        return  # two devices have no levels
+    if "communication" in options:
+        wanted = averaging(optimizer, total, options["k_steps"])
+    else:
+        wanted = merged(optimizer) if "merge" in options else one_device(optimizer)
+    for rank in range(count):
+        *found, sizes = of_rank(folder, name, rank)
+        assert_near(found, wanted, f"{name}, rank {rank}")
+        if name == "sharded":
+            here, whole = sizes
+            share = total // count
+            assert here <= whole * share / total + share * SMALL
+
+
+def test_ranks_read_one_checkpoint_to_the_bit(trained: Trained) -> None:
+    folder, count = trained
+    for name in WAYS:
+        first = of_rank(folder, name, 0) if (folder / f"{name}-0.npz").exists() else []
+        for rank in range(1, count if first else 0):
+            for x, y in zip(of_rank(folder, name, rank), first, strict=True):
+                assert x.tobytes() == y.tobytes(), f"{name}, rank {rank}"

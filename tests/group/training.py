@@ -5,6 +5,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import optax
 
 import jaxfleet as jf
 from jaxfleet.group import Place
+from tests.collective import models
+from tests.collective.test_merge import EVERY
 from tests.runtime import toys
 
 STEPS = 20
@@ -109,6 +112,32 @@ def saved(folder: Path) -> Any:
     return state, metrics
 
 
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sharded": ("adam", {"sharded": True}),
+    "hierarchical": ("clipped", {"hierarchical": 2}),
+    "local_sgd, k=1": ("sgd", {"communication": "local_sgd", "k_steps": 1}),
+    "local_sgd, k=4": ("adam", {"communication": "local_sgd", "k_steps": 4}),
+    "merge": ("momentum", {"merge": EVERY}),
+}
+"""Ways for ranks to go together: an optimizer of `models`, and what its strategy says."""
+
+
+def in_a_way(name: str, folder: Path) -> Any:
+    """Trains in a way; returns parameters, loss, and bytes of the optimizer's state here."""
+    optimizer, options = WAYS[name]
+    step, state = models.distributed(optimizer, jf.DistributedStrategy(**options))
+    whole = sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt))
+    metrics: Any = None
+    for number in range(STEPS):
+        state, metrics = step(state, models.batch(number))
+        if number == STEPS // 2:
+            step.save(folder / name, state)
+            state = step.restore(folder / name)
+    held = [leaf for leaf in jax.tree.leaves(state.opt) if isinstance(leaf, jax.Array)]
+    here = sum(shard.data.nbytes for leaf in held for shard in leaf.addressable_shards)
+    return state.params, metrics, np.asarray([here, whole])
+
+
 def leaves(tree: Any) -> list[np.ndarray]:
     """Returns the leaves on the host, random keys as what they hold."""
     return [np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in jax.tree.leaves(tree)]
@@ -121,11 +150,14 @@ def _is_key(value: Any) -> bool:
 def main(folder: Path) -> None:
     """Joins, trains in every way, and leaves what came out."""
     place = jf.initialize(connect_s=60.0)
+    (folder / "devices").write_text(str(jax.device_count()))
     trainings: dict[str, Callable[[], Any]] = {
         "whole batches": lambda: whole_batches(place),
         "own rows": lambda: own_rows(place),
         "saved": lambda: saved(folder),
     }
+    ways = [name for name in WAYS if name != "hierarchical" or jax.device_count() > 2]
+    trainings.update((name, partial(in_a_way, name, folder)) for name in ways)
     for name, train in trainings.items():
         np.savez(folder / f"{name}-{place.rank}.npz", *leaves(train()))
         sys.stdout.write(f"{name}: done\n")

@@ -1,0 +1,103 @@
+"""How processes find each other, and what is said where they do not."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import jax
+import pytest
+
+import jaxfleet as jf
+from jaxfleet.env import Rank
+from jaxfleet.errors import ConnectError, StrategyError
+from jaxfleet.group import Place
+from jaxfleet.group.center import Center
+from jaxfleet.group.member import Member
+from jaxfleet.group.serving import Serving
+from jaxfleet.launch.ports import Ports
+from jaxfleet.ps.zmq_network import ZmqNetwork
+
+NETWORK = ZmqNetwork(share_memory=False)
+NAMES = ("PADDLE_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ID", "PADDLE_CURRENT_ENDPOINT")
+
+
+@contextmanager
+def met(size: int) -> Iterator[str]:
+    """Lets a center hear, and yields where."""
+    listener = NETWORK.listen("127.0.0.1:0")
+    center = Center(size, "job", "127.0.0.1:1", lost_after_s=10.0)
+    with closing(Serving(center, listener)):
+        yield listener.endpoint
+
+
+def member(endpoint: str, rank: int, size: int) -> Member:
+    return Member(NETWORK, endpoint, rank=rank, size=size, job="job", lost_after_s=10.0)
+
+
+def test_who_did_not_come_is_named() -> None:
+    with ExitStack() as stack:
+        endpoint = stack.enter_context(met(4))
+        first, third = (stack.enter_context(closing(member(endpoint, n, 4))) for n in (0, 2))
+        other = threading.Thread(target=pytest.raises, args=(ConnectError, third.meet, 3.0))
+        other.start()
+        what = f"ranks 1, 3 of 4 did not come to {endpoint} within 3 s"
+        with pytest.raises(ConnectError, match=what):
+            first.meet(3.0)
+        other.join()
+
+
+def test_nobody_there_is_said_with_the_place() -> None:
+    with closing(Ports(1)) as ports:
+        (endpoint,) = ports.endpoints
+        with closing(member(endpoint, 1, 2)) as alone:
+            what = f"rank 0 did not answer at {endpoint} within 0.5 s"
+            with pytest.raises(ConnectError, match=what):
+                alone.meet(0.5)
+
+
+def test_another_job_at_the_same_place_is_refused() -> None:
+    refused = pytest.raises(StrategyError, match="here meet 3 ranks of job 'job', not rank 1 of 2")
+    with met(3) as endpoint, closing(member(endpoint, 1, 2)) as lost, refused:
+        lost.meet(10.0)
+
+
+def test_ranks_give_each_other_what_they_have() -> None:
+    found: dict[int, list[bytes]] = {}
+
+    def give(rank: int, endpoint: str) -> None:
+        with closing(member(endpoint, rank, 3)) as here:
+            here.meet(20.0)
+            found[rank] = here.together("here", f"of {rank}".encode(), 20.0)
+            here.bye()
+
+    with met(3) as endpoint:
+        threads = [threading.Thread(target=give, args=(rank, endpoint)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(found) == [0, 1, 2]
+    assert all(each == [b"of 0", b"of 1", b"of 2"] for each in found.values())
+
+
+def test_one_process_alone_is_the_first_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    assert jf.initialize() == Place(0, 1)
+    assert jf.initialize(Rank(0, ("127.0.0.1:6170",), "job")) == Place(0, 1)
+
+
+def test_jax_that_has_started_is_said_before_anybody_waits() -> None:
+    jax.devices()
+    two = Rank(0, ("127.0.0.1:6170", "127.0.0.1:6171"), "job")
+    with pytest.raises(StrategyError, match=r"jf.initialize: jax has started in this process"):
+        jf.initialize(two)
+
+
+def test_files_are_shared_out_in_blocks_and_the_first_have_one_more() -> None:
+    files = [f"part-{n}" for n in range(8)]
+    shares = [jf.split_files(files, rank=rank, size=3) for rank in range(3)]
+    assert shares == [files[:3], files[3:6], files[6:]]
+    assert jf.split_files(files) == files
+    with pytest.raises(StrategyError, match="no process 3 among 3"):
+        jf.split_files(files, rank=3, size=3)
