@@ -51,8 +51,9 @@ def test_an_error_of_one_rank_is_told_by_all(tmp_path: Path) -> None:
     with ranks([SCRIPT, "fail", "1"], tmp_path, count=2) as started:
         error = "ValueError: no such file: rows.csv"
         assert_ends(started[1], error, timeout_s=LONGEST_S)
-        ended = f"PeerLostError: {NEXT}rank 1 ended in step {AFTER}: {error}"
-        assert_ends(started[0], ended, timeout_s=MARGIN_S)
+        # Rank 0 hears of it between two steps, or in the next.
+        ended = f": rank 1 ended in step {AFTER}: {error}"
+        assert_ends(started[0], "PeerLostError: step ", ended, timeout_s=MARGIN_S)
 
 
 def test_another_program_is_refused_by_all_before_a_step(tmp_path: Path) -> None:
