@@ -12,6 +12,7 @@ from jaxfleet.env import Rank
 from jaxfleet.errors import ConnectError, StrategyError
 from jaxfleet.group import Place
 from jaxfleet.group.center import Center
+from jaxfleet.group.clusters import detected_rank
 from jaxfleet.group.member import Member
 from jaxfleet.group.serving import Serving
 from jaxfleet.launch.ports import Ports
@@ -85,6 +86,24 @@ def test_one_process_alone_is_the_first_of_one(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delenv(name, raising=False)
     assert jf.initialize() == Place(0, 1)
     assert jf.initialize(Rank(0, ("127.0.0.1:6170",), "job")) == Place(0, 1)
+
+
+def test_a_cluster_says_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_NODELIST": "node[3-4]",
+        "SLURM_NTASKS": "2",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "0",
+        "JAXFLEET_JOB": "big",
+    }
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    found = detected_rank(5.0)
+    assert found is not None
+    assert (found.rank, len(found.endpoints), found.job, found.gpus) == (1, 2, "big", (0,))
+    assert found.endpoints[0].startswith("node3:")
 
 
 def test_jax_that_has_started_is_said_before_anybody_waits() -> None:
