@@ -5,7 +5,7 @@ executable.
 """
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -45,6 +45,12 @@ class ExecutableCache:
                 self._held[key] = build()
                 self.compiled += 1
             return self._held[key]
+
+    def keep(self, wanted: Iterable[Run]) -> None:
+        """Forgets all executables but these; a step that holds another may still run it."""
+        known = set(map(id, wanted))
+        with self._lock:
+            self._held = {key: run for key, run in self._held.items() if id(run) in known}
 
 
 def compute_in_place() -> None:

@@ -74,8 +74,11 @@ class StepMemory:
     @property
     def executables(self) -> tuple[int, int]:
         """How many executables a step runs, and how many of them differ."""
+        runs = self.runs
+        return len(runs), len(set(map(id, runs)))
+
+    @property
+    def runs(self) -> Sequence[Any]:
+        """The jitted functions that a step runs one after another."""
         run = self.lowered.run
-        if not isinstance(run, PartStep):
-            return 1, 1
-        parts = run.at(self.shapes)
-        return len(parts), len({id(part.run) for part in parts})
+        return [part.run for part in run.at(self.shapes)] if isinstance(run, PartStep) else [run]

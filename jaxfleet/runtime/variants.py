@@ -81,6 +81,7 @@ class Variants:
             if self._strategy.memory_budget is not None:
                 fit = self._fit(self._memory(captured, made, rows), self._strategy.memory_budget)
                 made = self._make(captured, fit) if fit.passes else replace(made, fit=fit)
+                self._cache.keep(self._memory(captured, made, rows).runs)
             self._made[captured.rows] = made
         return self._made[captured.rows]
 

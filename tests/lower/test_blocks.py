@@ -97,6 +97,18 @@ def test_what_is_donated_and_what_is_constant_is_part_of_the_key() -> None:
     assert cache.compiled == 3
 
 
+def test_a_cache_forgets_all_but_what_it_is_told_to_keep() -> None:
+    cache, runs = ExecutableCache(), dict[str, Any]()
+    for text in (TEXT, TEXT.replace("jax.mul(m, rate)", "jax.mul(m, 0.5:f32)")):
+        runs[text] = lower_block(parse(text), 2, donate=(), cache=cache).compile()
+    assert cache.compiled == 2
+    kept, forgotten = runs
+    cache.keep([runs[kept]])
+    for text, count in ((kept, 2), (forgotten, 3)):
+        lower_block(parse(text), 2, donate=(), cache=cache).compile()
+        assert cache.compiled == count
+
+
 def test_a_block_gives_back_what_the_blocks_in_it_read() -> None:
     block = lower_block(parse(TEXT.replace("jax.mul(x, c)", "jax.mul(x, own)")), 1, donate=())
     assert block.writes == ("rate", "own")
