@@ -8,7 +8,6 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.fluid import optimizer as made
 from jaxfleet.fluid.transpiler import wait_server_ready
-from jaxfleet.fluid.transpiler.ports import wait_ranks_ready
 from tests.fluid.nets import fresh
 
 
@@ -115,12 +114,3 @@ def test_what_is_no_config() -> None:
 def test_waiting_for_servers_ends() -> None:
     with pytest.raises(ConnectionError, match=r"servers: nothing listens at 127\.0\.0\.1:1 after"):
         wait_server_ready(["127.0.0.1:1"], deadline_s=0.6)
-
-
-def test_rank_0_says_that_it_waits_for_ranks_and_how_not_to(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(ConnectionError, match="the other ranks: nothing listens") as caught:
-        wait_ranks_ready(["127.0.0.1:1"], deadline_s=0.1)
-    assert "config.wait_port = False" in "".join(caught.value.__notes__)
-    assert "waiting up to 0.1 s for the other ranks: 127.0.0.1:1" in capsys.readouterr().err

@@ -11,7 +11,6 @@ from jaxfleet.fluid import unique_name
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
 from jaxfleet.fluid.transpiler.asked import check_among, rank_endpoints
-from jaxfleet.fluid.transpiler.ports import wait_ranks_ready
 from jaxfleet.fluid.transpiler.rewriting import Rewritten
 from jaxfleet.passes import (
     BroadcastParams,
@@ -63,7 +62,7 @@ class Collective:
             rank: which of the endpoints this process is, from 0 on.
             endpoints: `host:port` of every rank, in a list or between commas.
             current_endpoint: this rank's.
-            wait_port: let rank 0 wait until the others listen.
+            wait_port: taken; the startup program's first run joins the others, and waits for them.
 
         Raises:
             ValueError: there is one rank only, no such rank, or no such endpoint; or a program is
@@ -81,7 +80,6 @@ class Collective:
             Rewritten.of(startup, self._startup_passes(startup), name="startup"),
             Rewritten.of(main, self._main_passes(main)),
         ]
-        self._wait()
         for program in rewritten:  # not before both went well
             program.write_back()
 
@@ -91,10 +89,6 @@ class Collective:
         if self.rank < 0:
             raise mistake(f"the rank is {self.rank}", "ranks count from 0")
         check_among(self.current_endpoint, self.endpoints)
-
-    def _wait(self) -> None:
-        if self.rank == 0 and self.wait_port:
-            wait_ranks_ready([e for e in self.endpoints if e != self.current_endpoint])
 
     def _startup_passes(self, program: Program) -> list[Pass]:
         ids = tuple(unique_name.generate("nccl_id") for _ in range(self.nrings))
@@ -149,9 +143,6 @@ class SingleProcessMultiThread(GradAllReduce):
     def __init__(self) -> None:
         super().__init__(1)
 
-    def _wait(self) -> None:
-        """Waits for nobody: there is one process."""
-
     def _startup_passes(self, program: Program) -> list[Pass]:
         del program
         return [CommInitAll()]
@@ -184,7 +175,7 @@ def transpile_collective(
         current_endpoint: this rank's.
         startup_program: the default one, unless given.
         main_program: the default one, unless given.
-        wait_port: let rank 0 wait until the others listen.
+        wait_port: taken; the startup program's first run joins the others, and waits for them.
 
     Raises:
         ValueError: no such mode, or what `Collective.transpile` refuses.

@@ -12,7 +12,6 @@ from jaxfleet.errors import AssertedError
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.program import Program, default_startup_program
 from jaxfleet.fluid.transpiler.asked import check_among, rank_endpoints
-from jaxfleet.fluid.transpiler.ports import wait_ranks_ready
 from jaxfleet.fluid.transpiler.rewriting import Rewritten
 from jaxfleet.passes import GenNcclId
 
@@ -42,13 +41,13 @@ def transpile_nccl2(
         trainers: `host:port` of each, between commas.
         current_endpoint: this trainer's.
         startup_program: the default one, unless given.
-        wait_port: let trainer 0 wait until the others listen.
+        wait_port: taken; the startup program's first run joins the others, and waits for them.
 
     Raises:
         AssertionError: the trainers are no string, or cannot be grouped.
         ValueError: there is no such trainer.
-        ConnectError: the others do not listen in time.
     """
+    del wait_port
     if not isinstance(trainers, str):
         what = f"trainers is a string of endpoints in nccl2 mode, not {trainers!r}"
         raise mistake(what, "join them: ','.join(endpoints)", AssertedError)
@@ -66,8 +65,6 @@ def transpile_nccl2(
         config.hierarchical_allreduce_inter_nranks,
     )
     startup = Rewritten.of(startup_program or default_startup_program(), [tell], name="startup")
-    if trainer_id == 0 and wait_port:
-        wait_ranks_ready([e for e in endpoints if e != current_endpoint])
     startup.write_back()
 
 

@@ -22,24 +22,7 @@ def wait_server_ready(endpoints: Sequence[str], deadline_s: float = _DEADLINE_S)
     Raises:
         ConnectError: one of them did not in that time.
     """
-    _wait("servers", endpoints, deadline_s, "start the servers, or look why they ended")
-
-
-def wait_ranks_ready(endpoints: Sequence[str], deadline_s: float = _DEADLINE_S) -> None:
-    """Waits until the ranks of a collective job listen, as rank 0 does where `wait_port` is set.
-
-    Args:
-        endpoints: `host:port` each, of the others.
-        deadline_s: how long, in seconds.
-
-    Raises:
-        ConnectError: one of them did not in that time.
-    """
-    hint = "ranks here are devices of one process, and none listens: set config.wait_port = False"
-    _wait("the other ranks", endpoints, deadline_s, hint)
-
-
-def _wait(who: str, endpoints: Sequence[str], deadline_s: float, hint: str) -> None:
+    who, hint = "servers", "start the servers, or look why they ended"
     end = time.monotonic() + deadline_s
     waiting = _silent(endpoints)
     if waiting:

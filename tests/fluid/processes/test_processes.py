@@ -25,7 +25,8 @@ def test_c183_processes_train_as_devices_of_one(
     tmp_path: Path, count: int, devices: int, options: tuple[str, ...]
 ) -> None:
     command: list[str | Path] = [SCRIPT, tmp_path, f"--devices={devices}", *options]
-    with ranks(command, tmp_path, count=count, devices=devices) as started:
+    more = {"CPU_NUM": str(devices)}
+    with ranks(command, tmp_path, count=count, devices=devices, more=more) as started:
         all_end_well(started)
     endpoints = [f"127.0.0.1:{6170 + rank}" for rank in range(count)]
     for mode in training.MODES:

@@ -2,26 +2,34 @@
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxfleet import fluid
+from jaxfleet.fluid.incubate.fleet.base.role_maker import UserDefinedCollectiveRoleMaker
+from jaxfleet.fluid.incubate.fleet.collective import DistributedStrategy, fleet
 
 ROWS, STEPS = 16, 5
-MODES = ("nccl2", "grad_allreduce", "local_sgd")
+MODES = ("nccl2", "fleet", "grad_allreduce", "local_sgd")
 
 
-def network() -> tuple[Any, Any, Any]:
-    """Returns a program with dropout, its startup and its loss."""
+def network(minimize: Callable[[Any, Any], object] | None = None) -> tuple[Any, Any, Any]:
+    """Returns a program, its startup and its loss.
+
+    Args:
+        minimize: takes the optimizer and the loss, in place of the optimizer's own.
+    """
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
         x, y = fluid.data("x", [None, 6]), fluid.data("y", [None, 1])
         hidden = fluid.layers.fc(x, 5, act="tanh")
         guess = fluid.layers.fc(hidden, 1)
         loss = fluid.layers.mean(fluid.layers.square_error_cost(guess, y))
-        fluid.optimizer.Momentum(0.1, 0.9).minimize(loss)
+        optimizer = fluid.optimizer.Momentum(0.1, 0.9)
+        (minimize or (lambda by, what: by.minimize(what)))(optimizer, loss)
     return main, startup, loss
 
 
@@ -43,7 +51,6 @@ def transpiled(main: Any, startup: Any, mode: str, rank: int, endpoints: list[st
     config = fluid.DistributeTranspilerConfig()
     config.mode = "nccl2" if mode == "nccl2" else "collective"
     config.collective_mode = mode
-    config.wait_port = False
     config.nccl_comm_num = len(endpoints) - 1
     config.use_hierarchical_allreduce = mode == "nccl2" and len(endpoints) == 4
     config.hierarchical_allreduce_inter_nranks = 2
@@ -68,15 +75,18 @@ def train(
         devices: how many each process has, in the mode `nccl2`.
         alone: this process has the devices and rows of all.
     """
+    if mode == "fleet" and not alone:
+        return train_fleet(rank, endpoints)
     main, startup, loss = network()
     ranks, scope = len(endpoints), fluid.Scope()
-    if not (alone and mode == "nccl2"):
+    of_devices = mode in {"nccl2", "fleet"}
+    if not (alone and of_devices):
         transpiled(main, startup, mode, rank, endpoints)
     exe = fluid.Executor(fluid.CPUPlace())
     startup.random_seed = 5 if alone else 5 + rank  # rank 0's values are everybody's
     exe.run(startup, scope=scope)
     runs = main
-    if mode == "nccl2":
+    if of_devices:
         build = fluid.BuildStrategy()
         if not alone:
             build.num_trainers, build.trainer_id = ranks, rank
@@ -87,6 +97,26 @@ def train(
         rows = batch(step)
         feed = rows if alone else share(rows, rank, ranks)
         losses.append(exe.run(runs, feed=feed, fetch_list=[loss], scope=scope)[0])
+    found = {p.name: np.asarray(scope.peek(p.name)) for p in main.all_parameters()}
+    return {**found, "losses": np.stack(losses)}
+
+
+def train_fleet(rank: int, endpoints: list[str]) -> dict[str, np.ndarray]:
+    """Trains by the collective fleet; returns as `train`."""
+    fleet.init(UserDefinedCollectiveRoleMaker(rank, endpoints))
+    strategy = DistributedStrategy()
+
+    def minimize(optimizer: Any, loss: Any) -> None:
+        fleet.distributed_optimizer(optimizer, strategy).minimize(loss)
+
+    main, startup, loss = network(minimize)
+    exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
+    startup.random_seed = 5 + rank
+    exe.run(startup, scope=scope)
+    losses = []
+    for step in range(STEPS):
+        feed = share(batch(step), rank, len(endpoints))
+        losses.append(exe.run(fleet.main_program, feed=feed, fetch_list=[loss], scope=scope)[0])
     found = {p.name: np.asarray(scope.peek(p.name)) for p in main.all_parameters()}
     return {**found, "losses": np.stack(losses)}
 
