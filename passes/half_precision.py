@@ -28,7 +28,7 @@ class HalfPrecision(Pass):
     each such value is first multiplied by a scale, and the product divided by it: as all of
     backward is linear, that is the gradient of a scaled loss, scaled back, to the bit where the
     scale is a power of two. The scale is a state variable (`amp.scale`) which `skip_overflow`,
-    that must come after, changes.
+    that must come after, changes. In loops, whose blocks see no scale, backward stays in float32.
 
     Before::
 
@@ -134,6 +134,9 @@ class _Rounding:
 
     def _product(self, op: Operator) -> None:
         scaled = next((n for n, x in enumerate(op.reads) if x in self.cotangents), None)
+        if scaled is not None and self.block.index:
+            self.ops.append(op)  # a block that is a function sees no scale
+            return
         halves = [self._half(x, op, scaled=n == scaled) for n, x in enumerate(op.reads)]
         attrs = op.attrs.updated(preferred_element_type=Word("f32"))
         product = replace(op, inputs=op.inputs.replaced(halves), attrs=attrs)

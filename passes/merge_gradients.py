@@ -76,11 +76,12 @@ class MergeGradients(Pass):
         if not gradients:
             what = f"{self.name}: no operator of block 0 makes a gradient"
             raise PassError(what, hint="wrap the optimizer in jaxfleet.distributed_optimizer")
-        update, rest, fetches = _parts(program)
+        update, _, fetches = _parts(program)
         self._check_order(program)
         sums = {x: _state(program.lookup(x), f"{x}@MERGED") for x in gradients}
         late = {x: _state(program.lookup(x), f"{x}@LAST") for x in _late(program, update, fetches)}
         made = UpdateBranch(program, sums, late, self.every).run(update)
+        _, rest, fetches = _parts(made.program)  # whose blocks have their new numbers
         calls = Variable(_CALLS, "i32", (), Kind.STATE)
         zeros = [(v, 0.0) for v in (*sums.values(), *late.values())]
         added = tuple(v.name for v in sums.values())

@@ -20,6 +20,7 @@ from tests.collective.models import (
     loss,
     start,
 )
+from tests.zoo import ZOO
 
 EVERY = 4
 
@@ -124,3 +125,12 @@ def test_devices_that_train_apart_merge_their_own() -> None:
             met = jax.tree.map(lambda *xs: np.mean(np.stack(xs), 0), *[s.params for s in states])
             states = [State(met, s.opt) for s in states]
             assert_close(state.params, met, f"after call {number}")
+
+
+def test_loops_beside_the_update_stay_what_they_are() -> None:
+    name = "scan_layers"
+    built = ZOO[name].build(jf.distributed_optimizer)
+    data = built.batch(0, ZOO[name].rows)
+    twice = jf.distribute(built.train_step, (built.state, data), strategy(2, amp="float16"))
+    state, metrics = twice(built.state, data)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, metrics)))
