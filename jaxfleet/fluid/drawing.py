@@ -67,7 +67,7 @@ def with_draws(program: Program, random_seed: int = 0) -> Program:
     for block in program.blocks:
         made = []
         for op in block.ops:
-            number += 1
+            number += op.type != "delete_var"  # release_memory changes no draw
             # What the script gave a seed draws by that.
             is_given = op.type not in RANDOM_OPS or op.attrs.get("seed")
             made.append(op if is_given else _with_seed(program, cuts, op, number, random_seed))

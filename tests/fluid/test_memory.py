@@ -100,6 +100,21 @@ def test_training_is_the_same_to_the_bit(how: str) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+def test_dropout_draws_the_same_masks() -> None:
+    seen = []
+    for shares in (False, True):
+        with fresh() as (main, _):
+            main.random_seed = 7
+            hidden = layers.dropout(fluid.data("x", [None, 6]), 0.3)
+            loss = layers.mean(layers.dropout(layers.scale(hidden, 2.0), 0.3))
+            if shares:
+                fluid.memory_optimize(main, {loss.name}, level=1)
+                fluid.release_memory(main, {loss.name})
+        exe, scope, feed = fluid.Executor(fluid.CPUPlace()), fluid.Scope(), {"x": BATCHES[0]["x"]}
+        seen.append([exe.run(main, feed, [loss], scope=scope)[0] for _ in range(2)])
+    np.testing.assert_array_equal(seen[0], seen[1])
+
+
 def test_copies_saved_programs_and_models_know_where_values_lie(tmp_path: Path) -> None:
     trained = Trained(sgd, net)
     run = partial(trained.exe.run, feed=BATCHES[0], fetch_list=[trained.out], scope=trained.scope)
