@@ -16,6 +16,7 @@ from jaxfleet.group.relay import Relay
 from jaxfleet.group.serving import Serving
 from jaxfleet.ps.secret import read_secret
 from jaxfleet.ps.zmq_network import ZmqNetwork
+from jaxfleet.watch import spans_of
 
 _SHUTDOWN_S = 60
 # jax's own heartbeat aborts the process, so ours must always be first.
@@ -103,7 +104,7 @@ def _meet(here: Rank, *, connect_s: float, lost_after_s: float) -> Joined:
         center = Center(size, job, coordinator, lost_after_s=lost_after_s)
         serving = Serving(center, network.listen(first))
     member = Member(network, first, rank=here.rank, size=size, job=job, lost_after_s=lost_after_s)
-    joined = Joined(member, serving)
+    joined = Joined(member, serving, spans_of(f"rank {here.rank}"))
     guard(joined)
     try:
         coordinator = member.meet(connect_s)

@@ -11,6 +11,7 @@ from jaxfleet.group.differences import first_difference
 from jaxfleet.group.member import Doing, Member
 from jaxfleet.group.serving import Serving
 from jaxfleet.group.worker import Worker
+from jaxfleet.watch import NO_SPANS, Spans
 
 _LOOK_S = 0.05  # between two looks at whether the group still is one
 
@@ -23,14 +24,15 @@ class Joined:
     Args:
         member: its lines to rank 0.
         serving: rank 0's thread; None elsewhere.
+        spans: notes what this rank does when.
 
     Attributes:
         patience_s: how long this process may live on without having heard that others are gone.
         is_closed: it has left.
     """
 
-    def __init__(self, member: Member, serving: Serving | None) -> None:
-        self.member = member
+    def __init__(self, member: Member, serving: Serving | None, spans: Spans = NO_SPANS) -> None:
+        self.member, self._spans = member, spans
         self._serving = serving
         self._worker = Worker()
         self.patience_s = member.lost_after_s
@@ -94,7 +96,8 @@ class Joined:
             ProgramError: one is somewhere else.
         """
         self.check()
-        return self.member.together(what, payload, timeout_s)
+        with self._spans.span(f"wait for all at {what}", step=self.step):
+            return self.member.together(what, payload, timeout_s)
 
     def barrier(self, what: str, *, timeout_s: float) -> None:
         """Returns once all ranks have come here; raises as `gather` does."""
@@ -148,6 +151,12 @@ class Joined:
         self.check()
         before = self.member.doing
         self.doing(what)
+        with self._spans.span(what, step=self.step):
+            result = self._computed(what, compute, timeout_s)
+        self.member.now(before)
+        return result
+
+    def _computed(self, what: str, compute: Callable[[], T], timeout_s: float) -> T:
         task, until = self._worker.begin(compute), time.monotonic() + timeout_s
         while not task.is_done(_LOOK_S):
             self.check()
@@ -158,7 +167,6 @@ class Joined:
         except (RuntimeError, ValueError) as error:
             self._explain(error)
             raise
-        self.member.now(before)
         return result
 
     def _explain(self, error: Exception) -> None:

@@ -6,10 +6,13 @@ one device. The first run's startup has another seed on each rank, so that only 
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from jaxfleet.group.center import RUNNING
+from jaxfleet.watch import merge
 from tests.fluid.processes import training
 from tests.group.ranks import all_end_well, ranks
 
@@ -25,9 +28,10 @@ def test_c183_processes_train_as_devices_of_one(
     tmp_path: Path, count: int, devices: int, options: tuple[str, ...]
 ) -> None:
     command: list[str | Path] = [SCRIPT, tmp_path, f"--devices={devices}", *options]
-    more = {"CPU_NUM": str(devices)}
+    more = {"CPU_NUM": str(devices), "JAXFLEET_TRACE_DIR": str(tmp_path / "trace")}
     with ranks(command, tmp_path, count=count, devices=devices, more=more) as started:
         all_end_well(started)
+    check_timeline(merge(tmp_path / "trace"), count)
     endpoints = [f"127.0.0.1:{6170 + rank}" for rank in range(count)]
     for mode in training.MODES:
         wanted = training.train(mode, 0, endpoints, devices=devices, alone=True)
@@ -39,3 +43,14 @@ def test_c183_processes_train_as_devices_of_one(
             for name, value in wanted.items():
                 np.testing.assert_allclose(one[name], value, rtol=CLOSE, atol=CLOSE, err_msg=mode)
                 assert one[name].tobytes() == found[0][name].tobytes(), mode
+
+
+def check_timeline(timeline: dict[str, Any], count: int) -> None:
+    """Looks for every rank's steps, and for what it waited for."""
+    events = timeline["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(names.values()) == [f"rank {rank}" for rank in range(count)]
+    spans = [(names[e["pid"]], e["name"]) for e in events if e["ph"] == "X"]
+    for rank in names.values():
+        assert spans.count((rank, RUNNING)) >= training.STEPS * len(training.MODES)
+        assert any(who == rank and what.startswith("wait for all at") for who, what in spans)
