@@ -149,7 +149,7 @@ PUBLIC = {
         wait_server_ready
     """,
     "jaxfleet.group": """
-        Joined Place has_started initialize joined split_files
+        Joined Place check_has_joined has_started initialize joined split_files
     """,
     "jaxfleet.ir": """
         Attr Attrs Block BlockRef Constant Dim Finding Kind Literal Operand Operands Operator

@@ -152,6 +152,7 @@ class Center:
             other = next(iter(asked.by))
             text = f"rank {other} is at '{asked.what}', and rank {rank} at '{what}'"
             self._condemn(Verdict(rank, text, differs=True))
+            return []  # what others brought is no answer here: all hear the verdict
         asked.by[rank] = (line, message.tensors)
         if len(asked.by) < self.size:
             return []

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxfleet.capture import capture
-from jaxfleet.group import joined
+from jaxfleet.group import check_has_joined, joined
 from jaxfleet.runtime.devices import choose_devices
 from jaxfleet.runtime.processes import ServerStep, job_step
 from jaxfleet.runtime.rank_step import RankStep
@@ -38,13 +38,16 @@ def distribute(
 
     Raises:
         CaptureError: the step cannot be captured.
-        StrategyError: the strategy does not fit the machine, or this process is of no job.
+        StrategyError: the strategy does not fit the machine, this process is of no job, or it is
+            a rank and has not joined the others.
         FeedError: the example's batch cannot be divided among the devices.
     """
     chosen = as_strategy(strategy)
     folder = Path(dump_dir) if dump_dir is not None else None
     if chosen.mode == "pserver":
         return job_step(capture(train_step, example=example, name=name), chosen, folder)
+    if chosen.mode == "collective":
+        check_has_joined()
     captured = capture(train_step, example=example, name=name)
     if chosen.mode == "collective" and (here := joined()) is not None:
         return RankStep(captured, chosen, here, folder)

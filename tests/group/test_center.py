@@ -143,6 +143,7 @@ def test_ranks_at_different_places_are_named() -> None:
     assert ranks.verdict() == Verdict(
         1, "rank 0 is at 'saving', and rank 1 at 'restoring'", differs=True
     )
+    assert all(message.kind is not Kind.PARTS for _, message in ranks.told), "nobody is answered"
 
 
 def test_one_that_asks_between_steps_is_waited_for_only_by_those_who_go_on() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import jaxfleet as jf
@@ -111,6 +112,23 @@ def test_jax_that_has_started_is_said_before_anybody_waits() -> None:
     two = Rank(0, ("127.0.0.1:6170", "127.0.0.1:6171"), "job")
     with pytest.raises(StrategyError, match=r"jf.initialize: jax has started in this process"):
         jf.initialize(two)
+
+
+def test_a_step_of_all_is_refused_where_nobody_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "127.0.0.1:6170,127.0.0.1:6171")
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    example = (jnp.zeros(2), jnp.zeros((4, 2)))
+
+    def total(state: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return state, jnp.sum(batch @ state)
+
+    with pytest.raises(StrategyError, match="this is rank 1 of 2, and has not joined the others"):
+        jf.distribute(total, example)
+    jf.distribute(total, example, strategy="single")  # by itself, since it says so
+    monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:6174")  # a trainer is no rank
+    jf.distribute(total, example, jf.DistributedStrategy(devices=1))
 
 
 def test_files_are_shared_out_in_blocks_and_the_first_have_one_more() -> None:
