@@ -5,7 +5,9 @@
     from jaxfleet import fleet
 
     fleet.init()
-    tx = fleet.distributed_optimizer(optax.adam(1e-3))
+    mode = "pserver" if fleet.server_num() else "collective"
+    own_rows = DistributedStrategy(mode=mode, batch="local")  # of this worker's own files
+    tx = fleet.distributed_optimizer(optax.adam(1e-3), own_rows)
     step = fleet.distribute(train_step, example=(state, batch))
     if fleet.is_server():
         fleet.run_server()

@@ -21,7 +21,7 @@ from jaxfleet.group.arrays import (
     whole_array,
 )
 from jaxfleet.lower import LoweredStep
-from jaxfleet.runtime.agreement import description
+from jaxfleet.runtime.agreement import description, warn_of_own_batches
 from jaxfleet.runtime.feed import check_batch, check_state
 from jaxfleet.runtime.step import Step
 from jaxfleet.runtime.strategy import DistributedStrategy
@@ -156,6 +156,9 @@ class RankStep(Step):
         lines = description(self.strategy, self.captured, variant.program, data)
         what = f"{self.program.name} with {self._whole(rows)} rows"
         self._joined.agree(what, lines, timeout_s=self._longest_s)
+        if not self._is_local:
+            told = self._tell("comparing batches", " ".join(map(digest, data)))
+            warn_of_own_batches(told)
         return variant
 
     def _placed(self, data: list[Any], lowered: LoweredStep) -> list[Any]:

@@ -41,9 +41,10 @@ def main(what: str, rank: int) -> None:
     state = toys.start(tx)
     strategy = jf.DistributedStrategy(lost_after_s=LOST_S, step_timeout_s=STEP_S)
     step = jf.distribute(toys.training(tx), (state, toys.rows(ROWS)), strategy)
+    seed = place.rank if what == "fail" else 0  # nobody refuses batches of each rank's own
     for number in range(1, 100_000):
         more = is_it and what == "rows" and number > AFTER
-        state, _ = step(state, toys.rows(ROWS * 2 if more else ROWS))
+        state, _ = step(state, toys.rows(ROWS * 2 if more else ROWS, seed=seed))
         if is_it and number == AFTER:
             sys.stdout.write("now\n")
             sys.stdout.flush()

@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
 SCRIPT = Path(__file__).with_name("failing.py")
 MARGIN_S = 40.0  # beside a deadline, for a busy machine
+OWN_BATCHES = "UserWarning: ranks 0 and 1 bring different batches"
 NEXT = f"step {AFTER + 1}: "
 
 
@@ -36,6 +37,7 @@ def test_a_rank_that_leaves_early_is_named_and_told(tmp_path: Path) -> None:
         left = f"rank 1 left after step {AFTER}, and rank 0 waits for it"
         assert_ends(started[0], f"PeerLostError: {NEXT}{left}", timeout_s=MARGIN_S)
         started[1].fails("jaxfleet: rank 1 ends", left, timeout_s=MARGIN_S)
+        assert not [each for each in started if OWN_BATCHES in each.text()]
 
 
 def test_a_rank_that_is_late_is_named_and_ended(tmp_path: Path) -> None:
@@ -54,6 +56,8 @@ def test_an_error_of_one_rank_is_told_by_all(tmp_path: Path) -> None:
         # Rank 0 hears of it between two steps, or in the next.
         ended = f": rank 1 ended in step {AFTER}: {error}"
         assert_ends(started[0], "PeerLostError: step ", ended, timeout_s=MARGIN_S)
+        for each in started:  # they train on rows of their own, and not by `batch="local"`
+            assert each.text().count(OWN_BATCHES) == 1, each.text()
 
 
 def test_another_program_is_refused_by_all_before_a_step(tmp_path: Path) -> None:
