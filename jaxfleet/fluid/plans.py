@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from jaxfleet.analysis.memory.reused import check_fed
+from jaxfleet.fluid.alone import warn_alone
 from jaxfleet.fluid.drawing import RUN, with_draws
 from jaxfleet.fluid.feeding import Rule
 from jaxfleet.fluid.program import Program
@@ -81,6 +82,7 @@ def _made(program: Program, fed: Names, fetch: Names) -> Plan:
     known = [name for name in fed if name in declared]
     made = Donate().run(runnable(program, known))
     refuse_whole_tables(program, made)
+    warn_alone(program)
     prepared = prepare(made, fetch)
     read = [v.name for v in prepared.data if v.name in declared]
     return Plan(

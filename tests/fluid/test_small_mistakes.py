@@ -1,8 +1,11 @@
 """Arguments that are no numbers, no lists, or too many: each error says which and where."""
 
+import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxfleet import fluid
@@ -44,3 +47,23 @@ def test_what_a_layer_cannot_take_is_refused(layer: Callable[[Any], Any], says: 
         with pytest.raises(ValueError, match=says) as caught:
             layer(x)
     assert "test_small_mistakes.py" in "".join(caught.value.__notes__)
+
+
+def test_a_rank_that_trains_the_program_of_one_process_is_warned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jaxfleet.fluid.alone.joined", lambda: SimpleNamespace(rank=1, size=2))
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        loss = layers.mean(layers.fc(fluid.data("x", [None, 2]), 1, param_attr="w"))
+        test = main.clone(for_test=True)
+        fluid.optimizer.SGD(0.1).minimize(loss)
+    feed, exe = {"x": np.ones((1, 2), np.float32)}, fluid.Executor()
+    with fluid.scope_guard(fluid.Scope()), warnings.catch_warnings():
+        warnings.simplefilter("error")  # neither the startup program nor a test updates
+        exe.run(startup)
+        exe.run(test, feed=feed, fetch_list=[loss.name])
+        with pytest.warns(UserWarning, match="this is rank 1 of 2, .* by this rank's rows") as said:
+            exe.run(main, feed=feed)
+        exe.run(main, feed=feed)  # it is said once
+    assert [each.filename for each in said] == [__file__]
