@@ -100,6 +100,21 @@ class RankStep(Step):
         self._returned = list(map(id, jax.tree_util.tree_leaves(state)))
         return state
 
+    def pull(self, state: Any) -> Any:
+        """Returns the state such that every rank can read all of it.
+
+        Every rank calls it where something of the state is cut over the ranks, or each one's own.
+
+        Raises:
+            PeerLostError: another rank is gone, or late.
+            ProgramError: another rank does something else.
+        """
+        leaves = jax.tree_util.tree_leaves(state)
+        if self._held is None and all(map(_is_readable, leaves)):
+            return state
+        self._joined.barrier("pulling the state", timeout_s=self._longest_s)
+        return jax.tree_util.tree_map(self._whole_leaf, super().pull(state))
+
     def _write(
         self, path: str | Path, leaves: list[Any], extra: Mapping[str, np.ndarray], number: int
     ) -> None:
@@ -137,7 +152,7 @@ class RankStep(Step):
         return [each.decode() for each in told]
 
     def _whole_leaf(self, leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+        if _is_readable(leaf):
             return leaf
         return whole_array(self._joined, leaf, timeout_s=self._longest_s)
 
@@ -207,6 +222,11 @@ class RankStep(Step):
         if self._is_local:
             return own_rows(value)
         return whole_array(self._joined, value, timeout_s=self._longest_s)
+
+
+def _is_readable(leaf: Any) -> bool:
+    """Tells whether this rank can read all of what it has."""
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
 
 
 def _check(strategy: DistributedStrategy, captured: Captured) -> None:
