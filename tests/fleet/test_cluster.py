@@ -121,7 +121,7 @@ def test_the_first_processes_serve(nowhere: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_tasks_of_slurm_meet_over_the_lines_of_their_group(tmp_path: Path) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))

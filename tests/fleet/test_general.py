@@ -33,7 +33,7 @@ def answers(output: str) -> dict[str, Any]:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_two_trainers_and_two_servers_meet_in_a_folder(tmp_path: Path) -> None:
     command = [str(SCRIPT), "general", str(tmp_path)]
     outputs = outputs_of(command, [JOB | role for role in ROLES], tmp_path)

@@ -43,7 +43,7 @@ def mpirun(*script: str | Path, ranks: int = 4) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=180,
+        timeout=300,
         check=False,
     )
     sys.stdout.write(ended.stdout)
@@ -59,7 +59,7 @@ def answers(output: str) -> list[dict[str, Any]]:
 
 @with_mpi
 @pytest.mark.processes
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_even_ranks_serve_and_odd_ones_work() -> None:
     status, output = mpirun(SCRIPT, "symmetric")
     assert status == 0
@@ -87,7 +87,7 @@ def test_even_ranks_serve_and_odd_ones_work() -> None:
 
 @with_mpi
 @pytest.mark.processes
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_every_rank_of_a_collective_job_works_and_a_lost_one_is_named() -> None:
     status, output = mpirun(SCRIPT, "absent")
     assert status != 0
@@ -107,7 +107,7 @@ def test_every_rank_of_a_collective_job_works_and_a_lost_one_is_named() -> None:
 
 @with_mpi
 @pytest.mark.processes
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_an_odd_number_of_ranks_are_no_pairs() -> None:
     status, output = mpirun(SCRIPT, "symmetric", ranks=1)
     assert status != 0
@@ -116,7 +116,7 @@ def test_an_odd_number_of_ranks_are_no_pairs() -> None:
 
 @with_mpi
 @pytest.mark.processes
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_an_error_of_one_rank_ends_the_job() -> None:
     status, output = mpirun(SCRIPT, "failing", ranks=2)
     assert status != 0

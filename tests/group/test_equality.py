@@ -17,7 +17,7 @@ from tests.group.training import ROWS, STEPS, WAYS, leaves, one_process
 from tests.runtime import toys
 from tests.runtime.comparing import FLOAT32
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
 
 SCRIPT = Path(__file__).with_name("training.py")
 GROUPS = [(2, 1), (2, 2), (4, 1), (4, 2)]

@@ -8,7 +8,7 @@ from tests.faults.cluster import Started
 from tests.group.failing import AFTER, LOST_S, STEP_S
 from tests.group.ranks import LONGEST_S, ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
 
 SCRIPT = Path(__file__).with_name("failing.py")
 MARGIN_S = 40.0  # beside a deadline, for a busy machine

@@ -10,7 +10,7 @@ from tests.collective.models import ALLOWED, OPTIMIZERS, start
 from tests.group.ranks import all_end_well, ranks
 from tests.group.strategies import STRATEGIES, trained
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
 
 SCRIPT = Path(__file__).with_name("strategies.py")
 COUNT, DEVICES = 2, 4

@@ -15,7 +15,7 @@ from jaxfleet.errors import StrategyError
 from jaxfleet.launch import Job
 from jaxfleet.launch.ports import Ports
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 IDLE = "import time; time.sleep(60)"
 DEAF = """
 import signal

@@ -10,7 +10,7 @@ import pytest
 from tests.launch.jobs import free_ports
 
 SCRIPT = Path(__file__).with_name("elastic.py")
-LONGEST_S = 150.0  # two cores, which other tests share, compile for each of two ranks
+LONGEST_S = 300.0  # two cores, which other tests share, compile for each of two ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(2 * LONGEST_S + 60)]
 

@@ -16,7 +16,7 @@ from jaxfleet.watch import merge
 from tests.fluid.processes import training
 from tests.group.ranks import all_end_well, ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
 
 SCRIPT = Path(training.__file__)
 # Sums over the same rows in another order: some units in the last place of float32, times steps.
