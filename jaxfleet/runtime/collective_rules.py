@@ -39,9 +39,6 @@ def _of_other_modes(strategy: "DistributedStrategy") -> Iterator[tuple[str, str]
     if mode == "pserver" and strategy.amp:
         what = f"strategy: amp={strategy.amp!r} in mode 'pserver'"
         yield what, "amp is for the modes single and collective"
-    if mode == "collective" and how not in {"sync", "local_sgd"}:
-        what = f"communication {how!r} is between trainers and servers"
-        yield what, "mode='pserver'; devices of a mesh go together"
     for name, unless in (("sharded", False), ("hierarchical", 0), ("rings", 1)):
         if mode != "collective" and getattr(strategy, name) != unless:
             yield f"strategy: {name} in mode {mode!r}", f"{name} is for mode='collective'"

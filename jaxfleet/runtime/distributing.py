@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxfleet.capture import capture
+from jaxfleet.errors import StrategyError
 from jaxfleet.group import check_has_joined, joined
 from jaxfleet.runtime.devices import choose_devices
 from jaxfleet.runtime.processes import ServerStep, job_step
@@ -47,9 +48,20 @@ def distribute(
     if chosen.mode == "pserver":
         return job_step(capture(train_step, example=example, name=name), chosen, folder)
     if chosen.mode == "collective":
+        _check_communication(chosen)
         check_has_joined()
     captured = capture(train_step, example=example, name=name)
     if chosen.mode == "collective" and (here := joined()) is not None:
         return RankStep(captured, chosen, here, folder)
     devices = choose_devices(1 if chosen.mode == "single" else chosen.devices)
     return Step(captured, chosen, devices, folder)
+
+
+def _check_communication(strategy: DistributedStrategy) -> None:
+    """Refuses what only trainers of servers do.
+
+    Not where the strategy is made: its mode may still be another (`Twin` takes no notice of it).
+    """
+    if strategy.communication not in {"sync", "local_sgd"}:
+        what = f"communication {strategy.communication!r} is between trainers and servers"
+        raise StrategyError(what, hint="mode='pserver'; devices of a mesh go together")
