@@ -2,14 +2,14 @@
 
 from jaxfleet.errors import AssertedError, UnsetError
 from jaxfleet.fleet.roles import variables as v
-from jaxfleet.fleet.roles.meets import MeetingRoleMaker
+from jaxfleet.fleet.roles.generated import GeneratedRoleMaker
 from jaxfleet.fleet.roles.role import Role
 from jaxfleet.ops.frames import line_of_caller
 
 _BLAME = "something wrong with PaddleCloud, please check environment"
 
 
-class PaddleCloudRoleMaker(MeetingRoleMaker):
+class PaddleCloudRoleMaker(GeneratedRoleMaker):
     """Reads the role of a process from its environment, once, when it is first asked.
 
     With servers, `TRAINING_ROLE` (or `PADDLE_TRAINING_ROLE`) says `TRAINER` or `PSERVER`,
@@ -29,7 +29,6 @@ class PaddleCloudRoleMaker(MeetingRoleMaker):
     def __init__(self, is_collective: bool = False) -> None:
         super().__init__()
         self._is_collective = is_collective
-        self._trainers_num = 0
         self._current_endpoint: str | None = None
 
     def generate_role(self) -> None:
@@ -49,41 +48,6 @@ class PaddleCloudRoleMaker(MeetingRoleMaker):
             self._read_with_servers(environment)
         self._role_is_generated = True
 
-    def is_worker(self) -> bool:
-        self.generate_role()
-        return self._role == Role.WORKER
-
-    def is_server(self) -> bool:
-        self.generate_role()
-        return self._role == Role.SERVER
-
-    def is_first_worker(self) -> bool:
-        return self.is_worker() and self._current_id == 0
-
-    def worker_num(self) -> int:
-        self.generate_role()
-        return self._trainers_num
-
-    def worker_index(self) -> int:
-        self.generate_role()
-        return self._current_id
-
-    def server_index(self) -> int:
-        self.generate_role()
-        return self._current_id
-
-    def get_trainer_endpoints(self) -> list[str]:
-        self.generate_role()
-        return self._worker_endpoints
-
-    def get_pserver_endpoints(self) -> list[str]:
-        self.generate_role()
-        return self._server_endpoints
-
-    def to_string(self) -> str:
-        self.generate_role()
-        return super().to_string()
-
     def _read_with_servers(self, environment: v.Variables) -> None:
         servers = environment.endpoints(v.SERVERS)
         trainers = environment.number(v.WORKER_NUM, "how many trainers the job has")
@@ -93,7 +57,7 @@ class PaddleCloudRoleMaker(MeetingRoleMaker):
         else:
             current = environment.server_index(servers)
             self._current_endpoint = servers[current]
-        self._server_endpoints, self._trainers_num = servers, trainers
+        self._server_endpoints, self._workers = servers, trainers
         self._role, self._current_id = role, current
 
     def _read_collective(self, environment: v.Variables) -> None:
@@ -112,5 +76,5 @@ class PaddleCloudRoleMaker(MeetingRoleMaker):
         if self._current_endpoint not in {None, endpoints[current]}:
             what = f"{v.CURRENT} is {self._current_endpoint}, but trainer {current} of {v.WORKERS}"
             environment.refuse(f"{what} is {endpoints[current]}", "they name one process")
-        self._worker_endpoints, self._trainers_num = endpoints, len(endpoints)
+        self._worker_endpoints, self._workers = endpoints, len(endpoints)
         self._role, self._current_id = Role.WORKER, current

@@ -7,13 +7,13 @@ from jaxfleet.env import read_job
 from jaxfleet.errors import StrategyError
 from jaxfleet.fleet.meeting import FolderMeeting, Roster
 from jaxfleet.fleet.roles.addresses import all_endpoints, all_ips
-from jaxfleet.fleet.roles.meets import MeetingRoleMaker
+from jaxfleet.fleet.roles.generated import GeneratedRoleMaker
 from jaxfleet.fleet.roles.role import Role
 from jaxfleet.group.clusters import detected_rank
 from jaxfleet.ops.frames import line_of_caller
 
 
-class ClusterRoleMaker(MeetingRoleMaker):
+class ClusterRoleMaker(GeneratedRoleMaker):
     """Takes the number of a process from the cluster that started it, and nothing from PADDLE_*.
 
     Without servers every process is a worker. Of the workers' endpoints only the first is known,
@@ -46,7 +46,6 @@ class ClusterRoleMaker(MeetingRoleMaker):
         self._servers, self._path = servers, Path(path)
         self._connect_s = float(init_timeout_seconds)
         self._timeout_s = float(run_timeout_seconds)
-        self._workers = 0
 
     def generate_role(self) -> None:
         """Finds out what this process is, and with servers where all are; again, it does nothing.
@@ -77,41 +76,6 @@ class ClusterRoleMaker(MeetingRoleMaker):
         else:
             self._worker_endpoints = list(endpoints)
         self._workers, self._role_is_generated = workers, True
-
-    def is_worker(self) -> bool:
-        self.generate_role()
-        return self._role == Role.WORKER
-
-    def is_server(self) -> bool:
-        self.generate_role()
-        return self._role == Role.SERVER
-
-    def is_first_worker(self) -> bool:
-        return self.is_worker() and self._current_id == 0
-
-    def worker_num(self) -> int:
-        self.generate_role()
-        return self._workers
-
-    def worker_index(self) -> int:
-        self.generate_role()
-        return self._current_id
-
-    def server_index(self) -> int:
-        self.generate_role()
-        return self._current_id
-
-    def get_trainer_endpoints(self) -> list[str]:
-        self.generate_role()
-        return self._worker_endpoints
-
-    def get_pserver_endpoints(self) -> list[str]:
-        self.generate_role()
-        return self._server_endpoints
-
-    def to_string(self) -> str:
-        self.generate_role()
-        return super().to_string()
 
     def _meet_others(self, workers: int) -> None:
         """Meets all, and learns where the servers are."""
