@@ -14,6 +14,7 @@ from jaxfleet.fleet.roles import RoleMakerBase
 from jaxfleet.fleet.roles.grouped import GroupedRoleMaker
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.executor import Executor
+from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.optimizer import Optimizer
 from jaxfleet.fluid.places import CPUPlace
 from jaxfleet.fluid.program import Program
@@ -119,7 +120,6 @@ class DistributedOptimizer(ABC):
         self._optimizer: Optimizer = optimizer
         self._strategy = strategy
 
-    @abstractmethod
     def backward(
         self,
         loss: Variable,
@@ -128,11 +128,14 @@ class DistributedOptimizer(ABC):
         no_grad_set: NoGrad | None = None,
         callbacks: Sequence[Any] | None = None,
     ) -> Pairs:
-        """Adds the gradients."""
+        """Adds the gradients, as the script's optimizer does."""
+        return self._optimizer.backward(
+            loss, startup_program, parameter_list, no_grad_set, callbacks
+        )
 
-    @abstractmethod
-    def apply_gradients(self, params_grads: Pairs) -> list[Any]:
-        """Adds the updates."""
+    def apply_gradients(self, params_grads: Pairs) -> list[Operator]:
+        """Adds the updates, as the script's optimizer does."""
+        return self._optimizer.apply_gradients(params_grads)
 
     @abstractmethod
     def minimize(

@@ -63,23 +63,6 @@ class CollectiveOptimizer(DistributedOptimizer):
         self._compiled_program: CompiledProgram | None = None
         self._loss: Variable | None = None
 
-    def backward(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Parameters | None = None,
-        no_grad_set: NoGrad | None = None,
-        callbacks: Sequence[Any] | None = None,
-    ) -> Pairs:
-        """Adds the gradients, as the script's optimizer does."""
-        return self._optimizer.backward(
-            loss, startup_program, parameter_list, no_grad_set, callbacks
-        )
-
-    def apply_gradients(self, params_grads: Pairs) -> list[Operator]:
-        """Adds the updates, as the script's optimizer does."""
-        return self._optimizer.apply_gradients(params_grads)
-
     def minimize(  # type: ignore[override]  # fluid's own takes no scopes
         self,
         loss: Variable,

@@ -1,6 +1,6 @@
 """TranspilerOptimizer: minimizes a loss, and makes the programs of a job with servers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jaxfleet.errors import StrategyError, WrongTypeError
@@ -44,23 +44,6 @@ class TranspilerOptimizer(DistributedOptimizer):
     ) -> None:
         super().__init__(optimizer, strategy_of(strategy))
         self._transpile = transpile
-
-    def backward(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Parameters | None = None,
-        no_grad_set: NoGrad | None = None,
-        callbacks: Sequence[Any] | None = None,
-    ) -> Pairs:
-        """Adds the gradients, as the script's optimizer does."""
-        return self._optimizer.backward(
-            loss, startup_program, parameter_list, no_grad_set, callbacks
-        )
-
-    def apply_gradients(self, params_grads: Pairs) -> list[Operator]:
-        """Adds the updates, as the script's optimizer does."""
-        return self._optimizer.apply_gradients(params_grads)
 
     def minimize(
         self,
