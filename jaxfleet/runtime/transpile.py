@@ -32,12 +32,8 @@ from jaxfleet.pipeline import (
     parse_pipeline,
     run_pipeline,
 )
+from jaxfleet.runtime.reductions import EXCHANGING, joined_small
 from jaxfleet.runtime.strategy import DistributedStrategy
-
-# Over gloo, on two cores: a round of any size costs about 0.7 ms, and copying 64 KiB together and
-# apart about 0.3. With 8 devices an exchange sends 1.7 times the bytes of a ring.
-_SMALL_BYTES = 1 << 16
-_EXCHANGING = (2, 4)
 
 
 def pipeline_for(
@@ -104,8 +100,8 @@ def _reductions(strategy: DistributedStrategy, devices: int, *, over_gloo: bool)
     if strategy.fuse_allreduce_bytes:
         yield FuseAllreduce(bucket_size_bytes=strategy.fuse_allreduce_bytes)
     elif over_gloo:
-        yield FuseAllreduce(largest_bytes=_SMALL_BYTES, across_roles=True)
-    pays = over_gloo and devices in _EXCHANGING
+        yield joined_small()
+    pays = over_gloo and devices in EXCHANGING
     if strategy.allreduce == "exchange" or (strategy.allreduce == "auto" and pays):
         yield ExchangeAllreduce(devices=devices)
 

@@ -16,6 +16,7 @@ from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.held_state import HeldState, beside
 from jaxfleet.runtime.memory_fit import Fit, Fitting
+from jaxfleet.runtime.reductions import over_gloo
 from jaxfleet.runtime.step_memory import StepMemory
 from jaxfleet.runtime.step_tables import StepTables
 from jaxfleet.runtime.strategy import DistributedStrategy
@@ -100,7 +101,7 @@ class Variants:
         passes = pipeline_for(
             self._strategy,
             devices=len(self._devices),
-            over_gloo=_over_gloo(self._devices),
+            over_gloo=over_gloo(self._devices),
             tables=described,
             loss=_loss(self._strategy, captured),
             outer=_outer(self._strategy, captured),
@@ -171,12 +172,6 @@ def _check_for_tables(strategy: DistributedStrategy) -> None:
         given = "merge" if strategy.merge > 1 else "communication 'local_sgd'"
         what = f"{given} with a step that looks up tables, whose rows change at every step"
         raise StrategyError(what, hint="communication='sync' and merge=1; or mode='pserver'")
-
-
-def _over_gloo(devices: Sequence[Any]) -> bool:
-    """Tells whether devices are CPUs of several processes, which gloo connects."""
-    processes = {device.process_index for device in devices}
-    return len(processes) > 1 and all(device.platform == "cpu" for device in devices)
 
 
 def _interface(captured: Captured) -> Interface:

@@ -35,6 +35,7 @@ from jaxfleet.passes import DataParallel, Donate
 from jaxfleet.runtime.parts import Fed, Fetched
 from jaxfleet.runtime.prepared import not_fed
 from jaxfleet.runtime.ranks import RanksProgram
+from jaxfleet.runtime.reductions import summed_over
 from jaxfleet.runtime.scope import Scope
 
 _SCALES = {
@@ -189,7 +190,10 @@ class Replicas:
         if key not in known:
             made = self._rewritten(program, fed, count)
             devices = self.devices[:count] if group is None else of_all(self.devices[:count])
-            known[key] = RanksProgram.of(Donate().run(made), fetch, devices, group)
+            for each in summed_over(devices, joins=self.build.fuse_all_reduce_ops is not False):
+                made = each.run(made)
+            ready = Donate().run(made)
+            known[key] = RanksProgram.of(ready, fetch, devices, group)
         return known[key]
 
     def _rewritten(self, program: Program, fed: Names, count: int) -> IrProgram:

@@ -119,6 +119,8 @@ class BuildStrategy(_Strategy):
         trainer_id: acts: which of them this process is.
         trainers_endpoints: acts: there are as many as trainers.
         debug_graphviz_path: acts: the program for devices is written there, as text.
+        fuse_all_reduce_ops: acts over CPUs of several processes: small gradients are summed as one,
+            unless it is False. Elsewhere XLA joins sums, or not, by itself.
         async_mode: acts: devices would not add their gradients, which is refused.
     """
 
@@ -170,7 +172,7 @@ class BuildStrategy(_Strategy):
     }
     _acting: ClassVar[frozenset[str]] = frozenset({
         *("gradient_scale_strategy", "sync_batch_norm", "debug_graphviz_path", "async_mode"),
-        *("num_trainers", "trainer_id", "trainers_endpoints"),
+        *("num_trainers", "trainer_id", "trainers_endpoints", "fuse_all_reduce_ops"),
     })  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from jaxfleet.group import Joined, joined
 from jaxfleet.passes import Donate
 from jaxfleet.runtime.parts import Fetched
 from jaxfleet.runtime.ranks import RanksProgram
+from jaxfleet.runtime.reductions import summed_over
 from jaxfleet.runtime.scope import Scope
 
 Part: TypeAlias = dict[str, Any]
@@ -75,9 +76,13 @@ class RankRuns:
     def _found(self, program: Program, fed: Names, fetch: Names) -> RanksProgram:
         known = self._known.get(program)
         if (fed, fetch) not in known:
-            ir, group = Donate().run(runnable(program, fed)), joined()
+            made, group = runnable(program, fed), joined()
             devices = None if group is None else _firsts(program, group)
-            known[fed, fetch] = RanksProgram.of(ir, fetch, devices, group)
+            for each in summed_over(devices or ()):
+                made = each.run(made)
+            known[fed, fetch] = RanksProgram.of(
+                Donate().run(made), fetch, devices, group
+            )
         return known[fed, fetch]
 
 

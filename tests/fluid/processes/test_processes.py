@@ -37,12 +37,22 @@ def test_c183_processes_train_as_devices_of_one(
         wanted = training.train(mode, 0, endpoints, devices=devices, alone=True)
         losses = wanted.pop("losses")
         found = [dict(np.load(tmp_path / f"{mode}-{rank}.npz")) for rank in range(count)]
+        assert wanted.pop("sums").tolist() == [4, 0]  # one process: a ring, XLA's to join
+        for one in found:
+            assert one.pop("sums").tolist() == [joined_sums(mode, count)] * 2, mode
         each = np.concatenate([one.pop("losses") for one in found], axis=1)
         np.testing.assert_allclose(each, losses, rtol=CLOSE, atol=CLOSE, err_msg=mode)
         for one in found:
             for name, value in wanted.items():
                 np.testing.assert_allclose(one[name], value, rtol=CLOSE, atol=CLOSE, err_msg=mode)
                 assert one[name].tobytes() == found[0][name].tobytes(), mode
+
+
+def joined_sums(mode: str, count: int) -> int:
+    """Returns how many sums of small gradients there are: over processes one for each ring."""
+    if mode == "nccl2":
+        return 1
+    return 4 if mode == "fleet" else count - 1  # that one's strategy joins none
 
 
 def check_timeline(timeline: dict[str, Any], count: int) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from jaxfleet import fluid
 from jaxfleet.fluid.incubate.fleet.base.role_maker import UserDefinedCollectiveRoleMaker
 from jaxfleet.fluid.incubate.fleet.collective import DistributedStrategy, fleet
+from jaxfleet.runtime.ranks import RanksProgram
 
 ROWS, STEPS = 16, 5
 MODES = ("nccl2", "fleet", "grad_allreduce", "local_sgd")
@@ -98,13 +99,23 @@ def train(
         feed = rows if alone else share(rows, rank, ranks)
         losses.append(exe.run(runs, feed=feed, fetch_list=[loss], scope=scope)[0])
     found = {p.name: np.asarray(scope.peek(p.name)) for p in main.all_parameters()}
-    return {**found, "losses": np.stack(losses)}
+    sums = sums_of(runs._replicas._known.get(main) if of_devices else exe._ranks._known.get(main))
+    return {**found, "losses": np.stack(losses), "sums": sums}
+
+
+def sums_of(known: Mapping[Any, RanksProgram]) -> np.ndarray:
+    """Returns how many all-reduces the one program has that ran, and how many are exchanges."""
+    (ready,) = known.values()
+    ops = [op for block in ready.program.blocks for op in block.ops]
+    sums = [op for op in ops if op.type == "c_allreduce_sum"]
+    return np.array([len(sums), sum(bool(op.attrs.get("exchange")) for op in sums)])
 
 
 def train_fleet(rank: int, endpoints: list[str]) -> dict[str, np.ndarray]:
     """Trains by the collective fleet; returns as `train`."""
     fleet.init(UserDefinedCollectiveRoleMaker(rank, endpoints))
     strategy = DistributedStrategy()
+    strategy.fuse_all_reduce_ops = False
 
     def minimize(optimizer: Any, loss: Any) -> None:
         fleet.distributed_optimizer(optimizer, strategy).minimize(loss)
@@ -118,7 +129,8 @@ def train_fleet(rank: int, endpoints: list[str]) -> dict[str, np.ndarray]:
         feed = share(batch(step), rank, len(endpoints))
         losses.append(exe.run(fleet.main_program, feed=feed, fetch_list=[loss], scope=scope)[0])
     found = {p.name: np.asarray(scope.peek(p.name)) for p in main.all_parameters()}
-    return {**found, "losses": np.stack(losses)}
+    sums = sums_of(fleet.main_program._replicas._known.get(main))
+    return {**found, "losses": np.stack(losses), "sums": sums}
 
 
 def main() -> None:
