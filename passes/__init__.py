@@ -1,5 +1,6 @@
 """Passes, one a file; importing this package registers them."""
 
+from jaxfleet.passes.amp_by_role import AmpByRole as AmpByRole
 from jaxfleet.passes.broadcast_params import BroadcastParams as BroadcastParams
 from jaxfleet.passes.clip_on_trainers import ClipOnTrainers as ClipOnTrainers
 from jaxfleet.passes.comm_init import CommInit as CommInit

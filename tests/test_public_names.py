@@ -133,7 +133,7 @@ PUBLIC = {
         AdamaxOptimizer DecayedAdagrad DecayedAdagradOptimizer ExponentialMovingAverage Ftrl
         FtrlOptimizer Lamb LambOptimizer LarsMomentum LarsMomentumOptimizer LookaheadOptimizer
         ModelAverage Momentum MomentumOptimizer Optimizer
-        RMSProp RMSPropOptimizer SGD SGDOptimizer
+        RMSProp RMSPropOptimizer RecomputeOptimizer SGD SGDOptimizer
     """,
     "jaxfleet.fluid.pserver": """
         PserverRuns TABLES begins_rows refuse_several_devices talks_to_others why_not
@@ -162,10 +162,10 @@ PUBLIC = {
         CollectiveJob Job Nodes PORT_TAKEN launch launch_ranks
     """,
     "jaxfleet.lower": """
-        AXIS ExecutableCache HostType Interface Layout LoweredBlock LoweredStep ParallelFunction
-        ProgramFunction Shares all_to_device bind_sizes compute_in_place cut_axes device_count
-        device_mesh host_type inputs_of is_key lower_block lower_step shardings to_device to_host
-        with_shard_map
+        AXIS ExecutableCache HostType Interface Layout LoweredBlock LoweredStep OnOne
+        ParallelFunction PartStep ProgramFunction RankParts Shares all_to_device bind_sizes
+        compute_in_place cut_axes device_count device_mesh host_type inputs_of is_key lower_block
+        lower_step shardings to_device to_host with_shard_map
     """,
     "jaxfleet.ops": """
         Array Context Dialect Interpreter Meaning OpDef find_op known_ops register_dialect
@@ -175,7 +175,8 @@ PUBLIC = {
         EMPTY GRAD Gradient RANDOM_OPS RUN_SLOT Schema Slot schema_of UNWANTED
     """,
     "jaxfleet.passes": """
-        BroadcastParams ClipOnTrainers CommInit CommInitAll CompressSends CutApart DataParallel
+        AmpByRole BroadcastParams ClipOnTrainers CommInit CommInitAll CompressSends CutApart
+        DataParallel
         DcAsgd DeadCodeElimination DealRings Dispatch Donate ExchangeAllreduce FlAverage
         FuseAllreduce GenNcclId GeoSgd GradAllreduce GradAllreduceByRole HalfPrecision
         InsertSendRecv InsertStartup LocalSGD Meet MemoryOptimize MergeGradients MergeSends

@@ -8,6 +8,7 @@ from jaxfleet.fluid.block import Block
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.differentiate import Callback, Walk, ops_between
 from jaxfleet.fluid.operator import ROLE, ROLE_VAR
+from jaxfleet.fluid.recomputing import keep_checkpoints
 from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.variable import Pairs, Parameter, Variable
 
@@ -29,7 +30,7 @@ def append_backward(
         no_grad_set: variables at which gradients end, besides those that say so themselves.
         callbacks: called after each operator that is added, with its block and the names of
             variables by those of their gradients.
-        checkpoints: taken; XLA chooses itself what to keep.
+        checkpoints: values that are kept; the rest of forward is computed again for backward.
 
     Returns:
         Each parameter that the loss depends on, with its gradient.
@@ -45,6 +46,8 @@ def append_backward(
     check_type(checkpoints, "checkpoints", (list, tuple, type(None)))
     check_type(callbacks, "callbacks", (list, tuple, type(None)))
     block, program = loss.block, loss.block.program
+    if checkpoints:
+        keep_checkpoints(program, checkpoints)
     wanted, ended = _wanted(block, parameter_list), _names(no_grad_set, "no_grad_set")
     last = _made_by(loss)
     ops = ops_between(block.ops[: last + 1], [loss], [], ended)

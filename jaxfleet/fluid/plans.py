@@ -10,6 +10,7 @@ from jaxfleet.fluid.drawing import RUN, with_draws
 from jaxfleet.fluid.feeding import Rule
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.ragged import ragged_data, with_lengths
+from jaxfleet.fluid.recomputing import recomputed
 from jaxfleet.fluid.to_ir import ir_program
 from jaxfleet.fluid.transpiler.table_spec import SPECS
 from jaxfleet.fluid.versions import PerVersion
@@ -80,7 +81,7 @@ class Plans:
 def _made(program: Program, fed: Names, fetch: Names) -> Plan:
     declared = program.global_block().vars
     known = [name for name in fed if name in declared]
-    made = Donate().run(runnable(program, known))
+    made = Donate().run(recomputed(runnable(program, known), fetch))
     refuse_whole_tables(program, made)
     warn_alone(program)
     prepared = prepare(made, fetch)

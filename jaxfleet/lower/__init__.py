@@ -15,6 +15,9 @@ from jaxfleet.lower.host_arrays import is_key as is_key
 from jaxfleet.lower.host_arrays import to_device as to_device
 from jaxfleet.lower.host_arrays import to_host as to_host
 from jaxfleet.lower.parallel import ParallelFunction as ParallelFunction
+from jaxfleet.lower.part_layout import OnOne as OnOne
+from jaxfleet.lower.part_step import PartStep as PartStep
+from jaxfleet.lower.rank_parts import RankParts as RankParts
 from jaxfleet.lower.sizes import bind_sizes as bind_sizes
 from jaxfleet.lower.spmd import AXIS as AXIS
 from jaxfleet.lower.spmd import Layout as Layout

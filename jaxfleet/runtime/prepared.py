@@ -3,9 +3,10 @@
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
 from jaxfleet.analysis.labels import own_state
 from jaxfleet.analysis.memory.reused import held_by
@@ -14,6 +15,8 @@ from jaxfleet.ir import Kind, Program, Variable
 from jaxfleet.lower import (
     AXIS,
     Layout,
+    OnOne,
+    PartStep,
     ProgramFunction,
     cut_axes,
     device_count,
@@ -21,6 +24,8 @@ from jaxfleet.lower import (
     with_shard_map,
 )
 from jaxfleet.runtime.devices import choose_devices
+
+Names: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -136,8 +141,16 @@ def prepare(program: Program, fetch: tuple[str, ...]) -> Prepared:
         _check_complete(program, fetch)
     reused = donated(program) & {v.name for v in uses.state}
     outputs = tuple(v.name for v in uses.written)
-    function = _function(program, fetch, outputs, uses.data)
+    if device_count(program) == 1 and says_cut(program):
+        function: Any = _in_parts(program, fetch, outputs, uses, reused)
+    else:
+        function = _function(program, fetch, outputs, uses.data)
     return Prepared(program, function, uses.data, uses.state, reused, outputs)
+
+
+def says_cut(program: Program) -> bool:
+    """Tells whether a program is to run as several executables."""
+    return any(op.type == "cut" for op in program.root.ops)
 
 
 def _check_complete(program: Program, fetch: tuple[str, ...]) -> None:
@@ -185,6 +198,29 @@ def _function(
         return fetched, dict(zip(written, new_state, strict=True))
 
     return jax.jit(step, donate_argnums=(0,))
+
+
+def _in_parts(
+    program: Program, fetch: Names, written: Names, uses: Uses, reused: frozenset[str]
+) -> Any:
+    """Returns what runs a program on one device, one executable after another."""
+    (device,) = choose_devices(1)
+    kept = tuple(v.name for v in uses.state if v.name not in reused)
+    data = tuple(v.name for v in uses.data)
+    parts = PartStep(program, tuple(reused), kept, data, written, fetch, OnOne(device))
+    lent = [program.lookup(name).kind is not Kind.TEMP for name in fetch]
+
+    def step(
+        taken: Mapping[str, Any], others: Mapping[str, Any], fed: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        given = [taken[name] for name in parts.given]
+        new, fetched = parts(given, [others[name] for name in kept], [fed[name] for name in data])
+        # What is state is somebody's else too, who may give its memory away.
+        own = [jnp.array(x, copy=True) if is_lent else x
+               for x, is_lent in zip(fetched, lent, strict=True)]  # fmt: skip
+        return own, dict(zip(written, new, strict=True))
+
+    return step
 
 
 def _check_state_is_whole(program: Program) -> None:

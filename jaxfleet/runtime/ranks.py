@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -26,13 +26,15 @@ from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.group import Joined
 from jaxfleet.group.arrays import of_each_rank, own_rows
 from jaxfleet.ir import Program, Variable
-from jaxfleet.lower import ParallelFunction, device_mesh, shardings
+from jaxfleet.lower import ParallelFunction, RankParts, device_mesh, shardings
 from jaxfleet.ops import Array
 from jaxfleet.runtime.devices import steps_must_not_overlap
 from jaxfleet.runtime.parts import Fed, Fetched, Shape
-from jaxfleet.runtime.prepared import Uses, donated, missing_state, uses_of
+from jaxfleet.runtime.prepared import Uses, donated, missing_state, says_cut, uses_of
 from jaxfleet.runtime.scope import OfRanks, Scope
 
+# What runs, and what says the shapes of what each rank fetched.
+_Run: TypeAlias = tuple[Any, Callable[[Sequence[Array]], Sequence[tuple[Shape, ...]]]]
 _OWN = ("gen_nccl_id", "c_comm_init")  # operators that differ from rank to rank
 _SEED = re.compile(r"\bseed=\d+")  # ranks may draw otherwise: what must be alike is broadcast
 
@@ -66,7 +68,7 @@ class RanksProgram:
     uses: Uses
     joined: Joined | None = None
     timeout_s: float = 600.0
-    functions: dict[Any, tuple[ParallelFunction, Any]] = field(default_factory=dict)
+    functions: dict[Any, _Run] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -118,17 +120,18 @@ class RanksProgram:
         """
         if self.joined is not None:
             self.joined.next_step()
-        function, run = self._function(fed)
+        run, shapes = self._function(fed)
         reused = donated(self.program)
         taken = {v.name: self._taken(v, scope) for v in self.uses.state if v.name in reused}
         kept = {v.name: self._own(v, scope) for v in self.uses.state if v.name not in reused}
         rows = {name: self._placed(value) for name, value in fed.rows.items()}
         fetched, new = self._run(lambda: run(taken, kept, rows))
+        of_ranks = shapes(fetched)
         written = {v.name: OfRanks(_shown(v, new[v.name]), new[v.name]) for v in self.uses.written}
         scope.keep_of_ranks(written)
         if self.joined is not None:
             fetched = [own_rows(value) for value in fetched]
-        return Fetched(self.fetch, fetched, function.fetched[: self.own])
+        return Fetched(self.fetch, fetched, of_ranks[: self.own])
 
     def _run(self, run: Callable[[], tuple[list[Array], dict[str, Array]]]) -> Any:
         """Runs, and waits where devices, or processes, must not be at two runs at once."""
@@ -146,14 +149,30 @@ class RanksProgram:
         shown = _shown(self.program.variables[name], whole)
         scope.keep_of_ranks({name: OfRanks(shown, whole)})
 
-    def _function(self, fed: Fed) -> tuple[ParallelFunction, Any]:
+    def _function(self, fed: Fed) -> _Run:
         key = tuple(tuple(shapes.items()) for shapes in fed.shapes)
         if key not in self.functions:
-            written = tuple(v.name for v in self.uses.written)
             shapes = fed.shapes if self.joined is None else self._agreed(self.joined, fed)
-            made = ParallelFunction(self.program, self.fetch, written, self.mesh, shapes)
-            self.functions[key] = (made, made.jitted())
+            written = tuple(v.name for v in self.uses.written)
+            if says_cut(self.program) and all(one == shapes[0] for one in shapes):
+                self.functions[key] = self._in_parts(written), self._even
+            else:
+                made = ParallelFunction(self.program, self.fetch, written, self.mesh, shapes)
+                self.functions[key] = made.jitted(), lambda _: made.fetched
         return self.functions[key]
+
+    def _in_parts(self, written: tuple[str, ...]) -> RankParts:
+        reused, state = donated(self.program), [v.name for v in self.uses.state]
+        taken = [name for name in state if name in reused]
+        kept = [name for name in state if name not in reused]
+        names = taken, kept, [v.name for v in self.uses.data]
+        return RankParts.of(self.program, self.fetch, written, self.mesh, names)
+
+    def _even(self, fetched: Sequence[Array]) -> Sequence[tuple[Shape, ...]]:
+        """Returns the shapes of what each rank fetches, which are the same."""
+        ranks = self.mesh.size
+        own = tuple((value.shape[0] // ranks, *value.shape[1:]) for value in fetched)
+        return (own,) * ranks
 
     def _agreed(self, joined: Joined, fed: Fed) -> tuple[Mapping[str, Shape], ...]:
         """Returns the shapes of what all ranks are fed, which are the same everywhere.

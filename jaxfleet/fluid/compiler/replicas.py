@@ -27,6 +27,7 @@ from jaxfleet.fluid.places import Place, devices_of
 from jaxfleet.fluid.plans import Names, runnable
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.ragged_values import check_fetched
+from jaxfleet.fluid.recomputing import recomputed
 from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.group import Joined, joined
 from jaxfleet.group.arrays import of_rank_0
@@ -192,7 +193,7 @@ class Replicas:
             devices = self.devices[:count] if group is None else of_all(self.devices[:count])
             for each in summed_over(devices, joins=self.build.fuse_all_reduce_ops is not False):
                 made = each.run(made)
-            ready = Donate().run(made)
+            ready = Donate().run(recomputed(made, fetch))
             known[key] = RanksProgram.of(ready, fetch, devices, group)
         return known[key]
 

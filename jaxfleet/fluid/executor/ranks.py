@@ -14,6 +14,7 @@ from jaxfleet.fluid.drawing import numbers_apart
 from jaxfleet.fluid.feeding import fed_values, one_feed
 from jaxfleet.fluid.plans import Names, runnable
 from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.recomputing import recomputed
 from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.group import Joined, joined
 from jaxfleet.passes import Donate
@@ -81,7 +82,7 @@ class RankRuns:
             for each in summed_over(devices or ()):
                 made = each.run(made)
             known[fed, fetch] = RanksProgram.of(
-                Donate().run(made), fetch, devices, group
+                Donate().run(recomputed(made, fetch)), fetch, devices, group
             )
         return known[fed, fetch]
 

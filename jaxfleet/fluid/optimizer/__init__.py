@@ -7,6 +7,7 @@ from jaxfleet.fluid.optimizer.averages import ModelAverage as ModelAverage
 from jaxfleet.fluid.optimizer.base import Accumulator as Accumulator
 from jaxfleet.fluid.optimizer.base import Optimizer as Optimizer
 from jaxfleet.fluid.optimizer.lookahead import LookaheadOptimizer as LookaheadOptimizer
+from jaxfleet.fluid.optimizer.recompute import RecomputeOptimizer as RecomputeOptimizer
 from jaxfleet.fluid.optimizer.rules import AdadeltaOptimizer as AdadeltaOptimizer
 from jaxfleet.fluid.optimizer.rules import AdagradOptimizer as AdagradOptimizer
 from jaxfleet.fluid.optimizer.rules import AdamaxOptimizer as AdamaxOptimizer

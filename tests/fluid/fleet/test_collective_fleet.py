@@ -19,6 +19,7 @@ from tests.fluid.nets import fresh
 TWO = ["127.0.0.1:6170", "127.0.0.1:6171"]
 APART = ["10.0.0.1:6170", "10.0.0.2:6170", "10.0.0.1:6171", "10.0.0.2:6171"]
 ROWS = 8
+AGAIN = {"forward_recompute": True, "recompute_checkpoints": ["fc_0.tmp_1"]}
 
 
 def net() -> fluid.Variable:
@@ -83,8 +84,18 @@ def alone() -> tuple[list[float], Any]:
         (TWO, {"_ut4grad_allreduce": True}),
         (TWO[:1], {}),
         (TWO[:1], {"use_local_sgd": True}),
+        (TWO, {"_ut4grad_allreduce": True, **AGAIN}),
+        (TWO[:1], AGAIN),
     ],
-    ids=["grad_allreduce", "local_sgd", "ut4", "one_worker", "one_worker_local_sgd"],
+    ids=[
+        "grad_allreduce",
+        "local_sgd",
+        "ut4",
+        "one_worker",
+        "one_worker_local_sgd",
+        "recompute",
+        "one_worker_recompute",
+    ],
 )
 def test_ranks_train_as_one_device(
     endpoints: list[str], fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -125,10 +136,7 @@ def test_what_a_strategy_is_at_first_and_which_fields_do_nothing() -> None:
         "_ut4grad_allreduce": False,
     }  # fmt: skip
     quiet = set(strategy.no_ops()) - set(fluid.BuildStrategy.no_ops())
-    assert quiet == {
-        *("forward_recompute", "recompute_checkpoints", "use_amp", "amp_loss_scaling"),
-        "dist_fc_config",
-    }
+    assert quiet == {"dist_fc_config"}
     assert strategy.recompute_checkpoints is not DistributedStrategy().recompute_checkpoints
 
 
@@ -200,9 +208,7 @@ def test_fields_that_exclude_each_other(optimizer: str, fields: Any, what: str) 
 def test_what_is_not_done_is_refused_or_said() -> None:
     with pytest.raises(NotImplementedError, match="classes over ranks"):
         minimized(fleet_of(TWO), use_dist_fc=True, dist_fc_config=DistFCConfig())
-    with pytest.warns(UserWarning, match="use_amp changes nothing"):
-        minimized(fleet_of(TWO), use_amp=True)
-    with pytest.warns(UserWarning, match="forward_recompute changes nothing"):
+    with pytest.raises(ValueError, match="'fc' is to be kept for backward"):
         minimized(fleet_of(TWO), forward_recompute=True, recompute_checkpoints=["fc"])
     with pytest.raises(ValueError, match="mode"):
         strategy_with(mode="pserver")

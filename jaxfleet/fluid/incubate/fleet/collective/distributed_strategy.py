@@ -37,11 +37,10 @@ class DistributedStrategy(BuildStrategy):
         use_local_sgd: acts: `mode="collective"` with `local_sgd`.
         use_dist_fc: refused: a layer whose classes are over ranks.
         dist_fc_config: what such a layer is told.
-        forward_recompute: checked, and acts on nothing: what is kept for backward is XLA's choice
-            here, and that of `memory_optimize`.
-        recompute_checkpoints: checked, as that.
-        use_amp: checked, and acts on nothing: products are in float32.
-        amp_loss_scaling: kept, as that.
+        forward_recompute: acts: backward computes forward again, from checkpoint to checkpoint.
+        recompute_checkpoints: acts: the variables that are kept, or their names.
+        use_amp: acts: products are in float16, and the loss has a dynamic scale.
+        amp_loss_scaling: acts: what that scale begins with.
         exec_strategy: how compiled programs run.
         _ut4grad_allreduce: acts: `mode="collective"` with `grad_allreduce`.
     """
@@ -55,7 +54,8 @@ class DistributedStrategy(BuildStrategy):
     }
     _acting: ClassVar[frozenset[str]] = BuildStrategy._acting | {
         *("use_local_sgd", "use_dist_fc", "mode", "collective_mode", "exec_strategy"),
-        "_ut4grad_allreduce",
+        *("_ut4grad_allreduce", "forward_recompute", "recompute_checkpoints"),
+        *("use_amp", "amp_loss_scaling"),
     }
 
     def __init__(self) -> None:

@@ -16,8 +16,9 @@ from jaxfleet.fluid.incubate.fleet.base.fleet_base import (
     Parameters,
 )
 from jaxfleet.fluid.incubate.fleet.collective.distributed_strategy import DistributedStrategy
+from jaxfleet.fluid.mixed_precision import use_mixed_precision
 from jaxfleet.fluid.operator import Operator
-from jaxfleet.fluid.optimizer import Lamb
+from jaxfleet.fluid.optimizer import Lamb, RecomputeOptimizer
 from jaxfleet.fluid.program import Program, default_startup_program
 from jaxfleet.fluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig
 from jaxfleet.fluid.variable import Pairs, Variable
@@ -57,7 +58,8 @@ class CollectiveOptimizer(DistributedOptimizer):
         if not isinstance(given.recompute_checkpoints, list):
             what = "DistStrategy.recompute_checkpoints should be a List"
             raise mistake(what, f"not {given.recompute_checkpoints!r}", StrategyError)
-        super().__init__(optimizer, copy.deepcopy(given))
+        kept = {id(one): one for one in given.recompute_checkpoints}  # not their programs
+        super().__init__(optimizer, copy.deepcopy(given, kept))
         self.print_config = False
         self._fleet, self._told = fleet, told
         self._compiled_program: CompiledProgram | None = None
@@ -89,15 +91,33 @@ class CollectiveOptimizer(DistributedOptimizer):
         startup = startup_program or default_startup_program()
         self._loss = loss
         self._check_collective_mode(main, self._optimizer, self._strategy)
-        made = self._optimizer.minimize(loss, startup, parameter_list, no_grad_set)
+        made = self._minimized(loss, startup, parameter_list, no_grad_set)
         origin = main.clone()
         ready = self._try_to_compile(startup, main)
         if self._told is not None:
             self._told(origin, startup, ready)
         return made
 
+    def _minimized(
+        self,
+        loss: Variable,
+        startup: Program,
+        parameters: Parameters | None,
+        no_grad: NoGrad | None,
+    ) -> tuple[list[Operator], Pairs]:
+        """Has the script's optimizer minimize, with what the strategy puts around it."""
+        strategy, optimizer = self._strategy, self._optimizer
+        if strategy.forward_recompute:
+            optimizer = RecomputeOptimizer(optimizer)
+            optimizer._set_checkpoints(strategy.recompute_checkpoints)
+        ops, pairs = optimizer.minimize(loss, startup, parameters, no_grad)
+        if strategy.use_amp:
+            main, scale = loss.block.program, strategy.amp_loss_scaling
+            ops = [*ops, use_mixed_precision(main, startup, scale)]
+        return ops, pairs
+
     def _check_optimizer(self) -> None:
-        """Checks what goes around the script's optimizer, and says what of it is not done."""
+        """Checks what goes around the script's optimizer."""
         strategy, kind = self._strategy, type(self._optimizer).__name__
         if strategy.forward_recompute:
             if not strategy.recompute_checkpoints:
@@ -106,12 +126,8 @@ class CollectiveOptimizer(DistributedOptimizer):
                 raise mistake(what, hint, StrategyError)
             if kind in _RECOMPUTES:
                 self.raiseOptimizeError("forward_recompute", kind)
-            text = "forward_recompute changes nothing: XLA chooses what is kept for backward"
-            warnings.warn(text, stacklevel=3)
-        if strategy.use_amp:
-            if kind in _HALVES:
-                self.raiseOptimizeError("use_amp", kind)
-            warnings.warn("use_amp changes nothing: products are in float32", stacklevel=3)
+        if strategy.use_amp and kind in _HALVES:
+            self.raiseOptimizeError("use_amp", kind)
 
     def raiseOptimizeError(self, strategy_name: str, optimize_name: str) -> None:  # noqa: N802
         """Refuses an optimizer that does already what a field of the strategy asks for.
