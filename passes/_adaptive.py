@@ -9,6 +9,7 @@ EVERY = "meet.every"
 _LOSSES = "meet.losses"  # the sum of those since the last meeting
 _FIRST = "meet.first"  # the mean loss until the first meeting; 0 before it
 _FLOATS = ("total", "gone", "mean", "known", "fallen", "root", "exact", "next", "up", "least")
+_FLAGS = ("fresh", "sane", "changes")
 
 
 def held(every: int) -> list[tuple[Variable, str | int | float]]:
@@ -22,8 +23,8 @@ def held(every: int) -> list[tuple[Variable, str | int | float]]:
 
 def temporaries() -> list[Variable]:
     """Returns what `adapted` declares."""
-    floats = [Variable(f"meet.{name}", "f32", ()) for name in (*_FLOATS, "begun")]
-    flags = [Variable(f"meet.{name}", "bool", ()) for name in ("fresh", "sane")]
+    floats = [Variable(f"meet.{name}", "f32", ()) for name in _FLOATS]
+    flags = [Variable(f"meet.{name}", "bool", ()) for name in _FLAGS]
     return [*floats, *flags, Variable("meet.period", "i32", ())]
 
 
@@ -31,8 +32,8 @@ def adapted(loss: str, every: int) -> Iterator[Operator]:
     """Yields what finds the steps until the next meeting, where this step ends in one.
 
     `ceil(sqrt(F / F0) * every)`, with F the mean loss since the last meeting and F0 that until the
-    first; from 1 to `every` (Wang and Joshi 2019, equation 14). A loss that is no number changes
-    nothing.
+    first; from 1 to `every` (Wang and Joshi 2019, equation 14). Where that is no finite number the
+    steps stay what they are, and F0 is the mean loss of a later meeting.
 
     Args:
         loss: a variable of block 0, f32[].
@@ -59,15 +60,15 @@ def adapted(loss: str, every: int) -> Iterator[Operator]:
     yield op("jax.ceil", ("meet.exact",), to("up"))
     yield op("jax.min", ("meet.up", number(every)), to("least"))
     yield op("jax.max", ("meet.least", number(1)), to("next"))
-    yield op("jax.eq", ("meet.next", "meet.next"), to("sane"))
-    yield op("jax.select_n", ("meet.sane", number(every), "meet.next"), to("begun"))
     yield op(
         "jax.convert_element_type",
-        ("meet.begun",),
+        ("meet.next",),
         to("period"),
         new_dtype=Word("i32"),
         weak_type=False,
     )
-    yield op("jax.select_n", ("meet.due", EVERY, "meet.period"), (EVERY,))
-    yield op("jax.select_n", ("meet.due", _FIRST, "meet.known"), (_FIRST,))
+    yield op("jax.is_finite", ("meet.root",), to("sane"))
+    yield op("jax.and", ("meet.due", "meet.sane"), to("changes"))
+    yield op("jax.select_n", ("meet.changes", EVERY, "meet.period"), (EVERY,))
+    yield op("jax.select_n", ("meet.changes", _FIRST, "meet.known"), (_FIRST,))
     yield op("jax.select_n", ("meet.due", "meet.total", number(0)), (_LOSSES,))

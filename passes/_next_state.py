@@ -29,7 +29,7 @@ def with_state_written_last(program: Program) -> Program:
         _check_sub_blocks(op, uses, names)
         reads = op.inputs if op.type == "fetch" else op.inputs.renamed(names)
         if place in forward:
-            for name in states.intersection(op.writes) - names.keys():
+            for name in [n for n in op.writes if n in states and n not in names]:
                 new = replace(program.variables[name], name=next_name(name), kind=Kind.TEMP)
                 names[name] = new.name
                 declared.append(new)

@@ -35,7 +35,7 @@ def _rewritten(program: Program, rest: dict[str, int]) -> Program:
     for op in program.root.ops:
         _check_sub_blocks(op, uses, several)
         inputs, new = op.inputs.renamed(names), dict[str, str]()
-        for name in several.intersection(op.writes):
+        for name in [n for n in op.writes if n in several]:
             rest[name] -= 1
             new[name] = unique(name, taken) if rest[name] else name
             taken.add(new[name])

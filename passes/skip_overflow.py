@@ -117,7 +117,8 @@ class _Renaming:
                 raise PassError(what, op=x, hint="leave amp='float16' out")
             reads = x.inputs if x.type == "fetch" else x.inputs.renamed(self.names)
             if self.forward or x.role not in _FORWARD:
-                for name in states.intersection(x.writes) - self.names.keys():
+                # In the order of the operator: that of a set is another in each process.
+                for name in [n for n in x.writes if n in states and n not in self.names]:
                     new = replace(self.program.variables[name], name=next_name(name))
                     self.declared.append(replace(new, kind=Kind.TEMP))
                     self.names[name] = new.name

@@ -108,6 +108,28 @@ class FleetBase:
             raise WrongTypeError(what, source=line_of_caller(), hint=hint)
         return split_files(files, rank=self.worker_index(), size=self.worker_num())
 
+    def _check_serves(self) -> None:
+        """Refuses to be a server in a worker: it would take the endpoint of one.
+
+        Raises:
+            StrategyError: this process is a worker.
+        """
+        if not self.is_server():
+            what = "this process is a worker, and serves nothing"
+            hint = "if fleet.is_server(): fleet.run_server()"
+            raise StrategyError(what, source=line_of_caller(), hint=hint)
+
+    def _check_works(self) -> None:
+        """Refuses to be a worker in a server: it would speak in the name of one.
+
+        Raises:
+            StrategyError: this process is a server.
+        """
+        if not self.is_worker():
+            what = "this process is a server, and trains nothing"
+            hint = "if fleet.is_worker(): fleet.init_worker()"
+            raise StrategyError(what, source=line_of_caller(), hint=hint)
+
     def all_reduce_worker(self, input: Any, output: Any) -> None:
         """Adds up an array over workers, into another."""
         self.role_maker.all_reduce_worker(input, output)

@@ -31,6 +31,7 @@ from jaxfleet.errors import StrategyError
 from jaxfleet.fleet.base import FleetBase
 from jaxfleet.fleet.ranks import RankRole
 from jaxfleet.fleet.roles import RoleMakerBase
+from jaxfleet.fleet.same_rank import check_same_rank
 from jaxfleet.group import initialize, joined
 from jaxfleet.ops.frames import line_of_caller
 from jaxfleet.runtime import DistributedStrategy, Step, distribute
@@ -62,11 +63,18 @@ class JobFleet(FleetBase):
             TypeError: it is no role maker.
             ValueError: the environment is no job's.
             ConnectError: another rank did not come in time.
+            StrategyError: the process has joined a group before, and as another rank.
         """
         super().init(role_maker)
         self._strategy = self._step = None
-        if not self.server_num() and self.worker_num() > 1 and joined() is None:
-            initialize(self._rank())
+        if self.server_num():
+            return
+        said = self.worker_index(), self.worker_num()
+        if said[1] > 1:
+            initialize(self._rank())  # or has been called before
+        if (group := joined()) is not None:
+            hint = "let the role maker and jf.initialize() take the same environment"
+            check_same_rank("the role maker says", said, (group.rank, group.size), hint)
 
     def _without_servers(self) -> RoleMakerBase:
         return RankRole()
@@ -131,9 +139,17 @@ class JobFleet(FleetBase):
             captured = capture(train_step, example=example, name=name)
             self._step = job_step(captured, self.strategy, folder, self._cluster())
         else:
+            self._check_has_no_servers()
             strategy = self.strategy
             self._step = distribute(train_step, example, strategy, dump_dir=dump_dir, name=name)
         return self._step
+
+    def _check_has_no_servers(self) -> None:
+        """Refuses to train apart from the other workers, while servers wait for all of them."""
+        if self.server_num() and self.strategy.mode == "collective":
+            what = f"mode 'collective' in a job with {self.server_num()} servers"
+            hint = "mode='pserver', which is the default there; mode='single' trains apart"
+            raise StrategyError(what, source=line_of_caller(), hint=hint)
 
     def _cluster(self) -> Cluster:
         """Returns who takes part, as the role maker says it."""
@@ -164,10 +180,7 @@ class JobFleet(FleetBase):
             ConnectError: the endpoint is taken, or may not be bound.
             SystemExit: serving failed; the process's log says why.
         """
-        if not self.is_server():
-            what = "this process is a worker, and serves nothing"
-            hint = "if fleet.is_server(): fleet.run_server()"
-            raise StrategyError(what, source=line_of_caller(), hint=hint)
+        self._check_serves()
         strategy = self._strategy or DistributedStrategy(mode="pserver")
         code = serve_job(self._cluster(), strategy)
         if code:

@@ -12,6 +12,8 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.errors import StrategyError
+from jaxfleet.ir import parse
+from jaxfleet.passes import SkipOverflow
 from tests.collective.models import (
     OPTIMIZERS,
     STEPS,
@@ -147,3 +149,23 @@ def test_amp_is_of_some_modes_and_dtypes() -> None:
         jf.DistributedStrategy(amp="float16", mode="pserver")
     with pytest.raises(StrategyError, match="loss_scale is 0"):
         jf.DistributedStrategy(amp="float16", loss_scale=0)
+
+
+def test_ranks_hold_state_back_in_one_order() -> None:
+    names = [f"s{number}" for number in range(8)]
+    declared = "\n".join(f"          state {name}: f32[]" for name in names)
+    several = ", ".join(names)
+    program = parse(f"""
+        program p {{beside=[["amp.scale", 8.0]]}}
+          param w: f32[4]
+          data  x: f32[4]
+          state amp.scale: f32[]
+{declared}
+          block 0
+            backward
+              w@GRAD: f32[4] = jax.neg(x) for (w, w@GRAD)
+            optimize
+              {several} = c_allreduce_sum({several})
+    """)
+    chosen = [op.writes[0] for op in SkipOverflow().run(program).root.ops if op.type.endswith("_n")]
+    assert [name for name in chosen if name in names] == names  # a set's order: one in 40,000

@@ -134,6 +134,27 @@ def test_devices_meet_more_often_as_the_loss_falls() -> None:
         distributed("adam", apart(2, most, adaptive="cost"))
 
 
+def test_a_loss_that_is_no_number_says_nothing_of_how_far_it_has_fallen() -> None:
+    tx = jf.distributed_optimizer(optax.sgd(0.2))
+
+    def train_step(state: Any, data: Any) -> Any:
+        rows, odd = data
+        value, grad = jax.value_and_grad(lambda w: jnp.mean(jnp.square(rows * w)))(state["w"])
+        updates, opt = tx.update(grad, state["opt"], state["w"])
+        new = {"w": optax.apply_updates(state["w"], updates), "opt": opt}
+        return new, {"loss": value + jnp.sum(odd)}
+
+    w, ones, zeros = jnp.ones(()), np.ones(4, np.float32), np.zeros(4, np.float32)
+    state: Any = {"w": w, "opt": tx.init(w)}
+    step = jf.distribute(train_step, (state, (ones, zeros)), apart(2, 4, adaptive="loss"))
+    periods = []
+    for number in range(12):
+        odd = np.full(4, np.inf, np.float32) if number == 1 else zeros
+        state, _ = step(state, (ones, odd))
+        periods.append(step.stats()["held"]["meet.every"])
+    assert periods == [4] * 11 + [1]  # of the third meeting: the second's loss is the first known
+
+
 def test_an_outer_optimizer_must_be_one_that_can_be_held() -> None:
     def begin(params: Any) -> Any:
         return jax.tree.map(lambda x: 2 * x, params)

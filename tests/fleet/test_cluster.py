@@ -22,16 +22,28 @@ SLURM = {
     "SLURM_PROCID": "1",
     "SLURM_LOCALID": "0",
 }
+# A fluid script that says nothing of who takes part: the cluster does.
 SCRIPT = """
-import jaxfleet as jf
-from jaxfleet.fleet.roles import ClusterRoleMaker
-jf.initialize()
-role = ClusterRoleMaker()
+import numpy as np
+from jaxfleet import fluid
+from jaxfleet.fluid.incubate.fleet.collective import DistributedStrategy, fleet
+
+fleet.init()
+x, strategy = fluid.data("x", [None, 1]), DistributedStrategy()
+strategy.use_local_sgd = True
+loss = fluid.layers.mean(fluid.layers.fc(x, 1, param_attr="w", bias_attr=False))
+fleet.distributed_optimizer(fluid.optimizer.SGD(1.0), strategy).minimize(loss)
+exe = fluid.Executor()
+exe.run(fleet.startup_program)
+before = float(np.asarray(fluid.global_scope()["w"])[0, 0])
+exe.run(fleet.main_program, feed={"x": np.full((2, 1), fleet.worker_index() + 1.5, np.float32)})
+moved = round(before - float(np.asarray(fluid.global_scope()["w"])[0, 0]), 3)
 total = [0.0]
-role.all_reduce_worker([role.worker_index() + 1.5], total)
-role.barrier_worker()
+fleet.all_reduce_worker([fleet.worker_index() + 1.5], total)
+fleet.barrier_worker()
+role = fleet.role_maker
 role.barrier_all()
-print("GATHERED", role.all_gather((role.worker_index(), role.worker_num(), total)))
+print("GATHERED", role.all_gather((role.worker_index(), role.worker_num(), total, moved)))
 """
 
 
@@ -122,11 +134,14 @@ def test_the_first_processes_serve(nowhere: pytest.MonkeyPatch, tmp_path: Path) 
 
 @pytest.mark.processes
 @pytest.mark.timeout(400)
-def test_tasks_of_slurm_meet_over_the_lines_of_their_group(tmp_path: Path) -> None:
+def test_tasks_of_slurm_train_together_and_meet_over_the_lines_of_their_group(
+    tmp_path: Path,
+) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = str(held.getsockname()[1])
     here = SLURM | {"SLURM_STEP_NODELIST": "localhost", "JAX_COORDINATOR_PORT": port}
     tasks = [here | {"SLURM_PROCID": str(at), "SLURM_LOCALID": str(at)} for at in range(2)]
     outputs = outputs_of(["-c", SCRIPT], tasks, tmp_path)
-    assert all("GATHERED [(0, 2, [4.0]), (1, 2, [4.0])]" in output for output in outputs)
+    met = "GATHERED [(0, 2, [4.0], 2.0), (1, 2, [4.0], 2.0)]"  # by the mean of both ranks' rows
+    assert all(met in output for output in outputs)

@@ -13,7 +13,8 @@ import pytest
 import jaxfleet as jf
 from jaxfleet.errors import CaptureError
 from jaxfleet.fleet import JobFleet
-from jaxfleet.fleet.roles import Role, UserDefinedRoleMaker
+from jaxfleet.fleet.roles import Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
+from jaxfleet.group import Place
 from tests.fleet import jax_script
 
 LONGEST_S = 200.0
@@ -106,3 +107,19 @@ def test_a_job_with_servers_is_what_the_role_maker_says() -> None:
     fleet.distributed_optimizer(optax.sgd(0.1), "pserver")
     with pytest.raises(ValueError, match="needs servers, and this job has none"):
         fleet.distribute(lambda state, batch: (state, batch), (jnp.ones(1), jnp.ones(1)))
+
+
+def test_who_trains_apart_from_the_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, at = JobFleet(), ["127.0.0.1:6174"]
+    fleet.init(UserDefinedRoleMaker(1, Role.WORKER, 3, at))
+    fleet.distributed_optimizer(optax.sgd(0.1), "collective")
+    with pytest.raises(ValueError, match="mode 'collective' in a job with 1 servers"):
+        fleet.distribute(lambda state, batch: (state, batch), (jnp.ones(1), jnp.ones(1)))
+    for name in ("jaxfleet.fleet.job.joined", "jaxfleet.fleet.roles.meets.joined"):
+        monkeypatch.setattr(name, lambda: Place(0, 2))
+    monkeypatch.setattr("jaxfleet.fleet.job.initialize", lambda _: Place(0, 2))
+    fleet.init(UserDefinedCollectiveRoleMaker(0, ["a:1", "b:1"]))
+    for number, all_ in ((1, ["a:1", "b:1"]), (0, ["a:1"]), (0, ["a:1", "b:1", "c:1"])):
+        said = f"the role maker says rank {number} of {len(all_)}, and this process is rank 0 of 2"
+        with pytest.raises(ValueError, match=said):
+            fleet.init(UserDefinedCollectiveRoleMaker(number, all_))

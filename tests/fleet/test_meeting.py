@@ -1,5 +1,6 @@
 """A folder in which processes meet; threads stand for them."""
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -66,6 +67,16 @@ def test_all_gather_in_their_order(tmp_path: Path) -> None:
     assert ours == [["a", "b"]] * 2
     files = {path.name.partition(".")[2] for path in (tmp_path / "all").iterdir()}
     assert files <= {f"{at}" for at in range(4)} | {f"{n}.{at}" for n in (2, 3) for at in range(4)}
+
+
+def test_a_file_that_is_being_written_is_nobody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # as in a container
+    monkeypatch.setattr(Path, "replace", lambda *_: None)
+    write_file(tmp_path / "hello.0", b"being written")
+    assert len([*tmp_path.iterdir()]) == 1
+    assert not [*tmp_path.glob("*.*.1")]  # what process 1 takes for its own of an earlier job
 
 
 def test_workers_reduce_in_their_order(tmp_path: Path) -> None:

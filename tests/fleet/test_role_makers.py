@@ -100,6 +100,12 @@ def test_the_environment_is_read_once(environ: Any) -> None:
     ("variables", "change", "about"),
     [
         pytest.param(TRAINER, {"TRAINING_ROLE": "TEST"}, "TRAINING_ROLE is 'TEST'", id="role"),
+        pytest.param(
+            TRAINER,
+            {"TRAINING_ROLE": "", "PADDLE_TRAINING_ROLE": "A"},
+            "PADDLE_TRAINING_ROLE is 'A'",
+            id="other_role",
+        ),
         pytest.param(TRAINER, {"PADDLE_TRAINING_ROLE": "PSERVER"}, "is TRAINER, but", id="roles"),
         pytest.param(TRAINER, {"PADDLE_TRAINER_ID": "one"}, "PADDLE_TRAINER_ID is 'one'", id="id"),
         pytest.param(TRAINER, {"PADDLE_TRAINER_ID": "2"}, "there are 2 trainers", id="above"),

@@ -130,6 +130,9 @@ def test_each_rank_may_be_fed_by_itself_and_asked_by_itself() -> None:
     uneven = [{n: v[:2] for n, v in FEED.items()}, {n: v[2:] for n, v in FEED.items()}]
     (each,) = exe.run(main, uneven, ["x"], scope=scopes[1], return_merged=False)
     assert [len(rows) for rows in each] == [2, 6]
+    slower = {**FEED, "w": W, "learning_rate_0": np.full(1, 0.125, np.float32)}
+    exe.run(main, slower, scope=scopes[0])  # what outlives a run is for all, and not shared out
+    assert np.array_equal(2 * (scopes[0]["w"] - W), trained(line(None), begun(), FEED) - W)
     with pytest.raises(FeedError, match="3 feeds for 2 ranks"):
         exe.run(main, [FEED] * 3, scope=scopes[0])
     with pytest.raises(FeedError, match="'x' is fed 7 rows, which 2 ranks cannot share"):
@@ -227,6 +230,20 @@ def test_more_ranks_than_devices_are_refused() -> None:
     transpiler.transpile(startup, main, 3, endpoints, endpoints[3], wait_port=False)
     with pytest.raises(StrategyError, match="rank 3 of 9, and this process has 8 devices"):
         fluid.Executor().run(startup)
+
+
+def test_a_startup_program_of_another_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", ENDPOINTS)
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    for mode, fetch in (("nccl2", None), ("nccl2", []), ("collective", [])):
+        with fresh() as (_, startup):
+            fluid.optimizer.SGD(0.1).minimize(layers.mean(layers.fc(fluid.data("x", [None, 3]), 1)))
+            config = fluid.DistributeTranspilerConfig()
+            config.mode, config.collective_mode = mode, "grad_allreduce"
+            made = fluid.DistributeTranspiler(config)
+            made.transpile(0, trainers=ENDPOINTS, current_endpoint=FIRST)
+        with pytest.raises(StrategyError, match="rank 0 of 2, and this process is rank 1 of 2"):
+            fluid.Executor().run(startup, fetch_list=fetch, scope=fluid.Scope())
 
 
 def test_an_nccl2_startup_program_runs_where_there_is_no_nccl() -> None:

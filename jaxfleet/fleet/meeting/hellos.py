@@ -129,7 +129,7 @@ class Hellos:
 
 def write_file(path: Path, data: bytes) -> None:
     """Writes a file so that whoever sees it sees all of it."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     unfinished.write_bytes(data)
     unfinished.replace(path)
 

@@ -2,7 +2,7 @@
 
 import atexit
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -13,7 +13,8 @@ from jaxfleet.fleet.meeting.polling import Poll
 from jaxfleet.fleet.meeting.values import pack, unpack
 
 # Of the tags that MPI promises, the upper half: scripts that use MPI themselves begin from 0.
-_FIRST_TAG, _TAGS = 1 << 14, 1 << 14
+_FIRST_TAG, _TAGS = 1 << 14, 1 << 12
+_GROUPS: tuple[GroupName, ...] = ("all", "trainer", "pserver")
 
 
 def find_mpi() -> Any:
@@ -71,21 +72,21 @@ class MpiMeeting:
     """
 
     def __init__(self, communicator: Any, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+        self._communicator, self._timeout_s = communicator, timeout_s
         self._groups: dict[GroupName, _Group] = {}
-        self.add("all", communicator, range(communicator.Get_size()))
+        self.add("all", range(communicator.Get_size()))
 
-    def add(self, group: GroupName, communicator: Any, ranks: Sequence[int]) -> None:
+    def add(self, group: GroupName, ranks: Sequence[int]) -> None:
         """Says who belongs to a group of this process.
 
         Args:
             group: its name.
-            communicator: theirs.
             ranks: which of all they are.
         """
         named = (f"{group} {at} (rank {rank})" for at, rank in enumerate(ranks))
         names = [f"rank {rank}" for rank in ranks] if group == "all" else list(named)
-        self._groups[group] = _Group(group, communicator, names)
+        by_rank = dict(zip(ranks, names, strict=True))
+        self._groups[group] = _Group(group, self._communicator, by_rank)
 
     def gather(self, group: GroupName, value: Any, what: str) -> list[Any]:
         """Returns what every process of a group gave; see `Meeting`."""
@@ -101,13 +102,13 @@ class _Group:
 
     group: GroupName
     communicator: Any
-    names: Sequence[str]
+    names: Mapping[int, str]  # by rank among all
     calls: int = 0
 
     def gather(self, value: Any, what: str, timeout_s: float) -> list[Any]:
         self.calls += 1
         given = [unpack(each) for each in self._swap(pack([what, value]), what, timeout_s)]
-        for name, (other, _) in zip(self.names, given, strict=True):
+        for name, (other, _) in zip(self.names.values(), given, strict=True):
             if other != what:
                 message = f"{name} is at {other}, and this process at {what}"
                 hint = "all processes of a group gather in the same order"
@@ -115,22 +116,21 @@ class _Group:
         return [each for _, each in given]
 
     def _swap(self, data: bytes, what: str, timeout_s: float) -> list[bytes]:
-        """Returns what every process sent, by rank."""
-        all_, rank, poll = self.communicator, self.communicator.Get_rank(), Poll(timeout_s)
-        tag = _FIRST_TAG + self.calls % _TAGS
-        others = [peer for peer in range(len(self.names)) if peer != rank]
+        """Returns what every process sent, in the group's order."""
+        all_, rank, poll, mpi = self.communicator, self._own_rank, Poll(timeout_s), find_mpi()
+        others = [peer for peer in self.names if peer != rank]
         got = {rank: data}
         # A process that left before its messages were read would take them with it.
-        unread = {peer: all_.isend(data, dest=peer, tag=tag) for peer in others}
+        unread = {peer: all_.Isend([data, mpi.BYTE], dest=peer, tag=self._tag) for peer in others}
         while True:
             for peer in others:
-                found = None if peer in got else all_.improbe(source=peer, tag=tag)
+                found = None if peer in got else _received(all_, peer, self._tag)
                 if found is not None:
-                    got[peer] = found.recv()
-                if peer in unread and unread[peer].test()[0]:
+                    got[peer] = found
+                if peer in unread and unread[peer].Test():
                     del unread[peer]
             if len(got) == len(self.names) and not unread:
-                return [got[peer] for peer in sorted(got)]
+                return [got[peer] for peer in self.names]
             if poll.is_over:
                 late = [peer for peer in others if peer not in got] or list(unread)
                 names = ", ".join(self.names[peer] for peer in late)
@@ -138,8 +138,29 @@ class _Group:
                 raise PeerLostError(f"{what}, {self._where()}: waited {timeout_s:g} s for {names}")
             poll.pause()
 
+    @property
+    def _own_rank(self) -> int:
+        return int(self.communicator.Get_rank())
+
+    @property
+    def _tag(self) -> int:
+        """The tag of this call's messages: no other group's, whose processes may be the same."""
+        return _FIRST_TAG + _GROUPS.index(self.group) * _TAGS + self.calls % _TAGS
+
     def _where(self) -> str:
         return f"gathering {self.calls} of group {self.group}"
+
+
+def _received(communicator: Any, peer: int, tag: int) -> bytes | None:
+    """Returns a message that has come, None where none has: bytes, which nothing unpickles."""
+    mpi = find_mpi()
+    status = mpi.Status()
+    message = communicator.Improbe(source=peer, tag=tag, status=status)
+    if message is None:
+        return None
+    data = bytearray(status.Get_count(mpi.BYTE))
+    message.Recv([data, mpi.BYTE])
+    return bytes(data)
 
 
 def _end_with_error(communicator: Any) -> None:

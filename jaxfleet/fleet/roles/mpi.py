@@ -64,10 +64,9 @@ class MPIRoleMaker(GroupedRoleMaker):
         """Returns an endpoint for each of some processes; all call it."""
         return all_endpoints(self._world, self._get_ips(), ranks, self._get_rank())
 
-    def _split(self, group: GroupName, members: Sequence[int]) -> None:
-        """Makes the group of some processes; every process calls it, with its own group."""
-        inner = self._comm.Split(0 if group == "trainer" else 1, self._get_rank())
-        self._world.add(group, inner, members)
+    def _belong_to(self, group: GroupName, members: Sequence[int]) -> None:
+        """Says who does what this process does."""
+        self._world.add(group, members)
         self._meeting = self._world
 
     def _way(self) -> Meeting:

@@ -38,7 +38,7 @@ class MPISymetricRoleMaker(MPIRoleMaker):
         self._role = Role.SERVER if rank % 2 == 0 else Role.WORKER
         self._current_id = rank // 2
         is_worker = self._role == Role.WORKER
-        self._split("trainer" if is_worker else "pserver", workers if is_worker else servers)
+        self._belong_to("trainer" if is_worker else "pserver", workers if is_worker else servers)
         self._role_is_generated = True
 
     def is_worker(self) -> bool:
@@ -100,7 +100,7 @@ class MPICollectiveRoleMaker(MPIRoleMaker):
         everybody: Sequence[int] = range(self._get_size())
         self._worker_endpoints = self._endpoints_of(everybody)
         self._role, self._current_id = Role.WORKER, self._get_rank()
-        self._split("trainer", everybody)
+        self._belong_to("trainer", everybody)
         self._role_is_generated = True
 
     def is_worker(self) -> bool:

@@ -119,7 +119,7 @@ def _checked_endpoints(endpoints: Any, name: str) -> list[str]:
         _refuse(f"{name} can't have duplicate elements")
     if not all(isinstance(each, str) for each in endpoints):
         _refuse(f"every element in {name} list must be as string", WrongTypeError)
-    return endpoints
+    return list(endpoints)  # the script may go on with its own
 
 
 def _checked_id(current_id: Any) -> int:

@@ -70,12 +70,11 @@ class Variables:
             UnsetError: neither is set.
             StrategyError: it is no role, or they say two.
         """
-        too = self.values.get(COLLECTIVE_ROLE)
-        text = self.values.get(ROLE) or too
-        if text is None:
-            return _ROLES[self.required(ROLE, "a role is TRAINER or PSERVER")]
+        too, hint = self.values.get(COLLECTIVE_ROLE), "a role is TRAINER or PSERVER"
+        name = COLLECTIVE_ROLE if ROLE not in self.values and too is not None else ROLE
+        text = self.required(name, hint)
         if text not in _ROLES:
-            self.refuse(f"{ROLE} is '{text}'", "a role is TRAINER or PSERVER", blame)
+            self.refuse(f"{name} is '{text}'", hint, blame)
         if too is not None and too != text:
             self.refuse(f"{ROLE} is {text}, but {COLLECTIVE_ROLE} is {too}", "set them alike")
         return _ROLES[text]

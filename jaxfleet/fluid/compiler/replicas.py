@@ -14,6 +14,7 @@ from jaxfleet.errors import (
     StrategyError,
     UnsupportedError,
 )
+from jaxfleet.fleet.same_rank import check_same_rank
 from jaxfleet.fluid.checks import check_type
 from jaxfleet.fluid.compiler.splitting import share_sequences, split_feed, too_few
 from jaxfleet.fluid.compiler.strategies import (
@@ -133,9 +134,9 @@ class Replicas:
             what = f"{build.num_trainers} trainers sum gradients, and this process is by itself"
             hint = "transpile in nccl2 mode and run the startup program, or call jf.initialize()"
             raise StrategyError(what, hint=f"{hint}, before jax starts")
-        if (group.rank, group.size) != (build.trainer_id, build.num_trainers):
-            what = f"trainer {build.trainer_id} of {build.num_trainers} is to run, and this process"
-            raise StrategyError(f"{what} is rank {group.rank} of {group.size}")
+        said, here = (build.trainer_id, build.num_trainers), (group.rank, group.size)
+        hint = "set trainer_id and num_trainers of the BuildStrategy to this process's"
+        check_same_rank("the program is compiled for", said, here, hint)
         return group
 
     @cached_property

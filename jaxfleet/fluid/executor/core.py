@@ -23,7 +23,7 @@ from jaxfleet.fluid.executor.fetching import (
 )
 from jaxfleet.fluid.executor.from_dataset import on_one_device, run_dataset
 from jaxfleet.fluid.executor.host_ids import is_of_ids, run_ids
-from jaxfleet.fluid.executor.joining import join_named
+from jaxfleet.fluid.executor.joining import join_named, names_others
 from jaxfleet.fluid.executor.local import LocalRuns
 from jaxfleet.fluid.executor.pruning import PrunedPrograms, kept_feed, prune_program
 from jaxfleet.fluid.executor.ranks import RankRuns, local_ranks, rank_count
@@ -332,7 +332,9 @@ class Executor:
 
 def _is_local(program: Program) -> bool:
     """Tells whether a program runs on one device, and does something."""
-    if rank_count(program) > 1 or talks_to_others(program) or begins_rows(program):
+    if rank_count(program) > 1 or names_others(program):
+        return False
+    if talks_to_others(program) or begins_rows(program):
         return False
     if is_of_ids(program):
         return False

@@ -19,6 +19,9 @@ class FetchHandler:
     Args:
         var_dict: variables by the names that they are given under.
         period_secs: after how many seconds.
+
+    Raises:
+        AssertionError: there are no variables.
     """
 
     def __init__(
@@ -26,7 +29,8 @@ class FetchHandler:
     ) -> None:
         check_type(var_dict, "var_dict", (Mapping, type(None)))
         if var_dict is None:
-            raise mistake("a FetchHandler is given no variables", "var_dict={'auc': auc}")
+            what = "a FetchHandler is given no variables"
+            raise mistake(what, "var_dict={'auc': auc}", AssertedError)
         self.var_dict, self.period_secs = dict(var_dict), period_secs
 
     def handler(self, res_dict: Mapping[str, np.ndarray]) -> None:

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from jaxfleet.errors import FeedError, StrategyError
+from jaxfleet.errors import FeedError
+from jaxfleet.fleet.same_rank import check_same_rank
 from jaxfleet.fluid.compiler.replicas import fed_to, of_all
 from jaxfleet.fluid.drawing import numbers_apart
 from jaxfleet.fluid.feeding import fed_values, one_feed
@@ -93,12 +94,9 @@ def _firsts(program: Program, group: Joined) -> list[Any]:
     Raises:
         StrategyError: the program is not that of this process.
     """
-    rank, ranks = int(str(program._facts.get("rank", 0))), rank_count(program)
-    if (rank, ranks) != (group.rank, group.size):
-        what = f"the program is that of rank {rank} of {ranks}"
-        hint = "transpile with this process's rank and all endpoints"
-        what = f"{what}, and this process is rank {group.rank} of {group.size}"
-        raise StrategyError(what, hint=hint)
+    said = int(str(program._facts.get("rank", 0))), rank_count(program)
+    hint = "transpile with this process's rank and all endpoints"
+    check_same_rank("the program is that of", said, (group.rank, group.size), hint)
     return of_all(jax.local_devices()[:1])
 
 
@@ -111,7 +109,11 @@ def _parts(program: Program, feed: Any, ranks: int) -> list[Part]:
     """
     if not isinstance(feed, list | tuple) or len(feed) == 1:
         fed = fed_values(program, one_feed(feed), devices=ranks)
-        return [{n: _share(n, x, rank, ranks) for n, x in fed.items()} for rank in range(ranks)]
+        state = {name for name, v in program.global_block().vars.items() if v.persistable}
+        return [
+            {n: x if n in state else _share(n, x, rank, ranks) for n, x in fed.items()}
+            for rank in range(ranks)
+        ]
     parts = [fed_values(program, one_feed(one)) for one in feed]
     if len(parts) != ranks or any(part.keys() != parts[0].keys() for part in parts):
         what = f"{len(feed)} feeds for {ranks} ranks"

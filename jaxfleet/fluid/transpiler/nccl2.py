@@ -13,7 +13,9 @@ from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.program import Program, default_startup_program
 from jaxfleet.fluid.transpiler.asked import check_among, rank_endpoints
 from jaxfleet.fluid.transpiler.rewriting import Rewritten
+from jaxfleet.group import has_started
 from jaxfleet.passes import GenNcclId
+from jaxfleet.runtime.devices import emulated_count
 
 
 class HasNccl(Protocol):
@@ -88,7 +90,8 @@ def _inner(config: HasNccl, trainers: int) -> int:
     """Returns how many trainers a group has."""
     inner = config.hierarchical_allreduce_inter_nranks
     if inner <= 1:
-        inner = jax.local_device_count()
+        # To count devices starts jax, which could not join the other trainers any more.
+        inner = jax.local_device_count() if has_started() else emulated_count()
     if trainers <= inner or trainers % inner:
         what = f"{trainers} trainers do not make several groups of {inner}"
         hint = "config.hierarchical_allreduce_inter_nranks is how many trainers a machine has"

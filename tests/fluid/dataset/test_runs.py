@@ -88,6 +88,8 @@ def test_a_handler_is_given_values_by_time(tmp_path: Path) -> None:
     line.exe.train_from_dataset(line.main, data, line.scope, fetch_handler=handler)
     assert len(seen) == 3
     assert seen[-1] < seen[0]
+    with pytest.raises(AssertionError, match="is given no variables"):
+        fluid.FetchHandler()
 
 
 def test_what_is_missing_is_said_as_fluid_says_it(tmp_path: Path) -> None:

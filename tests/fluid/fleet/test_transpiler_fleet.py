@@ -160,6 +160,12 @@ def test_nothing_runs_before_minimize(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="main_program is None, need invoke"):
         fleet_of().init_worker()
     made(fleet, no_wait())
+    with pytest.raises(ValueError, match="this process is a server, and trains nothing"):
+        fleet.init_worker()
+    worker = fleet_of()
+    made(worker, no_wait())
+    with pytest.raises(ValueError, match="this process is a worker, and serves nothing"):
+        worker.run_server()
     absent = str(tmp_path / "absent")
     with (
         fluid.scope_guard(fluid.Scope()),

@@ -2,7 +2,8 @@
 
 The oracle is the same programs on as many devices of one process, which other tests compare with
 one device. The first run's startup has another seed on each rank, so that only who is given rank
-0's parameters trains alike. Four processes sum over groups of two, and over three rings.
+0's parameters trains alike. Four processes have three rings, and ask for sums of two levels: of as
+many as a process has devices, which is found without starting jax.
 """
 
 from pathlib import Path

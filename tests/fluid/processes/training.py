@@ -54,7 +54,6 @@ def transpiled(main: Any, startup: Any, mode: str, rank: int, endpoints: list[st
     config.collective_mode = mode
     config.nccl_comm_num = len(endpoints) - 1
     config.use_hierarchical_allreduce = mode == "nccl2" and len(endpoints) == 4
-    config.hierarchical_allreduce_inter_nranks = 2
     fluid.DistributeTranspiler(config).transpile(
         rank,
         program=main,

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxfleet.errors import AssertedError, StrategyError
+from jaxfleet.fleet import OnlyWorker
 from jaxfleet.fleet.files import FS, LocalFS
+from jaxfleet.fleet.roles import ClusterRoleMaker, RoleMakerBase
 from jaxfleet.fluid import io
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.compiler import CompiledProgram
@@ -18,7 +20,9 @@ from jaxfleet.fluid.incubate.fleet.collective.optimizer import CollectiveOptimiz
 from jaxfleet.fluid.incubate.fleet.collective.train_status import TrainStatus
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.variable import Variable
+from jaxfleet.group.clusters import detected_rank
 
+_CONNECT_S = 120.0  # how long a cluster may take to say where its processes meet
 _CACHE = ".cache"
 _LOCAL = LocalFS()
 
@@ -38,6 +42,13 @@ class Collective(Fleet):
         self.main_program: Any = None
         self.startup_program: Any = None
         self._origin_program: Program | None = None
+
+    def _without_servers(self) -> RoleMakerBase:
+        """Returns the role maker of who gives none: a cluster may say it, as it does to jax."""
+        found = super()._without_servers()
+        if isinstance(found, OnlyWorker) and detected_rank(_CONNECT_S) is not None:
+            return ClusterRoleMaker()
+        return found
 
     def init_worker(self) -> None:
         """Does nothing but say so: the startup program joins ranks."""

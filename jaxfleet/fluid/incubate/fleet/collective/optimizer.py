@@ -251,7 +251,13 @@ class CollectiveOptimizer(DistributedOptimizer):
         return len(self._get_node_ips_from_endpoints(self._endpoints())) or 1
 
     def _endpoints(self) -> list[str]:
-        return self._who().role_maker.get_trainer_endpoints()
+        """Returns an endpoint of each worker.
+
+        Of the processes of a cluster only the first is known, where all meet; nobody is looked for
+        at the others, so names stand for them.
+        """
+        known = self._who().role_maker.get_trainer_endpoints()
+        return [endpoint or f"worker{at}:1" for at, endpoint in enumerate(known)]
 
     def _who(self) -> FleetBase:
         if self._fleet is None:

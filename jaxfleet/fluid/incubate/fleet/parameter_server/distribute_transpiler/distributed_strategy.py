@@ -285,7 +285,7 @@ class StrategyFactory:
 
 
 def strategy_of(given: Any) -> DistributedStrategy:
-    """Returns the strategy that a script means; `SyncStrategy` where it says nothing.
+    """Returns a copy of the strategy that a script means; `SyncStrategy` where it says nothing.
 
     A transpiler's config is copied into the strategy whose mode it asks for.
 
@@ -295,7 +295,7 @@ def strategy_of(given: Any) -> DistributedStrategy:
     if given is None:
         return SyncStrategy()
     if isinstance(given, _Mode):
-        return given
+        return copy.deepcopy(given)
     if not isinstance(given, DistributeTranspilerConfig):
         names = "SyncStrategy, HalfAsyncStrategy, AsyncStrategy, GeoStrategy"
         what = "In transpiler mode, strategy must be an instance of DistributeTranspilerConfig, "

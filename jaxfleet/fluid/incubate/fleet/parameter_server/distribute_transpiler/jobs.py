@@ -129,9 +129,10 @@ class DistributedTranspiler(Fleet):
         Prints the communicator's settings.
 
         Raises:
-            ValueError: there is no program yet.
+            ValueError: there is no program yet, or this process is a server.
         """
         program, strategy = self._program(), self._strategy
+        self._check_works()
         if self._transpiler is None:
             return  # alone: nobody is to be spoken with
         assert strategy is not None
@@ -194,10 +195,12 @@ class DistributedTranspiler(Fleet):
         """Serves until all workers have stopped.
 
         Raises:
-            ValueError: there is no program yet.
+            ValueError: there is no program yet, or this process is a worker.
             ConnectError: the endpoint is taken, or may not be bound.
         """
-        self.executor.run(self._program())
+        program = self._program()
+        self._check_serves()
+        self.executor.run(program)
 
     # --- what is kept ------------------------------------------------------------------------
 

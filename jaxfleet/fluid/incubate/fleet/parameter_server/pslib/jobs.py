@@ -71,10 +71,12 @@ class PSLib(Fleet):
         The first worker's parameters are what dense tables begin with.
 
         Raises:
-            ValueError: `minimize` was not called, or a startup program has not run.
+            ValueError: `minimize` was not called, a startup program has not run, or this process is
+                a server.
             ConnectError: a server does not answer.
         """
         programs, servers = self._described(), self.role_maker.get_pserver_endpoints()
+        self._check_works()
         if servers:
             self._job = self._made(servers)
             self._job.connect(programs, self.worker_index())
@@ -106,11 +108,12 @@ class PSLib(Fleet):
         """Serves until all workers have stopped.
 
         Raises:
-            ValueError: `minimize` was not called.
+            ValueError: `minimize` was not called, or this process is a worker.
             CheckpointError: what the job is to go on from is damaged, or is another's.
             ConnectError: the endpoint is taken, or may not be bound.
         """
         programs, servers = self._described(), self.role_maker.get_pserver_endpoints()
+        self._check_serves()
         here = servers[self.server_index()]
         self._made(servers).serve(programs, here, self._model_dir)
 
