@@ -68,7 +68,10 @@ class MemoryOptimize(Pass):
     skip_grads: bool = False  # so do the gradients that updates name
     print_log: bool = False  # print what takes whose memory, as fluid did
 
-    runs_after = ("insert_send_recv", "grad_allreduce", "grad_allreduce_by_role", "recompute")
+    runs_after = (
+        *("insert_send_recv", "grad_allreduce", "grad_allreduce_by_role", "recompute"),
+        "offload",
+    )
 
     def run(self, program: Program) -> Program:
         if self.level not in (0, 1):

@@ -58,7 +58,7 @@ class ReleaseMemory(Pass):
 
     runs_after = (
         *("insert_send_recv", "grad_allreduce", "grad_allreduce_by_role"),
-        *("recompute", "memory_optimize"),
+        *("recompute", "memory_optimize", "offload"),
     )
 
     def run(self, program: Program) -> Program:

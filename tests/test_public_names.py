@@ -21,7 +21,8 @@ PUBLIC = {
         infer mesh_of own_state sharded summed
     """,
     "jaxfleet.analysis.memory": """
-        Apart Chain Curve Phases Plan Value cost_of curve_of even_plans peak_of phases_of plan_for
+        Apart Chain Curve Offloaded Phases Plan Value cost_of curve_of even_plans
+        offloaded_plans peak_of phases_of plan_for
         smallest stages_of
     """,
     "jaxfleet.capture": """
@@ -180,8 +181,8 @@ PUBLIC = {
         DcAsgd DeadCodeElimination DealRings Dispatch Donate ExchangeAllreduce FlAverage
         FuseAllreduce GenNcclId GeoSgd GradAllreduce GradAllreduceByRole HalfPrecision
         InsertSendRecv InsertStartup LocalSGD Meet MemoryOptimize MergeGradients MergeSends
-        OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScheduleSends ShardedUpdate
-        SkipOverflow SliceVar SnapshotParams SparseTable TrainApart TwoLevels
+        Offload OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScheduleSends
+        ShardedUpdate SkipOverflow SliceVar SnapshotParams SparseTable TrainApart TwoLevels
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders made_by

@@ -38,6 +38,16 @@ def recomputed_name(name: str) -> str:
     return f"{name}@RECOMPUTE"
 
 
+def host_name(name: str) -> str:
+    """Returns the name of a value's copy in the memory of the host: `h@HOST`."""
+    return f"{name}@HOST"
+
+
+def back_name(name: str) -> str:
+    """Returns the name of a value that came back from the memory of the host: `h@BACK`."""
+    return f"{name}@BACK"
+
+
 def next_name(name: str) -> str:
     """Returns the name of what a variable will hold when the step ends: `m@NEXT`."""
     return f"{name}@NEXT"

@@ -52,6 +52,17 @@ class ExecutableCache:
         with self._lock:
             self._held = {key: run for key, run in self._held.items() if id(run) in known}
 
+    def runs(self) -> list[Run]:
+        """Returns the executables that are kept."""
+        with self._lock:
+            return list(self._held.values())
+
+    def forget(self, unwanted: Iterable[Run], *, but: Iterable[Run]) -> None:
+        """Forgets these executables, without those that are wanted after all."""
+        gone = set(map(id, unwanted)) - set(map(id, but))
+        with self._lock:
+            self._held = {key: run for key, run in self._held.items() if id(run) not in gone}
+
 
 def compute_in_place() -> None:
     """Makes CPUs compute in the thread that calls, for a process that waits for each result.

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxfleet.ir import Program
 from jaxfleet.lower.blocks import ExecutableCache
+from jaxfleet.lower.moves import finish, start
 from jaxfleet.lower.part_layout import PartLayout
 from jaxfleet.lower.peak import Peak, peak_of
 from jaxfleet.lower.segmented import Part, Parts
@@ -54,12 +55,14 @@ class PartStep:
         values = dict(zip((*self.given, *self.kept), (*given, *kept), strict=True))
         values.update(zip(self.data, data, strict=True))
         for part in self.at([np.shape(x) for x in data]):
+            leaving = start(part.moves, values)
             outputs = part.run(*[values[name] for name in part.reads])
             values.update(zip(part.writes, outputs, strict=True))
             for name in part.drops:
                 del values[name]
             if self.waits:
                 jax.block_until_ready(outputs)
+            finish(leaving)
         fetched = [values[name] for name in self.fetched]
         if self._out is not None:
             fetched = self._out(*fetched)

@@ -18,6 +18,7 @@ class Peak:
         alive: the temporaries that lay between executables then, and their bytes.
         temp_bytes: of the executable.
         curve: the bytes while each executable runs, in order.
+        host_bytes: the most that lies in pinned memory of the host, of one device.
     """
 
     bytes: int
@@ -25,6 +26,7 @@ class Peak:
     alive: Mapping[str, int]
     temp_bytes: int
     curve: tuple[int, ...]
+    host_bytes: int = 0
 
 
 def peak_of(parts: Sequence[Part], returned: Sequence[str]) -> Peak:
@@ -35,14 +37,18 @@ def peak_of(parts: Sequence[Part], returned: Sequence[str]) -> Peak:
         returned: the temporaries that are outputs of the step, which count for nothing.
     """
     held: dict[str, int] = {}
+    on_host, most_on_host = dict[str, int](), 0
     temps: dict[int, int] = {}
     found: list[tuple[int, dict[str, int], int]] = []
     for part in parts:
         if id(part.run) not in temps:
             temps[id(part.run)] = part.temp_bytes
+        sent = [move.to for move in part.moves if move.leaves]
+        on_host.update((name, bytes_of(part.types[name], {})) for name in sent)
+        most_on_host = max(most_on_host, sum(on_host.values()))
         made = {
             name: bytes_of(part.types[name], {})
-            for name in part.writes
+            for name in (*part.writes, *(move.to for move in part.moves if not move.leaves))
             if part.types[name].kind is Kind.TEMP and name not in returned
         }
         during = {**held, **made}
@@ -50,6 +56,8 @@ def peak_of(parts: Sequence[Part], returned: Sequence[str]) -> Peak:
         temp = temps[id(part.run)]
         found.append((sum(during.values()) - given + temp, during, temp))
         held = {name: size for name, size in during.items() if name not in part.drops}
+        on_host = {name: size for name, size in on_host.items() if name not in part.drops}
     place = max(range(len(found)), key=lambda n: found[n][0])
     total, alive, temp = found[place]
-    return Peak(total, place, alive, temp, tuple(size for size, _, _ in found))
+    curve = tuple(size for size, _, _ in found)
+    return Peak(total, place, alive, temp, curve, most_on_host)

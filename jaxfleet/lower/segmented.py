@@ -5,15 +5,16 @@ compiled as often as one layer is.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
-from jaxfleet.ir import Block, Kind, Program, Variable
+from jaxfleet.ir import Block, Kind, Operator, Program, Variable
 from jaxfleet.lower.blocks import ExecutableCache, block_key, outer_reads, outer_writes
 from jaxfleet.lower.dropping import drops_of
+from jaxfleet.lower.moves import Move, moves_of
 from jaxfleet.lower.part_layout import PartLayout
 from jaxfleet.lower.segments import in_blocks, run_segment
 from jaxfleet.ops import Array, Interpreter
@@ -31,6 +32,7 @@ class Part:
         specs: the types of what it takes.
         types: the variables that it takes and returns, with numbers for sizes.
         donated: the variables whose memory its results take.
+        moves: what moves between the device and the host before it runs; nobody waits for it.
     """
 
     reads: tuple[str, ...]
@@ -40,6 +42,7 @@ class Part:
     specs: tuple[Any, ...] = field(repr=False)
     types: Mapping[str, Variable] = field(repr=False)
     donated: frozenset[str]
+    moves: tuple[Move, ...] = ()
 
     @property
     def temp_bytes(self) -> int:
@@ -76,18 +79,21 @@ class Parts:
             sizes: a number for every letter.
         """
         blocks, items = in_blocks(self.program, sizes)
-        numbers = [item for item in items if isinstance(item, int)]
-        uses = [_Used.of(blocks, blocks.blocks[number]) for number in numbers]
-        drops = drops_of(blocks, [(*used.reads, *used.writes) for used in uses], self.kept)
+        turns = list(_turns(items))
+        uses = [_Used.of(blocks, blocks.blocks[number], moves) for number, moves in turns]
+        drops = drops_of(blocks, [used.names for used in uses], self.kept)
         last = {name: place for place, used in enumerate(uses) for name in used.reads}
         found = []
-        for place, (number, used) in enumerate(zip(numbers, uses, strict=True)):
+        for place, ((number, moves), used) in enumerate(zip(turns, uses, strict=True)):
             mine = {x for x in self.donated if x in used.writes and last.get(x) == place}
-            donated = frozenset(mine | _same_types(used, drops[place]))
+            leaving = {move.of for move in moves}  # what is being copied cannot be written over
+            free = [name for name in drops[place] if name not in leaving]
+            donated = frozenset(mine | _same_types(used, free))
             run = self._run(blocks, blocks.blocks[number], used, donated)
             specs = tuple(self.layout.spec(used.types[name]) for name in used.reads)
+            types = used.types
             found.append(
-                Part(used.reads, used.writes, drops[place], run, specs, used.types, donated)
+                Part(used.reads, used.writes, drops[place], run, specs, types, donated, moves)
             )
         return tuple(found)
 
@@ -110,19 +116,33 @@ class Parts:
         return jax.jit(function, donate_argnums=[n for n, x in enumerate(reads) if x in donated])
 
 
+def _turns(
+    items: Iterable[int | tuple[Operator, ...]],
+) -> Iterator[tuple[int, tuple[Move, ...]]]:
+    """Yields the blocks of a program's executables, with what moves before each."""
+    moves: tuple[Move, ...] = ()
+    for item in items:
+        if isinstance(item, int):
+            yield item, moves
+            moves = ()
+        else:
+            moves += moves_of(item)
+
+
 @dataclass(frozen=True)
 class _Used:
-    """What a block takes and returns, with types."""
+    """What a block takes and returns, with types, and all names that it and its moves use."""
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    names: tuple[str, ...]
     types: Mapping[str, Variable]
 
     @classmethod
-    def of(cls, program: Program, block: Block) -> "_Used":
+    def of(cls, program: Program, block: Block, moves: Sequence[Move]) -> "_Used":
         reads, writes = outer_reads(program, block), outer_writes(program, block)
-        types = {name: program.lookup(name, block) for name in (*reads, *writes)}
-        return cls(reads, writes, types)
+        names = (*(x for move in moves for x in (move.of, move.to)), *reads, *writes)
+        return cls(reads, writes, names, {name: program.lookup(name, block) for name in names})
 
 
 def _same_types(used: _Used, drops: Sequence[str]) -> set[str]:

@@ -20,7 +20,7 @@ from jaxfleet.ops import Array, Interpreter, find_op
 HOST_OPS = frozenset(
     {
         *("split_byref", "send", "send_rows", "send_barrier", "recv", "fetch_barrier", "fetch"),
-        *("distributed_lookup_table", "cut"),
+        *("distributed_lookup_table", "cut", "to_host", "to_device"),
     }
 )
 Run: TypeAlias = Callable[..., Sequence[Array]]

@@ -13,6 +13,7 @@ from jaxfleet.ir import Program, Variable
 from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.lower.function import ProgramFunction, cut_axes, device_count
 from jaxfleet.lower.host_arrays import device_dtype
+from jaxfleet.lower.moves import check_moves
 from jaxfleet.lower.part_layout import layout_for
 from jaxfleet.lower.part_step import PartStep
 from jaxfleet.lower.spmd import (
@@ -246,6 +247,7 @@ def _in_parts(
     if not any(op.type == "cut" for op in program.root.ops):
         return None
     several = device_count(program) > 1
+    check_moves(program, devices if several else devices[:1])
     return PartStep(
         program,
         given=tuple(interface.held[place] for place in shares.given),

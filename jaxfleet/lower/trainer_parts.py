@@ -10,6 +10,7 @@ from jaxfleet.ir import Program
 from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.lower.dropping import drops_of
 from jaxfleet.lower.host_arrays import device_dtype
+from jaxfleet.lower.moves import Move, moves_of
 from jaxfleet.lower.segmented import Part
 from jaxfleet.lower.segments import in_blocks, segment_of
 
@@ -31,11 +32,14 @@ def trainer_parts(
     blocks, items = in_blocks(program, sizes)
     found: list[Part] = []
     uses: list[Sequence[str]] = []
+    moves: tuple[Move, ...] = ()
     for item in items:
         if isinstance(item, int):
-            found.append(_part(blocks, item, cache))
+            found.append(_part(blocks, item, cache, moves))
+            moves = ()
             uses.append((*found[-1].reads, *found[-1].writes))
         else:
+            moves += moves_of(item)
             uses.append([name for op in item for name in (*op.reads, *op.writes)])
     count = 0
     for item, drops in zip(items, drops_of(blocks, uses, kept), strict=True):
@@ -45,11 +49,14 @@ def trainer_parts(
     return tuple(found)
 
 
-def _part(program: Program, index: int, cache: ExecutableCache) -> Part:
+def _part(program: Program, index: int, cache: ExecutableCache, moves: tuple[Move, ...]) -> Part:
     segment, block = segment_of(program, index, cache), program.blocks[index]
-    types = {name: program.lookup(name, block) for name in (*segment.reads, *segment.writes)}
+    moved = [name for move in moves for name in (move.of, move.to)]
+    names = (*segment.reads, *segment.writes, *moved)
+    types = {name: program.lookup(name, block) for name in names}
     specs = [jax.ShapeDtypeStruct((), np.int32)]  # which trainer this is
     for name in segment.reads:
         shape = tuple(int(size) for size in types[name].shape if isinstance(size, int))
         specs.append(jax.ShapeDtypeStruct(shape, device_dtype(types[name].dtype)))
-    return Part(segment.reads, segment.writes, (), segment.run, tuple(specs), types, frozenset())
+    reads, writes, run = segment.reads, segment.writes, segment.run
+    return Part(reads, writes, (), run, tuple(specs), types, frozenset(), moves)

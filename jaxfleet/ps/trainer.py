@@ -9,6 +9,7 @@ import numpy as np
 from jaxfleet.ir import Operator, Program
 from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.lower.dropping import drops_of
+from jaxfleet.lower.moves import check_moves, finish, moves_of, start
 from jaxfleet.lower.segments import Segment, segments
 from jaxfleet.ops import Array
 from jaxfleet.ps.client import Client
@@ -90,6 +91,7 @@ class Trainer:
         return {name: values[name] for name in state}, [values[name] for name in self._fetched]
 
     def _planned(self, sizes: Mapping[str, int]) -> list[_Part]:
+        check_moves(self.program)
         items = segments(self.program, sizes, cache=self._cache)
         drops = drops_of(self.program, [_used(item) for item in items], self._fetched)
         return [_Part(*pair) for pair in zip(items, drops, strict=True)]
@@ -103,6 +105,7 @@ class Trainer:
             self._on_host(item, values)
 
     def _on_host(self, ops: Sequence[Operator], values: dict[str, Any]) -> None:
+        finish(start(moves_of(ops), values))
         if self._communicator is None:
             HostRun(self._host, ops, values).run()
         else:

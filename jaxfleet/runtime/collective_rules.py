@@ -23,6 +23,9 @@ def _types(strategy: "DistributedStrategy") -> Iterator[tuple[str, str]]:
     if not isinstance(strategy.sharded, bool):
         what = f"strategy: sharded is {strategy.sharded!r}, but must be True or False"
         yield what, "True cuts the optimizer's state over all devices"
+    if not isinstance(strategy.offload, bool | None):
+        what = f"strategy: offload is {strategy.offload!r}, but must be True, False or None"
+        yield what, "True lets values wait in the memory of the host between executables"
     if not isinstance(strategy.adaptive, str):
         what = f"strategy: adaptive is {strategy.adaptive!r}, but must name a metric"
         yield what, "adaptive='loss', where the step returns {'loss': ...}"
@@ -45,6 +48,9 @@ def _of_other_modes(strategy: "DistributedStrategy") -> Iterator[tuple[str, str]
 
 
 def _not_together(strategy: "DistributedStrategy") -> Iterator[tuple[str, str]]:
+    if strategy.memory_budget is not None and strategy.lowering == "pmap":
+        what = "strategy: memory_budget with lowering 'pmap'"
+        yield what, "leave lowering out: what is cut into executables runs as shard_map"
     apart = strategy.communication == "local_sgd"
     for name, value in (("outer", strategy.outer is not None), ("adaptive", strategy.adaptive)):
         if value and not apart:

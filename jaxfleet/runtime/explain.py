@@ -77,6 +77,8 @@ def about_parts(program: Program) -> Iterator[str]:
     if cuts := sum(op.type == "cut" for op in program.root.ops):
         cut = _count(cuts, "place")
         yield f"cut at {cut} into executables that run one after another: memory_report() has more"
+    if moved := [op for op in program.root.ops if op.type == "to_host"]:
+        yield f"{_count(len(moved), 'value')} wait in pinned memory of the host between executables"
 
 
 def _about_communication(program: Program, strategy: DistributedStrategy) -> Iterator[str]:

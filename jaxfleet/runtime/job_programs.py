@@ -28,12 +28,11 @@ from jaxfleet.pipeline import (
     Record,
     Stage,
     new_dump_folder,
-    parse_pipeline,
     run_pipeline,
 )
 from jaxfleet.runtime.memory_fit import Fit
 from jaxfleet.runtime.strategy import DistributedStrategy
-from jaxfleet.runtime.transpile import transpile
+from jaxfleet.runtime.transpile import named_passes, transpile
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def job_programs(
     more = _scheduling(strategy)
     if "tables" in program.attrs:
         more.append(SparseTable(trainer_id=trainer))
-    more += parse_pipeline(strategy.passes)
+    more += named_passes(strategy)
     inserting = _inserting(strategy, trainers)
     mine = replace(inserting, trainer_id=trainer)
     made, record = transpile(program, [*first, mine, *more], dump_dir=dump_dir)

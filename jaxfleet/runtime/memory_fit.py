@@ -1,6 +1,6 @@
 """Makes a step fit a budget of memory: plans, compiles, compares, and plans again."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,15 +17,18 @@ from jaxfleet.analysis.memory import (
     smallest,
     stages_of,
 )
+from jaxfleet.analysis.memory.curve import size_text
 from jaxfleet.errors import PassError, StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower.peak import Peak
-from jaxfleet.passes import CutApart, OrderForMemory, Recompute
+from jaxfleet.passes import CutApart, OrderForMemory
 from jaxfleet.pipeline import Pass
+from jaxfleet.runtime.memory_on_host import Way, moving, recompute_by, ways_on_host
 
 # What is compiled for a budget, at most: each takes as long as the step as it is, or longer.
 _TRIES = 4  # plans, besides the smallest and even ones where none of them meets it
 _CUT_TRIES = 2  # ways that compute nothing again, before plans and where no plan meets it
+_MOVES = frozenset({"to_host", "to_device"})
 _NEAR = 0.9  # of the budget: what takes as much is not tried to be made faster
 _COUNTED_TOO_MUCH = 1.3  # how much more `Apart` counts than xla takes, where it is furthest off
 
@@ -51,11 +54,6 @@ class Fit:
     passes: Passes = ()
 
 
-def recompute_by(plan: Plan) -> Recompute:
-    """Returns the pass that writes a plan down."""
-    return Recompute(cuts=plan.cuts, kept=plan.kept, saved=tuple(sorted(plan.saved)))
-
-
 class Memory(Protocol):
     """What a program takes in memory, on a device or a trainer."""
 
@@ -74,6 +72,11 @@ class Memory(Protocol):
         """What is read when the step is over."""
         ...
 
+    @property
+    def host_is_apart(self) -> bool:
+        """Tells whether pinned memory of the host is other memory than the device's."""
+        ...
+
     def peak(self) -> Peak:
         """Returns the peak as xla says it; compiles what is not compiled."""
         ...
@@ -86,10 +89,13 @@ class Fitting:
     Attributes:
         memory: the step as it is.
         of: what another program of this step takes.
+        offload: whether values may wait on the host: first (True), last where that is other memory
+            (None), or never (False).
     """
 
     memory: Memory
     of: Callable[[Program], Memory]
+    offload: bool | None = False
     _tried: dict[Passes, Peak] = field(default_factory=dict)
     _last_ways: list[Passes] = field(default_factory=list)  # tried before any budget is refused
 
@@ -108,7 +114,9 @@ class Fitting:
         if before <= budget:
             return Fit(budget, before, None, "as it is, the step meets it")
         if any(op.type == "cut" for op in self.memory.program.root.ops):
-            raise self._cannot(budget, before, ": strategy.passes has cut it already")
+            return self._as_cut(budget, before)
+        if self.offload and (fit := self._on_host(budget, before)) is not None:
+            return fit
         for passes in self._apart(budget, counted=_COUNTED_TOO_MUCH * budget):
             if self._peak(passes).bytes <= budget:
                 return self._fit(budget, passes, _cut_note(passes))
@@ -126,7 +134,39 @@ class Fitting:
             self._last_ways.append(passes)
             if self._peak(passes).bytes <= budget:
                 return self._fit(budget, passes, _cut_note(passes))
+        tries_host = self.offload is None and self.memory.host_is_apart
+        if tries_host and (fit := self._on_host(budget, before)) is not None:
+            return fit
         raise self._cannot(budget, before, why)
+
+    def _as_cut(self, budget: int, before: int) -> Fit:
+        """Returns what meets the budget of a step that `strategy.passes` has cut."""
+        moved = any(op.type in _MOVES for op in self.memory.program.root.ops)
+        may = self.memory.host_is_apart if self.offload is None else self.offload
+        way = Way((moving(before, self.memory.sizes),), "as it is cut", for_all=True)
+        if may and not moved and (fit := self._try([way], budget)) is not None:
+            return fit
+        raise self._cannot(budget, before, ": strategy.passes has cut it already")
+
+    def _on_host(self, budget: int, before: int) -> Fit | None:
+        """Returns the first way that meets the budget with values that wait on the host."""
+        memory = self.memory
+        offload = moving(before, memory.sizes)
+        try:
+            ways = ways_on_host(memory.program, memory.sizes, memory.fetched, budget, offload)
+            return self._try(ways, budget)
+        except PassError:
+            return None
+
+    def _try(self, ways: Iterable[Way], budget: int) -> Fit | None:
+        for way in ways:
+            if way.for_all:
+                self._last_ways.append(way.passes)
+            peak = self._peak(way.passes)
+            if peak.bytes <= budget:
+                note = f"{way.note}; {size_text(peak.host_bytes)} wait on the host"
+                return self._fit(budget, way.passes, note)
+        return None
 
     def _fit(self, budget: int, passes: Passes, note: str) -> Fit:
         return Fit(budget, self.memory.peak().bytes, self._peak(passes), note, passes)

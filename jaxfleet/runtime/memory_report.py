@@ -26,6 +26,8 @@ class MemoryReport:
         after_bytes: the peak of the step as it runs, by xla.
         executables: how many the step runs one after another, and how many of them differ.
         fit: what was found for the budget; None where none was asked for.
+        host_bytes: the most that waits in pinned memory of the host, beside `after_bytes`.
+        host_is_apart: whether that is other memory than the device's.
     """
 
     before: Curve
@@ -34,6 +36,8 @@ class MemoryReport:
     after_bytes: int
     executables: tuple[int, int]
     fit: Fit | None = None
+    host_bytes: int = 0
+    host_is_apart: bool = True
 
     def __str__(self) -> str:
         lines = [f"memory of '{self.after.program.name}', without its state, batch and results"]
@@ -46,6 +50,9 @@ class MemoryReport:
                 f"  as run   {size_text(self.after_bytes)} by xla, {share:.2f} of it; "
                 f"{self.executables[0]} executables, {self.executables[1]} of them compiled"
             )
+        if self.host_bytes:
+            same = "" if self.host_is_apart else "; of a CPU, that is the same memory"
+            lines.append(f"  on host  {size_text(self.host_bytes)} more in its pinned memory{same}")
         return "\n".join([*lines, *(f"  {line}" for line in self.after.text().splitlines())])
 
     def plot(self, path: str | Path) -> None:
@@ -79,11 +86,21 @@ def report_of(memory: StepMemory | TrainerMemory, fit: Fit | None, dumps: Record
         fit: what was found for its budget.
         dumps: what passes did to it.
     """
-    after, peak = memory.curve(), memory.peak().bytes
-    if fit is None or not fit.passes:
-        return MemoryReport(after, peak, after, peak, memory.executables, fit)
-    before = replace(memory, program=dumps[fit.passes[0].name].before).curve()
-    return MemoryReport(before, fit.before, after, peak, memory.executables, fit)
+    after, peak = memory.curve(), memory.peak()
+    before, before_bytes = after, peak.bytes
+    if fit is not None and fit.passes:
+        before = replace(memory, program=dumps[fit.passes[0].name].before).curve()
+        before_bytes = fit.before
+    return MemoryReport(
+        before,
+        before_bytes,
+        after,
+        peak.bytes,
+        memory.executables,
+        fit,
+        peak.host_bytes,
+        memory.host_is_apart,
+    )
 
 
 def _head(curve: Curve) -> str:

@@ -10,6 +10,7 @@ from jaxfleet.capture.trees import spec_of
 from jaxfleet.ir import Program
 from jaxfleet.lower import Interface, LoweredStep
 from jaxfleet.lower.function import cut_axes
+from jaxfleet.lower.moves import host_memory_is_apart
 from jaxfleet.lower.part_layout import layout_for
 from jaxfleet.lower.part_step import PartStep
 from jaxfleet.lower.peak import Peak
@@ -54,6 +55,11 @@ class StepMemory:
         fed = [self.program.variables[leaf.name] for leaf in self.captured.signature.batch]
         own = [layout.own_shape(v, shape) for v, shape in zip(fed, self.shapes, strict=True)]
         return bind_sizes(zip(fed, own, strict=True))
+
+    @property
+    def host_is_apart(self) -> bool:
+        """Tells whether pinned memory of the host is other memory than the device's."""
+        return host_memory_is_apart(self.devices[0])
 
     def curve(self) -> Curve:
         """Returns the bytes at each operator, before xla merges operators."""

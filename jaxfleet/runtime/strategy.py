@@ -83,6 +83,10 @@ class DistributedStrategy:
         memory_budget: the most that a step may take besides its state, batch and results, on each
             device or trainer: bytes (an int), or a fraction (a float) of what it takes as it is
             (docs/memory.md). None: as xla makes it.
+        offload: let values that are read much later wait in pinned memory of the host, between a
+            step's executables (docs/memory.md). True: with a `memory_budget` before anything is
+            computed again, and without one wherever `passes` cut the step. None: where nothing else
+            meets a budget, on devices with memory of their own. False: never.
         sharded: collective: cut the optimizer's state over the devices; each updates its part of
             every parameter, and the parameters are gathered (ZeRO, stage 1).
         hierarchical: collective: reduce within groups of so many neighbouring devices, across the
@@ -127,6 +131,7 @@ class DistributedStrategy:
     delay_compensation: float = 1.0
     average: Literal["trainers", "rows"] = "trainers"
     memory_budget: float | None = None
+    offload: bool | None = None
     sharded: bool = False
     hierarchical: int = 0
     rings: int = 1

@@ -7,11 +7,15 @@ leave lying for later ones, and what the running one takes; not the messages' ow
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
+
+import jax
 
 from jaxfleet.analysis.memory import Curve, curve_of
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
+from jaxfleet.lower.moves import host_memory_is_apart
 from jaxfleet.lower.peak import Peak, peak_of
 from jaxfleet.lower.segmented import Part
 from jaxfleet.lower.segments import rows_of
@@ -47,6 +51,11 @@ class TrainerMemory:
     def _parts(self) -> tuple[Part, ...]:
         return trainer_parts(self.program, self.sizes, self.fetched, self.cache)
 
+    @property
+    def host_is_apart(self) -> bool:
+        """Tells whether pinned memory of the host is other memory than the device's."""
+        return host_memory_is_apart(jax.devices()[0])
+
     def curve(self) -> Curve:
         """Returns the bytes at each operator, before xla merges operators."""
         return curve_of(self.program, self.sizes, keep=self.fetched)
@@ -59,6 +68,11 @@ class TrainerMemory:
     def executables(self) -> tuple[int, int]:
         """How many executables a step runs, and how many of them differ."""
         return len(self._parts), len({id(part.run) for part in self._parts})
+
+    @property
+    def runs(self) -> list[Any]:
+        """The jitted functions that a step runs one after another."""
+        return [part.run for part in self._parts]
 
 
 def memory_of(
@@ -109,8 +123,16 @@ def fitting(
     def make(program: Program) -> JobPrograms:
         job = programs(program)
         memory = memory_of(job, strategy, rows, cache)
-        fit = Fitting(memory, lambda tried: TrainerMemory(tried, memory.sizes, cache)).to(budget)
+        known, tried = cache.runs(), [memory]
+
+        def of(program: Program) -> TrainerMemory:
+            tried.append(replace(memory, program=program))
+            return tried[-1]
+
+        fit = Fitting(memory, of, strategy.offload).to(budget)
         made, record = transpile(job.trainer, fit.passes, dump_dir=None)
+        known += replace(memory, program=made).runs
+        cache.forget([run for one in tried for run in one.runs], but=known)
         more = (replace(s, index=s.index + len(job.dumps) - 1) for s in list(record)[1:])
         return replace(job, trainer=made, dumps=Record([*job.dumps, *more]), fit=fit)
 

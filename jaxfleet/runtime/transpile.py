@@ -17,6 +17,7 @@ from jaxfleet.passes import (
     HalfPrecision,
     Meet,
     MergeGradients,
+    Offload,
     ShardedUpdate,
     SkipOverflow,
     SparseTable,
@@ -69,10 +70,20 @@ def pipeline_for(
     if tables:
         passes.append(SparseTable())
     passes.extend(_reductions(strategy, devices, over_gloo=over_gloo))
-    passes.extend(parse_pipeline(strategy.passes))
+    passes += named_passes(strategy)
     if strategy.donate:
         passes.append(Donate())
     return tuple(passes)
+
+
+def named_passes(strategy: DistributedStrategy) -> list[Pass]:
+    """Returns the passes that a strategy names, and the one that moves values where it says so."""
+    named = list(parse_pipeline(strategy.passes))
+    wanted = strategy.offload and strategy.memory_budget is None  # which plans for it
+    if wanted and not any(isinstance(pass_, Offload) for pass_ in named):
+        cutting = [n for n, pass_ in enumerate(named, 1) if pass_.name in Offload.runs_after]
+        named.insert(max(cutting, default=len(named)), Offload())
+    return named
 
 
 def _on_devices(

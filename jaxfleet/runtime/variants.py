@@ -113,15 +113,23 @@ class Variants:
         tables = StepTables.of(program, interface)
         if tables is not None:
             interface = tables.interface
+        self._check_lowering(program)
         lowered = self._lower(program if tables is None else tables.program, interface)
         return Variant(program, record, lowered, captured.metrics_tree, interface, tables, fit)
+
+    def _check_lowering(self, program: Program) -> None:
+        is_cut = any(op.type == "cut" for op in program.root.ops)
+        if is_cut and self._strategy.lowering == "pmap" and len(self._devices) > 1:
+            what = "strategy: lowering 'pmap' with passes that cut the step"
+            hint = "leave lowering out: what is cut into executables runs as shard_map"
+            raise StrategyError(what, hint=hint)
 
     def _fit(self, memory: StepMemory, budget: float) -> Fit:
         def of(program: Program) -> StepMemory:
             lowered = self._lower(program, memory.interface)
             return replace(memory, program=program, lowered=lowered)
 
-        return Fitting(memory, of).to(budget)
+        return Fitting(memory, of, self._strategy.offload).to(budget)
 
     def _lower(self, program: Program, interface: Interface) -> LoweredStep:
         return lower_step(

@@ -7,6 +7,8 @@ from jaxfleet.analysis.memory.curve import Curve as Curve
 from jaxfleet.analysis.memory.curve import curve_of as curve_of
 from jaxfleet.analysis.memory.even import even_plans as even_plans
 from jaxfleet.analysis.memory.liveness import Value as Value
+from jaxfleet.analysis.memory.offloaded import Offloaded as Offloaded
+from jaxfleet.analysis.memory.offloaded import offloaded_plans as offloaded_plans
 from jaxfleet.analysis.memory.phases import Phases as Phases
 from jaxfleet.analysis.memory.phases import phases_of as phases_of
 from jaxfleet.analysis.memory.plan import cost_of as cost_of

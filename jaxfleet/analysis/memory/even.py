@@ -18,17 +18,33 @@ _RATIOS = (1.0, 0.66, 1.5)  # of the square root
 
 def even_plans(chain: Chain) -> Iterator[Plan]:
     """Yields plans that compute every group again but the last, the most promising first."""
-    valleys = list(_valleys(chain.crossing[0, 1 : chain.stages].tolist()))
-    if not valleys:
+    narrow = _narrow(chain)
+    if not narrow:
         return
-    usual = median(size for _, size in valleys)
-    narrow = [stage + 1 for stage, size in valleys if size <= _NARROW * usual]
     seen = set[int]()
     for ratio in _RATIOS:
         groups = min(len(narrow) + 1, max(2, round(ratio * math.sqrt(len(narrow) + 1))))
         if groups not in seen:
             seen.add(groups)
-            yield _with(chain, narrow, groups)
+            stages = groups_of_even_length(chain, groups)[1:-1]
+            cuts = tuple(chain.places[stage] for stage in stages)
+            yield Plan(cuts=cuts, kept=(False,) * len(cuts) + (True,))
+
+
+def groups_of_even_length(chain: Chain, count: int) -> list[int]:
+    """Returns the first stages of so many groups of equal length, or fewer, and the end of all."""
+    narrow = _narrow(chain)
+    count = min(count, len(narrow) + 1)
+    return [0, *(narrow[len(narrow) * n // count] for n in range(1, count)), chain.stages]
+
+
+def _narrow(chain: Chain) -> list[int]:
+    """Returns the stages before which a step is best cut."""
+    valleys = list(_valleys(chain.crossing[0, 1 : chain.stages].tolist()))
+    if not valleys:
+        return []
+    usual = median(size for _, size in valleys)
+    return [stage + 1 for stage, size in valleys if size <= _NARROW * usual]
 
 
 def _valleys(crossing: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -38,9 +54,3 @@ def _valleys(crossing: Sequence[int]) -> Iterator[tuple[int, int]]:
         beside = [runs[n][1] for n in (number - 1, number + 1) if 0 <= n < len(runs)]
         if all(size < other for other in beside):
             yield place, size
-
-
-def _with(chain: Chain, narrow: list[int], groups: int) -> Plan:
-    picked = {narrow[len(narrow) * n // groups] for n in range(1, groups)}
-    cuts = tuple(chain.places[stage] for stage in sorted(picked))
-    return Plan(cuts=cuts, kept=(False,) * len(cuts) + (True,))

@@ -44,7 +44,7 @@ class Counted:
     """The bytes of what a step makes for itself.
 
     Data, parameters, state, constants and what the step returns are there whatever a plan does,
-    and count for nothing, as docs/memory.md has it.
+    and count for nothing, as docs/memory.md has it. Nor does what lies in the host's memory.
     """
 
     def __init__(
@@ -59,16 +59,18 @@ class Counted:
         """
         self._program = program
         self._sizes = sizes
-        self._returned = set(keep)
+        self._elsewhere = set(keep)
         for op in program.root.ops:
             if op.type == "fetch":
-                self._returned.update(op.reads)
+                self._elsewhere.update(op.reads)
+            elif op.type == "to_host":
+                self._elsewhere.update(op.writes)
         self._by_type: dict[str, int] = {}
 
     def of(self, name: str, block: Block | None = None) -> int:
         """Returns the bytes of a variable that a block sees, block 0 unless told."""
         variable = self._program.lookup(name, block)
-        if variable.kind is not Kind.TEMP or name in self._returned:
+        if variable.kind is not Kind.TEMP or name in self._elsewhere:
             return 0
         key = variable.type
         if key not in self._by_type:

@@ -1,0 +1,234 @@
+"""Let values wait in pinned memory of the host from one executable to a much later one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from jaxfleet.analysis.memory.merging import executables
+from jaxfleet.analysis.memory.sizes import bytes_of
+from jaxfleet.analysis.slices import joins_slices
+from jaxfleet.analysis.uses import OuterUses
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Kind, Operands, Operator, Program, Role, Variable
+from jaxfleet.ir.names import back_name, host_name, unique
+from jaxfleet.passes._copies import Copies
+from jaxfleet.passes._effects import Effects
+from jaxfleet.passes._letters import sizes_of_letters
+from jaxfleet.pipeline import Pass, made_by, register_pass
+
+
+@register_pass("offload")
+@dataclass(frozen=True)
+class Offload(Pass):
+    """Moves values that lie unread between executables to the host, and back in time.
+
+    In a program that is cut, a value that backward reads lies on the device from its forward
+    executable on, while all others run. A value is copied to the host right behind the executable
+    that makes it, while the next one runs, and its memory on the device is free behind that. It
+    comes back `ahead` executables before the one that reads it, so that the way back takes no time
+    where an executable takes longer than the copy; and so again for every such pause.
+
+    What is moved is a temporary with axes, of at least `smallest_bytes`, that is written once and
+    absent from the device while at least one executable runs. Scalars, keys of random numbers,
+    what is fetched and what goes to servers stay. Nothing is computed twice, and no bit changes.
+
+    Runs behind `recompute`, `cut_apart` or `roll_layers`, which cut the program.
+
+    Before::
+
+        program p
+          data  x: f32[200,200]
+          state s: f32[200,200]
+          block 0
+            forward
+              h: f32[200,200] = jax.sin(x)
+              cut()
+              a: f32[200,200] = jax.cos(h)
+              cut()
+              b: f32[200,200] = jax.cos(a)
+              cut()
+              c: f32[200,200] = jax.cos(b)
+              cut()
+              d: f32[200,200] = jax.cos(c)
+              cut()
+              s = jax.mul(d, h)
+
+    After::
+
+        program p
+          data  x: f32[200,200]
+          state s: f32[200,200]
+          block 0
+            forward
+              h: f32[200,200] = jax.sin(x)
+              cut()
+              h@HOST: f32[200,200] = to_host(h)
+              a: f32[200,200] = jax.cos(h)
+              cut()
+              b: f32[200,200] = jax.cos(a)
+              cut()
+              c: f32[200,200] = jax.cos(b)
+              cut()
+              h@BACK: f32[200,200] = to_device(h@HOST)
+              d: f32[200,200] = jax.cos(c)
+              cut()
+              s = jax.mul(d, h@BACK)
+    """
+
+    values: tuple[str, ...] | None = None  # what may be moved; all that there is
+    smallest_bytes: int = 1 << 16  # what takes less is not worth the way
+    ahead: int = 1  # how many executables before its reader a value begins to come back
+    rows: int = 256  # what a letter counts for
+
+    runs_after = ("recompute", "cut_apart", "roll_layers")
+
+    def run(self, program: Program) -> Program:
+        if self.ahead < 0 or self.smallest_bytes < 0:
+            what = f"offload: ahead {self.ahead}, smallest_bytes {self.smallest_bytes}"
+            raise PassError(what, hint="neither may be less than 0")
+        moved = next((op for op in program.root.ops if op.type in {"to_host", "to_device"}), None)
+        if moved is not None:
+            raise PassError("offload: values are moved already", op=moved)
+        if not any(op.type == "cut" for op in program.root.ops):
+            what = f"offload: '{program.name}' is one executable, and values move between them"
+            hint = "cut it first: strategy.memory_budget, or passes='recompute,offload'"
+            raise PassError(what, hint=hint)
+        self._check_values(program)
+        return _Rewrite(self, program).run()
+
+    def _check_values(self, program: Program) -> None:
+        for name in self.values or ():
+            if name not in program.root.variables:
+                what = f"offload: there is no value '{name}' in '{program.name}'"
+                raise PassError(what, hint="values are named as in the text of the program")
+
+
+@dataclass(frozen=True)
+class _Pause:
+    """A time when a value is read by nobody.
+
+    Attributes:
+        until: the executable that reads it next.
+        back: the executable before which it begins to come back.
+    """
+
+    until: int
+    back: int
+
+
+@dataclass
+class _Rewrite:
+    """Writes a program's operators anew, with moves between executables."""
+
+    pass_: Offload
+    program: Program
+    declared: list[Variable] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ops, self.uses = self.program.root.ops, OuterUses(self.program)
+        self.runs_in = executables(self.ops)
+        self.copies = Copies(self.program)
+        self.taken = {*self.program.variables, *self.program.root.variables}
+
+    def run(self) -> Program:
+        made_at = {name: op for op in self.ops for name in op.writes}
+        moves: dict[int, list[Operator]] = {}  # by the executable before which they stand
+        names: dict[str, list[tuple[int, str]]] = {}  # by value: from which executable on, its name
+        for name, used_in in self._used_in().items():
+            pauses, maker = list(self._pauses(used_in)), made_at[name]
+            if pauses:
+                on_host = self._new(name, host_name(name))
+                leaving = self._move("to_host", name, on_host, maker)
+                moves.setdefault(used_in[0] + 1, []).append(leaving)
+            for pause in pauses:
+                back = self._new(name, back_name(name))
+                names.setdefault(name, []).append((pause.until, back))
+                coming = self._move("to_device", on_host, back, maker)
+                moves.setdefault(pause.back, []).append(coming)
+        if not moves:
+            return self.program
+        written = list(self._written(moves, names))
+        root = self.program.root.with_ops(written, declare=self.declared)
+        return replace(self.program, blocks=(root, *self.program.blocks[1:], *self.copies.blocks))
+
+    def _used_in(self) -> Mapping[str, Sequence[int]]:
+        """Returns the executables that make and read each value that may be moved, in order."""
+        found: dict[str, list[int]] = {}
+        for place, op in enumerate(self.ops):
+            used, number = self.uses.of(op), self.runs_in[place]
+            for name in (*op.writes, *sorted(used.reads - {*op.writes})):
+                if name in found and found[name][-1] != number:
+                    found[name].append(number)
+                elif name in op.writes:
+                    found[name] = [number]
+        movable = self._movable()
+        return {name: numbers for name, numbers in found.items() if name in movable}
+
+    def _movable(self) -> set[str]:
+        """Returns the values that may be moved."""
+        effects, writes, stay = Effects(), dict[str, int](), set[str]()
+        for op in self.ops:
+            used = self.uses.of(op)
+            for name in used.writes:
+                writes[name] = writes.get(name, 0) + 1
+            stay |= used.writes - {*op.writes}  # a sub-block writes it
+            if effects.has_effect(op) or "endpoint" in op.attrs or joins_slices(op):
+                stay |= used.reads | used.writes  # known by its name, to the host or to a server
+        sizes = sizes_of_letters(self.program, self.pass_.rows)
+        return {
+            name
+            for name, count in writes.items()
+            if count == 1 and name not in stay and self._is_worth_it(name, sizes)
+        }
+
+    def _is_worth_it(self, name: str, sizes: Mapping[str, int]) -> bool:
+        variable = self.program.lookup(name)
+        if self.pass_.values is not None and name not in self.pass_.values:
+            return False
+        if variable.kind is not Kind.TEMP or not variable.shape or variable.constant is not None:
+            return False
+        if variable.dtype.startswith("key<"):
+            return False
+        return bytes_of(variable, sizes) >= self.pass_.smallest_bytes
+
+    def _pauses(self, used_in: Sequence[int]) -> Iterator[_Pause]:
+        copied = used_in[0] + 1  # while this executable runs
+        for before, until in pairwise(used_in):
+            back = until - self.pass_.ahead
+            if back > max(before, copied) + 1:  # else there is no executable that it is absent from
+                yield _Pause(until, back)
+
+    def _new(self, of: str, name: str) -> str:
+        made = unique(name, self.taken)
+        self.taken.add(made)
+        self.declared.append(replace(self.program.lookup(of), name=made))
+        return made
+
+    def _move(self, kind: str, of: str, to: str, maker: Operator) -> Operator:
+        op = Operator(
+            kind, Operands.of(of), Operands.of(to), role=Role.BACKWARD, source=maker.source
+        )
+        return made_by(op, self.pass_)
+
+    def _written(
+        self,
+        moves: Mapping[int, Sequence[Operator]],
+        names: Mapping[str, Sequence[tuple[int, str]]],
+    ) -> Iterator[Operator]:
+        for place, op in enumerate(self.ops):
+            number = self.runs_in[place]
+            reads = self.uses.of(op).reads
+            now = {
+                name: back
+                for name in reads & names.keys()
+                for since, back in names[name]
+                if since <= number  # the last of them stays
+            }
+            if now and op.blocks:
+                yield self.copies.of(op, now)
+            elif now:
+                yield replace(op, inputs=op.inputs.renamed(now))
+            else:
+                yield op
+            if op.type == "cut":
+                yield from (replace(move, role=op.role) for move in moves.get(number, ()))
