@@ -43,11 +43,11 @@ PUBLIC = {
         install uninstall
     """,
     "jaxfleet.env": """
-        CloudNodes Cluster Environment JobName Rank cluster_environment dumping_to preset_flag
-        rank_environment read_cache_dir read_cloud_nodes read_cluster read_cpu_num read_environment
-        read_job read_meeting_dir read_metrics_port read_rank read_restart read_roles
-        read_rpc_deadline_ms read_selected_gpus read_trace_dir read_visible_gpus rpc_threads
-        says_how_many_cpu_devices wants_gpus
+        CloudNodes Cluster Environment JobName Rank Started cluster_environment dumping_to
+        preset_flag rank_environment read_cache_dir read_cloud_nodes read_cluster read_cpu_num
+        read_environment read_job read_meeting_dir read_metrics_port read_rank read_restart
+        read_roles read_rpc_deadline_ms read_selected_gpus read_started read_trace_dir
+        read_visible_gpus rpc_threads says_how_many_cpu_devices wants_gpus
     """,
     "jaxfleet.fleet": """
         FleetBase JobFleet OnlyWorker all_reduce_worker barrier_worker distribute
@@ -150,7 +150,7 @@ PUBLIC = {
         wait_server_ready
     """,
     "jaxfleet.group": """
-        Joined Place check_has_joined has_started initialize joined split_files
+        Joined Place check_has_joined has_started initialize joined not_joined split_files
     """,
     "jaxfleet.ir": """
         Attr Attrs Block BlockRef Constant Dim Finding Kind Literal Operand Operands Operator

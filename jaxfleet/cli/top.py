@@ -5,7 +5,10 @@ import time
 from typing import Any
 
 from jaxfleet.cli.output import USER_ERROR, log
+from jaxfleet.errors import StrategyError
 from jaxfleet.watch import Board
+
+_LONGEST_S = 3600.0
 
 
 def add_parser(commands: Any) -> None:
@@ -26,6 +29,9 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Shows the job until it ends; returns the exit status."""
+    if not 0 < args.every <= _LONGEST_S:
+        what = f"--every is {args.every:g}, and is a number of seconds up to {_LONGEST_S:g}"
+        raise StrategyError(what)
     board = Board([at if ":" in at else f"127.0.0.1:{at}" for at in args.servers])
     board.look()
     if not board.answers:

@@ -30,3 +30,5 @@ from jaxfleet.env.settings import read_cache_dir as read_cache_dir
 from jaxfleet.env.settings import read_environment as read_environment
 from jaxfleet.env.settings import read_metrics_port as read_metrics_port
 from jaxfleet.env.settings import read_trace_dir as read_trace_dir
+from jaxfleet.env.started import Started as Started
+from jaxfleet.env.started import read_started as read_started

@@ -2,7 +2,6 @@
 
 import math
 import numbers
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,7 +16,7 @@ from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.ragged_values import check_counts, fed_sequences
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.ops.fluid.arrays import ON_DEVICE
-from jaxfleet.ops.frames import line_of_caller
+from jaxfleet.ops.frames import warn_at_caller
 from jaxfleet.ops.jax_adapter import numpy_dtype
 
 Feed = Mapping[str, Any]
@@ -210,7 +209,7 @@ def as_tensor(value: Any, dtype: str | None, *, name: str = "the value") -> Any:
 
 def warn_unknown(name: str) -> None:
     """Says that what is fed is no variable of the program."""
-    _warn(f"'{name}' is fed, and the program has no such variable: it is left out")
+    warn_at_caller(f"'{name}' is fed, and the program has no such variable: it is left out")
 
 
 def warn_empty(data: Mapping[str, Any]) -> None:
@@ -218,13 +217,4 @@ def warn_empty(data: Mapping[str, Any]) -> None:
     name = next((name for name, value in data.items() if np.shape(value)[:1] == (0,)), None)
     if name is not None:
         why = "a mean over no rows is NaN, and so is what is trained by it"
-        _warn(f"'{name.partition('@')[0]}' is fed no rows: {why}; leave such a batch out")
-
-
-def _warn(text: str) -> None:
-    """Warns, at the user's line."""
-    where = line_of_caller()
-    if where is None:
-        warnings.warn(text, stacklevel=3)
-    else:
-        warnings.warn_explicit(text, UserWarning, where.file, where.line)
+        warn_at_caller(f"'{name.partition('@')[0]}' is fed no rows: {why}; leave such a batch out")

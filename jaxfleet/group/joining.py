@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxfleet.env import Rank, read_rank, read_roles
+from jaxfleet.env import Rank, read_rank
 from jaxfleet.errors import ConnectError, StrategyError
 from jaxfleet.group.center import Center
 from jaxfleet.group.clusters import detected_rank
@@ -22,8 +22,6 @@ _SHUTDOWN_S = 60
 # jax's own heartbeat aborts the process, so ours must always be first.
 _NEVER_S = 10_000_000
 _PATIENCE_S = 600.0  # unless a strategy's step_timeout_s says otherwise
-
-_SERVERS = "PADDLE_PSERVERS_IP_PORT_LIST"
 
 _joined: list[Joined] = []  # a process joins once and for all, as jax does
 
@@ -73,21 +71,6 @@ def initialize(
     _joined.append(joined)
     leave_at_exit(joined)
     return Place(joined.rank, joined.size)
-
-
-def check_has_joined() -> None:
-    """Refuses to go on alone where the environment names others, whom nobody has joined.
-
-    Raises:
-        StrategyError: `initialize` was forgotten, or the environment contradicts itself.
-    """
-    if _joined or _SERVERS in read_roles():  # whose trainers are no ranks
-        return
-    here = read_rank()
-    if here is not None and len(here.endpoints) > 1:
-        what = f"this is rank {here.rank} of {len(here.endpoints)}, and has not joined the others"
-        hint = "call jf.initialize() before anything else of jax; strategy='single' trains apart"
-        raise StrategyError(what, hint=hint)
 
 
 def has_started() -> bool:

@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
@@ -33,6 +34,15 @@ def line_of_caller() -> Source | None:
             return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
         frame = frame.f_back
     return None
+
+
+def warn_at_caller(text: str) -> None:
+    """Warns, at the user's line."""
+    where = line_of_caller()
+    if where is None:
+        warnings.warn(text, stacklevel=3)
+    else:
+        warnings.warn_explicit(text, UserWarning, where.file, where.line)
 
 
 def line_of_error(error: BaseException) -> Source | None:

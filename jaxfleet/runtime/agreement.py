@@ -1,7 +1,7 @@
-"""What ranks compare before they run a step together, line by line."""
+"""What ranks compare before they run a step together, line by line; trainers, their batches."""
 
 import dataclasses
-import warnings
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +9,11 @@ import jax
 import numpy as np
 
 from jaxfleet.capture import Captured
+from jaxfleet.group.arrays import digest
 from jaxfleet.ir import Program
-from jaxfleet.ops.frames import line_of_caller
+from jaxfleet.ops.frames import warn_at_caller
+from jaxfleet.ps.client import Client
+from jaxfleet.ps.messages import Kind, Tensor
 from jaxfleet.runtime.strategy import DistributedStrategy
 
 # A rank may be less patient than others; what an outer optimizer does is in the program.
@@ -31,7 +34,7 @@ def description(
     fields = dataclasses.fields(strategy)
     names = [leaf.name for leaf in captured.signature.batch]
     return [
-        f"jax {jax.__version__}",
+        f"jax {jax.__version__} with jax_enable_x64={jax.config.jax_enable_x64}",  # type: ignore[attr-defined]  # jax makes it up
         *(
             f"strategy: {x.name}={getattr(strategy, x.name)!r}"
             for x in fields
@@ -42,23 +45,40 @@ def description(
     ]
 
 
-def warn_of_own_batches(digests: Sequence[str]) -> None:
+def warn_of_own_batches(digests: Sequence[str], *, who: str = "rank") -> None:
     """Says that ranks bring different batches where each should bring the whole one.
 
     It may be meant, where rows are drawn at random, and so is no error.
 
     Args:
         digests: of what each rank brings, by rank.
+        who: what they are called.
     """
     if len(set(digests)) == 1:
         return
     differ = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
-    text = (
-        f"ranks 0 and {differ} bring different batches, and of each only the rows at its own place"
-        " are used; where a rank brings its own rows, say DistributedStrategy(batch='local')"
+    warn_at_caller(
+        f"{who}s 0 and {differ} bring different batches, and of each only the rows at its own place"
+        f" are used; where a {who} brings its own rows, say DistributedStrategy(batch='local')"
     )
-    where = line_of_caller()
-    if where is None:
-        warnings.warn(text, stacklevel=2)
-    else:
-        warnings.warn_explicit(text, UserWarning, where.file, where.line)
+
+
+def compare_batches(client: Client, data: Sequence[Any]) -> None:
+    """Warns, on every trainer, where those of a job bring different batches; all call it together.
+
+    Args:
+        client: the lines to the servers, which have a state.
+        data: what this trainer brings as the whole batch.
+    """
+    own = hashlib.sha256(" ".join(map(digest, data)).encode()).digest()[:8]
+    came: list[np.ndarray] = []
+    request = client.request(
+        0,
+        Kind.REDUCE,
+        body={"key": "comparing batches", "how": "gather"},
+        tensors=[Tensor("digest", np.frombuffer(own, np.int64))],
+        wants=["digest"],
+        sink=lambda answer: came.extend(tensor.array.copy() for tensor in answer),
+    )
+    client.wait([request])
+    warn_of_own_batches([str(each) for array in came for each in array.ravel()], who="trainer")

@@ -1,5 +1,6 @@
 """RankStep: a step that runs over the devices of all ranks of a group, one process each."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -163,13 +164,17 @@ class RankStep(Step):
     def _whole(self, rows: int) -> int:
         return rows * self._joined.size if self._is_local else rows
 
+    def _named(self, rows: int) -> str:
+        """Returns what others are told that this rank runs, for a call that brings so many rows."""
+        return f"{self.program.name} with {rows} rows{' of each rank' if self._is_local else ''}"
+
     def _new_variant(self, data: list[Any], batch_tree: Any) -> Variant:
         shares = jax.local_device_count() if self._is_local else len(self.devices)
         rows = check_batch(data, batch_tree, self.captured, devices=shares)
         self._joined.doing("compiling")
         variant = self._variants.at(self._whole(rows))
         lines = description(self.strategy, self.captured, variant.program, data)
-        what = f"{self.program.name} with {self._whole(rows)} rows"
+        what = self._named(rows)
         self._joined.agree(what, lines, timeout_s=self._longest_s)
         if not self._is_local:
             told = self._tell("comparing batches", " ".join(map(digest, data)))
@@ -203,7 +208,7 @@ class RankStep(Step):
 
     def _run(self, run: Any, given: Any, kept: Any, data: Any) -> Any:
         rows = next((x.shape[0] for x in data if x.ndim), 0)
-        runs = f"{self.program.name} with {rows} rows"
+        runs = self._named(rows // self._joined.size if self._is_local else rows)
         known = (id(run), *map(np.shape, data))
         if known not in self._compiled:
             self._compiled[known] = self._compile(run, given, kept, data)
@@ -234,6 +239,11 @@ def _check(strategy: DistributedStrategy, captured: Captured) -> None:
     if strategy.devices not in {None, len(jax.devices())}:
         what = f"strategy: {strategy.devices} devices, and the group has {len(jax.devices())}"
         raise StrategyError(what, hint="leave devices out: a step runs on those of all ranks")
+    counts = Counter(device.process_index for device in jax.devices())
+    if strategy.batch == "local" and len(set(counts.values())) > 1:
+        said = ", ".join(f"rank {rank} has {counts[rank]}" for rank in sorted(counts))
+        what = f"strategy: batch 'local', and ranks have unequal devices: {said}"
+        raise StrategyError(what, hint="give each rank as many devices, or use batch='global'")
     if strategy.lowering != "shard_map":
         what = f"strategy: lowering {strategy.lowering!r} over several processes"
         raise UnsupportedError(what, hint="use lowering='shard_map'")

@@ -17,6 +17,7 @@ from jaxfleet.ps.client import Client
 from jaxfleet.ps.messages import Kind
 from jaxfleet.ps.tables import RemoteTables
 from jaxfleet.ps.whole_tables import figures
+from jaxfleet.runtime.agreement import compare_batches
 from jaxfleet.runtime.explain_job import explain_job
 from jaxfleet.runtime.handles import Handle
 from jaxfleet.runtime.job_lines import JobLines
@@ -66,6 +67,10 @@ class TrainerStep:
         self._served = ServedState(captured, self._job)
         self._newest = NewestState(captured)
         self._pauses = 0
+        # Only where all wait for each other do all come to their first steps together.
+        self._compares = (
+            self._pace.is_sync and strategy.batch == "global" and self._job.trainers > 1
+        )
 
     @property
     def program(self) -> Program:
@@ -135,6 +140,9 @@ class TrainerStep:
         client = self.client
         variant = self._batches.variant(rows, client, self._lines.trained)
         leaves = self._given(leaves, tree)
+        if self._compares:
+            self._compares = False
+            compare_batches(client, data)
         fresh = self._pace.begin(client, self._batches.whole(rows))
         client.doing(f"step {client.step}")
         with client.spans.span("step", step=client.step, rows=rows):

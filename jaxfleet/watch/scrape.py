@@ -4,12 +4,14 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 
 from jaxfleet.errors import StrategyError
 
 PREFIX = "jaxfleet_"
 TIMEOUT_S = 2.0
+_MOST_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,18 @@ def scrape(address: str) -> Sample:
         OSError: it does not answer within two seconds.
         StrategyError: what answers is no server of jaxfleet's.
     """
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as answer:
-        text = answer.read().decode()
-    sample = Sample(time.monotonic())
-    for name, labels, value in _metrics(text):
-        _sort_in(sample, name, labels, value)
-    if "server_step" not in sample.values:
-        raise StrategyError(f"what answers at {address} is no server of jaxfleet's")
-    return sample
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as answer:
+            text = answer.read(_MOST_BYTES).decode()
+        sample = Sample(time.monotonic())
+        for name, labels, value in _metrics(text):
+            _sort_in(sample, name, labels, value)
+        if "server_step" in sample.values:
+            return sample
+    except (HTTPException, ValueError, KeyError) as error:  # no HTTP, no text, or other metrics
+        if isinstance(error, StrategyError):
+            raise
+    raise StrategyError(f"what answers at {address} is no server of jaxfleet's")
 
 
 def _sort_in(sample: Sample, name: str, labels: dict[str, str], value: float) -> None:

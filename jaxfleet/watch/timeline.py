@@ -60,12 +60,20 @@ def _read(file: Path) -> Noted:
     Raises:
         ProgramError: something else is wrong with it.
     """
-    lines = file.read_text(encoding="utf-8").split("\n")[:-1]
     try:
+        lines = file.read_text(encoding="utf-8").split("\n")[:-1]
         head, *spans = map(json.loads, lines)
-        return Noted(head["process"], tuple(span for span in spans if span["took_us"] >= 0))
+        found = map(_checked, spans)
+        return Noted(str(head["process"]), tuple(span for span in found if span["took_us"] >= 0))
     except (ValueError, KeyError, TypeError) as error:
         raise ProgramError(f"{file} is no file of spans: {error}") from error
+
+
+def _checked(span: Any) -> dict[str, Any]:
+    """Returns what a line says of a span, with all that an event is made of."""
+    texts = {name: str(span[name]) for name in ("name", "thread")}
+    times = {name: float(span[name]) for name in ("start_us", "took_us")}
+    return {**texts, **times, "facts": dict(span["facts"])}
 
 
 def _events(pid: int, noted: Noted, begin_us: float) -> Iterator[dict[str, Any]]:

@@ -72,6 +72,21 @@ def test_the_last_batch_may_be_smaller() -> None:
     assert_near(result.states[0], trained(ready, ready.built.state, batches))
 
 
+def test_trainers_that_bring_other_batches_where_each_should_bring_the_whole_are_warned() -> None:
+    ready = prepared("mlp")
+
+    def script(step: TrainerStep) -> tuple[Any, tuple[Any, ...]]:
+        own = ready.batches[step.client.me.trainer]
+        state, _ = step(ready.built.state, own)
+        step(state, own)  # it is said once, by each
+        return None, NOTHING
+
+    differ = r"trainers 0 and 1 bring different batches, .* DistributedStrategy\(batch='local'\)"
+    with pytest.warns(UserWarning, match=differ) as said:
+        twin_of(ready).play(script)
+    assert [each.filename for each in said] == [__file__] * 2
+
+
 def test_batches_of_many_sizes_in_any_order() -> None:
     ready = prepared("cnn_batchnorm")
     batches = [ready.built.batch(at, rows) for at, rows in enumerate((4, 16, 8, 16, 4))]

@@ -1,6 +1,7 @@
 """A folder in which processes meet; threads stand for them."""
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxfleet.errors import (
+    ClosedError,
     ConnectError,
     PeerLostError,
     ProgramError,
@@ -52,6 +54,8 @@ def test_all_gather_in_their_order(tmp_path: Path) -> None:
     (tmp_path / "all").mkdir()
     for name in ("hello.0", "hello.1"):  # what an earlier job left
         (tmp_path / "all" / name).write_text('{"run": "old", "members": ["x"], "seen": {"1": "y"}}')
+    for name, text in {"hello.2": "{cut off", "hello.3": '["of something else"]'}.items():
+        (tmp_path / "all" / name).write_text(text)
     (tmp_path / "all" / "0123.7.0").write_bytes(b"old")
     members = everybody(tmp_path)
     assert at_once(*(each.join for each in members)) == [None] * 4
@@ -124,6 +128,18 @@ def test_who_began_anew_is_named(tmp_path: Path) -> None:
         anew.gather("trainer", 2, "go")
     with pytest.raises(PeerLostError, match=r"trainer 1 \(w1:1\) was started again"):
         first.gather("trainer", 1, "go")
+
+
+def test_who_has_left_or_lost_the_folder_is_told(tmp_path: Path) -> None:
+    first, second = meeting(tmp_path, "trainer", 0), meeting(tmp_path, "trainer", 1)
+    at_once(lambda: first.gather("trainer", 1, "go"), lambda: second.gather("trainer", 2, "go"))
+    shutil.rmtree(tmp_path / "trainer")
+    with pytest.raises(PeerLostError, match=r"go on: folder .*, in which processes meet, is lost"):
+        first.gather("trainer", 1, "go on")
+    second.close()
+    second.close()
+    with pytest.raises(ClosedError, match="go on: this process has left the others"):
+        second.gather("trainer", 1, "go on")
 
 
 def test_two_of_one_number_are_found(tmp_path: Path) -> None:

@@ -63,7 +63,31 @@ def test_a_rank_that_trains_the_program_of_one_process_is_warned(
         warnings.simplefilter("error")  # neither the startup program nor a test updates
         exe.run(startup)
         exe.run(test, feed=feed, fetch_list=[loss.name])
-        with pytest.warns(UserWarning, match="this is rank 1 of 2, .* by this rank's rows") as said:
+        alone = "this is rank 1 of 2, .* by this process's rows alone: run fleet.main_program"
+        with pytest.warns(UserWarning, match=alone) as said:
             exe.run(main, feed=feed)
         exe.run(main, feed=feed)  # it is said once
     assert [each.filename for each in said] == [__file__]
+
+
+def test_a_program_of_nobody_elses_is_warned_of_where_a_launch_started_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "127.0.0.1:6170,127.0.0.1:6171")
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        loss = layers.mean(layers.fc(fluid.data("x", [None, 2]), 1, param_attr="w"))
+        fluid.optimizer.SGD(0.1).minimize(loss)
+    feed, exe = {"x": np.ones((2, 2), np.float32)}, fluid.Executor()
+    apart = "this is rank 1 of 2, .* updates '.*' by this process's rows alone: make it by the coll"
+    with fluid.scope_guard(fluid.Scope()):
+        exe.run(startup)
+        with pytest.warns(UserWarning, match=apart):
+            exe.run(main, feed=feed)
+        parallel = fluid.CompiledProgram(main)
+        parallel.with_data_parallel(loss.name, places=fluid.cpu_places(2))
+        with pytest.warns(UserWarning, match=apart):
+            exe.run(parallel, feed=feed)
+        monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:6174")
+        exe.run(main, feed=feed, fetch_list=[loss])  # a trainer of servers may

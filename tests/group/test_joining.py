@@ -20,6 +20,12 @@ from jaxfleet.launch.ports import Ports
 from jaxfleet.ps.zmq_network import ZmqNetwork
 
 NETWORK = ZmqNetwork(share_memory=False)
+STARTED = (
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM"),
+)
 NAMES = ("PADDLE_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ID", "PADDLE_CURRENT_ENDPOINT")
 
 
@@ -105,6 +111,9 @@ def test_a_cluster_says_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> N
     assert found is not None
     assert (found.rank, len(found.endpoints), found.job, found.gpus) == (1, 2, "big", (0,))
     assert found.endpoints[0].startswith("node3:")
+    monkeypatch.setenv("SLURM_NTASKS", "two")
+    with pytest.raises(StrategyError, match=r"jax does not find out which .*: ValueError: .*'two'"):
+        jf.initialize()
 
 
 def test_jax_that_has_started_is_said_before_anybody_waits() -> None:
@@ -129,6 +138,23 @@ def test_a_step_of_all_is_refused_where_nobody_joined(monkeypatch: pytest.Monkey
     jf.distribute(total, example, strategy="single")  # by itself, since it says so
     monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:6174")  # a trainer is no rank
     jf.distribute(total, example, jf.DistributedStrategy(devices=1))
+    for name in ("PADDLE_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ID", "PADDLE_PSERVERS_IP_PORT_LIST"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_PROCID", "2")
+    monkeypatch.setenv("SLURM_NTASKS", "4")  # of a batch script, which is one process
+    jf.distribute(total, example, jf.DistributedStrategy(devices=1))
+    for rank, size in STARTED:
+        with monkeypatch.context() as started:
+            started.setenv(rank, "2")
+            started.setenv(size, "4")
+            apart = "this is process 2 of 4 that .* started, which has joined none of the others"
+            with pytest.warns(UserWarning, match=apart) as said:  # they may be meant to be alone
+                jf.distribute(total, example, jf.DistributedStrategy(devices=1))
+            assert [each.filename for each in said] == [__file__]
+            started.setenv("PADDLE_TRAINER_ENDPOINTS", "127.0.0.1:6170")  # a launch of one rank
+            started.setenv("PADDLE_TRAINERS_NUM", "1")
+            started.setenv("PADDLE_TRAINER_ID", "0")
+            jf.distribute(total, example, jf.DistributedStrategy(devices=1))
 
 
 def test_files_are_shared_out_in_blocks_and_the_first_have_one_more() -> None:

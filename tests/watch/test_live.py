@@ -1,8 +1,8 @@
 """Metrics, `top` and the timeline of a job of real processes while it runs."""
 
 import json
-import subprocess
-import sys
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from tests.faults.cluster import Jobs
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(100)]
 
 STEPS = 40
+HTTP = b"HTTP/1.0 200 OK\r\n\r\n"
 
 
 def test_a_job_is_watched(
@@ -29,21 +30,23 @@ def test_a_job_is_watched(
     with Jobs(tmp_path, options=options, step_s=60.0) as jobs:
         server, quick, slow = jobs.server(), jobs.trainer(0), jobs.trainer(1, "--pause=0.2")
         slow.reaches("step 8.")
-        top = subprocess.Popen(
-            [sys.executable, "-m", "jaxfleet", "top", address, "--every=0.5"],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        # A process would take longer to start, on a busy machine, than the job has left.
+        codes: list[int] = []
+        live = ["top", address, "--every=0.5"]
+        top = threading.Thread(target=lambda: codes.append(main(live)))
+        top.start()
         assert main(["top", address, "--once", "--every=1.5"]) == 0
         shown = capsys.readouterr().out
         found = scrape(address)
         assert [quick.ends(), slow.ends(), server.ends()] == [0, 0, 0]
-        out, err = top.communicate(timeout=60)
+        top.join(60)
+        out, err = capsys.readouterr()
     assert "1 slowest" in shown, shown
     assert found.values["server_step"] >= 7
     assert found.values["received_bytes_total"] > 0 < found.values["sent_bytes_total"]
     late = {n: values["trainer_late_seconds_total"] for n, values in found.of_trainers.items()}
     assert late[1] > late[0]
-    assert top.returncode == 0
+    assert codes == [0]
     assert "the job has ended" in err
     assert "steps/s" in out
     check_timeline(merge(tmp_path / "trace"))
@@ -69,3 +72,22 @@ def test_top_says_where_no_job_is(capsys: pytest.CaptureFixture[str]) -> None:
     ports.close()
     assert main(["top", address, "--once"]) == 2
     assert f"no metrics at {address}" in capsys.readouterr().err
+    for answer in (b"no HTTP at all\n", HTTP + b"\xff\xfe", HTTP + b"jaxfleet_server_step{ one\n"):
+        with socket.create_server(("127.0.0.1", 0)) as stranger:
+            thread = threading.Thread(target=_answers, args=(stranger, answer))
+            thread.start()
+            assert main(["top", str(stranger.getsockname()[1]), "--once"]) == 2
+            thread.join()
+        assert "is no server of jaxfleet's" in capsys.readouterr().err
+    assert main(["top", "127.0.0.1:metrics", "--once"]) == 2
+    assert "no metrics at 127.0.0.1:metrics" in capsys.readouterr().err
+    assert main(["top", address, "--every=-1"]) == 2
+    assert "--every is -1" in capsys.readouterr().err
+
+
+def _answers(server: socket.socket, answer: bytes) -> None:
+    """Answers whoever asks first."""
+    line, _ = server.accept()
+    with line:
+        line.recv(1 << 16)
+        line.sendall(answer)

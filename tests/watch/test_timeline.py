@@ -60,9 +60,15 @@ def test_a_killed_process_left_half_a_line(tmp_path: Path) -> None:
 def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match="no file of spans"):
         merge(tmp_path)
-    (tmp_path / "a.spans.jsonl").write_text('{"process": "a"}\n[1]\n')
-    with pytest.raises(ProgramError, match=r"a\.spans\.jsonl"):
-        merge(tmp_path)
+    for damaged in (
+        b'{"process": "a"}\n[1]\n',
+        b'{"process": "a"}\n{"took_us": 1}\n',
+        b"",
+        b"\xff\n",
+    ):
+        (tmp_path / "a.spans.jsonl").write_bytes(damaged)
+        with pytest.raises(ProgramError, match=r"a\.spans\.jsonl"):
+            merge(tmp_path)
 
 
 def test_nothing_is_noted_where_nobody_asked() -> None:

@@ -1,11 +1,12 @@
 """A meeting through a folder that all processes of a job see."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxfleet.errors import PeerLostError, ProgramError, StrategyError
+from jaxfleet.errors import ClosedError, JaxfleetError, PeerLostError, ProgramError, StrategyError
 from jaxfleet.fleet.meeting.hellos import Hellos, write_file
 from jaxfleet.fleet.meeting.meeting import GroupName
 from jaxfleet.fleet.meeting.polling import Poll
@@ -38,6 +39,7 @@ class FolderMeeting:
         self._path, self._roster, self._prefix = path, roster, prefix
         self._connect_s, self._timeout_s = connect_s, timeout_s
         self._groups: dict[GroupName, _Group] = {}
+        self._is_closed = False
 
     def join(self) -> None:
         """Waits until all processes are there.
@@ -46,16 +48,25 @@ class FolderMeeting:
             ConnectError: somebody never came.
             StrategyError: somebody has another idea of the job, or the folder cannot be made.
         """
-        for group in ("all", self._roster.group):
-            self._group(group)
+        with _usable(self._path, "meeting"):
+            for group in ("all", self._roster.group):
+                self._group(group)
 
     def gather(self, group: GroupName, value: Any, what: str) -> list[Any]:
-        """Returns what every process of a group gave; see `Meeting`."""
-        return self._group(group).gather(value, what)
+        """Returns what every process of a group gave; see `Meeting`.
+
+        Raises:
+            ClosedError: this process has left.
+        """
+        if self._is_closed:
+            hint = "barriers and sums of workers come before fleet.stop_worker()"
+            raise ClosedError(f"{what}: this process has left the others", hint=hint)
+        with _usable(self._path, what):
+            return self._group(group).gather(value, what)
 
     def close(self) -> None:
         """Leaves: what others may still have to read stays."""
-        self._groups = {}
+        self._groups, self._is_closed = {}, True
 
     def _group(self, name: GroupName) -> "_Group":
         if name not in self._groups:
@@ -128,6 +139,20 @@ class _Group:
         """Removes what this process left here when it ran before."""
         for file in self._folder.glob(f"*.*.{self._rank}"):
             file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _usable(folder: Path, what: str) -> Iterator[None]:
+    """Says which folder it was that could not be read or written any more."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, JaxfleetError):
+            raise
+        lost = f"{what}: folder {folder}, in which processes meet, is lost: {error}"
+        raise PeerLostError(
+            lost, hint="it stays, and all may write to it, as long as the job runs"
+        ) from error
 
 
 def _made(folder: Path) -> Path:

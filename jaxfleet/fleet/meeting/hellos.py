@@ -135,8 +135,9 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def _read_hello(path: Path) -> Hello | None:
+    """Returns what a file says; None where there is none, or none that a process wrote whole."""
     try:
         said: Any = json.loads(path.read_bytes())
-        return Hello(said["run"], said["members"], said["seen"])
-    except FileNotFoundError:
+        return Hello(str(said["run"]), list(map(str, said["members"])), dict(said["seen"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from jaxfleet.errors import PeerLostError, ProgramError, UnsupportedError
+from jaxfleet.errors import ClosedError, PeerLostError, ProgramError, UnsupportedError
 from jaxfleet.fleet.meeting.meeting import GroupName
 from jaxfleet.fleet.meeting.polling import Poll
 from jaxfleet.fleet.meeting.values import pack, unpack
@@ -89,7 +89,14 @@ class MpiMeeting:
         self._groups[group] = _Group(group, self._communicator, by_rank)
 
     def gather(self, group: GroupName, value: Any, what: str) -> list[Any]:
-        """Returns what every process of a group gave; see `Meeting`."""
+        """Returns what every process of a group gave; see `Meeting`.
+
+        Raises:
+            ClosedError: this process has left.
+        """
+        if find_mpi().Is_finalized():  # MPI would end the process, without a word of where
+            hint = "barriers and sums of workers come before fleet.stop_worker()"
+            raise ClosedError(f"{what}: this process has left the others", hint=hint)
         return self._groups[group].gather(value, what, self._timeout_s)
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from jaxfleet.errors import (
     UnsupportedError,
 )
 from jaxfleet.fleet.same_rank import check_same_rank
+from jaxfleet.fluid.alone import warn_alone
 from jaxfleet.fluid.checks import check_type
 from jaxfleet.fluid.compiler.splitting import share_sequences, split_feed, too_few
 from jaxfleet.fluid.compiler.strategies import (
@@ -190,6 +191,8 @@ class Replicas:
     ) -> RanksProgram:
         known, key = self._known.get(program), (fed, fetch, count)
         if key not in known:
+            if group is None:
+                warn_alone(program)
             made = self._rewritten(program, fed, count)
             devices = self.devices[:count] if group is None else of_all(self.devices[:count])
             for each in summed_over(devices, joins=self.build.fuse_all_reduce_ops is not False):

@@ -248,8 +248,9 @@ def test_nothing_is_done_before_minimize() -> None:
     with pytest.raises(ValueError, match="this process is a server, and trains nothing"):
         process.fleet.init_worker()
     worker = Process(Network(), UserDefinedRoleMaker(0, Role.WORKER, 1, SERVERS))
-    with pytest.raises(ValueError, match="this process is a worker, and serves nothing"):
-        worker.fleet.run_server()
+    for call in (worker.fleet.init_server, worker.fleet.run_server):
+        with pytest.raises(ValueError, match="this process is a worker, and serves nothing"):
+            call()
     with pytest.raises(NotImplementedError, match="mode 1"):
         process.fleet.init_server(mode=1)
     worker = Process(Network(), None)

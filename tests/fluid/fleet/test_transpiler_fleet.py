@@ -164,8 +164,9 @@ def test_nothing_runs_before_minimize(tmp_path: Path) -> None:
         fleet.init_worker()
     worker = fleet_of()
     made(worker, no_wait())
-    with pytest.raises(ValueError, match="this process is a worker, and serves nothing"):
-        worker.run_server()
+    for call in (worker.init_server, worker.run_server):
+        with pytest.raises(ValueError, match="this process is a worker, and serves nothing"):
+            call()
     absent = str(tmp_path / "absent")
     with (
         fluid.scope_guard(fluid.Scope()),

@@ -178,12 +178,13 @@ class DistributedTranspiler(Fleet):
             model_dir: where a worker has saved what the job goes on from.
 
         Raises:
-            ValueError: there is no program yet, or no such folder.
+            ValueError: there is no program yet, or no such folder, or this process is a worker.
             SavedError: something is missing there, is damaged, or does not fit.
         """
         if self.startup_program is None:
             what = f"startup_program is None, {_MINIMIZE}"
             raise mistake(what, kind=StrategyError)
+        self._check_serves()
         self.executor.run(self.startup_program)
         if model_dir:
             if not Path(model_dir).is_dir():

@@ -94,10 +94,12 @@ class PSLib(Fleet):
             mode: 0: the whole model.
 
         Raises:
-            ValueError: `minimize` was not called, or there is no such folder.
+            ValueError: `minimize` was not called, there is no such folder, or this process is a
+                worker.
             NotImplementedError: another mode.
         """
         self._described()
+        self._check_serves()
         _whole(mode)
         if model_dir and not Path(model_dir).is_dir():
             what = f"There is no directory named '{model_dir}'"
