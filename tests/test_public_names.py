@@ -97,7 +97,7 @@ PUBLIC = {
         DistributedTranspiler TranspilerOptimizer fleet
     """,
     "jaxfleet.fluid.incubate.fleet.parameter_server.pslib": """
-        DistributedAdam DownpourOptimizer DownpourServer DownpourWorker PSLib fleet
+        DistributedAdam DownpourOptimizer DownpourServer DownpourWorker PSLib fleet fleet_embedding
     """,
     "jaxfleet.fluid.io": """
         DataLoader PyReader batch buffered cache chain compose firstn

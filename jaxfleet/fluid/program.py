@@ -36,6 +36,7 @@ class Program(Roles, Findings):
         self._seed = Program._default_seed
         self._facts: dict[str, Attr] = {}
         self._readers: list[Any] = []  # loaders that its runs take batches of
+        self._fleet_rows: dict[str, Any] = {}  # tables that `fleet_embedding` made a job's
         self.blocks = [Block(self, 0)]
 
     # --- random numbers ----------------------------------------------------------------------

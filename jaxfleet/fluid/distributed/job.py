@@ -34,7 +34,6 @@ from jaxfleet.fluid.distributed.worker import (
     attach_tables,
     described_tables,
     detach_tables,
-    trained_columns,
 )
 from jaxfleet.fluid.distributed.worker_program import worker_program
 from jaxfleet.fluid.program import Program
@@ -192,9 +191,8 @@ def job_tables(programs: Sequence[Program]) -> list[TableSpec]:
         if described_tables(program) is not desc:
             what = "programs of several jobs are given to one"
             raise ProgramError(what, hint="give minimize all their losses at once")
-        shows = bool(program._fleet_opt.get("use_cvm"))
         for one in worker_program(program, is_trained=True).look_ups:
-            table, dim = by_id[one.table_id], trained_columns(one, shows=shows)
-            for spec in sparse_specs(table, one.table, dim, shows=shows):
+            table = by_id[one.table_id]
+            for spec in sparse_specs(table, one.table, one.trained, shows=one.shows):
                 found[spec.name] = spec
     return specs_of(desc.tables, found.values())

@@ -34,9 +34,6 @@ from jaxfleet.tables.merge import merge
 # Runs a program on a feed, and returns what is fetched.
 Run: TypeAlias = Callable[[Program, dict[str, Any], list[str]], list[Any]]
 
-_CLICK = "click"  # the variable that tells which samples were clicked
-_COUNTS = 2  # columns of a row that count shows and clicks
-
 
 _LIVE: WeakKeyDictionary[PSParameter, "Tables"] = WeakKeyDictionary()
 
@@ -92,11 +89,6 @@ def detach_tables(program: Program) -> None:
     _LIVE.pop(described_tables(program), None)
 
 
-def trained_columns(one: LookUp, *, shows: bool) -> int:
-    """Returns how many elements of a look-up's rows are trained."""
-    return one.width - _COUNTS if shows else one.width
-
-
 @dataclass(frozen=True)
 class _Found:
     """What was looked up.
@@ -106,12 +98,14 @@ class _Found:
         places: int64[n], of each id's key among them.
         is_padding: bool[n], which ids have a row of zeros; None where none may.
         sample: int64[n], the number of each id's sample.
+        samples: how many there are, those without ids too.
     """
 
     keys: np.ndarray
     places: np.ndarray
     is_padding: np.ndarray | None
     sample: np.ndarray
+    samples: int
 
 
 class Worker:
@@ -128,15 +122,13 @@ class Worker:
         self._does = worker_program(program, is_trained=is_trained)
         self._scope, self._run, self._is_trained = scope, run, is_trained
         self._tables = live_tables(program)
-        self._shows = bool(program._fleet_opt.get("use_cvm"))
         self._window = _window(program._fleet_opt)
         self._rows: dict[str, list[Push]] = {}
         self._shown: dict[str, list[Push]] = {}
         self._sums: dict[int, list[np.ndarray]] = {}
         self._batches = 0
         for one in self._does.look_ups:
-            dim = self._dim(one)
-            self._tables.declare(one.table_id, one.table, dim, shows=self._shows)
+            self._tables.declare(one.table_id, one.table, one.trained, shows=one.shows)
         for table in self._does.dense:
             values = [self._value(name) for name in table.dense_variable_name]
             self._tables.begin_dense(_id(table), values)
@@ -198,21 +190,18 @@ class Worker:
         rows = [name for one in self._does.look_ups for name in one.grads]
         return [*rows, *(name for t in self._does.dense for name in t.dense_gradient_variable_name)]
 
-    def _dim(self, one: LookUp) -> int:
-        return trained_columns(one, shows=self._shows)
-
     def _look_up(self, one: LookUp, feed: Mapping[str, Any]) -> tuple[_Found, np.ndarray]:
         """Finds the rows of a look-up's ids: float32[n, width]."""
-        ids, sample = _ids(one.ids, feed)
+        ids, sample, samples = _ids(one.ids, feed)
         keys, places = np.unique(ids, return_inverse=True)
         is_padding = None if one.padding is None else ids == one.padding
         rows = self._tables.look_up(one.table, keys)
-        if self._shows:
+        if one.shows:
             rows = np.concatenate([self._tables.look_up(one.table + SHOWN, keys), rows], axis=1)
         rows = rows[places]
         if is_padding is not None:
             rows[is_padding] = 0
-        return _Found(keys, places, is_padding, sample), rows
+        return _Found(keys, places, is_padding, sample, samples), rows
 
     def _given(
         self, feed: Mapping[str, Any], found: Mapping[str, tuple[_Found, np.ndarray]]
@@ -251,8 +240,8 @@ class Worker:
             ids = found[one.rows][0]
             for name in one.grads:
                 self._rows.setdefault(one.table, []).append(self._summed(one, ids, grads[name]))
-            if self._shows:
-                self._shown.setdefault(one.table, []).append(_shown(ids, feed))
+            if one.shows:
+                self._shown.setdefault(one.table, []).append(_shown(one.click, ids, feed))
         for table in self._does.dense:
             names = table.dense_gradient_variable_name
             new = [np.asarray(grads[name], np.float32) for name in names]
@@ -264,7 +253,9 @@ class Worker:
     def _summed(self, one: LookUp, ids: _Found, grad: Any) -> Push:
         """Returns the gradients of a look-up's rows, those of one key added up."""
         rows = np.asarray(grad, np.float32).reshape(-1, one.width)[: len(ids.places)]
-        rows = rows[:, one.width - self._dim(one) :]
+        rows = rows[:, one.width - one.trained :]
+        if one.scales:
+            rows = rows * np.float32(ids.samples)
         if ids.is_padding is not None:
             keep = ~ids.is_padding
             return merge([(ids.keys[ids.places[keep]], rows[keep])])
@@ -277,8 +268,8 @@ class Worker:
         return np.asarray(self._scope.peek(name))
 
 
-def _ids(name: str, feed: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ids that are fed to a variable, and the number of each one's sample.
+def _ids(name: str, feed: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, int]:
+    """Returns the ids that are fed to a variable, each one's sample, and how many samples are.
 
     Raises:
         FeedError: nothing is fed to it, or no whole numbers.
@@ -292,22 +283,24 @@ def _ids(name: str, feed: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         raise FeedError(f"'{name}' is fed {ids.dtype}, and keys are whole numbers")
     if isinstance(value, LoDTensor):
         (lengths,) = value.recursive_sequence_lengths()
-        sample = np.repeat(np.arange(len(lengths)), lengths)
+        samples = len(lengths)
+        sample = np.repeat(np.arange(samples), lengths)
     else:
-        sample = np.repeat(np.arange(len(ids)), ids.size // max(len(ids), 1))
-    return ids.reshape(-1).astype(np.int64, copy=False), sample
+        samples = len(ids)
+        sample = np.repeat(np.arange(samples), ids.size // max(samples, 1))
+    return ids.reshape(-1).astype(np.int64, copy=False), sample, samples
 
 
 def _ends(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(max(size, 1) for size in shape[1:])
 
 
-def _shown(ids: _Found, feed: Mapping[str, Any]) -> Push:
+def _shown(click: str, ids: _Found, feed: Mapping[str, Any]) -> Push:
     """Returns how often each key was shown and clicked: float32[u, 2]."""
-    if _CLICK not in feed:
-        what = f"shows and clicks are counted (use_cvm), and '{_CLICK}' is not fed"
-        raise FeedError(what, hint=f"name the label '{_CLICK}'")
-    clicks = np.asarray(feed[_CLICK]).reshape(-1).astype(np.float32)[ids.sample]
+    if click not in feed:
+        what = f"shows and clicks are counted (use_cvm), and '{click}' is not fed"
+        raise FeedError(what, hint=f"name the label '{click}'")
+    clicks = np.asarray(feed[click]).reshape(-1).astype(np.float32)[ids.sample]
     return merge([(ids.keys[ids.places], np.stack([np.ones_like(clicks), clicks], 1))])
 
 

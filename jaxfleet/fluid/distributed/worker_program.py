@@ -22,11 +22,15 @@ from jaxfleet.fluid.distributed.descriptions import (
     DownpourTrainerParameter,
     PSParameter,
 )
+from jaxfleet.fluid.fleet_rows import FleetRows
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.fluid.versions import PerVersion
 
+CLICK = "click"  # what tells which samples were clicked, where nobody names it
+COUNTS = 2  # columns of a row that count shows and clicks
+FLEET_ROWS = "fleet_embedding"  # of what `_fleet_opt` says: the tables that are used otherwise
 _GRADS = frozenset(f"{op_type}_grad" for op_type in LOOKUPS)
 
 
@@ -43,6 +47,9 @@ class LookUp:
         ids_end: the last axis of the ids, of size 1, becomes the row (`lookup_table`).
         padding: the id whose row is zero; None for none.
         grads: the gradients of the rows: one for each loss that depends on them.
+        shows: rows begin with how often their key was shown and clicked, which is not trained.
+        click: what tells which samples were clicked.
+        scales: gradients are multiplied by the samples of the batch.
     """
 
     table_id: int
@@ -53,6 +60,14 @@ class LookUp:
     ids_end: bool
     padding: int | None
     grads: tuple[str, ...]
+    shows: bool
+    click: str = CLICK
+    scales: bool = False
+
+    @property
+    def trained(self) -> int:
+        """How many elements of a row are trained."""
+        return self.width - COUNTS if self.shows else self.width
 
 
 @dataclass(frozen=True)
@@ -130,7 +145,9 @@ def _made(program: Program, *, is_trained: bool) -> WorkerProgram:
         without_backward(made)
         back = []
     read = frozenset(name for op in made.global_block().ops for name in op.input_arg_names)
-    look_ups = tuple(_look_up(op, int(sparse[op.output("Out")[0]] or 0), back) for op in found)
+    look_ups = tuple(
+        _look_up(op, int(sparse[op.output("Out")[0]] or 0), back, opt_info) for op in found
+    )
     dense = _dense(opt_info, trainer, program)
     _check_each_once(dense)
     return WorkerProgram(made, look_ups, dense, read)
@@ -148,7 +165,9 @@ def _check_each_once(dense: Iterable[DenseTableParameter]) -> None:
             homes[name] = table.table_id
 
 
-def _look_up(op: Operator, table_id: int, back: Iterable[Operator]) -> LookUp:
+def _look_up(
+    op: Operator, table_id: int, back: Iterable[Operator], opt_info: Mapping[str, Any]
+) -> LookUp:
     (table,), (ids,), (rows,) = op.input("W"), op.input("Ids"), op.output("Out")
     grads = [
         g.input("Out@GRAD")[0]
@@ -156,6 +175,9 @@ def _look_up(op: Operator, table_id: int, back: Iterable[Operator]) -> LookUp:
         if g.input("W") == [table] and g.input("Ids") == [ids] and _is_of(g, op)
     ]
     padding = op.attr("padding_idx")
+    of_fleet = opt_info.get(FLEET_ROWS, {}).get(table)
+    if of_fleet is None:
+        of_fleet = FleetRows(CLICK, False, counts=bool(opt_info.get("use_cvm")))
     return LookUp(
         table_id,
         table,
@@ -165,6 +187,9 @@ def _look_up(op: Operator, table_id: int, back: Iterable[Operator]) -> LookUp:
         op.type == "lookup_table",
         None if padding is None or padding < 0 else int(padding),
         tuple(dict.fromkeys(grads)),
+        of_fleet.counts,
+        of_fleet.click_name,
+        of_fleet.scale_sparse_grad,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.dtypes import dtype_name
+from jaxfleet.fluid.fleet_rows import current_rows, named_table
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.one_operator import variables
 from jaxfleet.fluid.param_attr import ParamAttr
@@ -108,8 +109,13 @@ def rows_of_table(
 ) -> Variable:
     """Adds a table and the operator that takes rows of it."""
     (ids,) = variables("embedding", "input", input)
-    helper = LayerHelper("embedding")
+    helper, of_fleet = LayerHelper("embedding"), current_rows()
+    if of_fleet is not None:
+        param_attr, is_sparse, is_distributed = named_table(param_attr), True, True
+        padding_idx = 0 if padding_idx is None else padding_idx
     table = helper.parameter(ParamAttr.of(param_attr) or ParamAttr(), size, dtype_name(dtype))
+    if of_fleet is not None:
+        table.block.program._fleet_rows[table.name] = of_fleet
     table.is_distributed = is_distributed
     begun = default_startup_program().global_block().var(table.name)
     if isinstance(begun, Parameter):

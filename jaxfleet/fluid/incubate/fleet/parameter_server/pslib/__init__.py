@@ -3,6 +3,7 @@
 `DownpourOptimizer` is what `fleet.distributed_optimizer` returns in pslib's fleet.
 """
 
+from jaxfleet.fluid.fleet_rows import fleet_embedding as fleet_embedding
 from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.jobs import PSLib as PSLib
 from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.jobs import fleet as fleet
 from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.node import (

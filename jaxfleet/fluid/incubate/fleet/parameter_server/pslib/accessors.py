@@ -30,6 +30,7 @@ Said = Mapping[str, Any]
 # Of these, `embedx_dim` more columns than three make a row: its show, its click, its own weight.
 CTR = ("DownpourCtrAccessor", "DownpourCtrDoubleAccessor", "DownpourUnitAccessor",
        "DownpourDoubleUnitAccessor", "DownpourFeatureValueAccessor")  # fmt: skip
+HEAD = 3  # those columns
 VALUE = "DownpourSparseValueAccessor"
 DUMPED = ("DownpourCtrAccessor", "DownpourCtrDoubleAccessor", "DownpourUnitAccessor")
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ from jaxfleet.fluid.distribute_lookup_table import (
 from jaxfleet.fluid.distributed.descriptions import DownpourTrainerParameter, PSParameter
 from jaxfleet.fluid.distributed.parts import SKIPPED, leave_out_of_startup, split_pairs
 from jaxfleet.fluid.distributed.text import from_text
-from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.accessors import DUMPED, VALUE
+from jaxfleet.fluid.distributed.worker_program import FLEET_ROWS
+from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.accessors import (
+    CTR,
+    DUMPED,
+    HEAD,
+    VALUE,
+)
 from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.node import (
     DownpourServer,
     DownpourWorker,
@@ -119,10 +126,33 @@ class _Job:
         }
         self._configs: dict[str, dict[str, list[int]]] = {}
         self._next_dense = len(names)
+        self._rows = {name: rule for p in programs for name, rule in p._fleet_rows.items()
+                      if name in self.table_ids}  # fmt: skip
         for name, number in self.table_ids.items():
-            self._server.add_sparse_table(number, strategy.get(name))
+            said = strategy.get(name)
+            if name in self._rows:
+                said = self._said_of_rows(name, {} if said is None else said)
+            self._server.add_sparse_table(number, said)
         for program in programs:
             self._add_program(program)
+
+    def _said_of_rows(self, name: str, said: Strategy) -> Strategy:
+        """Returns what a strategy says of a table in `fleet_embedding`, whose width is its layer's.
+
+        Raises:
+            ValueError: it says another one.
+        """
+        check_type(said, f"the strategy of '{name}'", Mapping)
+        width = next(p.global_block().var(name).shape[1] for p in self._programs
+                     if name in self._tables[id(p)])  # fmt: skip
+        counts = said.get("sparse_accessor_class", CTR[0]) != VALUE
+        self._rows[name] = replace(self._rows[name], counts=counts)
+        wanted = width - HEAD if counts else width
+        if said.get("sparse_embedx_dim", wanted) != wanted:
+            what = f"sparse_embedx_dim of '{name}' is {said['sparse_embedx_dim']}"
+            hint = f"embedding size - {HEAD}" if counts else "the embedding's size"
+            raise mistake(f"{what}, and its embedding has rows of {width}", f"{wanted}: {hint}")
+        return {**said, "sparse_embedx_dim": wanted}
 
     def _add_program(self, program: Program) -> None:
         worker, numbers = self._workers[id(program)], []
@@ -167,11 +197,13 @@ class _Job:
             server_param=self._server.get_desc(), trainer_param=tuple(workers.values())
         )
         options = {k: copy.copy(self._strategy.get(k, v)) for k, v in _OPTIONS.items()}
+        worker = "Hogwild" if self._rows else "DownpourSGD"
         return {
+            **({FLEET_ROWS: self._rows} if self._rows else {}),
             "program_id_to_worker": workers,
             "program_configs": self._configs,
             "trainer": self._strategy.get("trainer", "DistMultiTrainer"),
-            "device_worker": self._strategy.get("device_worker", "DownpourSGD"),
+            "device_worker": self._strategy.get("device_worker", worker),
             "optimizer": "DownpourSGD",
             "fleet_desc": desc,
             "worker_skipped_ops": list(SKIPPED),
