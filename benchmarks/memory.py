@@ -37,7 +37,7 @@ import optax
 from common import print_table
 
 import jaxfleet as jf
-from jaxfleet.errors import StrategyError
+from jaxfleet.errors import CaptureError, StrategyError
 
 Layer = Callable[[Any, Any], Any]
 SHARES = (1 / 3, 0.4, 0.5, 0.7)
@@ -329,6 +329,8 @@ def zoo(names: list[str]) -> int:
             text = str(outcome(ZOO[name], 0.5))
         except AssertionError as error:
             text, worse = f"WORSE: {error}", worse + 1
+        except CaptureError as error:  # an entry that shows what is refused, and how
+            text = f"refused, as without a budget: {error}"
         print(f"{name:28} {time.process_time() - start:5.1f} s  {text}", flush=True)
     print(json.dumps({"programs": len(names or ZOO), "worse": worse}))
     return worse

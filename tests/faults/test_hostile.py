@@ -24,7 +24,7 @@ SEED = 20240607
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(400)
 def test_ten_thousand_harmful_frames_change_nothing_in_a_job_that_is_under_way(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

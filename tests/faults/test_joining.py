@@ -13,7 +13,7 @@ from jaxfleet.launch import PORT_TAKEN
 from tests.faults.cluster import Jobs, check_same, wait_until
 from tests.faults.conftest import Undisturbed
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(80)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
 def listens(endpoint: str) -> bool:

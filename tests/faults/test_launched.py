@@ -13,7 +13,7 @@ from tests.faults.cluster import TRAINING, Jobs, Started, check_same
 from tests.faults.conftest import Undisturbed
 from tests.launch.jobs import runs
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(100)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
 def launched(jobs: Jobs, *options: str) -> Started:

@@ -15,7 +15,7 @@ import pytest
 from tests.faults.cluster import LOST_S, MARGIN_S, Jobs
 from tests.faults.test_launched import launched, numbers
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(100)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 STEPS, EVERY, TRAINERS = 12, 2, 2
 MODES = {

@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.cluster import LOST_S, MARGIN_S, Jobs
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(100)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 STEPS = 30
 BOUND = 3

@@ -9,7 +9,7 @@ import pytest
 from tests.faults.cluster import LOST_S, Jobs, check_same
 from tests.faults.conftest import Undisturbed
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(100)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 STEPS = 14
 

@@ -10,7 +10,7 @@ import pytest
 from tests.faults.cluster import LOST_S, MARGIN_S, STEP_S, Jobs, Started, check_same
 from tests.faults.conftest import Undisturbed
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(80)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 LONG = ("--steps=500", "--pause=0.05", "--step-timeout=30")
 

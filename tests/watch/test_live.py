@@ -12,7 +12,7 @@ from jaxfleet.launch.ports import Ports
 from jaxfleet.watch import merge, scrape
 from tests.faults.cluster import Jobs
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(100)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 STEPS = 40
 HTTP = b"HTTP/1.0 200 OK\r\n\r\n"

@@ -1,17 +1,15 @@
 """Follows one step after another: which gradients came, which blocks may run, which ran."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jaxfleet.ps.messages import Plain, Tensor
-from jaxfleet.ps.row_gradients import RowGradient, taken
 from jaxfleet.ps.server.plan import BlockPlan, Merge, ServerPlan
 from jaxfleet.ps.server.row_blocks import Sent
+from jaxfleet.ps.server.summands import Summands
 from jaxfleet.ps.server.table_progress import RowPush, TableProgress
-
-Gradient = np.ndarray | RowGradient
 
 
 @dataclass
@@ -25,9 +23,9 @@ class Progress:
             it.
         handed: by block, the last step for which it was handed to the machine.
         done: by block, the last step for which it ran.
-        queued_bytes: of gradients and parts that wait.
-        duplicates: arrays that came again.
+        duplicates: arrays that came again, or too late.
         left: trainers that are not waited for: their summands are zeros.
+        summands: what came for its blocks.
         tables: what came for its tables.
     """
 
@@ -36,18 +34,21 @@ class Progress:
     wanted: int = -1
     handed: dict[int, int] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
-    queued_bytes: int = 0
     duplicates: int = 0
     left: set[int] = field(default_factory=set)
+    summands: Summands = field(init=False)
     tables: TableProgress = field(init=False)
-    _pushed: dict[int, dict[str, dict[int, Gradient]]] = field(default_factory=dict)
-    _parts: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
-    _rows: dict[int, tuple[int, int]] = field(default_factory=dict)  # and whose, by step
     _begun: dict[int, int] = field(default_factory=dict)  # by trainer, the last step it pushed in
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.plan.tables]
         self.tables = TableProgress(names, self.plan.trainers, self.left)
+        self.summands = Summands(self.plan, self.left)
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits for blocks."""
+        return self.summands.queued_bytes
 
     @property
     def step(self) -> int:
@@ -90,12 +91,9 @@ class Progress:
         self.handed = {block.index: step for block in self.plan.blocks}
         self.done = dict(self.handed)
         # What is there of later steps came after this state, from who was faster to send it again.
-        self._pushed = {later: found for later, found in self._pushed.items() if later > step}
-        self._parts = {later: parts for later, parts in self._parts.items() if later > step}
-        self._rows = {later: rows for later, rows in self._rows.items() if later > step}
+        self.summands.restart(step)
         self._begun = {trainer: later for trainer, later in self._begun.items() if later > step}
         self.tables.restart(step)
-        self.queued_bytes = self._count_bytes()
 
     def push(self, step: int, trainer: int, tensors: Iterable[Tensor], rows: int = 0) -> None:
         """Takes gradients; those that came before, or too late, change nothing.
@@ -109,17 +107,11 @@ class Progress:
         self._note(trainer, step)
         for tensor in tensors:
             block = self._block_of(tensor.name)
-            if step <= self.handed.get(block.index, -1):
+            is_late = step <= self.handed.get(block.index, -1)
+            if is_late or not self.summands.add(step, trainer, tensor):
                 self.duplicates += 1
-                continue
-            by_trainer = self._pushed.setdefault(step, {}).setdefault(tensor.name, {})
-            if trainer in by_trainer:
-                self.duplicates += 1
-                continue
-            by_trainer[trainer] = taken(tensor)
-            self.queued_bytes += by_trainer[trainer].nbytes
-            if rows:
-                self._rows.setdefault(step, (trainer, rows))
+            elif rows:
+                self.summands.note_rows(step, trainer, rows)
 
     def push_rows(self, table: str, push: RowPush) -> None:
         """Takes gradients of rows; those that came before, or too late, change nothing."""
@@ -133,15 +125,8 @@ class Progress:
 
     def take_parts(self, step: int, tensors: Iterable[Tensor]) -> None:
         """Takes what another server sent for a step."""
-        if step <= self.applied:
-            return
-        parts = self._parts.setdefault(step, {})
-        for tensor in tensors:
-            if tensor.name in parts:
-                self.duplicates += 1
-                continue
-            parts[tensor.name] = tensor.array
-            self.queued_bytes += tensor.array.nbytes
+        if step > self.applied:
+            self.duplicates += self.summands.add_parts(step, tensors)
 
     def hand_out(self) -> list[tuple[BlockPlan, Sent]]:
         """Returns the blocks that may run now, in order, with what was sent for them."""
@@ -151,7 +136,7 @@ class Progress:
         for block in self.plan.blocks:
             if self.handed[block.index] < self.step and self._is_ready(block):
                 self.handed[block.index] = self.step
-                found.append((block, self._take(block)))
+                found.append((block, self.summands.take(self.step, block)))
         return found
 
     def hand_out_tables(self) -> list[tuple[str, Sequence[RowPush]]]:
@@ -180,11 +165,8 @@ class Progress:
             return False
         if any(self.done[other.index] < self.step for other in self.plan.blocks):
             return False
-        self._pushed.pop(self.step, None)
+        self.summands.forget(self.step)
         self.tables.forget(self.step)
-        self._rows.pop(self.step, None)
-        for array in self._parts.pop(self.step, {}).values():
-            self.queued_bytes -= array.nbytes
         self.applied += 1
         return True
 
@@ -205,20 +187,13 @@ class Progress:
         if step <= self.applied:
             return {}
         found = self.tables.missing(self.step)
-        pushed, parts = self._pushed.get(self.step, {}), self._parts.get(self.step, {})
         for block in self.plan.blocks:
             if self.handed.get(block.index, -1) >= self.step:
                 continue
-            for merge in block.merges:
-                for trainer in self._awaited(merge):
-                    if trainer not in pushed.get(merge.name, {}):
-                        found.setdefault(f"trainer {trainer}", []).append(merge.name)
+            for who, name in self.summands.missing(self.step, block):
+                found.setdefault(who, []).append(name)
             for trainer in self._behind(block.merges):
                 found.setdefault(f"trainer {trainer}", []).append(f"its step {self.step}")
-            if block.exchanges and self.plan.exchange is not None:
-                for name, server in self.plan.exchange.there.items():
-                    if name not in parts:
-                        found.setdefault(f"server {server}", []).append(name)
         return found
 
     def has_made(
@@ -263,28 +238,7 @@ class Progress:
 
     def other_rows(self, step: int, trainer: int, rows: int) -> str | None:
         """Says whose batch has another number of rows, if one's has: their sums do not add up."""
-        first, known = self._rows.get(step, (trainer, rows))
-        if not rows or rows == known:
-            return None
-        found = f"the batch of step {step} has {rows} rows on trainer {trainer}"
-        return f"{found}, and {known} on trainer {first}"
-
-    def _zeros(
-        self, merge: Merge, by_trainer: Mapping[int, Gradient]
-    ) -> Iterator[tuple[str, Gradient]]:
-        """Yields what those sent who left."""
-        for trainer in merge.senders:
-            if trainer in by_trainer:
-                continue
-            if merge.name in self.plan.by_rows:
-                yield merge.summand(trainer), RowGradient.none(merge.type)
-            else:
-                yield merge.summand(trainer), np.zeros(merge.type.shape, merge.type.dtype)
-
-    def _count_bytes(self) -> int:
-        pushed = (by for names in self._pushed.values() for by in names.values())
-        parts = sum(array.nbytes for names in self._parts.values() for array in names.values())
-        return parts + sum(array.nbytes for by in pushed for array in by.values())
+        return self.summands.other_rows(step, trainer, rows)
 
     def _block_of(self, gradient: str) -> BlockPlan:
         return self._blocks[self.plan.makers_of_merges[gradient]]
@@ -306,20 +260,12 @@ class Progress:
     def _is_ready(self, block: BlockPlan) -> bool:
         if any(self.handed[other] < self.step for other in block.after):
             return False
-        if not self._has_all(block.merges):
-            return False
-        if not block.exchanges or self.plan.exchange is None:
-            return True
-        return self.plan.exchange.there.keys() <= self._parts.get(self.step, {}).keys()
+        return self._has_all(block.merges) and (
+            not block.exchanges or self.summands.has_parts(self.step)
+        )
 
     def _has_all(self, merges: Sequence[Merge]) -> bool:
-        pushed = self._pushed.get(self.step, {})
-        if self.left:
-            has_all = all(self._has(merge, pushed.get(merge.name, {})) for merge in merges)
-        else:
-            counts = ((len(pushed.get(m.name, ())), len(m.senders)) for m in merges)
-            has_all = all(came == sent for came, sent in counts)
-        return has_all and not self._behind(merges)
+        return self.summands.has_all(self.step, merges) and not self._behind(merges)
 
     def _behind(self, merges: Sequence[Merge]) -> list[int]:
         """Returns who may still ask for what the step before made of what gradients change.
@@ -332,24 +278,3 @@ class Progress:
             return []
         here = {t for t in trainers if t in self.left or self._begun.get(t, -1) >= self.step}
         return [trainer for trainer in trainers if trainer not in here]
-
-    def _has(self, merge: Merge, by_trainer: Mapping[int, Gradient]) -> bool:
-        """Tells whether all came who still send; where nobody did, there is no such step."""
-        return bool(by_trainer) and by_trainer.keys() >= set(self._awaited(merge))
-
-    def _awaited(self, merge: Merge) -> list[int]:
-        return [trainer for trainer in merge.senders if trainer not in self.left]
-
-    def _take(self, block: BlockPlan) -> Sent:
-        pushed = self._pushed.get(self.step, {})
-        sent: dict[str, Gradient] = {}
-        for merge in block.merges:
-            by_trainer = pushed.pop(merge.name)
-            sent.update((merge.summand(trainer), array) for trainer, array in by_trainer.items())
-            self.queued_bytes -= sum(array.nbytes for array in by_trainer.values())
-            if len(by_trainer) < len(merge.senders):
-                sent.update(self._zeros(merge, by_trainer))
-        if block.exchanges and self.plan.exchange is not None:
-            parts = self._parts.get(self.step, {})  # none where no other server takes part
-            sent.update((name, parts[name]) for name in self.plan.exchange.there)
-        return sent
