@@ -95,6 +95,10 @@ def _about_communication(program: Program, strategy: DistributedStrategy) -> Ite
         sums = [known[op.reads[0]] for op in scattered]
         yield f"gradients in parts: {_count(len(sums), 'reduce-scatter')} of {_size(sums)} {time}"
     others = [op for op in reduced if not op.role_var]
+    if strategy.communication == "local_sgd":
+        root = [op for op in others if op in program.root.ops]
+        yield f"parameters: {_count(len(others) - len(root), 'all-reduce')} when devices meet"
+        others = root
     forward = [op for op in others if op.role.is_forward]
     yield (
         f"statistics, losses and metrics: {_count(len(forward), 'all-reduce')} forward, "

@@ -98,16 +98,17 @@ class HeldState:
     def numbers(self) -> dict[str, float]:
         """Returns the numbers that are held beside the state, by name, once a step has run.
 
-        Of what each device has for itself it is the mean.
+        Of what each device has for itself it is the mean, of whole numbers the largest: of this
+        process's devices, so that no other process need ask too.
         """
         if not self._values:
             return {}
         places = {name: self._places[name] for name in self._begins}
         numbers = {name: n for name, n in places.items() if not self._variables[n].shape}
-        own = {name: n for name, n in numbers.items() if n in self._own}
-        means = self._mean([self._values[n] for n in own.values()]) if own else []
-        found = {name: self._values[n] for name, n in numbers.items()}
-        found.update(zip(own, means, strict=True))
+        found = {
+            name: _mean_here(self._values[n]) if n in self._own else self._values[n]
+            for name, n in numbers.items()
+        }
         return {name: np.asarray(value).item() for name, value in found.items()}
 
     def to_save(self) -> dict[str, np.ndarray]:
@@ -214,6 +215,12 @@ class HeldState:
 
 def _same(values: list[Any]) -> list[Any]:
     return [jnp.copy(value) for value in values]
+
+
+def _mean_here(value: Any) -> Any:
+    """Returns the mean of a number that each device has its own of, over this process's."""
+    here = np.concatenate([np.ravel(shard.data) for shard in value.addressable_shards])
+    return here.mean() if jnp.issubdtype(here.dtype, jnp.inexact) else here.max()
 
 
 def _full(variable: Variable, value: float) -> Any:

@@ -271,7 +271,8 @@ class Step:
     def stats(self) -> dict[str, Any]:
         """Returns what was counted of each table (`tables`), as `TrainerStep.stats`.
 
-        And the numbers that are `held` beside the state, such as the scale of a loss.
+        And the numbers that are `held` beside the state, such as the scale of a loss; where devices
+        train each for itself, the mean over this process's. Any process may ask alone.
         """
         held = {} if self._held is None else self._held.numbers()
         return {"tables": self.tables.stats(), "held": held}

@@ -111,6 +111,7 @@ def test_an_outer_optimizer_takes_the_mean_way_as_its_gradient(
         other, _ = again(other, batch(number))
     assert_close(other.params, state.params, allowed=0)
     assert "an outer optimizer" in step.explain()
+    assert "parameters: 3 all-reduces when devices meet" in step.explain()
 
 
 def test_devices_meet_more_often_as_the_loss_falls() -> None:

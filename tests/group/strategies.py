@@ -23,6 +23,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
         "k_steps": 4,
         "outer": optax.sgd(0.7, momentum=0.9, nesterov=True),
         "adaptive": "loss",
+        "amp": "float16",
     },
     "amp": {"amp": "float16", "loss_scale": 2.0**24},
 }
@@ -36,12 +37,20 @@ def trained(name: str, folder: Path | None = None) -> tuple[list[np.ndarray], fl
             step.save(folder / f"{name} saved", state)
             state = step.restore(folder / f"{name} saved")
         state, _ = step(state, batch(number))
+    if jax.process_index() == 0:
+        _ask_alone(step, name)
     opt = [leaf for leaf in jax.tree.leaves(state.opt) if isinstance(leaf, jax.Array)]
     parts = {(n, str(x.index)): x.data.nbytes for n, leaf in enumerate(opt)
              for x in leaf.addressable_shards}  # fmt: skip
     pulled = step.pull(state)
     whole = pulled.params if name == "sharded" else pulled
     return [np.asarray(x) for x in jax.tree.leaves(whole)], sum(parts.values())
+
+
+def _ask_alone(step: Any, name: str) -> None:
+    """Fails unless one rank alone hears of what is held; that waits for no other."""
+    held = step.stats()["held"]
+    assert ("amp.scale" in held) == ("amp" in STRATEGIES[name]), held
 
 
 def main(folder: Path) -> None:
