@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxfleet.analysis.placing import MAX_IMBALANCE, METHODS
-from jaxfleet.errors import StrategyError
+from jaxfleet.errors import FinalError, StrategyError
 from jaxfleet.runtime.collective_rules import check_collective
 
 MODES = ("single", "collective", "pserver")
@@ -183,6 +183,16 @@ class DistributedStrategy:
         if self.communication in {"geo", "fl"}:
             return self.k_steps
         return self.merge if self.communication in {"async", "half_async"} else 1
+
+
+def _refuse_to_change(_: DistributedStrategy, name: str, value: object) -> None:
+    hint = f"make another: dataclasses.replace(strategy, {name}={value!r})"
+    what = f"strategy: {name} is set to {value!r}, but a strategy stays as it is"
+    raise FinalError(what, hint=hint)
+
+
+# In the class's body `dataclass` takes none; its own says only that the field cannot be assigned.
+DistributedStrategy.__setattr__ = _refuse_to_change  # type: ignore[method-assign,assignment]
 
 
 def _check_numbers(strategy: DistributedStrategy) -> None:

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import jaxfleet as jf
-from jaxfleet.errors import StrategyError
+from jaxfleet.errors import FinalError, StrategyError
 from jaxfleet.passes import ExchangeAllreduce, FuseAllreduce
 from jaxfleet.runtime.transpile import pipeline_for
 from tests.runtime.comparing import arrays, assert_close, distributed, on_one_device, tolerance
@@ -21,6 +21,13 @@ from tests.zoo import ZOO
 
 DEVICES = 4
 STEPS = 5
+
+
+def test_a_strategy_that_is_changed_says_how_another_is_made() -> None:
+    strategy = jf.DistributedStrategy()
+    with pytest.raises(FinalError, match=r"memory_budget is set to 0\.4") as refused:
+        strategy.memory_budget = 0.4  # type: ignore[misc]  # what is tested
+    assert "dataclasses.replace(strategy, memory_budget=0.4)" in refused.value.__notes__[0]
 
 
 @pytest.mark.parametrize("name", ["mlp", "dropout", "per_row_outputs", "feature_major"])
