@@ -69,7 +69,8 @@ class PaddleCloudRoleMaker(GeneratedRoleMaker):
         try:
             endpoints = environment.endpoints(v.WORKERS)
         except UnsetError:
-            hint = "list where the trainers are: 10.0.0.1:6170,10.0.0.2:6170"
+            hint = "start the script by jaxfleet launch --nproc 2, or list where the trainers are: "
+            hint += "10.0.0.1:6170,10.0.0.2:6170"
             raise AssertedError(f"can't find {v.WORKERS}", source=source, hint=hint) from None
         current = environment.worker_index(len(endpoints)) if v.WORKER_ID in values else 0
         self._current_endpoint = values.get(v.CURRENT)

@@ -13,6 +13,7 @@ from jaxfleet.fluid.incubate.fleet.collective import (
     CollectiveOptimizer,
     DistFCConfig,
     DistributedStrategy,
+    jobs,
 )
 from tests.fluid.nets import fresh
 
@@ -225,6 +226,15 @@ def test_a_scripts_strategy_stays_as_it_is() -> None:
     assert strategy.exec_strategy.num_threads == 0
 
 
+def test_an_optimizer_made_by_hand_is_of_the_modules_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = fleet_of(TWO)
+    monkeypatch.setattr(jobs, "fleet", own)
+    with fresh():
+        CollectiveOptimizer(fluid.optimizer.SGD(0.1)).minimize(net())
+    assert isinstance(own.main_program, fluid.CompiledProgram)
+    assert own.startup_program is not None
+
+
 def test_who_has_no_fleet_and_what_no_fleet_does() -> None:
     with pytest.raises(ValueError, match=r"use fleet.init\(role\)"):
         Collective().distributed_optimizer(fluid.optimizer.SGD(0.1))
@@ -235,7 +245,7 @@ def test_who_has_no_fleet_and_what_no_fleet_does() -> None:
             fluid.optimizer.SGD(0.1),
             "strategy",  # type: ignore[arg-type]  # what is tested
         )
-    with fresh(), pytest.raises(ValueError, match="nobody says who trains together"):
+    with fresh(), pytest.raises(ValueError, match="nobody has said which process"):
         CollectiveOptimizer(fluid.optimizer.SGD(0.1)).minimize(net())
     fleet = fleet_of(TWO)
     for name in ("init_worker", "run_worker", "init_server", "run_server", "stop_worker"):

@@ -85,9 +85,10 @@ class Collective(Fleet):
         if not self._is_initialized:
             what = "use fleet.init(role) to initialize the role of current node"
             raise mistake(f"{what} before optimizer.minimize(loss)", kind=StrategyError)
-        return CollectiveOptimizer(optimizer, strategy, self, self._take)
+        return CollectiveOptimizer(optimizer, strategy, self, self.take)
 
-    def _take(self, origin: Program, startup: Program, main: Any) -> None:
+    def take(self, origin: Program, startup: Program, main: Any) -> None:
+        """Is told the programs that `minimize` has made."""
         self._origin_program, self.startup_program, self.main_program = origin, startup, main
 
     # --- what is kept ------------------------------------------------------------------------

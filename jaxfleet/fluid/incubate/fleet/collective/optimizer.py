@@ -35,7 +35,7 @@ class CollectiveOptimizer(DistributedOptimizer):
     Args:
         optimizer: a script's own.
         strategy: how ranks train together; it is copied.
-        fleet: who takes part.
+        fleet: who takes part; the module's own, unless given.
         told: is told the programs that `minimize` makes.
 
     Attributes:
@@ -86,6 +86,7 @@ class CollectiveOptimizer(DistributedOptimizer):
             NotImplementedError: the strategy asks for `use_dist_fc`.
         """
         check_type(loss, "a loss", Variable)
+        self._endpoints()  # raises where nobody has said them, before anything is added
         self._check_optimizer()
         main = loss.block.program
         startup = startup_program or default_startup_program()
@@ -261,8 +262,11 @@ class CollectiveOptimizer(DistributedOptimizer):
 
     def _who(self) -> FleetBase:
         if self._fleet is None:
-            what = "nobody says who trains together"
-            raise mistake(what, "use what fleet.distributed_optimizer returns", StrategyError)
+            from jaxfleet.fluid.incubate.fleet.collective.jobs import (  # noqa: PLC0415
+                fleet,  # which is built on this module
+            )
+
+            self._fleet, self._told = fleet, fleet.take
         return self._fleet
 
 
