@@ -11,9 +11,6 @@ import numpy as np
 from jaxfleet.errors import ClosedError
 from jaxfleet.fluid.checks import check_type
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
-from jaxfleet.fluid.compiler.replicas import Replicas
-from jaxfleet.fluid.dataset import DatasetBase
-from jaxfleet.fluid.executor.fetch_handler import FetchHandler, Shown
 from jaxfleet.fluid.executor.fetching import (
     as_list,
     as_numpy,
@@ -21,23 +18,19 @@ from jaxfleet.fluid.executor.fetching import (
     plain_names,
     split_optimize_ops,
 )
-from jaxfleet.fluid.executor.from_dataset import on_one_device, run_dataset
+from jaxfleet.fluid.executor.from_dataset import DatasetRuns
 from jaxfleet.fluid.executor.host_ids import is_of_ids, run_ids
 from jaxfleet.fluid.executor.joining import join_named, names_others
 from jaxfleet.fluid.executor.local import LocalRuns
+from jaxfleet.fluid.executor.on_devices import device_count, several_devices
 from jaxfleet.fluid.executor.pruning import PrunedPrograms, kept_feed, prune_program
-from jaxfleet.fluid.executor.ranks import RankRuns, local_ranks, rank_count
+from jaxfleet.fluid.executor.ranks import RankRuns, rank_count
 from jaxfleet.fluid.feeding import fed_values, one_feed
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.places import prepare_devices
 from jaxfleet.fluid.plans import runnable
 from jaxfleet.fluid.program import Program, default_main_program
-from jaxfleet.fluid.pserver import (
-    PserverRuns,
-    begins_rows,
-    refuse_several_devices,
-    talks_to_others,
-)
+from jaxfleet.fluid.pserver import PserverRuns, begins_rows, talks_to_others
 from jaxfleet.fluid.ragged_values import fetched_sequences
 from jaxfleet.fluid.reader import fed_by_readers
 from jaxfleet.fluid.scope import Scope as FluidScope
@@ -48,7 +41,7 @@ from jaxfleet.runtime.parts import Fetched
 from jaxfleet.runtime.scope import Scope
 
 
-class Executor:
+class Executor(DatasetRuns):
     """Runs programs.
 
     Args:
@@ -128,74 +121,6 @@ class Executor:
             use_prune=use_prune,
         )
 
-    def train_from_dataset(
-        self,
-        program: Program | CompiledProgram | None = None,
-        dataset: DatasetBase | None = None,
-        scope: Scope | None = None,
-        thread: int = 0,
-        debug: bool = False,
-        fetch_list: Sequence[Any] | None = None,
-        fetch_info: Sequence[str] | None = None,
-        print_period: int = 100,
-        fetch_handler: FetchHandler | None = None,
-    ) -> None:
-        """Trains a program on all batches of a dataset, whose files threads read ahead.
-
-        A program that `DownpourSGD` or pslib's optimizer described looks up its rows in the job's
-        tables, and pushes gradients to them. Steps are one after another, whatever `thread` says:
-        fluid's threads train side by side on one set of parameters, and end elsewhere each time.
-
-        Args:
-            program: the default main program, unless given.
-            dataset: from `fluid.DatasetFactory().create_dataset(...)`.
-            scope: where variables live that outlive a step; the global one, unless given.
-            thread: how many files are read at once, where the dataset says more; 0 for its own.
-            debug: print every batch, with its seconds.
-            fetch_list: variables whose values are printed.
-            fetch_info: what is printed before each; its name unless given.
-            print_period: after how many batches.
-            fetch_handler: is given values every so many seconds.
-
-        Raises:
-            RuntimeError: there is no dataset, or the executor was closed.
-            AssertionError: there are not as many `fetch_info` as fetched variables.
-            FeedError: a file cannot be read, or a line does not fit.
-        """
-        shown = Shown.of(fetch_list, fetch_info, print_period, fetch_handler, debug=debug)
-        self._run_dataset(program, dataset, scope, thread, shown, train=True)
-
-    def infer_from_dataset(
-        self,
-        program: Program | CompiledProgram | None = None,
-        dataset: DatasetBase | None = None,
-        scope: Scope | None = None,
-        thread: int = 0,
-        debug: bool = False,
-        fetch_list: Sequence[Any] | None = None,
-        fetch_info: Sequence[str] | None = None,
-        print_period: int = 100,
-        fetch_handler: FetchHandler | None = None,
-    ) -> None:
-        """Runs a program on a dataset as `train_from_dataset`, without gradients and updates."""
-        shown = Shown.of(fetch_list, fetch_info, print_period, fetch_handler, debug=debug)
-        self._run_dataset(program, dataset, scope, thread, shown, train=False)
-
-    def _run_dataset(
-        self,
-        program: Program | CompiledProgram | None,
-        dataset: DatasetBase | None,
-        scope: Scope | None,
-        thread: int,
-        shown: Shown,
-        *,
-        train: bool,
-    ) -> None:
-        home = global_scope() if scope is None else scope
-        given = default_main_program() if program is None else program
-        runs = on_one_device(given, home, self.place)
-        run_dataset(partial(self._run_once, home), runs, dataset, home, thread, shown, train=train)
-
     def _run_once(
         self, scope: Scope, program: Program, feed: dict[str, Any], fetch: Sequence[str]
     ) -> list[Any]:
@@ -226,7 +151,7 @@ class Executor:
         fetched, operators = self._split_optimize_ops_in_fetch_list(fetch_list)
         runs, feed = self._what_runs(program, feed, fetched, operators, scope, use_prune=use_prune)
         join_named(runs)
-        devices = self._devices(program, runs, scope)
+        devices = several_devices(program, runs, scope, self.place, self._ranks)
         if devices is not None:
             made = devices.run(runs, feed, names_of(fetched), scope, self._next_run(runs))
             return _as_asked(made, return_numpy=return_numpy, return_merged=return_merged)
@@ -249,33 +174,11 @@ class Executor:
         if not runs.global_block().ops:
             warnings.warn("The program is empty: nothing runs", stacklevel=4)
         if runs._readers:
-            feed = fed_by_readers(runs, feed, self._device_count(program, runs, scope))
+            feed = fed_by_readers(runs, feed, device_count(program, runs, scope, self.place))
         if use_prune or operators:
             runs = self._pruned.find(program, feed, fetched, operators, self._prune_program)
             feed = self._update_feed(runs, feed)
         return runs, feed
-
-    def _devices(
-        self, program: Program | CompiledProgram, runs: Program, scope: Scope
-    ) -> Replicas | RankRuns | None:
-        """Returns what runs a program on several devices; None where it runs on one."""
-        if isinstance(program, CompiledProgram):
-            program._compile(scope, self.place)
-            replicas = program._replicas
-            if replicas is not None and not replicas.is_one:
-                refuse_several_devices(runs)
-                return replicas
-            if replicas is not None:
-                replicas.count()
-        return self._ranks if rank_count(runs) > 1 else None
-
-    def _device_count(self, program: Program | CompiledProgram, runs: Program, scope: Scope) -> int:
-        """Returns on how many devices a program runs, each of which takes a batch of a loader."""
-        if isinstance(program, CompiledProgram):
-            program._compile(scope, self.place)
-            if program._replicas is not None:
-                return len(program._replicas.places)
-        return local_ranks(runs)
 
     @classmethod
     def _split_optimize_ops_in_fetch_list(
