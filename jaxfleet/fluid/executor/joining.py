@@ -1,6 +1,9 @@
 """A startup program that names the processes that train together has this one join them."""
 
+from contextlib import suppress
+
 from jaxfleet.env import Rank, read_rank, says_how_many_cpu_devices
+from jaxfleet.errors import StrategyError
 from jaxfleet.fleet.same_rank import check_same_rank
 from jaxfleet.fluid.program import Program
 from jaxfleet.group import has_started, initialize, joined
@@ -38,10 +41,17 @@ def join_named(program: Program) -> None:
         hint = "transpile with PADDLE_TRAINER_ID and all endpoints"
         check_same_rank("the program is that of", said, _place(told), hint)
         initialize(told)
-    elif (found := detected_rank(_CONNECT_S)) is not None and _place(found) == said:
+    elif (found := _detected()) is not None and _place(found) == said:
         initialize(found, connect_s=_CONNECT_S)
     elif not _runs_here(program):
         initialize(named)
+
+
+def _detected() -> Rank | None:
+    """Returns which rank a cluster says; a program that names all needs none that says it whole."""
+    with suppress(StrategyError):
+        return detected_rank(_CONNECT_S)
+    return None
 
 
 def _place(rank: Rank) -> tuple[int, int]:
