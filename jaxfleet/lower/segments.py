@@ -12,8 +12,11 @@ from typing import Any, TypeAlias
 import jax
 
 from jaxfleet.analysis.slices import joins_slices
+from jaxfleet.analysis.uses import OuterUses
+from jaxfleet.analysis.written_once import used_inside, with_names_of_their_own, written_again
 from jaxfleet.ir import Block, Dim, Operator, Program
 from jaxfleet.ir.embed import embed
+from jaxfleet.ir.types import RAW
 from jaxfleet.lower.blocks import ExecutableCache, block_key, outer_reads, outer_writes
 from jaxfleet.ops import Array, Interpreter, find_op
 
@@ -23,6 +26,7 @@ HOST_OPS = frozenset(
         *("distributed_lookup_table", "cut", "to_host", "to_device"),
     }
 )
+_OF_THIS_PROCESS = frozenset({"fetch", "cut", "to_host", "to_device"})
 Run: TypeAlias = Callable[..., Sequence[Array]]
 
 
@@ -50,16 +54,20 @@ def runs_on_host(op: Operator) -> bool:
 
 def segments(
     program: Program, sizes: Mapping[str, int], *, cache: ExecutableCache
-) -> list[Segment | tuple[Operator, ...]]:
+) -> tuple[Program, list[Segment | tuple[Operator, ...]]]:
     """Returns segments, and between them the operators of the host that stand together.
 
     Args:
         program: a trainer's.
         sizes: a number for every letter: the rows of this trainer.
         cache: where executables are kept.
+
+    Returns:
+        The program that declares what they take and return, and they.
     """
     blocks, items = in_blocks(program, sizes)
-    return [segment_of(blocks, item, cache) if isinstance(item, int) else item for item in items]
+    made = [segment_of(blocks, item, cache) if isinstance(item, int) else item for item in items]
+    return blocks, made
 
 
 def in_blocks(
@@ -72,10 +80,10 @@ def in_blocks(
         sizes: a number for every letter.
 
     Returns:
-        The program, with numbers for sizes; and a block's number for each segment, between them the
-        operators of the host that stand together.
+        The program, with numbers for sizes and a name for each value; and a block's number for each
+        segment, between them the operators of the host that stand together.
     """
-    bound = _without_releases(_with_numbers(program, sizes))
+    bound = _with_a_name_each(_without_releases(_with_numbers(program, sizes)))
     runs = list(_runs(bound.root.ops))
     blocks = _as_blocks(bound, [ops for on_host, ops in runs if not on_host])
     numbers = itertools.count(1)
@@ -94,6 +102,24 @@ def _without_releases(program: Program) -> Program:
     """
     return program.with_block(
         program.root.with_ops(op for op in program.root.ops if op.type != "delete_var")
+    )
+
+
+def _with_a_name_each(program: Program) -> Program:
+    """Returns a program in which values that are made one after another share no name.
+
+    Under one name (`memory_optimize` sees to it) the earlier one would lie there until the later
+    one is dead, and an executable that only the later one passes would return both. What sub-blocks
+    use they know by its name, and what the host handles travels under it: these keep theirs.
+    """
+    uses, kept = OuterUses(program), set[str]()
+    for op in program.root.ops:
+        kept |= used_inside(op, uses)
+        if runs_on_host(op) and op.type not in _OF_THIS_PROCESS:
+            kept.update(op.reads, op.writes)
+    again = written_again(program) - kept
+    return with_names_of_their_own(
+        program, [name for name in again if program.lookup(name).dtype != RAW]
     )
 
 

@@ -92,8 +92,8 @@ class Trainer:
 
     def _planned(self, sizes: Mapping[str, int]) -> list[_Part]:
         check_moves(self.program)
-        items = segments(self.program, sizes, cache=self._cache)
-        drops = drops_of(self.program, [_used(item) for item in items], self._fetched)
+        declared, items = segments(self.program, sizes, cache=self._cache)
+        drops = drops_of(declared, [_used(item) for item in items], self._fetched)
         return [_Part(*pair) for pair in zip(items, drops, strict=True)]
 
     def _run_part(self, item: Segment | tuple[Operator, ...], values: dict[str, Any]) -> None:

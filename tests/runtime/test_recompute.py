@@ -9,6 +9,8 @@ import optax
 import pytest
 
 import jaxfleet as jf
+from jaxfleet.lower.segments import rows_of
+from jaxfleet.runtime.trainer_memory import TrainerMemory
 from tests.runtime.comparing import assert_close, distributed, on_one_device, tolerance
 from tests.zoo import ZOO, Case
 
@@ -89,24 +91,28 @@ def test_names_that_are_shared_and_released_change_no_result(
     mode: Any, before: str, behind: str
 ) -> None:
     train_step, (state, batch) = telling()
-    found = []
+    found, taken = list[Any](), list[Any]()
     for passes in (before, f"{before},{behind}".lstrip(",")):
         devices = 2 if mode == "collective" else None
         strategy = jf.DistributedStrategy(mode=mode, passes=passes, devices=devices)
         if mode == "pserver":
             twin = jf.Twin(train_step, (state, batch), strategy)
             result = twin.run(state, [batch, batch])
-            found.append((twin.programs().trainer, (result.states, result.metrics)))
+            job = twin.programs()
+            memory = TrainerMemory(job.trainer, rows_of(job.trainer, 8), twin.cache)
+            found.append((job.trainer, (result.states, result.metrics)))
+            taken.append((memory.peak().bytes, memory.executables))
             continue
         step = jf.distribute(train_step, (state, batch), strategy)
         after, _ = step(jax.tree.map(jnp.array, state), batch)
         found.append((step.program, step(after, batch)))
+        assert isinstance(step, jf.Step)
+        report = step.memory_report()
+        taken.append((report.after_bytes, report.executables))
     assert any("instead_of" in op.attrs for op in found[1][0].root.ops)
     for x, y in zip(*(jax.tree.leaves(values) for _, values in found), strict=True):
-        if before:  # executables return what they share with others, and merge other operators
-            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
-        else:
-            np.testing.assert_array_equal(x, y)
+        np.testing.assert_array_equal(x, y)
+    assert taken[0] == taken[1]  # a name that held two values would lie there for both
 
 
 def test_metrics_of_gradients_and_of_new_state_are_what_they_are_uncut() -> None:
