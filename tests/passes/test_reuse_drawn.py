@@ -5,14 +5,18 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import jaxfleet as jf
 from jaxfleet.analysis.memory.reused import held_by
 from jaxfleet.analysis.rules import meaning_rules
 from jaxfleet.errors import FeedError
-from jaxfleet.ir import Kind, Program, parse, verify
+from jaxfleet.ir import Program, parse, verify
 from jaxfleet.ops import Interpreter
 from jaxfleet.passes import MemoryOptimize, ReleaseMemory
 from jaxfleet.runtime.prepared import prepare
+from tests.passes.following import check_rewritten
 
 HEAD = """program drawn
   data  flag: bool[1]
@@ -29,13 +33,14 @@ GIVEN = {
 }
 SIZES = {"w": 4, "n": 2, "x": 4, "p": 4, "s": 2}
 SEEDS = range(8)
+RANDOMS = st.randoms(use_true_random=False)
 
 
 class Drawing:
     """Writes a program: `w..` and `p` have four elements, `n..` and `s` two."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+    def __init__(self, drawn: random.Random) -> None:
+        self.random = drawn
         self.blocks: list[str] = []
 
     def program(self) -> Program:
@@ -99,72 +104,81 @@ class Drawing:
         return f"{out}{declared} = {called}"
 
 
+ORDERS = {
+    "share": ("share",),
+    "release": ("release",),
+    "share, release": ("share", "release"),
+    "release, share": ("release", "share"),
+}
+
+
+@given(RANDOMS, st.sampled_from(list(ORDERS.values())), st.sampled_from([0, 1]), st.data())
+def test_operators_read_what_they_read_and_skipped_names_and_state_stay(
+    drawn: random.Random, order: tuple[str, ...], level: int, data: st.DataObject
+) -> None:
+    program = Drawing(drawn).program()
+    verify(program, more_rules=meaning_rules)
+    temps = sorted(program.root.variables)
+    skip = data.draw(st.lists(st.sampled_from(temps), unique=True, max_size=4)) if temps else []
+    by_name = data.draw(st.lists(st.booleans(), min_size=len(skip), max_size=len(skip)))
+    pairs = zip(skip, by_name, strict=True)
+    skipped = {name if named else program.lookup(name) for name, named in pairs}
+    made = program
+    for what in order:
+        if what == "share":
+            made = jf.memory_optimize(made, skipped, level=level)
+        else:
+            made = jf.release_memory(made, list(skipped))
+        verify(made, more_rules=meaning_rules)
+    followed = check_rewritten(program, made, level=level, skip=skip)
+    assert followed.served >= len(program.variables)
+
+
 def at_end(program: Program) -> dict[str, np.ndarray]:
     """Returns what every variable holds at the end, step by step."""
     names = [*program.root.variables]
     return {n: np.asarray(v) for n, v in Interpreter(program, {}).run(GIVEN, keep=names).items()}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_served_is_what_it_was_and_the_rest_is_refused(seed: int) -> None:
-    program = Drawing(seed).program()
-    verify(program, more_rules=meaning_rules)
-    wanted, served = at_end(program), 0
-    for made in variants(program, ("w1",)):
-        verify(made, more_rules=meaning_rules)
-        found = at_end(made)
+@pytest.mark.parametrize("seed", SEEDS[:3])
+def test_what_is_fetched_is_what_it_was_run_step_by_step(seed: int) -> None:
+    program = Drawing(random.Random(seed)).program()
+    wanted = at_end(program)
+    for made in variants(program):
+        found, served = at_end(made), 0
         for name, value in wanted.items():
             try:
                 (where,) = held_by(made, [name])
             except FeedError:
-                assert name != "w1"
-                assert program.lookup(name).kind is Kind.TEMP
                 continue
             np.testing.assert_array_equal(found[where], value, err_msg=name)
             served += 1
-    assert served > 4 * len(program.variables)
+        assert served >= len(program.variables)
 
 
 @pytest.mark.parametrize("seed", SEEDS[:2])
 def test_compiled_it_gives_the_same(seed: int) -> None:
-    program = Drawing(seed).program()
+    program = Drawing(random.Random(seed)).program()
     wanted = compiled(program)
-    for made in variants(program, ())[1:3]:
+    for made in variants(program)[1:3]:
         for name, value in compiled(made).items():
             np.testing.assert_array_equal(value, wanted[name], err_msg=name)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_skipped_names_and_those_of_the_program_are_written_as_before(seed: int) -> None:
-    program = Drawing(seed).program()
-    skip = ("w0", "w2", "n1")
-    made = MemoryOptimize(1, skip).run(program)
-    for old, new in zip(program.blocks, made.blocks, strict=True):
-        for before, after in zip(old.ops, new.ops, strict=True):
-            pairs = [*zip(before.writes, after.writes, strict=True)]
-            pairs += zip(before.reads, after.reads, strict=True)
-            for x, y in pairs:
-                assert x == y or not {x, y} & {*skip, *program.variables}
-    released = ReleaseMemory(skip).run(program)
-    names = {name for op in released.root.ops if op.type == "delete_var" for name in op.reads}
-    assert names.isdisjoint({*skip, "p", "s"})
-
-
 def test_some_of_them_share_names_in_sub_blocks_too() -> None:
-    made = [MemoryOptimize(1).run(Drawing(seed).program()) for seed in SEEDS]
-    drawn = [Drawing(seed).program() for seed in SEEDS]
     inner = outer = 0
-    for old, new in zip(drawn, made, strict=True):
-        pairs = zip(old.blocks, new.blocks, strict=True)
+    for seed in SEEDS:
+        old = Drawing(random.Random(seed)).program()
+        pairs = zip(old.blocks, MemoryOptimize(1).run(old).blocks, strict=True)
         changed = [before.ops != after.ops for before, after in pairs]
         outer, inner = outer + changed[0], inner + any(changed[1:])
     assert outer > len(SEEDS) // 2
     assert inner >= 2
 
 
-def variants(program: Program, skip: tuple[str, ...]) -> list[Program]:
+def variants(program: Program) -> list[Program]:
     """Returns the program with names shared, released, or both in either order."""
-    share, larger, release = MemoryOptimize(0, skip), MemoryOptimize(1, skip), ReleaseMemory(skip)
+    share, larger, release = MemoryOptimize(0), MemoryOptimize(1), ReleaseMemory()
     shared = larger.run(program)
     return [share.run(program), shared, release.run(shared), share.run(release.run(program))]
 
