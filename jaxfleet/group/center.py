@@ -5,8 +5,8 @@ a request with a number, which is answered when all have asked. Whatever cannot 
 `Verdict`, and the first one counts: it goes to every rank.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field, replace
 
 from jaxfleet.group.verdict import Verdict
 from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
@@ -23,23 +23,34 @@ class _Seen:
 
     Attributes:
         session: tells a process from another that says it is the same rank.
-        lines: the connections that it spoke on; the last one of its beats or hellos.
+        line: the connection that it said hello or beat on last.
         silent_s: for how long nothing was heard of it, while this process could hear.
+        word: the number of its last word: of two threads' words the earlier may come later.
         step: the step that it was in when it last said so.
         doing: what it did then.
         runs: which program with which shapes it runs in that step, in few words.
         left_after: the step after which it said bye.
-        inside: what it asked for last, it did before it ran its step, not after.
+        inside: it has begun the step, and not run it yet.
     """
 
     session: str
     line: Peer
     silent_s: float = 0.0
+    word: int = 0
     step: int = 0
     doing: str = ""
     runs: str = ""
     left_after: int | None = None
     inside: bool = False
+
+    def take_in(self, message: Message) -> None:
+        """Takes in what a rank says that it does, unless it has said something later."""
+        body = message.body
+        word = body.get("word", self.word)
+        if isinstance(word, int) and word >= self.word:
+            self.word, self.step = word, message.step
+            self.doing, self.runs = str(body.get("doing", "")), str(body.get("runs", ""))
+            self.inside = body.get("inside") is True
 
 
 @dataclass
@@ -88,10 +99,12 @@ class Center:
         if refused := self._refused(rank, line, message):
             return [(line, Message(Kind.ERROR, "rank 0", number=message.number, body=refused))]
         self._seen[rank].silent_s = 0.0
+        if message.kind is not Kind.HELLO:
+            self._seen[rank].take_in(message)
         before = self.verdict
         answers = take(rank, line, message)
         if before is None:
-            self._judge()
+            self._judge(rank)
         return answers + (self._tell_all() if self.verdict is not before else [])
 
     def passed(self, seconds: float) -> Answers:
@@ -136,17 +149,12 @@ class Center:
         to = [seen.line for seen in self._seen.values()] if self._came else [line]
         return [(each, Message(Kind.WELCOME, "rank 0", body=body)) for each in to]
 
-    def _beat(self, rank: int, line: Peer, message: Message) -> Answers:
-        seen, body = self._seen[rank], message.body
-        seen.line, seen.step = line, message.step
-        seen.doing, seen.runs = str(body.get("doing", "")), str(body.get("runs", ""))
+    def _beat(self, rank: int, line: Peer, _: Message) -> Answers:
+        self._seen[rank].line = line
         return [(line, self._news())]
 
     def _ask(self, rank: int, line: Peer, message: Message) -> Answers:
         what = str(message.body.get("what", ""))
-        seen = self._seen[rank]
-        seen.step, seen.doing = message.step, what
-        seen.inside = message.body.get("inside") is True
         asked = self._asked.setdefault(message.number, _Asked(what))
         if asked.what != what:
             other = next(iter(asked.by))
@@ -170,34 +178,39 @@ class Center:
 
     def _bye(self, rank: int, line: Peer, message: Message) -> Answers:
         seen = self._seen[rank]
-        seen.step, seen.left_after = message.step, message.step
+        seen.left_after = message.step
         if why := message.body.get("error"):
             self._condemn(Verdict(rank, f"rank {rank} ended in step {message.step}: {why}"))
-        if self.verdict is not None:
-            return [(line, self._news())]  # a group that is broken does not end well
+        if self.verdict is not None:  # a group that is broken does not end well
+            return [(line, replace(self._news(), number=message.number))]
         self._leaving.append((line, Message(Kind.OK, "rank 0", number=message.number)))
         return self._leaving if len(self._leaving) == self.size else []
 
-    def _judge(self) -> None:
-        """Finds what cannot end well: ranks that wait for what others will not do."""
+    def _judge(self, spoke: int) -> None:
+        """Finds what cannot end well, after a rank spoke: one that waits for what is not to be."""
         waiting = {rank for asked in self._asked.values() for rank in asked.by}
-        running = [(r, x) for r, x in self._seen.items() if x.doing == RUNNING]
-        busy = [(r, x) for r, x in self._seen.items() if r in waiting or x.doing == RUNNING]
-        for rank, seen in self._seen.items():
-            for other, runs in busy:
-                if seen.left_after is not None and _needs(
-                    runs, seen.left_after, asks=other in waiting
-                ):
-                    said = f"rank {other} waits for it: {_said(runs)}"
-                    what = f"rank {rank} left after step {seen.left_after}, and {said}"
-                    return self._condemn(Verdict(rank, what))
-            for other, runs in running:
-                if rank in waiting and runs.step > seen.step - seen.inside:
-                    what = f"rank {rank} is at '{seen.doing}', and rank {other} runs {runs.runs}"
-                    return self._condemn(Verdict(other, what, differs=True))
-                if seen.step == runs.step and seen.runs != runs.runs and seen.runs and runs.runs:
-                    what = f"rank {rank} runs {seen.runs}, and rank {other} {runs.runs}"
-                    return self._condemn(Verdict(other, what, differs=True))
+        for other in self._seen:
+            for pair in ((other, spoke), (spoke, other)):
+                verdict = self._at_odds(*pair, waiting)
+                if verdict is not None:
+                    return self._condemn(verdict)
+        return None
+
+    def _at_odds(self, rank: int, other: int, waiting: Container[int]) -> Verdict | None:
+        """Returns why one rank cannot go on as another does, if so."""
+        seen, its = self._seen[rank], self._seen[other]
+        asks, runs = other in waiting, its.doing == RUNNING
+        # Who leaves has had the answers to all that it asked for.
+        if seen.left_after is not None and (asks or (runs and its.step > seen.left_after)):
+            said = f"rank {other} waits for it: {_said(its)}"
+            return Verdict(rank, f"rank {rank} left after step {seen.left_after}, and {said}")
+        if runs and rank in waiting and its.step > seen.step - seen.inside:
+            what = f"rank {rank} is at '{seen.doing}', and rank {other} runs {its.runs}"
+            return Verdict(other, what, differs=True)
+        same_step = runs and seen.step == its.step
+        if same_step and seen.runs != its.runs and seen.runs and its.runs:
+            what = f"rank {rank} runs {seen.runs}, and rank {other} {its.runs}"
+            return Verdict(other, what, differs=True)
         return None
 
     def _condemn(self, verdict: Verdict) -> None:
@@ -215,14 +228,6 @@ class Center:
         ]
         verdict = None if self.verdict is None else self.verdict.body()
         return Message(Kind.HEARTBEAT, "rank 0", body={"ranks": ranks, "verdict": verdict})
-
-
-def _needs(seen: _Seen, left_after: int, *, asks: bool) -> bool:
-    """Tells whether a rank waits for one that left: for a step that it did not take, or an answer.
-
-    Who leaves has had the answers to all that it asked for.
-    """
-    return asks or seen.step > left_after
 
 
 def _said(seen: _Seen) -> str:

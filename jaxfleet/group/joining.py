@@ -1,5 +1,6 @@
 """`initialize`: makes this process a rank of the group that its environment names."""
 
+import math
 import socket
 from dataclasses import dataclass
 
@@ -58,10 +59,15 @@ def initialize(
 
     Raises:
         ConnectError: somebody did not come in time; it names who.
-        StrategyError: the environment contradicts itself, or jax has started before.
+        StrategyError: the environment contradicts itself, a time is none, or jax has started
+            before.
     """
     if _joined:
         return Place(_joined[0].rank, _joined[0].size)
+    for name, seconds in (("connect_s", connect_s), ("lost_after_s", lost_after_s)):
+        if not 0 < seconds < math.inf:
+            what = f"jf.initialize: {name} is {seconds}, but must be a positive number of seconds"
+            raise StrategyError(what)
     here = rank or read_rank() or detected_rank(connect_s)
     if here is None or len(here.endpoints) == 1:
         return Place()
@@ -99,10 +105,11 @@ def _meet(here: Rank, *, connect_s: float, lost_after_s: float) -> Joined:
     host = first.rpartition(":")[0]
     held, serving = None, None
     if here.rank == 0:
+        listener = network.listen(first)
         held = _held_port()
         coordinator = f"{host}:{held.getsockname()[1]}"
         center = Center(size, job, coordinator, lost_after_s=lost_after_s)
-        serving = Serving(center, network.listen(first))
+        serving = Serving(center, listener)
     member = Member(network, first, rank=here.rank, size=size, job=job, lost_after_s=lost_after_s)
     joined = Joined(member, serving, spans_of(f"rank {here.rank}"))
     guard(joined)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxfleet.errors import ClosedError, ConnectError, JaxfleetError, StrategyError
-from jaxfleet.group.center import RUNNING
 from jaxfleet.group.verdict import Verdict
 from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
 from jaxfleet.ps.network import Lines, Network
@@ -69,7 +68,7 @@ class Member:
         self.lost_after_s = lost_after_s
         self._session = uuid.uuid4().hex
         self._doing = Doing()
-        self._numbers = itertools.count(1)
+        self._numbers, self._words = itertools.count(1), itertools.count(1)
         self._ranks: dict[int, tuple[int, str]] = {}
         self._silent_s = 0.0
         self._verdict: Verdict | None = None
@@ -118,9 +117,12 @@ class Member:
         came: list[int] | None = None
         until = time.monotonic() + connect_s
         body: dict[str, Plain] = {"job": self._job, "size": self.size}
+        hello_at = 0.0
         while (left_s := until - time.monotonic()) > 0:
-            self._send(self._lines, Kind.HELLO, body=body)
-            arrived = self._lines.receive(min(_HELLO_S, left_s))
+            if time.monotonic() >= hello_at:
+                self._send(self._lines, Kind.HELLO, body=body)
+                hello_at = time.monotonic() + _HELLO_S
+            arrived = self._lines.receive(min(max(0.0, hello_at - time.monotonic()), left_s))
             if arrived is None:
                 continue
             answer = arrived[1]
@@ -159,17 +161,18 @@ class Member:
         number, before = next(self._numbers), self._doing
         self._doing = replace(before, what=what)
         tensors = (Tensor("payload", np.frombuffer(payload, np.uint8)),)
-        body: dict[str, Plain] = {"what": what, "inside": before.inside}
-        self._send(self._lines, Kind.BARRIER, number, body, tensors)
+        self._send(self._lines, Kind.BARRIER, number, {"what": what}, tensors)
         answer = self._answer(number, what, timeout_s)
         self._doing = before
         return [tensor.array.tobytes() for tensor in answer.tensors]
 
     def late(self, what: str, timeout_s: float) -> JaxfleetError:
         """Returns the error that names whom this rank has waited for in vain; tells the others."""
+        self.check()  # what was heard just now is why
         step = self._doing.step
         others = {r: each for r, each in self._ranks.items() if r != self.rank}
-        behind = min(others, key=lambda r: (others[r][0], others[r][1] == RUNNING), default=0)
+        # Of those in one step, it is not who waits at the same place.
+        behind = min(others, key=lambda r: (others[r][0], others[r][1] == what), default=0)
         at, doing = others.get(behind, (0, "nothing"))
         waited = f"rank {self.rank} waited {timeout_s:g} s for '{what}' in step {step}"
         verdict = Verdict(behind, f"rank {behind} is late: {waited}; it said: step {at}, {doing}")
@@ -191,9 +194,18 @@ class Member:
         self._answer(number, "the end", math.inf)
 
     def fail(self, error: str) -> None:
-        """Says that this rank ends by an error."""
+        """Says that this rank ends by an error.
+
+        Who hears it on rank 0 ends with that process, which therefore waits until it was heard.
+        """
+        number = next(self._numbers)
         with suppress(ClosedError):
-            self._send(self._lines, Kind.BYE, next(self._numbers), {"error": error})
+            self._send(self._lines, Kind.BYE, number, {"error": error})
+            until = time.monotonic() + (0.0 if self.rank else _CLOSING_S)
+            while (left_s := until - time.monotonic()) > 0:
+                arrived = self._lines.receive(left_s)
+                if arrived is not None and arrived[1].number == number:
+                    return
 
     def close(self) -> None:
         """Ends the beats, when what is under way has been sent."""
@@ -212,8 +224,11 @@ class Member:
         body: dict[str, Plain] | None = None,
         tensors: tuple[Tensor, ...] = (),
     ) -> None:
-        said: dict[str, Plain] = {"rank": self.rank, "session": self._session, **(body or {})}
-        sender, step = f"rank {self.rank}", self._doing.step
+        # Counted before it looks: of two threads' words the later one knows no less.
+        word, doing = next(self._words), self._doing
+        said: dict[str, Plain] = {"rank": self.rank, "session": self._session, "word": word}
+        said |= {"doing": doing.what, "runs": doing.runs, "inside": doing.inside, **(body or {})}
+        sender, step = f"rank {self.rank}", doing.step
         lines.send(0, Message(kind, sender, step=step, number=number, body=said, tensors=tensors))
 
     def _answer(self, number: int, what: str, timeout_s: float) -> Message:
@@ -223,7 +238,7 @@ class Member:
             if arrived is not None:
                 if arrived[1].kind in {Kind.PARTS, Kind.OK} and arrived[1].number == number:
                     return arrived[1]
-                self._hear(arrived[1])
+                self.hear(arrived[1])
             self.check()
         raise self.late(what, timeout_s)
 
@@ -240,9 +255,7 @@ class Member:
         self._beats = lines = self._network.connect([self.endpoint])
         try:
             while not self._closing.is_set():
-                doing = self._doing
-                body: dict[str, Plain] = {"doing": doing.what, "runs": doing.runs}
-                self._send(lines, Kind.HEARTBEAT, body=body)
+                self._send(lines, Kind.HEARTBEAT)
                 self._listen(lines, min(_MOST_BETWEEN_BEATS_S, self.lost_after_s / 5))
         finally:
             lines.close()
@@ -252,7 +265,7 @@ class Member:
         while (before := time.monotonic()) < until:
             arrived = lines.receive(until - before)
             if arrived is not None:
-                self._hear(arrived[1])
+                self.hear(arrived[1])
             else:
                 # If it is more, this process stood still, and rank 0 had no chance to be heard.
                 self._count(min(time.monotonic() - before, 2 * every_s))
@@ -265,7 +278,8 @@ class Member:
             step, doing = self._ranks.get(0, (0, "nothing"))
             self._verdict = Verdict(0, f"{what}; it last said: step {step}, {doing}")
 
-    def _hear(self, message: Message) -> None:
+    def hear(self, message: Message) -> None:
+        """Takes in what rank 0 says of all."""
         self._silent_s = 0.0
         ranks = message.body.get("ranks")
         for each in ranks if isinstance(ranks, list) else ():

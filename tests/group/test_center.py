@@ -23,7 +23,8 @@ class Ranks:
 
     def say(self, rank: int, kind: Kind, *, step: int = 0, number: int = 0, **body: Any) -> None:
         """Lets a rank say something."""
-        said = {"rank": rank, "session": f"process {rank}", **body}
+        doing = body.get("what", "")
+        said = {"rank": rank, "session": f"process {rank}", "doing": doing, **body}
         payload = (Tensor("payload", np.frombuffer(f"{rank}".encode(), np.uint8)),)
         tensors = payload if kind is Kind.BARRIER else ()
         line = f"line of {rank}".encode()
@@ -126,6 +127,22 @@ def test_an_error_of_one_is_told_to_all() -> None:
     ranks = Ranks(3)
     ranks.say(2, Kind.BYE, step=5, error="ValueError: no rows")
     assert ranks.verdict() == Verdict(2, "rank 2 ended in step 5: ValueError: no rows")
+
+
+def test_who_fails_hears_that_it_was_heard() -> None:
+    ranks = Ranks(2)
+    ranks.say(0, Kind.BYE, step=5, number=8, error="ValueError: no rows")
+    assert (b"line of 0", 8) in [(line, message.number) for line, message in ranks.told]
+
+
+def test_a_word_that_comes_after_a_later_one_is_no_news() -> None:
+    ranks = Ranks(2)
+    ranks.say(1, Kind.BARRIER, step=4, number=1, what="another shape", inside=True, word=6)
+    ranks.say(1, Kind.HEARTBEAT, step=3, doing=RUNNING, runs="train", word=5)  # another thread's
+    ranks.beat(0, 3)
+    assert ranks.center.verdict is None, "rank 0 may be about to end step 3"
+    ranks.beat(0, 4)
+    assert "rank 1 is at 'another shape', and rank 0 runs train" in ranks.verdict().what
 
 
 def test_another_program_in_the_same_step_is_named() -> None:

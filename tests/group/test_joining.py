@@ -1,8 +1,12 @@
 """How processes find each other, and what is said where they do not."""
 
+import itertools
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +14,14 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.env import Rank
-from jaxfleet.errors import ConnectError, StrategyError
+from jaxfleet.errors import ConnectError, PeerLostError, StrategyError
 from jaxfleet.group import Place
 from jaxfleet.group.center import Center
 from jaxfleet.group.clusters import detected_rank
-from jaxfleet.group.member import Member
+from jaxfleet.group.member import Doing, Member
 from jaxfleet.group.serving import Serving
 from jaxfleet.launch.ports import Ports
+from jaxfleet.ps.messages import Kind, Message, Plain
 from jaxfleet.ps.zmq_network import ZmqNetwork
 
 NETWORK = ZmqNetwork(share_memory=False)
@@ -42,7 +47,9 @@ def member(endpoint: str, rank: int, size: int) -> Member:
     return Member(NETWORK, endpoint, rank=rank, size=size, job="job", lost_after_s=10.0)
 
 
-def test_who_did_not_come_is_named() -> None:
+def test_who_did_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, take = [], Center.take
+    monkeypatch.setattr(Center, "take", lambda *given: heard.append(given) or take(*given))  # type: ignore[func-returns-value]
     with ExitStack() as stack:
         endpoint = stack.enter_context(met(4))
         first, third = (stack.enter_context(closing(member(endpoint, n, 4))) for n in (0, 2))
@@ -52,6 +59,7 @@ def test_who_did_not_come_is_named() -> None:
         with pytest.raises(ConnectError, match=what):
             first.meet(3.0)
         other.join()
+    assert len(heard) < 40, "who waits says hello now and then, not as fast as it can"
 
 
 def test_nobody_there_is_said_with_the_place() -> None:
@@ -88,11 +96,68 @@ def test_ranks_give_each_other_what_they_have() -> None:
     assert all(each == [b"of 0", b"of 1", b"of 2"] for each in found.values())
 
 
+def test_what_ends_rank_0_is_told_before_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = Center.take
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(0.6)
+        return take(*given)
+
+    listener = NETWORK.listen("127.0.0.1:0")
+    serving = Serving(Center(2, "job", "127.0.0.1:1", lost_after_s=10.0), listener)
+    first, second = (member(listener.endpoint, rank, 2) for rank in range(2))
+    with closing(second):
+        with closing(serving), closing(first):
+            other = threading.Thread(target=second.meet, args=(20.0,))
+            other.start()
+            first.meet(20.0)
+            other.join()
+            monkeypatch.setattr(Center, "take", slowly)
+            time.sleep(1.0)  # until it has more to hear than it can
+            first.fail("ValueError: no rows")
+        until = time.monotonic() + 30.0
+        while second.verdict is None and time.monotonic() < until:
+            time.sleep(0.05)
+        with pytest.raises(PeerLostError, match="rank 0 ended in step 0: ValueError: no rows"):
+            second.check()
+
+
+def test_who_is_late_is_not_who_waits_too() -> None:
+    with closing(member("127.0.0.1:1", 0, 3)) as here:
+        at = [(1, "comparing train"), (2, "compiling")]
+        ranks: list[Plain] = [{"rank": n, "step": 5, "doing": doing} for n, doing in at]
+        here.hear(Message(Kind.HEARTBEAT, "rank 0", body={"ranks": ranks}))
+        what = "rank 2 is late: rank 0 waited 3 s for 'comparing train' in step 0; it said: step 5"
+        assert what in str(here.late("comparing train", 3.0))
+        with pytest.raises(PeerLostError, match="rank 2 is late"):
+            here.late("something else", 3.0)  # the first verdict stays
+
+
+def test_a_rank_says_of_one_moment_where_it_is_and_what_it_does() -> None:
+    class Moving(Member):
+        """Does something else whenever it is looked at, as where another thread goes on."""
+
+        moments = itertools.count()
+        _doing = property(lambda self: Doing(n := next(self.moments), f"{n}"), lambda *_: None)
+
+    sent: list[Message] = []
+    lines = SimpleNamespace(send=lambda _, message: sent.append(message), close=lambda: None)
+    network: Any = SimpleNamespace(connect=lambda _: lines)
+    with closing(Moving(network, "one:1", rank=1, size=2, job="job", lost_after_s=9)) as it:
+        it.fail("once")
+        it.fail("again")
+    assert [str(message.step) for message in sent] == [m.body["doing"] for m in sent]
+    words = [int(str(message.body["word"])) for message in sent]
+    assert words == sorted(set(words))
+
+
 def test_one_process_alone_is_the_first_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     assert jf.initialize() == Place(0, 1)
     assert jf.initialize(Rank(0, ("127.0.0.1:6170",), "job")) == Place(0, 1)
+    with pytest.raises(StrategyError, match="lost_after_s is 0, but must be a positive number"):
+        jf.initialize(lost_after_s=0)
 
 
 def test_a_cluster_says_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
