@@ -4,22 +4,25 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from jaxfleet.env import Rank, rank_environment, read_meeting_dir
+from jaxfleet.env import Rank, rank_environment
 from jaxfleet.launch.ending import Deadline, Ender, Outcome, failure, told
 from jaxfleet.launch.events import Ended, Told
 from jaxfleet.launch.job import CollectiveJob
 from jaxfleet.launch.process import Process
 from jaxfleet.launch.rank_places import RankPlaces
-from jaxfleet.launch.starter import Starter, log_name, starting, temporary_folder
+from jaxfleet.launch.starter import Starter, log_name, meeting_folder, starting
+
+_SAY_S = 2.0  # for a traceback of ranks that do not wait for what is gone
 
 
 def launch_ranks(job: CollectiveJob, *, logs: Callable[[str, int], str] = log_name) -> int:
     """Runs the ranks that a job has on this machine, and returns an exit status.
 
     The ranks of a job have to do with each other, so none goes on alone: the first that fails has
-    all stopped. They are then started again, as often as the job says, with other ports and with
-    `JAXFLEET_RESTART` one higher; the script goes on from its last checkpoint. Launches on other
-    machines do the same as their ranks fail for want of those that were stopped here.
+    all stopped, once the others had a moment to say what they know of it. They are then started
+    again, as often as the job says, with other ports and with `JAXFLEET_RESTART` one higher; the
+    script goes on from its last checkpoint. Launches on other machines do the same as their ranks
+    fail for want of those that were stopped here.
 
     The status is 0 when all ranks ended with 0; that of the first rank that failed in the last
     start (128 + n where signal n killed it); 128 + n when this process was sent signal n; 124 when
@@ -38,12 +41,8 @@ def launch_ranks(job: CollectiveJob, *, logs: Callable[[str, int], str] = log_na
         places = stack.enter_context(RankPlaces(job))
         places.move(0)
         names = {f"rank {rank}": logs("rank", rank) for rank in places.ranks}
-        meeting = read_meeting_dir()  # which all machines see, if anybody has said where
-        temporary = []
-        if not job.nodes.several:
-            meeting = temporary_folder(stack)
-            temporary = [meeting]
-        starter = stack.enter_context(starting(job, names, folders=temporary))
+        meeting, removed = meeting_folder(job, stack)
+        starter = stack.enter_context(starting(job, names, folders=removed))
         return _Launch(job, starter, places, meeting).run()
 
 
@@ -99,7 +98,7 @@ class _Launch:
             self._console.say(f"{process.name}: process {process.pid}")
 
     def _environment(self, rank: int, start: int) -> Mapping[str, str]:
-        job, secret = self._job, self._job.secret_file
+        job = self._job
         each = len(job.gpus or ()) // job.nproc
         first = self._places.ranks.index(rank) * each
         return rank_environment(
@@ -107,7 +106,7 @@ class _Launch:
                 rank=rank,
                 endpoints=self._places.endpoints,
                 job=job.name,
-                secret_file=None if secret is None else secret.resolve(),
+                secret_file=job.secret,
                 restart=start,
                 # Every start has a folder of its own: nobody meets those of the last one.
                 meeting_dir=None if self._meeting is None else self._meeting / f"start-{start}",
@@ -126,5 +125,16 @@ class _Launch:
                 case Told() as event:
                     return told(event)
                 case Ended(process) if process.status and process in self._ranks:
+                    self._let_others_say()
                     return failure(process)
         return Outcome(0)
+
+    def _let_others_say(self) -> None:
+        """Waits a moment: ranks that hear of a failure, or fail too, say so and end themselves."""
+        events, until = self._starter.events, self._deadline.or_in(_SAY_S)
+        while any(rank.status is None for rank in self._ranks):
+            event = events.next(until.at)
+            if isinstance(event, Told):
+                events.put(event)  # whoever stops all is in a hurry then
+            if event is None or isinstance(event, Told):
+                return

@@ -58,6 +58,11 @@ class AnyJob:
             hint = "make it first; whoever can read it can take part in the job"
             raise StrategyError(f"there is no secret file {self.secret_file}", hint=hint)
 
+    @property
+    def secret(self) -> Path | None:
+        """The secret's file, wherever a process of the job is."""
+        return None if self.secret_file is None else self.secret_file.resolve()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job(AnyJob):

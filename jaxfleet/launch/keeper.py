@@ -43,7 +43,8 @@ class Keeper:
 
     def _tell(self, line: str) -> None:
         assert self._guard.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # somebody ended it: there is no guard then
+        # Somebody ended it, or this launch ends while a process still does: there is no guard then.
+        with contextlib.suppress(BrokenPipeError, ValueError):
             self._guard.stdin.write(line.encode())  # short enough to be written at once
 
     def __enter__(self) -> Self:

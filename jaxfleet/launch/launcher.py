@@ -4,14 +4,13 @@ import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from jaxfleet.env import read_meeting_dir
 from jaxfleet.launch.ending import Deadline, Ender, Outcome, failure, told
 from jaxfleet.launch.events import Due, Ended, Told
 from jaxfleet.launch.job import PORT_TAKEN, Job
 from jaxfleet.launch.members import Members
 from jaxfleet.launch.places import Places
 from jaxfleet.launch.process import Process
-from jaxfleet.launch.starter import Starter, log_name, starting, temporary_folder
+from jaxfleet.launch.starter import Starter, log_name, meeting_folder, starting, temporary_folder
 
 _AGAIN_S = 0.5  # until a server that died is started again
 _MOST_PORT_TAKEN = 20
@@ -39,11 +38,8 @@ def launch(job: Job, *, logs: Callable[[str, int], str] = log_name) -> int:
         names = {f"server {at}": logs("server", at) for at in places.servers}
         names |= {f"trainer {at}": logs("trainer", at) for at in places.trainers}
         temporary = [] if job.checkpoint_dir else [folder]
-        meeting = read_meeting_dir()  # which all machines see, if anybody has said where
-        if not job.nodes.several:
-            meeting = temporary_folder(stack)
-            temporary.append(meeting)
-        starter = stack.enter_context(starting(job, names, folders=temporary))
+        meeting, removed = meeting_folder(job, stack)
+        starter = stack.enter_context(starting(job, names, folders=[*temporary, *removed]))
         members = Members(job, places=places, starter=starter, folder=folder, meeting=meeting)
         return _Launch(job, starter, members).run()
 

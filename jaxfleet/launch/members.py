@@ -49,7 +49,7 @@ class Members:
         self._starter.console.say(f"{process.name}: process {process.pid}, at {endpoint}")
 
     def _cluster(self, *, trainer_id: int | None = None, endpoint: str | None = None) -> Cluster:
-        job, secret = self._job, self._job.secret_file
+        job = self._job
         return Cluster(
             role="pserver" if trainer_id is None else "trainer",
             trainers=job.trainers,
@@ -57,7 +57,7 @@ class Members:
             trainer_id=trainer_id,
             current_endpoint=endpoint,
             job=job.name,
-            secret_file=None if secret is None else secret.resolve(),
+            secret_file=job.secret,
             checkpoint_dir=self._checkpoints if trainer_id is None else None,
             server_return_s=job.server_return_s if job.restarts else 0.0,
             meeting_dir=self._meeting,

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from jaxfleet.env import read_meeting_dir
 from jaxfleet.launch.console import Console
 from jaxfleet.launch.events import Ended, Events, Gone, Told
 from jaxfleet.launch.job import AnyJob
@@ -69,6 +70,17 @@ def temporary_folder(stack: ExitStack) -> Path:
     """Returns a new folder that is there for as long as the stack."""
     folder = tempfile.TemporaryDirectory(prefix="jaxfleet-", ignore_cleanup_errors=True)
     return Path(stack.enter_context(folder))
+
+
+def meeting_folder(job: AnyJob, stack: ExitStack) -> tuple[Path | None, list[Path]]:
+    """Returns where role makers let all processes meet, and what of it the launch removes.
+
+    Several machines need one that all see: it is the one that the environment names, if any.
+    """
+    if job.nodes.several:
+        return read_meeting_dir(), []
+    folder = temporary_folder(stack)
+    return folder, [folder]
 
 
 @contextmanager

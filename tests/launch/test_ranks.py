@@ -24,6 +24,7 @@ def test_each_rank_reads_its_place(
     for name in ("PADDLE_PORT", "POD_IP", "PADDLE_PSERVERS_IP_PORT_LIST", "JAXFLEET_RESTART"):
         monkeypatch.setenv(name, "8")  # of the job that this one is started in
     monkeypatch.setenv("JAXFLEET_MEETING_DIR", "/of/another/job")
+    monkeypatch.setenv("FLAGS_selected_gpus", "0,1")
     monkeypatch.setenv("XLA_FLAGS", "--one=1 --xla_force_host_platform_device_count=9")
     monkeypatch.setenv("no_proxy", "home")
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
@@ -90,6 +91,22 @@ def test_a_job_that_fails_too_often_ends_as_its_last_start_did(
     assert err.count("started again (1 of 1)") == 1
     assert err.splitlines()[-1].endswith("rank 1 ended with exit code 8")
     assert "process" not in err  # of a quiet launch, only what failed
+
+
+def test_a_rank_that_fails_for_want_of_another_may_say_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = """
+import os, sys, time
+rank = int(os.environ["PADDLE_TRAINER_ID"])
+time.sleep(0.5 * rank)
+sys.exit("no rows" if rank == 0 else "rank 0 is gone")
+"""
+    assert launch_ranks(ranks(code, nproc=2)) == 1
+    err = capsys.readouterr().err
+    assert "rank 1 | rank 0 is gone" in err, err
+    assert "rank 1 ended with exit code 1" in err, err
+    assert err.splitlines()[-1].endswith("rank 0 ended with exit code 1")
 
 
 def test_a_job_that_is_told_to_stop_while_it_stops_is_not_started_again(tmp_path: Path) -> None:
