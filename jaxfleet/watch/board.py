@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxfleet.errors import JaxfleetError, StrategyError
+from jaxfleet.errors import StrategyError
 from jaxfleet.watch.scrape import Sample, scrape
 
 _MB = 1e6
@@ -77,14 +77,16 @@ class Board:
     found: dict[str, Looked] = field(default_factory=dict)
 
     def look(self) -> None:
-        """Looks at every server once."""
+        """Looks at every server once.
+
+        Raises:
+            StrategyError: what reads metrics is not installed.
+        """
         for address in self.addresses:
             sample: Sample | str
             try:
                 sample = self.look_at(address)
-            except (OSError, JaxfleetError) as error:
-                if isinstance(error, StrategyError) and error.__cause__ is not None:
-                    raise  # what reads metrics is not installed
+            except OSError as error:
                 sample = str(error)
             self.found[address] = self.found.get(address, Looked()).then(sample)
 

@@ -3,11 +3,12 @@
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any
 
-from jaxfleet.errors import StrategyError
+from jaxfleet.errors import ConnectError, StrategyError
 
 PREFIX = "jaxfleet_"
 TIMEOUT_S = 2.0
@@ -41,20 +42,21 @@ def scrape(address: str) -> Sample:
 
     Raises:
         OSError: it does not answer within two seconds.
-        StrategyError: what answers is no server of jaxfleet's.
+        ConnectError: what answers is no server of jaxfleet's.
+        StrategyError: prometheus_client is not installed.
     """
-    try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as answer:
+    families = parser()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as trainers reach it
+    with suppress(HTTPException, ValueError, KeyError):  # no HTTP, no text, or other metrics
+        with opener.open(f"http://{address}/metrics", timeout=TIMEOUT_S) as answer:
             text = answer.read(_MOST_BYTES).decode()
         sample = Sample(time.monotonic())
-        for name, labels, value in _metrics(text):
+        for name, labels, value in _metrics(families, text):
             _sort_in(sample, name, labels, value)
         if "server_step" in sample.values:
             return sample
-    except (HTTPException, ValueError, KeyError) as error:  # no HTTP, no text, or other metrics
-        if isinstance(error, StrategyError):
-            raise
-    raise StrategyError(f"what answers at {address} is no server of jaxfleet's")
+    hint = "JAXFLEET_METRICS_PORT is another port than the one that trainers connect to"
+    raise ConnectError(f"what answers at {address} is no server of jaxfleet's", hint=hint)
 
 
 def _sort_in(sample: Sample, name: str, labels: dict[str, str], value: float) -> None:
@@ -68,9 +70,9 @@ def _sort_in(sample: Sample, name: str, labels: dict[str, str], value: float) ->
         sample.values[name] = value
 
 
-def _metrics(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+def _metrics(families: Any, text: str) -> Iterator[tuple[str, dict[str, str], float]]:
     """Yields those of our metrics that a text has."""
-    for family in parser().text_string_to_metric_families(text):
+    for family in families.text_string_to_metric_families(text):
         for found in family.samples:
             if found.name.startswith(PREFIX):
                 yield found.name.removeprefix(PREFIX), dict(found.labels), found.value

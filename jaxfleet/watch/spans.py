@@ -4,17 +4,17 @@ import atexit
 import itertools
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TextIO
 
 from jaxfleet.env import read_trace_dir
 
 SUFFIX = ".spans.jsonl"
-FLUSH_S = 0.5  # a process that is killed loses no more than this
 
 
 class Spans:
@@ -53,10 +53,8 @@ class FileSpans(Spans):
         folder.mkdir(parents=True, exist_ok=True)
         self._file = _new_file(folder, f"{process.replace(' ', '-')}-{os.getpid()}")
         self._lock = threading.Lock()
-        self._flushed = time.monotonic()
         self._offset_ns = time.time_ns() - time.perf_counter_ns()
         self._write({"process": process})
-        self._file.flush()
         atexit.register(self.close)
 
     @contextmanager
@@ -70,8 +68,8 @@ class FileSpans(Spans):
             self._note(name, start, took, facts)
 
     def close(self) -> None:
-        """Writes what is left, and closes the file."""
-        with self._lock:
+        """Closes the file."""
+        with self._lock, suppress(OSError):
             self._file.close()
         atexit.unregister(self.close)
 
@@ -86,10 +84,12 @@ class FileSpans(Spans):
         with self._lock:
             if self._file.closed:  # a thread that outlives the end of the process
                 return
-            self._write(line)
-            if time.monotonic() - self._flushed > FLUSH_S:
-                self._file.flush()
-                self._flushed = time.monotonic()
+            try:
+                self._write(line)
+            except OSError as error:  # a full disk must not end the training
+                with suppress(OSError):  # what is left in the buffer fails again
+                    self._file.close()
+                sys.stderr.write(f"jaxfleet: no more of the timeline is noted: {error}\n")
 
     def _write(self, line: dict[str, object]) -> None:
         self._file.write(json.dumps(line, default=str) + "\n")
@@ -113,7 +113,8 @@ def _new_file(folder: Path, stem: str) -> TextIO:
     for number in itertools.count():
         name = f"{stem}{f'.{number}' if number else ''}{SUFFIX}"
         try:
-            return (folder / name).open("x", encoding="utf-8")
+            # By lines: nothing that was noted is lost, however the process ends.
+            return (folder / name).open("x", encoding="utf-8", buffering=1)
         except FileExistsError:
             continue
     raise AssertionError("numbers do not end")

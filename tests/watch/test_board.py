@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from jaxfleet.errors import StrategyError
+from jaxfleet.errors import ConnectError
 from jaxfleet.ps.messages import Plain
 from jaxfleet.ps.metrics import Metrics
 from jaxfleet.ps.server.figures import Figures, TrainerFigures
@@ -82,9 +82,13 @@ def served() -> Iterator[tuple[Metrics, str]]:
     metrics.close()
 
 
-def test_metrics_come_back_as_they_were_given(served: tuple[Metrics, str]) -> None:
+def test_metrics_come_back_as_they_were_given(
+    served: tuple[Metrics, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # which knows nothing of the job
+    monkeypatch.delenv("no_proxy", raising=False)
     metrics, address = served
-    with pytest.raises(StrategyError, match="is no server of jaxfleet's"):
+    with pytest.raises(ConnectError, match="is no server of jaxfleet's"):
         scrape(address)  # there are no figures yet
     said = 'says "no"\\, and\nmore'
     trainers = (TrainerFigures(0, 7, 0.1, 0.25, said, has_left=False),)

@@ -51,10 +51,24 @@ def test_a_killed_process_left_half_a_line(tmp_path: Path) -> None:
     spans = FileSpans(tmp_path, "trainer 0")
     with spans.span("step"):
         pass
-    spans.close()
     (file,) = tmp_path.iterdir()
-    file.write_text(file.read_text() + '{"name": "st')
+    with file.open("a") as also:  # nothing waits in memory
+        also.write('{"name": "st')
     assert [event["name"] for event in events(merge(tmp_path), "X")] == ["step"]
+
+
+def test_a_full_disk_ends_the_notes_and_not_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spans = FileSpans(tmp_path, "trainer 0")
+    with Path("/dev/full").open("w", buffering=1) as full:
+        monkeypatch.setattr(spans, "_file", full)
+        for _ in range(2):
+            with spans.span("step"):
+                pass
+    assert capsys.readouterr().err.count("no more of the timeline is noted: ") == 1
+    monkeypatch.undo()
+    spans.close()
 
 
 def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:
