@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxfleet.env.endpoints import read_endpoints, read_trainer_id
-from jaxfleet.env.jobs import read_meeting_dir
+from jaxfleet.env.jobs import read_job, read_meeting_dir
 from jaxfleet.env.names import (
     CHECKPOINT_DIR,
     CURRENT,
@@ -83,15 +83,15 @@ def read_cluster() -> Cluster | None:
     if role is None:
         return None
     endpoints, trainers = read_endpoints(), read_number(TRAINERS, least=1)
-    secret_file, checkpoint_dir = get(SECRET_FILE), get(CHECKPOINT_DIR)
+    job, checkpoint_dir = read_job(), get(CHECKPOINT_DIR)
     return Cluster(
         role=role,
         trainers=trainers,
         endpoints=endpoints,
         trainer_id=read_trainer_id(trainers, TRAINERS) if role == "trainer" else None,
         current_endpoint=_read_current(endpoints) if role == "pserver" else None,
-        job=get(JOB) or "default",
-        secret_file=Path(secret_file) if secret_file else None,
+        job=job.name,
+        secret_file=job.secret_file,
         checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
         server_return_s=read_seconds(SERVER_RETURN),
         meeting_dir=read_meeting_dir(),

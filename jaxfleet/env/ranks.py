@@ -89,7 +89,7 @@ def read_rank() -> Rank | None:
 
 def rank_environment(rank: Rank) -> dict[str, str]:
     """Returns the whole environment of a child that is this rank: this process's, and its place."""
-    left_out = OF_CLUSTERS if rank.proxies else (*OF_CLUSTERS, *_PROXIES)
+    left_out = (*OF_CLUSTERS, GPUS, *(() if rank.proxies else _PROXIES))
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
     settings: Mapping[str, object] = {
         ROLE: "TRAINER",
