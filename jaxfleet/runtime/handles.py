@@ -15,7 +15,7 @@ class Handle:
         servers: which servers have it.
     """
 
-    __slots__ = ("dtype", "name", "servers", "shape")
+    __slots__ = ("__weakref__", "dtype", "name", "servers", "shape")
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: Any, servers: str) -> None:
         self.name, self.shape, self.dtype, self.servers = name, shape, dtype, servers

@@ -39,9 +39,7 @@ def place_state(
     return placed
 
 
-def place_batch(
-    values: list[Any], shardings: Sequence[Any], *, state_ids: Container[int]
-) -> list[Any]:
+def place_batch(values: list[Any], shardings: Sequence[Any], *, state: Container[Any]) -> list[Any]:
     """Returns the leaves of a batch such that `jit` takes them.
 
     Arrays that were put elsewhere on purpose are moved. What lies on no device yet stays: `jit`
@@ -50,7 +48,7 @@ def place_batch(
     Args:
         values: the leaves.
         shardings: where each of them goes.
-        state_ids: the ids of arrays whose memory the step takes.
+        state: the arrays whose memory the step takes.
 
     Raises:
         FeedError: an array's memory is gone.
@@ -62,7 +60,7 @@ def place_batch(
                 raise used_before("batch")
             if value.committed and not _lies_so(value, sharding):
                 value = jax.device_put(value, sharding)
-            values[place] = value.copy() if id(value) in state_ids else value
+            values[place] = value.copy() if value in state else value
     return values
 
 

@@ -24,6 +24,7 @@ from jaxfleet.group.arrays import (
 from jaxfleet.lower import LoweredStep
 from jaxfleet.runtime.agreement import description, warn_of_own_batches
 from jaxfleet.runtime.feed import check_batch, check_state
+from jaxfleet.runtime.last_state import LastState
 from jaxfleet.runtime.step import Step
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.variants import Variant
@@ -98,7 +99,7 @@ class RankStep(Step):
         """
         self._has_begun = True  # all have the checkpoint's, and nothing need be given to anybody
         state = super().restore(path)
-        self._returned = list(map(id, jax.tree_util.tree_leaves(state)))
+        self._returned = LastState(jax.tree_util.tree_leaves(state))
         return state
 
     def pull(self, state: Any) -> Any:
@@ -197,12 +198,11 @@ class RankStep(Step):
 
     def _agree_on(self, leaves: Sequence[Any]) -> None:
         """Refuses what the user put into the state, where it is not the same on all ranks."""
-        known = set(self._returned)
         names = [leaf.name for leaf in self.captured.signature.state]
         lines = [
             f"'{name}' is {digest(leaf)}"
             for name, leaf in zip(names, leaves, strict=True)
-            if id(leaf) not in known
+            if leaf not in self._returned
         ]
         self._joined.agree("the state that was changed", lines, timeout_s=self._longest_s)
 

@@ -9,26 +9,23 @@ import jax
 import numpy as np
 
 from jaxfleet.capture import Captured
-from jaxfleet.capture.trees import spec_of
 from jaxfleet.checkpoint import Checkpoint
-from jaxfleet.errors import JaxfleetError, StrategyError
-from jaxfleet.ir import Program
+from jaxfleet.errors import JaxfleetError
 from jaxfleet.lower import LoweredStep
-from jaxfleet.pipeline import Record
 from jaxfleet.runtime.devices import steps_must_not_overlap
-from jaxfleet.runtime.explain import explain
-from jaxfleet.runtime.feed import check_batch, check_rows, check_state, type_of, used_before
+from jaxfleet.runtime.feed import check_batch, check_rows, check_state, used_before
 from jaxfleet.runtime.job_tables import exported
-from jaxfleet.runtime.memory_report import MemoryReport, report_of
+from jaxfleet.runtime.last_state import LastState
 from jaxfleet.runtime.place import place_batch, place_state
 from jaxfleet.runtime.saving import open_for, read_leaves, read_tables, save_leaves
+from jaxfleet.runtime.step_views import StepViews
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.variants import Variant, Variants
 from jaxfleet.tables.host import looked_up, specs_of
 from jaxfleet.tables.local import LocalTables
 
 
-class Step:
+class Step(StepViews):
     """A distributed training step: `state, metrics = step(state, batch)`.
 
     Attributes:
@@ -52,7 +49,7 @@ class Step:
         self._waits = steps_must_not_overlap(self.devices)
         self._variants = Variants(captured, strategy, self.devices, dump_dir)
         self._known: dict[tuple[Any, ...], Variant] = {}
-        self._returned: list[int] = []  # the ids of the leaves of the last state that came out
+        self._returned = LastState()
         rows = self._whole(captured.signature.rows)
         check_rows(rows, len(self.devices))
         self._example = self._variants.at(rows)
@@ -82,7 +79,7 @@ class Step:
             data, joined = variant.tables.bring(self.tables, data)
         data = self._placed(data, lowered)
         leaves, tree = _flatten(state)
-        is_new = self._returned != list(map(id, leaves))
+        is_new = not self._returned.is_made_of(leaves)
         if is_new:
             leaves = self._agreed(leaves, tree)
         if self._held is not None:
@@ -99,97 +96,8 @@ class Step:
         leaves = lowered.shares.updated(leaves, written)
         if self._held is not None:
             leaves = self._held.shown(leaves)
-        self._returned = list(map(id, leaves))
+        self._returned = LastState(leaves)
         return _unflatten(tree, leaves), _unflatten(variant.metrics_tree, fetched)
-
-    @property
-    def program(self) -> Program:
-        """The transpiled program."""
-        return self._example.program
-
-    @property
-    def dumps(self) -> Record:
-        """What every pass did; index it by number or by a pass's name."""
-        return self._example.dumps
-
-    @property
-    def compiled(self) -> Any:
-        """The step as one jitted function, `(state, batch) -> (state, metrics)`.
-
-        For `jax.export`, say: it checks and places nothing, and waits for nothing. It is one
-        executable, whatever the step runs as, and heeds no budget of memory.
-
-        Raises:
-            StrategyError: the step looks up tables, or holds something beside its state, which no
-                function has.
-        """
-        if self._held is not None:
-            what = "a step that holds more than its state is no function of state and batch alone"
-            raise StrategyError(what, hint="call the step itself; step.lower() says what it runs")
-        if self._example.tables is not None:
-            what = "a step that looks up tables is no function of state and batch alone"
-            raise StrategyError(what, hint="call the step itself; step.lower() says what it runs")
-        return self._example.lowered.function
-
-    def lower(self, state: Any = None, batch: Any = None) -> Any:
-        """Returns jax's `Lowered` of what a step computes: one function of the leaves.
-
-        A step that is cut, for a budget of memory say, runs as several executables, not as this.
-
-        Args:
-            state: a state or its types; the example's, unless given.
-            batch: a batch or its types; the example's, unless given.
-        """
-        types = self.example_types()
-        leaves = jax.tree_util.tree_leaves(types[0] if state is None else state)
-        data = jax.tree_util.tree_leaves(types[1] if batch is None else batch)
-        if self._example.tables is not None:
-            data = self._example.tables.types(data)
-        return self._example.lowered.lower([_type_of(leaf) for leaf in leaves], data)
-
-    def example_types(self) -> tuple[Any, Any]:
-        """Returns the types of the example's state and batch, as jax's `ShapeDtypeStruct`s."""
-        signature = self.captured.signature
-        state = _unflatten(signature.state_tree, [spec_of(leaf) for leaf in signature.state])
-        batch = _unflatten(signature.batch_tree, [spec_of(leaf) for leaf in signature.batch])
-        return state, batch
-
-    def memory_analysis(self) -> Any:
-        """Returns XLA's memory analysis of the compiled step, in bytes, of one device.
-
-        Raises:
-            StrategyError: it is several executables, for a budget of memory say.
-        """
-        return self._executable().memory_analysis()
-
-    def cost_analysis(self) -> Any:
-        """Returns XLA's cost analysis of the compiled step: flops and bytes of one device.
-
-        Raises:
-            StrategyError: it is several executables, for a budget of memory say.
-        """
-        return self._executable().cost_analysis()
-
-    def as_text(self) -> str:
-        """Returns the optimized HLO of the compiled step.
-
-        Raises:
-            StrategyError: it is several executables, for a budget of memory say.
-        """
-        return str(self._executable().as_text())
-
-    def memory_report(self) -> MemoryReport:
-        """Returns what the step takes in memory, before and after it was made to fit a budget.
-
-        Raises:
-            StrategyError: the step looks up tables.
-        """
-        rows = self.captured.signature.rows
-        return report_of(self._variants.memory(rows), self._example.fit, self._example.dumps)
-
-    def explain(self) -> str:
-        """Returns about twenty lines on what was decided, and why."""
-        return explain(self.captured, self.strategy, self.devices, self.program, self.dumps)
 
     def save(self, path: str | Path, state: Any, *, number: int = 0) -> None:
         """Writes a checkpoint, which a step in any mode restores.
@@ -204,8 +112,7 @@ class Step:
         """
         leaves, tree = _flatten(self.pull(state))
         check_state(leaves, tree, self.captured)
-        extra = self._held.to_save() if self._held is not None else {}
-        self._write(path, leaves, extra, number)
+        self._write(path, leaves, self._extra(), number)
 
     def restore(self, path: str | Path) -> Any:
         """Returns the state of a checkpoint, written in any mode.
@@ -303,10 +210,6 @@ class Step:
         leaves, tree = _flatten(state)
         return _unflatten(tree, self._taken(leaves, tree, (), self._example.lowered))
 
-    def __repr__(self) -> str:
-        mode, count = self.strategy.mode, len(self.devices)
-        return f"Step('{self.program.name}', mode='{mode}', devices={count})"
-
     def _taken(
         self, leaves: Sequence[Any], tree: Any, data: Sequence[Any], lowered: LoweredStep
     ) -> list[Any]:
@@ -314,6 +217,10 @@ class Step:
         check_state(leaves, tree, self.captured)
         given = lowered.shares.given
         return place_state(leaves, lowered.state_shardings, given=given, beside=data)
+
+    def _extra(self) -> Mapping[str, np.ndarray]:
+        """Returns what is saved beside the user's leaves."""
+        return {} if self._held is None else self._held.to_save()
 
     def _write(
         self, path: str | Path, leaves: list[Any], extra: Mapping[str, np.ndarray], number: int
@@ -338,7 +245,7 @@ class Step:
 
     def _placed(self, data: list[Any], lowered: LoweredStep) -> list[Any]:
         """Returns the leaves of a batch where the step wants them."""
-        return place_batch(data, lowered.batch_shardings, state_ids=self._returned)
+        return place_batch(data, lowered.batch_shardings, state=self._returned)
 
     def _run(self, run: Any, given: Any, kept: Any, data: Any) -> Any:
         """Runs the step; where steps must not overlap, it is done when this returns."""
@@ -351,19 +258,6 @@ class Step:
             if isinstance(error, JaxfleetError) or "deleted" not in str(error):
                 raise
             raise used_before("state") from error
-
-    def _executable(self) -> Any:
-        if any(op.type == "cut" for op in self.program.root.ops):
-            what = f"'{self.program.name}' runs as several executables, and xla speaks of one"
-            hint = "step.memory_report() says what they take; step.lower() lowers all as one"
-            raise StrategyError(what, hint=hint)
-        return self.lower().compile()  # jax keeps what it compiled, for this and for the call
-
-
-def _type_of(leaf: Any) -> jax.ShapeDtypeStruct:
-    shape, dtype = type_of(leaf)
-    weak = isinstance(leaf, int | float) or bool(getattr(leaf, "weak_type", False))
-    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
 
 
 def _shape_and_dtype(value: Any) -> tuple[Any, Any]:

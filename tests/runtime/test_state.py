@@ -11,6 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxfleet as jf
 from jaxfleet.errors import FeedError
+from jaxfleet.runtime.handles import Handle
+from jaxfleet.runtime.last_state import LastState
 from tests.runtime.toys import (
     State,
     assert_alike,
@@ -227,3 +229,17 @@ def test_a_state_that_another_function_took_is_refused(devices: int) -> None:
     )
     with pytest.raises(FeedError, match="the state was used before"):
         step(state, rows(8))
+
+
+def test_what_has_the_place_of_a_leaf_that_is_gone_is_no_leaf() -> None:
+    leaf = Handle("w", (3,), np.float32, "server 0")
+    last, place = LastState([leaf]), id(leaf)
+    assert last.is_made_of([leaf])
+    assert leaf in last
+    del leaf
+    others: list[Handle] = []
+    while not others or (id(others[-1]) != place and len(others) < 1000):
+        others.append(Handle("w", (3,), np.float32, "server 0"))
+    assert id(others[-1]) == place, "who comes next has the memory of who was gone last"
+    assert not last.is_made_of(others[-1:])
+    assert others[-1] not in last

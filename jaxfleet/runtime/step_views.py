@@ -1,0 +1,142 @@
+"""What can be asked of a step without running it: programs, compiled text, memory, reasons."""
+
+from typing import Any
+
+import jax
+
+from jaxfleet.capture import Captured
+from jaxfleet.capture.trees import spec_of
+from jaxfleet.errors import StrategyError
+from jaxfleet.ir import Program
+from jaxfleet.pipeline import Record
+from jaxfleet.runtime.explain import explain
+from jaxfleet.runtime.feed import type_of
+from jaxfleet.runtime.held_state import HeldState
+from jaxfleet.runtime.memory_report import MemoryReport, report_of
+from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.runtime.variants import Variant, Variants
+
+_unflatten = jax.tree_util.tree_unflatten
+
+
+class StepViews:
+    """What a `Step` says of itself.
+
+    Attributes:
+        strategy: how it is distributed.
+        devices: what it runs on.
+        captured: the one-device program.
+    """
+
+    strategy: DistributedStrategy
+    devices: tuple[Any, ...]
+    captured: Captured
+    _variants: Variants
+    _example: Variant
+    _held: HeldState | None
+
+    @property
+    def program(self) -> Program:
+        """The transpiled program."""
+        return self._example.program
+
+    @property
+    def dumps(self) -> Record:
+        """What every pass did; index it by number or by a pass's name."""
+        return self._example.dumps
+
+    @property
+    def compiled(self) -> Any:
+        """The step as one jitted function, `(state, batch) -> (state, metrics)`.
+
+        For `jax.export`, say: it checks and places nothing, and waits for nothing. It is one
+        executable, whatever the step runs as, and heeds no budget of memory.
+
+        Raises:
+            StrategyError: the step looks up tables, or holds something beside its state, which no
+                function has.
+        """
+        if self._held is not None:
+            what = "a step that holds more than its state is no function of state and batch alone"
+            raise StrategyError(what, hint="call the step itself; step.lower() says what it runs")
+        if self._example.tables is not None:
+            what = "a step that looks up tables is no function of state and batch alone"
+            raise StrategyError(what, hint="call the step itself; step.lower() says what it runs")
+        return self._example.lowered.function
+
+    def lower(self, state: Any = None, batch: Any = None) -> Any:
+        """Returns jax's `Lowered` of what a step computes: one function of the leaves.
+
+        A step that is cut, for a budget of memory say, runs as several executables, not as this.
+
+        Args:
+            state: a state or its types; the example's, unless given.
+            batch: a batch or its types; the example's, unless given.
+        """
+        types = self.example_types()
+        leaves = jax.tree_util.tree_leaves(types[0] if state is None else state)
+        data = jax.tree_util.tree_leaves(types[1] if batch is None else batch)
+        if self._example.tables is not None:
+            data = self._example.tables.types(data)
+        return self._example.lowered.lower([_type_of(leaf) for leaf in leaves], data)
+
+    def example_types(self) -> tuple[Any, Any]:
+        """Returns the types of the example's state and batch, as jax's `ShapeDtypeStruct`s."""
+        signature = self.captured.signature
+        state = _unflatten(signature.state_tree, [spec_of(leaf) for leaf in signature.state])
+        batch = _unflatten(signature.batch_tree, [spec_of(leaf) for leaf in signature.batch])
+        return state, batch
+
+    def memory_analysis(self) -> Any:
+        """Returns XLA's memory analysis of the compiled step, in bytes, of one device.
+
+        Raises:
+            StrategyError: it is several executables, for a budget of memory say.
+        """
+        return self._executable().memory_analysis()
+
+    def cost_analysis(self) -> Any:
+        """Returns XLA's cost analysis of the compiled step: flops and bytes of one device.
+
+        Raises:
+            StrategyError: it is several executables, for a budget of memory say.
+        """
+        return self._executable().cost_analysis()
+
+    def as_text(self) -> str:
+        """Returns the optimized HLO of the compiled step.
+
+        Raises:
+            StrategyError: it is several executables, for a budget of memory say.
+        """
+        return str(self._executable().as_text())
+
+    def memory_report(self) -> MemoryReport:
+        """Returns what the step takes in memory, before and after it was made to fit a budget.
+
+        Raises:
+            StrategyError: the step looks up tables.
+        """
+        rows = self.captured.signature.rows
+        return report_of(self._variants.memory(rows), self._example.fit, self._example.dumps)
+
+    def explain(self) -> str:
+        """Returns about twenty lines on what was decided, and why."""
+        return explain(self.captured, self.strategy, self.devices, self.program, self.dumps)
+
+    def __repr__(self) -> str:
+        mode, count = self.strategy.mode, len(self.devices)
+        return f"Step('{self.program.name}', mode='{mode}', devices={count})"
+
+    def _executable(self) -> Any:
+        if any(op.type == "cut" for op in self.program.root.ops):
+            what = f"'{self.program.name}' runs as several executables, and xla speaks of one"
+            hint = "step.memory_report() says what they take; step.lower() lowers all as one"
+            raise StrategyError(what, hint=hint)
+        return self.lower().compile()  # jax keeps what it compiled, for this and for the call
+
+
+def _type_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    shape, dtype = type_of(leaf)
+    weak = isinstance(leaf, int | float) or bool(getattr(leaf, "weak_type", False))
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
