@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jaxfleet.lower import to_host
 
 _AXIS = "ranks"
 _WORDS = 1 << 24  # of 4 bytes, that travel at a time
+_MOST_COMPILED = 256
 
 
 def on_all_ranks(value: Any, sharding: NamedSharding) -> jax.Array:
@@ -70,11 +72,18 @@ def whole_array(joined: Joined, value: jax.Array, *, timeout_s: float) -> jax.Ar
     """Returns an array that is cut over the devices of all ranks, whole on each of them."""
     sharding = value.sharding
     assert isinstance(sharding, NamedSharding)
-    whole = NamedSharding(sharding.mesh, PartitionSpec())
-    gather = jax.jit(lambda x: x, out_shardings=whole).lower(value).compile()
+    gather = gathering(sharding, value.shape, value.dtype)
     found = joined.run("an array of all ranks", lambda: gather(value), timeout_s=timeout_s)
     assert isinstance(found, jax.Array)
     return found
+
+
+@lru_cache(_MOST_COMPILED)
+def gathering(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Returns what makes arrays whole that lie so, compiled."""
+    given = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    whole = NamedSharding(sharding.mesh, PartitionSpec())
+    return jax.jit(lambda x: x, out_shardings=whole).lower(given).compile()
 
 
 def digest(value: Any) -> str:
@@ -139,15 +148,21 @@ def _summed(joined: Joined, part: np.ndarray, timeout_s: float) -> np.ndarray:
     own = jax.device_put(part[None], firsts[joined.rank])
     shape = (joined.size, *part.shape)
     given = jax.make_array_from_single_device_arrays(shape, cut, [own])
+    add = _adding(cut, shape)
+    total = joined.run("taking rank 0's state", lambda: add(given), timeout_s=timeout_s)
+    return np.asarray(total.addressable_data(0))
+
+
+@lru_cache(2)  # a large state is sent in parts of one size, and a rest
+def _adding(cut: NamedSharding, shape: tuple[int, ...]) -> Any:
+    """Returns what adds up a line of each rank, compiled."""
     function = jax.jit(
         jax.shard_map(
             lambda x: jax.lax.psum(x[0], _AXIS),
-            mesh=mesh,
+            mesh=cut.mesh,
             in_specs=PartitionSpec(_AXIS),
             out_specs=PartitionSpec(),
             check_vma=False,
         )
     )
-    add = function.lower(given).compile()
-    total = joined.run("taking rank 0's state", lambda: add(given), timeout_s=timeout_s)
-    return np.asarray(total.addressable_data(0))
+    return function.lower(jax.ShapeDtypeStruct(shape, np.uint32, sharding=cut)).compile()

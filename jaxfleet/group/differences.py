@@ -19,10 +19,11 @@ def first_difference(lines: Sequence[str], exchange: Exchange) -> str | None:
         exchange: with all ranks.
     """
     text = "\n".join(lines).encode()
-    digests = exchange("the digest", hashlib.sha256(text).digest())
+    digests = exchange("comparing", hashlib.sha256(text).digest())
     if len(set(digests)) == 1:
         return None
-    texts = [zlib.decompress(each).decode() for each in exchange("the text", zlib.compress(text))]
+    packed = exchange("comparing line by line", zlib.compress(text))
+    texts = [zlib.decompress(each).decode() for each in packed]
     first, *others = (each.split("\n") for each in texts)
     differ = [rank for rank, found in enumerate(others, start=1) if found != first]
     pairs = zip_longest(first, others[differ[0] - 1], fillvalue="nothing more")

@@ -116,7 +116,7 @@ class Joined:
             ProgramError: they differ; it names the ranks, and the first line that does.
         """
         difference = first_difference(
-            lines, lambda part, data: self.gather(f"{part} of {what}", data, timeout_s=timeout_s)
+            lines, lambda how, data: self.gather(f"{how} {what}", data, timeout_s=timeout_s)
         )
         if difference is not None:
             hint = "run the same script, with the same arguments, on each rank"

@@ -1,7 +1,7 @@
 """RankStep: a step that runs over the devices of all ranks of a group, one process each."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,8 +114,23 @@ class RankStep(Step):
         leaves = jax.tree_util.tree_leaves(state)
         if self._held is None and all(map(_is_readable, leaves)):
             return state
-        self._joined.barrier("pulling the state", timeout_s=self._longest_s)
-        return jax.tree_util.tree_map(self._whole_leaf, super().pull(state))
+        what = "pulling the state"
+        self._joined.barrier(what, timeout_s=self._longest_s)
+        if self._held is not None:
+            state = self._together(what, partial(super().pull, state))
+        return jax.tree_util.tree_map(self._whole_leaf, state)
+
+    def _extra(self) -> Mapping[str, np.ndarray]:
+        if self._held is None:
+            return {}
+        extra: Mapping[str, np.ndarray] = self._together("saving", super()._extra)
+        return extra
+
+    def _together(self, what: str, compute: Callable[[], Any]) -> Any:
+        """Returns what all ranks compute, where this one may wait for the others."""
+        return self._joined.run(
+            what, lambda: jax.block_until_ready(compute()), timeout_s=self._longest_s
+        )
 
     def _write(
         self, path: str | Path, leaves: list[Any], extra: Mapping[str, np.ndarray], number: int
@@ -136,7 +151,8 @@ class RankStep(Step):
         found, said = None, ""
         try:
             found = super()._opened(path)
-            said = f"found that of step {found.step}"
+            # Two of one step may differ all the same, where a machine has an old one of its own.
+            said = f"found that of step {found.step}, {found.sha256[:8]}"
         except CheckpointError as error:
             said = str(error)
             self._tell(f"restoring {path}", said)

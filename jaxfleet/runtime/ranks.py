@@ -36,6 +36,7 @@ from jaxfleet.runtime.scope import OfRanks, Scope
 # What runs, and what says the shapes of what each rank fetched.
 _Run: TypeAlias = tuple[Any, Callable[[Sequence[Array]], Sequence[tuple[Shape, ...]]]]
 _OWN = ("gen_nccl_id", "c_comm_init")  # operators that differ from rank to rank
+_MOST_SHOWN = 4  # of what is fed, in a line for other processes
 _SEED = re.compile(r"\bseed=\d+")  # ranks may draw otherwise: what must be alike is broadcast
 
 
@@ -125,7 +126,7 @@ class RanksProgram:
         taken = {v.name: self._taken(v, scope) for v in self.uses.state if v.name in reused}
         kept = {v.name: self._own(v, scope) for v in self.uses.state if v.name not in reused}
         rows = {name: self._placed(value) for name, value in fed.rows.items()}
-        fetched, new = self._run(lambda: run(taken, kept, rows))
+        fetched, new = self._run(lambda: run(taken, kept, rows), fed)
         of_ranks = shapes(fetched)
         written = {v.name: OfRanks(_shown(v, new[v.name]), new[v.name]) for v in self.uses.written}
         scope.keep_of_ranks(written)
@@ -133,14 +134,14 @@ class RanksProgram:
             fetched = [own_rows(value) for value in fetched]
         return Fetched(self.fetch, fetched, of_ranks[: self.own])
 
-    def _run(self, run: Callable[[], tuple[list[Array], dict[str, Array]]]) -> Any:
+    def _run(self, run: Callable[[], tuple[list[Array], dict[str, Array]]], fed: Fed) -> Any:
         """Runs, and waits where devices, or processes, must not be at two runs at once."""
         if self.joined is None:
             fetched, new = run()
             if steps_must_not_overlap(self.mesh.devices.tolist()):
                 jax.block_until_ready((fetched, new))
             return fetched, new
-        return self.joined.run_step(self.program.name, run, timeout_s=self.timeout_s)
+        return self.joined.run_step(self._said(fed), run, timeout_s=self.timeout_s)
 
     def put(self, name: str, values: Sequence[Any], scope: Scope) -> None:
         """Gives every rank a value of its own of a variable; the scope shows the first rank's."""
@@ -189,8 +190,14 @@ class RanksProgram:
         lines += [f"fetched: {', '.join(self.fetch)}", *str(self.program).splitlines()]
         ranks = f"{self.mesh.size} ranks of {joined.size} processes"
         same = [_SEED.sub("", line) for line in (ranks, *lines) if not _is_own(line)]
-        joined.agree(f"the program '{self.program.name}'", same, timeout_s=self.timeout_s)
+        joined.agree(self._said(fed), same, timeout_s=self.timeout_s)
         return (first,) * self.mesh.size
+
+    def _said(self, fed: Fed) -> str:
+        """Returns the program and what a device is fed, as other processes are told."""
+        known = [f"'{name}' {list(shape)}" for name, shape in fed.shapes[0].items() if shape]
+        shown = [*known[:_MOST_SHOWN], *(["..."] if len(known) > _MOST_SHOWN else [])]
+        return f"the program '{self.program.name}'" + (f" fed {', '.join(shown)}" if shown else "")
 
     def _rows(self, variable: Variable, value: Any) -> Any:
         """Returns a fed value that ranks can share; a scalar is one for each, or one for all."""

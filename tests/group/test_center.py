@@ -182,8 +182,8 @@ def test_one_that_asks_within_a_step_that_others_run_is_named() -> None:
 def test_the_first_line_that_differs_is_found() -> None:
     texts = [["a", "b"], ["a", "b"], ["a", "c"], ["a"]]
     given = {
-        "the digest": [f"{lines}".encode() for lines in texts],
-        "the text": [zlib.compress("\n".join(lines).encode()) for lines in texts],
+        "comparing": [f"{lines}".encode() for lines in texts],
+        "comparing line by line": [zlib.compress("\n".join(lines).encode()) for lines in texts],
     }
     said = "rank 2 and rank 3 differ from rank 0; line 2: rank 0 has 'b', rank 2 'c'"
     assert first_difference(texts[0], lambda part, _: given[part]) == said

@@ -5,6 +5,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import chdir
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import jaxfleet as jf
+from jaxfleet.errors import CheckpointError
 from jaxfleet.group import Place
 from tests.collective import models
 from tests.collective.test_merge import EVERY
@@ -99,17 +102,29 @@ def own_rows(place: Place) -> Any:
     return state, metrics
 
 
-def saved(folder: Path) -> Any:
+def saved(folder: Path, place: Place) -> Any:
     """Trains, saves, goes on, and goes on again from what was saved."""
     step, state = toys.distributed(jf.DistributedStrategy())
     for _ in range(STEPS // 2):
         state, _ = step(state, toys.rows(ROWS))
     step.save(folder / "saved", state, number=STEPS // 2)
     state, _ = step(state, toys.rows(ROWS))
+    step.save(folder / "other", state, number=STEPS // 2)
+    refuse_another(step, folder, place)
     state, metrics = step.restore(folder / "saved"), None
     for _ in range(STEPS // 2):
         state, metrics = step(state, toys.rows(ROWS))
     return state, metrics
+
+
+def refuse_another(step: Any, folder: Path, place: Place) -> None:
+    """Fails unless ranks refuse checkpoints that are theirs alone, though of one step."""
+    home = folder / f"of rank {place.rank}"
+    home.mkdir()
+    (home / "saved").symlink_to(folder / ("saved" if place.rank else "other"))
+    mixed = pytest.raises(CheckpointError, match=f"found that of step {STEPS // 2}, ")
+    with chdir(home), mixed:
+        step.restore("saved")
 
 
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -156,7 +171,7 @@ def main(folder: Path) -> None:
     trainings: dict[str, Callable[[], Any]] = {
         "whole batches": lambda: whole_batches(place),
         "own rows": lambda: own_rows(place),
-        "saved": lambda: saved(folder),
+        "saved": lambda: saved(folder, place),
     }
     ways = [name for name in WAYS if name != "hierarchical" or jax.device_count() > 2]
     trainings.update((name, partial(in_a_way, name, folder)) for name in ways)
