@@ -1,11 +1,18 @@
 """offload: what it moves and what it leaves; the docstring shows the plain case."""
 
-import pytest
+from collections.abc import Mapping
+from dataclasses import replace
 
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from jaxfleet.analysis.memory.merging import executables
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, parse, verify
-from jaxfleet.passes import Offload, ReleaseMemory
+from jaxfleet.passes import CutApart, Offload, ReleaseMemory
 from jaxfleet.pipeline import run_pipeline
+from tests.passes.drawn import programs
 
 HEAD = """
 program p
@@ -92,3 +99,46 @@ def test_it_wants_a_program_that_is_cut_and_not_moved_yet() -> None:
         run_pipeline(program(*lines), [ReleaseMemory(), ALL])
     with pytest.raises(PassError, match="neither may be less than 0"):
         Offload(ahead=-1).run(program(*lines))
+
+
+@given(programs(), st.integers(1, 3), st.integers(0, 2))
+def test_nothing_but_moves_is_added(drawn: Program, every: int, ahead: int) -> None:
+    cuts = tuple(range(every, len(drawn.root.ops), every))
+    assume(cuts)
+    cut = CutApart(cuts=cuts).run(drawn)
+    made = Offload(smallest_bytes=0, ahead=ahead).run(cut)
+    verify(made)
+    original: dict[str, str] = {}
+    ops = []
+    for op in made.root.ops:
+        if op.type in {"to_host", "to_device"}:
+            original[op.writes[0]] = original.get(op.reads[0], op.reads[0])
+        else:
+            ops.append(replace(op, inputs=op.inputs.renamed(original)))
+    assert tuple(ops) == cut.root.ops
+    _check_absent(made, original)
+
+
+def _check_absent(made: Program, original: Mapping[str, str]) -> None:
+    """Checks that a value that comes back was away while a whole executable ran."""
+    numbers, ops = executables(made.root.ops), made.root.ops
+    for place, op in enumerate(ops):
+        if op.type == "to_device":
+            value = original[op.writes[0]]
+            held = [n for n, other in zip(numbers[:place], ops, strict=False)
+                    if value in {original.get(x, x) for x in (*other.reads, *other.writes)}
+                    and other.type != "to_device"]  # fmt: skip
+            assert numbers[place] - max(held) > 1
+
+
+def test_what_a_sub_block_reads_comes_back_for_it() -> None:
+    lines = ("h: f32[9] = jax.sort(x)", *CHAIN, "d: f32[9] = jax.sort(c)")
+    last = """s = jax.scan(d) {body=^1}
+  block 1 (v: f32[9]) -> (w)
+    forward
+      w: f32[9] = jax.add(v, h)
+    """
+    made = ALL.run(program(*lines, last))
+    assert moves(made) == ["|", "to_host h", "|", "|", "|", "to_device h@HOST", "|"]
+    (number,) = made.root.ops[-1].blocks
+    assert made.blocks[number].ops[0].reads == ("v", "h@BACK")

@@ -3,6 +3,7 @@
 import gc
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -191,6 +192,9 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         step_of(made, 4, memory_budget=0.5, lowering="pmap")
     with pytest.raises(StrategyError, match="lowering 'pmap' with passes that cut"):
         step_of(made, 4, passes=CUT, lowering="pmap")
+    another: Any = SimpleNamespace(process_index=jax.process_index() + 1)
+    with pytest.raises(UnsupportedError, match="devices of several processes do not move"):
+        moves.check_moves(step_of(made, passes=MOVED).program, [another])
     monkeypatch.setattr(moves, "memory_kinds", lambda _: ("device", "unpinned_host"))
     with pytest.raises(UnsupportedError, match="no memory of the kind 'pinned_host'") as refused:
         step_of(made, passes=CUT, offload=True)
