@@ -49,7 +49,7 @@ def recomputed(made: IrProgram, fetch: Sequence[str]) -> IrProgram:
 
     Args:
         made: it.
-        fetch: the names that are fetched, which forward is to make once.
+        fetch: the names that are fetched, where no operator says so.
 
     Raises:
         PassError: it is cut already, or a sub-block uses what is written several times.
@@ -63,9 +63,9 @@ def recomputed(made: IrProgram, fetch: Sequence[str]) -> IrProgram:
         return made
     rewrite = Recompute(cuts=cuts, saved=tuple(map(str, names)))
     root = made.root
-    wanted = [name for name in fetch if name in root.variables]
-    marked = root.with_ops([*root.ops, IrOperator("fetch", Operands.of(*wanted))])
-    return rewrite.run(made.with_block(marked))
+    if wanted := [name for name in fetch if name in root.variables]:
+        root = root.with_ops([*root.ops, IrOperator("fetch", Operands.of(*wanted))])
+    return rewrite.run(made.with_block(root))
 
 
 def _behind(made: IrProgram, names: set[str]) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """Checkpoints of forward in fluid's programs: the same results, in less memory."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,10 +10,13 @@ import pytest
 
 from jaxfleet import fluid
 from jaxfleet.fluid import layers
-from jaxfleet.ir import Operands, Operator
+from jaxfleet.fluid.pserver import runs
+from jaxfleet.fluid.pserver.programs import PlainTrainer, plain_trainer
+from jaxfleet.ir import Operands, Operator, Program
 from jaxfleet.lower import OnOne, PartStep
 from tests.fluid.nets import fresh
 from tests.fluid.parallel import Feed, Trained, batch, devices
+from tests.fluid.pserver.jobs import run_job, shared_out
 
 WIDE, ROWS = 64, 256
 
@@ -32,8 +37,8 @@ def plain() -> Any:
     return fluid.optimizer.Momentum(0.05, 0.9, grad_clip=fluid.clip.GradientClipByGlobalNorm(1.0))
 
 
-def with_checkpoints() -> Any:
-    made = fluid.optimizer.RecomputeOptimizer(plain())
+def with_checkpoints(inner: Any = None) -> Any:
+    made = fluid.optimizer.RecomputeOptimizer(plain() if inner is None else inner)
     block = fluid.default_main_program().global_block()
     tanhs = [op.output("Out")[0] for op in block.ops if op.type == "tanh"]
     made._set_checkpoints([block.var(tanhs[1]), tanhs[3]])
@@ -100,3 +105,27 @@ def test_an_optimizer_that_is_told_nothing_or_nonsense() -> None:
             made.minimize(loss)
     with pytest.raises(TypeError, match="made of is of type str"):
         fluid.optimizer.RecomputeOptimizer("Adam")  # type: ignore[arg-type]  # as that
+
+
+def served(*, again: bool) -> fluid.Variable:
+    loss, _ = deep()
+    momentum = fluid.optimizer.Momentum(0.05, 0.9)
+    (with_checkpoints(momentum) if again else momentum).minimize(loss)
+    return loss
+
+
+def test_trainers_of_servers_compute_again_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts = []
+
+    def plainly(program: Program, fetch: Sequence[str]) -> PlainTrainer:
+        made = plain_trainer(program, fetch)
+        cuts.append(sum(op.type == "cut" for op in made.program.root.ops))
+        return made
+
+    monkeypatch.setattr(runs, "plain_trainer", plainly)
+    feeds = shared_out([batch(8, seed) for seed in range(2)], 2)
+    one, other = (run_job(partial(served, again=again), feeds) for again in (False, True))
+    assert max(cuts) == 4
+    np.testing.assert_allclose(other.losses, one.losses, rtol=1e-5)
+    for name, value in one.params[0].items():
+        np.testing.assert_allclose(other.params[0][name], value, rtol=1e-4, atol=1e-5, err_msg=name)

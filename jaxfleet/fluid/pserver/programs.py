@@ -7,6 +7,7 @@ from jaxfleet.analysis.memory.reused import held_by
 from jaxfleet.errors import FeedError
 from jaxfleet.fluid.pserver.late_programs import taken_alone, with_parts, with_plain_sums
 from jaxfleet.fluid.pserver.row_programs import SEND_ROWS, RowTable, distributed_tables, with_rows
+from jaxfleet.fluid.recomputing import recomputed
 from jaxfleet.ir import Block, BlockRef, Kind, Operands, Operator, Program, Role, Variable
 from jaxfleet.ir.names import trainer_of
 from jaxfleet.passes import MergeSends, ScheduleSends
@@ -62,7 +63,7 @@ def plain_trainer(program: Program, fetch: Sequence[str]) -> PlainTrainer:
     made = made.with_block(made.root.with_ops([*ops, Operator("fetch", Operands.of(*wanted))]))
     made = _without_unused(made)
     is_step = any(op.type in {"send", SEND_ROWS} for op in ops)
-    made = _with_sends_together(made) if is_step else made
+    made = recomputed(_with_sends_together(made), ()) if is_step else made
     return PlainTrainer(made, wanted, fetch, tuple(kept), is_step, tables)
 
 
