@@ -9,6 +9,7 @@ from jaxfleet.errors import StrategyError
 from jaxfleet.watch import Board
 
 _LONGEST_S = 3600.0
+_BETWEEN_S = 0.5  # looks for a job that has not begun
 
 
 def add_parser(commands: Any) -> None:
@@ -23,6 +24,8 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument
     add("servers", nargs="+", metavar="[HOST:]PORT", help="where servers give their metrics")
     add("--every", type=float, default=1.0, metavar="S", help="seconds between two looks (1)")
+    wait = "the most seconds until a server answers (30); none with --once"
+    add("--wait", type=float, default=30.0, metavar="S", help=wait)
     add("--once", action="store_true", help="look twice, print what was seen, and end")
     parser.set_defaults(run=run)
 
@@ -33,13 +36,24 @@ def run(args: argparse.Namespace) -> int:
         what = f"--every is {args.every:g}, and is a number of seconds up to {_LONGEST_S:g}"
         raise StrategyError(what)
     board = Board([at if ":" in at else f"127.0.0.1:{at}" for at in args.servers])
-    board.look()
+    _look_until_one_answers(board, 0.0 if args.once else args.wait)
     if not board.answers:
         for address, looked in board.found.items():
             log(f"error: no metrics at {address}: {looked.error}")
         log("  hint: start the job with JAXFLEET_METRICS_PORT=P, and name the ports P, P + 1, ...")
         return USER_ERROR
     return _once(board, args.every) if args.once else _live(board, args.every)
+
+
+def _look_until_one_answers(board: Board, wait_s: float) -> None:
+    """Looks at a job that may be about to begin: its processes take seconds to start."""
+    until = time.monotonic() + wait_s
+    board.look()
+    if wait_s > 0 and not board.answers:
+        log(f"waiting up to {wait_s:g} s for servers: {', '.join(board.addresses)}")
+    while not board.answers and time.monotonic() < until:
+        time.sleep(_BETWEEN_S)
+        board.look()
 
 
 def _once(board: Board, every_s: float) -> int:

@@ -27,16 +27,15 @@ def test_a_job_is_watched(
     monkeypatch.setenv("JAXFLEET_METRICS_PORT", address.rpartition(":")[2])
     monkeypatch.setenv("JAXFLEET_TRACE_DIR", str(tmp_path / "trace"))
     options = [f"--steps={STEPS}", "--step-timeout=60"]
+    codes: list[int] = []
+    live = ["top", address, "--every=0.5", "--wait=120"]  # begins before the job does
+    top = threading.Thread(target=lambda: codes.append(main(live)))
     with Jobs(tmp_path, options=options, step_s=60.0) as jobs:
+        top.start()
         server, quick, slow = jobs.server(), jobs.trainer(0), jobs.trainer(1, "--pause=0.2")
         slow.reaches("step 8.")
-        # A process would take longer to start, on a busy machine, than the job has left.
-        codes: list[int] = []
-        live = ["top", address, "--every=0.5"]
-        top = threading.Thread(target=lambda: codes.append(main(live)))
-        top.start()
         assert main(["top", address, "--once", "--every=1.5"]) == 0
-        shown = capsys.readouterr().out
+        shown, waited = capsys.readouterr()
         found = scrape(address)
         assert [quick.ends(), slow.ends(), server.ends()] == [0, 0, 0]
         top.join(60)
@@ -47,6 +46,7 @@ def test_a_job_is_watched(
     late = {n: values["trainer_late_seconds_total"] for n, values in found.of_trainers.items()}
     assert late[1] > late[0]
     assert codes == [0]
+    assert f"waiting up to 120 s for servers: {address}" in waited
     assert "the job has ended" in err
     assert "steps/s" in out
     check_timeline(merge(tmp_path / "trace"))
