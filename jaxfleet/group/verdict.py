@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from jaxfleet.errors import JaxfleetError, PeerLostError, ProgramError
 from jaxfleet.ps.messages import Plain
 
-_TOGETHER = "run the same script, with the same arguments and data of the same shapes, on each rank"
+_TOGETHER = (
+    "run the same script, with the same arguments and data of the same shapes, on each rank; "
+    "step.save, step.restore and step.pull are called by every rank, too"
+)
 _AGAIN = "look at that rank's log; start the job again from its last checkpoint"
 
 

@@ -16,16 +16,19 @@ def emulate_devices(count: int) -> None:
     Call it before anything runs on jax: the number of devices is fixed when jax first starts.
 
     Raises:
-        StrategyError: jax has started with another number of devices.
+        StrategyError: jax has started with fewer devices of this process.
     """
     try:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError as error:
-        if len(jax.devices("cpu")) >= count:
+        here = len(jax.local_devices(backend="cpu"))  # a group's other ranks have theirs
+        if here >= count:
             return
-        what = f"{count} devices cannot be emulated: jax has started with {len(jax.devices())}"
+        what = f"{count} devices cannot be emulated: jax has started with {here}"
         hint = "call emulate_devices before the first array is made"
+        if jax.process_count() > 1:
+            hint = f"start the ranks by jaxfleet launch --devices-per-process {count}"
         raise StrategyError(what, hint=hint) from error
 
 

@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+import pytest
 
 import jaxfleet as jf
+from jaxfleet.errors import StrategyError
 from tests.collective.models import STEPS, batch, distributed
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -53,9 +55,17 @@ def _ask_alone(step: Any, name: str) -> None:
     assert ("amp.scale" in held) == ("amp" in STRATEGIES[name]), held
 
 
+def _cannot_have_more_devices() -> None:
+    """Fails unless a rank that asks for as many devices as all have is told how to get them."""
+    with pytest.raises(StrategyError) as refused:
+        jf.emulate_devices(jax.device_count())
+    assert f"--devices-per-process {jax.device_count()}" in refused.value.__notes__[-1]
+
+
 def main(folder: Path) -> None:
     """Trains by each strategy."""
     jf.initialize()
+    _cannot_have_more_devices()
     for name in STRATEGIES:
         leaves, own = trained(name, folder)
         np.savez(folder / f"{name}-{jax.process_index()}.npz", *leaves, own=own)
