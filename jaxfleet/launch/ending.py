@@ -13,6 +13,8 @@ from jaxfleet.launch.starter import Starter
 
 _FOREVER = 10 * 365 * 86400.0
 _KILL_S = 10.0
+_NO_PADDLE = "No module named 'paddle'"
+_COMPAT = "begin the script with: import jaxfleet.compat; jaxfleet.compat.install()"
 _TIMED_OUT = 124  # as coreutils' timeout says it
 
 
@@ -112,6 +114,8 @@ class Ender:
         if failed.last:
             self._console.complain(f"the last lines of {failed.name}:")
             self._console.show(failed.name, failed.last, error=True)
+            if any(_NO_PADDLE in line for line in failed.last):
+                self._console.complain(f"  hint: {_COMPAT}")
         else:
             self._console.complain(f"{failed.name} wrote nothing")
         self._console.complain(f"{failed.name} {failed.ending}")

@@ -62,6 +62,13 @@ def test_only_the_last_lines_are_shown_again(capsys: pytest.CaptureFixture[str])
     assert [f"trainer 0 | line {n}" in err for n in range(80, 100)] == [True] * 20
 
 
+def test_a_script_of_paddles_that_changed_nothing_is_told_what_to(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert launch(job("import paddle.fluid")) == 1
+    assert "hint: begin the script with: import jaxfleet.compat;" in capsys.readouterr().err
+
+
 def test_a_trainer_that_a_signal_kills_gives_128_and_the_signal() -> None:
     assert launch(job("import os; os.kill(os.getpid(), 9)")) == 137
 
