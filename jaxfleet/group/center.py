@@ -77,7 +77,7 @@ class Center:
         self.verdict: Verdict | None = None
         self._seen: dict[int, _Seen] = {}
         self._asked: dict[int, _Asked] = {}
-        self._leaving: Answers = []
+        self._leaving: dict[int, tuple[Peer, Message]] = {}
         self._takes: dict[Kind, Callable[[int, Peer, Message], Answers]] = {
             Kind.HELLO: self._hello,
             Kind.HEARTBEAT: self._beat,
@@ -183,8 +183,8 @@ class Center:
             self._condemn(Verdict(rank, f"rank {rank} ended in step {message.step}: {why}"))
         if self.verdict is not None:  # a group that is broken does not end well
             return [(line, replace(self._news(), number=message.number))]
-        self._leaving.append((line, Message(Kind.OK, "rank 0", number=message.number)))
-        return self._leaving if len(self._leaving) == self.size else []
+        self._leaving[rank] = (line, Message(Kind.OK, "rank 0", number=message.number))
+        return [*self._leaving.values()] if len(self._leaving) == self.size else []
 
     def _judge(self, spoke: int) -> None:
         """Finds what cannot end well, after a rank spoke: one that waits for what is not to be."""

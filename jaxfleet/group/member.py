@@ -1,7 +1,6 @@
 """A rank's end of its lines to rank 0: it says what it does, asks, and hears how the others are."""
 
 import itertools
-import math
 import threading
 import time
 import uuid
@@ -12,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxfleet.errors import ClosedError, ConnectError, JaxfleetError, StrategyError
+from jaxfleet.group.news import News
 from jaxfleet.group.verdict import Verdict
 from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
 from jaxfleet.ps.network import Lines, Network
@@ -20,6 +20,7 @@ _HELLO_S = 0.5
 _LOOK_S = 0.05  # between two looks at whether the group still is one
 _MOST_BETWEEN_BEATS_S = 1.0
 _CLOSING_S = 5.0
+_BYE_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,7 @@ class Member:
         self._session = uuid.uuid4().hex
         self._doing = Doing()
         self._numbers, self._words = itertools.count(1), itertools.count(1)
-        self._ranks: dict[int, tuple[int, str]] = {}
-        self._silent_s = 0.0
-        self._verdict: Verdict | None = None
+        self._news = News()
         self.has_raised = False
         self._lines = network.connect([endpoint])
         self._beats: Lines | None = None
@@ -86,7 +85,7 @@ class Member:
     @property
     def verdict(self) -> Verdict | None:
         """Why the group cannot go on, once it cannot."""
-        return self._verdict
+        return self._news.verdict
 
     def now(self, doing: Doing) -> None:
         """Sets what is said from the next beat on."""
@@ -99,8 +98,8 @@ class Member:
             PeerLostError: a rank is gone.
             ProgramError: ranks do not run the same.
         """
-        if self._verdict is not None:
-            raise self.error(self._verdict)
+        if self.verdict is not None:
+            raise self.error(self.verdict)
 
     def error(self, verdict: Verdict) -> JaxfleetError:
         """Returns what this rank raises: whoever started it is then told why it ends."""
@@ -168,15 +167,8 @@ class Member:
 
     def late(self, what: str, timeout_s: float) -> JaxfleetError:
         """Returns the error that names whom this rank has waited for in vain; tells the others."""
-        self.check()  # what was heard just now is why
-        step = self._doing.step
-        others = {r: each for r, each in self._ranks.items() if r != self.rank}
-        # Of those in one step, it is not who waits at the same place.
-        behind = min(others, key=lambda r: (others[r][0], others[r][1] == what), default=0)
-        at, doing = others.get(behind, (0, "nothing"))
-        waited = f"rank {self.rank} waited {timeout_s:g} s for '{what}' in step {step}"
-        verdict = Verdict(behind, f"rank {behind} is late: {waited}; it said: step {at}, {doing}")
-        self._verdict = verdict
+        waited = f"rank {self.rank} waited {timeout_s:g} s for '{what}' in step {self._doing.step}"
+        verdict = self._news.late(self.rank, what, waited)
         with suppress(ClosedError):
             self._send(self._lines, Kind.ERROR, body={"verdict": verdict.body()})
         return self.error(verdict)
@@ -191,7 +183,8 @@ class Member:
         """
         number = next(self._numbers)
         self._send(self._lines, Kind.BYE, number)
-        self._answer(number, "the end", math.inf)
+        while self._awaited(number, _BYE_AGAIN_S) is None:
+            self._send(self._lines, Kind.BYE, number)  # a line that broke took the last one along
 
     def fail(self, error: str) -> None:
         """Says that this rank ends by an error.
@@ -232,15 +225,21 @@ class Member:
         lines.send(0, Message(kind, sender, step=step, number=number, body=said, tensors=tensors))
 
     def _answer(self, number: int, what: str, timeout_s: float) -> Message:
+        answer = self._awaited(number, timeout_s)
+        if answer is None:
+            raise self.late(what, timeout_s)
+        return answer
+
+    def _awaited(self, number: int, timeout_s: float) -> Message | None:
         until = time.monotonic() + timeout_s
         while (left_s := until - time.monotonic()) > 0:
             arrived = self._lines.receive(min(_LOOK_S, left_s))
             if arrived is not None:
                 if arrived[1].kind in {Kind.PARTS, Kind.OK} and arrived[1].number == number:
                     return arrived[1]
-                self.hear(arrived[1])
+                self._news.hear(arrived[1])
             self.check()
-        raise self.late(what, timeout_s)
+        return None
 
     def _beat(self) -> None:
         """Beats until this end is closed."""
@@ -249,7 +248,7 @@ class Member:
                 self._beat_on()
             except Exception:  # noqa: BLE001  whatever it is, a rank that lives must not look dead
                 self._closing.wait(_MOST_BETWEEN_BEATS_S)
-                self._count(_MOST_BETWEEN_BEATS_S)
+                self._miss(_MOST_BETWEEN_BEATS_S)
 
     def _beat_on(self) -> None:
         self._beats = lines = self._network.connect([self.endpoint])
@@ -260,31 +259,15 @@ class Member:
         finally:
             lines.close()
 
+    def _miss(self, seconds: float) -> None:
+        self._news.miss(seconds, lost_after_s=self.lost_after_s)
+
     def _listen(self, lines: Lines, every_s: float) -> None:
         until = time.monotonic() + every_s
         while (before := time.monotonic()) < until:
             arrived = lines.receive(until - before)
             if arrived is not None:
-                self.hear(arrived[1])
+                self._news.hear(arrived[1])
             else:
                 # If it is more, this process stood still, and rank 0 had no chance to be heard.
-                self._count(min(time.monotonic() - before, 2 * every_s))
-
-    def _count(self, seconds: float) -> None:
-        """Counts time in which nothing was heard of rank 0."""
-        self._silent_s += seconds
-        if self._silent_s > self.lost_after_s and self._verdict is None:
-            what = f"rank 0 is lost: not heard of for {self._silent_s:.1f} s"
-            step, doing = self._ranks.get(0, (0, "nothing"))
-            self._verdict = Verdict(0, f"{what}; it last said: step {step}, {doing}")
-
-    def hear(self, message: Message) -> None:
-        """Takes in what rank 0 says of all."""
-        self._silent_s = 0.0
-        ranks = message.body.get("ranks")
-        for each in ranks if isinstance(ranks, list) else ():
-            if isinstance(each, dict):
-                at = int(str(each["step"])), str(each["doing"])
-                self._ranks[int(str(each["rank"]))] = at
-        if self._verdict is None:
-            self._verdict = Verdict.of(message.body.get("verdict"))
+                self._miss(min(time.monotonic() - before, 2 * every_s))

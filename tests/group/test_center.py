@@ -106,8 +106,9 @@ def test_who_left_is_missed_where_others_ask() -> None:
 
 def test_all_may_go_when_all_have_said_bye() -> None:
     ranks = Ranks(2)
-    ranks.say(1, Kind.BYE, step=3, number=9)
-    assert not ranks.told
+    for _ in range(2):  # it may say so again, and still is one
+        ranks.say(1, Kind.BYE, step=3, number=9)
+        assert not ranks.told
     ranks.say(0, Kind.BYE, step=3, number=4)
     assert [(line, message.number) for line, message in ranks.told] == [
         (b"line of 1", 9),

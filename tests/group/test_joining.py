@@ -19,7 +19,9 @@ from jaxfleet.group import Place
 from jaxfleet.group.center import Center
 from jaxfleet.group.clusters import detected_rank
 from jaxfleet.group.member import Doing, Member
+from jaxfleet.group.news import News
 from jaxfleet.group.serving import Serving
+from jaxfleet.group.verdict import Verdict
 from jaxfleet.launch.ports import Ports
 from jaxfleet.ps.messages import Kind, Message, Plain
 from jaxfleet.ps.zmq_network import ZmqNetwork
@@ -123,14 +125,13 @@ def test_what_ends_rank_0_is_told_before_it_is_gone(monkeypatch: pytest.MonkeyPa
 
 
 def test_who_is_late_is_not_who_waits_too() -> None:
-    with closing(member("127.0.0.1:1", 0, 3)) as here:
-        at = [(1, "comparing train"), (2, "compiling")]
-        ranks: list[Plain] = [{"rank": n, "step": 5, "doing": doing} for n, doing in at]
-        here.hear(Message(Kind.HEARTBEAT, "rank 0", body={"ranks": ranks}))
-        what = "rank 2 is late: rank 0 waited 3 s for 'comparing train' in step 0; it said: step 5"
-        assert what in str(here.late("comparing train", 3.0))
-        with pytest.raises(PeerLostError, match="rank 2 is late"):
-            here.late("something else", 3.0)  # the first verdict stays
+    news, at = News(), [(1, "comparing train"), (2, "compiling")]
+    ranks: list[Plain] = [{"rank": n, "step": 5, "doing": doing} for n, doing in at]
+    news.hear(Message(Kind.HEARTBEAT, "rank 0", body={"ranks": ranks}))
+    late = news.late(0, "comparing train", "rank 0 waited 3 s")
+    said = "rank 2 is late: rank 0 waited 3 s; it said: step 5, compiling"
+    assert late == news.verdict == Verdict(2, said)
+    assert news.late(0, "something else", "rank 0 waited 9 s") == late, "the first one stays"
 
 
 def test_a_rank_says_of_one_moment_where_it_is_and_what_it_does() -> None:
