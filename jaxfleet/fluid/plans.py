@@ -1,13 +1,14 @@
 """Programs made ready to run, once for each version of a program and what is fed and fetched."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jaxfleet.analysis.memory.reused import check_fed
 from jaxfleet.fluid.alone import warn_alone
 from jaxfleet.fluid.drawing import RUN, with_draws
 from jaxfleet.fluid.feeding import Rule
+from jaxfleet.fluid.memory_budget import MemoryBudget
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.ragged import ragged_data, with_lengths
 from jaxfleet.fluid.recomputing import recomputed
@@ -22,6 +23,7 @@ from jaxfleet.runtime.prepared import Prepared, prepare
 from jaxfleet.tables import TableSpec
 
 Names: TypeAlias = tuple[str, ...]
+_Key: TypeAlias = tuple[Names, Names, MemoryBudget | None]
 
 
 @dataclass(frozen=True)
@@ -50,27 +52,39 @@ class Plan:
 
 
 class Plans:
-    """Keeps plans as long as their programs live and stay what they are."""
+    """Keeps plans as long as their programs live and stay what they are.
 
-    def __init__(self) -> None:
-        self._known: PerVersion[dict[tuple[Names, Names], Plan]] = PerVersion(lambda _: {})
+    Args:
+        device: what runs them, which only those with a budget of memory ask for.
+    """
 
-    def find(self, program: Program, fed: Names, fetch: Names) -> Plan:
+    def __init__(self, device: Callable[[], Any]) -> None:
+        self._device = device
+        self._known: PerVersion[dict[_Key, Plan]] = PerVersion(lambda _: {})
+
+    def find(
+        self, program: Program, fed: Names, fetch: Names, budget: MemoryBudget | None = None
+    ) -> Plan:
         """Returns the plan for a program as it is now.
 
         Args:
             program: it.
             fed: the names that are fed.
             fetch: the names that are fetched.
+            budget: what it may take; None for whatever it takes.
 
         Raises:
             FeedError: something is fetched that the program does not have.
-        ProgramError: it begins all rows of a distributed table that are too many for that.
+            ProgramError: it begins all rows of a distributed table that are too many for that.
         """
         plans = self._known.get(program)
-        plan = plans.get((fed, fetch))
+        plan = plans.get((fed, fetch, budget))
         if plan is None:
-            plan = plans[fed, fetch] = _made(program, fed, fetch)
+            plan = _made(program, fed, fetch)
+            if budget is not None:
+                fitted = budget.fitted(plan.prepared, fetch, self._device())
+                plan = replace(plan, prepared=fitted)
+            plans[fed, fetch, budget] = plan
         return plan
 
     def clear(self) -> None:

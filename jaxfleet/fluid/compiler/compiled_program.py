@@ -4,14 +4,16 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from jaxfleet.errors import AssertedError, ProgramError
+from jaxfleet.errors import AssertedError, ProgramError, StrategyError
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.compiler.graph import Graph
 from jaxfleet.fluid.compiler.replicas import Replicas, trains
 from jaxfleet.fluid.compiler.strategies import BuildStrategy, ExecutionStrategy
+from jaxfleet.fluid.memory_budget import MemoryBudget
 from jaxfleet.fluid.places import CPUPlace, CUDAPlace, Place, default_places
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.variable import Variable
+from jaxfleet.runtime.memory_report import MemoryReport
 from jaxfleet.runtime.scope import Scope
 
 _ANOTHER = "make another CompiledProgram"
@@ -46,6 +48,7 @@ class CompiledProgram:
         self._replicas: Replicas | None = None
         self._scope: Scope | None = None
         self._place: Any = None
+        self._memory_budget: MemoryBudget | None = None
 
     def with_data_parallel(
         self,
@@ -92,6 +95,17 @@ class CompiledProgram:
         """The program that runs."""
         return self._program or self._graph.to_program()
 
+    def memory_report(self) -> MemoryReport:
+        """Returns what the program takes in memory, before and after it was made to fit.
+
+        Raises:
+            StrategyError: it has no budget, or has not run.
+        """
+        if self._memory_budget is None:
+            what = "memory_report: the program has no budget of memory, or has not run"
+            raise StrategyError(what, hint="set build_strategy.memory_budget, and run it once")
+        return self._memory_budget.report()
+
     def _with_inference_optimize(self, config: Any) -> "CompiledProgram":
         del config
         if self._is_data_parallel:
@@ -116,6 +130,9 @@ class CompiledProgram:
             raise AssertedError(what, hint="call with_data_parallel, which sums them")
         if self._is_data_parallel:
             self._replicas = self._made(strategy, place)
+        if strategy.memory_budget is not None:
+            strategy.finalize()
+            self._memory_budget = MemoryBudget(strategy.memory_budget)
         self._scope, self._place = scope, place
         return self
 

@@ -25,6 +25,7 @@ from jaxfleet.fluid.compiler.strategies import (
 )
 from jaxfleet.fluid.drawing import RUN, numbers_apart
 from jaxfleet.fluid.feeding import fed_values
+from jaxfleet.fluid.memory_budget import refused_budget
 from jaxfleet.fluid.places import Place, devices_of
 from jaxfleet.fluid.plans import Names, runnable
 from jaxfleet.fluid.program import Program
@@ -155,6 +156,8 @@ class Replicas:
             )
         if build.trainer_id >= trainers:
             raise StrategyError(f"trainer_id {build.trainer_id} of {trainers} trainers")
+        if build.memory_budget is not None and not self.is_one:
+            raise refused_budget("a program on several devices, or with other trainers,")
         if build.async_mode and not self.is_one:
             what = "async_mode: devices that do not add their gradients need a communicator"
             raise UnsupportedError(what, hint="use parameter servers: DistributeTranspiler")

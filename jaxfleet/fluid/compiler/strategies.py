@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from jaxfleet.errors import FieldError, FinalError, StrategyError
+from jaxfleet.fluid.memory_budget import is_budget
 
 
 class ReduceStrategy:
@@ -122,6 +123,9 @@ class BuildStrategy(_Strategy):
         fuse_all_reduce_ops: acts over CPUs of several processes: small gradients are summed as one,
             unless it is False. Elsewhere XLA joins sums, or not, by itself.
         async_mode: acts: devices would not add their gradients, which is refused.
+        memory_budget: acts, and is an addition to fluid: what the program may take on its one
+            device besides its state, feeds and fetches. An int is bytes, a float a fraction of
+            what it takes as it is.
     """
 
     ReduceStrategy = ReduceStrategy
@@ -150,6 +154,7 @@ class BuildStrategy(_Strategy):
         "fuse_broadcast_ops": True,
         "sync_batch_norm": False,
         "memory_optimize": None,
+        "memory_budget": None,
         "enable_inplace": True,
         "is_distribution": False,
         "async_mode": False,
@@ -168,11 +173,13 @@ class BuildStrategy(_Strategy):
         "fuse_all_reduce_ops": _is_bool_or_none,
         "fuse_broadcast_ops": _is_bool_or_none,
         "memory_optimize": _is_bool_or_none,
+        "memory_budget": is_budget,
         "mkldnn_enabled_op_types": lambda value: isinstance(value, dict | set | list),
     }
     _acting: ClassVar[frozenset[str]] = frozenset({
         *("gradient_scale_strategy", "sync_batch_norm", "debug_graphviz_path", "async_mode"),
         *("num_trainers", "trainer_id", "trainers_endpoints", "fuse_all_reduce_ops"),
+        "memory_budget",
     })  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from jaxfleet.fluid.executor.on_devices import device_count, several_devices
 from jaxfleet.fluid.executor.pruning import PrunedPrograms, kept_feed, prune_program
 from jaxfleet.fluid.executor.ranks import RankRuns, rank_count
 from jaxfleet.fluid.feeding import fed_values, one_feed
+from jaxfleet.fluid.memory_budget import MemoryBudget, refused_budget
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.places import prepare_devices
 from jaxfleet.fluid.plans import runnable
@@ -155,7 +156,8 @@ class Executor(DatasetRuns):
         if devices is not None:
             made = devices.run(runs, feed, names_of(fetched), scope, self._next_run(runs))
             return _as_asked(made, return_numpy=return_numpy, return_merged=return_merged)
-        found = self._run_program(runs, feed, fetched, scope, return_numpy=return_numpy)
+        budget = program._memory_budget if isinstance(program, CompiledProgram) else None
+        found = self._run_program(runs, feed, fetched, scope, budget, return_numpy=return_numpy)
         is_split = isinstance(program, CompiledProgram) and not return_merged
         return [[value] for value in found] if is_split else found
 
@@ -206,19 +208,22 @@ class Executor(DatasetRuns):
         feed: Any,
         fetch_list: Sequence[Variable | str],
         scope: Scope,
+        budget: MemoryBudget | None,
         *,
         return_numpy: bool,
     ) -> list[Any]:
         """Runs a program on one device, or its part of a job of parameter servers."""
         given, fetch = one_feed(feed), names_of(fetch_list)
+        if budget is not None and (talks_to_others(program) or is_of_ids(program)):
+            raise refused_budget("a program that talks to servers, or runs on the host")
         if begins_rows(program):
             scope.rows.clear()
         if is_of_ids(program):
             ids: list[Any] = run_ids(program, given, fetch, FluidScope.around(scope))
             return ids if return_numpy else [jax.numpy.asarray(array) for array in ids]
         if not talks_to_others(program):
-            run = self._local.run
-            return run(program, given, fetch, scope, self._next_run, return_numpy=return_numpy)
+            run = partial(self._local.run, return_numpy=return_numpy, budget=budget)
+            return run(program, given, fetch, scope, self._next_run)
         fed = fed_values(program, given, wide=self._pserver.ids_of_any_size(program))
         _put_persistables(program, fed, scope)
         draw = partial(self._next_run, program)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxfleet.fluid.distributed.worker_program import without_rows
 from jaxfleet.fluid.drawing import RUN
 from jaxfleet.fluid.feeding import Feed, fed_values, warn_empty, warn_unknown
+from jaxfleet.fluid.memory_budget import MemoryBudget
 from jaxfleet.fluid.places import device_to_choose
 from jaxfleet.fluid.plans import Names, Plan, Plans
 from jaxfleet.fluid.program import Program
@@ -26,7 +27,7 @@ class LocalRuns:
 
     def __init__(self, place: Any) -> None:
         self._place = place
-        self._plans = Plans()
+        self._plans = Plans(self._on)
         self._device: Any = None
         self._knows_device = False
 
@@ -39,6 +40,7 @@ class LocalRuns:
         draw: Callable[[Program], np.uint32],
         *,
         return_numpy: bool,
+        budget: MemoryBudget | None = None,
     ) -> list[Any]:
         """Runs a program once; returns what is fetched.
 
@@ -51,11 +53,13 @@ class LocalRuns:
             scope: where the state is.
             draw: gives what a run's random operators draw by.
             return_numpy: return numpy arrays of the caller's own; JAX's if not.
+            budget: the memory that the run may take; None for whatever it takes.
 
         Raises:
             FeedError: what is fed, fetched or in the scope does not fit.
+            StrategyError: the program cannot be made to fit its budget.
         """
-        plan = self._plans.find(program, tuple(feed), fetch)
+        plan = self._plans.find(program, tuple(feed), fetch, budget)
         if plan.puts:
             _put(plan, feed, scope)
         if plan.has_sequences:
@@ -71,17 +75,22 @@ class LocalRuns:
             # JAX reads numpy's memory while the run lasts, and nobody would wait for its end.
             data = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in data.items()}
         given, kept = _state(program, plan, scope)
-        if not self._knows_device:
-            self._device, self._knows_device = device_to_choose(self._place), True
-        if self._device is None:
+        device = self._on()
+        if device is None:
             fetched, written = plan.prepared.function(given, kept, data)
         else:
-            with jax.default_device(self._device):
+            with jax.default_device(device):
                 fetched, written = plan.prepared.function(given, kept, data)
         scope.keep(written)
         if plan.has_sequences:
             fetched = fetched_sequences(program, fetch, fetched, feed, return_numpy=return_numpy)
         return [np.array(value) for value in fetched] if return_numpy else list(fetched)
+
+    def _on(self) -> Any:
+        """Returns the device that JAX must be told to run on; None where it does so by itself."""
+        if not self._knows_device:
+            self._device, self._knows_device = device_to_choose(self._place), True
+        return self._device
 
     def clear(self) -> None:
         """Lets all programs go."""

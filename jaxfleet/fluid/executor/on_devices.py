@@ -5,6 +5,7 @@ from typing import Any
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
 from jaxfleet.fluid.compiler.replicas import Replicas
 from jaxfleet.fluid.executor.ranks import RankRuns, local_ranks, rank_count
+from jaxfleet.fluid.memory_budget import refused_budget
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.pserver import refuse_several_devices
 from jaxfleet.runtime.scope import Scope
@@ -21,6 +22,9 @@ def several_devices(
         scope: where the state is.
         place: the Executor's.
         ranks: runs programs of ranks.
+
+    Raises:
+        StrategyError: it has a budget of memory, which only a program on one device heeds.
     """
     if isinstance(program, CompiledProgram):
         program._compile(scope, place)
@@ -30,6 +34,8 @@ def several_devices(
             return replicas
         if replicas is not None:
             replicas.count()
+        if program._memory_budget is not None and rank_count(runs) > 1:
+            raise refused_budget("a rank's program")
     return ranks if rank_count(runs) > 1 else None
 
 
