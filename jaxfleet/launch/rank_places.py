@@ -3,6 +3,7 @@
 from types import TracebackType
 from typing import Self
 
+from jaxfleet.errors import StrategyError
 from jaxfleet.launch.job import CollectiveJob
 from jaxfleet.launch.places import FIRST_PORT
 from jaxfleet.launch.ports import Ports
@@ -39,12 +40,26 @@ class RankPlaces:
         if first:
             starts = (_PORTS - first) // job.nproc  # of which each has ports of its own
             first += start % starts * job.nproc
-        ports = Ports(job.nproc, first=first, host=nodes.own)
+        ports = self._taken(first, start)
         self.close()  # after that, so that no new port is an old one
         self._ports = ports
         self.endpoints = tuple(ports.endpoints)
         if nodes.several:
             self.endpoints = nodes.endpoints([job.nproc] * len(nodes.names), first)
+
+    def _taken(self, first: int, start: int) -> Ports:
+        """Returns ports from a number on; for another start of one machine, other ones if need be.
+
+        Raises:
+            StrategyError: somebody else has one that others count on.
+        """
+        job, nodes = self._job, self._job.nodes
+        try:
+            return Ports(job.nproc, first=first, host=nodes.own)
+        except StrategyError:
+            if not start or nodes.several:
+                raise
+            return Ports(job.nproc, host=nodes.own)
 
     def give(self, rank: int) -> None:
         """Makes room for the rank that is about to listen."""

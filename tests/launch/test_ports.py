@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jaxfleet.errors import StrategyError
-from jaxfleet.launch import launch
+from jaxfleet.launch import CollectiveJob, Nodes, launch
 from jaxfleet.launch.ports import Ports
+from jaxfleet.launch.rank_places import RankPlaces
 from tests.launch.jobs import job
 
 SERVES = """
@@ -64,6 +65,22 @@ def test_a_server_can_listen_where_its_port_is_held_and_again_after_its_end() ->
             listening(ports.endpoints[0]).close()
     finally:
         ports.close()
+
+
+def test_another_start_on_one_machine_goes_elsewhere_where_its_port_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        for nodes, start, is_refused in (("127.0.0.1", 0, True), ("127.0.0.1,b", 1, True),
+                                         ("127.0.0.1", 1, False)):  # fmt: skip
+            names = tuple(nodes.split(","))
+            job = CollectiveJob(command=("x",), port=taken - start, nodes=Nodes(names, names[0]))
+            with RankPlaces(job) as places:
+                if is_refused:
+                    with pytest.raises(StrategyError, match=f"port {taken} of 127.0.0.1 cannot"):
+                        places.move(start)
+                    continue
+                places.move(start)
+                assert places.endpoints[0] != f"127.0.0.1:{taken}"
 
 
 def test_ports_that_are_asked_for_follow_each_other() -> None:

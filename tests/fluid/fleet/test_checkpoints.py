@@ -96,6 +96,10 @@ def test_c177_checkpoints_are_numbered_and_the_newest_is_loaded(
     assert fs.list_dirs(path) == [f"{NAME}.1"]
     fleet.save_check_point(exe, path, TrainStatus(3), remain_all_checkpoint=False)
     assert fs.list_dirs(path) == [f"{NAME}.2"]
+    second = fleet_of(TWO, 1)
+    with pytest.warns(UserWarning, match="worker 1 writes no checkpoint: the first one does"):
+        second.save_check_point(exe, path, TrainStatus(4), fleet.main_program)
+    assert fs.list_dirs(path) == [f"{NAME}.2"]
 
 
 def test_a_save_that_was_cut_off_is_not_seen_and_in_nobodys_way(

@@ -21,6 +21,7 @@ from jaxfleet.fluid.incubate.fleet.collective.train_status import TrainStatus
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.group.clusters import detected_rank
+from jaxfleet.ops.frames import warn_at_caller
 
 _CONNECT_S = 120.0  # how long a cluster may take to say where its processes meet
 _CACHE = ".cache"
@@ -142,7 +143,7 @@ class Collective(Fleet):
         local_cache_path: str = _CACHE,
         remain_all_checkpoint: bool = True,
     ) -> None:
-        """Writes the next checkpoint of a folder; the first worker does.
+        """Writes the next checkpoint of a folder; the first worker does, and others only say so.
 
         Args:
             executor: the one that trains.
@@ -158,6 +159,9 @@ class Collective(Fleet):
             CheckpointError: it cannot be written; the ones before stay.
         """
         program = self._checked(executor, main_program or self._ranks())
+        if self._is_initialized and not self.is_first_worker():  # two would write one folder
+            warn_at_caller(f"worker {self.worker_index()} writes no checkpoint: the first one does")
+            return
 
         def save(folder: Path) -> None:
             io.save_persistables(executor, folder, program, checkpoints.PARAMS)
