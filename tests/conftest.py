@@ -4,12 +4,15 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from hypothesis import settings
+
+from tests.compiling import quickly
 
 # Read when JAX starts its backend, here and in the processes that tests start: XLA cuts a program
 # to compile its parts side by side, which costs a fifth more where programs are small.
@@ -24,6 +27,7 @@ sys.dont_write_bytecode = False
 # Both must be said before JAX starts its backend, which the first array does.
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
+jax.devices()  # it reads XLA_FLAGS now, and no more: some tests set them for those that they start
 
 # .ci/run copies this folder out and runs it against an installed wheel, where alone it can pass.
 collect_ignore = ["smoke"]
@@ -37,34 +41,40 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 settings.register_profile("jaxfleet", deadline=None, print_blob=True)
 settings.load_profile("jaxfleet")
 
-# Compiling is what most tests wait for. In these folders they ask what a program means, which XLA's
-# costly optimizations do not change, so they go without; where speed, exactness to the bit or what
-# users run is asked for, everything is compiled as it always is.
+# In these folders tests ask what a program means, and are compiled quickly; where speed, exactness
+# to the bit or what users run is asked for, everything is compiled as it always is.
 _MEANING = frozenset(
     {
         "analysis",
         "capture",
+        "checkpoint",
         "cli",
         "collective",
         "compat",
+        "fleet",
         "fluid",
+        "group",
+        "ir",
+        "launch",
         "mistakes",
+        "modes",
+        "ops",
         "passes",
         "pipeline",
+        "ps",
+        "sparse",
+        "tables",
+        "watch",
     }
 )
 
 
-@pytest.fixture(autouse=True)
-def _compiled_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
-    parts = request.path.relative_to(Path(__file__).parents[1]).parts
-    if parts[0] != "tests" or parts[1] not in _MEANING:
-        yield
-        return
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Compiles quickly what a test runs, and its fixtures, where it asks for a meaning."""
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    with quickly() if folder in _MEANING else nullcontext():
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

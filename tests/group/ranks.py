@@ -42,7 +42,6 @@ def ranks(
                 "PYTHONPATH": str(ROOT),
                 "JAX_PLATFORMS": "cpu",
                 "JAX_NUM_CPU_DEVICES": str(devices),
-                "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",  # compiling is what takes the time
                 "PADDLE_TRAINER_ENDPOINTS": ",".join(ports.endpoints),
                 "PADDLE_TRAINER_ID": str(rank),
                 **(more or {}),
