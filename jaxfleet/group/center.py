@@ -5,7 +5,7 @@ a request with a number, which is answered when all have asked. Whatever cannot 
 `Verdict`, and the first one counts: it goes to every rank.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 
 from jaxfleet.group.verdict import Verdict
@@ -31,6 +31,8 @@ class _Seen:
         runs: which program with which shapes it runs in that step, in few words.
         left_after: the step after which it said bye.
         inside: it has begun the step, and not run it yet.
+        ran: differs where what it has run does, as it last said.
+        last: what it ran last, in words.
     """
 
     session: str
@@ -42,6 +44,12 @@ class _Seen:
     runs: str = ""
     left_after: int | None = None
     inside: bool = False
+    ran: str = ""
+    last: str = ""
+
+    def hear(self, body: Mapping[str, object]) -> None:
+        """Takes what it says of all that it has run."""
+        self.ran, self.last = str(body.get("ran", "")), str(body.get("last", ""))
 
     def take_in(self, message: Message) -> None:
         """Takes in what a rank says that it does, unless it has said something later."""
@@ -161,6 +169,9 @@ class Center:
             text = f"rank {other} is at '{asked.what}', and rank {rank} at '{what}'"
             self._condemn(Verdict(rank, text, differs=True))
             return []  # what others brought is no answer here: all hear the verdict
+        self._seen[rank].hear(message.body)
+        if self._ran_other(rank, next(iter(asked.by), rank)):
+            return []
         asked.by[rank] = (line, message.tensors)
         if len(asked.by) < self.size:
             return []
@@ -183,8 +194,22 @@ class Center:
             self._condemn(Verdict(rank, f"rank {rank} ended in step {message.step}: {why}"))
         if self.verdict is not None:  # a group that is broken does not end well
             return [(line, replace(self._news(), number=message.number))]
+        seen.hear(message.body)
+        for other, left in self._seen.items():
+            if left.left_after == seen.left_after and self._ran_other(rank, other):
+                return []
         self._leaving[rank] = (line, Message(Kind.OK, "rank 0", number=message.number))
         return [*self._leaving.values()] if len(self._leaving) == self.size else []
+
+    def _ran_other(self, rank: int, other: int) -> bool:
+        """Finds whether two ranks that meet have run other programs, or in another order."""
+        mine, theirs = self._seen[rank], self._seen[other]
+        if mine.ran == theirs.ran:
+            return False
+        what = f"ranks {other} and {rank} have run different steps, or the same in another order"
+        what = f"{what}: last, rank {other} ran {theirs.last}, and rank {rank} {mine.last}"
+        self._condemn(Verdict(rank, what, differs=True))
+        return True
 
     def _judge(self, spoke: int) -> None:
         """Finds what cannot end well, after a rank spoke: one that waits for what is not to be."""

@@ -1,5 +1,6 @@
 """A rank's end of its lines to rank 0: it says what it does, asks, and hears how the others are."""
 
+import hashlib
 import itertools
 import threading
 import time
@@ -71,6 +72,7 @@ class Member:
         self._doing = Doing()
         self._numbers, self._words = itertools.count(1), itertools.count(1)
         self._news = News()
+        self._ran, self._last = b"", "nothing"
         self.has_raised = False
         self._lines = network.connect([endpoint])
         self._beats: Lines | None = None
@@ -90,6 +92,18 @@ class Member:
     def now(self, doing: Doing) -> None:
         """Sets what is said from the next beat on."""
         self._doing = doing
+
+    def ran(self, what: str, digest: str) -> None:
+        """Notes what this rank has run in its step: wherever all meet, all must have run the same.
+
+        Two programs whose sums have the same shapes would pair with each other unnoticed.
+
+        Args:
+            what: in few words.
+            digest: of all that was to be the same on all ranks.
+        """
+        self._last = f"{what} in step {self._doing.step}"
+        self._ran = hashlib.sha256(self._ran + f"{self._last}, {digest}".encode()).digest()
 
     def check(self) -> None:
         """Raises if the group cannot go on.
@@ -160,7 +174,8 @@ class Member:
         number, before = next(self._numbers), self._doing
         self._doing = replace(before, what=what)
         tensors = (Tensor("payload", np.frombuffer(payload, np.uint8)),)
-        self._send(self._lines, Kind.BARRIER, number, {"what": what}, tensors)
+        body: dict[str, Plain] = {"what": what, **self._history}
+        self._send(self._lines, Kind.BARRIER, number, body, tensors)
         answer = self._answer(number, what, timeout_s)
         self._doing = before
         return [tensor.array.tobytes() for tensor in answer.tensors]
@@ -182,9 +197,15 @@ class Member:
             PeerLostError: one is gone, or waits for a step that this rank will not take.
         """
         number = next(self._numbers)
-        self._send(self._lines, Kind.BYE, number)
+        self._send(self._lines, Kind.BYE, number, self._history)
         while self._awaited(number, _BYE_AGAIN_S) is None:
-            self._send(self._lines, Kind.BYE, number)  # a line that broke took the last one along
+            # A line that broke took the last one along.
+            self._send(self._lines, Kind.BYE, number, self._history)
+
+    @property
+    def _history(self) -> dict[str, Plain]:
+        """What is said of all that this rank has run."""
+        return {"ran": self._ran.hex(), "last": self._last}
 
     def fail(self, error: str) -> None:
         """Says that this rank ends by an error.

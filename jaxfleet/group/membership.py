@@ -1,5 +1,6 @@
 """Joined: this process as a rank of a group, as steps and executors use it."""
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -103,8 +104,8 @@ class Joined:
         """Returns once all ranks have come here; raises as `gather` does."""
         self.gather(what, b"", timeout_s=timeout_s)
 
-    def agree(self, what: str, lines: Sequence[str], *, timeout_s: float) -> None:
-        """Refuses, on every rank, what is not the same on all.
+    def agree(self, what: str, lines: Sequence[str], *, timeout_s: float) -> str:
+        """Refuses, on every rank, what is not the same on all; returns a digest of what is.
 
         Args:
             what: it is.
@@ -121,17 +122,22 @@ class Joined:
         if difference is not None:
             hint = "run the same script, with the same arguments, on each rank"
             raise ProgramError(f"{what} is not the same on all ranks: {difference}", hint=hint)
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
-    def run_step(self, runs: str, compute: Callable[[], T], *, timeout_s: float) -> T:
+    def run_step(
+        self, runs: str, compute: Callable[[], T], *, timeout_s: float, digest: str = ""
+    ) -> T:
         """Runs a step that all ranks compute together; as `run`.
 
         Args:
             runs: which program, with which shapes: the same on all ranks.
             compute: runs it.
             timeout_s: how long it may take.
+            digest: of what the ranks have agreed on before.
         """
         self.member.now(replace(self.member.doing, runs=runs))
         result = self.run(RUNNING, compute, timeout_s=timeout_s)
+        self.member.ran(runs, digest)
         self.member.now(Doing(self.step, "between steps"))
         return result
 

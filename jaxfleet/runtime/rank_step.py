@@ -56,6 +56,9 @@ class RankStep(Step):
         self._is_local = strategy.batch == "local"
         self._has_begun = False
         self._compiled: dict[tuple[Any, ...], Any] = {}
+        self._digests: dict[
+            int, str
+        ] = {}  # of what ranks have agreed on, by the whole batch's rows
         _check(strategy, captured)
         super().__init__(captured, strategy, jax.devices(), dump_dir)
         self._waits = False  # here, and not inside XLA
@@ -192,7 +195,8 @@ class RankStep(Step):
         variant = self._variants.at(self._whole(rows))
         lines = description(self.strategy, self.captured, variant.program, data)
         what = self._named(rows)
-        self._joined.agree(what, lines, timeout_s=self._longest_s)
+        digest_of = self._joined.agree(what, lines, timeout_s=self._longest_s)
+        self._digests[self._whole(rows)] = digest_of
         if not self._is_local:
             told = self._tell("comparing batches", " ".join(map(digest, data)))
             warn_of_own_batches(told)
@@ -229,7 +233,9 @@ class RankStep(Step):
         if known not in self._compiled:
             self._compiled[known] = self._compile(run, given, kept, data)
         compute = partial(super()._run, self._compiled[known], given, kept, data)
-        written, fetched = self._joined.run_step(runs, compute, timeout_s=self._longest_s)
+        written, fetched = self._joined.run_step(
+            runs, compute, timeout_s=self._longest_s, digest=self._digests.get(rows, "")
+        )
         return written, [self._readable(value) for value in fetched]
 
     def _compile(self, run: Any, given: Any, kept: Any, data: Any) -> Any:

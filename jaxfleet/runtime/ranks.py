@@ -61,6 +61,7 @@ class RanksProgram:
         joined: this process, where the devices are those of a group.
         timeout_s: how long the others may take over a run.
         functions: jitted, by the shapes of what ranks are fed.
+        digests: of what processes have agreed on, likewise.
     """
 
     program: Program
@@ -70,6 +71,7 @@ class RanksProgram:
     joined: Joined | None = None
     timeout_s: float = 600.0
     functions: dict[Any, _Run] = field(default_factory=dict)
+    digests: dict[Any, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -141,7 +143,8 @@ class RanksProgram:
             if steps_must_not_overlap(self.mesh.devices.tolist()):
                 jax.block_until_ready((fetched, new))
             return fetched, new
-        return self.joined.run_step(self._said(fed), run, timeout_s=self.timeout_s)
+        what, digest = self._said(fed), self.digests.get(_key(fed), "")
+        return self.joined.run_step(what, run, timeout_s=self.timeout_s, digest=digest)
 
     def put(self, name: str, values: Sequence[Any], scope: Scope) -> None:
         """Gives every rank a value of its own of a variable; the scope shows the first rank's."""
@@ -151,7 +154,7 @@ class RanksProgram:
         scope.keep_of_ranks({name: OfRanks(shown, whole)})
 
     def _function(self, fed: Fed) -> _Run:
-        key = tuple(tuple(shapes.items()) for shapes in fed.shapes)
+        key = _key(fed)
         if key not in self.functions:
             shapes = fed.shapes if self.joined is None else self._agreed(self.joined, fed)
             written = tuple(v.name for v in self.uses.written)
@@ -190,7 +193,8 @@ class RanksProgram:
         lines += [f"fetched: {', '.join(self.fetch)}", *str(self.program).splitlines()]
         ranks = f"{self.mesh.size} ranks of {joined.size} processes"
         same = [_SEED.sub("", line) for line in (ranks, *lines) if not _is_own(line)]
-        joined.agree(self._said(fed), same, timeout_s=self.timeout_s)
+        agreed = joined.agree(self._said(fed), same, timeout_s=self.timeout_s)
+        self.digests[_key(fed)] = agreed
         return (first,) * self.mesh.size
 
     def _said(self, fed: Fed) -> str:
@@ -246,6 +250,11 @@ class RanksProgram:
     @cached_property
     def _sharding(self) -> NamedSharding:
         return shardings(self.mesh, [0])[0]
+
+
+def _key(fed: Fed) -> Any:
+    """Returns what a program is compiled for."""
+    return tuple(tuple(shapes.items()) for shapes in fed.shapes)
 
 
 def _is_own(line: str) -> bool:

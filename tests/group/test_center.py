@@ -180,6 +180,18 @@ def test_one_that_asks_within_a_step_that_others_run_is_named() -> None:
     assert "rank 0 is at 'another shape', and rank 1 runs train" in ranks.verdict().what
 
 
+def test_ranks_that_ran_other_steps_are_named_wherever_they_meet() -> None:
+    said = "ranks 0 and 1 have run different steps, or the same in another order: last, rank 0 ran "
+    for kind in (Kind.BARRIER, Kind.BYE):
+        ranks = Ranks(2)
+        ranks.say(0, kind, step=2, number=1, what="saving", ran="ab", last="b in step 2")
+        assert ranks.center.verdict is None
+        ranks.say(1, kind, step=2, number=1, what="saving", ran="ba", last="a in step 2")
+        wanted = Verdict(1, f"{said}b in step 2, and rank 1 a in step 2", differs=True)
+        assert ranks.verdict() == wanted
+        assert all(message.kind is Kind.HEARTBEAT for _, message in ranks.told)
+
+
 def test_the_first_line_that_differs_is_found() -> None:
     texts = [["a", "b"], ["a", "b"], ["a", "c"], ["a"]]
     given = {

@@ -14,7 +14,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.env import Rank
-from jaxfleet.errors import ConnectError, PeerLostError, StrategyError
+from jaxfleet.errors import ConnectError, PeerLostError, ProgramError, StrategyError
 from jaxfleet.group import Place
 from jaxfleet.group.center import Center
 from jaxfleet.group.clusters import detected_rank
@@ -85,8 +85,11 @@ def test_ranks_give_each_other_what_they_have() -> None:
     def give(rank: int, endpoint: str) -> None:
         with closing(member(endpoint, rank, 3)) as here:
             here.meet(20.0)
+            here.ran("a step", "the same program")
             found[rank] = here.together("here", f"of {rank}".encode(), 20.0)
-            here.bye()
+            here.ran("a step", f"another program, of {rank % 2}")
+            with pytest.raises(ProgramError, match="have run different steps, or the same"):
+                here.bye()
 
     with met(3) as endpoint:
         threads = [threading.Thread(target=give, args=(rank, endpoint)) for rank in range(3)]

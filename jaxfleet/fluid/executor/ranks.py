@@ -125,6 +125,8 @@ def _share(name: str, value: Any, rank: int, ranks: int) -> Any:
     """Returns one rank's rows; a value without axes is for all."""
     if not np.ndim(value):
         return value
+    if not len(value):
+        raise FeedError(f"'{name}' is fed no rows", hint="leave such a batch out, on all ranks")
     rows, rest = divmod(len(value), ranks)
     if rest or not rows:
         what = f"'{name}' is fed {len(value)} rows, which {ranks} ranks cannot share"
