@@ -24,10 +24,11 @@ from jax.sharding import Mesh, NamedSharding
 from jaxfleet.analysis.memory.reused import held_by
 from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.group import Joined
-from jaxfleet.group.arrays import of_each_rank, own_rows
-from jaxfleet.ir import Program, Variable
+from jaxfleet.group.arrays import digest, of_each_rank, own_rows
+from jaxfleet.ir import Kind, Program, Variable
 from jaxfleet.lower import ParallelFunction, RankParts, device_mesh, shardings
 from jaxfleet.ops import Array
+from jaxfleet.ops.frames import warn_at_caller
 from jaxfleet.runtime.devices import steps_must_not_overlap
 from jaxfleet.runtime.parts import Fed, Fetched, Shape
 from jaxfleet.runtime.prepared import Uses, donated, missing_state, says_cut, uses_of
@@ -62,6 +63,7 @@ class RanksProgram:
         timeout_s: how long the others may take over a run.
         functions: jitted, by the shapes of what ranks are fed.
         digests: of what processes have agreed on, likewise.
+        compared: the parameters that no run writes, as they were when processes compared them.
     """
 
     program: Program
@@ -72,6 +74,7 @@ class RanksProgram:
     timeout_s: float = 600.0
     functions: dict[Any, _Run] = field(default_factory=dict)
     digests: dict[Any, str] = field(default_factory=dict)
+    compared: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -124,6 +127,8 @@ class RanksProgram:
         if self.joined is not None:
             self.joined.next_step()
         run, shapes = self._function(fed)
+        if self.joined is not None:
+            self._compare_set(self.joined, scope)
         reused = donated(self.program)
         taken = {v.name: self._taken(v, scope) for v in self.uses.state if v.name in reused}
         kept = {v.name: self._own(v, scope) for v in self.uses.state if v.name not in reused}
@@ -143,8 +148,40 @@ class RanksProgram:
             if steps_must_not_overlap(self.mesh.devices.tolist()):
                 jax.block_until_ready((fetched, new))
             return fetched, new
-        what, digest = self._said(fed), self.digests.get(_key(fed), "")
-        return self.joined.run_step(what, run, timeout_s=self.timeout_s, digest=digest)
+        what, agreed = self._said(fed), self.digests.get(_key(fed), "")
+        return self.joined.run_step(what, run, timeout_s=self.timeout_s, digest=agreed)
+
+    def _compare_set(self, joined: Joined, scope: Scope) -> None:
+        """Warns where processes have set parameters to different values: no run makes them equal.
+
+        It may be meant, where ranks train apart, and so is no error.
+        """
+        params = [v.name for v in self.uses.state if v.kind is Kind.PARAM]
+        own = {name: scope.peek(name) for name in params if self._is_set(name, scope)}
+        fresh = [name for name, value in own.items() if self.compared.get(name) is not value]
+        if not fresh:
+            return
+        written = {v.name for v in self.uses.written}
+        self.compared.update({name: own[name] for name in fresh if name not in written})
+        said = "\n".join(f"{name} {digest(own[name])}" for name in fresh)
+        what = f"comparing {len(fresh)} parameters that were set"
+        first, *others = joined.gather(what, said.encode(), timeout_s=self.timeout_s)
+        for rank, other in enumerate(others, start=1):
+            pairs = zip(first.decode().split("\n"), other.decode().split("\n"), strict=True)
+            names = [one.rpartition(" ")[0] for one, another in pairs if one != another]
+            if names:
+                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                warn_at_caller(
+                    f"'{names[0]}'{more} was set to other values on rank {rank} than on rank 0, and"
+                    " stays so: set it alike, such as from one file, or run the startup program"
+                    " with one random_seed"
+                )
+                return
+
+    def _is_set(self, name: str, scope: Scope) -> bool:
+        """Tells whether a parameter has what somebody set, and not what ranks have written."""
+        own = scope.of_ranks(name)
+        return name in scope and (own is None or own.whole.sharding != self._sharding)
 
     def put(self, name: str, values: Sequence[Any], scope: Scope) -> None:
         """Gives every rank a value of its own of a variable; the scope shows the first rank's."""

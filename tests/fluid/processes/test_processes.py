@@ -32,6 +32,8 @@ def test_c183_processes_train_as_devices_of_one(
     more = {"CPU_NUM": str(devices), "JAXFLEET_TRACE_DIR": str(tmp_path / "trace")}
     with ranks(command, tmp_path, count=count, devices=devices, more=more) as started:
         all_end_well(started)
+        apart = "was set to other values on rank 1 than on rank 0, and stays so"
+        assert [each.text().count(apart) for each in started] == [1] * count
     check_timeline(merge(tmp_path / "trace"), count)
     endpoints = [f"127.0.0.1:{6170 + rank}" for rank in range(count)]
     for mode in training.MODES:

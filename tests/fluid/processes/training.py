@@ -97,8 +97,11 @@ def train(
         rows = batch(step)
         feed = rows if alone else share(rows, rank, ranks)
         losses.append(exe.run(runs, feed=feed, fetch_list=[loss], scope=scope)[0])
-    found = {p.name: np.asarray(scope.peek(p.name)) for p in main.all_parameters()}
+    found = {p.name: np.array(scope.peek(p.name)) for p in main.all_parameters()}
     sums = sums_of(runs._replicas._known.get(main) if of_devices else exe._ranks._known.get(main))
+    if mode == "nccl2" and not alone:  # with a seed of each rank's own: it is said
+        exe.run(startup, scope=scope)
+        exe.run(runs, feed=share(batch(0), rank, ranks), fetch_list=[loss], scope=scope)
     return {**found, "losses": np.stack(losses), "sums": sums}
 
 
