@@ -228,7 +228,8 @@ class Center:
         # Who leaves has had the answers to all that it asked for.
         if seen.left_after is not None and (asks or (runs and its.step > seen.left_after)):
             said = f"rank {other} waits for it: {_said(its)}"
-            return Verdict(rank, f"rank {rank} left after step {seen.left_after}, and {said}")
+            what = f"rank {rank} left after step {seen.left_after}, and {said}"
+            return Verdict(rank, what, left=True)
         if runs and rank in waiting and its.step > seen.step - seen.inside:
             what = f"rank {rank} is at '{seen.doing}', and rank {other} runs {its.runs}"
             return Verdict(other, what, differs=True)

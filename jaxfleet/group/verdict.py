@@ -10,6 +10,7 @@ _TOGETHER = (
     "run the same script, with the same arguments and data of the same shapes, on each rank; "
     "step.save, step.restore and step.pull are called by every rank, too"
 )
+_AS_MANY = "let all ranks run as many steps, and call step.save, restore and pull together"
 _AGAIN = "look at that rank's log; start the job again from its last checkpoint"
 
 
@@ -21,21 +22,29 @@ class Verdict:
         rank: whom it is about.
         what: what happened to it, or what it did.
         differs: the ranks do not run the same; else one of them is gone.
+        left: it had come to its end; else it failed, or is lost.
     """
 
     rank: int
     what: str
     differs: bool = False
+    left: bool = False
 
     def error(self, step: int) -> JaxfleetError:
         """Returns what a rank raises that is at a step."""
         if self.differs:
             return ProgramError(f"step {step}: {self.what}", hint=_TOGETHER)
-        return PeerLostError(f"step {step}: {self.what}", hint=_AGAIN)
+        hint = _AS_MANY if self.left else _AGAIN
+        return PeerLostError(f"step {step}: {self.what}", hint=hint)
 
     def body(self) -> dict[str, Plain]:
         """Returns it as a message carries it."""
-        return {"rank": self.rank, "what": self.what, "differs": self.differs}
+        return {
+            "rank": self.rank,
+            "what": self.what,
+            "differs": self.differs,
+            "left": self.left,
+        }
 
     @classmethod
     def of(cls, body: object) -> "Verdict | None":
@@ -44,4 +53,5 @@ class Verdict:
             return None
         rank = body.get("rank")
         found = rank if isinstance(rank, int) else 0
-        return cls(found, str(body.get("what", "")), body.get("differs") is True)
+        differs, left = body.get("differs") is True, body.get("left") is True
+        return cls(found, str(body.get("what", "")), differs, left)

@@ -35,7 +35,8 @@ def test_a_rank_that_leaves_early_is_named_and_told(tmp_path: Path) -> None:
     with ranks([SCRIPT, "leave", "1"], tmp_path, count=2) as started:
         started[1].reaches("now", LONGEST_S)
         left = f"rank 1 left after step {AFTER}, and rank 0 waits for it"
-        assert_ends(started[0], f"PeerLostError: {NEXT}{left}", timeout_s=MARGIN_S)
+        hint = "hint: let all ranks run as many steps"
+        assert_ends(started[0], f"PeerLostError: {NEXT}{left}", hint, timeout_s=MARGIN_S)
         started[1].fails("jaxfleet: rank 1 ends", left, timeout_s=MARGIN_S)
         assert not [each for each in started if OWN_BATCHES in each.text()]
 
