@@ -96,9 +96,17 @@ class MergeGradients(Pass):
         return held.with_block(held.root.with_ops(ops, declare=declared).without_unused())
 
     def _check_order(self, program: Program) -> None:
-        """Refuses a program whose update cannot wait: something else comes between its parts."""
+        """Refuses a program whose update cannot wait: something else comes between its parts.
+
+        Where one optimizer updates before another's gradients are computed, as in a GAN, its update
+        is a part of what computes them.
+        """
         changed, read = set[str](), set[str]()
+        trained = {param for x in program.root.ops for param, _ in x.role_var}
         for x in program.root.ops:
+            if x.role not in _UPDATE and (early := sorted(trained & {*x.writes})):
+                what = f"{self.name}: '{early[0]}' is updated before all gradients are there"
+                raise PassError(what, op=x, hint="leave merge out, or make two steps of the one")
             if x.role in _UPDATE and x.type != "fetch":
                 changed.update(x.writes)
                 read.update(x.reads)

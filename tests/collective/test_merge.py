@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import jaxfleet as jf
+from jaxfleet.errors import PassError
 from tests.collective.models import (
     OPTIMIZERS,
     STEPS,
@@ -134,3 +135,10 @@ def test_loops_beside_the_update_stay_what_they_are() -> None:
     twice = jf.distribute(built.train_step, (built.state, data), strategy(2, amp="float16"))
     state, metrics = twice(built.state, data)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, metrics)))
+
+
+def test_an_update_that_other_gradients_need_cannot_wait() -> None:
+    built = ZOO["gan"].build(jf.distributed_optimizer)
+    data = built.batch(0, ZOO["gan"].rows)
+    with pytest.raises(PassError, match="'judge/params/fc0/b' is updated before all gradients"):
+        jf.distribute(built.train_step, (built.state, data), strategy(2))
