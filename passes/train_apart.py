@@ -63,7 +63,7 @@ class TrainApart(Pass):
 
 def _held(program: Program, mesh: Mesh, cut: dict[str, int]) -> tuple[Held, Plan]:
     """Returns what of the state comes to differ between devices, and how the step runs then."""
-    local = _reaching_state(program)
+    local = _reaching_state(program, mesh)
     held = Held()
     while True:
         plan = infer(program, mesh, sharded_inputs=cut, local=local, held=held)
@@ -75,10 +75,24 @@ def _held(program: Program, mesh: Mesh, cut: dict[str, int]) -> tuple[Held, Plan
         held = Held(dict.fromkeys(own, VARYING))
 
 
-def _reaching_state(program: Program) -> frozenset[tuple[int, int]]:
-    """Returns the operators, by block and place, that the new state is computed from."""
+def _reaching_state(program: Program, mesh: Mesh) -> frozenset[tuple[int, int]]:
+    """Returns the operators, by block and place, that the new state is computed from.
+
+    Without those that make rows of all devices of summands, as the gradient of `x[indices]` is
+    added up: nothing was summed over the batch there that a device's own part could stand for.
+    """
     flow = Flow.of(program)
     names = [v.name for v in program.of_kind(Kind.PARAM, Kind.STATE)]
     ends = {flow.final[name] for name in names if name in flow.final}
     found = ends | flow.reaching(ends, lambda _: True)
-    return frozenset((value.block, value.place) for value in found if value.place >= 0)
+    places = {(value.block, value.place) for value in found if value.place >= 0}
+    return frozenset(at for at in places if not _makes_rows(program, mesh, *at))
+
+
+def _makes_rows(program: Program, mesh: Mesh, index: int, place: int) -> bool:
+    block = program.blocks[index]
+    op = block.ops[place]
+    if op.role_var:
+        return False
+    sizes = [size for name in op.writes for size in program.lookup(name, block).shape]
+    return any(mesh.has_letter(size) or size == mesh.rows for size in sizes)

@@ -25,6 +25,7 @@ from tests.collective.models import (
     start,
     training,
 )
+from tests.zoo import ZOO
 
 
 def apart(devices: int, k_steps: int, **options: Any) -> jf.DistributedStrategy:
@@ -177,6 +178,18 @@ def test_meeting_at_every_step_is_one_device_with_the_whole_batch() -> None:
         state, metrics = step(state, batch(number))
         wanted, expected = one(wanted, batch(number))
         assert_close((state.params, metrics), (wanted.params, expected), f"after step {number}")
+
+
+@pytest.mark.parametrize("name", ["fancy_index", "contrastive"])
+def test_what_rows_of_other_devices_ask_for_is_added_up_once(name: str) -> None:
+    rate, entry = 0.1, ZOO[name]
+    built = entry.build(lambda _: jf.distributed_optimizer(optax.sgd(rate)))
+    plain = entry.build(lambda _: optax.sgd(rate))
+    data = built.batch(0, entry.rows)
+    step = jf.distribute(built.train_step, (built.state, data), apart(2, 1))
+    state, _ = step(built.state, data)
+    wanted, _ = jax.jit(plain.train_step)(plain.state, data)
+    assert_close(step.pull(state), wanted)
 
 
 def test_what_each_device_has_is_saved_and_restored(tmp_path: Path) -> None:
