@@ -18,7 +18,7 @@ _RATIOS = (1.0, 0.66, 1.5)  # of the square root
 
 def even_plans(chain: Chain) -> Iterator[Plan]:
     """Yields plans that compute every group again but the last, the most promising first."""
-    narrow = _narrow(chain)
+    narrow = narrow_stages(chain)
     if not narrow:
         return
     seen = set[int]()
@@ -26,19 +26,24 @@ def even_plans(chain: Chain) -> Iterator[Plan]:
         groups = min(len(narrow) + 1, max(2, round(ratio * math.sqrt(len(narrow) + 1))))
         if groups not in seen:
             seen.add(groups)
-            stages = groups_of_even_length(chain, groups)[1:-1]
+            stages = groups_of_even_length(chain.stages, narrow, groups)[1:-1]
             cuts = tuple(chain.places[stage] for stage in stages)
             yield Plan(cuts=cuts, kept=(False,) * len(cuts) + (True,))
 
 
-def groups_of_even_length(chain: Chain, count: int) -> list[int]:
-    """Returns the first stages of so many groups of equal length, or fewer, and the end of all."""
-    narrow = _narrow(chain)
-    count = min(count, len(narrow) + 1)
-    return [0, *(narrow[len(narrow) * n // count] for n in range(1, count)), chain.stages]
+def groups_of_even_length(stages: int, places: Sequence[int], count: int) -> list[int]:
+    """Returns the first stages of so many groups of equal length, or fewer, and the end of all.
+
+    Args:
+        stages: how many there are.
+        places: the stages that may begin a group, besides the first.
+        count: of the groups.
+    """
+    count = min(count, len(places) + 1)
+    return [0, *(places[len(places) * n // count] for n in range(1, count)), stages]
 
 
-def _narrow(chain: Chain) -> list[int]:
+def narrow_stages(chain: Chain) -> list[int]:
     """Returns the stages before which a step is best cut."""
     valleys = list(_valleys(chain.crossing[0, 1 : chain.stages].tolist()))
     if not valleys:

@@ -2,7 +2,8 @@
 
 While a group runs forward, what the one before made leaves; while it runs backward, what the one
 before it will read arrives. So a group holds what it holds, and what its neighbours save, and not
-what all groups before it save. Groups are of equal length, as in `even.py`.
+what all groups before it save. Groups are of equal length, as in `even.py`: they begin where little
+crosses, or anywhere where there are few such places.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from jaxfleet.analysis.memory.chain import Chain, Group, Plan
-from jaxfleet.analysis.memory.even import groups_of_even_length
+from jaxfleet.analysis.memory.even import groups_of_even_length, narrow_stages
 
 _MOST_GROUPS = 64
 _BESIDE = 2  # groups whose saved values are on the device with a group's own: leaving, or arriving
@@ -38,13 +39,14 @@ def offloaded_plans(chain: Chain) -> list[Offloaded]:
 
 
 def _plans(chain: Chain) -> Iterator[Offloaded]:
+    narrow = narrow_stages(chain)
+    # Of a long step a stage is more than one operator, and there may be hardly a narrow place.
+    places = narrow if len(narrow) ** 2 >= chain.stages else range(1, chain.stages)
     count = 2
-    while count <= _MOST_GROUPS:
-        bounds = groups_of_even_length(chain, count)
+    while count <= min(_MOST_GROUPS, len(places) + 1):
+        bounds = groups_of_even_length(chain.stages, places, count)
         for level in range(len(chain.levels)):
             yield _with(chain, bounds, level)
-        if len(bounds) <= count:  # there are no more places to cut at
-            return
         count += max(1, count // 2)
 
 
