@@ -85,7 +85,7 @@ def test_c186_ctr_with_l2_decay() -> None:
     )  # of losses near 0.7; two sums differ by 1e-7
 
 
-def word2vec() -> fluid.Variable:
+def word2vec(*, shares: bool = False) -> fluid.Variable:
     ids, label = layers.data("ids", [4], dtype="int64"), layers.data("y", [1], dtype="int64")
     words = layers.split(ids, 4, dim=1)
     shared = fluid.ParamAttr("shared_w", initializer=fluid.initializer.Constant(0.1))
@@ -94,11 +94,16 @@ def word2vec() -> fluid.Variable:
     predicted = dense(dense(x, 16, act="sigmoid"), 50, act="softmax")
     loss = layers.mean(layers.cross_entropy(predicted, label))
     fluid.optimizer.SGD(0.1).minimize(loss)
+    if shares:
+        main = fluid.default_main_program()
+        fluid.memory_optimize(main, {loss}, skip_grads=True)
+        assert any(op.has_attr("instead_of") for op in main.global_block().ops)
     return loss
 
 
-def test_c188_word2vec() -> None:
-    check(word2vec, drawn(4, 50, ids=(4,)), 1e-4)
+@pytest.mark.parametrize("shares", [False, True])
+def test_c188_word2vec(shares: bool) -> None:
+    check(partial(word2vec, shares=shares), drawn(4, 50, ids=(4,)), 1e-4)
 
 
 def looked_up(name: str, count: int, width: int) -> fluid.Variable:
