@@ -1,7 +1,7 @@
 """What a step holds at each operator: lifetimes, sub-blocks, and what overwrites what."""
 
 from jaxfleet.analysis.memory import curve_of
-from jaxfleet.ir import parse
+from jaxfleet.ir import Program, parse
 
 STEP = """
 program p
@@ -19,6 +19,12 @@ program p
       w = jax.sub(w, w@GRAD)
       fetch(loss)
 """
+
+
+def forward(ops: str) -> Program:
+    """Returns a program of these operators on `x`, all of forward."""
+    head = "program p\n  data  x: f32[16]\n  block 0\n    forward\n"
+    return parse(head + ops)
 
 
 def test_values_count_from_where_they_are_made_to_their_last_reader() -> None:
@@ -50,11 +56,7 @@ def test_the_peak_names_what_is_alive() -> None:
 
 
 def test_a_variable_that_its_reader_writes_again_has_one_buffer() -> None:
-    program = parse("""
-    program p
-      data  x: f32[16]
-      block 0
-        forward
+    program = forward("""
           h: f32[16] = jax.neg(x)
           h = jax.tanh(h)
           y: f32[16] = jax.neg(h)
@@ -63,11 +65,7 @@ def test_a_variable_that_its_reader_writes_again_has_one_buffer() -> None:
 
 
 def test_a_variable_written_anew_is_another_value() -> None:
-    program = parse("""
-    program p
-      data  x: f32[16]
-      block 0
-        forward
+    program = forward("""
           h: f32[16] = jax.neg(x)
           y: f32[4] = jax.reduce_sum(h) {axes=[0]}
           z: f32[4] = jax.neg(y)
@@ -98,11 +96,7 @@ def test_a_sub_block_counts_where_its_operator_stands() -> None:
 
 
 def test_what_a_loop_holds_inside_counts_while_it_runs() -> None:
-    program = parse("""
-    program p
-      data  x: f32[16]
-      block 0
-        forward
+    program = forward("""
           h: f32[16] = jax.neg(x)
           y: f32[16] = jax.scan(h) {body=^1, length=3, num_carry=1, num_consts=0}
           z: f32[16] = jax.neg(y)
@@ -116,11 +110,7 @@ def test_what_a_loop_holds_inside_counts_while_it_runs() -> None:
 
 
 def test_an_executable_holds_what_it_is_given_and_what_it_makes_throughout() -> None:
-    program = parse("""
-    program p
-      data  x: f32[16]
-      block 0
-        forward
+    program = forward("""
           a: f32[16] = jax.cumsum(x) {axis=0, reverse=false}
           b: f32[16] = jax.cumsum(a) {axis=0, reverse=false}
           c: f32[16] = jax.cumsum(b) {axis=0, reverse=false}
