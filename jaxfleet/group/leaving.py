@@ -23,7 +23,7 @@ def leave_at_exit(joined: Joined) -> None:
     jax's end would hang, and so would threads that wait inside a collective: then the process ends
     here, with status 1, whatever status it was about to end with.
     """
-    atexit.register(_leave, joined)
+    atexit.register(_leave, joined, os.getpid())
 
 
 def guard(joined: Joined) -> None:
@@ -50,7 +50,9 @@ def _guard(joined: Joined) -> None:
             _end(joined)
 
 
-def _leave(joined: Joined) -> None:
+def _leave(joined: Joined, process: int) -> None:
+    if os.getpid() != process:  # a fork has the lines in name only, and is nobody's rank
+        return
     error = getattr(sys, "last_value", None)  # what Python has just printed the traceback of
     if error is not None:
         joined.member.fail(f"{type(error).__name__}: {error}"[:500])

@@ -1,12 +1,13 @@
 """How processes find each other, and what is said where they do not."""
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,10 @@ import pytest
 import jaxfleet as jf
 from jaxfleet.env import Rank
 from jaxfleet.errors import ConnectError, PeerLostError, ProgramError, StrategyError
-from jaxfleet.group import Place
+from jaxfleet.group import Joined, Place
 from jaxfleet.group.center import Center
 from jaxfleet.group.clusters import detected_rank
+from jaxfleet.group.leaving import _leave
 from jaxfleet.group.member import Doing, Member
 from jaxfleet.group.news import News
 from jaxfleet.group.serving import Serving
@@ -224,6 +226,13 @@ def test_a_step_of_all_is_refused_where_nobody_joined(monkeypatch: pytest.Monkey
             started.setenv("PADDLE_TRAINERS_NUM", "1")
             started.setenv("PADDLE_TRAINER_ID", "0")
             jf.distribute(total, example, jf.DistributedStrategy(devices=1))
+
+
+def test_a_fork_of_a_rank_says_no_bye_in_its_name() -> None:
+    nobody = cast(Joined, None)  # whatever was asked of it would fail
+    _leave(nobody, os.getpid() + 1)
+    with pytest.raises(AttributeError):
+        _leave(nobody, os.getpid())
 
 
 def test_files_are_shared_out_in_blocks_and_the_first_have_one_more() -> None:
