@@ -51,6 +51,7 @@ _MEANING = frozenset(
         "cli",
         "collective",
         "compat",
+        "faults",
         "fleet",
         "fluid",
         "group",
