@@ -42,12 +42,12 @@ def _plans(chain: Chain) -> Iterator[Offloaded]:
     narrow = narrow_stages(chain)
     # Of a long step a stage is more than one operator, and there may be hardly a narrow place.
     places = narrow if len(narrow) ** 2 >= chain.stages else range(1, chain.stages)
-    count = 2
-    while count <= min(_MOST_GROUPS, len(places) + 1):
+    most, count = min(_MOST_GROUPS, len(places) + 1), 1
+    while count < most:
+        count = min(most, count + max(1, count // 2))
         bounds = groups_of_even_length(chain.stages, places, count)
         for level in range(len(chain.levels)):
             yield _with(chain, bounds, level)
-        count += max(1, count // 2)
 
 
 def _with(chain: Chain, bounds: Sequence[int], number: int) -> Offloaded:
