@@ -73,9 +73,13 @@ _MEANING = frozenset(
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Compiles quickly what a test runs, and its fixtures, where it asks for a meaning."""
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
-    with quickly() if folder in _MEANING else nullcontext():
+    with quickly() if _asks_for_meaning(item.path) else nullcontext():
         return (yield)
+
+
+def _asks_for_meaning(path: Path) -> bool:
+    here = Path(__file__).parent
+    return path.is_relative_to(here) and path.relative_to(here).parts[0] in _MEANING
 
 
 @pytest.fixture(autouse=True)
