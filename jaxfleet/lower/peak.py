@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jaxfleet.analysis.memory.sizes import bytes_of
 from jaxfleet.ir import Kind
@@ -61,3 +62,18 @@ def peak_of(parts: Sequence[Part], returned: Sequence[str]) -> Peak:
     total, alive, temp = found[place]
     curve = tuple(size for size, _, _ in found)
     return Peak(total, place, alive, temp, curve, most_on_host)
+
+
+def peak_of_one(executable: Any) -> Peak:
+    """Returns the peak of a step that is one executable, as xla says it.
+
+    Args:
+        executable: what jax compiled.
+    """
+    temp = int(executable.memory_analysis().temp_size_in_bytes)
+    return Peak(temp, 0, {}, temp, (temp,))
+
+
+def count_runs(runs: Sequence[Any]) -> tuple[int, int]:
+    """Returns how many executables run one after another, and how many of them differ."""
+    return len(runs), len(set(map(id, runs)))

@@ -13,7 +13,7 @@ from jaxfleet.lower.function import cut_axes
 from jaxfleet.lower.moves import host_memory_is_apart
 from jaxfleet.lower.part_layout import layout_for
 from jaxfleet.lower.part_step import PartStep
-from jaxfleet.lower.peak import Peak
+from jaxfleet.lower.peak import Peak, count_runs, peak_of_one
 from jaxfleet.lower.sizes import bind_sizes
 
 
@@ -74,14 +74,12 @@ class StepMemory:
         state = [spec_of(leaf) for leaf in signature.state]
         leaves = zip(signature.batch, self.shapes, strict=True)
         executable = self.lowered.lower(state, [spec_of(leaf, shape) for leaf, shape in leaves])
-        temp = int(executable.compile().memory_analysis().temp_size_in_bytes)
-        return Peak(temp, 0, {}, temp, (temp,))
+        return peak_of_one(executable.compile())
 
     @property
     def executables(self) -> tuple[int, int]:
         """How many executables a step runs, and how many of them differ."""
-        runs = self.runs
-        return len(runs), len(set(map(id, runs)))
+        return count_runs(self.runs)
 
     @property
     def runs(self) -> Sequence[Any]:

@@ -16,7 +16,7 @@ from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.lower.moves import host_memory_is_apart
-from jaxfleet.lower.peak import Peak, peak_of
+from jaxfleet.lower.peak import Peak, count_runs, peak_of
 from jaxfleet.lower.segmented import Part
 from jaxfleet.lower.segments import rows_of
 from jaxfleet.lower.trainer_parts import trainer_parts
@@ -67,7 +67,7 @@ class TrainerMemory:
     @property
     def executables(self) -> tuple[int, int]:
         """How many executables a step runs, and how many of them differ."""
-        return len(self._parts), len({id(part.run) for part in self._parts})
+        return count_runs([part.run for part in self._parts])
 
     @property
     def runs(self) -> list[Any]:

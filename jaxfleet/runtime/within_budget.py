@@ -16,7 +16,7 @@ from jaxfleet.lower.host_arrays import device_dtype
 from jaxfleet.lower.moves import host_memory_is_apart
 from jaxfleet.lower.part_layout import layout_for
 from jaxfleet.lower.part_step import PartStep
-from jaxfleet.lower.peak import Peak
+from jaxfleet.lower.peak import Peak, count_runs, peak_of_one
 from jaxfleet.lower.sizes import bind_sizes
 from jaxfleet.runtime.memory_fit import Fit, Fitting
 from jaxfleet.runtime.memory_report import MemoryReport
@@ -93,15 +93,12 @@ class ProgramMemory:
         given = {name: state.pop(name) for name in list(state) if name in ready.donated}
         data = {v.name: _type_of(v.dtype, s) for v, s in zip(ready.data, self.shapes, strict=True)}
         with jax.default_device(self.device):
-            compiled = ready.function.lower(given, state, data).compile()
-        temp = int(compiled.memory_analysis().temp_size_in_bytes)
-        return Peak(temp, 0, {}, temp, (temp,))
+            return peak_of_one(ready.function.lower(given, state, data).compile())
 
     @property
     def executables(self) -> tuple[int, int]:
         """How many executables run, and how many of them differ."""
-        runs = self.runs
-        return len(runs), len(set(map(id, runs)))
+        return count_runs(self.runs)
 
     @property
     def runs(self) -> Sequence[Any]:
