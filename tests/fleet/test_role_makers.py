@@ -1,4 +1,4 @@
-"""Roles from arguments and from the environment: `c157` is case 157 of the catalogue."""
+"""Roles from arguments and from the environment."""
 
 import inspect
 import re
@@ -54,7 +54,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> Any:
     return says
 
 
-def test_c157_a_cloud_trainer(environ: Any) -> None:
+def test_a_cloud_trainer_is_read_from_the_environment(environ: Any) -> None:
     environ(TRAINER)
     role = PaddleCloudRoleMaker(is_collective=False)
     role.generate_role()
@@ -68,7 +68,7 @@ def test_c157_a_cloud_trainer(environ: Any) -> None:
     )
 
 
-def test_c158_a_cloud_server_is_found_by_its_address(environ: Any) -> None:
+def test_a_cloud_server_is_found_by_its_address(environ: Any) -> None:
     for index, address in enumerate(["127.0.0.1", "127.0.0.2"]):
         environ(SERVER, POD_IP=address)
         role = PaddleCloudRoleMaker()
@@ -117,7 +117,7 @@ def test_the_environment_is_read_once(environ: Any) -> None:
         ),
     ],
 )
-def test_c159_what_the_environment_has_wrong_is_said(
+def test_an_inconsistent_environment_is_refused(
     environ: Any, variables: dict[str, str], change: dict[str, str], about: str
 ) -> None:
     environ(variables, **change)
@@ -134,9 +134,7 @@ def test_c159_what_the_environment_has_wrong_is_said(
         *((SERVER, name) for name in ("POD_IP", "PADDLE_PORT")),
     ],
 )
-def test_c161_a_missing_variable_is_named(
-    environ: Any, variables: dict[str, str], missing: str
-) -> None:
+def test_a_missing_variable_is_named(environ: Any, variables: dict[str, str], missing: str) -> None:
     environ({name: value for name, value in variables.items() if name != missing})
     with pytest.raises(KeyError) as raised:
         PaddleCloudRoleMaker().generate_role()
@@ -144,7 +142,7 @@ def test_c161_a_missing_variable_is_named(
     assert isinstance(raised.value, UnsetError)
 
 
-def test_c162_a_collective_worker_is_one(environ: Any) -> None:
+def test_a_collective_rank_is_a_worker(environ: Any) -> None:
     environ(COLLECTIVE)  # fluid says that it is neither a worker nor a server
     role = PaddleCloudRoleMaker(is_collective=True)
     assert (role.worker_num(), role.worker_index()) == (3, 1)
@@ -154,7 +152,7 @@ def test_c162_a_collective_worker_is_one(environ: Any) -> None:
     assert PaddleCloudRoleMaker(is_collective=True).is_first_worker()
 
 
-def test_c163_what_a_collective_job_needs(environ: Any) -> None:
+def test_a_collective_job_needs_endpoints_and_a_valid_rank(environ: Any) -> None:
     environ({})
     role = PaddleCloudRoleMaker(is_collective=True)
     with pytest.raises(AssertionError, match="can't find PADDLE_TRAINER_ENDPOINTS"):
@@ -170,7 +168,7 @@ def test_c163_what_a_collective_job_needs(environ: Any) -> None:
         role.worker_num()
 
 
-def test_c164_a_server_by_arguments() -> None:
+def test_a_server_is_made_by_arguments() -> None:
     role = UserDefinedRoleMaker(1, Role.SERVER, 2, ["a:1", "b:1"])
     role.generate_role()
     assert (role.is_server(), role.is_worker(), role.is_first_worker()) == (True, False, False)
@@ -181,7 +179,7 @@ def test_c164_a_server_by_arguments() -> None:
     assert (Role.WORKER, Role.SERVER) == (1, 2)
 
 
-def test_c166_the_defaults_are_no_role() -> None:
+def test_the_default_arguments_are_refused() -> None:
     with pytest.raises(TypeError, match="server_endpoints must be as string list"):
         UserDefinedRoleMaker()
     with pytest.raises(TypeError, match="worker_endpoints must be as string list"):
@@ -232,7 +230,7 @@ def test_a_role_by_arguments_is_checked(
         UserDefinedRoleMaker(*arguments, ["a:1", "b:1"])
 
 
-def test_c167_a_collective_worker_by_arguments() -> None:
+def test_a_collective_worker_is_made_by_arguments() -> None:
     role = UserDefinedCollectiveRoleMaker(1, ["a:1", "b:1"])
     role.generate_role()
     assert (role.worker_index(), role.worker_num()) == (1, 2)
@@ -249,7 +247,7 @@ def test_c167_a_collective_worker_by_arguments() -> None:
             UserDefinedCollectiveRoleMaker(wrong, ["a:1", "b:1"])  # type: ignore[arg-type]
 
 
-def test_c168_the_base_class_knows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_base_class_has_no_role(capsys: pytest.CaptureFixture[str]) -> None:
     base = RoleMakerBase()
     queries = ("is_worker", "is_server", "is_first_worker", "worker_num", "worker_index")
     for query in (*queries, "server_index", "generate_role"):

@@ -52,7 +52,7 @@ def run(name: str, *words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_c178_two_machines_of_the_cloud_agree_on_four_endpoints(
+def test_two_machines_of_the_cloud_agree_on_four_endpoints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = free_ports(2)
@@ -72,7 +72,7 @@ def test_c178_two_machines_of_the_cloud_agree_on_four_endpoints(
         assert json.loads(Path("logs", f"workerlog.{rank}").read_text()) == place
 
 
-def test_c179_a_rank_that_aborts_ends_the_other_and_the_launch_fails(
+def test_a_rank_that_aborts_ends_the_other_and_the_launch_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in CLOUD.items():
