@@ -90,7 +90,7 @@ def test_a_list_feeds_each_device_its_own_rows() -> None:
         (0, 4, []),
     ],
 )
-def test_c153_rows_are_shared_out_by_the_documents_rule(
+def test_rows_are_shared_out_over_devices_by_the_documented_rule(
     rows: int, count: int, sizes: list[int]
 ) -> None:
     assert part_sizes(rows, count) == sizes
@@ -109,7 +109,7 @@ def test_fewer_rows_than_devices() -> None:
     np.testing.assert_allclose(out, wanted, **CLOSE)
 
 
-def test_c152_few_rows_are_tested_on_few_devices() -> None:
+def test_fewer_rows_than_devices_are_tested_on_fewer_devices() -> None:
     scope = fluid.Scope()
     with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.unique_name.guard():
         x = fluid.data("x", [None, 3])
@@ -130,7 +130,7 @@ def test_c152_few_rows_are_tested_on_few_devices() -> None:
         assert len(parts) == min(count, 4)
 
 
-def test_c151_what_devices_fetch_apart() -> None:
+def test_unmerged_fetches_have_an_axis_of_devices() -> None:
     net = Trained(sgd)
     compiled = fluid.CompiledProgram(net.main).with_data_parallel(
         loss_name=net.loss.name, places=fluid.cpu_places(2)
@@ -191,7 +191,7 @@ def _with_dropout() -> tuple[fluid.Variable, fluid.Variable]:
     return layers.mean(out), out
 
 
-def test_c148_one_device_gives_the_losses_of_an_executor() -> None:
+def test_one_device_gives_the_losses_of_an_executor() -> None:
     losses = []
     for way in ("plain", "compiled", "parallel"):
         net = Trained(sgd)
@@ -206,7 +206,7 @@ def test_c148_one_device_gives_the_losses_of_an_executor() -> None:
     np.testing.assert_array_equal(losses[0], losses[2])
 
 
-def test_c142_results_stay_as_they_were() -> None:
+def test_fetched_results_do_not_change_with_later_runs() -> None:
     net = Trained(sgd)
     with devices(2):
         parallel = net.parallel()
@@ -226,7 +226,7 @@ def test_c142_results_stay_as_they_were() -> None:
             assert value.flags.writeable
 
 
-def test_c149_local_scopes_are_made_by_runs_and_dropped() -> None:
+def test_local_scopes_are_made_by_runs_and_dropped() -> None:
     net = Trained(sgd)
     strategy = fluid.ExecutionStrategy()
     strategy.num_iteration_per_drop_scope = 10

@@ -1,4 +1,4 @@
-"""Peer cases C57, C58 and C79: clipping that a parameter asks for; one of many by its number."""
+"""Cases of fluid's own tests on clipping by parameter and `ref_by_trainer_id`."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def updates(server: fluid.Program) -> list[list[str]]:
     return [[op.type for op in block.ops] for block in server.blocks[1:]]
 
 
-def test_c57_only_what_is_declared_is_clipped() -> None:
+def test_only_the_declared_parameter_is_clipped() -> None:
     """Up to 1.6 fluid clipped `fc_b` too, by what the last parameter declares."""
     (clip,) = (
         op for op in clipped_where_declared().trainer.global_block().ops if op.type == "clip"
@@ -36,7 +36,7 @@ def test_c57_only_what_is_declared_is_clipped() -> None:
     assert clip.input("X") == ["fc_w@GRAD"]
 
 
-def test_c58_clipping_stays_on_trainers_and_decay_goes_to_servers() -> None:
+def test_clipping_stays_on_trainers_and_decay_moves_to_servers() -> None:
     job = clipped_where_declared()
     ops = job.trainer.global_block().ops
     assert [op.type for op in ops[11:15]] == ["mul_grad", "clip", "split_byref", "send"]
@@ -52,7 +52,7 @@ def test_c58_clipping_stays_on_trainers_and_decay_goes_to_servers() -> None:
 
 
 @pytest.mark.parametrize("trainer", [0, 8])
-def test_c79_one_of_many_by_the_trainers_number(trainer: int) -> None:
+def test_ref_by_trainer_id_selects_the_trainers_input(trainer: int) -> None:
     with fresh() as (main, _):
         copies = [fluid.data(f"x{at}", [10, 10]) for at in range(10)]
         number = fluid.data("number", [1], dtype="int64")

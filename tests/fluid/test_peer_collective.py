@@ -1,8 +1,7 @@
-"""Peer cases on nccl2 and collective modes: `c116` is case 116 of the catalogue.
+"""Cases of fluid's own tests on nccl2 and collective modes; `peer_cases.md` lists them.
 
-C122 (fleet's strategies) and C183 (processes) belong to the parts that build fleet and run several
-processes. The catalogue's startup programs come from a stand-in that appends what begins a
-parameter; fluid itself puts it first, as the recorded cases show, so here those three are sorted.
+The expected startup programs come from a stand-in that appends the initializers of parameters;
+fluid itself puts them first, as the recorded cases show, so here those three are sorted.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ BEGUN = ["fill_constant", "fill_constant", "uniform_random"]
 
 
 class Job:
-    """The catalogue's standard net, transpiled in a mode without servers."""
+    """The standard net of these cases, transpiled in a mode without servers."""
 
     def __init__(
         self,
@@ -59,13 +58,13 @@ def rings(program: fluid.Program, op_type: str) -> dict[str, int]:
     return {op.input_arg_names[0]: op.attr("ring_id") for op in ops}
 
 
-def test_c108_nccl2_tells_processes_of_each_other() -> None:
+def test_nccl2_adds_gen_nccl_id_to_startup() -> None:
     job = Job("nccl2", "127.0.0.1:6174,127.0.0.1:6175", current="127.0.0.1:6174")
     assert types(job.startup)[-1] == "gen_nccl_id"
     assert job.startup.global_block().has_var("NCCLID")
 
 
-def test_c109_what_nccl2_says() -> None:
+def test_nccl2_writes_the_trainers_into_gen_nccl_id_and_leaves_main_alone() -> None:
     job = Job("nccl2")
     op = job.startup.global_block().ops[-1]
     assert op.output("NCCLID") == ["NCCLID"]
@@ -86,7 +85,7 @@ def test_c109_what_nccl2_says() -> None:
 HIERARCHICAL: Any = {"use_hierarchical_allreduce": True}
 
 
-def test_c111_hierarchical_handles() -> None:
+def test_hierarchical_allreduce_declares_inner_and_outer_handles() -> None:
     job = Job("nccl2", "a:1,b:1,c:1,d:1", hierarchical_allreduce_inter_nranks=2, **HIERARCHICAL)
     names = set(job.startup.global_block().vars)
     assert {"NCCLID", "Hierarchical_inter_NCCLID_0", "Hierarchical_exter_NCCLID_0"} <= names
@@ -100,12 +99,14 @@ def test_c111_hierarchical_handles() -> None:
         ("a:1,b:1,c:1,d:1,e:1", 2, "5 trainers do not make several groups of 2"),
     ],
 )
-def test_c112_trainers_that_make_no_groups(trainers: str, inner: int, what: str) -> None:
+def test_trainers_that_do_not_divide_into_groups_are_refused(
+    trainers: str, inner: int, what: str
+) -> None:
     with pytest.raises(AssertionError, match=what):
         Job("nccl2", trainers, hierarchical_allreduce_inter_nranks=inner, **HIERARCHICAL)
 
 
-def test_c113_a_group_is_the_devices_of_a_process() -> None:
+def test_a_hierarchical_group_defaults_to_the_devices_of_a_process() -> None:
     job = Job("nccl2", ",".join(f"a:{n}" for n in range(16)), current="a:0", **HIERARCHICAL)
     op = job.startup.global_block().ops[-1]
     assert op.attr("hierarchical_allreduce_inter_nranks") == 8  # the tests' devices
@@ -119,12 +120,12 @@ def test_c113_a_group_is_the_devices_of_a_process() -> None:
         ({"trainers": [A, B]}, AssertionError, "a string of endpoints"),
     ],
 )
-def test_c114_trainers_that_are_none(given: Any, error: type[Exception], what: str) -> None:
+def test_wrong_trainer_arguments_are_refused(given: Any, error: type[Exception], what: str) -> None:
     with pytest.raises(error, match=what):
         Job("nccl2", **given)
 
 
-def test_c116_what_begins_ranks() -> None:
+def test_grad_allreduce_startup_joins_ranks_and_broadcasts_parameters() -> None:
     job = Job("collective", collective_mode="grad_allreduce")
     told = ["c_gen_nccl_id", "c_comm_init", "c_broadcast", "c_broadcast", "c_sync_comm_stream"]
     assert begun(job.startup) == [*BEGUN, *told]
@@ -137,7 +138,7 @@ def test_c116_what_begins_ranks() -> None:
     assert types(job.main._origin_program) == [*FORWARD, "mul_grad", "sgd", "sgd"]
 
 
-def test_c117_two_rings() -> None:
+def test_two_rings_share_out_the_gradients() -> None:
     job = Job("collective", rank=1, current=B, collective_mode="grad_allreduce", nccl_comm_num=2)
     assert rings(job.main, "c_allreduce_sum") == {"fc_w@GRAD": 0, "fc_b@GRAD": 1}
     assert rings(job.startup, "c_broadcast") == {"fc_w": 0, "fc_b": 1}
@@ -145,7 +146,7 @@ def test_c117_two_rings() -> None:
         assert types(program).count("c_sync_comm_stream") == 2
 
 
-def test_c118_local_sgd() -> None:
+def test_local_sgd_averages_differences_from_snapshots() -> None:
     job = Job("collective", collective_mode="local_sgd")
     assert types(job.startup)[-2:] == ["assign", "assign"]
     copied = [op.output_arg_names[0] for op in job.startup.global_block().ops[-2:]]
@@ -158,7 +159,7 @@ def test_c118_local_sgd() -> None:
     assert job.main.global_block().ops[-6].attr("scale") == 0.5
 
 
-def test_c119_one_process() -> None:
+def test_single_process_multi_thread_sums_on_one_ring() -> None:
     job = Job("collective", A, collective_mode="single_process_multi_thread")
     assert begun(job.startup) == [*BEGUN, "c_comm_init_all"]
     assert job.startup.global_block().ops[-1].attr("ring_id") == 0
@@ -178,7 +179,7 @@ def test_c119_one_process() -> None:
         ("c_reducescatter", {"nranks": 2}, lambda one, two: np.split(one + two, 2)),
     ],
 )
-def test_c121_what_ranks_get_of_each_other(op_type: str, attrs: Any, wanted: Any) -> None:
+def test_collectives_give_each_rank_its_result(op_type: str, attrs: Any, wanted: Any) -> None:
     random = np.random.default_rng(0)
     rows = [random.uniform(size=(10, 1000)).astype(np.float32) for _ in range(2)]
     with fresh() as (main, _), fluid.scope_guard(fluid.Scope()):

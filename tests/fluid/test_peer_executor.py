@@ -1,4 +1,4 @@
-"""Peer cases on what executors take and run: `c141` is case 141 of the catalogue."""
+"""Cases of fluid's own tests on what executors take and run; `peer_cases.md` lists them."""
 
 from typing import Any
 from unittest import mock
@@ -40,7 +40,7 @@ class Two:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_c141_a_program_gives_the_same_every_time(cached: bool) -> None:
+def test_a_program_runs_repeatedly_with_and_without_its_cache(cached: bool) -> None:
     with fresh() as (main, _):
         x = layers.data("x", [784])
         y = layers.data("y", [784, 100], append_batch_size=False)
@@ -58,7 +58,7 @@ def test_c141_a_program_gives_the_same_every_time(cached: bool) -> None:
 
 @pytest.mark.parametrize("rate", [0.01, 0])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_c143_a_number_is_fed_as_what_is_declared(rate: float, compiled: bool) -> None:
+def test_a_number_is_fed_in_the_declared_dtype(rate: float, compiled: bool) -> None:
     with fresh() as (main, startup):
         x = fluid.data("x", [None, 3])
         learning_rate = fluid.data("lr", [1])
@@ -75,13 +75,13 @@ def test_c143_a_number_is_fed_as_what_is_declared(rate: float, compiled: bool) -
     np.testing.assert_allclose(scope["w"], moved, rtol=1e-5)
 
 
-def test_c143_a_number_needs_a_dtype() -> None:
+def test_a_number_without_a_dtype_is_refused() -> None:
     assert as_tensor(1, "float32").dtype == np.float32
     with pytest.raises(AssertionError, match="of no dtype"):
         as_tensor(1, None)
 
 
-def test_c144_a_program_is_pruned_once() -> None:
+def test_a_program_is_pruned_once_per_fetch_list() -> None:
     two = Two()
     pruning = mock.patch.object(
         fluid.Executor, "_prune_program", side_effect=fluid.Executor._prune_program
@@ -94,7 +94,7 @@ def test_c144_a_program_is_pruned_once() -> None:
         assert pruned.call_count == 2
 
 
-def test_c146_what_one_optimizer_needs_is_run_and_nothing_else() -> None:
+def test_fetching_one_optimizers_updates_runs_nothing_else() -> None:
     two = Two()
     before = two.weights()
     (loss,) = two.run([two.losses[0], two.made[0]])
@@ -105,7 +105,7 @@ def test_c146_what_one_optimizer_needs_is_run_and_nothing_else() -> None:
     assert two.losses[1].name not in two.scope
 
 
-def test_c147_what_cannot_be_compiled_or_shared() -> None:
+def test_programs_that_cannot_be_compiled_or_shared_are_refused() -> None:
     with pytest.raises(TypeError, match="of type str, not Program or Graph"):
         fluid.CompiledProgram("program")  # type: ignore[arg-type]
     two = Two()

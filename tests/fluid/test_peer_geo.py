@@ -1,4 +1,4 @@
-"""What the transpilers write whose trainers update, by the catalogue of the peer's cases."""
+"""Cases of fluid's own tests on transpilers whose trainers update: geo and federated averaging."""
 
 from functools import cache
 from typing import Any
@@ -11,7 +11,7 @@ from tests.fluid.test_peer_tables import A, B, blocks, types
 
 
 class Job:
-    """Net EMB of the catalogue: two look-ups of one sparse table."""
+    """Two look-ups of one sparse table."""
 
     def __init__(self, transpiler: Any, *, distributed: bool = False, trainers: int = 2) -> None:
         self.transpiler = transpiler
@@ -44,7 +44,7 @@ def averaged(*, weighted: bool = False) -> Job:
 # --- GEO-SGD ---------------------------------------------------------------------------------
 
 
-def test_c102_trainers_update_and_say_what_they_looked_up() -> None:
+def test_geo_trainers_update_locally_and_send_the_ids_they_looked_up() -> None:
     job = geo()
     assert types(job.trainer) == [*job.before, "send"]
     assert types(job.trainer).count("sgd") == 3
@@ -54,7 +54,7 @@ def test_c102_trainers_update_and_say_what_they_looked_up() -> None:
     assert not any(op.attr("remote_prefetch") for op in lookups)
 
 
-def test_c103_trainers_begin_all_and_receive_what_is_dense() -> None:
+def test_geo_trainers_initialize_everything_and_receive_dense_parameters() -> None:
     ops = geo().startup.global_block().ops
     made = [op.type for op in ops]
     assert sorted(made[:4]) == ["fill_constant"] * 2 + ["uniform_random"] * 2
@@ -63,7 +63,7 @@ def test_c103_trainers_begin_all_and_receive_what_is_dense() -> None:
     assert (ops[-1].input("X"), ops[-1].attr("send_varnames")) == (["param_init"], ["param_init"])
 
 
-def test_c104_servers_add_what_has_changed() -> None:
+def test_geo_servers_add_deltas() -> None:
     server, startup = geo().transpiler.get_pserver_programs(A)
     assert blocks(server) == [["listen_and_serv"], ["sum"], ["sum"]]
     adds = [(op.input("X"), op.output("Out")) for b in server.blocks[1:] for op in b.ops]

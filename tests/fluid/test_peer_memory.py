@@ -57,21 +57,21 @@ def arguments(main: fluid.Program) -> set[str]:
     return {name for op in ops for name in (*op.input_arg_names, *op.output_arg_names)}
 
 
-def test_c123_a_regression_has_fewer_names() -> None:
+def test_memory_optimize_leaves_a_regression_fewer_names() -> None:
     main, *_ = regression()
     before = arguments(main)
     assert fluid.memory_optimize(main) is None
     assert arguments(main) < before
 
 
-def test_c124_what_is_skipped_stays_while_others_go() -> None:
+def test_skipped_names_stay_while_others_are_shared() -> None:
     main, _, predicted, cost = regression()
     before = arguments(main)
     fluid.memory_optimize(main, skip_opt_set={cost, main.global_block().var(predicted)})
     assert {predicted, cost} <= arguments(main) < before
 
 
-def test_c127_what_is_fetched_is_served_from_where_it_lies(
+def test_a_fetch_reads_the_name_that_took_the_memory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with fresh() as (main, _):
@@ -95,34 +95,34 @@ def test_c127_what_is_fetched_is_served_from_where_it_lies(
         fluid.Executor().run(main, feed, ["a"])
 
 
-def test_c128_a_chain(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chain_of_operators_needs_two_names(capsys: pytest.CaptureFixture[str]) -> None:
     main = program(SQUARE, "a=x b=a c=b d=c e=d")
     assert renamed(main, print_log=True) == "c=>a d=>b e=>a"
     assert capsys.readouterr().out.count("cache idx 0, pool size 1\n") == 3
     assert set(main.global_block().vars) == set("xabcde")
 
 
-def test_c129_a_chain_of_which_one_is_skipped() -> None:
+def test_a_skipped_name_in_a_chain_is_not_reused() -> None:
     assert renamed(program(SQUARE, "a=x b=a c=b d=c e=d"), skip_opt_set={"b"}) == "c=>a e=>a"
 
 
-def test_c131_the_smallest_that_is_enough() -> None:
+def test_the_smallest_free_name_that_is_large_enough_is_taken() -> None:
     shapes = {"x": [8, 8], "a": [8, 8], "b": [4, 4], "c": [3, 3], "d": [2, 2], "e": [2, 2]}
     assert renamed(program(shapes, "a=x b=x c=a,b d=c e=d"), level=1) == "d=>b e=>c"
 
 
-def test_c132_a_batch_is_not_a_number() -> None:
+def test_a_batch_sized_name_is_not_given_to_a_fixed_size() -> None:
     shapes = {"x": [-1, 8], "a": [-1, 8], "b": [64, 8], "c": [-1, 4], "d": [-1, 2]}
     assert renamed(program(shapes, "a=x b=a c=b d=c"), level=1) == "c=>a"
 
 
-def test_c133_another_dtype_is_not_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_of_another_dtype_is_not_taken(capsys: pytest.CaptureFixture[str]) -> None:
     main = program({key: [4] for key in "xwabcd"}, "a=x b=a,w c=b d=c", b="int64")
     assert renamed(main, print_log=True) == "c=>a"
     assert capsys.readouterr().out.endswith("\nx_dtype and cache_dtype are different\n")
 
 
-def test_c134_release_follows_the_last_reader() -> None:
+def test_release_memory_deletes_after_the_last_reader() -> None:
     main = program({key: [4] for key in "xwabcd"}, "a=x b=a,w c=b d=c", b="int64")
     assert fluid.release_memory(main) is None
     ops = main.global_block().ops

@@ -1,4 +1,4 @@
-"""Peer cases on dividing ids among servers, and on rows that come from them: `c96` is case 96."""
+"""Cases of fluid's own tests on dividing ids among servers and merging their rows."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,7 +26,7 @@ def column(ids: Sequence[int]) -> np.ndarray:
     return np.array(ids, np.int64)[:, None]
 
 
-def test_c96_ids_are_divided_by_their_remainder() -> None:
+def test_split_ids_divides_ids_by_their_remainder() -> None:
     given = ([0, 2, 2, 3, 5, 5, 6], [6, 2, 3, 3, 5, 2, 6], [2, 2, 2, 3, 5, 5, 6])
     fed = {f"ids{n}": column(ids) for n, ids in enumerate(given)}
     outs = [f"out{n}" for n in range(3)]
@@ -37,7 +37,7 @@ def test_c96_ids_are_divided_by_their_remainder() -> None:
     assert np.array(scope["out2"]).tolist() == [[2], [5]]
 
 
-def test_c97_rows_are_divided_in_the_order_in_which_they_are() -> None:
+def test_split_ids_keeps_the_order_of_sparse_rows() -> None:
     rows, scope = [0, 5, 7, 4, 9], fluid.Scope()
     given = scope.var("X").get_selected_rows()
     given.set_height(20)
@@ -73,7 +73,7 @@ def merged(ids: Sequence[int]) -> list[np.ndarray]:
     return found
 
 
-def test_c98_rows_come_in_the_order_of_ids() -> None:
+def test_merge_ids_returns_rows_in_the_order_of_ids() -> None:
     first, second = merged([0, 2, 5, 6])
     wanted = np.array([0.1, 0.2, 0.4, 0.5], np.float32)
     np.testing.assert_allclose(first, np.stack([wanted, wanted + 0.1], 1), rtol=1e-6)
@@ -100,7 +100,7 @@ def look_up() -> fluid.Variable:
     return loss
 
 
-def test_c99_rows_come_from_a_server_with_the_lengths_of_their_ids() -> None:
+def test_rows_come_from_a_server_with_the_lengths_of_their_ids() -> None:
     endpoint = "127.0.0.1:7601"
     script = Script(Job(), look_up, [endpoint], 1)
 

@@ -1,4 +1,4 @@
-"""Peer cases on blocks and dispatchers: `C1` is case 1 of the catalogue of fluid's own tests."""
+"""Cases of fluid's own tests on slices and dispatchers; `peer_cases.md` lists them."""
 
 import zlib
 
@@ -31,12 +31,12 @@ def blocks(shapes: list[tuple[int, ...]], count: int, least: int) -> list[list[i
     return [found[v.name] for v in variables]
 
 
-def test_c1_slices_of_at_least_1024() -> None:
+def test_variables_are_cut_into_slices_of_at_least_1024_elements() -> None:
     made = blocks([(3, 5), (1024,), (28, 784), (8, 1020), (800, 10)], 10, 1024)
     assert made == [[15], [1024], [2352] * 9 + [784], [2040] * 4, [1150] * 6 + [1100]]
 
 
-def test_c2_slices_of_at_least_8192() -> None:
+def test_variables_are_cut_into_slices_of_at_least_8192_elements() -> None:
     shapes = [(3, 5), (1024,), (28, 784), (8, 1020), (800, 10), (6, 33, 33, 33)]
     made = blocks(shapes, 10, 8192)
     assert made == [[15], [1024], [10976] * 2, [8160], [8000], [35937] * 6]
@@ -45,27 +45,27 @@ def test_c2_slices_of_at_least_8192() -> None:
 @pytest.mark.parametrize(
     ("shape", "count", "least", "wanted"),
     [
-        pytest.param((1000, 1000), 2, 8192, [500000] * 2, id="C3"),
-        pytest.param((1000, 1000), 2, 1048576, [1000000], id="C4"),
-        pytest.param((9, 8192), 4, 8192, [24576] * 3, id="C6"),
-        pytest.param((10, 16384), 4, 8192, [49152] * 3 + [16384], id="C7"),
-        pytest.param((5, 8192), 4, 8192, [16384, 16384, 8192], id="C8"),
-        pytest.param((16384,), 2, 8192, [8192, 8192], id="C9-cut"),
-        pytest.param((16383,), 2, 8192, [16383], id="C9-whole"),
-        pytest.param((1, 100000), 4, 8192, [100000], id="C11"),
-        pytest.param((10000, 8), 2, 8192, [40000, 40000], id="C12-cut"),
-        pytest.param((10000, 1), 2, 8192, [10000], id="C12-whole"),
-        pytest.param((2048, 1000), 3, 8192, [683000, 683000, 682000], id="C13"),
-        pytest.param((1000, 1000), 1, 8192, [1000000], id="C14"),
+        pytest.param((1000, 1000), 2, 8192, [500000] * 2, id="two servers"),
+        pytest.param((1000, 1000), 2, 1048576, [1000000], id="below the least size"),
+        pytest.param((9, 8192), 4, 8192, [24576] * 3, id="rows of one slice"),
+        pytest.param((10, 16384), 4, 8192, [49152] * 3 + [16384], id="a rest of one row"),
+        pytest.param((5, 8192), 4, 8192, [16384, 16384, 8192], id="five rows"),
+        pytest.param((16384,), 2, 8192, [8192, 8192], id="just enough for two"),
+        pytest.param((16383,), 2, 8192, [16383], id="one element too few"),
+        pytest.param((1, 100000), 4, 8192, [100000], id="one row"),
+        pytest.param((10000, 8), 2, 8192, [40000, 40000], id="80,000 elements"),
+        pytest.param((10000, 1), 2, 8192, [10000], id="10,000 elements"),
+        pytest.param((2048, 1000), 3, 8192, [683000, 683000, 682000], id="three servers"),
+        pytest.param((1000, 1000), 1, 8192, [1000000], id="one server"),
     ],
 )
-def test_c3_to_c14_one_shape(
+def test_a_shape_is_cut_by_whole_rows_into_large_enough_slices(
     shape: tuple[int, ...], count: int, least: int, wanted: list[int]
 ) -> None:
     assert blocks([shape], count, least) == [wanted]
 
 
-def test_c16_round_robin_goes_on_where_it_stopped() -> None:
+def test_round_robin_continues_where_it_stopped() -> None:
     one, two = [VarBlock("a", 0, 1)], [VarBlock("b", 0, 1), VarBlock("c", 0, 1)]
     dispatcher = RoundRobin([A, B])
     assert dispatcher.eps == [A, B]
@@ -74,12 +74,12 @@ def test_c16_round_robin_goes_on_where_it_stopped() -> None:
     assert dispatcher.dispatch(one) == [A]
 
 
-def test_c17_a_dispatcher_must_say_how() -> None:
+def test_a_dispatcher_without_dispatch_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="PSDispatcher does not say"):
         PSDispatcher([A]).dispatch([VarBlock("a", 0, 1)])
 
 
-def test_c18_hash_name_works_and_is_the_same_in_every_process() -> None:
+def test_hash_name_is_the_same_in_every_process() -> None:
     """Fluid's raised TypeError with real variables, and Python's hash differs between processes."""
     block = fluid.Program().global_block()
     variables = [block.create_var(name=f"w{i}", shape=[4]) for i in range(64)]
@@ -92,7 +92,7 @@ class Grandchild(RoundRobin):
     """Derives from PSDispatcher over another class."""
 
 
-def test_c19_any_descendant_of_psdispatcher_will_do() -> None:
+def test_any_descendant_of_psdispatcher_is_a_split_method() -> None:
     """Fluid took direct children alone, for no reason of its own."""
     config = fluid.DistributeTranspilerConfig()
     config.split_method = Grandchild

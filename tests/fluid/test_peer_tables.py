@@ -1,4 +1,4 @@
-"""Peer cases on embeddings whose rows servers hold: `c81` is case 81 of the catalogue."""
+"""Cases of fluid's own tests on tables held by servers; `peer_cases.md` lists them."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def only(program: fluid.Program, op_type: str) -> list[Any]:
     return [op for op in program.global_block().ops if op.type == op_type]
 
 
-def test_c81_a_sparse_table_is_cut_in_rows() -> None:
+def test_a_sparse_table_is_cut_by_rows() -> None:
     job = Job()
     held = {ep: {p.name: p.shape for p in job.server(ep).all_parameters()} for ep in (A, B)}
     assert held[A] == {"emb.block0": (5000, 8), "fc_b": (2,)}
@@ -61,7 +61,7 @@ def test_c81_a_sparse_table_is_cut_in_rows() -> None:
     assert serve.attr("sparse_grad_to_param") == ["emb@GRAD.block0:emb.block0"]
 
 
-def test_c82_asynchronous_with_cutting_at_run_time() -> None:
+def test_an_async_trainer_sends_a_table_gradient_with_its_sections() -> None:
     job = Job(sync_mode=False, runtime_split_send_recv=True)
     assert types(job.trainer)[-3:] == ["send", "recv", "recv"]
     send = only(job.trainer, "send")[-1]
@@ -69,7 +69,7 @@ def test_c82_asynchronous_with_cutting_at_run_time() -> None:
     assert send.attr("send_varnames") == ["emb@GRAD.block0", "emb@GRAD.block1"]
 
 
-def test_c83_a_trainer_holds_no_table() -> None:
+def test_a_trainers_startup_only_fakes_the_table() -> None:
     job = Job()
     made = [(op.type, op.output_arg_names) for op in job.startup.global_block().ops]
     assert sorted(made[:2]) == [("fill_constant", ["fc_b"]), ("uniform_random", ["fc_w"])]
@@ -78,7 +78,7 @@ def test_c83_a_trainer_holds_no_table() -> None:
     assert only(job.startup, "fake_init")[0].attr("shape") == [10000, 8]
 
 
-def test_c84_each_table_begins_without_rows() -> None:
+def test_every_table_is_faked_in_the_trainers_startup() -> None:
     with fresh() as (_, startup):
         parts = []
         for name, rows, width in (("emb", 10000, 8), ("emb_w", 10000, 8), ("emb_b", 10000, 1)):
@@ -114,7 +114,7 @@ def test_rows_that_decide_what_is_asked_next_are_refused() -> None:
             fluid.DistributeTranspiler(config).transpile(0, pservers=A, trainers=2)
 
 
-def test_c89_a_distributed_table() -> None:
+def test_a_server_of_a_distributed_table_has_lookup_and_save_blocks() -> None:
     job = Job(distributed=True)
     server = job.server(A)
     wanted = [["listen_and_serv"], ["sum", "scale", "sgd"], ["sum", "sgd"]]
@@ -132,7 +132,7 @@ def test_c89_a_distributed_table() -> None:
     assert begins.attr("shape") == [5000, 8]
 
 
-def test_c87_trainers_of_a_distributed_table() -> None:
+def test_a_trainer_prefetches_rows_of_a_distributed_table() -> None:
     job = Job(distributed=True)
     made = types(job.trainer)
     assert made[:4] == ["split_ids", "prefetch", "merge_ids", "concat"]
@@ -144,17 +144,17 @@ def test_c87_trainers_of_a_distributed_table() -> None:
     assert types(job.startup)[-2:] == ["fetch_barrier", "fake_init"]
 
 
-def test_c88_asynchronous_with_a_distributed_table() -> None:
+def test_an_async_job_with_a_distributed_table_has_no_barriers() -> None:
     job = Job(distributed=True, sync_mode=False)
     assert blocks(job.server(A))[1:] == [["sgd"], ["sgd"], ["lookup_sparse_table"], ["save"]]
     assert not {"send_barrier", "fetch_barrier"} & set(types(job.trainer))
 
 
-def test_c92_rows_of_a_distributed_table() -> None:
+def test_the_last_server_has_the_rows_left_over() -> None:
     assert Job(distributed=True, rows=1001).server(B).global_block().var("emb").shape == (501, 8)
 
 
-def test_c93_what_is_said_of_a_program_with_a_table() -> None:
+def test_a_trainer_program_records_its_distributed_table() -> None:
     program = Job(distributed=True).trainer
     assert (program._is_distributed, program._is_chief) == (True, True)
     assert program._distributed_lookup_table == "emb"
@@ -173,7 +173,7 @@ def test_two_distributed_tables_are_refused() -> None:
             fluid.optimizer.SGD(0.1).minimize(loss)
 
 
-def test_c86_tables_that_look_ups_share() -> None:
+def test_look_ups_that_share_a_table_are_asked_together() -> None:
     """The list is 1.3's, whose trainers looked rows up themselves; 1.8's ask servers first."""
     layers = fluid.layers
 

@@ -1,4 +1,4 @@
-"""Peer cases on programs for trainers and servers: `c21` is case 21 of the catalogue."""
+"""Cases of fluid's own tests on trainer and server programs; `peer_cases.md` lists them."""
 
 from collections.abc import Callable
 from math import prod
@@ -30,7 +30,7 @@ def sgd() -> Any:
 
 
 class Job:
-    """The catalogue's standard net, transpiled."""
+    """The standard net of these cases, transpiled."""
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ def params_of(job: Job, *endpoints: str) -> list[list[str]]:
     return [sorted(p.name for p in job.server(ep).all_parameters()) for ep in endpoints]
 
 
-def test_c21_a_trainers_operators() -> None:
+def test_a_trainer_sends_gradients_and_receives_parameters() -> None:
     wanted = [*FORWARD, "send", "mul_grad", "split_byref", "send", "send_barrier"]
     wanted += ["recv", "recv", "fetch_barrier", "concat"]
     assert types(Job().trainer) == wanted
 
 
-def test_c22_c23_a_trainers_startup() -> None:
-    """C22 lists the learning rate too, which 1.7 and later take away (C23)."""
+def test_a_trainers_startup_receives_what_servers_initialize() -> None:
+    """Fluid before 1.7 kept the learning rate there too."""
     job = Job()
     job.server(A), job.begun(A)
     wanted = ["fill_constant", "uniform_random", "recv", "recv", "fetch_barrier", "concat"]
@@ -107,7 +107,7 @@ def test_c22_c23_a_trainers_startup() -> None:
     assert names.isdisjoint({"fc_w@GRAD", "fc_b@GRAD", "learning_rate_0"})
 
 
-def test_c24_c33_servers_blocks() -> None:
+def test_a_server_has_a_block_per_update() -> None:
     job = Job()
     update = ["sum", "scale", "sgd"]
     first, second = job.server(A), job.server(B)
@@ -119,7 +119,7 @@ def test_c24_c33_servers_blocks() -> None:
     assert serve.attr("pserver_id") == 1
 
 
-def test_c26_every_parameter_is_optimized_once() -> None:
+def test_every_parameter_is_optimized_once() -> None:
     job = Job()
     updated = []
     for endpoint in (A, B):
@@ -128,11 +128,11 @@ def test_c26_every_parameter_is_optimized_once() -> None:
     assert sorted(updated) == ["fc_b", "fc_w.block0", "fc_w.block1"]
 
 
-def test_c27_placement() -> None:
+def test_round_robin_places_slices_and_whole_parameters() -> None:
     assert params_of(Job(), A, B) == [["fc_b", "fc_w.block1"], ["fc_w.block0"]]
 
 
-def test_c28_what_sends_say() -> None:
+def test_sends_carry_endpoints_roles_and_sections() -> None:
     first, second = only(Job().trainer, "send")
     assert first.input("X") == ["fc_b@GRAD.trainer_0"]
     assert (first.attr("epmap"), first.attr("op_role")) == ([A], 4)
@@ -146,13 +146,13 @@ def test_c28_what_sends_say() -> None:
     assert (cut.attr("sections"), cut.attr("op_role")) == ([500, 500], 8)
 
 
-def test_c29_a_renamed_gradients_maker_still_says_whose_it_is() -> None:
+def test_the_maker_of_a_renamed_gradient_keeps_its_role_var() -> None:
     (made,) = only(Job().trainer, "elementwise_add_grad")
     assert "fc_b@GRAD.trainer_0" in made.output_arg_names
     assert made.attr("op_role_var") == ["fc_b", "fc_b@GRAD"]
 
 
-def test_c31_what_listen_and_serv_says() -> None:
+def test_listen_and_serv_carries_fanin_mode_and_blocks() -> None:
     (serve,) = Job().server(A).global_block().ops
     buffers = [f"fc_b@GRAD.trainer_{t}" for t in (0, 1)]
     buffers += [f"fc_w@GRAD.block1.trainer_{t}" for t in (0, 1)]
@@ -165,7 +165,7 @@ def test_c31_what_listen_and_serv_says() -> None:
     assert {serve.attr(f"rpc_{x}_thread_num") for x in ("get", "send", "prefetch")} == {12}
 
 
-def test_c32_what_updates_a_parameter() -> None:
+def test_an_update_block_sums_averages_and_applies() -> None:
     total, mean, update = Job().server(A).block(1).ops
     assert total.input("X") == ["fc_b@GRAD.trainer_0", "fc_b@GRAD.trainer_1"]
     assert total.output("Out") == mean.input("X") == mean.output("Out") == ["fc_b@GRAD"]
@@ -175,14 +175,14 @@ def test_c32_what_updates_a_parameter() -> None:
     assert update.attr("op_role_var") == ["fc_b", "fc_b@GRAD"]
 
 
-def test_c34_what_outlives_a_step() -> None:
+def test_parameters_and_merged_gradients_persist_on_servers() -> None:
     variables = Job().server(A).global_block().vars
     kept = {name for name, v in variables.items() if v.persistable}
     assert {"fc_b", "fc_w.block1", "fc_b@GRAD", "fc_w@GRAD.block1"} <= kept
     assert not any(".trainer_" in name for name in kept)
 
 
-def test_c36_a_servers_startup_leaves_the_trainers_alone() -> None:
+def test_a_servers_startup_leaves_the_trainers_initializers_alone() -> None:
     """Fluid gave the trainer's initializer the server's shape."""
     job = Job()
     job.begun(A), job.begun(B)
@@ -192,7 +192,7 @@ def test_c36_a_servers_startup_leaves_the_trainers_alone() -> None:
     assert part.attr("shape") == [500, 1000]
 
 
-def test_c37_a_large_block_size() -> None:
+def test_a_large_min_block_size_leaves_parameters_whole() -> None:
     job = Job(min_block_size=1048576)
     wanted = [*FORWARD, "send", "mul_grad", "send", "send_barrier", "recv", "recv", "fetch_barrier"]
     assert types(job.trainer) == wanted
@@ -201,13 +201,13 @@ def test_c37_a_large_block_size() -> None:
     assert job.server(B).global_block().var("fc_w").shape == (1000, 1000)
 
 
-def test_c38_c39_nothing_is_cut_and_the_seed_says_where_it_goes() -> None:
+def test_without_slicing_whole_parameters_are_dispatched() -> None:
     job = Job(slice_var_up=False)
     assert params_of(job, A, B) == [["fc_w"], ["fc_b"]]
     assert job.server(A).global_block().var("fc_w").shape == (1000, 1000)
 
 
-def test_c41_four_servers() -> None:
+def test_four_servers_share_a_parameter_in_four_slices() -> None:
     endpoints = tuple(f"{x}:1" for x in "abcd")
     job = Job(endpoints=endpoints)
     held = [["fc_b", "fc_w.block3"], ["fc_w.block0"], ["fc_w.block1"], ["fc_w.block2"]]
@@ -215,7 +215,7 @@ def test_c41_four_servers() -> None:
     assert job.server("b:1").global_block().var("fc_w.block0").shape == (250, 1000)
 
 
-def test_c42_one_server() -> None:
+def test_one_server_has_every_parameter_whole() -> None:
     server = Job(endpoints=("h:1",)).server("h:1")
     (serve,) = server.global_block().ops
     buffers = [f"{g}@GRAD.trainer_{t}" for g in ("fc_b", "fc_w") for t in (0, 1)]
@@ -223,7 +223,7 @@ def test_c42_one_server() -> None:
     assert server.num_blocks == 3
 
 
-def test_c43_the_last_of_three_trainers() -> None:
+def test_the_last_of_three_trainers_sends_under_its_own_suffix() -> None:
     job = Job(trainer_id=2, trainers=3)
     first, second = only(job.trainer, "send")
     assert first.input("X") == ["fc_b@GRAD.trainer_2"]
@@ -235,7 +235,7 @@ def test_c43_the_last_of_three_trainers() -> None:
     assert job.trainer._is_chief is False
 
 
-def test_c44_one_trainer() -> None:
+def test_one_trainer_sends_without_a_suffix() -> None:
     """The trainer's names have no suffix and the server's have, as in 1.8.
 
     Ours runs all the same, since a server knows whose a message is.
@@ -251,7 +251,7 @@ def test_c44_one_trainer() -> None:
     assert server.block(1).ops[1].attr("scale") == 1.0
 
 
-def test_c46_what_is_said_of_the_program() -> None:
+def test_a_trainer_program_records_its_endpoints_and_chief() -> None:
     program = Job().trainer
     assert program._is_distributed is True
     assert program._is_chief is True
@@ -260,27 +260,27 @@ def test_c46_what_is_said_of_the_program() -> None:
     assert program._distributed_lookup_table is None
 
 
-def test_c47_a_trainers_program_can_be_asked_for_again() -> None:
+def test_get_trainer_program_returns_the_same_program_twice() -> None:
     job = Job()
     before = str(job.trainer)
     assert job.transpiler.get_trainer_program() is job.main is job.trainer
     assert str(job.trainer) == before
 
 
-def test_c48_a_server_that_is_none() -> None:
+def test_an_unknown_server_endpoint_is_refused() -> None:
     with pytest.raises(KeyError, match="no server 'x:1'"):
         Job().server("x:1")
     with pytest.raises(KeyError, match="no server 'x:1'"):
         Job().begun("x:1")
 
 
-def test_c49_an_unknown_mode_is_refused() -> None:
+def test_an_unknown_mode_is_refused() -> None:
     """Fluid took any other word for `pserver`."""
     with pytest.raises(ValueError, match=r"config\.mode is 'bogus'"):
         Job(mode="bogus")
 
 
-def test_c51_a_server_with_nothing_to_do() -> None:
+def test_a_server_without_parameters_has_one_empty_block() -> None:
     config = fluid.DistributeTranspilerConfig()
     config.slice_var_up, config.wait_port = False, False
     transpiler = fluid.DistributeTranspiler(config)
@@ -293,7 +293,7 @@ def test_c51_a_server_with_nothing_to_do() -> None:
     assert all_types(program) == [["listen_and_serv"], []]
 
 
-def test_c52_the_registry_adds_up() -> None:
+def test_the_registry_of_slices_adds_up_to_the_parameters() -> None:
     job = Job(optimizer=lambda: fluid.optimizer.RMSProp(0.1))
     registry: Any = job.trainer._parameters_on_pservers
     here = registry.get_distributed_vars_by_ep(A)
@@ -312,8 +312,8 @@ def test_c52_the_registry_adds_up() -> None:
     assert "500000" in registry.overview()
 
 
-def test_c54_updates_follow_the_schedule() -> None:
-    """C53 lists 1.3's operators; these are 1.8's."""
+def test_server_updates_follow_the_schedule_block() -> None:
+    """The operators are those of fluid 1.8."""
     job = Job(
         optimizer=lambda: fluid.optimizer.SGD(fluid.layers.exponential_decay(1.0, 2100, 0.1, True))
     )
@@ -326,7 +326,7 @@ def test_c54_updates_follow_the_schedule() -> None:
     assert serve.attr("lr_decay_block_id") == 1
 
 
-def test_c56_decay_and_a_piecewise_rate() -> None:
+def test_servers_apply_decay_and_a_piecewise_rate() -> None:
     def momentum() -> Any:
         rate = fluid.layers.piecewise_decay([1, 10, 20, 30], [1.0, 0.5, 0.25, 0.1, 0.01])
         decay = fluid.regularizer.L2Decay(1e-4)
@@ -351,7 +351,7 @@ def clipped_and_decayed() -> dict[str, Any]:
     return {"optimizer": optimizer, "param_attr": fluid.ParamAttr("fc_w", regularizer=decay)}
 
 
-def test_c57_a_clip_is_of_the_parameters_that_it_is_declared_for() -> None:
+def test_a_clip_applies_only_to_its_declared_parameters() -> None:
     """Up to 1.6 the last parameter's was used for all, on servers, each slice by itself."""
     job = Job(**clipped_and_decayed())
     (clip,) = only(job.trainer, "clip")
@@ -359,7 +359,7 @@ def test_c57_a_clip_is_of_the_parameters_that_it_is_declared_for() -> None:
     assert not any("clip" in kinds for ep in (A, B) for kinds in all_types(job.server(ep)))
 
 
-def test_c58_what_is_clipped_the_old_way_is_clipped_on_trainers() -> None:
+def test_set_gradient_clip_clips_on_trainers() -> None:
     job = Job(**clipped_and_decayed())
     made = types(job.trainer)
     at = made.index("clip")
@@ -374,7 +374,7 @@ def test_c58_what_is_clipped_the_old_way_is_clipped_on_trainers() -> None:
     assert job.server(A).block(2).ops[-1].input("Param") == ["fc_w.block0"]
 
 
-def test_c59_the_argument_grad_clip_clips_on_trainers() -> None:
+def test_the_argument_grad_clip_clips_on_trainers() -> None:
     """Fluid 1.8 lost the operator: the trainer sent what nobody made."""
     clip = fluid.clip.GradientClipByValue(0.1)
     job = Job(optimizer=lambda: fluid.optimizer.SGD(0.1, grad_clip=clip))
@@ -385,7 +385,7 @@ def test_c59_the_argument_grad_clip_clips_on_trainers() -> None:
     assert all_types(job.server(A))[1:] == [["sum", "scale", "sgd"]] * 2
 
 
-def test_c61_momentum_is_cut_as_its_parameter() -> None:
+def test_momentum_is_cut_with_its_parameter() -> None:
     job = Job(optimizer=lambda: fluid.optimizer.Momentum(0.1, 0.9), trainer_id=1)
     first, second = (job.server(ep).global_block() for ep in (A, B))
     assert first.var("fc_w_velocity_0").shape == second.var("fc_w_velocity_0").shape == (500, 1000)
@@ -394,7 +394,7 @@ def test_c61_momentum_is_cut_as_its_parameter() -> None:
 
 
 @pytest.mark.parametrize("centered", [False, True])
-def test_c62_c63_rmsprop(centered: bool) -> None:
+def test_rmsprop_state_is_cut_where_it_is_read(centered: bool) -> None:
     """Fluid never cut the mean gradient; ours is cut where it counts."""
     job = Job(optimizer=lambda: fluid.optimizer.RMSProp(0.1, centered=centered))
     server = job.server(A)
@@ -406,7 +406,7 @@ def test_c62_c63_rmsprop(centered: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["DecayedAdagrad", "Ftrl", "Adadelta", "Adamax", "Adagrad"])
-def test_c64_every_optimizer_transpiles(name: str) -> None:
+def test_the_state_of_an_optimizer_is_cut_with_its_parameter(name: str) -> None:
     """Fluid refused Adadelta, whose state has the parameter's rows like any other's."""
     job = Job(optimizer=lambda: getattr(fluid.optimizer, name)(0.1))
     variables = job.server(A).global_block().vars.values()
@@ -423,7 +423,7 @@ def test_what_reads_a_whole_parameters_norm_is_not_cut(name: str) -> None:
     assert params_of(job, A, B) == [["fc_b"], ["fc_w"]]
 
 
-def test_c67_c68_asynchronous() -> None:
+def test_an_async_job_cuts_at_run_time_and_has_no_barriers() -> None:
     job = Job(sync_mode=False, runtime_split_send_recv=True)
     assert types(job.trainer) == [*FORWARD, "send", "mul_grad", "send", "recv", "recv"]
     first, second = only(job.trainer, "send")
@@ -442,8 +442,8 @@ def test_c67_c68_asynchronous() -> None:
 
 
 @pytest.mark.parametrize("says", ["argument", "both"])
-def test_c69_c71_half_asynchronous(says: str) -> None:
-    """C71: where only the argument said it, fluid's servers waited for barriers that never came."""
+def test_a_half_async_job_updates_without_sums(says: str) -> None:
+    """With the argument alone, fluid's servers waited for barriers that never came."""
     config: dict[str, Any] = {"runtime_split_send_recv": False} if says == "both" else {}
     job = Job(sync_mode=False, **config)
     wanted = [*FORWARD, "send", "mul_grad", "split_byref", "send", "recv", "recv", "concat"]
@@ -455,7 +455,7 @@ def test_c69_c71_half_asynchronous(says: str) -> None:
 
 
 @pytest.mark.parametrize("trainers", [1, 2])
-def test_c72_c73_not_asynchronous_after_all(trainers: int) -> None:
+def test_completely_not_async_restores_barriers_and_sums(trainers: int) -> None:
     job = Job(
         sync_mode=False,
         trainers=trainers,
@@ -479,7 +479,7 @@ def test_c72_c73_not_asynchronous_after_all(trainers: int) -> None:
     assert all((".trainer_" in name) is (trainers == 2) for name in serve.input("X"))
 
 
-def test_c74_asynchronous_decay() -> None:
+def test_an_async_job_sends_the_step_counter_of_its_schedule() -> None:
     def decayed() -> Any:
         return fluid.optimizer.SGD(fluid.layers.exponential_decay(0.1, 100, 0.99, True))
 
@@ -503,7 +503,7 @@ def test_c74_asynchronous_decay() -> None:
     assert types(job.begun(A)) == ["fill_constant"] * 4 + ["uniform_random"]
 
 
-def test_c76_modes_that_contradict_each_other() -> None:
+def test_contradictory_modes_are_refused() -> None:
     config = fluid.DistributeTranspilerConfig()
     wrong = [
         ("sync_mode", None),
@@ -520,7 +520,7 @@ def test_c76_modes_that_contradict_each_other() -> None:
         config.sync_mode = True
 
 
-def test_c77_delay_compensation() -> None:
+def test_delay_compensation_adds_corrections_and_copies_per_trainer() -> None:
     job = Job(sync_mode=False, enable_dc_asgd=True)
     server, begun = job.server(A), job.begun(A)
     corrects = ["ref_by_trainer_id", "elementwise_sub", "elementwise_mul", "elementwise_mul"]
@@ -532,7 +532,7 @@ def test_c77_delay_compensation() -> None:
     assert serve.attr("dc_asgd") is True
 
 
-def test_c78_delay_compensation_without_delay() -> None:
+def test_delay_compensation_in_sync_mode_is_refused() -> None:
     job = Job(enable_dc_asgd=True)
     with pytest.raises(AssertionError, match="no late gradients"):
         job.server(A)

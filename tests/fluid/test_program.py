@@ -24,7 +24,7 @@ def types(program: fluid.Program) -> list[str]:
     return [op.type for op in program.global_block().ops]
 
 
-def test_c136_blocks_grow_in_number_whatever_is_rolled_back() -> None:
+def test_block_numbers_grow_across_rollbacks() -> None:
     program = fluid.Program()
 
     def current() -> tuple[int, int]:
@@ -43,13 +43,13 @@ def test_c136_blocks_grow_in_number_whatever_is_rolled_back() -> None:
     assert program.num_blocks == 4
 
 
-def test_c137_parameters_of_one_layer_have_fluids_names() -> None:
+def test_parameters_of_a_layer_have_fluids_names() -> None:
     with fresh() as (main, _):
         layers.fc(layers.data("x", [13]), 1)
     assert [p.name for p in main.all_parameters()] == ["fc_0.w_0", "fc_0.b_0"]
 
 
-def test_c138_pruning_keeps_what_the_targets_need() -> None:
+def test_pruning_keeps_the_operators_that_targets_need() -> None:
     with fresh() as (main, _):
         y, loss = classifier()
         layers.fc(layers.data("z", [2]), 2)
@@ -67,7 +67,7 @@ def test_c138_pruning_keeps_what_the_targets_need() -> None:
         main._prune("x")
 
 
-def test_c139_a_seed_is_a_number() -> None:
+def test_a_random_seed_that_is_not_an_int_is_refused() -> None:
     with pytest.raises(ValueError, match="a random seed is an int, not str"):
         fluid.Program().random_seed = "seed"  # type: ignore[assignment]
 

@@ -93,8 +93,8 @@ def test_a_schedule_is_fluids_operators_and_its_formula(name: str) -> None:
     assert {op.attr("op_role") for op in ops} == {16}
 
 
-def test_c53_the_list_of_1_8() -> None:
-    """C53 asserts the list of 1.3; that of 1.8 is in the semantics, section 2.5."""
+def test_exponential_decay_is_the_operators_of_fluid_1_8() -> None:
+    """Fluid 1.3 used other operators."""
     with fresh() as (main, _):
         layers.exponential_decay(1.0, 2100, 0.1, staircase=True)
     assert [op.type for op in main.global_block().ops] == [

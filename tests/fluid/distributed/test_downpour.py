@@ -61,7 +61,7 @@ def test_the_third_form_returns_the_first_losss_pairs_and_opt_info() -> None:
     assert opt_info["fleet_desc"].trainer_param[0].push_dense_per_batch == 2
 
 
-def test_c193_data_norm_has_a_table_of_its_own() -> None:
+def test_data_norm_has_a_table_of_its_own() -> None:
     """Fluid's old server lacked the method and ended in an AttributeError; ours has the table."""
     with fresh() as (main, _):
         loss, _, _ = ctr(data_norm=True)

@@ -24,7 +24,7 @@ def job() -> tuple[fluid.Program, dict[str, Any]]:
 
 @pytest.mark.parametrize("worker", ["DownpourSGD", "DownpourSGDOPT"])
 @pytest.mark.parametrize("use_cvm", [True, False])
-def test_c192_workers_of_a_downpour_job_are_described(worker: str, use_cvm: bool) -> None:
+def test_workers_of_a_downpour_job_are_described(worker: str, use_cvm: bool) -> None:
     main, opt_info = job()
     opt_info |= {"device_worker": worker, "use_cvm": use_cvm, "scale_datanorm": -1,
                  "dump_slot": False, "stat_var_names": []}  # fmt: skip

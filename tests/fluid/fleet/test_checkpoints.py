@@ -72,7 +72,7 @@ def weights() -> list[float]:
     return [float(np.array(scope[name])[0, 0]) for name in ("w", "w@SNAPSHOT")]
 
 
-def test_c177_checkpoints_are_numbered_and_the_newest_is_loaded(
+def test_checkpoints_are_numbered_and_the_newest_is_loaded(
     exe: fluid.Executor, tmp_path: Path
 ) -> None:
     fleet, path, fs = begun(exe), str(tmp_path / "kept"), LocalFS()

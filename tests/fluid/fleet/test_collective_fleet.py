@@ -175,7 +175,7 @@ class OptimizerWithMixedPrecision(fluid.optimizer.SGD):
     """As that."""
 
 
-def test_c122_what_a_strategy_excludes() -> None:
+def test_optimizers_that_contradict_the_strategy_are_refused() -> None:
     sgd = fluid.optimizer.SGD(0.1)
     CollectiveOptimizer(sgd, None)
     with pytest.raises(ValueError, match="recompute_checkpoints should be a List"):

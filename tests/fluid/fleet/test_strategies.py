@@ -23,7 +23,7 @@ def _two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_two")
-def test_c173_the_sync_strategy() -> None:
+def test_the_sync_strategy_copies_settings_and_caps_queues_at_the_devices() -> None:
     strategy = Factory.create_sync_strategy()
     config = strategy.get_program_config()
     assert (config.sync_mode, config.runtime_split_send_recv) == (False, True)
@@ -54,7 +54,7 @@ SETTERS = {
 
 
 @pytest.mark.parametrize("what", SETTERS)
-def test_c173_unknown_keys_and_other_types_are_refused(what: str) -> None:
+def test_unknown_keys_and_other_types_are_refused(what: str) -> None:
     kind, name = SETTERS[what]
     change = getattr(Factory.create_sync_strategy(), name)
     with pytest.raises(ValueError, match=f"{kind} doesn't have key: unknown"):
@@ -63,7 +63,7 @@ def test_c173_unknown_keys_and_other_types_are_refused(what: str) -> None:
         change(None)
 
 
-def test_c174_the_geo_strategy() -> None:
+def test_the_geo_strategy_carries_its_push_numbers() -> None:
     strategy = Factory.create_geo_strategy(5)
     config = strategy.get_program_config()
     assert (config.geo_sgd_mode, config.geo_sgd_need_push_nums) == (True, 5)
@@ -78,7 +78,9 @@ def test_c174_the_geo_strategy() -> None:
     assert set(flags) == {"communicator_thread_pool_size", "communicator_send_wait_times"}
 
 
-def test_c176_the_half_async_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_half_async_strategy_takes_server_and_trainer_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CPU_NUM", "100")
     strategy = Factory.create_half_async_strategy()
     threads = ServerRuntimeConfig()

@@ -73,7 +73,7 @@ def test_who_gives_no_role_maker_trains_alone_or_is_what_the_environment_says(
     assert (fleet.worker_index(), fleet.worker_num(), fleet.server_num()) == (1, 3, 2)
 
 
-def test_c169_files_are_shared_out_in_blocks() -> None:
+def test_files_are_shared_out_in_blocks() -> None:
     files = ["a", "b", "c", "d", "e"]
     assert [fleet_of(n).split_files(files) for n in range(2)] == [["a", "b", "c"], ["d", "e"]]
     found = [fleet_of(n, workers=3).split_files(["a", "b"]) for n in range(3)]
@@ -82,7 +82,7 @@ def test_c169_files_are_shared_out_in_blocks() -> None:
         fleet_of().split_files("abc")  # what is tested
 
 
-def test_c106_geo_makes_a_servers_programs() -> None:
+def test_geo_makes_a_servers_programs() -> None:
     config = no_wait()
     config.sync_mode, config.geo_sgd_mode, config.geo_sgd_need_push_nums = False, True, 5
     fleet = fleet_of(0, Role.SERVER)
@@ -98,7 +98,7 @@ def test_a_server_with_a_higher_number_than_all_workers_has_its_programs() -> No
     assert fleet.main_program.global_block().ops[0].attr("endpoint") == SERVERS[1]
 
 
-def test_c107_an_optimizer_is_not_distributed_before_init() -> None:
+def test_an_optimizer_is_not_distributed_before_init() -> None:
     optimizer = fluid.optimizer.SGD(0.1)
     with pytest.raises(ValueError, match=r"use fleet.init\(role\) to initialize the role of"):
         DistributedTranspiler().distributed_optimizer(optimizer)
@@ -108,7 +108,7 @@ def test_c107_an_optimizer_is_not_distributed_before_init() -> None:
         DistributedTranspiler().init("worker")  # type: ignore[arg-type]  # what is tested
 
 
-def test_c171_what_a_fleet_cannot_save_with(tmp_path: Path) -> None:
+def test_executors_and_programs_that_cannot_save_are_refused(tmp_path: Path) -> None:
     fleet, exe = fleet_of(), fluid.Executor()
     with fresh() as (main, startup):
         loss = net()
@@ -130,7 +130,7 @@ def test_c171_what_a_fleet_cannot_save_with(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_c172_what_is_no_optimizer_no_strategy_no_loss() -> None:
+def test_wrong_optimizers_strategies_and_losses_are_refused() -> None:
     adam = fluid.optimizer.Adam(0.001)
     with pytest.raises(ValueError, match="optimizer must be an instance of Optimizer"):
         TranspilerOptimizer("Adam")

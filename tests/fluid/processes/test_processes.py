@@ -25,7 +25,7 @@ CLOSE = 5e-6
 
 
 @pytest.mark.parametrize(("count", "devices", "options"), [(2, 2, ()), (4, 1, ("--by-hand",))])
-def test_c183_processes_train_as_devices_of_one(
+def test_processes_train_as_devices_of_one_process(
     tmp_path: Path, count: int, devices: int, options: tuple[str, ...]
 ) -> None:
     command: list[str | Path] = [SCRIPT, tmp_path, f"--devices={devices}", *options]

@@ -1,6 +1,6 @@
-"""Peer cases on whole trainings: `c181` is case 181 of the catalogue, on small nets.
+"""Cases of fluid's own tests on whole trainings, on small nets; `peer_cases.md` lists them.
 
-The catalogue's protocol: two servers and two trainers, five steps, constant initialisers; each
+Their protocol: two servers and two trainers, five steps, constant initialisers; each
 trainer takes every second sample, and the mean of their losses is that of one process on all.
 """
 
@@ -63,7 +63,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_c181_mnist(name: str) -> None:
+def test_mnist_trains_through_servers_as_in_one_process(name: str) -> None:
     check(partial(mnist, OPTIMIZERS[name]), drawn(4, 10, image=(1, 12, 12)), 1e-5)
 
 
@@ -79,7 +79,7 @@ def ctr() -> fluid.Variable:
     return loss
 
 
-def test_c186_ctr_with_l2_decay() -> None:
+def test_ctr_with_l2_decay_trains_through_servers_as_in_one_process() -> None:
     check(
         ctr, drawn(4, 2, ids=(3,), dense=(5,)), 1e-6
     )  # of losses near 0.7; two sums differ by 1e-7
@@ -102,7 +102,7 @@ def word2vec(*, shares: bool = False) -> fluid.Variable:
 
 
 @pytest.mark.parametrize("shares", [False, True])
-def test_c188_word2vec(shares: bool) -> None:
+def test_word2vec_trains_through_servers_as_in_one_process(shares: bool) -> None:
     check(partial(word2vec, shares=shares), drawn(4, 50, ids=(4,)), 1e-4)
 
 
@@ -126,7 +126,7 @@ def simnet() -> fluid.Variable:
     return loss
 
 
-def test_c187_simnet_dense() -> None:
+def test_a_dense_simnet_trains_through_servers_as_in_one_process() -> None:
     random = np.random.default_rng(2)
     names = ("query", "title", "other")
     fed: list[Feed] = [{n: random.integers(0, 50, (4, 5)) for n in names} for _ in range(STEPS)]
@@ -144,5 +144,5 @@ def text_classification() -> fluid.Variable:
     return loss
 
 
-def test_c189_text_classification() -> None:
+def test_text_classification_trains_through_servers_as_in_one_process() -> None:
     check(text_classification, drawn(4, 2, ids=(6,)), 1e-6)

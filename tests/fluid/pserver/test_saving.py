@@ -66,7 +66,7 @@ def run(
 
 
 @pytest.mark.parametrize("build", [BUILD, SCHEDULED], ids=["rate", "schedule"])
-def test_c191_a_saved_job_goes_on_with_the_same_bits(
+def test_a_loaded_job_continues_with_the_same_bits(
     tmp_path: Path, build: Callable[[], fluid.Variable]
 ) -> None:
     feeds = shared_out(batches(STEPS), 2)

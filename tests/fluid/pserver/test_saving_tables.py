@@ -131,7 +131,7 @@ def notify(exe: fluid.Executor, folder: Path, endpoints: Sequence[str], table: s
     exe.run(program)
 
 
-def test_c101_a_notice_to_nobody_does_nothing(tmp_path: Path) -> None:
+def test_a_checkpoint_notice_without_endpoints_does_nothing(tmp_path: Path) -> None:
     notify(fluid.Executor(fluid.CPUPlace()), tmp_path, [], "")
     assert not list(tmp_path.iterdir())
 
