@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxfleet.errors import AssertedError, RaggedError
 from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.dtypes import dtype_name
 
 Levels = list[list[int]]
 
@@ -29,7 +31,7 @@ class LoDTensor:
     """
 
     def __init__(self) -> None:
-        self._array = np.zeros((0,), np.float32)
+        self._array: np.ndarray | jax.Array = np.zeros((0,), np.float32)
         self._has_array = False
         self._lengths: Levels = []
 
@@ -37,12 +39,13 @@ class LoDTensor:
         """Takes the rows of all sequences.
 
         Args:
-            array: they.
+            array: the rows; a JAX array is not waited for.
             place: taken; a feed goes where the program runs.
             zero_copy: taken; the array is never copied here.
         """
         del place, zero_copy
-        self._array, self._has_array = np.asarray(array), True
+        self._array = array if isinstance(array, jax.Array) else np.asarray(array)
+        self._has_array = True
 
     def set_recursive_sequence_lengths(self, recursive_sequence_lengths: Sequence[Any]) -> None:
         """Takes the lengths, the outermost level first."""
@@ -83,11 +86,21 @@ class LoDTensor:
         """Returns the sizes of the array."""
         return list(self._array.shape)
 
+    def _dtype(self) -> str:
+        """Returns the name of the dtype, such as `float32`."""
+        return dtype_name(self._array.dtype)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __jax_array__(self) -> jax.Array:
+        return jax.numpy.asarray(self._array)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self._array, dtype, copy=copy)
 
     def __repr__(self) -> str:
-        return f"LoDTensor({self._array!r}, lengths={self._lengths})"
+        return f"LoDTensor({np.asarray(self._array)!r}, lengths={self._lengths})"
 
 
 def why_not_lengths(lengths: Levels, rows: int | None) -> str | None:

@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfleet.errors import ClosedError
+from jaxfleet.errors import ClosedError, StrategyError
 from jaxfleet.fluid.checks import check_type
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
 from jaxfleet.fluid.executor.fetching import (
+    as_asked,
     as_list,
-    as_numpy,
+    as_tensors,
     names_of,
     plain_names,
     split_optimize_ops,
@@ -38,7 +39,6 @@ from jaxfleet.fluid.scope import Scope as FluidScope
 from jaxfleet.fluid.scope import global_scope
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.fluid.versions import PerVersion
-from jaxfleet.runtime.parts import Fetched
 from jaxfleet.runtime.scope import Scope
 
 
@@ -84,7 +84,8 @@ class Executor(DatasetRuns):
             feed_var_name: taken; nothing stands between a feed and its variable.
             fetch_var_name: taken, as that.
             scope: where variables live that outlive the run; the global one, unless given.
-            return_numpy: return numpy arrays of the caller's own; JAX's if not.
+            return_numpy: return numpy arrays of the caller's own, of which one with a single
+                element converts by `float()`; LoDTensors if not, and nothing is waited for.
             use_program_cache: taken; programs are always kept compiled, and made anew when they
                 have changed.
             return_merged: join what several devices made along axis 0; a list of it if not.
@@ -96,7 +97,6 @@ class Executor(DatasetRuns):
             FeedError: what is fed or fetched does not fit.
             EndOfDataError: a loader that the program takes batches of has no more.
         """
-        del feed_var_name, fetch_var_name, use_program_cache
         if self._closed:
             what = "this Executor was closed, and runs nothing more"
             raise ClosedError(what, hint="make another")
@@ -111,21 +111,26 @@ class Executor(DatasetRuns):
         ):
             # What most steps are goes a short way: each line of it is paid at every step.
             run, draw = self._local.run, self._next_run
-            return run(program, one_feed(feed), names, scope, draw, return_numpy=return_numpy)
+            made = run(program, one_feed(feed), names, scope, draw, return_numpy=return_numpy)
+            return made if return_numpy else list(as_tensors(made))
         return self._run_impl(
             program,
             feed,
             as_list(fetch_list),
+            feed_var_name,
+            fetch_var_name,
             scope,
-            return_numpy=return_numpy,
-            return_merged=return_merged,
-            use_prune=use_prune,
+            return_numpy,
+            use_program_cache,
+            return_merged,
+            use_prune,
         )
 
     def _run_once(
         self, scope: Scope, program: Program, feed: dict[str, Any], fetch: Sequence[str]
     ) -> list[Any]:
-        return self.run(program, feed, list(fetch), scope=scope, return_numpy=False)
+        made = self.run(program, feed, list(fetch), scope=scope, return_numpy=False)
+        return [tensor if tensor.lod() else tensor._array for tensor in made]
 
     def close(self) -> None:
         """Ends, and tells the servers of what it ran; a later run is an error."""
@@ -137,29 +142,81 @@ class Executor(DatasetRuns):
 
     def _run_impl(
         self,
-        program: Program | CompiledProgram,
+        program: Program | CompiledProgram | None,
         feed: Any,
-        fetch_list: list[Any],
-        scope: Scope,
-        *,
+        fetch_list: Any,
+        feed_var_name: str,
+        fetch_var_name: str,
+        scope: Scope | None,
         return_numpy: bool,
+        use_program_cache: bool,
         return_merged: bool,
-        use_prune: bool,
+        use_prune: bool = False,
     ) -> list[Any]:
-        """Runs whatever may be run."""
+        """Runs whatever may be run; arguments as `run`."""
+        program = default_main_program() if program is None else program
+        scope = global_scope() if scope is None else scope
         check_type(program, "what an Executor runs", (Program, CompiledProgram))
         check_type(scope, "a scope", Scope)
-        fetched, operators = self._split_optimize_ops_in_fetch_list(fetch_list)
+        fetched, operators = self._split_optimize_ops_in_fetch_list(as_list(fetch_list))
         runs, feed = self._what_runs(program, feed, fetched, operators, scope, use_prune=use_prune)
         join_named(runs)
-        devices = several_devices(program, runs, scope, self.place, self._ranks)
-        if devices is not None:
-            made = devices.run(runs, feed, names_of(fetched), scope, self._next_run(runs))
-            return _as_asked(made, return_numpy=return_numpy, return_merged=return_merged)
+        if several_devices(program, runs, scope, self.place, self._ranks) is not None:
+            given = (program, scope, feed, fetched, fetch_var_name, return_numpy, return_merged)
+            return self._run_parallel(*given, runs=runs)
         budget = program._memory_budget if isinstance(program, CompiledProgram) else None
-        found = self._run_program(runs, feed, fetched, scope, budget, return_numpy=return_numpy)
+        found = self._run_program(
+            runs,
+            feed,
+            fetched,
+            feed_var_name,
+            fetch_var_name,
+            scope,
+            return_numpy,
+            use_program_cache,
+            budget=budget,
+        )
         is_split = isinstance(program, CompiledProgram) and not return_merged
         return [[value] for value in found] if is_split else found
+
+    def _run_parallel(
+        self,
+        program: Program | CompiledProgram,
+        scope: Scope,
+        feed: Any,
+        fetch_list: Sequence[Variable | str],
+        fetch_var_name: str,
+        return_numpy: bool,
+        return_merged: bool,
+        *,
+        runs: Program | None = None,
+    ) -> list[Any]:
+        """Runs a program on its devices, each on its part of what is fed; arguments as `run`.
+
+        `runs` is the part of the program that runs: all of it, unless given.
+
+        Raises:
+            StrategyError: the program runs on one device.
+        """
+        del fetch_var_name
+        if runs is None:
+            runs = program.program if isinstance(program, CompiledProgram) else program
+        devices = several_devices(program, runs, scope, self.place, self._ranks)
+        if devices is None:
+            what = "the program runs on one device"
+            raise StrategyError(what, hint="run it by Executor.run, or compile it for several")
+        made = devices.run(runs, feed, names_of(fetch_list), scope, self._next_run(runs))
+        values: list[Any] = made.merged() if return_merged else made.parts()
+        return list(as_asked(values, return_numpy=return_numpy))
+
+    def _run_inference(self, exe: Any, feed: Any) -> Any:
+        """Runs an inference program by the executor that was made for it.
+
+        Args:
+            exe: has `run(feed)`, such as a predictor that a script has made.
+            feed: what that takes.
+        """
+        return exe.run(feed)
 
     def _what_runs(
         self,
@@ -204,32 +261,56 @@ class Executor(DatasetRuns):
 
     def _run_program(
         self,
-        program: Program,
+        program: Program | CompiledProgram | None,
         feed: Any,
-        fetch_list: Sequence[Variable | str],
-        scope: Scope,
-        budget: MemoryBudget | None,
-        *,
+        fetch_list: Any,
+        feed_var_name: str,
+        fetch_var_name: str,
+        scope: Scope | None,
         return_numpy: bool,
+        use_program_cache: bool,
+        *,
+        budget: MemoryBudget | None = None,
     ) -> list[Any]:
-        """Runs a program on one device, or its part of a job of parameter servers."""
-        given, fetch = one_feed(feed), names_of(fetch_list)
+        """Runs a program on one device, or its part of a job of parameter servers.
+
+        Arguments are those of `run`. A CompiledProgram runs as the program that it was made of.
+        `budget` is the memory that the run may take; None for whatever it takes.
+        """
+        del feed_var_name, fetch_var_name, use_program_cache
+        program = default_main_program() if program is None else program
+        program = program.program if isinstance(program, CompiledProgram) else program
+        scope = global_scope() if scope is None else scope
+        given, fetch = one_feed(feed), names_of(as_list(fetch_list))
         if budget is not None and (talks_to_others(program) or is_of_ids(program)):
             raise refused_budget("a program that talks to servers, or runs on the host")
         if begins_rows(program):
             scope.rows.clear()
         if is_of_ids(program):
-            ids: list[Any] = run_ids(program, given, fetch, FluidScope.around(scope))
-            return ids if return_numpy else [jax.numpy.asarray(array) for array in ids]
-        if not talks_to_others(program):
+            made = run_ids(program, given, fetch, FluidScope.around(scope))
+        elif talks_to_others(program):
+            made = self._run_with_servers(program, given, fetch, scope, return_numpy=return_numpy)
+        else:
             run = partial(self._local.run, return_numpy=return_numpy, budget=budget)
-            return run(program, given, fetch, scope, self._next_run)
-        fed = fed_values(program, given, wide=self._pserver.ids_of_any_size(program))
+            made = run(program, given, fetch, scope, self._next_run)
+            if return_numpy:
+                return made
+        return list(as_asked(made, return_numpy=return_numpy))
+
+    def _run_with_servers(
+        self,
+        program: Program,
+        feed: Mapping[str, Any],
+        fetch: tuple[str, ...],
+        scope: Scope,
+        *,
+        return_numpy: bool,
+    ) -> list[Any]:
+        fed = fed_values(program, feed, wide=self._pserver.ids_of_any_size(program))
         _put_persistables(program, fed, scope)
         draw = partial(self._next_run, program)
         made = self._pserver.run(program, runnable, fed, fetch, scope, draw)
-        made = fetched_sequences(program, fetch, made, fed, return_numpy=return_numpy)
-        return list(as_numpy(made) if return_numpy else made)
+        return fetched_sequences(program, fetch, made, fed, return_numpy=return_numpy)
 
     def _next_run(self, program: Program) -> np.uint32:
         """Returns what this run's random operators draw by."""
@@ -247,12 +328,6 @@ def _is_local(program: Program) -> bool:
     if is_of_ids(program):
         return False
     return bool(program.global_block().ops)
-
-
-def _as_asked(made: Fetched, *, return_numpy: bool, return_merged: bool) -> list[Any]:
-    """Returns what devices made, joined or a list of each device's, as numpy arrays or JAX's."""
-    values: list[Any] = made.merged() if return_merged else made.parts()
-    return values if return_numpy else jax.tree.map(jax.numpy.asarray, values)
 
 
 def _put_persistables(program: Program, fed: dict[str, Any], scope: Scope) -> None:

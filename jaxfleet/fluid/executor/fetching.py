@@ -3,10 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxfleet.errors import AssertedError, WrongTypeError
 from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.fetched_array import FetchedArray
+from jaxfleet.fluid.lod_tensor import LoDTensor
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.variable import Variable
 
@@ -91,4 +94,20 @@ def as_numpy(tensor: Any) -> Any:
     """Returns what was fetched as numpy arrays of their own, a list of it as a list."""
     if isinstance(tensor, list | tuple):
         return [as_numpy(one) for one in tensor]
-    return np.array(tensor)
+    return np.array(tensor).view(FetchedArray)
+
+
+def as_tensors(value: Any) -> Any:
+    """Returns what was fetched as LoDTensors, a list of it as a list; no array is waited for."""
+    if isinstance(value, list | tuple):
+        return [as_tensors(one) for one in value]
+    if isinstance(value, LoDTensor):
+        return value
+    made = LoDTensor()
+    made.set(jax.numpy.asarray(value))
+    return made
+
+
+def as_asked(values: Any, *, return_numpy: bool) -> Any:
+    """Returns fetched values as `Executor.run` returns them: numpy arrays or LoDTensors."""
+    return as_numpy(values) if return_numpy else as_tensors(values)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxfleet.fluid.distributed.worker_program import without_rows
 from jaxfleet.fluid.drawing import RUN
 from jaxfleet.fluid.feeding import Feed, fed_values, warn_empty, warn_unknown
+from jaxfleet.fluid.fetched_array import FetchedArray
 from jaxfleet.fluid.memory_budget import MemoryBudget
 from jaxfleet.fluid.places import device_to_choose
 from jaxfleet.fluid.plans import Names, Plan, Plans
@@ -52,7 +53,8 @@ class LocalRuns:
             fetch: the names that are fetched.
             scope: where the state is.
             draw: gives what a run's random operators draw by.
-            return_numpy: return numpy arrays of the caller's own; JAX's if not.
+            return_numpy: return numpy arrays of the caller's own; if not, JAX's, and LoDTensors
+                of sequences.
             budget: the memory that the run may take; None for whatever it takes.
 
         Raises:
@@ -84,7 +86,9 @@ class LocalRuns:
         scope.keep(written)
         if plan.has_sequences:
             fetched = fetched_sequences(program, fetch, fetched, feed, return_numpy=return_numpy)
-        return [np.array(value) for value in fetched] if return_numpy else list(fetched)
+        if not return_numpy:
+            return list(fetched)
+        return [np.array(value).view(FetchedArray) for value in fetched]
 
     def _on(self) -> Any:
         """Returns the device that JAX must be told to run on; None where it does so by itself."""
