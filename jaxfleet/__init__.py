@@ -9,6 +9,9 @@
     state, metrics = step(state, batch)
 """
 
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
+from importlib.metadata import version as _version
+
 from jaxfleet import fleet as fleet
 from jaxfleet import tables as tables
 from jaxfleet.capture import Captured as Captured
@@ -16,6 +19,9 @@ from jaxfleet.capture import capture as capture
 from jaxfleet.capture import distributed_optimizer as distributed_optimizer
 from jaxfleet.capture import embedding_table as embedding_table
 from jaxfleet.group import initialize as initialize
+from jaxfleet.group import is_first as is_first
+from jaxfleet.group import rank as rank
+from jaxfleet.group import size as size
 from jaxfleet.group import split_files as split_files
 from jaxfleet.runtime import DistributedStrategy as DistributedStrategy
 from jaxfleet.runtime import Executor as Executor
@@ -27,3 +33,8 @@ from jaxfleet.runtime import emulate_devices as emulate_devices
 from jaxfleet.runtime import memory_optimize as memory_optimize
 from jaxfleet.runtime import release_memory as release_memory
 from jaxfleet.runtime import verify as verify
+
+try:
+    __version__ = _version("jaxfleet")
+except _PackageNotFoundError:  # a checkout that was never installed
+    __version__ = "unknown"

@@ -58,7 +58,9 @@ def test_an_editable_install_is_a_path_that_static_tools_can_follow() -> None:
     # import hook, behind which Pyright and editors see no name of ours.
     assert PYPROJECT["tool"]["setuptools"]["package-dir"] == {"": "."}
     packages = PYPROJECT["tool"]["setuptools"]["packages"]
-    without_init = [p for p in packages if not (ROOT / p.replace(".", "/") / "__init__.py").exists()]
+    without_init = [
+        p for p in packages if not (ROOT / p.replace(".", "/") / "__init__.py").exists()
+    ]
     assert without_init == []
 
 

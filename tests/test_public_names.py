@@ -9,8 +9,8 @@ import jaxfleet
 PUBLIC = {
     "jaxfleet": """
         Captured DistributedStrategy Executor Scope Step Twin capture distribute
-        distributed_optimizer embedding_table emulate_devices initialize memory_optimize
-        release_memory split_files verify
+        distributed_optimizer embedding_table emulate_devices initialize is_first
+        memory_optimize rank release_memory size split_files verify
     """,
     "jaxfleet.analysis": "",
     "jaxfleet.analysis.groups": """
@@ -150,7 +150,8 @@ PUBLIC = {
         wait_server_ready
     """,
     "jaxfleet.group": """
-        Joined Place check_has_joined has_started initialize joined not_joined split_files
+        Joined Place check_has_joined has_started initialize is_first joined not_joined rank size
+        split_files
     """,
     "jaxfleet.ir": """
         Attr Attrs Block BlockRef Constant Dim Finding Kind Literal Operand Operands Operator
@@ -185,8 +186,8 @@ PUBLIC = {
         ShardedUpdate SkipOverflow SliceVar SnapshotParams SparseTable TrainApart TwoLevels
     """,
     "jaxfleet.pipeline": """
-        Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders made_by
-        make_pass new_dump_folder options_of parse_pipeline pass_text pipeline_text read_index
+        Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders
+        load_plugins made_by make_pass new_dump_folder options_of parse_pipeline pass_text pipeline_text read_index
         register_pass registered_passes remove_dumps run_pipeline table
     """,
     "jaxfleet.ps": "",

@@ -42,6 +42,9 @@ class Captured:
     keys: frozenset[str] = frozenset()
     _at: Callable[[int], "Captured"] | None = field(default=None, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        return f"Captured({self.program!r})"
+
     def at(self, rows: int) -> "Captured":
         """Returns the step captured for a global batch of `rows`: itself where that is a letter.
 

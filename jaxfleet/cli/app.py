@@ -9,7 +9,9 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
+import jaxfleet
 from jaxfleet.cli import diff, dump, launch, opt, passes, plan, serve, timeline, top
 from jaxfleet.cli.output import USER_ERROR, log
 from jaxfleet.errors import JaxfleetError
@@ -38,10 +40,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+def _version() -> str:
+    """What a bug report needs: versions of jaxfleet, JAX and Python."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"jaxfleet {jaxfleet.__version__} (jax {version('jax')}, Python {python})"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxfleet", description="Compiles one-device JAX training programs; reads programs."
     )
+    parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_parser(commands)

@@ -3,10 +3,10 @@
 import argparse
 from typing import Any
 
-import jaxfleet.passes  # noqa: F401  # registers them
 from jaxfleet.analysis.rules import meaning_rules
 from jaxfleet.cli.files import STDIN, read_programs, shown, write_programs
 from jaxfleet.cli.output import log
+from jaxfleet.cli.user_passes import add_import_option, import_passes
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, verify
 from jaxfleet.pipeline import (
@@ -44,11 +44,13 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--dump-dir", metavar="DIR", help="write what each pass did there")
     parser.add_argument("--source", action="store_true", help="print source lines as comments")
     parser.add_argument("-o", "--output", metavar="OUT", help="stdout unless given")
+    add_import_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command and returns its exit status."""
+    import_passes(args)
     passes = parse_pipeline(args.passes)
     if args.verify_only and passes:
         raise PassError("--verify-only runs no passes", hint="leave out one of the two")

@@ -3,18 +3,20 @@
 import argparse
 from typing import Any
 
-import jaxfleet.passes  # noqa: F401  # registers them
+from jaxfleet.cli.user_passes import add_import_option, import_passes
 from jaxfleet.pipeline import options_of, registered_passes
 
 
 def add_parser(commands: Any) -> None:
     """Adds the command."""
     parser = commands.add_parser("passes", help="list the passes with their options")
+    add_import_option(parser)
     parser.set_defaults(run=run)
 
 
-def run(_: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the command and returns its exit status."""
+    import_passes(args)
     for name, cls in registered_passes().items():
         summary = (cls.__doc__ or "").strip().split("\n")[0]
         print(f"{name}: {summary}")

@@ -13,3 +13,6 @@ from jaxfleet.group.joining import has_started as has_started
 from jaxfleet.group.joining import initialize as initialize
 from jaxfleet.group.joining import joined as joined
 from jaxfleet.group.membership import Joined as Joined
+from jaxfleet.group.place import is_first as is_first
+from jaxfleet.group.place import rank as rank
+from jaxfleet.group.place import size as size

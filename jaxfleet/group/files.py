@@ -1,9 +1,9 @@
-"""Shares files out among the processes."""
+"""Division of files among the processes that train."""
 
 from collections.abc import Sequence
 
 from jaxfleet.errors import StrategyError
-from jaxfleet.group.joining import joined
+from jaxfleet.group import place
 
 
 def split_files(
@@ -13,15 +13,14 @@ def split_files(
 
     Args:
         files: the same list on every process.
-        rank: which process; this one, unless given.
-        size: how many there are; those of the group, unless given.
+        rank: which process; `jf.rank()` unless given.
+        size: the number of processes; `jf.size()` unless given.
 
     Raises:
         StrategyError: there is no such process.
     """
-    here = joined()
-    count = size if size is not None else here.size if here else 1
-    which = rank if rank is not None else here.rank if here else 0
+    count = place.size() if size is None else size
+    which = place.rank() if rank is None else rank
     if not 0 <= which < count:
         raise StrategyError(f"split_files: there is no process {which} among {count}")
     each, more = divmod(len(files), count)

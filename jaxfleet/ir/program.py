@@ -166,6 +166,15 @@ class Operator:
     role_var: tuple[tuple[str, str], ...] = ()
     source: Source = field(default=NO_SOURCE, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        # A pass that somebody writes in an afternoon says `attrs={"axis": 0}` and `inputs=["x"]`.
+        if not isinstance(self.attrs, Attrs):
+            object.__setattr__(self, "attrs", Attrs(self.attrs))
+        if not isinstance(self.inputs, Operands):
+            object.__setattr__(self, "inputs", _as_operands("inputs", self.inputs))
+        if not isinstance(self.outputs, Operands):
+            object.__setattr__(self, "outputs", _as_operands("outputs", self.outputs))
+
     @property
     def reads(self) -> tuple[str, ...]:
         """The variables that it reads."""
@@ -185,6 +194,20 @@ class Operator:
         from jaxfleet.ir.text import print_operator  # noqa: PLC0415  # text is built on this module
 
         return print_operator(self)
+
+
+def _as_operands(field_name: str, given: object) -> Operands:
+    """Makes operands of a sequence (one unnamed slot) or of a mapping (slot to operands).
+
+    Raises:
+        ProgramError: it is neither; a string would read as one variable a letter.
+    """
+    if isinstance(given, Mapping):
+        return Operands.named(**given)
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return Operands.of(*given)
+    message = f"an operator's {field_name} cannot be {given!r}"
+    raise ProgramError(message, hint='give a list of variables: ["x"], or slots: {"X": ["x"]}')
 
 
 @dataclass(frozen=True)
@@ -229,6 +252,9 @@ class Block:
     def __hash__(self) -> int:
         return hash((self.index, self.args, self.ops, self.results))
 
+    def __repr__(self) -> str:
+        return f"Block({self.index}, parent={self.parent}: {len(self.ops)} operators)"
+
 
 @dataclass(frozen=True)
 class Program:
@@ -249,6 +275,8 @@ class Program:
     def __post_init__(self) -> None:
         object.__setattr__(self, "variables", MappingProxyType(dict(self.variables)))
         object.__setattr__(self, "blocks", tuple(self.blocks))
+        if not isinstance(self.attrs, Attrs):
+            object.__setattr__(self, "attrs", Attrs(self.attrs))
 
     @property
     def root(self) -> Block:
@@ -301,6 +329,12 @@ class Program:
         from jaxfleet.ir.text import print_program  # noqa: PLC0415  # text is built on this module
 
         return print_program(self)
+
+    def __repr__(self) -> str:
+        """One line, since a debugger and a notebook show it unasked; `str` is the whole text."""
+        blocks = f", {len(self.blocks)} blocks" if len(self.blocks) > 1 else ""
+        variables = len(self.variables)
+        return f"Program('{self.name}': {self.op_count} operators{blocks}, {variables} variables)"
 
     def __hash__(self) -> int:
         return hash((self.name, self.blocks, self.attrs))

@@ -12,6 +12,7 @@ from jaxfleet.pipeline.instruments import Statistics as Statistics
 from jaxfleet.pipeline.instruments import Timing as Timing
 from jaxfleet.pipeline.options import Option as Option
 from jaxfleet.pipeline.options import options_of as options_of
+from jaxfleet.pipeline.plugins import load_plugins as load_plugins
 from jaxfleet.pipeline.registry import make_pass as make_pass
 from jaxfleet.pipeline.registry import register_pass as register_pass
 from jaxfleet.pipeline.registry import registered_passes as registered_passes

@@ -79,6 +79,9 @@ class Record(Sequence[Stage]):
     def __str__(self) -> str:
         return index_table(self._stages)
 
+    def __repr__(self) -> str:
+        return f"Record({' -> '.join(stage.name for stage in self._stages)})"
+
 
 def count_types(program: Program) -> Counter[str]:
     """Returns how many operators of each type a program has, in all blocks."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 from jaxfleet.errors import PassError
 from jaxfleet.pipeline.base import Pass
 from jaxfleet.pipeline.options import checked_options
+from jaxfleet.pipeline.plugins import load_plugins
 
 _PASSES: dict[str, type[Pass]] = {}
 _Class = TypeVar("_Class", bound=type[Pass])
@@ -44,6 +45,8 @@ def make_pass(name: str, options: Mapping[str, object] | None = None) -> Pass:
     Raises:
         PassError: no such pass, no such option, or a value of the wrong type.
     """
+    if name not in _PASSES:
+        load_plugins()
     cls = _PASSES.get(name)
     if cls is None:
         raise PassError(f"no pass '{name}'", hint=_nearest(name))

@@ -45,6 +45,10 @@ class Stage:
         """What files call it: `01_grad_allreduce`."""
         return f"{self.index:02}_{self.name}"
 
+    def __repr__(self) -> str:
+        change = "changed" if self.changed else "unchanged"
+        return f"Stage({self.label}: {self.after!r}, {change})"
+
     @cached_property
     def changed(self) -> bool:
         """Whether the pass returned another program than it was given."""

@@ -61,6 +61,10 @@ class JobPrograms:
     digest: str
     fit: Fit | None = None
 
+    def __repr__(self) -> str:
+        of_servers = ", ".join(repr(program) for program in self.servers)
+        return f"JobPrograms(trainer={self.trainer!r}, servers=[{of_servers}])"
+
 
 def job_programs(
     program: Program,

@@ -55,6 +55,10 @@ class MemoryReport:
             lines.append(f"  on host  {size_text(self.host_bytes)} more in its pinned memory{same}")
         return "\n".join([*lines, *(f"  {line}" for line in self.after.text().splitlines())])
 
+    def __repr__(self) -> str:
+        before, after = size_text(self.before_bytes), size_text(self.after_bytes)
+        return f"MemoryReport('{self.after.program.name}': {before} as it is, {after} as run)"
+
     def plot(self, path: str | Path) -> None:
         """Draws the bytes over the step's operators, before and after, with the budget's line.
 
