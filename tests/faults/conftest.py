@@ -8,6 +8,8 @@ import pytest
 
 from jaxfleet.runtime.twin import Twin
 from tests.faults import training
+from tests.faults.memory_jobs import CACHE
+from tests.faults.memory_training import captured
 
 Undisturbed = Callable[[str, int], dict[str, np.ndarray]]
 
@@ -16,7 +18,7 @@ Undisturbed = Callable[[str, int], dict[str, np.ndarray]]
 def _train(kind: str, steps: int) -> dict[str, np.ndarray]:
     state, data = training.start(kind), list(training.batches(steps, kind))
     strategy = training.strategy(training.arguments([]))
-    twin = Twin(training.make_step(kind), (state, data[0]), strategy, servers=2, trainers=2)
+    twin = Twin(captured(kind), strategy=strategy, servers=2, trainers=2, cache=CACHE)
     return training.named(twin.run(state, data).states[0])
 
 

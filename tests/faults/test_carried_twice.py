@@ -10,6 +10,8 @@ from jaxfleet.runtime.twin import Twin
 from tests.faults import training
 from tests.faults.cluster import check_same
 from tests.faults.conftest import Undisturbed
+from tests.faults.memory_jobs import CACHE
+from tests.faults.memory_training import captured
 from tests.ps.server.common import SGD, Bench, sgd_after, sgd_grads, sgd_state
 
 STEPS = 5
@@ -34,7 +36,7 @@ def test_messages_that_arrive_twice_change_nothing(
 ) -> None:
     state, data = training.start(kind), list(training.batches(STEPS))
     strategy = training.strategy(training.arguments([]))
-    twin = Twin(training.make_step(kind), (state, data[0]), strategy, servers=2, trainers=2)
+    twin = Twin(captured(kind), strategy=strategy, servers=2, trainers=2, cache=CACHE)
     result = twin.run(state, data, network=MemoryNetwork(faults=faults))
     check_same([training.named(one) for one in result.states], undisturbed(kind, STEPS))
 

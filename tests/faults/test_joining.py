@@ -26,6 +26,7 @@ def listens(endpoint: str) -> bool:
     return True
 
 
+@pytest.mark.grid
 def test_who_does_not_belong_is_refused_and_the_job_goes_on(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -59,6 +60,7 @@ def secret(folder: Path, name: str, mode: int = 0o600) -> Path:
     return path
 
 
+@pytest.mark.grid
 def test_only_who_has_the_secret_takes_part(tmp_path: Path, undisturbed: Undisturbed) -> None:
     own, other = secret(tmp_path, "own secret"), secret(tmp_path, "another secret")
     seen = secret(tmp_path, "seen secret", 0o644)

@@ -1,7 +1,8 @@
 """Servers and trainers die in each of the modes in which trainers do not wait at every step.
 
 Gradients are 1 and the rate is 1, so parameters and rows of a table count what was applied.
-`test_relaxed.py` has what is the same in all of them, in async.
+`test_relaxed.py` has what is the same in all of them, in async, and `test_asynchronous_modes.py`
+both on a network in memory.
 """
 
 import os
@@ -15,7 +16,7 @@ import pytest
 from tests.faults.cluster import LOST_S, MARGIN_S, Jobs
 from tests.faults.test_launched import launched, numbers
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.timeout(400)]
 
 STEPS, EVERY, TRAINERS = 12, 2, 2
 MODES = {

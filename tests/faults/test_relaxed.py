@@ -1,4 +1,7 @@
-"""Processes that do not wait for each other at every step are killed, stopped, started again."""
+"""Processes that do not wait for each other at every step are killed, stopped, started again.
+
+`test_asynchronous_modes.py` has the same on a network in memory.
+"""
 
 import json
 import signal
@@ -11,7 +14,7 @@ import pytest
 
 from tests.faults.cluster import LOST_S, MARGIN_S, Jobs
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.timeout(400)]
 
 STEPS = 30
 BOUND = 3

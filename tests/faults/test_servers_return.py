@@ -1,4 +1,7 @@
-"""A server that is killed and started again: trainers go on, to the same parameters."""
+"""A server process that is killed and started again: trainers go on, to the same parameters.
+
+`test_server_recovery.py` has the same, and more moments, on a network in memory.
+"""
 
 import re
 import time
@@ -19,7 +22,10 @@ def returning(folder: Path, kind: str, *options: str) -> Jobs:
     return Jobs(folder, servers=2, returns_s=30.0, options=words, step_s=30.0)
 
 
-@pytest.mark.parametrize("kind", ["plain", "clip", "norm", "table"])
+@pytest.mark.parametrize(
+    "kind",
+    [*(pytest.param(kind, marks=pytest.mark.grid) for kind in ("plain", "clip", "norm")), "table"],
+)
 def test_servers_that_are_killed_one_after_the_other_change_nothing(
     kind: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -40,6 +46,7 @@ def test_servers_that_are_killed_one_after_the_other_change_nothing(
         assert len(saved) > 1
 
 
+@pytest.mark.grid
 def test_a_server_that_is_killed_before_it_has_a_state_is_given_it_again(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -55,6 +62,7 @@ def test_a_server_that_is_killed_before_it_has_a_state_is_given_it_again(
         check_same(jobs.results(), undisturbed("norm", STEPS))
 
 
+@pytest.mark.grid
 def test_a_server_that_does_not_come_back_is_named(tmp_path: Path) -> None:
     with Jobs(tmp_path, servers=1, returns_s=3.0, options=["--steps=500", "--pause=0.1"]) as jobs:
         server, *trainers = *jobs.all_servers(), *jobs.all_trainers()
@@ -69,6 +77,7 @@ def test_a_server_that_does_not_come_back_is_named(tmp_path: Path) -> None:
         assert LOST_S + 3.0 - 1.0 < time.monotonic() - since < LOST_S + 3.0 + 20.0
 
 
+@pytest.mark.grid
 def test_a_server_that_lost_its_state_is_refused(tmp_path: Path) -> None:
     options = ["--steps=500", "--pause=0.1"]
     with Jobs(tmp_path, servers=1, returns_s=30.0, step_s=30.0, options=options) as jobs:

@@ -7,7 +7,7 @@ import pytest
 from tests.faults import table_training
 from tests.faults.cluster import Jobs, check_same
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.timeout(400)]
 
 SCRIPT = Path(table_training.__file__)
 STEPS = 14

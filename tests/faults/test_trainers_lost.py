@@ -1,4 +1,7 @@
-"""A trainer that dies, stands still, fails or leaves early is named by the others' errors."""
+"""A trainer process that dies, stands still, fails or leaves early is named by the others' errors.
+
+`test_lost_peers.py` has the same on a network in memory.
+"""
 
 import re
 import signal
@@ -51,6 +54,7 @@ def test_a_trainer_that_stands_still_is_named_and_fails_when_it_goes_on(tmp_path
         server.kill()  # it would wait for others to come, for as long as a step may take
 
 
+@pytest.mark.grid
 def test_a_script_that_raises_is_its_own_error_and_named_to_the_others(tmp_path: Path) -> None:
     with Jobs(tmp_path, options=LONG, step_s=30.0) as jobs:
         server, (left, failed) = start(jobs, "--raise-at=6")
@@ -59,6 +63,7 @@ def test_a_script_that_raises_is_its_own_error_and_named_to_the_others(tmp_path:
         server.kill()  # it would wait for others to come, for as long as a step may take
 
 
+@pytest.mark.grid
 def test_a_trainer_that_leaves_early_is_named_to_the_others(tmp_path: Path) -> None:
     with Jobs(tmp_path, options=LONG, step_s=30.0) as jobs:
         server, (left, early) = start(jobs, "--stop-at=6")
@@ -67,6 +72,7 @@ def test_a_trainer_that_leaves_early_is_named_to_the_others(tmp_path: Path) -> N
         server.kill()  # it would wait for others to come, for as long as a step may take
 
 
+@pytest.mark.grid
 def test_a_server_that_stands_still_for_a_moment_changes_nothing(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -82,6 +88,7 @@ def test_a_server_that_stands_still_for_a_moment_changes_nothing(
         check_same(jobs.results(), undisturbed("plain", 14))
 
 
+@pytest.mark.grid
 def test_a_server_that_stands_still_is_named(tmp_path: Path) -> None:
     with Jobs(tmp_path, options=LONG, step_s=30.0) as jobs:
         server, trainers = start(jobs)

@@ -1,0 +1,311 @@
+"""A whole job in this process, on a clock of its own, which tests disturb at chosen moments.
+
+Programs, messages, servers, heartbeats and steps are the real ones; the network is the memory
+network, so a run is the same every time and a wait of seconds costs nothing. `cluster.py` starts
+jobs of processes.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from jaxfleet.errors import ClosedError, JaxfleetError
+from jaxfleet.lower import ExecutableCache
+from jaxfleet.passes.dispatch import local_endpoints
+from jaxfleet.ps.client import Client
+from jaxfleet.ps.heartbeat import Heartbeat
+from jaxfleet.ps.membership import Membership
+from jaxfleet.ps.memory_network import Faults, MemoryNetwork
+from jaxfleet.ps.messages import Message
+from jaxfleet.ps.network import Lines, Listener, Peer
+from jaxfleet.ps.options import Patience
+from jaxfleet.ps.server import Server, ServerCore, ServerOptions
+from tests.faults.cluster import LOST_S, STEP_S
+
+CACHE = ExecutableCache()
+NAME = "faults"
+NEVER_S = 1e6
+LONGEST_S = 200.0  # of real time; a run takes about a second
+
+Moments = Mapping[tuple[int, int], Callable[[], None]]
+"""Actions by a trainer and the number of the step that it has just finished."""
+
+
+class KilledError(Exception):
+    """Ends a process as SIGKILL does: without a bye."""
+
+
+def kill() -> None:
+    """Kills the trainer at whose moment it is called."""
+    raise KilledError
+
+
+@dataclass
+class End:
+    """How a process ended.
+
+    Attributes:
+        error: of a process that failed.
+        state: a trainer's last state by name.
+        stats: a trainer's counters.
+        at_s: when, by the job's clock.
+    """
+
+    error: BaseException | None = None
+    state: dict[str, np.ndarray] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict)
+    at_s: float = 0.0
+
+
+class MemoryJob:
+    """A job of one script.
+
+    Args:
+        folder: where servers keep checkpoints; needed with `returns_s`.
+        servers: how many.
+        trainers: how many.
+        returns_s: how long trainers wait for a server; with it, servers keep checkpoints.
+        step_s: how long servers wait for living peers.
+        faults: loses or repeats messages.
+
+    Attributes:
+        ends: of all processes, by name.
+        starts: how often each server was started.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        servers: int = 2,
+        trainers: int = 2,
+        returns_s: float = 0.0,
+        step_s: float = STEP_S,
+        faults: Faults | None = None,
+    ) -> None:
+        assert folder is not None or not returns_s
+        self.folder = folder if returns_s else None
+        self.trainers, self.returns_s, self.step_s = trainers, returns_s, step_s
+        self.endpoints = local_endpoints(servers)
+        self.network = MemoryNetwork(faults=faults)
+        self.ends: dict[str, End] = {}
+        self.starts = [0] * servers
+        self._listeners: dict[int, Listener] = {}
+        self._away_s: dict[int, float] = {}
+        self._still_until: dict[str, float] = {}
+        self._beats: dict[int, Heartbeat] = {}
+        self._moments: Moments = {}
+        self._times: list[tuple[float, Callable[[], None]]] = []
+
+    @abstractmethod
+    def train(self, trainer: int) -> End:
+        """Runs the script of a trainer; it calls `finished` after every step."""
+
+    def run(self, at: Moments | None = None) -> Self:
+        """Runs all processes to their ends.
+
+        Args:
+            at: what is done when.
+        """
+        self._moments = at or {}
+        people: dict[str, Callable[[], None]] = {}
+        for server in range(len(self.endpoints)):
+            people[f"server {server}"] = partial(self._serve, server)
+        for trainer in range(self.trainers):
+            people[f"trainer {trainer}"] = partial(self._train, trainer)
+            people[f"heartbeat {trainer}"] = partial(self._beat, trainer)
+        for number, (seconds, action) in enumerate(self._times):
+            people[f"action {number}"] = partial(self._act, seconds, action)
+        self.network.run(people, longest_s=LONGEST_S)
+        return self
+
+    def at_s(self, seconds: float, action: Callable[[], None]) -> None:
+        """Has something done at a time by the job's clock."""
+        self._times.append((seconds, action))
+
+    def finished(self, trainer: int, step: int, pause_s: float = 0.0) -> None:
+        """Does what is due after a trainer's step."""
+        self.network.sleep(pause_s)
+        if (action := self._moments.get((trainer, step))) is not None:
+            action()
+
+    # --- disturbances --------------------------------------------------------------------------
+
+    def kill_server(self, server: int, *, away_s: float = NEVER_S) -> None:
+        """Ends a server where it stands; another takes its place after some time, if ever."""
+        self._away_s[server] = away_s
+        self._listeners[server].close()
+
+    def stop(self, name: str, seconds: float) -> None:
+        """Has a process stand still, heartbeats and all."""
+        self._still_until[name] = self.network.clock() + seconds
+
+    def stand(self, name: str) -> None:
+        """Waits while a process is stopped."""
+        while (left_s := self._still_until.get(name, 0.0) - self.network.clock()) > 0:
+            self.network.sleep(left_s)
+
+    # --- results -------------------------------------------------------------------------------
+
+    def results(self) -> list[dict[str, np.ndarray]]:
+        """Returns the last states of all trainers; fails unless all processes ended well."""
+        for name, end in self.ends.items():
+            assert end.error is None, f"{name} ended with {end.error!r}"
+        return [self.ends[f"trainer {number}"].state for number in range(self.trainers)]
+
+    def error(self, name: str, kind: type[BaseException] = JaxfleetError) -> str:
+        """Returns the error of a process; fails unless it ended by one of this kind."""
+        error = self.ends[name].error
+        assert isinstance(error, kind), f"{name} ended with {error!r}"
+        return str(error)
+
+    # --- the processes -------------------------------------------------------------------------
+
+    def client(self, me: Membership, patience: Patience, replay_bytes: int) -> Client:
+        """Returns a trainer's connections, whose heartbeats begin."""
+        network = StoppingNetwork(self, me.name)
+        self._beats[me.trainer] = beats = Heartbeat(
+            network,
+            self.endpoints,
+            sender=me.name,
+            session=me.session,
+            every_s=min(1.0, patience.lost_after_s / 5),
+            clock=self.network.clock,
+            thread=False,
+        )
+        return Client(
+            network.connect(self.endpoints),
+            me,
+            patience=patience,
+            heartbeat=beats,
+            replay_bytes=replay_bytes if self.returns_s else 0,
+            clock=self.network.clock,
+        )
+
+    def _act(self, seconds: float, action: Callable[[], None]) -> None:
+        self.network.sleep(seconds)
+        action()
+
+    def _train(self, trainer: int) -> None:
+        self._end(f"trainer {trainer}", lambda: self.train(trainer))
+
+    def _beat(self, trainer: int) -> None:
+        name = f"trainer {trainer}"
+        self.network.wait(lambda: trainer in self._beats or name in self.ends, NEVER_S)
+        if trainer in self._beats:
+            self._beats[trainer].run()
+
+    def _serve(self, server: int) -> None:
+        def body() -> End:
+            while (end := self._serve_once(server)) is None:
+                if (away_s := self._away_s.pop(server)) >= NEVER_S:
+                    return End(KilledError())
+                self.network.sleep(away_s)
+            return end
+
+        self._end(f"server {server}", body)
+
+    def _serve_once(self, server: int) -> End | None:
+        """Serves until the job ends; None where the server was killed."""
+        options = ServerOptions(
+            server=server,
+            job=NAME,
+            trainers=self.trainers,
+            lost_after_s=LOST_S,
+            step_timeout_s=self.step_s,
+            server_return_s=self.returns_s,
+            checkpoint_dir=self.folder,
+        )
+        network, clock = StoppingNetwork(self, f"server {server}"), self.network.clock
+        core = ServerCore(self.endpoints[server], CACHE, clock, options)
+        self._listeners[server] = listener = network.listen(self.endpoints[server])
+        self.starts[server] += 1
+        served = Server(core, listener, connect=network.connect, clock=clock, threaded=False)
+        try:
+            served.serve()
+        except ClosedError:
+            if server not in self._away_s:
+                raise
+            return None
+        return End(core.failure)
+
+    def _end(self, name: str, body: Callable[[], End]) -> None:
+        try:
+            end = body()
+        except Exception as error:  # noqa: BLE001  # tests look at it
+            end = End(error)
+        end.at_s = self.network.clock()
+        self.ends[name] = end
+
+
+@dataclass
+class StoppingNetwork:
+    """The network as a process has it that may be stopped."""
+
+    job: MemoryJob
+    name: str
+
+    def connect(self, endpoints: Sequence[str]) -> Lines:
+        return StoppingLines(self.job, self.name, self.job.network.connect(endpoints))
+
+    def listen(self, endpoint: str) -> Listener:
+        return StoppingListener(self.job, self.name, self.job.network.listen(endpoint))
+
+
+@dataclass
+class StoppingLines:
+    """Lines that neither send nor receive while their process is stopped."""
+
+    job: MemoryJob
+    name: str
+    lines: Lines
+
+    def send(self, server: int, message: Message) -> None:
+        self.job.stand(self.name)
+        self.lines.send(server, message)
+
+    def receive(self, timeout_s: float) -> tuple[int, Message] | None:
+        self.job.stand(self.name)
+        found = self.lines.receive(timeout_s)
+        self.job.stand(self.name)
+        return found
+
+    def close(self) -> None:
+        self.lines.close()
+
+
+@dataclass
+class StoppingListener:
+    """A listener that neither sends nor receives while its process is stopped."""
+
+    job: MemoryJob
+    name: str
+    listener: Listener
+
+    def receive(self, timeout_s: float) -> tuple[Peer, Message] | None:
+        self.job.stand(self.name)
+        found = self.listener.receive(timeout_s)
+        self.job.stand(self.name)
+        return found
+
+    def send(self, peer: Peer, message: Message) -> None:
+        self.listener.send(peer, message)
+
+    def wake(self) -> None:
+        self.listener.wake()
+
+    @property
+    def endpoint(self) -> str:
+        return self.listener.endpoint
+
+    @property
+    def rejected(self) -> int:
+        return self.listener.rejected
+
+    def close(self) -> None:
+        self.listener.close()

@@ -1,0 +1,96 @@
+"""Jobs of the script of `training.py` in this process."""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from jaxfleet.capture import Captured, capture
+from jaxfleet.ir import Program
+from jaxfleet.ps.client import Client
+from jaxfleet.runtime.job import example_of, membership, patience_of
+from jaxfleet.runtime.job_programs import JobPrograms, job_programs
+from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.runtime.trainer_step import TrainerStep
+from tests.faults import training
+from tests.faults.memory_jobs import CACHE, NAME, End, MemoryJob
+
+
+@cache
+def captured(kind: str) -> Captured:
+    """Returns the captured step of a kind of job."""
+    example = (training.start(kind), next(training.batches(1, kind)))
+    return capture(training.make_step(kind), example=example)
+
+
+class TrainingJob(MemoryJob):
+    """A job of the training script.
+
+    Args:
+        folder: where servers keep checkpoints; needed with `returns_s`.
+        options: of the script; `--stop-at` is for trainer 1 alone.
+        more: as of `MemoryJob`.
+    """
+
+    def __init__(
+        self, folder: Path | None = None, *, options: Sequence[str] = (), **more: Any
+    ) -> None:
+        super().__init__(folder, **more)
+        self.args = training.arguments(list(options))
+        self.strategy = training.strategy(self.args)
+
+    def train(self, trainer: int) -> End:
+        args = self.args
+        step = TrainerStep(
+            captured(args.kind),
+            self.strategy,
+            programs(args.kind, self.strategy, trainer, self.trainers, self.endpoints),
+            partial(self._connect, trainer),
+            example=example_of(captured(args.kind), self.strategy, self.trainers),
+            cache=CACHE,
+        )
+        state: Any = training.start(args.kind)
+        with step:
+            for number, batch in enumerate(training.batches(args.steps, args.kind), 1):
+                if trainer == 1 and number == args.stop_at:
+                    break
+                state, _ = step(state, batch)
+                self.finished(trainer, number, args.pause)
+            found = training.named(step.pull(state))
+            if args.kind == "count_rows":
+                found["rows"] = step.look_up("counted", training.KEYS)
+            return End(None, found, step.stats()["trainer"])
+
+    def _connect(self, trainer: int, job: JobPrograms) -> Client:
+        me = membership(
+            job, name=NAME, trainer=trainer, trainers=self.trainers, endpoints=self.endpoints
+        )
+        patience = patience_of(self.strategy, server_return_s=self.returns_s)
+        return self.client(me, patience, self.strategy.replay_bytes)
+
+
+@cache
+def programs(
+    kind: str,
+    strategy: DistributedStrategy,
+    trainer: int,
+    trainers: int,
+    endpoints: tuple[str, ...],
+) -> Callable[[Program], JobPrograms]:
+    """Returns what makes the programs of a trainer, each once for all jobs."""
+    made: dict[str, JobPrograms] = {}
+
+    def make(program: Program) -> JobPrograms:
+        if (text := str(program)) not in made:
+            first = programs(kind, strategy, 0, trainers, endpoints) if trainer else None
+            made[text] = job_programs(
+                program,
+                strategy,
+                trainer=trainer,
+                trainers=trainers,
+                endpoints=endpoints,
+                like=first(program) if first is not None else None,
+            )
+        return made[text]
+
+    return make

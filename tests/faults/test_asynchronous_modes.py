@@ -1,0 +1,99 @@
+"""Servers and trainers die in each of the modes in which trainers do not wait at every step.
+
+Gradients are 1 and the rate is 1, so parameters and rows of a table count what was applied.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxfleet.errors import PeerLostError
+from tests.faults.cluster import LOST_S
+from tests.faults.memory_jobs import kill
+from tests.faults.memory_training import TrainingJob
+from tests.faults.test_modes import MODES, STEPS, counted, options
+
+BOUND = 3
+ASYNC = ("--kind=count", "--communication=async", f"--staleness={BOUND}", "--step-timeout=30")
+ASYNC_STEPS = 30
+
+
+def lowest(results: list[dict[str, np.ndarray]]) -> set[float]:
+    """Returns the values of the trainer who ended last, and has all that both have sent."""
+    values = [
+        np.concatenate(
+            [
+                array.ravel()
+                for name, array in result.items()
+                if (name.startswith("[0]") and "counted" not in name) or name == "rows"
+            ]
+        )
+        for result in results
+    ]
+    return set(min(values, key=np.sum).tolist())
+
+
+@pytest.mark.parametrize("step", [1, 4, 9])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_server_that_is_started_again_applies_everything_once(
+    mode: str, step: int, tmp_path: Path
+) -> None:
+    words = [*options(mode), f"--steps={STEPS}", "--pause=0.15"]
+    job = TrainingJob(tmp_path, returns_s=30.0, step_s=30.0, options=words)
+    job.run({(0, step): partial(job.kill_server, 0, away_s=1.0)})
+    assert job.starts == [2, 1]
+    assert lowest(job.results()) == {counted(mode)}
+
+
+@pytest.mark.parametrize("mode", ["half_async", "geo", "fl"])  # dc_asgd waits as half_async does
+def test_a_server_that_is_gone_is_named(mode: str) -> None:
+    words = [*options(mode), "--steps=500", "--pause=0.05"]
+    job = TrainingJob(servers=1, trainers=1, options=words)
+    job.run({(0, 5): partial(job.kill_server, 0)})
+    text = job.error("trainer 0", PeerLostError)
+    assert "server 0 at 127.0.0.1:" in text
+    assert "was lost at step" in text
+
+
+@pytest.mark.parametrize("mode", ["geo", "fl"])
+def test_a_trainer_that_is_gone_is_named_by_those_who_exchange(mode: str) -> None:
+    words = [*options(mode), "--steps=500", "--pause=0.05"]
+    job = TrainingJob(servers=1, options=words).run({(1, 5): kill})
+    assert "trainer 1 is lost" in job.error("trainer 0", PeerLostError)
+    assert job.ends["trainer 0"].at_s - job.ends["trainer 1"].at_s < LOST_S + 1.0
+
+
+def test_a_killed_server_is_brought_level_and_applies_each_push_once(tmp_path: Path) -> None:
+    words = [*ASYNC, f"--steps={ASYNC_STEPS}", "--pause=0.1", "--replay-bytes=4000"]
+    job = TrainingJob(tmp_path, returns_s=30.0, step_s=30.0, options=words)
+    kills = [(0, 3), (1, 9), (0, 16)]
+    job.run({(0, step): partial(job.kill_server, server, away_s=1.0) for server, step in kills})
+    assert job.starts == [3, 2]
+    assert lowest(job.results()) == {-2.0 * ASYNC_STEPS}
+
+
+def test_a_stopped_trainer_is_waited_for_at_the_bound() -> None:
+    words = [*ASYNC, f"--steps={ASYNC_STEPS}", "--pause=0.05"]
+    job = TrainingJob(servers=1, step_s=30.0, options=words)
+    # Long enough to pass the bound, too short to be lost.
+    job.run({(1, 5): partial(job.stop, "trainer 1", LOST_S - 0.5)})
+    job.results()
+    found = [job.ends[f"trainer {trainer}"].stats["staleness"] for trainer in range(2)]
+    assert found[0]["max"] == BOUND  # it came there and waited
+    assert found[1]["max"] <= BOUND
+
+
+def test_a_killed_trainer_is_named_when_the_bound_is_reached() -> None:
+    words = [*ASYNC, "--steps=500", "--pause=0.05"]
+    job = TrainingJob(servers=1, step_s=30.0, options=words).run({(1, 3): kill})
+    text = job.error("trainer 0", PeerLostError)
+    assert "trainer 1 is lost" in text
+    assert "for its step" in text
+
+
+def test_a_trainer_that_ends_early_is_not_waited_for() -> None:
+    words = [*ASYNC, f"--steps={ASYNC_STEPS}", "--pause=0.02", "--stop-at=6"]
+    job = TrainingJob(servers=1, step_s=30.0, options=words).run()
+    assert lowest(job.results()[:1]) == {-(ASYNC_STEPS + 5.0)}

@@ -1,0 +1,110 @@
+"""A server that is killed and started again changes nothing, whenever it is killed."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from jaxfleet.errors import PeerLostError
+from jaxfleet.ps.messages import Message
+from tests.faults.cluster import LOST_S, check_same
+from tests.faults.conftest import Undisturbed
+from tests.faults.memory_jobs import KilledError
+from tests.faults.memory_training import TrainingJob
+
+STEPS = 14
+RETURNS_S = 30.0
+AWAY_S = 1.0
+
+
+def returning(folder: Path, kind: str, *options: str, steps: int = STEPS) -> TrainingJob:
+    words = [f"--kind={kind}", f"--steps={steps}", "--pause=0.15", "--step-timeout=30", *options]
+    return TrainingJob(folder, returns_s=RETURNS_S, step_s=30.0, options=words)
+
+
+@pytest.mark.parametrize("kind", ["plain", "clip", "norm", "table"])
+def test_servers_killed_one_after_the_other_change_nothing(
+    kind: str, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    # The first dies right after the first checkpoint, which is that of the first state; the second
+    # has several steps to be brought level with; then the first again, after a forced checkpoint.
+    job = returning(tmp_path, kind, "--replay-bytes=4000")
+    kills = [(0, 1), (1, 5), (0, 9)]
+    job.run({(0, step): partial(job.kill_server, server, away_s=AWAY_S) for server, step in kills})
+    check_same(job.results(), undisturbed(kind, STEPS))
+    assert job.starts == [3, 2]
+    saved = {path.name for path in (tmp_path / "server0").glob("step-*")}
+    # Later ones were made, and took its place; of tables they hold what changed since.
+    assert ("step-00000000" in saved) == (kind == "table")
+    assert len(saved) > 1
+
+
+@pytest.mark.parametrize("count", [*range(1, 20, 2), *range(20, 72, 8)])
+def test_a_server_killed_at_any_message_changes_nothing(
+    count: int, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    # The norm of all gradients is exchanged between servers, so the other one waits for this one.
+    carried = 0
+
+    def count_messages(endpoint: str, _: Message) -> int:
+        nonlocal carried
+        carried += endpoint == job.endpoints[0]
+        if carried == count and endpoint == job.endpoints[0]:
+            job.kill_server(0, away_s=AWAY_S)
+        return 1
+
+    words = ["--kind=clip", "--steps=4", "--pause=0.15", "--step-timeout=30"]
+    job = TrainingJob(
+        tmp_path, returns_s=RETURNS_S, step_s=30.0, options=words, faults=count_messages
+    )
+    job.run()
+    assert job.starts == [2, 1]
+    check_same(job.results(), undisturbed("clip", 4))
+
+
+def test_a_server_killed_before_it_has_a_state_receives_it_again(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    job = returning(tmp_path, "norm")
+    job.stop("trainer 0", 4.0)  # it gives servers their first state; the other one waits for it
+    job.at_s(2.0, partial(job.kill_server, 0, away_s=AWAY_S))
+    job.run()
+    assert job.starts == [2, 1]
+    check_same(job.results(), undisturbed("norm", STEPS))
+
+
+def test_a_server_that_does_not_come_back_is_named(tmp_path: Path) -> None:
+    words = ["--steps=500", "--pause=0.1"]
+    job = TrainingJob(tmp_path, servers=1, returns_s=3.0, options=words)
+    killed_s: list[float] = []
+
+    def kill() -> None:
+        killed_s.append(job.network.clock())
+        job.kill_server(0)
+
+    job.run({(0, 3): kill})
+    for trainer in range(2):
+        text = job.error(f"trainer {trainer}", PeerLostError)
+        assert "server 0 at 127.0.0.1:" in text
+        assert "was lost at step 4" in text
+        assert f"trainer {trainer} waited for" in text
+        assert "its last said 'after step" in text
+        waited_s = job.ends[f"trainer {trainer}"].at_s - killed_s[0]
+        assert LOST_S + 3.0 - 1.0 < waited_s < LOST_S + 3.0 + 1.0
+    job.error("server 0", KilledError)
+
+
+def test_a_server_that_lost_its_state_is_refused(tmp_path: Path) -> None:
+    words = ["--steps=500", "--pause=0.1"]
+    folder = tmp_path / "own"
+    job = TrainingJob(folder, servers=1, returns_s=RETURNS_S, step_s=30.0, options=words)
+
+    def lose() -> None:
+        job.kill_server(0, away_s=AWAY_S)
+        folder.rename(tmp_path / "lost")
+
+    job.run({(0, 3): lose})
+    for trainer in range(2):
+        text = job.error(f"trainer {trainer}", PeerLostError)
+        assert "server 0" in text
+        assert "came back without a state" in text
