@@ -70,6 +70,13 @@ _MEANING = frozenset(
 )
 
 
+@pytest.fixture(autouse=True)
+def _warnings_of_arguments_come_again() -> None:
+    """Lets each test see the warnings that a process is given once."""
+    if no_effect := sys.modules.get("jaxfleet.fluid.no_effect"):
+        no_effect.forget_warnings()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Compiles quickly what a test runs, and its fixtures, where it asks for a meaning."""

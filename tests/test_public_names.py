@@ -174,7 +174,7 @@ PUBLIC = {
         register_op
     """,
     "jaxfleet.ops.fluid": """
-        EMPTY GRAD Gradient RANDOM_OPS RUN_SLOT Schema Slot schema_of UNWANTED
+        EMPTY GRAD Gradient LAZY_ROWS RANDOM_OPS RUN_SLOT Schema Slot schema_of UNWANTED
     """,
     "jaxfleet.passes": """
         AmpByRole BroadcastParams ClipOnTrainers CommInit CommInitAll CompressSends CutApart

@@ -117,6 +117,8 @@ class Adamax(fluids.AdamaxOptimizer):
 class Adadelta(fluids.AdadeltaOptimizer):
     """Finds its own rate from averages of gradients and of updates."""
 
+    plain_rate = 0.001  # the default, which nobody asked for
+
     def __init__(
         self,
         learning_rate: Rate = 0.001,

@@ -57,7 +57,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Adagrad": ({"learning_rate": 0.1}, {"learning_rate": 0.1}),
     "Adam": ({}, {}),
     "Adamax": ({}, {}),
-    "Adadelta": ({}, {"learning_rate": 0.001}),
+    "Adadelta": ({"learning_rate": 1.0}, {"learning_rate": 1.0}),
     "RMSProp": ({"learning_rate": 0.1}, {"learning_rate": 0.1}),
 }
 
@@ -73,6 +73,10 @@ def test_an_optimizer_is_fluid_s_and_a_weight_decay_is_l2(paddle: ModuleType, na
     decay = fluid.regularizer.L2Decay(0.01)
     expected = built(line, lambda: getattr(fluid.optimizer, name)(regularization=decay, **fluids))
     assert found == expected
+
+
+def test_the_rate_that_adadelta_begins_with_is_not_warned_of(paddle: ModuleType) -> None:
+    assert paddle.optimizer.Adadelta()._rate == 0.001
 
 
 def test_lamb_has_a_decay_of_its_own(paddle: ModuleType) -> None:

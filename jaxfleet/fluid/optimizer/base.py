@@ -53,7 +53,7 @@ class Optimizer:
         parameter_list: which parameters are trained; all unless given.
         regularization: of parameters that have none of their own.
         grad_clip: how gradients are clipped.
-        name: of the optimizer.
+        name: of the optimizer; its state is called `fc_w_<name>_moment1_0` then.
     """
 
     op_type: ClassVar[str] = ""
@@ -176,10 +176,14 @@ class Optimizer:
             update = block.append_op("sgd", inputs, {"ParamOut": param})
         return [pair for pair in pairs if pair[0] is not param], [update]
 
-    def attributes_of(self, param: Parameter) -> Mapping[str, Any]:
-        """Returns the attributes of the operator that updates a parameter."""
-        del param
+    def attributes_of(self, param: Parameter, grad: Variable) -> Mapping[str, Any]:
+        """Returns the attributes of the operator that updates a parameter by a gradient."""
+        del param, grad
         return self._attrs
+
+    def _more_inputs(self) -> Mapping[str, Variable]:
+        """Returns what the updates read beside parameters, gradients, rates and state, by slot."""
+        return {}
 
     def _finish(self, block: Block, pairs: Pairs) -> None:
         """Adds what comes after all updates."""
@@ -212,7 +216,8 @@ class Optimizer:
 
     def _make_state(self, param: Parameter) -> None:
         for one in self.accumulators:
-            name = unique_name.generate(f"{param.name}_{one.name}")
+            own = one.name if self._name is None else f"{self._name}_{one.name}"
+            name = unique_name.generate(f"{param.name}_{own}")
             shape = [1] if one.is_scalar else list(param.shape)
             helper = LayerHelper.named(name)
             made = helper.global_variable(name, shape, param.dtype, one.value)
@@ -220,7 +225,7 @@ class Optimizer:
 
     def _update(self, block: Block, param: Parameter, grad: Variable) -> Operator:
         state = {one: self._state[param.name, one.name] for one in self.accumulators}
-        inputs: dict[str, Any] = {"Param": param, "Grad": grad}
+        inputs: dict[str, Any] = {"Param": param, "Grad": grad, **self._more_inputs()}
         if self.reads_rate:
             inputs["LearningRate"] = self._rate_of(block, param)
         outputs: dict[str, Any] = {"ParamOut": param}
@@ -228,7 +233,7 @@ class Optimizer:
             inputs[one.slot] = variable
             if not one.is_read_only:
                 outputs[one.out or f"{one.slot}Out"] = variable
-        return block.append_op(self.op_type, inputs, outputs, self.attributes_of(param))
+        return block.append_op(self.op_type, inputs, outputs, self.attributes_of(param, grad))
 
 
 def _name(pair: tuple[Parameter, Variable]) -> str:

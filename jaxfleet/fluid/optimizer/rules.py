@@ -1,12 +1,17 @@
 """The optimizers: each names its operator, its state and its attributes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from jaxfleet.fluid.block import Block
+from jaxfleet.fluid.checks import number
+from jaxfleet.fluid.dtypes import VarType
+from jaxfleet.fluid.no_effect import warn_no_effect
 from jaxfleet.fluid.optimizer.base import Accumulator, Optimizer
 from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.variable import Pairs, Parameter, Variable
+from jaxfleet.ops.fluid import LAZY_ROWS
 
 
 class SGDOptimizer(Optimizer):
@@ -56,15 +61,20 @@ class AdagradOptimizer(Optimizer):
 
 
 class AdamOptimizer(Optimizer):
-    """Divides one decaying average by the root of another."""
+    """Divides one decaying average by the root of another.
+
+    With `lazy_mode`, rows of an `is_sparse=True` table that a step has no gradient for (or one of
+    zeros) keep their value and both averages. `beta1` and `beta2` may be variables of shape `[1]`,
+    read in each step; the powers that correct the bias begin with 0.9 and 0.999 then, as in fluid.
+    """
 
     op_type = "adam"
 
     def __init__(
         self,
         learning_rate: float | Variable = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
+        beta1: float | Variable = 0.9,
+        beta2: float | Variable = 0.999,
         epsilon: float = 1e-8,
         parameter_list: Sequence[Parameter] | None = None,
         regularization: Any = None,
@@ -73,13 +83,27 @@ class AdamOptimizer(Optimizer):
         lazy_mode: bool = False,
     ) -> None:
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
-        self._attrs = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "lazy_mode": lazy_mode}
+        betas = {"beta1": beta1, "beta2": beta2}
+        fixed = {name: x for name, x in betas.items() if not isinstance(x, Variable)}
+        self._attrs = {**fixed, "epsilon": epsilon, "lazy_mode": lazy_mode}
+        self._tensors = {
+            f"{name.capitalize()}Tensor": x for name, x in betas.items() if isinstance(x, Variable)
+        }
         self.accumulators = (
             Accumulator("moment1", "Moment1"),
             Accumulator("moment2", "Moment2"),
-            Accumulator("beta1_pow_acc", "Beta1Pow", beta1, is_scalar=True),
-            Accumulator("beta2_pow_acc", "Beta2Pow", beta2, is_scalar=True),
+            Accumulator("beta1_pow_acc", "Beta1Pow", fixed.get("beta1", 0.9), is_scalar=True),
+            Accumulator("beta2_pow_acc", "Beta2Pow", fixed.get("beta2", 0.999), is_scalar=True),
         )
+
+    def attributes_of(self, param: Parameter, grad: Variable) -> Mapping[str, Any]:
+        del param
+        if self._attrs["lazy_mode"] and grad.type == VarType.SELECTED_ROWS:
+            return {**self._attrs, LAZY_ROWS: True}
+        return self._attrs
+
+    def _more_inputs(self) -> Mapping[str, Variable]:
+        return self._tensors
 
 
 class RMSPropOptimizer(Optimizer):
@@ -186,10 +210,11 @@ class DecayedAdagradOptimizer(Optimizer):
 
 
 class AdadeltaOptimizer(Optimizer):
-    """Finds its own rate from averages of gradients and of updates."""
+    """Finds its own rate from averages of gradients and of updates; `learning_rate` is not read."""
 
     op_type = "adadelta"
     reads_rate = False
+    plain_rate: ClassVar[float] = 1.0  # any other is warned of
     accumulators = (
         Accumulator("_avg_squared_grad", "AvgSquaredGrad"),
         Accumulator("_avg_squared_update", "AvgSquaredUpdate"),
@@ -207,10 +232,17 @@ class AdadeltaOptimizer(Optimizer):
     ) -> None:
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._attrs = {"epsilon": epsilon, "rho": rho}
+        if isinstance(learning_rate, Variable) or learning_rate not in {1.0, self.plain_rate}:
+            reason = "Adadelta finds its own rate, and fluid's operator reads none; give 1.0"
+            warn_no_effect("Adadelta's learning_rate", reason)
 
 
 class FtrlOptimizer(Optimizer):
-    """Follows the regularized leader."""
+    """Follows the regularized leader.
+
+    Fluid 1.8.5 hands its operator `l1` in the place of `l2` too. So does this class, in order that
+    scripts train to the numbers that they did; an `l2` that differs is warned of.
+    """
 
     op_type = "ftrl"
     accumulators = (
@@ -230,11 +262,15 @@ class FtrlOptimizer(Optimizer):
         name: str | None = None,
     ) -> None:
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
-        self._attrs = {"l1": l1, "l2": l2, "lr_power": lr_power}
+        self._attrs = {"l1": l1, "l2": l1, "lr_power": lr_power}
+        number(l2, "'l2' of FtrlOptimizer")
+        if l2 != l1:
+            reason = f"as fluid 1.8.5 does, the operator gets l1 ({l1}) in the place of l2 ({l2})"
+            warn_no_effect("Ftrl's l2", f"{reason}; a parameter's L2Decay regularizer acts")
 
 
 class LambOptimizer(AdamOptimizer):
-    """Scales Adam's update by the norm of the parameter."""
+    """Scales an update by averages, their bias not corrected, by the norm of the parameter."""
 
     op_type = "lamb"
 
@@ -255,8 +291,12 @@ class LambOptimizer(AdamOptimizer):
             learning_rate, beta1, beta2, epsilon, parameter_list, regularization, grad_clip, name
         )
         self._decay, self._spares = lamb_weight_decay, exclude_from_weight_decay_fn
+        self.accumulators = tuple(
+            replace(one, is_read_only=one.is_scalar) for one in self.accumulators
+        )
 
-    def attributes_of(self, param: Parameter) -> Mapping[str, Any]:
+    def attributes_of(self, param: Parameter, grad: Variable) -> Mapping[str, Any]:
+        del grad
         is_spared = self._spares is not None and self._spares(param)
         shared = {name: self._attrs[name] for name in ("beta1", "beta2", "epsilon")}
         return {**shared, "weight_decay": 0.0 if is_spared else self._decay}

@@ -28,3 +28,4 @@ from jaxfleet.ops.fluid.schema import Gradient as Gradient
 from jaxfleet.ops.fluid.schema import Schema as Schema
 from jaxfleet.ops.fluid.schema import Slot as Slot
 from jaxfleet.ops.fluid.schema import schema_of as schema_of
+from jaxfleet.ops.fluid.updates import LAZY_ROWS as LAZY_ROWS

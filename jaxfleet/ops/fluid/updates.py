@@ -1,10 +1,18 @@
-"""Optimizers' operators: one update of one parameter, as fluid computes it."""
+"""Optimizers' operators: one update of one parameter, as fluid 1.8.5's kernels compute it.
+
+Those read their attributes as 32-bit numbers, so `1 - beta2` is one minus the rounded 0.999, which
+is 5e-5 of itself away from 0.001: `_rest` subtracts likewise.
+"""
+
+from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfleet.ops.fluid.schema import Attributes, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
+LAZY_ROWS = "lazy_rows"  # of adam: its gradient is of rows, and lazy_mode was asked for
 _BETAS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
 
 
@@ -54,7 +62,7 @@ def decayed_adagrad(
     attrs: Attributes, param: Array, grad: Array, moment: Array, rate: Array
 ) -> Value:
     """Adagrad with a decaying average in the place of the sum."""
-    made = attrs["decay"] * moment + (1 - attrs["decay"]) * grad * grad
+    made = attrs["decay"] * moment + _rest(attrs["decay"]) * grad * grad
     return param - rate * grad / (jnp.sqrt(made) + attrs["epsilon"]), made
 
 
@@ -62,11 +70,15 @@ def decayed_adagrad(
           outputs="ParamOut AvgSquaredGradOut AvgSquaredUpdateOut",
           attrs={"epsilon": 1e-6, "rho": 0.95})  # fmt: skip
 def adadelta(attrs: Attributes, param: Array, grad: Array, squares: Array, updates: Array) -> Value:
-    """Needs no learning rate (Zeiler, 2012)."""
+    """Needs no learning rate (Zeiler, 2012).
+
+    Fluid 1.8.5 evaluates the update again after its average of squared updates was overwritten,
+    and so steps by another amount (`docs/fluid-differences.md`); here it is evaluated once.
+    """
     rho, epsilon = attrs["rho"], attrs["epsilon"]
-    squares = rho * squares + (1 - rho) * grad * grad
+    squares = rho * squares + _rest(rho) * grad * grad
     update = -jnp.sqrt((updates + epsilon) / (squares + epsilon)) * grad
-    return param + update, squares, rho * updates + (1 - rho) * update * update
+    return param + update, squares, rho * updates + _rest(rho) * update * update
 
 
 @fluid_op("rmsprop", inputs="Param Grad Moment MeanSquare MeanGrad LearningRate",
@@ -83,10 +95,10 @@ def rmsprop(
 ) -> Value:
     """Divides by the root of a decaying average of squares (Tieleman and Hinton, 2012)."""
     decay = attrs["decay"]
-    square = decay * square + (1 - decay) * grad * grad
+    square = decay * square + _rest(decay) * grad * grad
     spread = square
     if attrs["centered"]:
-        mean = decay * mean + (1 - decay) * grad
+        mean = decay * mean + _rest(decay) * grad
         spread = square - mean * mean
     moment = attrs["momentum"] * moment + rate * grad / jnp.sqrt(spread + attrs["epsilon"])
     return param - moment, moment, square, mean
@@ -96,7 +108,7 @@ def rmsprop(
           inputs="Param Grad Moment1 Moment2 Beta1Pow Beta2Pow LearningRate Beta1Tensor? "
                  "Beta2Tensor?",
           outputs="ParamOut Moment1Out Moment2Out Beta1PowOut Beta2PowOut",
-          attrs={**_BETAS, "lazy_mode": False,
+          attrs={**_BETAS, "lazy_mode": False, LAZY_ROWS: False,
                  "min_row_size_to_use_multithread": 1000})  # fmt: skip
 def adam(
     attrs: Attributes,
@@ -107,15 +119,24 @@ def adam(
     power1: Array,
     power2: Array,
     rate: Array,
-    *_: Array,
+    beta1: Array | None,
+    beta2: Array | None,
 ) -> Value:
-    """Divides one decaying average by the root of another (Kingma and Ba, 2015)."""
-    beta1, beta2 = attrs["beta1"], attrs["beta2"]
-    first, second = _averages(attrs, grad, first, second)
-    root = jnp.sqrt(1 - power2)
-    step = rate * root / (1 - power1)
-    made = param - step * first / (jnp.sqrt(second) + attrs["epsilon"])
-    return made, first, second, power1 * beta1, power2 * beta2
+    """Divides one decaying average by the root of another (Kingma and Ba, 2015).
+
+    With `lazy_rows` a row whose gradient is zero keeps its value and both averages.
+    """
+    beta1 = attrs["beta1"] if beta1 is None else beta1
+    beta2 = attrs["beta2"] if beta2 is None else beta2
+    new_first, new_second = _averages(beta1, beta2, grad, first, second)
+    step = rate * jnp.sqrt(1 - power2) / (1 - power1)
+    made = param - step * new_first / (jnp.sqrt(new_second) + attrs["epsilon"])
+    if attrs[LAZY_ROWS]:
+        is_touched = jnp.any(grad != 0, axis=tuple(range(1, grad.ndim)), keepdims=True)
+        made = jnp.where(is_touched, made, param)
+        new_first = jnp.where(is_touched, new_first, first)
+        new_second = jnp.where(is_touched, new_second, second)
+    return made, new_first, new_second, power1 * beta1, power2 * beta2
 
 
 @fluid_op("adamax", inputs="Param Grad Moment InfNorm Beta1Pow LearningRate",
@@ -130,7 +151,7 @@ def adamax(
     rate: Array,
 ) -> Value:
     """Adam by the largest gradient in the place of the second average."""
-    moment = attrs["beta1"] * moment + (1 - attrs["beta1"]) * grad
+    moment = attrs["beta1"] * moment + _rest(attrs["beta1"]) * grad
     largest = jnp.maximum(jnp.abs(grad), attrs["beta2"] * largest + attrs["epsilon"])
     return param - rate / (1 - power) * moment / largest, moment, largest
 
@@ -164,21 +185,30 @@ def lamb(
     power2: Array,
     rate: Array,
 ) -> Value:
-    """Scales Adam's update by the norm of the parameter (You et al., 2020)."""
+    """Scales Adam's update by the norm of the parameter (You et al., 2020, first version).
+
+    The averages are used as they are, without the correction of their bias.
+    """
     beta1, beta2 = attrs["beta1"], attrs["beta2"]
-    first, second = _averages(attrs, grad, first, second)
-    update = first / (1 - power1) / (jnp.sqrt(second / (1 - power2)) + attrs["epsilon"])
-    update = update + attrs["weight_decay"] * param
+    first, second = _averages(beta1, beta2, grad, first, second)
+    update = first / (jnp.sqrt(second) + attrs["epsilon"]) + attrs["weight_decay"] * param
     param_norm, update_norm = jnp.linalg.norm(param), jnp.linalg.norm(update)
     is_scaled = (param_norm > 0) & (update_norm > 0)
     ratio = jnp.where(is_scaled, param_norm / update_norm, 1.0)
     return param - rate * ratio * update, first, second, power1 * beta1, power2 * beta2
 
 
-def _averages(attrs: Attributes, grad: Array, first: Array, second: Array) -> tuple[Array, Array]:
+def _averages(
+    beta1: Any, beta2: Any, grad: Array, first: Array, second: Array
+) -> tuple[Array, Array]:
     """Returns the decaying averages of gradients and of their squares."""
-    beta1, beta2 = attrs["beta1"], attrs["beta2"]
-    return beta1 * first + (1 - beta1) * grad, beta2 * second + (1 - beta2) * grad * grad
+    new_first = beta1 * first + _rest(beta1) * grad
+    return new_first, beta2 * second + _rest(beta2) * grad * grad
+
+
+def _rest(share: Any) -> Any:
+    """Returns one minus a number, both in 32 bits."""
+    return np.float32(1) - (np.float32(share) if isinstance(share, float) else share)
 
 
 _SUMS = ("sum_1", "sum_2", "sum_3", "num_accumulates", "old_num_accumulates", "num_updates")

@@ -1,8 +1,9 @@
 """Blocks that update some rows of a slice, and neither read nor copy the others.
 
 Of a sparse table trainers send the rows that a batch looked up. An update that leaves a row as it
-is where its gradient is zero (`sgd`, `adagrad`) need not see the other rows: the block is written
-anew for a number of rows, `u`, which are taken, updated by the block's own operators and put back::
+is where its gradient is zero (`sgd`, `adagrad`, lazy `adam`) need not see the other rows: the block
+is written anew for a number of rows, `u`, which are taken, updated by the block's own operators and
+put back::
 
     rows = take_rows(w, numbers)      numbers: i32[u]; one that w does not have is of no row
     ... the block, with f32[u,dim] for w, for its state and for its gradients
@@ -19,6 +20,7 @@ import numpy as np
 
 from jaxfleet.ir import Attrs, Block, Kind, Operands, Operator, Program, Variable
 from jaxfleet.lower import ExecutableCache, LoweredBlock, lower_block
+from jaxfleet.ops.fluid import LAZY_ROWS
 from jaxfleet.ps.row_gradients import RowGradient
 
 Sent = Mapping[str, "np.ndarray | RowGradient"]
@@ -139,6 +141,8 @@ def row_block(
 
 def _leaves_the_rest(op: Operator) -> bool:
     """Tells whether an operator makes of zeros no change: a row without a gradient stays."""
+    if op.type == "adam":
+        return bool(op.attrs.get(LAZY_ROWS))
     return op.type in _LEAVES_THE_REST and not (op.type == "scale" and op.attrs.get("bias"))
 
 
