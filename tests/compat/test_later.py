@@ -76,7 +76,9 @@ def test_an_optimizer_is_fluid_s_and_a_weight_decay_is_l2(paddle: ModuleType, na
 
 
 def test_the_rate_that_adadelta_begins_with_is_not_warned_of(paddle: ModuleType) -> None:
-    assert paddle.optimizer.Adadelta()._rate == 0.001
+    assert isinstance(paddle.optimizer.Adadelta(), fluid.optimizer.Adadelta)
+    with pytest.warns(UserWarning, match="Adadelta's learning_rate has no effect"):
+        paddle.optimizer.Adadelta(0.1)
 
 
 def test_lamb_has_a_decay_of_its_own(paddle: ModuleType) -> None:

@@ -291,7 +291,7 @@ def test_adadelta_evaluates_its_update_once_where_fluid_did_twice(
 def test_adam_corrects_bias_by_this_steps_powers_where_fluids_rows_used_the_next(
     name: str, sparse: dict[str, list[Any]]
 ) -> None:
-    options = {"adam2": {"beta1": 0.5, "beta2": 0.7, "epsilon": 0.1}}.get(name, {})
+    options: dict[str, Any] = {"adam2": {"beta1": 0.5, "beta2": 0.7, "epsilon": 0.1}}.get(name, {})
     is_lazy = name == "adam_lazy"
     ahead = kernels.adam(0.1, **options, is_lazy=is_lazy, are_powers_ahead=True)
     theirs = _worked_out(ahead, START_OF_ROWS, [_of_rows(*x) for x in GIVEN])

@@ -408,7 +408,7 @@ def test_rmsprop_state_is_cut_where_it_is_read(centered: bool) -> None:
 @pytest.mark.parametrize("name", ["DecayedAdagrad", "Ftrl", "Adadelta", "Adamax", "Adagrad"])
 def test_the_state_of_an_optimizer_is_cut_with_its_parameter(name: str) -> None:
     """Fluid refused Adadelta, whose state has the parameter's rows like any other's."""
-    job = Job(optimizer=lambda: getattr(fluid.optimizer, name)(0.1))
+    job = Job(optimizer=lambda: getattr(fluid.optimizer, name)(1.0))
     variables = job.server(A).global_block().vars.values()
     state = [v for v in variables if v.name.startswith("fc_w_") and "pow" not in v.name]
     assert state
