@@ -51,6 +51,11 @@ def kEmptyVarName() -> str:  # noqa: N802  # fluid's name
     return EMPTY
 
 
+def kControlDepVarName() -> str:  # noqa: N802  # fluid's name
+    """Returns what the name of a variable begins with that only orders operators."""
+    return "__control_var"
+
+
 def kGradVarSuffix() -> str:  # noqa: N802  # fluid's name
     """Returns what the name of a gradient ends with."""
     return GRAD

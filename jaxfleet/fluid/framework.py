@@ -1,7 +1,9 @@
 """What fluid calls its framework: programs and what they are made of, under one name."""
 
+from jaxfleet.fluid import unique_name as _unique_name
 from jaxfleet.fluid.block import Block as Block
 from jaxfleet.fluid.core import is_compiled_with_cuda as is_compiled_with_cuda
+from jaxfleet.fluid.core import kControlDepVarName as _kControlDepVarName
 from jaxfleet.fluid.flags import get_flags as get_flags
 from jaxfleet.fluid.flags import set_flags as set_flags
 from jaxfleet.fluid.guards import device_guard as device_guard
@@ -21,10 +23,17 @@ from jaxfleet.fluid.variable import Parameter as Parameter
 from jaxfleet.fluid.variable import Variable as Variable
 from jaxfleet.ir import grad_name as _grad_name
 
+_CONTROL = _kControlDepVarName()
+
 
 def grad_var_name(var_name: str) -> str:
     """Returns the name of a variable's gradient."""
     return _grad_name(var_name)
+
+
+def generate_control_dev_var_name() -> str:
+    """Returns a new name for a variable that only orders operators."""
+    return f"{_CONTROL}@{_unique_name.generate(_CONTROL)}"
 
 
 def in_dygraph_mode() -> bool:

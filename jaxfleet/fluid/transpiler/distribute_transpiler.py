@@ -29,11 +29,14 @@ from jaxfleet.fluid.transpiler.asked import (
 )
 from jaxfleet.fluid.transpiler.collective import transpile_collective
 from jaxfleet.fluid.transpiler.config import (
+    DistributedMode,
     DistributeTranspilerConfig,
     ServerRuntimeConfig,
 )
+from jaxfleet.fluid.transpiler.job_attributes import JobAttributes
 from jaxfleet.fluid.transpiler.nccl2 import note_trainers, transpile_nccl2
 from jaxfleet.fluid.transpiler.ports import wait_server_ready
+from jaxfleet.fluid.transpiler.ps_dispatcher import RoundRobin
 from jaxfleet.fluid.transpiler.pserver import PServerJob
 from jaxfleet.ir import Program as IrProgram
 
@@ -41,7 +44,7 @@ MODES = ("pserver", "nccl2", "collective")
 _DEFAULT_ENDPOINT = "127.0.0.1:6174"
 
 
-class DistributeTranspiler:
+class DistributeTranspiler(JobAttributes):
     """Transpiles a program for parameter servers, or for ranks that reduce gradients.
 
     Args:
@@ -58,6 +61,16 @@ class DistributeTranspiler:
         self._job: PServerJob | None = None
         self._main: Program | None = None
         check_config(self.config)
+        if self.config.split_method is None:
+            self.config.split_method = RoundRobin
+
+    @property
+    def distributed_mode(self) -> int:
+        """How servers take gradients, as fluid counts it: a number of `DistributedMode`."""
+        if self.config.sync_mode or self.config.completely_not_async:
+            return DistributedMode.SYNC
+        is_split = self.config.runtime_split_send_recv
+        return DistributedMode.ASYNC if is_split else DistributedMode.HALF_ASYNC
 
     def transpile(
         self,
@@ -97,6 +110,8 @@ class DistributeTranspiler:
             raise mistake(what, f"choose one of {', '.join(MODES)}", StrategyError)
         check_new(main, "the program")
         check_new(startup, "the startup program")
+        self.origin_startup_program = startup.clone()
+        self.origin_program, self.startup_program = main, startup
         wait = self.config.wait_port
         if self.config.mode == "pserver":
             self._for_servers(
@@ -165,7 +180,8 @@ class DistributeTranspiler:
         self._job, self._main = job, main
         write_back(main, trainer)
         write_back(startup, begun, origin=job.main)
-        registry = job.registry()
+        self.vars_overview = registry = job.registry()
+        self._describe(job, main, trainer_id, table)
         for each in (main, startup):
             each._is_distributed = True
             each._is_chief = trainer_id == 0

@@ -1,0 +1,209 @@
+"""What scripts read from a transpiler once it has run: fluid's attributes of a job with servers."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jaxfleet.analysis.slices import Slice, placement_of, slices_of
+from jaxfleet.analysis.updates import LOOKUPS, Updates
+from jaxfleet.fluid.operator import ROLE_VAR, Operator
+from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.transpiler.details.vars_distributed import VarsDistributed
+from jaxfleet.fluid.transpiler.pserver import PServerJob
+from jaxfleet.fluid.variable import Variable
+from jaxfleet.ir import block_name, trainer_name
+from jaxfleet.ir.names import LR_COUNTER
+
+_PREFETCHES = (*sorted(LOOKUPS), "nce")
+
+
+class JobAttributes:
+    """The attributes of a transpiler; those of a job with servers are there once it has run.
+
+    Attributes:
+        origin_program: the program that was transpiled.
+        startup_program: what begins it, transpiled.
+        origin_startup_program: what began it before.
+        trainer_num: how many trainers there are.
+        trainer_id: which of them this is.
+        sync_mode: whether servers wait for all trainers.
+        pserver_endpoints: the endpoints of the servers.
+        vars_overview: what servers hold.
+        optimize_ops: the operators that update, as they were before.
+        params_grads: each parameter with its gradient.
+        table_name: the distributed table; None where there is none.
+        has_distributed_lookup_table: whether there is one.
+        param_name_to_grad_name: names of gradients by their parameters'.
+        grad_name_to_param_name: the other way round.
+        sparse_update_ops: look-ups of rows on servers that no operator has replaced.
+        sparse_param_to_height_sections: rows of each slice of tables that trainers never hold.
+        need_delete_optimize_vars: what updates read besides parameters and gradients.
+        param_var_mapping: the slices of each parameter.
+        grad_var_mapping: the slices of each gradient, as this trainer sends them.
+        grad_param_mapping: the slice of a parameter by that of its gradient.
+        param_grad_ep_mapping: by endpoint, the slices of parameters and gradients that it has.
+        grad_name_to_send_dummy_out: the control variable of each gradient's `send`.
+        counter_var: what trainers count steps in for servers that cannot; None where they need not.
+    """
+
+    counter_var: Variable | None = None
+    origin_program: Program
+    startup_program: Program
+    origin_startup_program: Program
+    trainer_num: int
+    trainer_id: int
+    sync_mode: bool
+    pserver_endpoints: list[str]
+    vars_overview: VarsDistributed
+    optimize_ops: list[Operator]
+    params_grads: list[list[Variable]]
+    table_name: str | None
+    has_distributed_lookup_table: bool
+    param_name_to_grad_name: dict[str, str]
+    grad_name_to_param_name: dict[str, str]
+    sparse_update_ops: list[Operator]
+    sparse_param_to_height_sections: dict[str, list[int]]
+    need_delete_optimize_vars: list[str]
+    param_var_mapping: dict[str, list[Variable]]
+    grad_var_mapping: dict[str, list[Variable]]
+    grad_param_mapping: dict[Variable, Variable]
+    param_grad_ep_mapping: dict[str, dict[str, list[Variable]]]
+    grad_name_to_send_dummy_out: dict[str, Variable]
+
+    def _describe(self, job: PServerJob, main: Program, trainer_id: int, table: str | None) -> None:
+        """Sets all of them but the programs.
+
+        Args:
+            job: what was made, with the program as it was before.
+            main: the program as it is now.
+            trainer_id: whose it is.
+            table: the distributed table.
+        """
+        found = _Described(job, main, trainer_id)
+        self.trainer_num, self.trainer_id = job.trainers, trainer_id
+        self.sync_mode, self.pserver_endpoints = job.is_sync, list(job.endpoints)
+        self.optimize_ops, self.params_grads = found.optimize_ops, found.params_grads
+        self.table_name, self.has_distributed_lookup_table = table, table is not None
+        pairs = found.updates.all_pairs
+        self.param_name_to_grad_name = dict(pairs)
+        self.grad_name_to_param_name = {gradient: param for param, gradient in pairs}
+        self.sparse_update_ops = found.sparse_update_ops
+        self.sparse_param_to_height_sections = found.sections
+        self.need_delete_optimize_vars = found.state_of_updates
+        self.param_var_mapping, self.grad_var_mapping = found.param_slices, found.grad_slices
+        self.grad_param_mapping = dict(found.pairs_of_slices())
+        self.param_grad_ep_mapping = found.by_endpoint()
+        self.grad_name_to_send_dummy_out = found.controls(self.param_name_to_grad_name)
+        self.counter_var = main.global_block().vars.get(trainer_name(LR_COUNTER, trainer_id))
+
+
+@dataclass(frozen=True)
+class _Described:
+    """Finds out what is said of a job.
+
+    Attributes:
+        job: it.
+        main: the transpiled program.
+        trainer_id: whose it is.
+    """
+
+    job: PServerJob
+    main: Program
+    trainer_id: int
+
+    @cached_property
+    def updates(self) -> Updates:
+        return Updates(self.job.placed)
+
+    @property
+    def optimize_ops(self) -> list[Operator]:
+        return [op for op in self.job.main.global_block().ops if op._is_optimize_op()]
+
+    @property
+    def params_grads(self) -> list[list[Variable]]:
+        return [[self._variable(p), self._variable(g)] for p, g in self.updates.all_pairs]
+
+    @property
+    def state_of_updates(self) -> list[str]:
+        named = {name for op in self.optimize_ops for name in op.attr(ROLE_VAR) or ()}
+        read = [name for op in self.optimize_ops for name in op.input_arg_names]
+        return [name for name in dict.fromkeys(read) if name not in named]
+
+    @property
+    def sparse_update_ops(self) -> list[Operator]:
+        ops = self.main.global_block().ops
+        return [op for op in ops if op.type in _PREFETCHES and op.attr("remote_prefetch")]
+
+    @property
+    def sections(self) -> dict[str, list[int]]:
+        tables = self.updates.prefetched
+        return {p: [cut.rows for cut in cuts] for p, cuts in self._cuts.items() if p in tables}
+
+    @cached_property
+    def _cuts(self) -> dict[str, list[Slice]]:
+        found: dict[str, list[Slice]] = {}
+        for cut in slices_of(self.job.placed):
+            found.setdefault(cut.param, []).append(cut)
+        return found
+
+    @cached_property
+    def param_slices(self) -> dict[str, list[Variable]]:
+        return {
+            param: [self._slice(param, cut.name, cut) for cut in cuts]
+            for param, cuts in self._cuts.items()
+        }
+
+    @cached_property
+    def grad_slices(self) -> dict[str, list[Variable]]:
+        gradients = dict(self.updates.all_pairs)
+        return {
+            gradients[param]: [self._slice(gradients[param], self._sent(cut), cut) for cut in cuts]
+            for param, cuts in self._cuts.items()
+        }
+
+    def _sent(self, cut: Slice) -> str:
+        """Returns what this trainer calls the slice of a gradient that it sends."""
+        gradient = dict(self.updates.all_pairs)[cut.param]
+        name = gradient if cut.is_whole else block_name(gradient, cut.index)
+        is_own = self.job.is_sync and self.job.trainers > 1
+        return trainer_name(name, self.trainer_id) if is_own else name
+
+    def _slice(self, whole: str, name: str, cut: Slice) -> Variable:
+        known = self.main.global_block().vars.get(name)
+        return known if known is not None else self._like(whole, name, cut.shape)
+
+    def _like(self, whole: str, name: str, shape: Sequence[int]) -> Variable:
+        """Returns a variable that no operator names: whoever sends or receives cuts it."""
+        of, block = self._variable(whole), self.main.global_block()
+        return Variable(block, name=name, shape=list(shape), dtype=of.dtype, type=of.type)
+
+    def _variable(self, name: str) -> Variable:
+        known = self.main.global_block().vars.get(name)
+        return known if known is not None else self.job.main.global_block().var(name)
+
+    def pairs_of_slices(self) -> Iterator[tuple[Variable, Variable]]:
+        """Yields each slice of a gradient with that of its parameter."""
+        for gradient, param in zip(
+            self.grad_slices.values(), self.param_slices.values(), strict=True
+        ):
+            yield from zip(gradient, param, strict=True)
+
+    def by_endpoint(self) -> dict[str, dict[str, list[Variable]]]:
+        """Returns by endpoint the slices that it has."""
+        found: dict[str, dict[str, list[Variable]]]
+        found = {at: {"params": [], "grads": []} for at in self.job.endpoints}
+        placement = placement_of(self.job.placed)
+        for gradient, param in self.pairs_of_slices():
+            found[placement[param.name]]["params"].append(param)
+            found[placement[param.name]]["grads"].append(gradient)
+        return found
+
+    def controls(self, gradients: dict[str, str]) -> dict[str, Variable]:
+        """Returns the control variable of each gradient's `send`."""
+        block, found = self.main.global_block(), dict[str, Any]()
+        for op in block.ops:
+            named, out = op.attr(ROLE_VAR) or (), op.output("Out")
+            if op.type == "send" and named and named[0] in gradients and out:
+                found[gradients[named[0]]] = block.vars[out[0]]
+        return found
