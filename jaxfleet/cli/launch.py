@@ -44,6 +44,9 @@ def add_parser(commands: Any) -> None:
         for option in options:
             option.add_to(group)
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
+    parser.add_argument(
+        "--compat", action="store_true", help="SCRIPT imports paddle: run it with jaxfleet.fluid"
+    )
     parser.add_argument("script", metavar="SCRIPT", help="a Python file")
     parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
     parser.set_defaults(run=run)
@@ -52,7 +55,8 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command and returns its exit status."""
     given = vars(args)
-    command = _command(args.script, args.args, module=given.get("module", False))
+    under = ("-m", "jaxfleet.compat") if given.get("compat", False) else ()
+    command = _command(args.script, args.args, module=given.get("module", False), under=under)
     if "nproc" in given:
         _refuse(given, OF_SERVERS, "a collective job has no servers; leave --nproc out for some")
         status = launch_ranks(_collective_job(command, given))
@@ -110,7 +114,9 @@ def _picked(given: Mapping[str, Any], options: Sequence[Option]) -> dict[str, An
     return picked | {"nodes": Nodes(listed, own or listed[0])}
 
 
-def _command(script: str, args: Sequence[str], *, module: bool) -> tuple[str, ...]:
+def _command(
+    script: str, args: Sequence[str], *, module: bool, under: tuple[str, ...]
+) -> tuple[str, ...]:
     """Returns the command that runs the script.
 
     Raises:
@@ -120,11 +126,11 @@ def _command(script: str, args: Sequence[str], *, module: bool) -> tuple[str, ..
         if not Path(script).exists():
             hint = "options of the launch stand before the script, its own after it"
             raise ProgramError(f"there is no script {script}", hint=hint)
-        return (sys.executable, script, *args)
+        return (sys.executable, *under, script, *args)
     if not _finds_module(script):
         hint = "a module is found in this folder, on PYTHONPATH, or where it is installed"
         raise ProgramError(f"there is no module {script}", hint=hint)
-    return (sys.executable, "-m", script, *args)
+    return (sys.executable, *under, "-m", script, *args)
 
 
 def _finds_module(name: str) -> bool:

@@ -37,8 +37,12 @@ def tell(args: argparse.Namespace) -> None:
     sys.stdout.flush()
 
 
-def script_command(args: argparse.Namespace) -> tuple[str, ...]:
+def script_command(args: argparse.Namespace, runner: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Returns the command that runs the script.
+
+    Args:
+        args: the launch's.
+        runner: what Python is given before the script.
 
     Raises:
         ProgramError: there is no such script.
@@ -46,7 +50,7 @@ def script_command(args: argparse.Namespace) -> tuple[str, ...]:
     if not Path(args.training_script).exists():
         hint = "arguments of the launch stand before the script, its own after it"
         raise ProgramError(f"there is no script {args.training_script}", hint=hint)
-    return (sys.executable, "-u", args.training_script, *args.training_script_args)
+    return (sys.executable, "-u", *runner, args.training_script, *args.training_script_args)
 
 
 def run_as_command(

@@ -7,6 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ _FIRST_PORT_OF_CLOUD = 6170
 _INFO = 20  # as `logging` counts
 
 
-def launch(argv: Sequence[str] | None = None) -> int:
+def launch(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -> int:
     """Runs a script as its arguments say; returns 1 where a process failed.
 
     Args:
         argv: the words after the module's name; those of this process unless given.
+        runner: what Python is given before the script, such as `-m jaxfleet.compat`.
 
     Raises:
         AssertionError: the machines, or the GPUs, are not as they have to be.
@@ -38,7 +40,7 @@ def launch(argv: Sequence[str] | None = None) -> int:
     place = _place(args)
     gpus = seen_gpus() if args.selected_gpus is None else selected_gpus(args.selected_gpus)
     job = CollectiveJob(
-        command=script_command(args),
+        command=script_command(args, runner),
         name=place.nodes.job_name,
         nodes=place.nodes,
         port=place.port(args, max(1, len(gpus))),
@@ -52,9 +54,9 @@ def launch(argv: Sequence[str] | None = None) -> int:
     return 1 if launch_ranks(job, logs=lambda _, rank: f"workerlog.{rank}") else 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -> int:
     """Does as `launch`, and prints what is wrong with the arguments."""
-    return run_as_command(launch, argv)
+    return run_as_command(partial(launch, runner=runner), argv)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ unless it prints its arguments, and ends well whatever its workers do, this one 
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from jaxfleet.launch.paddle_arguments import add_common, run_as_command, script_
 _LOGS = {"server": "serverlog", "trainer": "workerlog"}
 
 
-def launch(argv: Sequence[str] | None = None) -> int:
+def launch(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -> int:
     """Runs a script as its arguments say; returns the exit status of the first that failed.
 
     Args:
         argv: the words after the module's name; those of this process unless given.
+        runner: what Python is given before the script, such as `-m jaxfleet.compat`.
     """
     args = _parser().parse_args(argv)
     if args.print_config:
@@ -30,7 +32,7 @@ def launch(argv: Sequence[str] | None = None) -> int:
     if args.cluster_node_ips != args.node_ip:
         what = "launch_ps starts all processes on this machine"
         sys.stderr.write(f"{what}; for several there is jaxfleet launch --nodes\n")
-    command = script_command(args)
+    command = script_command(args, runner)
     job = Job(
         trainer=command,
         server=command,
@@ -49,9 +51,9 @@ def launch(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -> int:
     """Does as `launch`, and prints what is wrong with the arguments."""
-    return run_as_command(launch, argv)
+    return run_as_command(partial(launch, runner=runner), argv)
 
 
 def _parser() -> argparse.ArgumentParser:

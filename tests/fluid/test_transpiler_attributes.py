@@ -8,14 +8,34 @@ from jaxfleet.fluid.transpiler import DistributedMode, DistributeTranspilerConfi
 from tests.fluid.nets import built, ctr, fresh
 
 ENDPOINTS = ["127.0.0.1:6174", "127.0.0.1:6175"]
-_OF_FLUID = """
-config server_config distributed_mode counter_var origin_program startup_program
-origin_startup_program trainer_num sync_mode trainer_id pserver_endpoints vars_overview
-optimize_ops params_grads table_name has_distributed_lookup_table param_name_to_grad_name
-grad_name_to_param_name sparse_update_ops sparse_param_to_height_sections
-need_delete_optimize_vars param_var_mapping grad_var_mapping grad_param_mapping
-param_grad_ep_mapping grad_name_to_send_dummy_out
-""".split()
+_OF_FLUID = [
+    "config",
+    "server_config",
+    "distributed_mode",
+    "counter_var",
+    "origin_program",
+    "startup_program",
+    "origin_startup_program",
+    "trainer_num",
+    "sync_mode",
+    "trainer_id",
+    "pserver_endpoints",
+    "vars_overview",
+    "optimize_ops",
+    "params_grads",
+    "table_name",
+    "has_distributed_lookup_table",
+    "param_name_to_grad_name",
+    "grad_name_to_param_name",
+    "sparse_update_ops",
+    "sparse_param_to_height_sections",
+    "need_delete_optimize_vars",
+    "param_var_mapping",
+    "grad_var_mapping",
+    "grad_param_mapping",
+    "param_grad_ep_mapping",
+    "grad_name_to_send_dummy_out",
+]
 
 
 def transpiled(
@@ -129,9 +149,9 @@ def test_the_names_by_which_operators_are_marked() -> None:
         transpiler.RPC_OP_ROLE_ATTR_VALUE
     }
     role = fluid.core.op_proto_and_checker_maker.OpRole
-    assert transpiler.OPT_OP_ROLE_ATTR_VALUE == role.Optimize
-    assert transpiler.DIST_OP_ROLE_ATTR_VALUE == role.Dist
-    assert transpiler.LR_SCHED_OP_ROLE_ATTR_VALUE == role.LRSched
+    assert role.Optimize == transpiler.OPT_OP_ROLE_ATTR_VALUE
+    assert role.Dist == transpiler.DIST_OP_ROLE_ATTR_VALUE
+    assert role.LRSched == transpiler.LR_SCHED_OP_ROLE_ATTR_VALUE
 
 
 def test_control_variables_get_new_names() -> None:

@@ -1,0 +1,61 @@
+"""Runs an old script with nothing changed: `python -m jaxfleet.compat script.py ARGS`.
+
+`-m MODULE` runs a module. `-m paddle.distributed.launch` and `-m paddle.distributed.launch_ps`
+start processes that run their script in the same way.
+"""
+
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from jaxfleet.compat.installing import install
+
+_USAGE = """\
+usage: python -m jaxfleet.compat (SCRIPT | -m MODULE) [ARGS...]
+
+Runs a script that imports paddle, with jaxfleet.fluid in its place.
+"""
+_LAUNCHES = {
+    "paddle.distributed.launch": "jaxfleet.launch.paddle_launch",
+    "paddle.distributed.launch_ps": "jaxfleet.launch.paddle_launch_ps",
+}
+_RUNNER = ("-m", "jaxfleet.compat")
+_USER_ERROR = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs what the words say; returns the exit status.
+
+    A script's own exit, and its errors, pass through.
+
+    Args:
+        argv: the words after `python -m jaxfleet.compat`; those of this process unless given.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] in (["-h"], ["--help"]):
+        sys.stdout.write(_USAGE)
+        return 0
+    is_module = words[:1] == ["-m"]
+    words = words[1:] if is_module else words
+    if not words:
+        sys.stderr.write(_USAGE)
+        return _USER_ERROR
+    name, arguments = words[0], words[1:]
+    install()
+    if is_module and name in _LAUNCHES:
+        launch = import_module(_LAUNCHES[name])
+        status: int = launch.main(arguments, runner=_RUNNER)
+        return status
+    if not is_module and not Path(name).exists():
+        sys.stderr.write(f"error: there is no script {name}\n")
+        return _USER_ERROR
+    sys.argv = [name, *arguments]
+    if is_module:
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(name).resolve().parent))
+        runpy.run_path(name, run_name="__main__")
+    return 0
