@@ -56,11 +56,11 @@ PUBLIC = {
         worker_endpoints worker_index worker_num
     """,
     "jaxfleet.fleet.meeting": """
-        Alone FolderMeeting GroupMeeting GroupName Meeting Roster reduce_into
+        Alone Folder FolderMeeting FsPath GroupMeeting GroupName Meeting Roster reduce_into
     """,
     "jaxfleet.fleet.roles": """
-        ClusterRoleMaker GeneralRoleMaker MPICollectiveRoleMaker MPIRoleMaker MPISymetricRoleMaker
-        PaddleCloudRoleMaker Role RoleMakerBase UserDefinedCollectiveRoleMaker UserDefinedRoleMaker
+        ClusterRoleMaker GeneralRoleMaker K8SRoleMaker MPICollectiveRoleMaker MPIRoleMaker
+        MPISymetricRoleMaker PaddleCloudRoleMaker Role RoleMakerBase UserDefinedCollectiveRoleMaker UserDefinedRoleMaker
     """,
     "jaxfleet.fluid": """
         Block BuildStrategy CPUPlace CUDAPlace CompiledProgram DataFeeder DatasetFactory

@@ -87,7 +87,11 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid.transpiler.details.program_utils": (_DETAILS,),
     "paddle.fluid.transpiler.details.ufind": (_DETAILS,),
     "paddle.fluid.transpiler.details.vars_distributed": (_DETAILS,),
-    "paddle.fluid.transpiler.distribute_transpiler": (_TRANSPILER,),
+    "paddle.fluid.transpiler.distribute_transpiler": (
+        _TRANSPILER,
+        f"{_TRANSPILER}.op_roles",
+        _DETAILS,
+    ),
     "paddle.fluid.transpiler.memory_optimization_transpiler": (f"{_TRANSPILER}.memory",),
     "paddle.fluid.transpiler.ps_dispatcher": (_TRANSPILER,),
     "paddle.fluid.unique_name": (f"{_FLUID}.unique_name",),

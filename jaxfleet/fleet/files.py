@@ -4,7 +4,10 @@ A class of your own with the methods of `FS` keeps them anywhere: `need_upload_d
 files are written here first, and then go there whole.
 """
 
+import os
 import shutil
+import stat
+import tempfile
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -140,6 +143,20 @@ class BDFS:
         del hdfs_ugi, time_out, sleep_inter
         hint = "a shared folder and LocalFS, or a class of your own with the methods of FS"
         raise UnsupportedError(f"{hdfs_name}: there is no client of this file system", hint=hint)
+
+
+def own_folder(name: str) -> Path:
+    """Returns a folder of this user's own among the machine's temporary ones.
+
+    Raises:
+        CheckpointError: there is one of that name that others may write to, or own.
+    """
+    folder = Path(tempfile.gettempdir(), f"jaxfleet-{name}-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        _refuse(f"{folder} is not a folder that only this user may write to")
+    return folder
 
 
 def _copy(source: str, target: str) -> None:

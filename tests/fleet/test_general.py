@@ -72,7 +72,8 @@ def test_what_a_general_role_maker_needs(tmp_path: Path, monkeypatch: pytest.Mon
     missing = r"for trainer 1 \(127.0.0.1:7002\), pserver 0 \(127.0.0.1:6001\), pserver 1 "
     with pytest.raises(ConnectError, match=missing):
         role.get_pserver_endpoints()
-    with pytest.raises(ValueError, match="has no path to meet in"):
-        GeneralRoleMaker()
+    monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "10.0.0.9:6001")
+    with pytest.raises(ValueError, match="no path to meet in, and the job has several machines"):
+        GeneralRoleMaker().is_worker()
     with pytest.raises(UnsupportedError, match="not in HDFS at 'hdfs://a:1'"):
         GeneralRoleMaker("hdfs://a:1", "user,key", "/folder")

@@ -3,8 +3,13 @@
 import pytest
 
 from jaxfleet import fluid
-from jaxfleet.fluid import framework, transpiler
-from jaxfleet.fluid.transpiler import DistributedMode, DistributeTranspilerConfig, RoundRobin
+from jaxfleet.fluid import framework
+from jaxfleet.fluid.transpiler import (
+    DistributedMode,
+    DistributeTranspilerConfig,
+    RoundRobin,
+    op_roles,
+)
 from tests.fluid.nets import built, ctr, fresh
 
 ENDPOINTS = ["127.0.0.1:6174", "127.0.0.1:6175"]
@@ -142,16 +147,16 @@ def test_slices_that_no_operator_cuts_are_described_too() -> None:
 
 
 def test_the_names_by_which_operators_are_marked() -> None:
-    assert transpiler.RPC_OP_ROLE_ATTR_NAME == "op_role"
-    assert transpiler.OP_ROLE_VAR_ATTR_NAME == "op_role_var"
+    assert op_roles.RPC_OP_ROLE_ATTR_NAME == "op_role"
+    assert op_roles.OP_ROLE_VAR_ATTR_NAME == "op_role_var"
     sends = [op for op in transpiled().origin_program.global_block().ops if op.type == "send"]
-    assert {op.attr(transpiler.RPC_OP_ROLE_ATTR_NAME) for op in sends} == {
-        transpiler.RPC_OP_ROLE_ATTR_VALUE
+    assert {op.attr(op_roles.RPC_OP_ROLE_ATTR_NAME) for op in sends} == {
+        op_roles.RPC_OP_ROLE_ATTR_VALUE
     }
     role = fluid.core.op_proto_and_checker_maker.OpRole
-    assert role.Optimize == transpiler.OPT_OP_ROLE_ATTR_VALUE
-    assert role.Dist == transpiler.DIST_OP_ROLE_ATTR_VALUE
-    assert role.LRSched == transpiler.LR_SCHED_OP_ROLE_ATTR_VALUE
+    assert role.Optimize == op_roles.OPT_OP_ROLE_ATTR_VALUE
+    assert role.Dist == op_roles.DIST_OP_ROLE_ATTR_VALUE
+    assert role.LRSched == op_roles.LR_SCHED_OP_ROLE_ATTR_VALUE
 
 
 def test_control_variables_get_new_names() -> None:

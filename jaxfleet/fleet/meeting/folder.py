@@ -3,10 +3,10 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from jaxfleet.errors import ClosedError, JaxfleetError, PeerLostError, ProgramError, StrategyError
+from jaxfleet.fleet.meeting.fs_folder import Folder
 from jaxfleet.fleet.meeting.hellos import Hellos, write_file
 from jaxfleet.fleet.meeting.meeting import GroupName
 from jaxfleet.fleet.meeting.polling import Poll
@@ -29,7 +29,7 @@ class FolderMeeting:
 
     def __init__(
         self,
-        path: Path,
+        path: Folder,
         roster: Roster,
         *,
         connect_s: float,
@@ -83,7 +83,7 @@ class _Group:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Folder,
         members: Sequence[str],
         rank: int,
         *,
@@ -131,7 +131,7 @@ class _Group:
                 raise PeerLostError(f"{message}{self._timeout_s:g} s for {', '.join(gone)}")
             poll.pause()
 
-    def _file(self, rank: int, call: int | None = None) -> Path:
+    def _file(self, rank: int, call: int | None = None) -> Folder:
         number = self._calls if call is None else call
         return self._folder / f"{self._session}.{number}.{rank}"
 
@@ -142,7 +142,7 @@ class _Group:
 
 
 @contextmanager
-def _usable(folder: Path, what: str) -> Iterator[None]:
+def _usable(folder: Folder, what: str) -> Iterator[None]:
     """Says which folder it was that could not be read or written any more."""
     try:
         yield
@@ -155,7 +155,7 @@ def _usable(folder: Path, what: str) -> Iterator[None]:
         ) from error
 
 
-def _made(folder: Path) -> Path:
+def _made(folder: Folder) -> Folder:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

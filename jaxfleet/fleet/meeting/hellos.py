@@ -11,10 +11,10 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from jaxfleet.errors import ConnectError, PeerLostError, StrategyError
+from jaxfleet.fleet.meeting.fs_folder import Folder, FsPath
 from jaxfleet.fleet.meeting.polling import Poll
 
 
@@ -42,7 +42,7 @@ class Hellos:
         rank: which of them this one is.
     """
 
-    def __init__(self, folder: Path, members: Sequence[str], rank: int) -> None:
+    def __init__(self, folder: Folder, members: Sequence[str], rank: int) -> None:
         self._folder, self._members, self._rank = folder, tuple(members), rank
         self._run = secrets.token_hex(8)
         self._found: dict[int, str] = {}
@@ -123,18 +123,24 @@ class Hellos:
         runs = sorted((self._found | {self._rank: self._run}).items())
         return hashlib.sha256(json.dumps(runs).encode()).hexdigest()[:12]
 
-    def _file(self, rank: int) -> Path:
+    def _file(self, rank: int) -> Folder:
         return self._folder / f"hello.{rank}"
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Folder, data: bytes) -> None:
     """Writes a file so that whoever sees it sees all of it."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    name = f".{path.name}.{os.getpid()}.part"
+    if isinstance(path, FsPath):
+        apart = path.with_name(name)
+        apart.write_bytes(data)
+        apart.replace(path)
+        return
+    unfinished = path.with_name(name)
     unfinished.write_bytes(data)
     unfinished.replace(path)
 
 
-def _read_hello(path: Path) -> Hello | None:
+def _read_hello(path: Folder) -> Hello | None:
     """Returns what a file says; None where there is none, or none that a process wrote whole."""
     try:
         said: Any = json.loads(path.read_bytes())

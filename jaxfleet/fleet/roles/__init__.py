@@ -3,6 +3,7 @@
 from jaxfleet.fleet.roles.base import RoleMakerBase as RoleMakerBase
 from jaxfleet.fleet.roles.cloud import PaddleCloudRoleMaker as PaddleCloudRoleMaker
 from jaxfleet.fleet.roles.cluster import ClusterRoleMaker as ClusterRoleMaker
+from jaxfleet.fleet.roles.cluster import K8SRoleMaker as K8SRoleMaker
 from jaxfleet.fleet.roles.general import GeneralRoleMaker as GeneralRoleMaker
 from jaxfleet.fleet.roles.mpi import MPIRoleMaker as MPIRoleMaker
 from jaxfleet.fleet.roles.role import Role as Role

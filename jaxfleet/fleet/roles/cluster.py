@@ -95,3 +95,11 @@ class ClusterRoleMaker(GeneratedRoleMaker):
         ips = all_ips(meeting)
         self._server_endpoints = all_endpoints(meeting, ips, serving, nameless.rank)
         self._meeting = meeting
+
+
+class K8SRoleMaker(ClusterRoleMaker):
+    """`ClusterRoleMaker` under the name that fluid's documents give it for Kubernetes.
+
+    The registry that they speak of is the Kubernetes API: jax reads the pods of an indexed Job or
+    a JobSet there.
+    """

@@ -1,10 +1,13 @@
 """Roles that the environment says, of processes that meet in a folder."""
 
+import hashlib
 from pathlib import Path
 from urllib.parse import quote
 
+from jaxfleet.env import read_meeting_dir
 from jaxfleet.errors import ProgramError, UnsupportedError
-from jaxfleet.fleet.meeting import FolderMeeting, Meeting, Roster
+from jaxfleet.fleet.files import FS, own_folder
+from jaxfleet.fleet.meeting import Folder, FolderMeeting, FsPath, Meeting, Roster
 from jaxfleet.fleet.roles import variables as v
 from jaxfleet.fleet.roles.grouped import GroupedRoleMaker
 from jaxfleet.fleet.roles.role import Role
@@ -25,16 +28,23 @@ class GeneralRoleMaker(GroupedRoleMaker):
     a folder of its own, `trainer`, `pserver` and `all`. Gathering, reducing and waiting go through
     files in them. A process that begins anew ends the meeting for all.
 
+    Without a path, processes of one machine meet in the folder that `JAXFLEET_MEETING_DIR` names,
+    or in one of this user's own.
+
     Args:
-        hdfs_name: refused; HDFS is mounted, or another shared folder is given.
+        hdfs_name: refused without `fs`: HDFS is mounted, another shared folder is given, or a file
+            system that reaches it.
         hdfs_ugi: likewise.
         path: the folder, which every process sees.
+        fs: a file system with the methods of `jaxfleet.fleet.files.FS`, on which the folder is.
+        iface: taken; the endpoints name the machines, and files are read through no interface.
+        http_ip_port: where the original had trainer 0 answer; processes of one machine meet
+            without, and those of several need a path.
         init_timeout_seconds: how long all may take to come.
         run_timeout_seconds: how long all may take to come to one gathering.
 
     Raises:
         UnsupportedError: HDFS is asked for.
-        ProgramError: there is no path.
     """
 
     def __init__(
@@ -43,19 +53,19 @@ class GeneralRoleMaker(GroupedRoleMaker):
         hdfs_ugi: str = "",
         path: str = "",
         *,
+        fs: FS | None = None,
+        iface: str = "",
+        http_ip_port: str = "",
         init_timeout_seconds: float = 3600.0,
         run_timeout_seconds: float = 3600.0,
     ) -> None:
         super().__init__()
-        if hdfs_name or hdfs_ugi:
+        del iface, http_ip_port
+        if (hdfs_name or hdfs_ugi) and fs is None:
             what = f"GeneralRoleMaker meets in a folder, not in HDFS at {hdfs_name!r}"
-            hint = "give path= a folder that every process sees, such as a mounted file system"
+            hint = "give path= a mounted folder that all see, or fs= a client of the file system"
             raise UnsupportedError(what, source=line_of_caller(), hint=hint)
-        if not path:
-            hint = "give a folder that every process sees"
-            what = "GeneralRoleMaker has no path to meet in"
-            raise ProgramError(what, source=line_of_caller(), hint=hint)
-        self._path = Path(path)
+        self._path, self._fs = path, fs
         self._init_timeout_s = float(init_timeout_seconds)
         self._run_timeout_s = float(run_timeout_seconds)
         self._roster: Roster | None = None
@@ -66,7 +76,8 @@ class GeneralRoleMaker(GroupedRoleMaker):
         Raises:
             KeyError: a variable is not set.
             ValueError: a variable has no such value, or contradicts another or another process.
-            ConnectError: somebody never came.
+            ProgramError: there is no path, and the endpoints are on several machines.
+            ConnectError: a process never came.
         """
         if self._role_is_generated:
             return
@@ -74,7 +85,7 @@ class GeneralRoleMaker(GroupedRoleMaker):
         roster = _read(environment)
         prefix = quote(environment.values.get(v.JOB, ""), safe="")
         meeting = FolderMeeting(
-            self._path,
+            self._folder(roster),
             roster,
             connect_s=self._init_timeout_s,
             timeout_s=self._run_timeout_s,
@@ -86,6 +97,24 @@ class GeneralRoleMaker(GroupedRoleMaker):
         self._server_endpoints = list(roster.servers)
         self._role = Role.WORKER if roster.is_worker else Role.SERVER
         self._current_id, self._role_is_generated = roster.index, True
+
+    def _folder(self, roster: Roster) -> Folder:
+        """Returns where processes meet.
+
+        Raises:
+            ProgramError: nothing says it, and they are on several machines.
+        """
+        if self._fs is not None and self._fs.need_upload_download():
+            return FsPath(self._fs, self._path or "/jaxfleet_roles")
+        if self._path:
+            return Path(self._path)
+        endpoints = [*roster.workers, *roster.servers]
+        if len({endpoint.rpartition(":")[0] for endpoint in endpoints}) > 1:
+            hint = "give path= a folder that every process sees"
+            what = "GeneralRoleMaker has no path to meet in, and the job has several machines"
+            raise ProgramError(what, source=line_of_caller(), hint=hint)
+        shared = read_meeting_dir() or own_folder("roles")
+        return shared / hashlib.sha256(",".join(endpoints).encode()).hexdigest()[:16]
 
     def is_worker(self) -> bool:
         return self._known().is_worker

@@ -1,6 +1,7 @@
 """Role makers, where fluid has them."""
 
 from jaxfleet.fleet.roles import GeneralRoleMaker as GeneralRoleMaker
+from jaxfleet.fleet.roles import K8SRoleMaker as K8SRoleMaker
 from jaxfleet.fleet.roles import MPIRoleMaker as MPIRoleMaker
 from jaxfleet.fleet.roles import MPISymetricRoleMaker as MPISymetricRoleMaker
 from jaxfleet.fleet.roles import PaddleCloudRoleMaker as PaddleCloudRoleMaker
