@@ -38,7 +38,7 @@ def gathered(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[list[Any]]
     roles = [GeneralRoleMaker(init_timeout_seconds=20, **options) for _ in range(2)]
 
     def takes_part(role: GeneralRoleMaker, at: int) -> list[Any]:
-        return role.all_gather(at)
+        return role.all_gather(at) or []
 
     environments = iter((TRAINER, SERVER))
     monkeypatch.setattr(read, lambda: next(environments))
