@@ -60,7 +60,8 @@ PUBLIC = {
     """,
     "jaxfleet.fleet.roles": """
         ClusterRoleMaker GeneralRoleMaker K8SRoleMaker MPICollectiveRoleMaker MPIRoleMaker
-        MPISymetricRoleMaker PaddleCloudRoleMaker Role RoleMakerBase UserDefinedCollectiveRoleMaker UserDefinedRoleMaker
+        MPISymetricRoleMaker PaddleCloudRoleMaker Role RoleMakerBase
+        UserDefinedCollectiveRoleMaker UserDefinedRoleMaker
     """,
     "jaxfleet.fluid": """
         Block BuildStrategy CPUPlace CUDAPlace CompiledProgram DataFeeder DatasetFactory

@@ -34,16 +34,18 @@ class LoDTensor:
         self._array: np.ndarray | jax.Array = np.zeros((0,), np.float32)
         self._has_array = False
         self._lengths: Levels = []
+        self._for: Any = None
 
     def set(self, array: Any, place: Any = None, zero_copy: bool = False) -> None:
         """Takes the rows of all sequences.
 
         Args:
             array: the rows; a JAX array is not waited for.
-            place: taken; a feed goes where the program runs.
+            place: what it is meant for, kept as `_place()`; a feed goes where the program runs.
             zero_copy: taken; the array is never copied here.
         """
-        del place, zero_copy
+        del zero_copy
+        self._for = place
         self._array = array if isinstance(array, jax.Array) else np.asarray(array)
         self._has_array = True
 
@@ -85,6 +87,10 @@ class LoDTensor:
     def shape(self) -> list[int]:
         """Returns the sizes of the array."""
         return list(self._array.shape)
+
+    def _place(self) -> Any:
+        """Returns the place that `set` was given; None unless one was."""
+        return self._for
 
     def _dtype(self) -> str:
         """Returns the name of the dtype, such as `float32`."""

@@ -22,6 +22,9 @@ from jaxfleet.runtime.devices import have_cpu_devices
 class CPUPlace:
     """The processor."""
 
+    def _equals(self, other: object) -> bool:
+        return self == other
+
 
 @dataclass(frozen=True)
 class CUDAPlace:
@@ -32,6 +35,9 @@ class CUDAPlace:
     """
 
     id: int = 0
+
+    def _equals(self, other: object) -> bool:
+        return self == other
 
 
 Place: TypeAlias = CPUPlace | CUDAPlace

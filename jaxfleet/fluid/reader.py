@@ -14,6 +14,7 @@ from jaxfleet.errors import AssertedError, EndOfDataError, FeedError, Unsupporte
 from jaxfleet.fluid.ahead import Ahead
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.data_feeder import DataFeeder
+from jaxfleet.fluid.dataset.base import DatasetBase
 from jaxfleet.fluid.lod_tensor import LoDTensor
 from jaxfleet.fluid.readers import Reader, batch
 from jaxfleet.fluid.variable import Variable
@@ -206,12 +207,12 @@ class GeneratorLoader:
 
 
 class DataLoader:
-    """Makes loaders: `DataLoader.from_generator`."""
+    """Makes loaders: `DataLoader.from_generator`, `DataLoader.from_dataset`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         del args, kwargs
         what = "a DataLoader of a dataset with workers"
-        raise UnsupportedError(what, hint="use DataLoader.from_generator")
+        raise UnsupportedError(what, hint="use DataLoader.from_generator or from_dataset")
 
     @staticmethod
     def from_generator(
@@ -242,6 +243,72 @@ class DataLoader:
         return GeneratorLoader(
             feed_list, capacity, use_double_buffer, iterable, return_list, drop_last
         )
+
+    @staticmethod
+    def from_dataset(dataset: DatasetBase, places: Any, drop_last: bool = True) -> "DatasetLoader":
+        """Returns a loader that reads a dataset.
+
+        Args:
+            dataset: what `DatasetFactory` made, with its files and variables set.
+            places: devices, each of which gets a batch of its own.
+            drop_last: leave out a last batch that has fewer samples than the others.
+
+        Raises:
+            AssertionError: the dataset is none.
+        """
+        return DatasetLoader(dataset, places, drop_last)
+
+
+class DatasetLoader:
+    """Feeds that are made of a dataset; see `DataLoader.from_dataset`."""
+
+    def __init__(self, dataset: DatasetBase, places: Any, drop_last: bool) -> None:
+        if not isinstance(dataset, DatasetBase):
+            what = f"a loader reads a dataset, not a {type(dataset).__name__}"
+            raise mistake(what, "fluid.DatasetFactory().create_dataset()", AssertedError)
+        self._dataset, self._drop_last = dataset, drop_last
+        self._places = list(places) if isinstance(places, list | tuple) else [places]
+
+    def __call__(self) -> "DatasetLoader":
+        return self
+
+    def __iter__(self) -> Iterator[list[dict[str, LoDTensor]]]:
+        """Gives a list with a dict of LoDTensors for each device.
+
+        Batches at the end that are fewer than the devices are left out.
+
+        Raises:
+            FeedError: a file cannot be read, or holds something else.
+        """
+        feeds, size = list[dict[str, LoDTensor]](), self._dataset._batch_size
+        batches = self._dataset.batches(self._dataset.thread_num or len(self._places))
+        try:
+            for feed in batches:
+                made = self._tensors(feed, self._places[len(feeds)])
+                if self._drop_last and any(_samples(one) != size for one in made.values()):
+                    continue
+                feeds.append(made)
+                if len(feeds) == len(self._places):
+                    yield feeds
+                    feeds = []
+        finally:
+            batches.close()
+
+    def _tensors(self, feed: OneFeed, place: Any) -> dict[str, LoDTensor]:
+        made = {}
+        for name, value in feed.items():
+            tensor = LoDTensor()
+            tensor.set(np.asarray(value), place)
+            if isinstance(value, LoDTensor):
+                tensor.set_recursive_sequence_lengths(value.recursive_sequence_lengths())
+            made[name] = tensor
+        return made
+
+
+def _samples(tensor: LoDTensor) -> int:
+    """Returns of how many samples a tensor is."""
+    lengths = tensor.recursive_sequence_lengths()
+    return len(lengths[0]) if lengths else len(tensor)
 
 
 class PyReader(GeneratorLoader):

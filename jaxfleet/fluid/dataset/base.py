@@ -1,8 +1,10 @@
 """What all datasets have: files, slots, a batch size, threads that read."""
 
+import warnings
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
+from jaxfleet.errors import UnsupportedError
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dataset.files import words_of
 from jaxfleet.fluid.dataset.reading import batches, read_files
@@ -65,25 +67,54 @@ class DatasetBase:
         self.use_slots = tuple(map(Slot.of, var_list))
 
     def set_hdfs_config(self, fs_name: str, fs_ugi: str) -> None:
-        """Refuses: files are read where this process sees them.
-
-        Raises:
-            ValueError: always.
-        """
+        """Takes where HDFS is, with a warning: files are read where this process sees them."""
         del fs_name, fs_ugi
-        raise mistake("there is no HDFS here", "set_pipe_command may read one: hadoop fs -cat ...")
+        what = "set_hdfs_config does nothing: files are read where this process sees them"
+        hint = "set_pipe_command may read others: hadoop fs -cat ..."
+        warnings.warn(f"{what}; {hint}", stacklevel=2)
 
     def set_rank_offset(self, rank_offset: str) -> None:
         """Keeps a name that changes nothing here."""
         self._said["rank_offset"] = rank_offset
 
     def set_fea_eval(self, record_candidate_size: int, fea_eval: bool = True) -> None:
-        """Keeps what changes nothing here."""
+        """Sets whether `slots_shuffle` acts; the other number changes nothing here."""
         self._said["fea_eval"] = (record_candidate_size, fea_eval)
+
+    def slots_shuffle(self, slots: Sequence[str]) -> None:
+        """Mixes the values of some slots among the samples, each slot by itself.
+
+        It does so where `set_fea_eval` has said that features are evaluated, as in fluid; without,
+        it does nothing. `InMemoryDataset` alone holds the samples that it needs.
+
+        Raises:
+            NotImplementedError: the dataset holds no samples.
+        """
+        if not self._said.get("fea_eval", (0, False))[1]:
+            return
+        check_type(slots, "what slots_shuffle lists", (list, tuple, set))
+        self._mix_slots(set(slots))
+
+    def _mix_slots(self, slots: set[str]) -> None:
+        del slots
+        what = f"{type(self).__name__} holds no samples, whose slots could be mixed"
+        raise UnsupportedError(what, hint="create_dataset('InMemoryDataset')")
 
     def set_download_cmd(self, download_cmd: str) -> None:
         """Keeps a command that is not run: `set_pipe_command` has that place."""
         self._said["download_cmd"] = download_cmd
+
+    def _prepare_to_run(self) -> None:
+        """Does nothing: files are opened when samples are wanted."""
+
+    def _finish_to_run(self) -> None:
+        """Does nothing, as that: files are closed when they were read."""
+
+    def _dynamic_adjust_before_train(self, thread_num: int) -> None:
+        """Does nothing: who trains says how many threads read."""
+
+    def _dynamic_adjust_after_train(self) -> None:
+        """Does nothing, as that."""
 
     def desc(self) -> str:
         """Returns what was set, as text."""
@@ -121,7 +152,12 @@ class DatasetBase:
             raise mistake("nothing says what a line of the dataset holds", "call set_use_var")
         if not self.filelist:
             raise mistake("the dataset has no files", "call set_filelist")
-        return read_files(self.filelist, self.use_slots, self._words, threads)
+        return read_files(self.filelist, self.use_slots, self._words, threads, self._groups)
+
+    @property
+    def _groups(self) -> int:
+        """How many words with their counts stand before the slots of a line."""
+        return 0
 
 
 def _positive(value: int, name: str) -> int:

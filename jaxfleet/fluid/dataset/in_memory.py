@@ -10,16 +10,33 @@ import numpy as np
 from jaxfleet.errors import ClosedError
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.dataset.base import DatasetBase
+from jaxfleet.fluid.dataset.merging import merge_by_id
 from jaxfleet.fluid.dataset.slots import Samples
 
 _AT_ONCE = 4096  # samples that are taken from memory at a time
 
 
 class InMemoryDataset(DatasetBase):
-    """Samples that are held in memory, in an order that may be mixed."""
+    """Samples that are held in memory, in an order that may be mixed.
+
+    Attributes:
+        parse_ins_id: lines begin with `1 <id>`.
+        parse_content: then with `1 <content>`.
+        merge_by_lineid: samples of one id become one when they are mixed.
+        queue_num: how many queues fluid's threads took batches from; None unless set.
+        fleet_send_batch_size: how many samples fluid's trainers sent each other at once.
+        fleet_send_sleep_seconds: how long they waited between.
+        trainer_num: how many trainers there are; -1 while nothing says it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.parse_ins_id = self.parse_content = self.merge_by_lineid = False
+        self.queue_num: int | None = None
+        self.fleet_send_batch_size: int | None = None
+        self.fleet_send_sleep_seconds: float | None = None
+        self.trainer_num = -1
+        self._merge_size = 0
         self._samples: Samples | None = None
         self._loading: _Loading | None = None
         self._drawn = np.random.default_rng()
@@ -67,6 +84,17 @@ class InMemoryDataset(DatasetBase):
         samples = self._held()
         self._samples = samples.in_order(self._drawn.permutation(len(samples)))
 
+    def _merged(self) -> None:
+        """Makes one sample of those of one id, where that was asked for."""
+        samples = self._held()
+        if self.merge_by_lineid and samples.ids is not None:
+            self._samples = merge_by_id(samples, self._merge_size)
+
+    def _mix_slots(self, slots: set[str]) -> None:
+        samples = self._held()
+        orders = {name: self._drawn.permutation(len(samples)) for name in sorted(slots)}
+        self._samples = samples.with_slots_in_order(orders)
+
     def global_shuffle(self, fleet: Any = None, thread_num: int = 12) -> None:
         """Mixes the samples of this process; with several trainers each keeps its own files'.
 
@@ -87,6 +115,7 @@ class InMemoryDataset(DatasetBase):
             what = f"global_shuffle mixes each of {trainers} trainers' own samples"
             warnings.warn(f"{what}: none goes to another trainer", stacklevel=2)
         self.local_shuffle()
+        self._merged()
 
     def release_memory(self) -> None:
         """Lets the samples go."""
@@ -102,8 +131,50 @@ class InMemoryDataset(DatasetBase):
         return self.get_memory_data_size(fleet)
 
     def set_queue_num(self, queue_num: int) -> None:
-        """Keeps a number that changes nothing here."""
-        self._said["queue_num"] = queue_num
+        """Keeps a number that changes nothing here: one queue is read ahead."""
+        self.queue_num = queue_num
+
+    def set_parse_ins_id(self, parse_ins_id: bool) -> None:
+        """Sets whether lines begin with `1 <id>`, the sample's name."""
+        self.parse_ins_id = bool(parse_ins_id)
+
+    def set_parse_content(self, parse_content: bool) -> None:
+        """Sets whether `1 <content>` stands after the id; it is read over."""
+        self.parse_content = bool(parse_content)
+
+    def set_merge_by_lineid(self, merge_size: int = 2) -> None:
+        """Makes `global_shuffle` join samples of one id, which lines then begin with.
+
+        Each slot of sequences is that of the one sample which has values other than 0 in it. Of
+        a dense slot the last values that are not all 0 stay.
+
+        Args:
+            merge_size: how many samples an id has; others are left out, with a warning. 0 is any
+                number.
+        """
+        if isinstance(merge_size, bool) or not isinstance(merge_size, int) or merge_size < 0:
+            raise mistake(f"merge_size is {merge_size!r}", "it is a number of samples, or 0")
+        self.merge_by_lineid = self.parse_ins_id = True
+        self._merge_size = merge_size
+
+    def set_fleet_send_batch_size(self, fleet_send_batch_size: int = 1024) -> None:
+        """Keeps a number that changes nothing here: no sample goes to another trainer."""
+        self.fleet_send_batch_size = fleet_send_batch_size
+
+    def set_fleet_send_sleep_seconds(self, fleet_send_sleep_seconds: float = 0) -> None:
+        """Keeps a number that changes nothing here, as that."""
+        self.fleet_send_sleep_seconds = fleet_send_sleep_seconds
+
+    def set_generate_unique_feasigns(self, generate_uni_feasigns: bool, shard_num: int) -> None:
+        """Keeps what changes nothing here: each step asks for its own rows."""
+        self._said["unique_feasigns"] = (generate_uni_feasigns, shard_num)
+
+    def _set_trainer_num(self, trainer_num: int) -> None:
+        self.trainer_num = trainer_num
+
+    @property
+    def _groups(self) -> int:
+        return self.parse_ins_id + self.parse_content
 
     def _parts(self, threads: int) -> Iterator[Samples]:
         del threads  # the files were read

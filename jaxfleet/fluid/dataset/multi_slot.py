@@ -1,6 +1,7 @@
 """The MultiSlot text format: whole lines become samples, or an error that names the line."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -48,6 +49,37 @@ def parse(text: bytes, slots: Sequence[Slot], file: str, first_line: int = 1) ->
     counts = counts[:rows].copy()
     _check_sizes(text, slots, counts, file, first_line)
     return Samples(tuple(slots), _values(data, is_real, counts), counts)
+
+
+def parse_named(
+    text: bytes, slots: Sequence[Slot], file: str, first_line: int, groups: int
+) -> Samples:
+    """Reads samples whose lines begin with `1 <id>`, and perhaps `1 <content>`.
+
+    Args:
+        text: whole lines.
+        slots: what follows on each line, in order.
+        file: what it is of, for errors.
+        first_line: the number of the first line, for errors.
+        groups: how many of these stand before the slots: 1 or 2.
+
+    Raises:
+        FeedError: a line is no such sample.
+    """
+    ids, rests = [], []
+    for number, line in enumerate(text.split(b"\n"), first_line):
+        words = line.split(maxsplit=2 * groups)
+        if not words:
+            rests.append(b"")
+            continue
+        if words[: 2 * groups : 2] != [b"1"] * groups or len(words) <= 2 * groups:
+            what = f"{file}, line {number}: does not begin with '1 <id>'"
+            hint = "set_parse_ins_id and set_parse_content each put '1 <word>' before the slots"
+            raise FeedError(f"{what}: {line[:_SHOWN].decode(errors='replace')!r}", hint=hint)
+        ids.append(words[1].decode(errors="replace"))
+        rests.append(words[2 * groups])
+    made = parse(b"\n".join(rests), slots, file, first_line)
+    return replace(made, ids=np.array(ids, dtype=object))
 
 
 def _values(data: np.ndarray, is_real: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, ...]:

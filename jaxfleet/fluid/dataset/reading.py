@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from jaxfleet.fluid.dataset.files import blocks
-from jaxfleet.fluid.dataset.multi_slot import parse
+from jaxfleet.fluid.dataset.multi_slot import parse, parse_named
 from jaxfleet.fluid.dataset.slots import Samples, Slot
 
 _AHEAD = 4  # blocks of a file that wait to be taken
@@ -28,7 +28,11 @@ class _File:
 
 
 def read_files(
-    paths: Sequence[str], slots: Sequence[Slot], command: tuple[str, ...], threads: int
+    paths: Sequence[str],
+    slots: Sequence[Slot],
+    command: tuple[str, ...],
+    threads: int,
+    groups: int = 0,
 ) -> Iterator[Samples]:
     """Yields the samples of files, in order, some at a time.
 
@@ -37,6 +41,7 @@ def read_files(
         slots: of a line.
         command: what each file is piped through.
         threads: how many files are read at once.
+        groups: how many words with their counts stand before the slots: an id, a content.
 
     Raises:
         FeedError: a file cannot be read, or holds something else.
@@ -46,7 +51,7 @@ def read_files(
     for file in files:
         waiting.put(file)
     readers = [
-        threading.Thread(target=_read, args=(waiting, slots, command, stopped), daemon=True)
+        threading.Thread(target=_read, args=(waiting, slots, command, groups, stopped), daemon=True)
         for _ in range(min(threads, len(files)))
     ]
     for reader in readers:
@@ -67,6 +72,7 @@ def _read(
     waiting: "queue.SimpleQueue[_File]",
     slots: Sequence[Slot],
     command: tuple[str, ...],
+    groups: int,
     stopped: threading.Event,
 ) -> None:
     """Reads one file after another until there is none, or nobody wants more."""
@@ -79,13 +85,19 @@ def _read(
         found = blocks(file.path, command, stopped.is_set)
         try:
             for text, line in found:
-                if not _put(file, parse(text, slots, file.path, line), stopped):
+                if not _put(file, _parsed(text, slots, file.path, line, groups), stopped):
                     break
         except Exception as error:  # noqa: BLE001  # whoever takes the samples gets it
             end = error
         finally:
             found.close()
         _put(file, end, stopped)
+
+
+def _parsed(text: bytes, slots: Sequence[Slot], path: str, line: int, groups: int) -> Samples:
+    if groups:
+        return parse_named(text, slots, path, line, groups)
+    return parse(text, slots, path, line)
 
 
 def _put(file: _File, item: _Item, stopped: threading.Event) -> bool:

@@ -1,6 +1,6 @@
 """Samples of a dataset, slot by slot: values of all samples in one array, and how many each has."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -65,11 +65,13 @@ class Samples:
         slots: in the order of a line.
         values: of each slot, all samples' one after another.
         counts: int32[samples, slots].
+        ids: of the samples, where lines begin with them.
     """
 
     slots: tuple[Slot, ...]
     values: tuple[np.ndarray, ...]
     counts: np.ndarray
+    ids: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -88,14 +90,17 @@ class Samples:
         values = tuple(
             np.concatenate(column) for column in zip(*(p.values for p in parts), strict=True)
         )
-        return cls(parts[0].slots, values, np.concatenate([p.counts for p in parts]))
+        named = [p.ids for p in parts if p.ids is not None]
+        ids = np.concatenate(named) if named else None
+        return cls(parts[0].slots, values, np.concatenate([p.counts for p in parts]), ids)
 
     def part(self, start: int, stop: int) -> "Samples":
         """Returns the samples from one number to another."""
         stop = min(stop, len(self))
         bounds = zip(self.values, self._begins[start], self._begins[stop], strict=True)
         values = tuple(values[begin:end] for values, begin, end in bounds)
-        return Samples(self.slots, values, self.counts[start:stop])
+        ids = None if self.ids is None else self.ids[start:stop]
+        return Samples(self.slots, values, self.counts[start:stop], ids)
 
     @cached_property
     def _begins(self) -> np.ndarray:
@@ -112,7 +117,34 @@ class Samples:
         """
         columns = enumerate(self.values)
         values = tuple(_gathered(v, self.counts[:, at], order) for at, v in columns)
-        return Samples(self.slots, values, self.counts[order])
+        ids = None if self.ids is None else self.ids[order]
+        return Samples(self.slots, values, self.counts[order], ids)
+
+    def with_slots_in_order(self, orders: Mapping[str, np.ndarray]) -> "Samples":
+        """Returns samples with the values of some slots in another order, each by itself.
+
+        Args:
+            orders: int64[samples] by the slot's name, the numbers of samples.
+        """
+        values, counts = list(self.values), self.counts.copy()
+        for at, slot in enumerate(self.slots):
+            if slot.name in orders:
+                order = orders[slot.name]
+                values[at] = _gathered(values[at], self.counts[:, at], order)
+                counts[:, at] = self.counts[order, at]
+        return Samples(self.slots, tuple(values), counts, self.ids)
+
+    def of_rows(self, rows: np.ndarray) -> "Samples":
+        """Returns samples each of whose slots is that of a sample of its own.
+
+        Args:
+            rows: int64[made, slots], of which sample each slot is.
+        """
+        columns = enumerate(self.values)
+        values = tuple(_gathered(v, self.counts[:, at], rows[:, at]) for at, v in columns)
+        counts = np.take_along_axis(self.counts, rows, axis=0)
+        ids = None if self.ids is None else self.ids[rows[:, 0]]
+        return Samples(self.slots, values, counts, ids)
 
     def feed(self) -> dict[str, Any]:
         """Returns what a program is fed of them, by name.
