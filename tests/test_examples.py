@@ -1,4 +1,8 @@
-"""The examples do what their docstrings say, from any folder and on any output."""
+"""The examples do what their docstrings say, from any folder and on any output.
+
+By default each runs once, for a few steps, compiled quickly (`test_reading.py` runs the digits);
+marked grid, they run in every mode until they have learned.
+"""
 
 import os
 import pty
@@ -9,10 +13,13 @@ import sys
 import termios
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.compiling import quickly
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST_S = 60.0  # of a processor's time: other work on the machine does not count
@@ -80,6 +87,69 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
+@dataclass(frozen=True)
+class Short:
+    """A run of an example for a few steps.
+
+    Attributes:
+        options: of the script.
+        last: what its last line is like.
+        bounds: of the number in that line.
+    """
+
+    options: tuple[str, ...]
+    last: str
+    bounds: tuple[float, float]
+
+
+SHORT = {
+    "transformer": Short(
+        ("--steps", "4", "--devices", "2"),
+        r"held-out bits per character: (\d\.\d\d)",
+        (3.0, 5.5),  # of 96 characters, the logarithm is 6.6
+    ),
+    "ctr": Short(
+        ("--rows", "20000"),
+        r"test AUC (\S+), of the truth that is known \S+, of all \S+",
+        (0.66, 0.75),
+    ),
+    "fluid/lenet_digits": Short(
+        ("--mode", "parallel", "--epochs", "1"), r"test accuracy (\d\.\d{3})", (0.5, 1.0)
+    ),
+    "fluid/word2vec": Short(("--epochs", "1"), r"perplexity (\d+), by frequency \d+", (50, 140)),
+    "fluid/ctr_dnn": Short(("--epochs", "1"), r"AUC (\d\.\d{3}) of 0\.875", (0.83, 0.876)),
+    "fluid/fit_a_line": Short(
+        ("--epochs", "6"), r"test error ([\d.]+), least squares 58\.9", (58.0, 61.8)
+    ),
+    "fluid/fleet_fit_a_line": Short(
+        ("--epochs", "6"), r"test error ([\d.]+), least squares 58\.9", (58.0, 61.8)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_an_example_begins_to_learn(tmp_path: Path, name: str) -> None:
+    short = SHORT[name]
+    with quickly():
+        lines, _ = run(tmp_path, name, *short.options)
+    found = re.fullmatch(short.last, lines[-1])
+    assert found is not None, lines[-1]
+    assert short.bounds[0] <= float(found[1]) <= short.bounds[1]
+
+
+def test_collective_learns_over_two_processes(tmp_path: Path) -> None:
+    script = str(ROOT / "examples" / "collective.py")
+    options = ["--epochs", "2", "--checkpoint", "saved"]
+    with quickly():
+        lines = launch(tmp_path, script, *options, of=("--nproc", "2"))
+    assert (tmp_path / "saved").is_dir()
+    first, second = losses(lines)
+    assert second < first
+    (last,) = [line for line in lines if "test accuracy" in line]
+    assert last.startswith("rank 0 | ")
+
+
+@pytest.mark.grid
 def test_digits_learns_within_a_minute_and_prints_plain_lines(tmp_path: Path) -> None:
     lines, took_s = run(tmp_path, "digits")
     assert took_s < LONGEST_S
@@ -97,6 +167,7 @@ def test_digits_learns_within_a_minute_and_prints_plain_lines(tmp_path: Path) ->
     assert float(accuracy[1]) >= LEAST_ACCURACY
 
 
+@pytest.mark.grid
 def test_digits_draws_a_progress_bar_on_a_terminal(tmp_path: Path) -> None:
     written = run_on_a_terminal(tmp_path, "digits", "--epochs", "2")
     assert "100%|" in written
@@ -105,6 +176,7 @@ def test_digits_draws_a_progress_bar_on_a_terminal(tmp_path: Path) -> None:
     assert "test accuracy" in written.splitlines()[-1]
 
 
+@pytest.mark.grid
 def test_transformer_learns_within_a_minute(tmp_path: Path) -> None:
     lines, took_s = run(tmp_path, "transformer")
     assert took_s < LONGEST_S
@@ -114,6 +186,7 @@ def test_transformer_learns_within_a_minute(tmp_path: Path) -> None:
     assert float(bits[1]) <= MOST_BITS
 
 
+@pytest.mark.grid
 def test_digits_learns_with_servers_and_trainers_as_on_one_device(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "digits.py")
     together = launch(tmp_path, script, "--mode", "pserver", "--epochs", "2")
@@ -142,6 +215,7 @@ OF_FLUID = [
 ]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("name", "mode", "epochs", "last", "bounds"), OF_FLUID)
 def test_a_fluid_script_learns(
     *, tmp_path: Path, name: str, mode: str, epochs: str, last: str, bounds: tuple[float, float]
@@ -153,6 +227,7 @@ def test_a_fluid_script_learns(
     assert bounds[0] <= float(found[1]) <= bounds[1]
 
 
+@pytest.mark.grid
 def test_a_fluid_script_fits_the_same_line_in_each_of_its_modes(tmp_path: Path) -> None:
     options = ["--servers-run-script", str(ROOT / "examples" / "fluid" / "fit_a_line.py")]
     lines = launch(tmp_path, *options, "--mode", "pserver", "--epochs", "6")
@@ -167,20 +242,16 @@ def test_a_fluid_script_fits_the_same_line_in_each_of_its_modes(tmp_path: Path) 
     assert errors[0] <= 1.05 * float(found[0][2])
 
 
-@pytest.mark.parametrize(
-    "how", ["alone", pytest.param("launched", marks=pytest.mark.grid)]
-)  # `fluid/fleet/test_processes.py` launches a script like it in every run
-def test_a_script_of_the_fleet_fits_a_line(tmp_path: Path, how: str) -> None:
-    if how == "alone":
-        lines, _ = run(tmp_path, "fluid/fleet_fit_a_line", "--epochs", "6")
-    else:
-        script = str(ROOT / "examples" / "fluid" / "fleet_fit_a_line.py")
-        lines = launch(tmp_path, "--servers-run-script", script, "--epochs", "6")
+@pytest.mark.grid
+def test_a_launched_script_of_the_fleet_fits_a_line(tmp_path: Path) -> None:
+    script = str(ROOT / "examples" / "fluid" / "fleet_fit_a_line.py")
+    lines = launch(tmp_path, "--servers-run-script", script, "--epochs", "6")
     (last,) = [line for line in lines if "test error" in line]
     found = [float(number) for number in re.findall(r"\d+\.\d+", last)]
     assert found[0] <= 1.05 * found[1]
 
 
+@pytest.mark.grid
 def test_a_fluid_script_learns_with_a_table_of_servers(tmp_path: Path) -> None:
     options = ["--servers-run-script", str(ROOT / "examples" / "fluid" / "ctr_dnn.py")]
     table = ["--mode", "pserver", "--epochs", "1", "--table", "distributed"]
@@ -189,6 +260,7 @@ def test_a_fluid_script_learns_with_a_table_of_servers(tmp_path: Path) -> None:
     assert 0.84 <= float(found[1]) <= 0.876
 
 
+@pytest.mark.grid
 def test_collective_learns_over_two_processes_as_in_one(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "collective.py")
     options = ["--epochs", "4", "--checkpoint", "saved"]
@@ -243,6 +315,7 @@ def test_movielens_learns_the_ratings_that_it_is_given(tmp_path: Path) -> None:
     assert found < 0.6  # the mean alone gives 1.1; rounding and noise alone give 0.4
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("options", [[], ["--mode", "collective"]])
 def test_ctr_comes_near_to_what_can_be_known(tmp_path: Path, options: list[str]) -> None:
     lines, _ = run(tmp_path, "ctr", "--rows", "60000", *options)

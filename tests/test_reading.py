@@ -1,43 +1,77 @@
-"""What a reader finds in the dumps of the digits program."""
+"""What the example of the digits prints, and what a reader finds in its dumps."""
 
 import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from jaxfleet.ir import Kind, load_program
+from tests.compiling import quickly
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_LINES = 120
+LONGEST_S = 250.0  # a run takes about 8 s; more on a busy machine
 PARAMETERS = 10
 
 pytestmark = pytest.mark.processes
 
 
+@dataclass(frozen=True)
+class Ran:
+    """A run of the example.
+
+    Attributes:
+        lines: that it printed.
+        dumps: the folder of its dumps.
+    """
+
+    lines: list[str]
+    dumps: Path
+
+
 @pytest.fixture(scope="module")
-def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs the example for one epoch, and returns the folder of its dumps."""
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Runs the example for one epoch."""
     folder = tmp_path_factory.mktemp("dumps")
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "digits.py"), "--epochs", "1"],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "JAXFLEET_DUMP_DIR": str(folder),
-            "JAXFLEET_DUMP_SOURCE": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    with quickly():
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "examples" / "digits.py"), "--epochs", "1"],
+            cwd=folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "JAXFLEET_DUMP_DIR": str(folder),
+                "JAXFLEET_DUMP_SOURCE": "1",
+            },
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_S,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     (found,) = [path for path in folder.iterdir() if path.is_dir()]
-    return found
+    return Ran(done.stdout.splitlines(), found)
+
+
+@pytest.fixture(scope="module")
+def dumps(ran: Ran) -> Path:
+    """Returns the folder of the example's dumps."""
+    return ran.dumps
+
+
+def test_the_example_prints_plain_lines_where_there_is_no_terminal(ran: Ran) -> None:
+    first, *explained, last = ran.lines
+    assert re.fullmatch(r"epoch 1: loss [\d.]+  accuracy [\d.]+", first)
+    assert len(explained) == 8
+    assert explained[0].startswith("step 'train_step': ")
+    assert any("4 cpu devices" in line for line in explained)
+    accuracy = re.fullmatch(r"test accuracy (\d\.\d{3})", last)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 0.5
 
 
 def views(dumps: Path) -> list[Path]:

@@ -32,7 +32,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,  # it takes about 10 s; more on a busy machine
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -72,7 +72,7 @@ print(jf.verify(train_step, state, [batch] * 20, servers=2, trainers=2))
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,  # it takes about 10 s; more on a busy machine
         check=False,
     )
     assert done.returncode == 0, done.stderr
