@@ -3,15 +3,17 @@
 import functools
 import inspect
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxfleet.capture.arguments import Arguments, read_arguments
 from jaxfleet.capture.check import different_results, unlike
+from jaxfleet.capture.refusals import NOT_WRAPPED, traced_before
 from jaxfleet.capture.signature import Signature
-from jaxfleet.capture.trace import Step, Traced, trace
+from jaxfleet.capture.trace import Step, Traced, trace, types_of_results
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Program
 from jaxfleet.ir.source import Source
@@ -31,6 +33,7 @@ class Captured:
         rows: the global batch it was traced for; None where the batch is a letter.
         keys: the leaves of the batch that are keys of tables and nothing else, which may be
             integers of any type, since only the host sees them.
+        arguments: of a step that takes others than a state and a batch; else None.
     """
 
     program: Program
@@ -40,6 +43,7 @@ class Captured:
     notes: tuple[str, ...]
     rows: int | None
     keys: frozenset[str] = frozenset()
+    arguments: Arguments | None = None
     _at: Callable[[int], "Captured"] | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -54,7 +58,9 @@ class Captured:
         return self if self._at is None else self._at(rows)
 
 
-def capture(step: Step, *, example: tuple[Any, Any], name: str | None = None) -> Captured:
+def capture(
+    step: Callable[..., Any], *, example: tuple[Any, ...], name: str | None = None
+) -> Captured:
     """Captures a training step as a program.
 
     The batch is a letter, so that one capture serves every batch size. Whether that is sound is
@@ -62,16 +68,27 @@ def capture(step: Step, *, example: tuple[Any, Any], name: str | None = None) ->
     captured for the example's size, and `Captured.at` captures it for others.
 
     Args:
-        step: takes `(state, batch)` and returns `(state, metrics)`; jitted or not.
-        example: a state and a batch; arrays, or their types.
+        step: takes `(state, batch)` and returns `(state, metrics)`; jitted or not. Or it takes
+            more, such as `(params, opt_state, x, y)`, and returns its leading arguments anew,
+            with metrics before or behind them.
+        example: its arguments; arrays, or their types.
         name: the program's name; the step's own where it is left out.
 
     Raises:
         CaptureError: the step is not of the form that can be captured, or the example is not.
         Exception: whatever the user's step raises.
     """
-    _check_callable(step)
-    state, batch = _pair_of(example)
+    _check_callable(step, example)
+    if len(example) == _PAIR:
+        return _capture(step, example, name)
+    arguments = read_arguments(step, example, functools.partial(types_of_results, step))
+    found = _capture(arguments.adapted(step), arguments.split(example), name)
+    return replace(found, arguments=arguments, notes=(arguments.note(), *found.notes))
+
+
+def _capture(step: Step, example: tuple[Any, Any], name: str | None) -> Captured:
+    """Captures a step of a state and a batch."""
+    state, batch = example
     signature = Signature.of(state, batch)
     source = _Source(step, signature, name if name is not None else _name_of(step))
     symbolic, refusal = _with_letter(source)
@@ -109,6 +126,8 @@ class _Source:
         try:
             return self.trace(rows)
         except Exception as error:
+            if not refused and NOT_WRAPPED in str(error):  # with a letter jax traced it anew
+                raise traced_before(line_of_function(self.step)) from error
             if not refused:
                 error.add_note(
                     f"  note: the step traced once before, with the batch as a letter, and fails "
@@ -188,7 +207,7 @@ def _captured(
 ) -> Captured:
     names, tree = traced.metrics, traced.metrics_tree
     said = (*traced.notes, *notes)
-    return Captured(traced.program, signature, names, tree, said, rows, traced.keys, at)
+    return Captured(traced.program, signature, names, tree, said, rows, traced.keys, _at=at)
 
 
 def _notes_on_types(
@@ -213,29 +232,37 @@ def _notes_on_types(
     )
 
 
-def _check_callable(step: Any) -> None:
-    """Refuses a step that cannot be called with a state and a batch."""
+def _check_callable(step: Any, example: Any) -> None:
+    """Refuses a step that cannot be called with the arguments of an example."""
     if not callable(step):
         what = f"the training step is of type {type(step).__name__}, not a function"
         raise CaptureError(what, source=line_of_caller(), hint="pass the function itself first")
+    if not isinstance(example, tuple) or len(example) < _PAIR:
+        size = f" of {len(example)}" if isinstance(example, tuple) else ""
+        what = f"the example is a {type(example).__name__}{size}, not a pair"
+        hint = "write example=(state, batch), or all arguments of the step"
+        raise CaptureError(what, source=line_of_caller(), hint=hint)
     try:
         arguments = inspect.signature(step)
-    except (TypeError, ValueError):  # a function that is not Python's says nothing of itself
+    except (TypeError, ValueError):  # a function that is not Python's has none
         return
     try:
-        arguments.bind(None, None)
+        arguments.bind(*example)
     except TypeError as error:
-        what = f"{_name_of(step)}{arguments} cannot be called as step(state, batch): {error}"
-        hint = "bind its other arguments with functools.partial, static ones too"
+        names = _required(arguments)
+        pair = len(example) == _PAIR
+        given = "as step(state, batch)" if pair else f"with {len(example)} arguments"
+        what = f"{_name_of(step)}{arguments} cannot be called {given}: {error}"
+        hint = f"example=({', '.join(names)}): a random key goes whole to every device; "
+        hint += "bind what is not an array, static arguments too, with functools.partial"
         raise CaptureError(what, source=line_of_function(step), hint=hint) from None
 
 
-def _pair_of(example: Any) -> tuple[Any, Any]:
-    if isinstance(example, tuple) and len(example) == 2:
-        return example
-    size = f" of {len(example)}" if isinstance(example, tuple) else ""
-    what = f"the example is a {type(example).__name__}{size}, not a pair"
-    raise CaptureError(what, source=line_of_caller(), hint="write example=(state, batch)")
+def _required(signature: inspect.Signature) -> list[str]:
+    """Returns the names of the arguments that a function must be called with."""
+    kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    parameters = signature.parameters.values()
+    return [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
 
 
 def _name_of(step: Any) -> str:
@@ -256,4 +283,5 @@ def _place(line: Source | None) -> str:
     return " ".join(line.where().split()) if line is not None else "no line of yours"
 
 
+_PAIR = 2  # a state and a batch
 _LONGEST = 200  # characters of somebody else's error message

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from jaxfleet.capture.draft import Draft
 from jaxfleet.capture.gradients import find_gradients, name_gradients
+from jaxfleet.capture.refusals import NOT_WRAPPED
 from jaxfleet.capture.roles import ancestors_of, assign_roles, unmarked
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Attrs, Kind, Operand, Operands, Operator, Program, Role, Variable
@@ -84,7 +85,7 @@ def _check_all_marked(
                 "jf.distributed_optimizer(optax.masked(...)), not the other way round"
             )
         else:
-            what = f"'{variable.name}' is trained, but no optimizer is wrapped"
+            what = f"'{variable.name}' is trained, but {NOT_WRAPPED}"
             hint = "write tx = jf.distributed_optimizer(optax.adam(1e-3)) where you make it"
         raise CaptureError(what, source=updates[value].source, hint=hint)
 

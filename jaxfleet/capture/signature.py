@@ -53,12 +53,19 @@ class Signature:
         return replace(self, batch=batch, rows=rows)
 
 
+def _is_raw_key(leaf: Leaf) -> bool:
+    return leaf.shape in {(2,), (4,)} and leaf.dtype == "uint32"
+
+
 def _rows(batch: Sequence[Leaf], caller: Source | None) -> int:
     sizes = {leaf.shape[0]: leaf.name for leaf in batch if leaf.shape}
     if len(sizes) > 1:
         listed = ", ".join(f"'{name}' has {rows}" for rows, name in sorted(sizes.items()))
         what = f"the batch's leaves differ in their leading axis: {listed}"
         hint = "axis 0 of every batch leaf is the batch; scalars and the state are not cut"
+        if (key := next((leaf.name for leaf in batch if _is_raw_key(leaf)), None)) is not None:
+            hint = f"'{key}' looks like a random key made by jax.random.PRNGKey: a typed one, "
+            hint += "jax.random.key(0), is a scalar, which every device gets whole"
         raise CaptureError(what, source=caller, hint=hint)
     if not sizes:
         found = ", ".join(f"'{leaf.name}'" for leaf in batch) or "nothing"

@@ -1,24 +1,26 @@
 """Traces a training step to a jaxpr, with the batch as a letter or as a number."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
 from jax import export
 
-from jaxfleet.capture import look_up_checks, tables
+from jaxfleet.capture import look_up_checks, refusals, tables
 from jaxfleet.capture.builder import build
 from jaxfleet.capture.finish import Interface, finish
 from jaxfleet.capture.returned import Returned, check_state, read_returned
 from jaxfleet.capture.signature import Signature
 from jaxfleet.capture.tidy import tidy
 from jaxfleet.capture.trees import Leaf, spec_of
-from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Attrs, Kind, Program, Source, Variable
 from jaxfleet.ops import jax_adapter, jaxprs
-from jaxfleet.ops.frames import line_of_error
+from jaxfleet.ops.frames import line_of_function
 
 BATCH_LETTER = "b"
 
@@ -111,12 +113,32 @@ def _reading(step: Step, returned: list[Returned]) -> Step:
     return run
 
 
+def types_of_results(step: Callable[..., Any], *types: Any) -> Any:
+    """Returns the types of what a step returns for arguments of some types.
+
+    Raises:
+        CaptureError: the step reduces or is divided over devices by hand.
+    """
+    with tables.looking_up(), _explained(step, types):
+        return jax.eval_shape(step, *types)
+
+
 def _make_jaxpr(step: Step, signature: Signature, types: Sequence[Any]) -> jaxprs.Jaxpr:
     unflatten, count = jax.tree_util.tree_unflatten, len(signature.state)
     state = unflatten(signature.state_tree, types[:count])
     batch = unflatten(signature.batch_tree, types[count:])
+    with _explained(step, (state, batch)):
+        jaxpr = jax.make_jaxpr(step)(state, batch)
+    if (name := refusals.division_in(jaxpr)) is not None:
+        raise refusals.is_divided_by_hand(name, line_of_function(step))
+    return jaxpr
+
+
+@contextlib.contextmanager
+def _explained(step: Callable[..., Any], args: Sequence[Any]) -> Iterator[None]:
+    """Maps what jax raises of a step that is written for devices to a `CaptureError`."""
     try:
-        return jax.make_jaxpr(step)(state, batch)
+        yield
     except NotImplementedError as error:
         if (said := look_up_checks.is_batched(error)) is not None:
             raise said from error
@@ -124,9 +146,30 @@ def _make_jaxpr(step: Step, signature: Signature, types: Sequence[Any]) -> jaxpr
     except NameError as error:  # what jax raises for a name that no mesh or pmap has bound
         if "axis name" not in str(error):
             raise
-        what = f"the step reduces over devices by hand: {error}"
-        hint = "take pmean, psum and their like out: distribute completes sums by itself"
-        raise CaptureError(what, source=line_of_error(error), hint=hint) from error
+        raise refusals.reduces_by_hand(error) from error
+    except ValueError as error:
+        if (name := _divided_by(step, args)) is None:
+            raise
+        raise refusals.is_divided_by_hand(name, line_of_function(step)) from error
+
+
+def _divided_by(step: Callable[..., Any], args: Sequence[Any]) -> str | None:
+    """Returns whether `pmap` or `shard_map` refused a step's arguments, by tracing it again.
+
+    jax leaves its own frames out of an error's traceback unless it is told not to.
+    """
+    config: Any = jax.config
+    before = config.jax_traceback_filtering
+    config.update("jax_traceback_filtering", "off")
+    try:
+        jax.eval_shape(step, *args)
+    except Exception as error:  # noqa: BLE001  # only where it was raised counts
+        frames = traceback.extract_tb(error.__traceback__)
+        files = [Path(frame.filename).stem for frame in frames if "jax" in frame.filename]
+        return next((name for name in ("pmap", "shard_map") if name in files), None)
+    finally:
+        config.update("jax_traceback_filtering", before)
+    return None
 
 
 def _kept_apart(source: Source) -> str:

@@ -51,6 +51,7 @@ def leaf_names(tree: Any, prefix: str, *, bare: bool) -> list[str]:
     for path, _ in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_iterator)[0]:
         text = path_text(path)
         keep = bare and text[:1].isalpha() and not f"{text}/".startswith(others)
+        keep |= text.startswith(f"{prefix}/")  # an argument that is called so
         names[unique(text if keep else f"{prefix}/{text}" if text else prefix, names)] = None
     return list(names)
 
@@ -62,7 +63,7 @@ def leaves_of(
 
     Args:
         tree: any pytree.
-        prefix: `state`, `batch` or `metrics`.
+        prefix: `state`, `batch`, `metrics` or `argument`.
         bare: as in `leaf_names`.
         source: the line to point at where a leaf is something else.
 
@@ -154,6 +155,7 @@ def _type_name(value: Any) -> str:
 
 
 _HINTS = {
+    "argument": "bind what is not an array with functools.partial, static arguments too",
     "state": "keep what is no array out of the pytree: close over it, or make the field static "
     "(flax.struct.field(pytree_node=False))",
     "batch": "pass one batch of arrays, such as next(iter(loader)), and leave out what is no array",

@@ -34,12 +34,11 @@ from jaxfleet.fleet.roles import RoleMakerBase
 from jaxfleet.fleet.same_rank import check_same_rank
 from jaxfleet.group import initialize, joined
 from jaxfleet.ops.frames import line_of_caller
-from jaxfleet.runtime import DistributedStrategy, Step, distribute
-from jaxfleet.runtime.processes import ServerStep, job_step, serve_job
+from jaxfleet.runtime import DistributedStrategy, distribute
+from jaxfleet.runtime.argument_step import with_arguments
+from jaxfleet.runtime.distributing import AnyStep
+from jaxfleet.runtime.processes import job_step, serve_job
 from jaxfleet.runtime.strategy import as_strategy
-from jaxfleet.runtime.trainer_step import TrainerStep
-
-AnyStep = Step | TrainerStep | ServerStep
 
 
 class JobFleet(FleetBase):
@@ -122,8 +121,8 @@ class JobFleet(FleetBase):
 
     def distribute(
         self,
-        train_step: Callable[[Any, Any], tuple[Any, Any]],
-        example: tuple[Any, Any],
+        train_step: Callable[..., Any],
+        example: tuple[Any, ...],
         *,
         dump_dir: str | Path | None = None,
         name: str | None = None,
@@ -137,7 +136,8 @@ class JobFleet(FleetBase):
         if self.strategy.mode == "pserver":
             folder = Path(dump_dir) if dump_dir is not None else None
             captured = capture(train_step, example=example, name=name)
-            self._step = job_step(captured, self.strategy, folder, self._cluster())
+            made = job_step(captured, self.strategy, folder, self._cluster())
+            self._step = with_arguments(made, captured, example)
         else:
             self._check_has_no_servers()
             strategy = self.strategy

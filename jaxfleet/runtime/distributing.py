@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, overload
 
-from jaxfleet.capture import capture
+from jaxfleet.capture import Captured, capture
 from jaxfleet.errors import StrategyError
 from jaxfleet.group import check_has_joined, joined
+from jaxfleet.runtime.argument_step import ArgumentStep, with_arguments
 from jaxfleet.runtime.devices import choose_devices
 from jaxfleet.runtime.processes import ServerStep, job_step
 from jaxfleet.runtime.rank_step import RankStep
@@ -14,7 +15,11 @@ from jaxfleet.runtime.step import Step
 from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
 from jaxfleet.runtime.trainer_step import TrainerStep
 
+_StateAndBatch: TypeAlias = Step | TrainerStep | ServerStep
+AnyStep: TypeAlias = _StateAndBatch | ArgumentStep
 
+
+@overload
 def distribute(
     train_step: Callable[[Any, Any], tuple[Any, Any]],
     example: tuple[Any, Any],
@@ -22,17 +27,52 @@ def distribute(
     *,
     dump_dir: str | Path | None = None,
     name: str | None = None,
-) -> Step | TrainerStep | ServerStep:
+) -> _StateAndBatch: ...
+
+
+@overload
+def distribute(
+    train_step: Callable[..., Any],
+    example: tuple[Any, Any, Any, *tuple[Any, ...]],
+    strategy: DistributedStrategy | str | None = None,
+    *,
+    dump_dir: str | Path | None = None,
+    name: str | None = None,
+) -> ArgumentStep: ...
+
+
+def distribute(
+    train_step: Callable[..., Any],
+    example: tuple[Any, ...],
+    strategy: DistributedStrategy | str | None = None,
+    *,
+    dump_dir: str | Path | None = None,
+    name: str | None = None,
+) -> AnyStep:
     """Compiles a one-device training step into a distributed one.
 
     The result computes what the step computes on one device with the whole batch: sums over the
     batch are completed over all devices wherever the program needs them complete.
 
+    A step may take more than a state and a batch, and return it in another order::
+
+        step = jf.distribute(train_step, example=(params, opt_state, x, y))
+        params, opt_state, loss = step(params, opt_state, x, y)
+
+        step = jf.distribute(train_step, example=(state, batch, rng))
+        state, metrics = step(state, batch, rng)
+
+    What it returns decides: a result of the structure, shapes and types of an argument, in the
+    same order, is that argument's new value, and its memory is reused. The first argument must be
+    among them. Of the others those with rows are the batch; random keys, typed or not, and scalars
+    go whole to every device, and so does an argument whose leaves have no rows in common, such as
+    a teacher's parameters. Pass another key at every call. `explain()` lists which is what.
+
     Args:
-        train_step: takes `(state, batch)` and returns `(state, metrics)`. Its optimizer is wrapped
-            in `distributed_optimizer`.
-        example: a state and a batch, or their types. Axis 0 of every batch leaf that has one is
-            the global batch.
+        train_step: takes `(state, batch)` and returns `(state, metrics)`, or takes several
+            arguments as above. Its optimizer is wrapped in `distributed_optimizer`.
+        example: its arguments, or their types. Axis 0 of every batch leaf that has one is the
+            global batch.
         strategy: a `DistributedStrategy`, or the name of a mode; `collective` unless given.
         dump_dir: a directory for dumps of what every pass did.
         name: the program's name; the function's, unless given.
@@ -45,16 +85,22 @@ def distribute(
     """
     chosen = as_strategy(strategy)
     folder = Path(dump_dir) if dump_dir is not None else None
-    if chosen.mode == "pserver":
-        return job_step(capture(train_step, example=example, name=name), chosen, folder)
     if chosen.mode == "collective":
         _check_communication(chosen)
         check_has_joined()
     captured = capture(train_step, example=example, name=name)
-    if chosen.mode == "collective" and (here := joined()) is not None:
-        return RankStep(captured, chosen, here, folder)
-    devices = choose_devices(1 if chosen.mode == "single" else chosen.devices)
-    return Step(captured, chosen, devices, folder)
+    made: AnyStep = with_arguments(_made(captured, chosen, folder), captured, example)
+    return made
+
+
+def _made(captured: Captured, strategy: DistributedStrategy, folder: Path | None) -> _StateAndBatch:
+    """Returns the step of a state and a batch."""
+    if strategy.mode == "pserver":
+        return job_step(captured, strategy, folder)
+    if strategy.mode == "collective" and (here := joined()) is not None:
+        return RankStep(captured, strategy, here, folder)
+    devices = choose_devices(1 if strategy.mode == "single" else strategy.devices)
+    return Step(captured, strategy, devices, folder)
 
 
 def _check_communication(strategy: DistributedStrategy) -> None:

@@ -21,6 +21,8 @@ def check_state(leaves: Sequence[Any], tree: Any, captured: Captured) -> None:
     """
     signature = captured.signature
     _check_structure("state", tree, signature.state_tree)
+    if any(map(_is_deleted, leaves)):
+        raise used_before("state", [leaf.name for leaf in signature.state], leaves)
     for leaf, value in zip(signature.state, leaves, strict=True):
         _check_alive("state", value)
         shape, dtype = type_of(value)
@@ -80,11 +82,27 @@ def check_rows(rows: int, count: int, *, of: str = "devices") -> None:
         raise FeedError(what, hint=f"use a multiple of {count}, such as {near}")
 
 
-def used_before(tree: str) -> FeedError:
-    """Returns the error for a state, or a batch, whose memory is gone."""
-    what = f"the {tree} was used before: the last step took its memory"
+def used_before(tree: str, names: Sequence[str] = (), leaves: Sequence[Any] = ()) -> FeedError:
+    """Returns the error for a state, or a batch, whose memory is gone.
+
+    Args:
+        tree: `state` or `batch`.
+        names: of its leaves, where they are known.
+        leaves: those leaves; where some of them still live, the others are older.
+    """
     hint = "write state, metrics = step(state, batch), or set strategy.donate=False"
+    gone = [name for name, x in zip(names, leaves, strict=True) if _is_deleted(x)]
+    if not gone or len(gone) == sum(isinstance(x, jax.Array) for x in leaves):
+        what = f"the {tree} was used before: the last step took its memory"
+        return FeedError(what, hint=hint)
+    what = f"'{gone[0]}' is of an older {tree}: a step since then took its memory"
+    hint = "a reference, as in best = state.params, keeps no values: copy them, "
+    hint += "best = jax.tree.map(jnp.copy, state.params), or set strategy.donate=False"
     return FeedError(what, hint=hint)
+
+
+def _is_deleted(value: Any) -> bool:
+    return isinstance(value, jax.Array) and value.is_deleted()
 
 
 def type_of(value: Any) -> tuple[tuple[int, ...], Any]:
@@ -107,7 +125,7 @@ def _check_alive(tree: str, value: Any) -> None:
     if isinstance(value, jax.core.Tracer):
         what = f"the step is called inside a traced function: its {tree} holds a tracer"
         raise FeedError(what, hint="a step is compiled already; call it outside jit, grad and scan")
-    if isinstance(value, jax.Array) and value.is_deleted():
+    if _is_deleted(value):
         raise used_before(tree)
 
 

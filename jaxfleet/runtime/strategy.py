@@ -256,8 +256,12 @@ def as_strategy(strategy: "DistributedStrategy | str | None") -> DistributedStra
         _check_choice("mode", strategy, MODES)
         return dataclasses.replace(DistributedStrategy(), mode=strategy)  # type: ignore[arg-type]
     if not isinstance(strategy, DistributedStrategy):
-        what = f"strategy: {strategy!r} is no strategy"
-        raise StrategyError(what, hint="pass a DistributedStrategy, or the name of a mode")
+        is_short = isinstance(strategy, type | int | float)
+        found = repr(strategy) if is_short else f"a {type(strategy).__name__}"
+        what = f"strategy: {found} is not a strategy"
+        hint = "pass a DistributedStrategy, or the name of a mode; state and batch are one "
+        hint += "argument: jf.distribute(train_step, example=(state, batch))"
+        raise StrategyError(what, hint=hint)
     return strategy
 
 

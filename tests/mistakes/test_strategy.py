@@ -20,10 +20,10 @@ def distribute(strategy: Any) -> jf.Step:
     ("strategy", "cause", "hint"),
     [
         ("colective", "strategy: mode is 'colective'", "'collective'"),
-        (4, "4 is no strategy", "pass a DistributedStrategy"),
+        (4, "4 is not a strategy", "pass a DistributedStrategy"),
         (
             jf.DistributedStrategy,
-            "DistributedStrategy'> is no strategy",
+            "DistributedStrategy'> is not a strategy",
             "pass a DistributedStrategy",
         ),
     ],

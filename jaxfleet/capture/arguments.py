@@ -1,0 +1,340 @@
+"""Steps of several arguments: which of them are the state, the batch, or neither.
+
+`train_step(params, opt_state, x, y)` is captured as a step of one state and one batch, by the
+names of its arguments. An argument is state if the step returns it: a result of the same structure
+and types, in the same order. Of the rest, what has rows is the batch; random keys and scalars go
+to every device whole, and so does what has no rows in common, such as the parameters of a teacher.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from jaxfleet.capture.trees import leaves_of
+from jaxfleet.errors import CaptureError, FeedError
+from jaxfleet.ops.frames import line_of_caller, line_of_function
+
+Trace: TypeAlias = Callable[..., Any]
+"""Returns the types of what a step returns, from those of its arguments."""
+
+
+@dataclass(frozen=True)
+class _Returned:
+    """The place in what a step returns where an argument comes back."""
+
+    argument: str
+
+
+@dataclass(frozen=True)
+class _Metric:
+    """The place in what a step returns of the metric of a number."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Describes the arguments and results of a step that has more than a state and a batch.
+
+    Attributes:
+        names: of the arguments, in order.
+        state: those that the step returns.
+        fixed: those that it only reads and that have no rows: handed to every device whole.
+        batch: the others; leaves without rows, such as keys, are handed to every device whole.
+        raw_keys: arguments that hold keys as integers, `jax.random.PRNGKey`; the leaves of them.
+        results: what the step returns: tuples of `_Returned` and `_Metric`.
+    """
+
+    names: tuple[str, ...]
+    state: tuple[str, ...]
+    fixed: tuple[str, ...]
+    batch: tuple[str, ...]
+    raw_keys: Mapping[str, frozenset[int]]
+    results: Any
+
+    def split(self, args: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
+        """Returns the state and the batch of what a step is called with.
+
+        Raises:
+            FeedError: there are more or fewer arguments than the step has.
+        """
+        if len(args) != len(self.names):
+            what = f"the step is called with {len(args)} arguments instead of {len(self.names)}"
+            raise FeedError(what, hint=f"call step({', '.join(self.names)})")
+        given = dict(zip(self.names, args, strict=True))
+        batch = {name: self._with_keys(name, given[name]) for name in self.batch}
+        return self.packed({name: given[name] for name in (*self.state, *self.fixed)}), batch
+
+    def packed(self, state: dict[str, Any]) -> Any:
+        """Returns a state by name as the step has it: itself where it is one argument."""
+        return state[self.names[0]] if self._is_one() else state
+
+    def unpacked(self, state: Any) -> dict[str, Any]:
+        """Returns the step's state by the names of its arguments."""
+        return {self.names[0]: state} if self._is_one() else state
+
+    def results_of(self, state: Any, metrics: Any) -> Any:
+        """Returns a new state and metrics as the user's step returns them."""
+        after = self.unpacked(state)
+        listed = metrics if self._count_of_metrics() != 1 else (metrics,)
+
+        def built(part: Any) -> Any:
+            match part:
+                case _Returned(argument):
+                    return after[argument]
+                case _Metric(place):
+                    return listed[place]
+            return type(part)(built(item) for item in part)
+
+        return built(self.results)
+
+    def adapted(self, step: Callable[..., Any]) -> Callable[[Any, Any], tuple[Any, Any]]:
+        """Returns the step as one of a state and a batch."""
+
+        @functools.wraps(step)
+        def run(state: Any, batch: Any) -> tuple[Any, Any]:
+            given = dict(self.unpacked(state))
+            after = {name: given[name] for name in self.fixed}
+            given |= {name: self._without_keys(name, batch[name]) for name in self.batch}
+            found = step(*(given[name] for name in self.names))
+            metrics: list[Any] = []
+            for part, value in _parts(self.results, found):
+                if isinstance(part, _Returned):
+                    after[part.argument] = value
+                else:
+                    metrics.append(value)
+            return self.packed(after), metrics[0] if len(metrics) == 1 else tuple(metrics)
+
+        return run
+
+    def note(self) -> str:
+        """Returns a line for `explain()`: which arguments are what."""
+        keys = [name for name in self.batch if name in self.raw_keys]
+        rows = [name for name in self.batch if name not in keys]
+        kinds = {"state": self.state, "batch": rows, "whole": [*self.fixed, *keys]}
+        said = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
+        return f"arguments by what the step returns: {said}"
+
+    def _is_one(self) -> bool:
+        return len(self.state) + len(self.fixed) == 1
+
+    def _count_of_metrics(self) -> int:
+        return sum(isinstance(part, _Metric) for part in _leaves(self.results))
+
+    def _with_keys(self, name: str, value: Any) -> Any:
+        """Returns an argument with typed keys instead of integers: scalars, which have no rows."""
+        return self._replaced(name, value, jax.random.wrap_key_data)
+
+    def _without_keys(self, name: str, value: Any) -> Any:
+        return self._replaced(name, value, jax.random.key_data)
+
+    def _replaced(self, name: str, value: Any, change: Callable[[Any], Any]) -> Any:
+        places = self.raw_keys.get(name)
+        if places is None:
+            return value
+        leaves, tree = jax.tree_util.tree_flatten(value)
+        changed = [_changed(x, change) if n in places else x for n, x in enumerate(leaves)]
+        return jax.tree_util.tree_unflatten(tree, changed)
+
+
+def read_arguments(
+    step: Callable[..., Any], example: Sequence[Any], outputs_of: Trace
+) -> Arguments:
+    """Finds out what the arguments of a step are, from an example of them.
+
+    Args:
+        step: takes them.
+        example: arrays, or their types, for each argument.
+        outputs_of: traces the step.
+
+    Raises:
+        CaptureError: an argument is not made of arrays; the step does not return its first
+            argument; or nothing that it is called with has rows.
+    """
+    names = _names(step, example)
+    types = [_types(name, value) for name, value in zip(names, example, strict=True)]
+    returned = outputs_of(*types)
+    reader = _Reader(names, types)
+    results = reader.read(returned)
+    if not reader.taken or reader.taken[0] != names[0]:
+        raise _returns_no_state(step, names, types, returned)
+    state = tuple(reader.taken)
+    for name in reversed(state[1:]):
+        if _is_data(name, _others(names, types, ()), _others(names, types, state)):
+            state = tuple(kept for kept in state if kept != name)
+            results = _as_metric(results, name)
+    others = _others(names, types, state)
+    keys = {name: _raw_keys(name, tree, others) for name, tree in others.items()}
+    raw_keys = {name: places for name, places in keys.items() if places}
+    fixed = tuple(
+        name for name, tree in others.items() if len(_rows_in({name: tree}, raw_keys)) > 1
+    )
+    batch = tuple(name for name in others if name not in fixed)
+    return Arguments(tuple(names), state, fixed, batch, raw_keys, _numbered(results))
+
+
+def _names(step: Callable[..., Any], example: Sequence[Any]) -> list[str]:
+    """Returns a name for each argument: those of the function's own signature."""
+    try:
+        signature = inspect.signature(step)
+    except (TypeError, ValueError):
+        return [f"argument{place}" for place in range(len(example))]
+    names: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}{n}" for n in range(len(example) - len(names))]
+        elif parameter.kind in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}:
+            names.append(parameter.name)
+    return names[: len(example)]
+
+
+def _types(name: str, value: Any) -> Any:
+    """Returns an argument's types."""
+    leaves = leaves_of({name: value}, "argument", source=line_of_caller())
+    specs = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak) for x in leaves]
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(value), specs)
+
+
+class _Reader:
+    """Pairs what a step returns with its arguments, both in order."""
+
+    def __init__(self, names: Sequence[str], types: Sequence[Any]) -> None:
+        self.names, self.types = names, types
+        self.taken: list[str] = []
+        self.next = 0
+
+    def read(self, value: Any) -> Any:
+        """Returns where arguments come back in a result, and where metrics are."""
+        for place in range(self.next, len(self.names)):
+            if _alike(value, self.types[place]):
+                self.next = place + 1
+                self.taken.append(self.names[place])
+                return _Returned(self.names[place])
+        if type(value) in {tuple, list}:
+            return type(value)(self.read(part) for part in value)
+        return _Metric(0)
+
+
+def _alike(result: Any, argument: Any) -> bool:
+    """Whether a result may be an argument's new value; a loss is not one of a learning rate."""
+    found, given = jax.tree_util.tree_leaves(result), jax.tree_util.tree_leaves(argument)
+    structure: Callable[[Any], Any] = jax.tree_util.tree_structure
+    if not given or structure(result) != structure(argument):
+        return False
+    if jax.tree_util.all_leaves([argument]) and _is_number(argument):
+        return False
+    return all(
+        tuple(x.shape) == tuple(y.shape) and x.dtype == y.dtype
+        for x, y in zip(found, given, strict=True)
+    )
+
+
+def _is_number(leaf: Any) -> bool:
+    return leaf.shape == () and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _others(names: Sequence[str], types: Sequence[Any], state: Sequence[str]) -> dict[str, Any]:
+    return {name: x for name, x in zip(names, types, strict=True) if name not in state}
+
+
+def _rows_in(
+    trees: Mapping[str, Any], keys: Mapping[str, frozenset[int]] | None = None
+) -> set[int]:
+    """Returns the leading sizes of the leaves of some arguments, raw keys left out."""
+    found = set()
+    for name, tree in trees.items():
+        left_out = (keys or {}).get(name, frozenset())
+        for place, leaf in enumerate(jax.tree_util.tree_leaves(tree)):
+            if leaf.shape and place not in left_out:
+                found.add(leaf.shape[0])
+    return found
+
+
+def _is_data(name: str, trees: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Whether an argument that comes back is the batch, say one that is reconstructed."""
+    rows = _rows_in(others)
+    if not rows:
+        return True
+    is_array = jax.tree_util.all_leaves([trees[name]])
+    return is_array and _rows_in({name: trees[name]}) == rows
+
+
+def _raw_keys(name: str, tree: Any, others: Mapping[str, Any]) -> frozenset[int]:
+    """Returns the leaves of an argument that are keys as integers, unless those are its rows."""
+    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    places = {
+        place
+        for place, leaf in enumerate(jax.tree_util.tree_leaves(tree))
+        if leaf.shape == key.shape and leaf.dtype == key.dtype
+    }
+    said = any(word in name.lower() for word in ("key", "rng", "seed"))
+    elsewhere = _rows_in({other: x for other, x in others.items() if other != name})
+    return frozenset(places) if said or key.shape[0] not in elsewhere else frozenset()
+
+
+def _changed(leaf: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns a key in its other form; of a type the type."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.eval_shape(change, leaf)
+    return change(jnp.asarray(leaf))
+
+
+def _as_metric(results: Any, argument: str) -> Any:
+    """Returns results in which an argument that was taken for state is a metric after all."""
+    if isinstance(results, _Returned):
+        return _Metric(0) if results.argument == argument else results
+    if isinstance(results, _Metric):
+        return results
+    return type(results)(_as_metric(part, argument) for part in results)
+
+
+def _numbered(results: Any) -> Any:
+    """Returns results whose metrics are numbered in order."""
+    count = iter(range(len(list(_leaves(results)))))
+
+    def numbered(part: Any) -> Any:
+        if isinstance(part, _Metric):
+            return _Metric(next(count))
+        return part if isinstance(part, _Returned) else type(part)(map(numbered, part))
+
+    return numbered(results)
+
+
+def _leaves(results: Any) -> Iterator[_Returned | _Metric]:
+    if isinstance(results, _Returned | _Metric):
+        yield results
+        return
+    for part in results:
+        yield from _leaves(part)
+
+
+def _parts(results: Any, found: Any) -> Iterator[tuple[_Returned | _Metric, Any]]:
+    """Yields each place of the results with what a call returned there."""
+    if isinstance(results, _Returned | _Metric):
+        yield results, found
+        return
+    for part, value in zip(results, found, strict=True):
+        yield from _parts(part, value)
+
+
+def _returns_no_state(
+    step: Callable[..., Any], names: Sequence[str], types: Sequence[Any], returned: Any
+) -> CaptureError:
+    parts = returned if isinstance(returned, tuple) else (returned,)
+    called = f"{getattr(step, '__name__', 'the step')}({', '.join(names)})"
+    what = f"{called} returns nothing that '{names[0]}' could become: {_described(parts)}"
+    structure: Callable[[Any], Any] = jax.tree_util.tree_structure
+    if any(structure(part) == structure(types[0]) for part in parts):
+        what = f"{called} returns '{names[0]}' with other shapes or types"
+    hint = "return the new state first, as it came in: return params, opt_state, loss"
+    return CaptureError(what, source=line_of_function(step), hint=hint)
+
+
+def _described(parts: Sequence[Any]) -> str:
+    kinds = [type(part).__name__ for part in parts]
+    return ", ".join("an array" if "Shape" in kind else kind for kind in kinds)
