@@ -56,6 +56,8 @@ class Bodies:
     updates: dict[str, Update] = field(default_factory=dict)
     feeds: dict[str, Variable] = field(default_factory=dict)
     _before: set[str] = field(default_factory=set)
+    # by part: the variable that it copies, and the operator of the step that writes that; or -1
+    _copied: dict[str, tuple[str, int]] = field(default_factory=dict)
     _inner: Inner = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,10 +113,16 @@ class Bodies:
         found: dict[str, dict[str, str]] = {}
         for name, number in crossing.sources.items():
             value = graph.values[number]
-            if value.place in made:
+            if value.place in made and value.name in graph.program.variables:
+                part = f"{value.name}.next.part"  # of state, which is updated in place
+                self._copied[part] = (value.name, value.place)
+                found.setdefault(made[value.place], {})[name] = part
+            elif value.place in made:
                 found.setdefault(made[value.place], {})[name] = value.name
             elif value.place < 0 and value.name in owners:
-                found.setdefault(owners[value.name], {})[name] = f"{value.name}.part"
+                part = f"{value.name}.part"
+                self._copied[part] = (value.name, -1)
+                found.setdefault(owners[value.name], {})[name] = part
         return found
 
     def _update(self, group: Group, wanted: Mapping[str, str]) -> Update:
@@ -128,22 +136,21 @@ class Bodies:
     def _divided(self, group: Group, program: Program, wanted: Mapping[str, str]) -> Update:
         """Divides a body into what others wait for and the rest."""
         parts = tuple(dict.fromkeys(wanted.values()))
-        copied = [part for part in parts if part.endswith(".part")]
         declared, ops = {}, list(program.root.ops)
-        for name in reversed(copied):
-            source = name.removesuffix(".part")
-            like = program.variables[source]
-            declared[name] = replace(like, name=name, kind=Kind.TEMP)
+        copied = [(*self._copied[name], name) for name in parts if name in self._copied]
+        for source, place, name in sorted(copied, key=lambda copy: -copy[1]):
+            declared[name] = replace(program.variables[source], name=name, kind=Kind.TEMP)
             made = Operator("assign", Operands.of(source), Operands.of(name), role=Role.OPTIMIZE)
-            ops.insert(0, made)
+            ops.insert(group.ops.index(place) + 1 if place >= 0 else 0, made)
         block = program.root.with_ops(ops, declare=declared.values())
         first = _first_ops(OuterUses(program), ops, parts)
         crossing = {name for place in self.groups.crossing_ops
                     for name in self.groups.program.root.ops[place].writes}  # fmt: skip
         _refuse_second_round(group, [ops[place] for place in sorted(first)], crossing)
-        rest = [op for place, op in enumerate(ops) if place not in first]
         part = program.with_block(block.with_ops(ops[place] for place in sorted(first)))
-        return Update(group, part, parts, program.with_block(block.with_ops(rest)))
+        rest = [op for place, op in enumerate(ops) if place not in first]
+        made = {name for place in first for name in ops[place].writes}
+        return Update(group, part, parts, _fed(program.with_block(block.with_ops(rest)), made))
 
     def _renamed(
         self,
@@ -205,6 +212,16 @@ def _refuse_second_round(group: Group, ops: Sequence[Operator], crossing: Abstra
                 "crossed before: servers would have to exchange twice in a step"
             )
             raise PassError(what, op=op, hint=WAY_OUT)
+
+
+def _fed(program: Program, made: AbstractSet[str]) -> Program:
+    """Returns a body whose temporaries that another body makes are data."""
+    block, uses = program.root, OuterUses(program)
+    written = {name for op in block.ops for name in uses.of(op).writes}
+    fed = {n: replace(v, kind=Kind.DATA) for n, v in block.variables.items() if n in made - written}
+    kept = {name: v for name, v in block.variables.items() if name not in fed}
+    variables = {**program.variables, **fed}
+    return replace(program, variables=variables).with_block(replace(block, variables=kept))
 
 
 def _first_ops(uses: OuterUses, ops: Sequence[Operator], names: Collection[str]) -> set[int]:
