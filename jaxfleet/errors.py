@@ -51,6 +51,10 @@ class JaxfleetError(Exception):
         source: the line of the user's program it is about.
         op: the operator it is about; printed, and its source is used where `source` is not given.
         hint: what the user can do.
+
+    Attributes:
+        what: the message.
+        op: the operator it is about, or None.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class JaxfleetError(Exception):
     ) -> None:
         super().__init__(what)
         self.what = what
+        self.op = op
         located = source if source is not None else getattr(op, "source", None)
         if located is not None and (where := located.where()):
             self.add_note(f"  {where}")

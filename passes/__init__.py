@@ -42,3 +42,4 @@ from jaxfleet.passes.snapshot_params import SnapshotParams as SnapshotParams
 from jaxfleet.passes.sparse_table import SparseTable as SparseTable
 from jaxfleet.passes.train_apart import TrainApart as TrainApart
 from jaxfleet.passes.two_levels import TwoLevels as TwoLevels
+from jaxfleet.passes.update_on_trainers import UpdateOnTrainers as UpdateOnTrainers

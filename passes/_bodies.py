@@ -149,8 +149,8 @@ class Bodies:
         _refuse_second_round(group, [ops[place] for place in sorted(first)], crossing)
         part = program.with_block(block.with_ops(ops[place] for place in sorted(first)))
         rest = [op for place, op in enumerate(ops) if place not in first]
-        made = {name for place in first for name in ops[place].writes}
-        return Update(group, part, parts, _fed(program.with_block(block.with_ops(rest)), made))
+        known = {name for place in first for name in ops[place].writes}
+        return Update(group, part, parts, _fed(program.with_block(block.with_ops(rest)), known))
 
     def _renamed(
         self,

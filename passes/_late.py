@@ -1,5 +1,6 @@
 """Refuses what needs all trainers, or a server's answer within a step, where nobody waits."""
 
+from jaxfleet.analysis.groups.section import gradients_of
 from jaxfleet.errors import PassError
 from jaxfleet.passes._bodies import Bodies
 from jaxfleet.passes._work import Work
@@ -22,6 +23,15 @@ def refuse_waits(bodies: Bodies, work: Work) -> None:
         what = f"{what}, and servers that do not wait for all trainers cannot"
         hint = f"clip gradients before jf.distributed_optimizer's update; {_WAY_OUT}"
         raise PassError(what, op=ops[place], hint=hint)
+    if work.state:
+        what = f"trainers read '{min(work.state)}', which servers update with the parameters"
+        op = next(op for op in ops if min(work.state) in op.reads)
+        raise PassError(what, op=op, hint=_WAY_OUT)
+    sent = {name for group in bodies.groups.groups for name in group.gradients}
+    for gradient, param in gradients_of(bodies.groups.program).items():
+        if gradient not in sent:
+            what = f"'{param}' is updated more than once in a step, and servers make one update"
+            raise PassError(what, op=next(op for op in ops if gradient in op.writes), hint=_WAY_OUT)
     for place, names in sorted(work.needs.items()):
         what = f"trainers read '{min(names)}', which servers make in the same step"
         raise PassError(what, op=ops[place], hint=_WAY_OUT)

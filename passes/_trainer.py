@@ -58,7 +58,8 @@ class _Trainer:
         return self._program()
 
     def _program(self) -> Program:
-        program, dropped = self.bodies.groups.program, self.bodies.server_state
+        program = self.bodies.groups.program
+        dropped = self.bodies.server_state - self.work.state
         variables = {n: v for n, v in program.variables.items() if n not in dropped}
         mode = self.job.mode.facts()
         if mode and self.bodies.feeds:
@@ -213,26 +214,31 @@ class _Trainer:
             yield name, ()
 
     def _receive_one(self, name: str, cuts: Sequence[Slice]) -> Iterator[Operator]:
-        like = self.bodies.groups.program.lookup(name)
+        like, held = self.bodies.groups.program.lookup(name), {Kind.PARAM, Kind.STATE}
+        cuts = cuts if self._is_in_rows(name, cuts) else cuts[:1]
         names = [self.job.name(name, cut) for cut in cuts] or [name]
-        if like.name not in self.bodies.groups.program.variables or like.kind is not Kind.PARAM:
+        if like.kind not in held or name in self.bodies.server_state - self.work.state:
             self.declared.setdefault(name, replace(like, kind=Kind.TEMP))
         for part, cut in zip(names, cuts, strict=False):
             if part != name:
-                shape = (cut.rows, *like.shape[1:])
+                shape = (cut.rows, *like.shape[1:]) if len(cuts) > 1 else like.shape
                 self.declared[part] = replace(like, name=part, shape=shape, kind=Kind.TEMP)
         epmap = tuple(self.job.placement[cut.name] for cut in cuts) or self.job.sharers()[:1]
         attrs: dict[str, Attr] = {"epmap": epmap, "trainer_id": self.trainer_id}
         self._rpc(Operator("recv", outputs=Operands.named(Out=names), attrs=Attrs(attrs),
                            role=Role.RPC))  # fmt: skip
+        ins, outs = Operands.named(X=names), Operands.named(Out=name)
         if len(names) > 1:
-            yield Operator(
-                "concat",
-                Operands.named(X=names),
-                Operands.named(Out=name),
-                Attrs({"axis": 0}),
-                Role.DIST,
-            )
+            yield Operator("concat", ins, outs, Attrs({"axis": 0}), Role.DIST)
+        elif names != [name]:
+            yield Operator("assign", ins, outs, role=Role.DIST)
+
+    def _is_in_rows(self, name: str, cuts: Sequence[Slice]) -> bool:
+        """Tells whether each slice has rows of what servers have; of a scalar, each has all."""
+        if len(cuts) < 2 or name not in self.work.state:
+            return True
+        body = self.bodies.cut(cuts[0].param, cuts[0].rows)
+        return not all(isinstance(size, int) for size in body.variables[name].shape)
 
     def _to_all(self) -> Attrs:
         return Attrs({"endpoints": self.job.endpoints, "trainer_id": self.trainer_id})

@@ -20,6 +20,7 @@ class Work:
         needs: what those of them read that servers make, by operator.
         made: the operator of the step that makes what servers make for trainers, by name.
         exports: what trainers need of servers, by parameter; "" for what is of several.
+        state: the state that servers update and trainers read; they receive it as parameters.
     """
 
     bodies: Bodies
@@ -28,6 +29,7 @@ class Work:
     needs: dict[int, set[str]] = field(default_factory=dict)
     made: dict[str, int] = field(default_factory=dict)
     exports: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    state: set[str] = field(default_factory=set)
     _makers: list[dict[str, int]] = field(default_factory=list)
     _effects: Effects = field(default_factory=Effects)
 
@@ -102,8 +104,9 @@ class Work:
                 elif maker >= 0:
                     left.append(maker)
                 elif name in self.bodies.server_state:
-                    what = f"trainers read '{name}', which only servers have"
-                    raise PassError(what, op=self._root[place], hint=WAY_OUT)
+                    self.state.add(name)
+                    if (last := self._last.get(name)) is not None:
+                        self._receive(name, last)
 
     def _receive(self, name: str, maker: int) -> None:
         param = self._server_of[maker]

@@ -185,6 +185,7 @@ PUBLIC = {
         InsertSendRecv InsertStartup LocalSGD Meet MemoryOptimize MergeGradients MergeSends
         Offload OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScheduleSends
         ShardedUpdate SkipOverflow SliceVar SnapshotParams SparseTable TrainApart TwoLevels
+        UpdateOnTrainers
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders

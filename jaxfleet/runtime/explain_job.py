@@ -8,6 +8,7 @@ from jaxfleet.capture import Captured
 from jaxfleet.ir.source import short_path
 from jaxfleet.lower.moves import MOVES
 from jaxfleet.lower.segments import runs_on_host
+from jaxfleet.passes._update_obstacle import update_obstacle
 from jaxfleet.runtime.explain import about_capture, about_notes, about_parts, about_passes
 from jaxfleet.runtime.explain_mode import about_mode
 from jaxfleet.runtime.job_programs import JobPrograms, holds_sum
@@ -42,6 +43,7 @@ def _about_processes(
             f"every trainer computes the whole batch: values of all rows are needed inside {what} "
             f"({place}), where a trainer cannot wait for the others"
         )
+    yield from _about_updates(job)
     yield from about_parts(job.trainer)
     if strategy.communication != "sync":  # what is waited for then, the mode says
         return
@@ -53,6 +55,19 @@ def _about_processes(
     )  # fmt: skip
     first = any(op.type == "send" for op in ops)
     yield f"a step waits for servers {max(waits, int(first))} times"
+
+
+def _about_updates(job: JobPrograms) -> Iterator[str]:
+    """Says why trainers run the optimizer, where they do."""
+    if all(stage.name != "update_on_trainers" for stage in job.dumps):
+        return
+    stage = job.dumps["update_on_trainers"]
+    why = update_obstacle(stage.before) if stage.after is not stage.before else None
+    if why is not None:
+        yield (
+            "every trainer runs the optimizer, of gradients that servers sum, and has all of its "
+            f"state: {why.headline}"
+        )
 
 
 def _about_travel(job: JobPrograms) -> Iterator[str]:

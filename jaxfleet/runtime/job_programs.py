@@ -19,6 +19,7 @@ from jaxfleet.passes import (
     ScheduleSends,
     SliceVar,
     SparseTable,
+    UpdateOnTrainers,
 )
 from jaxfleet.passes._effects import Effects
 from jaxfleet.passes._startup import server_startups, trainer_startup
@@ -95,7 +96,8 @@ def job_programs(
     _check_tables(program, strategy)
     is_sync = strategy.communication == "sync"
     dividing = _dividing(program, strategy, trainers) if is_sync else []
-    first = [DeadCodeElimination(), *dividing, *_placing(strategy, endpoints)]
+    updating = [UpdateOnTrainers()] if is_sync else []
+    first = [DeadCodeElimination(), *dividing, *updating, *_placing(strategy, endpoints)]
     more = _scheduling(strategy)
     if "tables" in program.attrs:
         more.append(SparseTable(trainer_id=trainer))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.capture import Captured
-from jaxfleet.ir import Kind, Program, Variable
+from jaxfleet.ir import Kind, Program, Role, Variable
 from jaxfleet.passes._startup import exchange_of, kept_for_trainers, places_of
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.messages import Kind as Message
@@ -32,6 +32,8 @@ class ServedState:
         self._job = job
         self._places = places_of(job.server_startups)
         self._kept = kept_for_trainers(job.server_startups)
+        moves = (op for op in job.trainer.root.ops if op.role in {Role.RPC, Role.DIST})
+        self._received = {name for op in moves for name in op.writes}
         count = len(job.servers)
         where = "1 server" if count == 1 else f"{count} servers"
         self._handles = {
@@ -45,7 +47,7 @@ class ServedState:
         """The leaves that trainers have and change themselves."""
         found = [self._program.variables[leaf.name] for leaf in self._leaves]
         params = {v.name for v in self._program.of_kind(Kind.PARAM)}
-        served = params - self._kept
+        served = (params | self._received) - self._kept
         return [v for v in found if v.name in self._mine - served]
 
     @property

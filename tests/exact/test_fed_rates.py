@@ -9,7 +9,6 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.errors import PassError
 from tests.mistakes.common import loss, params
 
 BATCHES = [
@@ -46,7 +45,7 @@ def test_a_metric_of_an_update_comes_after_the_rate_that_was_sent_for_it(
     assert found.largest < 1e-5
 
 
-def test_a_later_loss_may_not_depend_on_what_such_a_rate_updates() -> None:
+def test_trainers_update_where_a_later_loss_depends_on_what_such_a_rate_updates() -> None:
     tx = jf.distributed_optimizer(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
     critic_tx = jf.distributed_optimizer(optax.sgd(0.1))
 
@@ -67,5 +66,6 @@ def test_a_later_loss_may_not_depend_on_what_such_a_rate_updates() -> None:
     critic = jnp.ones((3, 2))
     state = {"params": params(), "opt": tx.init(params())}
     state |= {"critic": critic, "critic_opt": critic_tx.init(critic)}
-    with pytest.raises(PassError, match=r"'params/.' is updated by what depends on the batch"):
-        jf.verify(step, state, BATCHES, strategy=pserver(1))
+    found = jf.verify(step, state, BATCHES, strategy=pserver(1))
+    assert found.same_on_all
+    assert found.largest < 1e-5

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Operator, Program, parse
+from jaxfleet.ir import Kind, Operator, Program, parse
 from jaxfleet.passes import InsertSendRecv
 from tests.passes.jobs import STEP, UNDIVIDED, placed, server_of, trainer_of
 
@@ -281,11 +281,12 @@ def test_servers_exchange_once_a_step() -> None:
     assert any("mode='collective'" in note for note in caught.value.__notes__)
 
 
-def test_a_trainer_cannot_read_optimizer_state() -> None:
+def test_a_trainer_receives_the_optimizer_state_that_it_reads() -> None:
     text = STEP.replace("axes=[0, 1]}\n", "axes=[0, 1]}\n      peek: f32[] = jax.reduce_sum(m) {axes=[0, 1]}\n", 1)  # noqa: E501  # fmt: skip
-    with pytest.raises(PassError, match="'m', which only servers have") as caught:
-        trainer_of(placed(text.replace("fetch(total)", "fetch(total, peek)")))
-    assert any("mode='collective'" in note for note in caught.value.__notes__)
+    trainer = trainer_of(placed(text.replace("fetch(total)", "fetch(total, peek)")))
+    assert trainer.variables["m"].kind is Kind.STATE
+    joins = [op for op in trainer.root.ops if op.type == "concat" and op.writes == ("m",)]
+    assert [op.reads for op in joins] == [("m.block0", "m.block1")]
 
 
 def test_the_optimizer_cannot_read_what_trainers_make_of_its_results() -> None:
