@@ -189,8 +189,8 @@ PUBLIC = {
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders
-        load_plugins made_by make_pass new_dump_folder options_of parse_pipeline pass_text pipeline_text read_index
-        register_pass registered_passes remove_dumps run_pipeline table
+        load_plugins made_by make_pass new_dump_folder options_of parse_pipeline pass_text
+        pipeline_text read_index register_pass registered_passes remove_dumps run_pipeline table
     """,
     "jaxfleet.ps": "",
     "jaxfleet.ps.server": """

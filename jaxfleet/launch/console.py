@@ -31,12 +31,23 @@ class Console:
         self._closed = False
         self._lock = threading.Lock()
         self._streams = (sys.stdout, sys.stderr)
+        self._lines = 0
+        self._last_line: dict[str, int] = {}
 
     def show(self, name: str, lines: Iterable[str], *, error: bool = False) -> None:
         """Writes lines under a process's name, to stderr where they came from its stderr."""
         stream = self._streams[1 if error else 0]
         prefix = self._prefix(name, colour=stream.isatty())
-        self._write(stream, "".join(f"{prefix}{line}\n" for line in lines))
+        shown = [f"{prefix}{line}\n" for line in lines]
+        with self._lock:
+            self._lines += len(shown)
+            self._last_line[name] = self._lines
+        self._write(stream, "".join(shown))
+
+    def lines_since(self, name: str) -> int:
+        """The number of lines of others that were shown after a process's last one."""
+        with self._lock:
+            return self._lines - self._last_line.get(name, 0)
 
     def say(self, text: str) -> None:
         """Writes what the launch itself has to say: to stderr."""

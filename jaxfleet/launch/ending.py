@@ -15,6 +15,7 @@ _FOREVER = 10 * 365 * 86400.0
 _KILL_S = 10.0
 _NO_PADDLE = "No module named 'paddle'"
 _COMPAT = "begin the script with: import jaxfleet.compat; jaxfleet.compat.install()"
+_ON_SCREEN = 30  # lines behind which what a process wrote last can still be seen
 _TIMED_OUT = 124  # as coreutils' timeout says it
 
 
@@ -106,16 +107,23 @@ class Ender:
                 self.told = event
 
     def report(self, processes: Iterable[Process], failed: Process | None) -> None:
-        """Says how each process ended, and shows the last lines of the one that failed."""
+        """Reports how each process ended.
+
+        The last lines of the one that failed are shown again only where lines of other processes
+        have pushed them off the screen.
+        """
+        is_far_up = failed is not None and self._console.lines_since(failed.name) > _ON_SCREEN
         for process in processes:
             self._console.say(f"{process.name} {process.ending}, {process.seconds:.1f} s")
         if failed is None:
             return
         if failed.last:
-            self._console.complain(f"the last lines of {failed.name}:")
-            self._console.show(failed.name, failed.last, error=True)
+            if is_far_up:
+                self._console.complain(f"the last lines of {failed.name}:")
+                self._console.show(failed.name, failed.last, error=True)
             if any(_NO_PADDLE in line for line in failed.last):
                 self._console.complain(f"  hint: {_COMPAT}")
         else:
             self._console.complain(f"{failed.name} wrote nothing")
-        self._console.complain(f"{failed.name} {failed.ending}")
+        above = "; its last lines are above" if failed.last and not is_far_up else ""
+        self._console.complain(f"{failed.name} {failed.ending}{above}")

@@ -161,7 +161,7 @@ class Board:
         return table
 
     def _trainers_table(self, rich: Any) -> Any:
-        heads = "trainer", "step", "behind", "late", "last heard", "doing"
+        heads = "trainer", "step", "behind", "others waited", "last heard", "doing"
         table, seen = _table(rich, heads), self.trainers()
         slowest = _slowest(seen)
         for one in seen:

@@ -49,7 +49,7 @@ def test_a_server_that_dies_too_often_is_a_failure(
     assert launch(job(trainer, server, restarts=1)) == 7
     err = capsys.readouterr().err
     assert err.count("it is started again") == 1
-    assert "the last lines of server 0" in err
+    assert "server 0 ended with exit code 7; its last lines are above" in err
 
 
 def test_a_port_that_is_taken_is_tried_again_without_being_a_death(
