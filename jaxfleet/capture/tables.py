@@ -7,7 +7,7 @@ to capture where the table's rows get theirs.
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +28,10 @@ DENSE_BYTES = 256 << 10
 
 _OPEN = contextvars.ContextVar["dict[str, EmbeddingTable] | None"](
     "tables that the step looks up", default=None
+)
+
+_ANSWER = contextvars.ContextVar["Callable[[EmbeddingTable, Any], Any] | None"](
+    "what gives rows to a function that is evaluated outside of a step", default=None
 )
 
 
@@ -80,12 +84,13 @@ class EmbeddingTable:
         Raises:
             CaptureError: this is no step that is captured, or one of the arguments is not as said.
         """
-        name, found = self.spec.name, _OPEN.get()
+        name, found, answer = self.spec.name, _OPEN.get(), _ANSWER.get()
+        if answer is not None and not self.is_dense:
+            self._check(handle, keys)
+            return answer(self, keys)
         if found is None and not self.is_dense:
             what = f"the table '{name}' is looked up outside of a step"
-            hint = (
-                "a table has rows where a step runs: jf.distribute(train_step, ...)(state, batch)"
-            )
+            hint = "step.evaluate(function, state, batch) runs a function that looks rows up"
             raise CaptureError(what, source=line_of_caller(), hint=hint)
         if found is not None and found.setdefault(name, self) != self:
             what = f"two tables are called '{name}', and they differ"
@@ -220,6 +225,16 @@ def _choice(
     if size <= DENSE_BYTES:
         return True, f"{size:,} bytes cost less than a look-up ({DENSE_BYTES:,})"
     return False, f"{size:,} bytes cost more than a look-up ({DENSE_BYTES:,})"
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[EmbeddingTable, Any], Any]) -> Iterator[None]:
+    """Has look-ups of tables answered by a function of the table and its keys."""
+    token = _ANSWER.set(answer)
+    try:
+        yield
+    finally:
+        _ANSWER.reset(token)
 
 
 @contextlib.contextmanager

@@ -135,3 +135,24 @@ def is_library_function(jaxpr: Jaxpr) -> bool:
     info = getattr(open_jaxpr(jaxpr)[0], "debug_info", None)
     where = str(getattr(info, "func_src_info", "") or "")  # `relu at /a/nn.py:12`
     return is_library(where.rpartition(" at ")[2].rpartition(":")[0])
+
+
+def read_arguments(value: Jaxpr) -> list[bool]:
+    """Whether each argument of a jaxpr has a part in its results, or in an effect.
+
+    An argument that is only handed on to a wrapped computation which ignores it has none.
+    """
+    jaxpr, _ = open_jaxpr(value)
+    live = {atom for atom in jaxpr.outvars if not is_literal(atom)}
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.effects or not live.isdisjoint(eqn.outvars):
+            live.update(atom for atom in _needed_inputs(eqn) if not is_literal(atom))
+    return [argument in live for argument in jaxpr.invars]
+
+
+def _needed_inputs(eqn: Equation) -> Sequence[Any]:
+    call = call_of(eqn)
+    if call is None:
+        return list(eqn.invars)
+    used = read_arguments(call.body)
+    return [eqn.invars[at] for at, is_read in zip(call.inputs, used, strict=True) if is_read]

@@ -168,7 +168,7 @@ class ServerStep:
         """Serves, and ends the process: what follows in the script is the trainers' to do."""
         sys.exit(self.serve())
 
-    __call__ = save = restore = pull = stats = _serve_instead
+    __call__ = evaluate = save = restore = pull = stats = _serve_instead
 
     @property
     def tables(self) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,21 @@ class RankStep(Step):
         if self._held is not None:
             state = self._together(what, partial(super().pull, state))
         return jax.tree_util.tree_map(self._whole_leaf, state)
+
+    def _readable_leaves(
+        self, state: Any, leaves: Sequence[Any], places: AbstractSet[int]
+    ) -> Mapping[int, Any]:
+        """Returns values on one device of this rank, so that a rank may evaluate alone.
+
+        Where a leaf is cut over the ranks, or each one's own, all of them have to call it.
+        """
+        found: Mapping[int, Any] = {at: leaves[at] for at in places}
+        if self._held is not None or not all(map(_is_readable, found.values())):
+            found = super()._readable_leaves(self.pull(state), leaves, places)
+        return {at: _on_one_device(leaf) for at, leaf in found.items()}
+
+    def _spread(self, batch: Any) -> Any:
+        return batch
 
     def _extra(self) -> Mapping[str, np.ndarray]:
         if self._held is None:
@@ -254,6 +270,11 @@ class RankStep(Step):
 def _is_readable(leaf: Any) -> bool:
     """Tells whether this rank can read all of what it has."""
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
+
+
+def _on_one_device(leaf: Any) -> Any:
+    is_array = isinstance(leaf, jax.Array)
+    return leaf.addressable_data(0) if is_array and leaf.is_fully_replicated else leaf
 
 
 def _check(strategy: DistributedStrategy, captured: Captured) -> None:

@@ -1,18 +1,21 @@
 """Step: a distributed training step, with the signature of the user's own."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxfleet.capture import Captured
 from jaxfleet.checkpoint import Checkpoint
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.lower import LoweredStep
 from jaxfleet.runtime.devices import steps_must_not_overlap
+from jaxfleet.runtime.evaluation import Evaluator
 from jaxfleet.runtime.feed import check_batch, check_rows, check_state, used_before
 from jaxfleet.runtime.job_tables import exported
 from jaxfleet.runtime.last_state import LastState
@@ -50,6 +53,7 @@ class Step(StepViews):
         self._variants = Variants(captured, strategy, self.devices, dump_dir)
         self._known: dict[tuple[Any, ...], Variant] = {}
         self._returned = LastState()
+        self._evaluator = Evaluator(captured)
         rows = self._whole(captured.signature.rows)
         check_rows(rows, len(self.devices))
         self._example = self._variants.at(rows)
@@ -129,6 +133,55 @@ class Step(StepViews):
         if self._held is not None:
             return _unflatten(tree, self._held.restored(leaves, tree, checkpoint))
         return self.place(_unflatten(tree, leaves))
+
+    def evaluate(self, function: Callable[[Any, Any], Any], state: Any, batch: Any) -> Any:
+        """Returns `function(state, batch)`, computed with the state as it is now.
+
+        For accuracy on held-out data, say. The function is compiled once for each shape of the
+        batch. It may look up tables, by keys that are leaves of the batch; nothing is trained.
+
+        Args:
+            function: takes the state, as `train_step` does, and a batch of any structure.
+            state: what the last step returned, or any like it.
+            batch: whole, with any number of rows; it need not look like the step's.
+
+        Raises:
+            FeedError: the state is not like the example.
+            CaptureError: a table is looked up by keys that are no leaf of the batch.
+        """
+        leaves = jax.tree_util.tree_leaves(state)
+        return self._evaluator(
+            function,
+            state,
+            self._spread(batch),
+            bring=lambda places: self._readable_leaves(state, leaves, places),
+            look_up=self.look_up,
+        )
+
+    def _readable_leaves(
+        self, state: Any, leaves: Sequence[Any], places: AbstractSet[int]
+    ) -> Mapping[int, Any]:
+        """Returns values of some leaves of a state, by place."""
+        if self._held is not None:
+            leaves = jax.tree_util.tree_leaves(self.pull(state))
+        if any(_is_deleted(leaves[at]) for at in places if isinstance(leaves[at], jax.Array)):
+            raise used_before("state")
+        return {at: leaves[at] for at in places}
+
+    def _spread(self, batch: Any) -> Any:
+        """Returns a batch whose rows are divided among the devices, where they can be."""
+        shardings = self._example.lowered.batch_shardings
+        cut = next((s for s in shardings if not s.is_fully_replicated), None)
+        if cut is None or len(self.devices) == 1:
+            return batch
+        rows = NamedSharding(cut.mesh, PartitionSpec(cut.spec[0]))
+
+        def placed(leaf: Any) -> Any:
+            shape = np.shape(leaf)
+            is_divisible = bool(shape) and shape[0] % len(self.devices) == 0
+            return jax.device_put(leaf, rows) if is_divisible and not _is_wide(leaf) else leaf
+
+        return jax.tree_util.tree_map(placed, batch)
 
     def look_up(self, table: str, keys: Any) -> np.ndarray:
         """Returns rows of a table as the last step left them: to evaluate a model, say.
@@ -258,6 +311,11 @@ class Step(StepViews):
             if isinstance(error, JaxfleetError) or "deleted" not in str(error):
                 raise
             raise used_before("state") from error
+
+
+def _is_wide(leaf: Any) -> bool:
+    """Whether jax would cut a leaf's integers to 32 bits: keys of tables have 64."""
+    return isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iu" and leaf.dtype.itemsize == 8
 
 
 def _shape_and_dtype(value: Any) -> tuple[Any, Any]:

@@ -1,6 +1,7 @@
 """TrainerStep: a step of a parameter-server job, with the signature of the user's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +19,7 @@ from jaxfleet.ps.messages import Kind
 from jaxfleet.ps.tables import RemoteTables
 from jaxfleet.ps.whole_tables import figures
 from jaxfleet.runtime.agreement import compare_batches
+from jaxfleet.runtime.evaluation import Evaluator
 from jaxfleet.runtime.explain_job import explain_job
 from jaxfleet.runtime.handles import Handle
 from jaxfleet.runtime.job_lines import JobLines
@@ -66,6 +68,7 @@ class TrainerStep:
         self._lines = JobLines(lambda: connect(self._job), self._pace, specs)
         self._served = ServedState(captured, self._job)
         self._newest = NewestState(captured)
+        self._evaluator = Evaluator(captured)
         self._pauses = 0
         # Only where all wait for each other do all come to their first steps together.
         self._compares = (
@@ -164,17 +167,42 @@ class TrainerStep:
             FeedError: it is not the last one: servers hold only the newest.
         """
         leaves, tree = jax.tree_util.tree_flatten(state)
+        values = self._values(leaves, set(range(len(leaves))))
+        return jax.tree_util.tree_unflatten(tree, [values[at] for at in range(len(leaves))])
+
+    def evaluate(self, function: Callable[[Any, Any], Any], state: Any, batch: Any) -> Any:
+        """Returns `function(state, batch)`, computed here with the state as it is now.
+
+        Only what the function reads comes from the servers. Any trainer may call it alone; see
+        `Step.evaluate`.
+
+        Raises:
+            FeedError: the state is not what the last step returned.
+            CaptureError: a table is looked up by keys that are no leaf of the batch.
+            PeerLostError: a server went or takes too long.
+        """
+        leaves = jax.tree_util.tree_leaves(state)
+        return self._evaluator(
+            function,
+            state,
+            batch,
+            bring=lambda places: self._values(leaves, places),
+            look_up=self.look_up,
+        )
+
+    def _values(self, leaves: Sequence[Any], places: AbstractSet[int]) -> Mapping[int, Any]:
+        """Returns values of some leaves of the newest state, by place; servers' where they have."""
         if not self._newest.is_made_of(leaves):
             what = "the state is not what the last step returned, and servers hold only the newest"
             raise FeedError(what, hint="pull the state that step(...) returned last")
-        wanted = [leaf.name for leaf in leaves if isinstance(leaf, Handle)]
+        names = {at: leaf.name for at, leaf in enumerate(self.captured.signature.state)
+                 if at in places}  # fmt: skip
+        wanted = [name for at, name in names.items() if isinstance(leaves[at], Handle)]
         self._pace.flush()
         if not self._pace.is_sync:  # what this trainer received last may be older
-            wanted += self._served.params
-        values = self._served.pull(self.client, wanted)
-        names = [leaf.name for leaf in self.captured.signature.state]
-        full = [values.get(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
-        return jax.tree_util.tree_unflatten(tree, full)
+            wanted += [name for name in self._served.params if name in set(names.values())]
+        values = self._served.pull(self.client, wanted) if wanted else {}
+        return {at: values.get(name, leaves[at]) for at, name in names.items()}
 
     def look_up(self, table: str, keys: Any) -> np.ndarray:
         """Returns rows of a table as the last step left them: to evaluate a model, say.

@@ -1,0 +1,156 @@
+"""Evaluation: runs a function of the user's on the current state, in every mode.
+
+`step.evaluate(function, state, batch)` computes `function(state, batch)`, where the state may have
+leaves on servers, on several devices or on several processes. The function is traced first, to
+find which leaves of the state and which rows of tables it reads; only those are brought here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfleet.capture import Captured
+from jaxfleet.capture.tables import EmbeddingTable, answering
+from jaxfleet.capture.trees import spec_of
+from jaxfleet.errors import CaptureError, FeedError
+from jaxfleet.ops.frames import line_of_caller
+from jaxfleet.ops.jaxprs import read_arguments
+
+Function: TypeAlias = Callable[[Any, Any], Any]
+_KEPT = 32  # compiled functions; a new lambda at every call would else pile them up
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """What a function reads.
+
+    Attributes:
+        leaves: the places of leaves of the state.
+        rows: a table's name and the place of its keys among the batch's leaves, a look-up each.
+    """
+
+    leaves: AbstractSet[int]
+    rows: tuple[tuple[str, int], ...]
+
+
+class Evaluator:
+    """Functions that were evaluated, compiled once for each shape of the batch.
+
+    Args:
+        captured: the step, whose state the functions take.
+    """
+
+    def __init__(self, captured: Captured) -> None:
+        self._signature = captured.signature
+        self._specs = [spec_of(leaf) for leaf in captured.signature.state]
+        self._known: dict[Any, tuple[_Reads, Callable[..., Any]]] = {}
+
+    def __call__(
+        self,
+        function: Function,
+        state: Any,
+        batch: Any,
+        *,
+        bring: Callable[[AbstractSet[int]], Mapping[int, Any]],
+        look_up: Callable[[str, np.ndarray], Any],
+    ) -> Any:
+        """Returns `function(state, batch)`.
+
+        Args:
+            function: takes a state and a batch; any pytree may come back.
+            state: like the example's; leaves that it does not read need not be readable.
+            batch: any pytree of arrays.
+            bring: returns values for leaves of the state, by place.
+            look_up: returns rows of a table: its name and i64[...] to f32[..., dim].
+
+        Raises:
+            FeedError: the state has another structure than the example's.
+            CaptureError: the function looks a table up by keys that are no leaf of the batch.
+        """
+        tree = jax.tree_util.tree_structure(state)
+        if tree != self._signature.state_tree:
+            raise FeedError(
+                f"evaluate: the state is {tree}, and the step's is {self._signature.state_tree}",
+                hint="pass the whole state that the step returned, and a function that takes it",
+            )
+        data, batch_tree = jax.tree_util.tree_flatten(batch)
+        reads, run = self._compiled(function, data, batch_tree)
+        rows = [np.asarray(look_up(table, np.asarray(data[at]))) for table, at in reads.rows]
+        values = bring(reads.leaves)
+        keys = {at for _, at in reads.rows}
+        # Keys have done their work: jax would cut those that need 64 bits.
+        on_device = [np.zeros(np.shape(x), np.int32) if at in keys else x
+                     for at, x in enumerate(data)]  # fmt: skip
+        return run({at: values[at] for at in sorted(reads.leaves)}, on_device, rows)
+
+    def _compiled(
+        self, function: Function, data: Sequence[Any], batch_tree: Any
+    ) -> tuple[_Reads, Callable[..., Any]]:
+        shapes = tuple((np.shape(x), str(getattr(x, "dtype", type(x)))) for x in data)
+        key = (function, batch_tree, shapes)
+        if key not in self._known:
+            if len(self._known) >= _KEPT:
+                del self._known[next(iter(self._known))]
+            self._known[key] = self._compile(function, data, batch_tree)
+        return self._known[key]
+
+    def _compile(
+        self, function: Function, data: Sequence[Any], batch_tree: Any
+    ) -> tuple[_Reads, Callable[..., Any]]:
+        unflatten, state_tree = jax.tree_util.tree_unflatten, self._signature.state_tree
+        looked_up: list[tuple[str, int]] = []
+
+        def traced(leaves: Sequence[Any], batch: Sequence[Any], rows: Sequence[Any]) -> Any:
+            answer = _Answers(batch, rows, looked_up)
+            with answering(answer):
+                return function(unflatten(state_tree, leaves), unflatten(batch_tree, batch))
+
+        def run(values: Mapping[int, Any], batch: Sequence[Any], rows: Sequence[Any]) -> Any:
+            missing = (np.zeros(spec.shape, _plain(spec.dtype)) for spec in self._specs)
+            leaves = [values.get(at, zero) for at, zero in enumerate(missing)]
+            return traced(leaves, batch, rows)
+
+        jaxpr = jax.make_jaxpr(traced)(self._specs, list(data), ())
+        used = read_arguments(jaxpr)[: len(self._specs)]
+        reads = _Reads(frozenset(at for at, is_read in enumerate(used) if is_read),
+                       tuple(looked_up))  # fmt: skip
+        return reads, jax.jit(run)
+
+
+class _Answers:
+    """Answers look-ups of tables while a function is traced: first with what is asked, then rows.
+
+    Args:
+        batch: the batch's leaves, as traced.
+        rows: one array for each look-up, in order; none where this finds out which there are.
+        found: gets the table and the keys' place of each look-up, where there are no rows yet.
+    """
+
+    def __init__(
+        self, batch: Sequence[Any], rows: Sequence[Any], found: list[tuple[str, int]]
+    ) -> None:
+        self._batch, self._rows, self._found = batch, iter(rows), found
+        self._is_first = not rows
+
+    def __call__(self, table: EmbeddingTable, keys: Any) -> Any:
+        if not self._is_first:
+            return next(self._rows)
+        place = next((at for at, leaf in enumerate(self._batch) if leaf is keys), None)
+        if place is None:
+            raise CaptureError(
+                f"table '{table.name}' is looked up by keys that are no leaf of the batch",
+                source=line_of_caller(),
+                hint="compute the keys before step.evaluate, and pass them in the batch",
+            )
+        self._found.append((table.name, place))
+        return jnp.zeros((*np.shape(keys), table.dim), np.float32)
+
+
+def _plain(dtype: Any) -> Any:
+    """A dtype that numpy can make zeros of, for a leaf that nothing reads."""
+    return np.uint32 if jnp.issubdtype(dtype, jax.dtypes.extended) else dtype
