@@ -105,6 +105,24 @@ def test_a_trainer_brings_only_what_the_function_reads(
     twin.play(script)
 
 
+def test_one_trainer_may_evaluate_while_another_goes_on() -> None:
+    state, batch = example()
+    strategy = jf.DistributedStrategy(mode="pserver")
+    twin = jf.Twin(train_step, (state, batch), strategy, servers=2, trainers=2)
+
+    def script(step: TrainerStep) -> tuple[Any, tuple[Any, ...]]:
+        now = state
+        for number in range(3):
+            now, _ = step(now, batch)
+            if step.client.me.trainer == 0 and number == 1:
+                momentum = step.evaluate(lambda s, _: s["opt"][0].mu["w"], now, ())
+                assert np.abs(momentum).max() > 0
+        return step.pull(now), ()
+
+    first, second = twin.play(script).states
+    np.testing.assert_array_equal(first["params"]["w"], second["params"]["w"])
+
+
 def table_step(state: Any, batch: Any) -> tuple[Any, Any]:
     def loss_of(params: Any) -> jax.Array:
         return jnp.mean(jnp.square(USERS(params["users"], batch["ids"]).sum((1, 2)) - 1.0))
