@@ -131,11 +131,12 @@ PUBLIC = {
         unstack zeros zeros_like
     """,
     "jaxfleet.fluid.optimizer": """
-        Accumulator Adadelta AdadeltaOptimizer Adagrad AdagradOptimizer Adam AdamOptimizer Adamax
-        AdamaxOptimizer DecayedAdagrad DecayedAdagradOptimizer ExponentialMovingAverage Ftrl
-        FtrlOptimizer Lamb LambOptimizer LarsMomentum LarsMomentumOptimizer LookaheadOptimizer
-        ModelAverage Momentum MomentumOptimizer Optimizer
-        RMSProp RMSPropOptimizer RecomputeOptimizer SGD SGDOptimizer
+        Accumulator Adadelta AdadeltaOptimizer Adagrad AdagradOptimizer Adam AdamOptimizer
+        Adamax AdamaxOptimizer DGCMomentumOptimizer DecayedAdagrad DecayedAdagradOptimizer
+        ExponentialMovingAverage Ftrl FtrlOptimizer Lamb LambOptimizer LarsMomentum
+        LarsMomentumOptimizer LookaheadOptimizer ModelAverage Momentum MomentumOptimizer
+        Optimizer PipelineOptimizer RMSProp RMSPropOptimizer RecomputeOptimizer SGD
+        SGDOptimizer
     """,
     "jaxfleet.fluid.pserver": """
         PserverRuns TABLES begins_rows refuse_several_devices talks_to_others why_not

@@ -6,7 +6,9 @@ from jaxfleet.fluid.optimizer.averages import (
 from jaxfleet.fluid.optimizer.averages import ModelAverage as ModelAverage
 from jaxfleet.fluid.optimizer.base import Accumulator as Accumulator
 from jaxfleet.fluid.optimizer.base import Optimizer as Optimizer
+from jaxfleet.fluid.optimizer.dgc import DGCMomentumOptimizer as DGCMomentumOptimizer
 from jaxfleet.fluid.optimizer.lookahead import LookaheadOptimizer as LookaheadOptimizer
+from jaxfleet.fluid.optimizer.pipeline import PipelineOptimizer as PipelineOptimizer
 from jaxfleet.fluid.optimizer.recompute import RecomputeOptimizer as RecomputeOptimizer
 from jaxfleet.fluid.optimizer.rules import AdadeltaOptimizer as AdadeltaOptimizer
 from jaxfleet.fluid.optimizer.rules import AdagradOptimizer as AdagradOptimizer

@@ -16,7 +16,12 @@ programs, all of it or nothing.
 
 from typing import Any
 
-from jaxfleet.errors import AssertedError, StrategyError, UnknownServerError
+from jaxfleet.errors import (
+    AssertedError,
+    StrategyError,
+    UnknownServerError,
+    UnsupportedError,
+)
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.distribute_lookup_table import find_distributed_lookup_table
 from jaxfleet.fluid.from_ir import write_back
@@ -171,6 +176,9 @@ class DistributeTranspiler(JobAttributes):
         sync_mode: bool,
         current_endpoint: str,
     ) -> None:
+        if any(op.type == "dgc" for op in main.global_block().ops):
+            what = "DGCMomentumOptimizer trains over collectives, and servers have none"
+            raise mistake(what, "fluid.optimizer.Momentum", UnsupportedError)
         count, endpoints = trainers_of(trainers, trainer_id), endpoints_of(pservers)
         is_sync = sync_mode and self.config.sync_mode
         job = self._job_of(main.clone(), startup.clone(), endpoints, count, is_sync=is_sync)

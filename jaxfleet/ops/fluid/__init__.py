@@ -4,6 +4,7 @@ from jaxfleet.ir.names import GRAD as GRAD
 from jaxfleet.ops.fluid import activations as activations
 from jaxfleet.ops.fluid import arrays as arrays
 from jaxfleet.ops.fluid import communication as communication
+from jaxfleet.ops.fluid import compression as compression
 from jaxfleet.ops.fluid import control as control
 from jaxfleet.ops.fluid import convolution as convolution
 from jaxfleet.ops.fluid import elementwise as elementwise
