@@ -1,6 +1,7 @@
 """ArgumentStep: a distributed step that is called with the arguments of the user's own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,6 +71,10 @@ class ArgumentStep:
         """Returns the state with a value for every leaf, as `Step.pull`."""
         return self._bare(self.step.pull(self._named(state)))
 
+    def evaluate(self, function: Callable[[Any, Any], Any], state: Any, batch: Any) -> Any:
+        """Returns `function(state, batch)`, as `Step.evaluate`."""
+        return self.step.evaluate(_OnBareState(self, function), self._named(state), batch)
+
     def place(self, state: Any) -> Any:
         """Returns the state on the step's devices, as `Step.place`."""
         return self._bare(self.step.place(self._named(state)))
@@ -110,6 +115,17 @@ class ArgumentStep:
         found = self.arguments.unpacked(state)
         parts = tuple(found[name] for name in self.arguments.state)
         return parts[0] if len(parts) == 1 else parts
+
+
+@dataclass(frozen=True)
+class _OnBareState:
+    """A function of a state as the user has it, called with a state as the step has it."""
+
+    step: ArgumentStep
+    function: Callable[[Any, Any], Any]
+
+    def __call__(self, state: Any, batch: Any) -> Any:
+        return self.function(self.step._bare(state), batch)  # noqa: SLF001  # its other half
 
 
 class _Fixed:

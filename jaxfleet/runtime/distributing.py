@@ -14,6 +14,7 @@ from jaxfleet.runtime.rank_step import RankStep
 from jaxfleet.runtime.step import Step
 from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
 from jaxfleet.runtime.trainer_step import TrainerStep
+from jaxfleet.runtime.type_variables import Batch, Metrics, State
 
 _StateAndBatch: TypeAlias = Step | TrainerStep | ServerStep
 AnyStep: TypeAlias = _StateAndBatch | ArgumentStep
@@ -21,13 +22,13 @@ AnyStep: TypeAlias = _StateAndBatch | ArgumentStep
 
 @overload
 def distribute(
-    train_step: Callable[[Any, Any], tuple[Any, Any]],
-    example: tuple[Any, Any],
+    train_step: Callable[[State, Batch], tuple[State, Metrics]],
+    example: tuple[State, Batch],
     strategy: DistributedStrategy | str | None = None,
     *,
     dump_dir: str | Path | None = None,
     name: str | None = None,
-) -> _StateAndBatch: ...
+) -> Step[State, Metrics] | TrainerStep[State, Metrics] | ServerStep[State, Metrics]: ...
 
 
 @overload

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Generic, NoReturn, Self
 
 from jaxfleet.capture import Captured
 from jaxfleet.env import Cluster, read_cluster
@@ -17,6 +17,7 @@ from jaxfleet.runtime.job import example_of, membership, patience_of, programs_f
 from jaxfleet.runtime.job_programs import JobPrograms
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.trainer_step import TrainerStep
+from jaxfleet.runtime.type_variables import Metrics, State
 from jaxfleet.watch import spans_of
 
 
@@ -117,7 +118,7 @@ def serve_job(cluster: Cluster, strategy: DistributedStrategy) -> int:
     return serve(cluster.current_endpoint, options, secret_file=cluster.secret_file)
 
 
-class ServerStep:
+class ServerStep(Generic[State, Metrics]):
     """A step in a server's process: what it does is serve.
 
     The script of a job runs in servers too where they are not started by `jaxfleet launch`. The

@@ -28,10 +28,11 @@ from jaxfleet.runtime.feed import check_batch, check_state
 from jaxfleet.runtime.last_state import LastState
 from jaxfleet.runtime.step import Step
 from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.runtime.type_variables import Metrics, State
 from jaxfleet.runtime.variants import Variant
 
 
-class RankStep(Step):
+class RankStep(Step[State, Metrics]):
     """One rank's end of a step that all ranks run together.
 
     Each call runs on the devices of all. Before the first, and before the first with a batch of
@@ -64,7 +65,7 @@ class RankStep(Step):
         super().__init__(captured, strategy, jax.devices(), dump_dir)
         self._waits = False  # here, and not inside XLA
 
-    def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
+    def __call__(self, state: State, batch: Any) -> tuple[State, Metrics]:
         """Runs one step, together with all ranks.
 
         Args:
@@ -84,7 +85,7 @@ class RankStep(Step):
         self._joined.next_step()
         return super().__call__(state, batch)
 
-    def save(self, path: str | Path, state: Any, *, number: int = 0) -> None:
+    def save(self, path: str | Path, state: State, *, number: int = 0) -> None:
         """Lets rank 0 write a checkpoint, and waits until it is there; every rank calls it.
 
         Raises:
@@ -93,7 +94,7 @@ class RankStep(Step):
         """
         super().save(path, state, number=number)
 
-    def restore(self, path: str | Path) -> Any:
+    def restore(self, path: str | Path) -> State:
         """Returns the state of a checkpoint, which every rank reads and calls this for.
 
         Raises:
@@ -106,7 +107,7 @@ class RankStep(Step):
         self._returned = LastState(jax.tree_util.tree_leaves(state))
         return state
 
-    def pull(self, state: Any) -> Any:
+    def pull(self, state: State) -> State:
         """Returns the state such that every rank can read all of it.
 
         Every rank calls it where something of the state is cut over the ranks, or each one's own.
@@ -122,7 +123,8 @@ class RankStep(Step):
         self._joined.barrier(what, timeout_s=self._longest_s)
         if self._held is not None:
             state = self._together(what, partial(super().pull, state))
-        return jax.tree_util.tree_map(self._whole_leaf, state)
+        whole: State = jax.tree_util.tree_map(self._whole_leaf, state)
+        return whole
 
     def _readable_leaves(
         self, state: Any, leaves: Sequence[Any], places: AbstractSet[int]

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 import jax
 import numpy as np
@@ -23,12 +23,13 @@ from jaxfleet.runtime.place import place_batch, place_state
 from jaxfleet.runtime.saving import open_for, read_leaves, read_tables, save_leaves
 from jaxfleet.runtime.step_views import StepViews
 from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.runtime.type_variables import Batch, Metrics, Result, State
 from jaxfleet.runtime.variants import Variant, Variants
 from jaxfleet.tables.host import looked_up, specs_of
 from jaxfleet.tables.local import LocalTables
 
 
-class Step(StepViews):
+class Step(StepViews, Generic[State, Metrics]):
     """A distributed training step: `state, metrics = step(state, batch)`.
 
     Attributes:
@@ -59,7 +60,7 @@ class Step(StepViews):
         self._example = self._variants.at(rows)
         self._held = self._example.holds(captured)
 
-    def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
+    def __call__(self, state: State, batch: Any) -> tuple[State, Metrics]:
         """Runs one step.
 
         Args:
@@ -103,7 +104,7 @@ class Step(StepViews):
         self._returned = LastState(leaves)
         return _unflatten(tree, leaves), _unflatten(variant.metrics_tree, fetched)
 
-    def save(self, path: str | Path, state: Any, *, number: int = 0) -> None:
+    def save(self, path: str | Path, state: State, *, number: int = 0) -> None:
         """Writes a checkpoint, which a step in any mode restores.
 
         Args:
@@ -118,7 +119,7 @@ class Step(StepViews):
         check_state(leaves, tree, self.captured)
         self._write(path, leaves, self._extra(), number)
 
-    def restore(self, path: str | Path) -> Any:
+    def restore(self, path: str | Path) -> State:
         """Returns the state of a checkpoint, written in any mode.
 
         Raises:
@@ -131,10 +132,13 @@ class Step(StepViews):
             read_tables(checkpoint, self.tables)
         tree, leaves = self.captured.signature.state_tree, [read[v.name] for v in variables]
         if self._held is not None:
-            return _unflatten(tree, self._held.restored(leaves, tree, checkpoint))
+            found: State = _unflatten(tree, self._held.restored(leaves, tree, checkpoint))
+            return found
         return self.place(_unflatten(tree, leaves))
 
-    def evaluate(self, function: Callable[[Any, Any], Any], state: Any, batch: Any) -> Any:
+    def evaluate(
+        self, function: Callable[[State, Batch], Result], state: State, batch: Batch
+    ) -> Result:
         """Returns `function(state, batch)`, computed with the state as it is now.
 
         For accuracy on held-out data, say. The function is compiled once for each shape of the
@@ -150,13 +154,14 @@ class Step(StepViews):
             CaptureError: a table is looked up by keys that are no leaf of the batch.
         """
         leaves = jax.tree_util.tree_leaves(state)
-        return self._evaluator(
+        result: Result = self._evaluator(
             function,
             state,
             self._spread(batch),
             bring=lambda places: self._readable_leaves(state, leaves, places),
             look_up=self.look_up,
         )
+        return result
 
     def _readable_leaves(
         self, state: Any, leaves: Sequence[Any], places: AbstractSet[int]
@@ -237,7 +242,7 @@ class Step(StepViews):
         held = {} if self._held is None else self._held.numbers()
         return {"tables": self.tables.stats(), "held": held}
 
-    def pull(self, state: Any) -> Any:
+    def pull(self, state: State) -> State:
         """Returns the state with a value for every leaf, as `TrainerStep.pull` gives it.
 
         Where devices train each for itself, that is the mean of what they have.
@@ -245,7 +250,8 @@ class Step(StepViews):
         if self._held is None:
             return state
         leaves, tree = _flatten(state)
-        return _unflatten(tree, self._held.pulled(leaves))
+        mean: State = _unflatten(tree, self._held.pulled(leaves))
+        return mean
 
     def close(self) -> None:
         """Does nothing: there is nobody to say bye to, as `TrainerStep.close` does."""
@@ -256,12 +262,13 @@ class Step(StepViews):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def place(self, state: Any) -> Any:
+    def place(self, state: State) -> State:
         """Returns the state on the step's devices; a step does so itself when it has to."""
         if self._held is not None:
             return state  # its leaves go to different places, which a step's call knows
         leaves, tree = _flatten(state)
-        return _unflatten(tree, self._taken(leaves, tree, (), self._example.lowered))
+        placed: State = _unflatten(tree, self._taken(leaves, tree, (), self._example.lowered))
+        return placed
 
     def _taken(
         self, leaves: Sequence[Any], tree: Any, data: Sequence[Any], lowered: LoweredStep

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 import jax
 import numpy as np
@@ -33,10 +33,11 @@ from jaxfleet.runtime.served_state import ServedState
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
 from jaxfleet.runtime.trainer_memory import fitting, memory_of
+from jaxfleet.runtime.type_variables import Batch, Metrics, Result, State
 from jaxfleet.tables.host import looked_up, specs_of
 
 
-class TrainerStep:
+class TrainerStep(Generic[State, Metrics]):
     """A step that runs on a trainer and updates on servers: `state, metrics = step(state, batch)`.
 
     Attributes:
@@ -123,7 +124,7 @@ class TrainerStep:
         """The job's tables, which servers have."""
         return self._lines.tables
 
-    def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
+    def __call__(self, state: State, batch: Any) -> tuple[State, Metrics]:
         """Runs one step.
 
         Args:
@@ -157,7 +158,7 @@ class TrainerStep:
             self._served.save_own(client)
         return jax.tree_util.tree_unflatten(tree, self._newest.leaves), metrics
 
-    def pull(self, state: Any) -> Any:
+    def pull(self, state: State) -> State:
         """Returns the state with values in the place of handles.
 
         Args:
@@ -168,9 +169,13 @@ class TrainerStep:
         """
         leaves, tree = jax.tree_util.tree_flatten(state)
         values = self._values(leaves, set(range(len(leaves))))
-        return jax.tree_util.tree_unflatten(tree, [values[at] for at in range(len(leaves))])
+        full = [values[at] for at in range(len(leaves))]
+        pulled: State = jax.tree_util.tree_unflatten(tree, full)
+        return pulled
 
-    def evaluate(self, function: Callable[[Any, Any], Any], state: Any, batch: Any) -> Any:
+    def evaluate(
+        self, function: Callable[[State, Batch], Result], state: State, batch: Batch
+    ) -> Result:
         """Returns `function(state, batch)`, computed here with the state as it is now.
 
         Only what the function reads comes from the servers. Any trainer may call it alone; see
@@ -182,13 +187,14 @@ class TrainerStep:
             PeerLostError: a server went or takes too long.
         """
         leaves = jax.tree_util.tree_leaves(state)
-        return self._evaluator(
+        result: Result = self._evaluator(
             function,
             state,
             batch,
             bring=lambda places: self._values(leaves, places),
             look_up=self.look_up,
         )
+        return result
 
     def _values(self, leaves: Sequence[Any], places: AbstractSet[int]) -> Mapping[int, Any]:
         """Returns values of some leaves of the newest state, by place; servers' where they have."""
@@ -282,7 +288,7 @@ class TrainerStep:
         servers = [dict(x.answer.body) if x.answer is not None else {} for x in asked]
         return {"trainer": mine, "servers": servers, "tables": figures(servers)}
 
-    def save(self, path: str | Path, state: Any) -> None:
+    def save(self, path: str | Path, state: State) -> None:
         """Writes a checkpoint, which a step in any mode restores; all trainers call it together.
 
         Every server writes what it holds, trainer 0 the rest, and then that it is complete.
@@ -302,7 +308,7 @@ class TrainerStep:
         self._pace.flush()
         save_job(self.client, self._served, Path(path).absolute(), leaves)
 
-    def restore(self, path: str | Path) -> Any:
+    def restore(self, path: str | Path) -> State:
         """Returns the state of a checkpoint, written in any mode; all trainers call it together.
 
         Args:
@@ -317,7 +323,9 @@ class TrainerStep:
             meet(client, f"restore {path}")
         leaves = self._newest.leaves = restore_job(client, self._served, path)
         self._pace.restart(self._served.held(leaves))
-        return jax.tree_util.tree_unflatten(self.captured.signature.state_tree, leaves)
+        tree = self.captured.signature.state_tree
+        restored: State = jax.tree_util.tree_unflatten(tree, leaves)
+        return restored
 
     def close(self) -> None:
         """Tells the servers that this trainer is done; they end when all are."""

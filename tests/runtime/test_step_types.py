@@ -1,0 +1,28 @@
+"""`Step[State, Metrics]` keeps the types of the user's function; mypy checks this file."""
+
+from typing import Any, NamedTuple, assert_type
+
+import jax
+import jax.numpy as jnp
+
+import jaxfleet as jf
+
+
+class Counter(NamedTuple):
+    count: jax.Array
+
+
+def count_rows(state: Counter, batch: dict[str, jax.Array]) -> tuple[Counter, jax.Array]:
+    return Counter(state.count + 1), batch["x"].sum()
+
+
+def test_a_step_has_the_types_of_the_function_that_it_was_made_of() -> None:
+    state, batch = Counter(jnp.zeros(())), {"x": jnp.ones((4, 2))}
+    step = jf.distribute(count_rows, (state, batch), "single")
+    assert isinstance(step, jf.Step)
+    assert_type(step, jf.Step[Counter, jax.Array])
+    after, total = step(state, batch)
+    assert_type(after, Counter)
+    assert_type(total, jax.Array)
+    assert (float(after.count), float(total)) == (1.0, 8.0)
+    assert isinstance(jf.Step[Any, Any], type(jf.Step[Counter, jax.Array]))
