@@ -13,6 +13,7 @@ from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
 from jaxfleet.ps.network import Peer
 
 RUNNING = "running"
+_ANSWERS = 2  # a rank that asks for the next thing has had the answer before the last
 
 Answers = list[tuple[Peer, Message]]
 
@@ -85,6 +86,7 @@ class Center:
         self.verdict: Verdict | None = None
         self._seen: dict[int, _Seen] = {}
         self._asked: dict[int, _Asked] = {}
+        self._answers: dict[int, Message] = {}  # the last ones, which a connection may have lost
         self._leaving: dict[int, tuple[Peer, Message]] = {}
         self._takes: dict[Kind, Callable[[int, Peer, Message], Answers]] = {
             Kind.HELLO: self._hello,
@@ -162,6 +164,8 @@ class Center:
         return [(line, self._news())]
 
     def _ask(self, rank: int, line: Peer, message: Message) -> Answers:
+        if (answered := self._answers.get(message.number)) is not None:
+            return [(line, answered)]
         what = str(message.body.get("what", ""))
         asked = self._asked.setdefault(message.number, _Asked(what))
         if asked.what != what:
@@ -179,6 +183,8 @@ class Center:
         parts = [tensors for _, (_, tensors) in sorted(asked.by.items())]
         tensors = tuple(tensor for part in parts for tensor in part)
         answer = Message(Kind.PARTS, "rank 0", number=message.number, tensors=tensors)
+        self._answers[message.number] = answer
+        self._answers = dict(list(self._answers.items())[-_ANSWERS:])
         return [(line, answer) for line, _ in asked.by.values()]
 
     def _give_up(self, _: int, line: Peer, message: Message) -> Answers:

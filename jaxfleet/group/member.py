@@ -21,7 +21,7 @@ _HELLO_S = 0.5
 _LOOK_S = 0.05  # between two looks at whether the group still is one
 _MOST_BETWEEN_BEATS_S = 1.0
 _CLOSING_S = 5.0
-_BYE_AGAIN_S = 5.0
+_ASK_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,15 @@ class Member:
         self._doing = replace(before, what=what)
         tensors = (Tensor("payload", np.frombuffer(payload, np.uint8)),)
         body: dict[str, Plain] = {"what": what, **self._history}
-        self._send(self._lines, Kind.BARRIER, number, body, tensors)
-        answer = self._answer(number, what, timeout_s)
+        until = time.monotonic() + timeout_s
+        answer = None
+        while answer is None:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise self.late(what, timeout_s)
+            # A connection that broke took the last one along, or its answer.
+            self._send(self._lines, Kind.BARRIER, number, body, tensors)
+            answer = self._awaited(number, min(_ASK_AGAIN_S, left_s))
         self._doing = before
         return [tensor.array.tobytes() for tensor in answer.tensors]
 
@@ -198,7 +205,7 @@ class Member:
         """
         number = next(self._numbers)
         self._send(self._lines, Kind.BYE, number, self._history)
-        while self._awaited(number, _BYE_AGAIN_S) is None:
+        while self._awaited(number, _ASK_AGAIN_S) is None:
             # A line that broke took the last one along.
             self._send(self._lines, Kind.BYE, number, self._history)
 
@@ -244,12 +251,6 @@ class Member:
         said |= {"doing": doing.what, "runs": doing.runs, "inside": doing.inside, **(body or {})}
         sender, step = f"rank {self.rank}", doing.step
         lines.send(0, Message(kind, sender, step=step, number=number, body=said, tensors=tensors))
-
-    def _answer(self, number: int, what: str, timeout_s: float) -> Message:
-        answer = self._awaited(number, timeout_s)
-        if answer is None:
-            raise self.late(what, timeout_s)
-        return answer
 
     def _awaited(self, number: int, timeout_s: float) -> Message | None:
         until = time.monotonic() + timeout_s

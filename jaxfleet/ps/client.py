@@ -24,6 +24,11 @@ from jaxfleet.watch import NO_SPANS, Spans
 
 _POLL_S = 0.25  # how often a wait looks at heartbeats
 _HELLO_AGAIN_S = 5.0  # a hello may have gone to a stranger who had the server's port before it
+_CHECK_S = 3.0  # an answer, or a request, may be lost with a connection
+_CHECK_BYE_S = 0.5
+_MOST_DAMAGED = 5  # frames that a server could not read, in a row: more are no accident
+_BYE_S = 2.0
+_UNAPPLIED_BYTES = 1 << 28  # of pushes that are kept until they are applied
 
 
 class Client:
@@ -34,7 +39,9 @@ class Client:
         me: who this is.
         patience: deadlines.
         heartbeat: knows which servers live; without one, only deadlines count.
-        replay_bytes: how much to keep of what was pushed, to bring a server level again.
+        replay_bytes: how many bytes of pushes to keep, for all servers together, until they are in
+            servers' own checkpoints; 0 where no server is started again, and then pushes are kept
+            until they are applied.
         clock: the time in seconds.
         spans: notes what this trainer does when.
     """
@@ -55,9 +62,11 @@ class Client:
         self.rewinds = 0
         self._lines, self._patience, self._clock = lines, patience, clock
         self._heartbeat = heartbeat
-        self._servers = [KnownServer(ReplayLog(replay_bytes)) for _ in me.endpoints]
+        self._replay_bytes = replay_bytes
+        self._servers = [KnownServer(ReplayLog(replay_bytes > 0)) for _ in me.endpoints]
         self._outbox = Outbox(lines, me, patience, self._servers)
         self._hello_at = 0.0  # when to say it again
+        self._check_s = _CHECK_S
         self._looked = clock()
         self._recovery = Recovery(self._outbox, self.wait)
 
@@ -148,10 +157,12 @@ class Client:
             encoded: method and shape of those that `compression` made smaller.
         """
         self._outbox.push(server, tensors, encoded)
+        self._bound_replay()
 
     def push_rows(self, server: int, body: Mapping[str, Plain], tensors: Iterable[Tensor]) -> None:
         """Sends gradients of a table's rows, of the present step; nothing answers."""
         self._outbox.push_rows(server, body, tensors)
+        self._bound_replay()
 
     def begin_step(self) -> None:
         """Tells servers that were sent nothing in this step that this trainer is at it.
@@ -192,19 +203,24 @@ class Client:
             received = self._lines.receive(min(left, _POLL_S))
             if received is not None:
                 self._take(*received)
-            else:
-                self._look_at_servers(requests)
-                self._say_hello_again(requests)
+            self._look(requests, at_once=received is None)
             self._bring_level()
 
     def poll(self) -> None:
         """Takes what has come, and waits for nothing; looks after servers now and then."""
         while (received := self._lines.receive(0.0)) is not None:
             self._take(*received)
-        if self._clock() - self._looked >= _POLL_S:
-            self._looked = self._clock()
-            self._look_at_servers(())
+        self._look(())
         self._bring_level()
+
+    def _look(self, requests: Sequence[Request], *, at_once: bool = False) -> None:
+        """Looks after servers, and after requests whose answers do not come, now and then."""
+        now = self._clock()
+        if at_once or now - self._looked >= _POLL_S:
+            self._looked = now
+            self._look_at_servers(requests)
+            self._say_hello_again(requests)
+            self._check_pending(now)
 
     @property
     def clock(self) -> int:
@@ -219,21 +235,27 @@ class Client:
 
     def forget_saved(self, server: int, step: int) -> None:
         """Forgets what was kept for a server until its checkpoint after a step."""
-        self._servers[server].replay.forget(step)
+        self._servers[server].replay.saved(step)
+
+    @property
+    def replay_bytes(self) -> int:
+        """The bytes of pushes that are kept, for all servers together."""
+        return sum(server.replay.bytes for server in self._servers)
 
     @property
     def is_replay_full(self) -> bool:
         """Tells whether servers must write their checkpoints before more can be kept."""
-        return any(server.replay.is_full for server in self._servers)
+        return 0 < self._replay_bytes <= self.replay_bytes
 
     def close(self) -> None:
         """Says bye to the servers that still listen, and closes."""
         try:
             with suppress(JaxfleetError):
                 self._save_last()
+            self._check_s = _CHECK_BYE_S
             with suppress(JaxfleetError):  # a server that is gone needs no bye
                 servers = range(len(self._servers))
-                self.wait([self.request(server, Kind.BYE) for server in servers], timeout_s=2.0)
+                self.wait([self.request(server, Kind.BYE) for server in servers], _BYE_S)
         finally:
             self.abandon()
 
@@ -249,17 +271,19 @@ class Client:
 
     def _save_last(self) -> None:
         """Lets servers keep what they cannot be brought level with once this trainer left."""
-        pushed = [at for at, known in enumerate(self._servers) if known.replay.first_step()]
+        replays = [(at, known.replay) for at, known in enumerate(self._servers)]
+        pushed = [at for at, log in replays if log.until_saved and log.first_step() is not None]
         self.doing("last checkpoint")
         self.wait([self.request(server, Kind.SAVE) for server in pushed])
 
     def _take(self, server: int, message: Message) -> None:
         self.received_bytes += sum(tensor.array.nbytes for tensor in message.tensors)
         known = self._servers[server]
-        if message.kind is Kind.ERROR and message.number not in known.repeated:
-            if message.body.get("error") != "stranger" or not known.is_open:
-                raise refused(self.me, server, message)
-            self._recovery.see_stranger(server)
+        if message.kind is Kind.ERROR:
+            self._take_error(server, known, message)
+            return
+        if message.kind is Kind.PENDING:
+            self._recovery.send_missing(server, message)
             return
         request = known.waiting.get(message.number)
         if request is not None:  # else it is the answer to what was asked twice
@@ -267,6 +291,37 @@ class Client:
             known.clock = clock_of(message, known.clock)
             if request.is_done:
                 known.has_answered(request)
+
+    def _take_error(self, server: int, known: KnownServer, message: Message) -> None:
+        """Raises a server's error; one that came before, or that only others wait for, is void."""
+        number = message.number
+        if message.body.get("error") == "stranger" and known.is_open:
+            if number not in known.repeated:
+                self._recovery.see_stranger(server)
+        elif not number and message.body.get("error") == "bad_message" and known.is_open:
+            known.damaged += 1  # a frame of which too little arrived to name its request
+            if known.damaged > _MOST_DAMAGED:
+                raise refused(self.me, server, message)
+            self._outbox.check_pending(server)
+        elif number not in known.repeated or number in known.waiting:
+            if known.waiting.pop(number, None) is not None:
+                known.repeated.add(number)
+            raise refused(self.me, server, message)
+
+    def _check_pending(self, now: float) -> None:
+        """Asks servers for requests whose answers do not come: a connection may have lost them."""
+        renewed = self._lines.renewed()
+        for server, known in enumerate(self._servers):
+            due = known.is_due(now, self._check_s)
+            if known.is_open and (due or server in renewed):
+                known.check_at_s = now + self._check_s
+                self._outbox.check_pending(server)
+
+    def _bound_replay(self) -> None:
+        """Forgets the oldest pushes where those that are not applied take too much."""
+        if self._replay_bytes == 0 and (excess := self.replay_bytes - _UNAPPLIED_BYTES) > 0:
+            fullest = max(self._servers, key=lambda known: known.replay.bytes)
+            fullest.replay.shrink(excess)
 
     def _bring_level(self) -> None:
         for server, known in enumerate(self._servers):
@@ -280,7 +335,9 @@ class Client:
         limit_s = self._patience.lost_after_s + self._patience.server_return_s
         for server, known in enumerate(self._servers):
             pulse = self._heartbeat.pulse(server)
-            known.replay.forget(pulse.saved)
+            known.replay.saved(pulse.saved)
+            if pulse.incarnation == known.greeted:
+                known.replay.applied(pulse.step)
             if pulse.incarnation and str(pulse.incarnation) not in known.welcomes:
                 self._recovery.see_new(server, str(pulse.incarnation))
             elif known.is_open and self._heartbeat.silent_s(server) > limit_s:

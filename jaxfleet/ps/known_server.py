@@ -35,7 +35,11 @@ class KnownServer:
         is_greeted: it said welcome since it was found to have started again.
         is_level: it has all that this trainer sent.
         is_returning: it is being brought level.
-        repeated: numbers of requests that were sent again for others' sake alone.
+        repeated: numbers of requests to which another answer may come: those that were sent again,
+            for others' sake too, and those whose error was raised.
+        oldest: the number of the request that has waited longest, 0 where none waits.
+        damaged: frames in a row that it could not read.
+        check_at_s: when to ask whether the server has what waits.
         clock: the step until which all trainers' pushes were in the values that came last, where
             trainers do not wait for each other; -1 where it does not say.
     """
@@ -53,6 +57,9 @@ class KnownServer:
     is_returning: bool = False
     repeated: set[int] = field(default_factory=set)
     clock: int = -1
+    oldest: int = 0
+    damaged: int = 0
+    check_at_s: float = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -71,8 +78,19 @@ class KnownServer:
     def has_answered(self, request: Request) -> None:
         """Notes an answer that is complete."""
         del self.waiting[request.message.number]
+        self.damaged = 0
         kind = request.message.kind
         self.has_state = self.has_state or kind in {Kind.ASSIGN, Kind.PULL, Kind.SAVE}
+        if kind is Kind.PULL:
+            # A step begins once the one before is applied; relaxed servers report their clock.
+            self.replay.applied(self.clock if self.clock >= 0 else request.message.step - 1)
+
+    def is_due(self, now: float, every_s: float) -> bool:
+        """Returns whether to ask if the server has what waits: nothing was answered for a while."""
+        oldest = next(iter(self.waiting), 0)
+        if oldest != self.oldest:
+            self.oldest, self.check_at_s = oldest, now + every_s
+        return bool(oldest) and now >= self.check_at_s
 
     def lost_work(self) -> str | None:
         """Says what of this trainer's work is lost for good, if any is."""

@@ -7,7 +7,7 @@
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -143,6 +143,9 @@ class MemoryLines:
             self._network.wait(lambda: bool(self._queue) or self._closed, timeout_s)
             self._check_open()
         return self._queue.popleft() if self._queue else None
+
+    def renewed(self) -> Collection[int]:
+        return ()  # no connection ever breaks here
 
     def put(self, server: int, message: Message) -> None:
         """Takes a message that arrived."""

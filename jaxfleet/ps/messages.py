@@ -32,6 +32,7 @@ class Kind(enum.Enum):
     REDUCE = "reduce"
     REDUCED = "reduced"
     BARRIER = "barrier"
+    PENDING = "pending"
     PARTS = "parts"
     SAVE = "save"
     LOAD = "load"

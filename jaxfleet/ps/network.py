@@ -4,7 +4,7 @@
 message means.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol, TypeAlias
 
 from jaxfleet.ps.messages import Message
@@ -32,6 +32,13 @@ class Lines(Protocol):
 
         Raises:
             ClosedError: the lines were closed.
+        """
+        ...
+
+    def renewed(self) -> Collection[int]:
+        """Returns the servers whose connection broke and stands again since the last call.
+
+        What was on its way over the broken connection may be lost.
         """
         ...
 

@@ -86,6 +86,12 @@ class Outbox:
         tensors = [Tensor(name, value) for name, value in constants.items()]
         return self.request(server, Kind.DEFINE, body={"program": text}, tensors=tensors)
 
+    def check_pending(self, server: int) -> None:
+        """Asks a server which of the requests that wait for it are missing there."""
+        numbers: list[Plain] = list(self.servers[server].waiting)
+        body: dict[str, Plain] = {"numbers": numbers}
+        self.send(server, self._message(server, Kind.PENDING, None, body, ()))
+
     def send(self, server: int, message: Message) -> None:
         """Sends a message, the first time or again."""
         self.sent_bytes += sum(tensor.array.nbytes for tensor in message.tensors)

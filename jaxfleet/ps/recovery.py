@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from jaxfleet.errors import PeerLostError
 from jaxfleet.ps.known_server import StartedAgainError
-from jaxfleet.ps.messages import Kind
+from jaxfleet.ps.messages import Kind, Message
 from jaxfleet.ps.outbox import Outbox
 from jaxfleet.ps.requests import Request
 
@@ -74,6 +74,25 @@ class Recovery:
             known.is_level = False
         elif known.is_greeted:  # else it says so of what it was sent before the hello
             raise StartedAgainError(server)
+
+    def send_missing(self, server: int, answer: Message) -> None:
+        """Sends again the requests that a server does not have, and the pushes that it lacks.
+
+        Args:
+            server: which.
+            answer: to `pending`: the numbers that are missing there, and its step.
+        """
+        known, body = self.outbox.servers[server], answer.body
+        missing, step = body.get("missing"), body.get("step")
+        for number in missing if isinstance(missing, list) else []:
+            request = known.waiting.get(number) if isinstance(number, int) else None
+            if request is not None:
+                known.repeated.add(request.message.number)
+                self.outbox.send(server, request.message)
+        if body.get("lacks") and isinstance(step, int):
+            for _, pushes in known.replay.after(step):
+                for message in pushes:
+                    self.outbox.send(server, message)
 
     def _return(self, server: int, waiting: Sequence[Request]) -> None:
         outbox, known = self.outbox, self.outbox.servers[server]

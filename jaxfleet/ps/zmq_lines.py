@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 import zmq
@@ -108,6 +108,10 @@ class ZmqLines:
         for server, watch in enumerate(self._watches):
             if watch.is_given_up:
                 self._connect_again(server)
+
+    def renewed(self) -> Collection[int]:
+        with self._end.used():
+            return [server for server, watch in enumerate(self._watches) if watch.take_renewed()]
 
     def receive(self, timeout_s: float) -> tuple[int, Message] | None:
         until = time.monotonic() + timeout_s

@@ -15,6 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 from jaxfleet.ps.zmq_ends import End, Timing
 
 _PATIENCE = 1.5  # times what a try may take
+_SOON_S = 2.0  # until the first try after a line broke
 
 
 class Watch:
@@ -38,18 +39,34 @@ class Watch:
         end.keep(self._events)
         self._clock = clock
         self._limit_s = _PATIENCE * timing.handshake_s + timing.reconnect_s
-        self._is_open = False
+        self._soon_s = _SOON_S + timing.reconnect_s
+        self._is_open = self._broke = self._is_renewed = False
+        self._was_open = False
         self._since = clock()
 
     @property
     def is_given_up(self) -> bool:
         """Whether the line is not open, and nothing was tried for longer than a try may take."""
+        self._read_events()
+        limit_s = self._soon_s if self._broke else self._limit_s
+        return not self._is_open and self._clock() - self._since > limit_s
+
+    def take_renewed(self) -> bool:
+        """Returns whether the line was opened anew, after it had been open, since the last call."""
+        self._read_events()
+        renewed, self._is_renewed = self._is_renewed, False
+        return renewed
+
+    def _read_events(self) -> None:
         while self._events.poll(0):
             event = recv_monitor_message(self._events, zmq.NOBLOCK)["event"]
+            # A line that breaks is tried again at once, unless ZeroMQ gives it up there.
+            self._broke = event == zmq.EVENT_DISCONNECTED and self._is_open
             self._is_open = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._is_renewed = self._is_renewed or (self._is_open and self._was_open)
+            self._was_open = self._was_open or self._is_open
             self._since = self._clock()
-        return not self._is_open and self._clock() - self._since > self._limit_s
 
     def start_again(self) -> None:
         """Counts from now: the line was connected anew."""
-        self._is_open, self._since = False, self._clock()
+        self._is_open, self._broke, self._since = False, False, self._clock()

@@ -6,7 +6,7 @@ jobs of processes.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -274,6 +274,9 @@ class StoppingLines:
         found = self.lines.receive(timeout_s)
         self.job.stand(self.name)
         return found
+
+    def renewed(self) -> Collection[int]:
+        return self.lines.renewed()
 
     def close(self) -> None:
         self.lines.close()

@@ -75,6 +75,16 @@ def test_what_all_ask_for_is_answered_in_the_order_of_ranks() -> None:
         assert [tensor.array.tobytes() for tensor in answer.tensors] == [b"0", b"1"]
 
 
+def test_an_answer_that_was_lost_is_given_again() -> None:
+    ranks = Ranks(2)
+    for rank in (1, 0):
+        ranks.say(rank, Kind.BARRIER, number=1, what="here")
+    wanted = ranks.told[0][1]
+    ranks.say(0, Kind.BARRIER, number=2, what="there")  # it has its answer, and goes on
+    ranks.say(1, Kind.BARRIER, number=1, what="here")
+    assert ranks.told == [(b"line of 1", wanted)]
+
+
 def test_who_is_silent_is_lost_and_named_to_all() -> None:
     ranks = Ranks(2)
     ranks.beat(1, 7)

@@ -1,6 +1,7 @@
 """A trainer's end, on lines that lose messages."""
 
 import itertools
+from collections.abc import Collection
 
 import pytest
 
@@ -35,6 +36,9 @@ class LosingLines:
         kind = Kind.WELCOME if asked.kind is Kind.HELLO else Kind.OK
         body: dict[str, Plain] = {"incarnation": "one", "step": -1, "defined": False}
         return 0, Message(kind, "server 0", 0, asked.number, body)
+
+    def renewed(self) -> Collection[int]:
+        return ()
 
     def close(self) -> None:
         """Has nothing to close."""

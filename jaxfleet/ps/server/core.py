@@ -31,6 +31,8 @@ from jaxfleet.tables import TableStore
 
 Replies = list[tuple[Peer, Message]]
 
+_MOST_PENDING = 1024  # requests that a trainer may ask about at once
+
 
 class ServerCore:
     """One server of a job.
@@ -72,6 +74,7 @@ class ServerCore:
             endpoint, self.desk, self.trainers, self._holder, self._me, options.server
         )
         self._entrance.on_strangers = self._together.forget_strangers
+        self._entrance.on_new_process = self._together.forget_process
         self._watch = Watch(self.desk, self.trainers, self._holder, self._together, clock())
         self._handlers = self._requests()
         if own is not None and (restored := own.restore()) is not None:
@@ -94,6 +97,7 @@ class ServerCore:
             Kind.SHRINK: self._holder.tend,
             Kind.EXPORT: self._holder.tend,
             Kind.STATS: self._stats,
+            Kind.PENDING: self._pending,
             Kind.BYE: self._bye,
         }
 
@@ -292,7 +296,38 @@ class ServerCore:
         handler = self._handlers.get(message.kind)
         if handler is None:
             raise RefusedError("bad_message", f"a trainer sends no {message.kind.value}")
-        handler(Request(peer, message, trainer, now))
+        log = self.trainers.by_id[trainer].log
+        if log.begin(message):
+            handler(Request(peer, message, trainer, now))
+        elif (answer := log.answer(message.number)) is not None:
+            self.desk.out.append((peer, answer))
+
+    def _pending(self, request: Request) -> None:
+        """Reports which requests of a trainer are not here, and whether its pushes are.
+
+        Raises:
+            RefusedError: the message has no list of numbers.
+        """
+        numbers = request.message.body.get("numbers")
+        if not isinstance(numbers, list) or len(numbers) > _MOST_PENDING:
+            raise RefusedError("bad_message", "a pending needs 'numbers', a short list")
+        trainer, log = request.trainer, self.trainers.by_id[request.trainer].log
+        mine = [r for r in self._holder.waiting() if r.trainer == trainer]
+        others = [r for r in self._together.requests() if r.trainer == trainer]
+        here = {r.message.number for r in (*mine, *others)} | log.pending
+        missing: list[Plain] = []
+        for number in numbers:
+            answer = log.answer(number) if isinstance(number, int) else None
+            if answer is not None:
+                self.desk.out.append((request.peer, answer))
+            elif number not in here:
+                missing.append(number)
+        body: dict[str, Plain] = {
+            "missing": missing,
+            "lacks": any(f"trainer {trainer}" in self._holder.missing(r) for r in mine),
+            "step": self._holder.step_of(trainer),
+        }
+        self.desk.answer(request.peer, request.message, Kind.PENDING, body)
 
     def _stats(self, request: Request) -> None:
         counts: dict[str, Plain] = {kind.value: count for kind, count in self._counts.items()}
@@ -306,7 +341,17 @@ class ServerCore:
     def _carried(self) -> Replies:
         out, self.desk.out = self.desk.out, []
         self._sent_bytes += sum(_bytes_of(message) for _, message in out)
-        return out
+        return [self._logged(peer, message) for peer, message in out]
+
+    def _logged(self, peer: Peer, message: Message) -> tuple[Peer, Message]:
+        """Keeps an answer for a request that may come again; returns the connection it goes to."""
+        if message.body.get("error") == "stranger":
+            return peer, message
+        peer = self.trainers.newest(peer)
+        trainer = self.trainers.id_of(peer)
+        if trainer is not None:
+            self.trainers.by_id[trainer].log.end(message)
+        return peer, message
 
 
 def _bytes_of(message: Message) -> int:

@@ -29,6 +29,7 @@ class Entrance:
         me: who it is; it is told of which job.
         server: its number among the servers, once that is known.
         on_strangers: is called where those who came before were strangers.
+        on_new_process: is given a trainer that comes as another process than before.
     """
 
     endpoint: str
@@ -38,6 +39,7 @@ class Entrance:
     me: Identity
     server: int | None
     on_strangers: Callable[[], None] = lambda: None
+    on_new_process: Callable[[int], None] = lambda _: None
 
     def __post_init__(self) -> None:
         if self.server is not None:
@@ -64,6 +66,7 @@ class Entrance:
         if message.body.get("defines") is False and not self.holder.defined:
             what = f"{message.sender} runs a script whose servers run it too, and this server was"
             raise RefusedError("refused", f"{what} started without it", hint=_RUN_SCRIPT)
+        before = dict(self.trainers.by_id)
         refusal = self._misplaced(message) or self.trainers.hello(peer, message, now)
         if refusal is not None:
             raise RefusedError("refused", refusal, hint=_ALIKE)
@@ -75,6 +78,8 @@ class Entrance:
         self.me.program = str(self.trainers.facts.get("program"))
         number = message.body["trainer"]
         assert isinstance(number, int)
+        if (old := before.get(number)) is not None and old.session != message.body.get("session"):
+            self.on_new_process(number)
         body: dict[str, Plain] = {
             "server": self.server,
             "incarnation": self.me.incarnation,

@@ -43,7 +43,7 @@ class Meeting:
         old = self.requests.get(request.trainer)
         if self.answer is None or old is None:
             return False
-        return old.message.number != request.message.number
+        return old.message.number < request.message.number  # else it came again, late
 
     def in_order(self) -> list[Message]:
         """Returns the requests, in the order of the trainers."""

@@ -1,13 +1,15 @@
 """Knows the trainers: who said hello, who was heard of when, who left."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jaxfleet.ps.messages import PROTOCOL, Message, Plain
 from jaxfleet.ps.network import Peer
 from jaxfleet.ps.server.options import ServerOptions
+from jaxfleet.ps.server.request_log import RequestLog
 
 _LONGEST = 200  # characters of what a trainer says that it does
+_MOST_MOVED = 1024  # connections that broke, of all trainers
 _FACTS = ("job", "trainers", "servers", "program")  # on which all trainers must agree
 
 
@@ -25,6 +27,7 @@ class Known:
         step: the greatest that it sent anything for.
         late_s: how long after the first of all it came to its steps, added up.
         incarnation: that of a server.
+        log: the requests of this process that must not be done twice.
     """
 
     peer: Peer
@@ -36,6 +39,7 @@ class Known:
     step: int = 0
     late_s: float = 0.0
     incarnation: Plain = None
+    log: RequestLog = field(default_factory=RequestLog)
 
     def text(self, now: float) -> str:
         """Says what it last did: `last heartbeat 0.3 s ago: compiling`."""
@@ -63,6 +67,7 @@ class Trainers:
     refused: dict[int, str] = field(default_factory=dict)
     _ids: dict[Peer, int] = field(default_factory=dict)
     _came: dict[int, float] = field(default_factory=dict)
+    _moved: dict[Peer, Peer] = field(default_factory=dict)  # connections that others replaced
 
     def __post_init__(self) -> None:
         self._told = self.options
@@ -83,6 +88,10 @@ class Trainers:
         """Returns which trainer a connection is."""
         return self._ids.get(peer)
 
+    def newest(self, peer: Peer) -> Peer:
+        """Returns the connection that has taken the place of one, which is maybe that one."""
+        return self._moved.get(peer, peer)
+
     def hello(self, peer: Peer, message: Message, now: float) -> str | None:
         """Takes a trainer in; returns why not, if it may not come in."""
         body = message.body
@@ -100,12 +109,23 @@ class Trainers:
         if not self.facts:
             self.facts = {name: body[name] for name in _FACTS}
             self.first = number
-        old = self.by_id.get(number)
+        old, session = self.by_id.get(number), body.get("session")
+        known = Known(peer, now, now, session=session)
         if old is not None:
             self._ids.pop(old.peer, None)
+            if session is not None and session == old.session:
+                known = replace(known, step=old.step, late_s=old.late_s, log=old.log)
+                self._move(old.peer, peer)
         self._ids[peer] = number
-        self.by_id[number] = Known(peer, now, now, session=body.get("session"))
+        self.by_id[number] = known
         return None
+
+    def _move(self, old: Peer, new: Peer) -> None:
+        """Has answers go to a new connection of the same process."""
+        moved = {peer: new if to == old else to for peer, to in self._moved.items()}
+        moved[old] = new
+        self._moved = dict(list(moved.items())[-_MOST_MOVED:])
+        self._moved.pop(new, None)
 
     def forget(self) -> None:
         """Takes those who came for none of the job, and what they said of it for nothing."""

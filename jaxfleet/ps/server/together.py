@@ -90,6 +90,12 @@ class Together:
         """Forgets all, of which nothing came from the job's trainers."""
         self._meetings = Meetings()
 
+    def forget_process(self, trainer: int) -> None:
+        """Forgets what a trainer asked as another process, whose requests had other numbers."""
+        self._meetings.forget(_END)
+        for meeting in self.waiting():
+            meeting.requests.pop(trainer, None)
+
     def forget(self) -> None:
         """Forgets all answers, which are void."""
         self._meetings.forget(_END)

@@ -1,5 +1,6 @@
 """A server's loop: messages in, answers out, work on a thread of its own."""
 
+import itertools
 import queue
 import threading
 import time
@@ -14,6 +15,8 @@ from jaxfleet.ps.network import Peer
 from jaxfleet.ps.server import Server, ServerCore
 from jaxfleet.ps.server.machine import Machine
 from tests.ps.server.common import CACHE, ENDPOINT, SGD, hello, sgd_after, sgd_grads, sgd_state
+
+NUMBERS = itertools.count(1)
 
 
 class QueueListener:
@@ -135,5 +138,5 @@ def say(
     step: int = 0,
 ) -> None:
     tensors = tuple(Tensor(name, array) for name, array in (arrays or {}).items())
-    message = Message(kind, f"trainer {trainer}", step, 1, body or {}, tensors)
+    message = Message(kind, f"trainer {trainer}", step, next(NUMBERS), body or {}, tensors)
     listener.inbox.put((b"%d" % trainer, message))

@@ -1,0 +1,97 @@
+"""A TCP proxy that does harm to what passes through it."""
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER that closes by a reset
+
+
+class Proxy:
+    """Forwards connections to a server until it is told to do harm.
+
+    Args:
+        target: the server's endpoint.
+
+    Attributes:
+        endpoint: where clients connect.
+        harms: how often it did harm.
+    """
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = host, int(port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.harms = 0
+        self._harm: tuple[str, str] | None = None
+        self._least = 0
+        self._cut = threading.Event()
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def next(self, way: str, harm: str, least: int = 64) -> None:
+        """Does harm to the next bytes that pass.
+
+        Args:
+            way: `answer` or `request`.
+            harm: `reset`, `swallow` all, `truncate` to one half, or `flip` one bit of.
+            least: the fewest bytes that are harmed: fewer may be a heartbeat of the connection.
+        """
+        self._least, self._harm = least, (way, harm)
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        """Carries nothing for a while, and closes nothing."""
+        self._cut.set()
+        try:
+            yield
+        finally:
+            self._cut.clear()
+
+    def close(self) -> None:
+        """Closes everything."""
+        for one in [self._listener, *self._open]:
+            with suppress(OSError):
+                one.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._target)
+                self._open += [client, server]
+                for ends in ((client, server, "request"), (server, client, "answer")):
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, way: str) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if self._cut.is_set():
+                    continue
+                harm = None
+                if self._harm is not None and self._harm[0] == way and len(data) >= self._least:
+                    harm, self._harm = self._harm[1], None
+                    self.harms += 1
+                if harm == "reset":
+                    for end in (source, sink):
+                        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                    break
+                sink.sendall(_harmed(data, harm))
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+        for end in (source, sink):
+            end.close()
+
+
+def _harmed(data: bytes, harm: str | None) -> bytes:
+    if harm == "swallow":
+        return b""
+    if harm == "truncate":
+        return data[: len(data) // 2]
+    if harm == "flip":
+        place = len(data) * 3 // 4
+        return data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
+    return data
