@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,6 +24,11 @@ os.environ["XLA_FLAGS"] = f"--xla_cpu_parallel_codegen_split_count=1 {_FLAGS}".s
 # second on compiling jaxfleet's own modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Tests start servers by hand, without a secret, and save below pytest's temporary folders; those
+# that test what happens without these settings remove them. A launch makes a secret all the same.
+os.environ.setdefault("JAXFLEET_INSECURE", "1")
+os.environ.setdefault("JAXFLEET_SAVE_DIR", f"{tempfile.gettempdir()}{os.pathsep}{Path.cwd()}")
 
 # Both must be said before JAX starts its backend, which the first array does.
 jax.config.update("jax_platforms", "cpu")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxfleet.cli.launch_options import OF_ANY, OF_COLLECTIVE, OF_SERVERS, Option
+from jaxfleet.env import read_job
 from jaxfleet.errors import ProgramError, StrategyError
 from jaxfleet.launch import CollectiveJob, Job, Nodes, launch, launch_ranks
 from jaxfleet.launch.gpus import seen_gpus, selected_gpus
@@ -104,6 +105,8 @@ def _collective_job(command: tuple[str, ...], given: Mapping[str, Any]) -> Colle
 def _picked(given: Mapping[str, Any], options: Sequence[Option]) -> dict[str, Any]:
     """Returns what was given of some options, machines as one thing."""
     picked = {option.name: given[option.name] for option in options if option.name in given}
+    if "secret_file" not in picked and "insecure" not in picked:
+        picked["secret_file"] = read_job().secret_file
     names, own = picked.pop("nodes", None), picked.pop("node", None)
     if names is None and own is None:
         return picked

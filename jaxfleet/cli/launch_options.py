@@ -1,5 +1,6 @@
 """The options of `jaxfleet launch`, by the kind of job that has them."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,11 @@ class Option:
         )
 
 
+def _folders(text: str) -> tuple[Path, ...]:
+    """Returns the folders that a text lists as `PATH` does."""
+    return tuple(Path(word) for word in text.split(os.pathsep) if word)
+
+
 OF_ANY = (
     Option("--job", "name", "the job's id", "ID"),
     Option("--nodes", "nodes", "the job's machines, by name or address, in order", "A,B"),
@@ -41,7 +47,10 @@ OF_ANY = (
     Option("--port", "port", "of the first process that listens; free ones unless given; "
            "6170 on several machines", "P", int),
     Option("--log-dir", "log_dir", "write every process's output to a file too", "DIR", Path),
-    Option("--secret-file", "secret_file", "a secret that the job's processes share", "FILE", Path),
+    Option("--secret-file", "secret_file", "the secret that the job's processes share; a new one "
+           "unless given, which several machines need", "FILE", Path),
+    Option("--insecure", "insecure", "no secret: whoever reaches its ports can take part in the "
+           "job, and have its servers write files"),
     Option("--timeout", "timeout_s", "stop all after S seconds", "S", float),
     Option("--grace", "grace_s", "processes that are told to end have S seconds to do so (5)",
            "S", float),
@@ -53,6 +62,9 @@ OF_SERVERS = (
     Option("--trainers", "trainers", "how many trainers in all, 1 unless given", "N", int),
     Option("--checkpoint-dir", "checkpoint_dir", "where servers keep their checkpoints",
            "DIR", Path),
+    Option("--save-dir", "save_dirs", "servers write and read what step.save and step.restore name "
+           f"below this folder alone ({os.pathsep} between several; the working directory)",
+           "DIR", _folders),
     Option("--restarts", "restarts", "how often a dead server is started again (3)", "N", int),
     Option("--server-return", "server_return_s",
            "trainers wait S seconds for a dead server to be back (60)", "S", float),

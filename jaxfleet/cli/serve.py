@@ -23,6 +23,8 @@ def add_parser(commands: Any) -> None:
     of_job = "; as the trainers' strategy says unless both are given"
     add("--lost-after", type=float, metavar="S", help=f"seconds without a heartbeat{of_job}")
     add("--step-timeout", type=float, metavar="S", help=f"seconds for a step at most{of_job}")
+    insecure = "start without a secret: whoever reaches the port can take part in the job"
+    add("--insecure", action="store_true", help=f"{insecure} (JAXFLEET_INSECURE=1)")
     parser.set_defaults(run=run)
 
 
@@ -58,6 +60,7 @@ def _serve(cluster: Cluster, args: argparse.Namespace) -> int:
         as_trainers_say=len(given) < len(times),
         server_return_s=cluster.server_return_s,
         checkpoint_dir=cluster.own_checkpoints,
+        save_dirs=cluster.save_dirs or None,
         **given,
     )
     assert cluster.current_endpoint is not None
@@ -65,6 +68,7 @@ def _serve(cluster: Cluster, args: argparse.Namespace) -> int:
         cluster.current_endpoint,
         options,
         secret_file=cluster.secret_file,
+        insecure=cluster.insecure or args.insecure,
         on_listening=lambda endpoint: print(
             f"serving at {endpoint}, process {os.getpid()}", flush=True
         ),

@@ -12,6 +12,7 @@ from jaxfleet.env.names import (
     CHECKPOINT_DIR,
     CURRENT,
     ENDPOINTS,
+    INSECURE,
     IP,
     JOB,
     MEETING_DIR,
@@ -19,6 +20,7 @@ from jaxfleet.env.names import (
     PORT,
     ROLE,
     ROLE_TOO,
+    SAVE_DIR,
     SECRET_FILE,
     SERVER_ID,
     SERVER_RETURN,
@@ -48,6 +50,8 @@ class Cluster:
         checkpoint_dir: `JAXFLEET_CHECKPOINT_DIR`; where servers keep checkpoints of their own.
         server_return_s: `JAXFLEET_SERVERS_RETURN`; how long trainers wait for a server that went.
         meeting_dir: `JAXFLEET_MEETING_DIR`; where processes meet if by no other way.
+        insecure: `JAXFLEET_INSECURE`; a server may start without a secret.
+        save_dirs: `JAXFLEET_SAVE_DIR`; where servers write and read what trainers save and restore.
     """
 
     role: Literal["trainer", "pserver"]
@@ -60,6 +64,8 @@ class Cluster:
     checkpoint_dir: Path | None = None
     server_return_s: float = 0.0
     meeting_dir: Path | None = None
+    insecure: bool = False
+    save_dirs: tuple[Path, ...] = ()
 
     @property
     def own_checkpoints(self) -> Path | None:
@@ -95,6 +101,8 @@ def read_cluster() -> Cluster | None:
         checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
         server_return_s=read_seconds(SERVER_RETURN),
         meeting_dir=read_meeting_dir(),
+        insecure=job.insecure,
+        save_dirs=job.save_dirs,
     )
 
 
@@ -130,6 +138,8 @@ def cluster_environment(cluster: Cluster) -> dict[str, str]:
         CHECKPOINT_DIR: cluster.checkpoint_dir,
         SERVER_RETURN: cluster.server_return_s or None,
         MEETING_DIR: cluster.meeting_dir,
+        INSECURE: "1" if cluster.insecure else None,
+        SAVE_DIR: os.pathsep.join(map(str, cluster.save_dirs)) or None,
     }
     return kept | {name: str(value) for name, value in settings.items() if value is not None}
 

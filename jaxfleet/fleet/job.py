@@ -160,7 +160,13 @@ class JobFleet(FleetBase):
             hint = "start the script with: jaxfleet launch --servers 2 --trainers 2 SCRIPT"
             raise StrategyError(what, source=line_of_caller(), hint=hint)
         known = read_cluster() or Cluster(
-            "trainer", trainers, servers, job=job.name, secret_file=job.secret_file
+            "trainer",
+            trainers,
+            servers,
+            job=job.name,
+            secret_file=job.secret_file,
+            insecure=job.insecure,
+            save_dirs=job.save_dirs,
         )
         is_server = role.is_server()
         return replace(

@@ -8,6 +8,7 @@ from jaxfleet.env import Rank, rank_environment
 from jaxfleet.launch.ending import Deadline, Ender, Outcome, failure, told
 from jaxfleet.launch.events import Ended, Told
 from jaxfleet.launch.job import CollectiveJob
+from jaxfleet.launch.job_secret import with_secret
 from jaxfleet.launch.process import Process
 from jaxfleet.launch.rank_places import RankPlaces
 from jaxfleet.launch.starter import Starter, log_name, meeting_folder, starting
@@ -42,7 +43,8 @@ def launch_ranks(job: CollectiveJob, *, logs: Callable[[str, int], str] = log_na
         places.move(0)
         names = {f"rank {rank}": logs("rank", rank) for rank in places.ranks}
         meeting, removed = meeting_folder(job, stack)
-        starter = stack.enter_context(starting(job, names, folders=removed))
+        job, secret = with_secret(job, stack)
+        starter = stack.enter_context(starting(job, names, folders=[*secret, *removed]))
         return _Launch(job, starter, places, meeting).run()
 
 

@@ -32,7 +32,9 @@ class AnyJob:
         port: the first port that its processes listen at, the others follow; 0 finds free ones,
             on one machine, and is 6170 on several.
         log_dir: where each process's output is written too, each to a file of its own.
-        secret_file: what the processes of the job share and nobody else may read.
+        secret_file: what the processes of the job share and nobody else may read; a new one unless
+            given, which a job on several machines needs.
+        insecure: the job has no secret: every user who reaches its ports can take part in it.
         timeout_s: how long the job may take in all; None is as long as it likes.
         grace_s: how long a process may take to end once it was told to.
         threads: how many threads each process computes with; None leaves that to XLA.
@@ -44,6 +46,7 @@ class AnyJob:
     port: int = 0
     log_dir: Path | None = None
     secret_file: Path | None = None
+    insecure: bool = False
     timeout_s: float | None = None
     grace_s: float = 5.0
     threads: int | None = None
@@ -57,6 +60,12 @@ class AnyJob:
         if self.secret_file is not None and not self.secret_file.is_file():
             hint = "make it first; whoever can read it can take part in the job"
             raise StrategyError(f"there is no secret file {self.secret_file}", hint=hint)
+        if self.secret_file is not None and self.insecure:
+            what = f"the job has the secret file {self.secret_file}, and is to be insecure"
+            raise StrategyError(what, hint="leave one of --secret-file and --insecure out")
+        if self.nodes.several and self.secret_file is None and not self.insecure:
+            hint = "give --secret-file FILE, the same on every machine; --insecure does without"
+            raise StrategyError("a job on several machines has no secret", hint=hint)
 
     @property
     def secret(self) -> Path | None:
@@ -80,6 +89,8 @@ class Job(AnyJob):
         trainers_done: what is said when all trainers have ended well.
         checkpoint_dir: where servers keep checkpoints of their own; a temporary folder unless
             given.
+        save_dirs: the folders below which servers write and read what trainers save and restore;
+            those of `JAXFLEET_SAVE_DIR` unless given, or this process's working directory.
         restarts: how often a server that died is started again.
         server_return_s: how long trainers wait for a server that died, if it is started again.
     """
@@ -91,6 +102,7 @@ class Job(AnyJob):
     server_endpoints: tuple[str, ...] = ()
     trainers_done: str = ""
     checkpoint_dir: Path | None = None
+    save_dirs: tuple[Path, ...] = ()
     restarts: int = 3
     server_return_s: float = 60.0
 

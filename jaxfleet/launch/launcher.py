@@ -7,10 +7,12 @@ from contextlib import ExitStack
 from jaxfleet.launch.ending import Deadline, Ender, Outcome, failure, told
 from jaxfleet.launch.events import Due, Ended, Told
 from jaxfleet.launch.job import PORT_TAKEN, Job
+from jaxfleet.launch.job_secret import with_secret
 from jaxfleet.launch.members import Members
 from jaxfleet.launch.places import Places
 from jaxfleet.launch.process import Process
-from jaxfleet.launch.starter import Starter, log_name, meeting_folder, starting, temporary_folder
+from jaxfleet.launch.starter import Starter, log_name, meeting_folder, starting
+from jaxfleet.launch.temporary import temporary_folder
 
 _AGAIN_S = 0.5  # until a server that died is started again
 _MOST_PORT_TAKEN = 20
@@ -39,7 +41,9 @@ def launch(job: Job, *, logs: Callable[[str, int], str] = log_name) -> int:
         names |= {f"trainer {at}": logs("trainer", at) for at in places.trainers}
         temporary = [] if job.checkpoint_dir else [folder]
         meeting, removed = meeting_folder(job, stack)
-        starter = stack.enter_context(starting(job, names, folders=[*temporary, *removed]))
+        job, secret = with_secret(job, stack)
+        folders = [*secret, *temporary, *removed]
+        starter = stack.enter_context(starting(job, names, folders=folders))
         members = Members(job, places=places, starter=starter, folder=folder, meeting=meeting)
         return _Launch(job, starter, members).run()
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxfleet.env import Cluster, cluster_environment
+from jaxfleet.env import Cluster, cluster_environment, read_job
 from jaxfleet.launch.job import Job
 from jaxfleet.launch.places import Places
 from jaxfleet.launch.process import Process
@@ -26,6 +26,8 @@ class Members:
         self._meeting = meeting
         self._job, self._places, self._starter = job, places, starter
         self._checkpoints = folder.resolve()
+        save_dirs = job.save_dirs or read_job().save_dirs or (Path.cwd(),)
+        self._save_dirs = tuple(one.resolve() for one in save_dirs)
         self.trainers: list[Process] = []
         self.servers: dict[int, Process] = {}  # those that run now, or ran last
 
@@ -61,6 +63,8 @@ class Members:
             checkpoint_dir=self._checkpoints if trainer_id is None else None,
             server_return_s=job.server_return_s if job.restarts else 0.0,
             meeting_dir=self._meeting,
+            insecure=job.insecure,
+            save_dirs=self._save_dirs if trainer_id is None else (),
         )
 
     def _start(self, name: str, command: tuple[str, ...], cluster: Cluster) -> Process:

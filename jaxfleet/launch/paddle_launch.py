@@ -37,7 +37,7 @@ def launch(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -
     args = _parser().parse_args(argv)
     if args.print_config:
         tell(args)
-    place = _place(args)
+    place, secret_file = _place(args), read_job().secret_file
     gpus = seen_gpus() if args.selected_gpus is None else selected_gpus(args.selected_gpus)
     job = CollectiveJob(
         command=script_command(args, runner),
@@ -47,7 +47,9 @@ def launch(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -
         nproc=max(1, len(gpus)),
         gpus=gpus or None,
         log_dir=args.log_dir,
-        secret_file=read_job().secret_file,
+        secret_file=secret_file,
+        # The original has no secret, and its arguments name none; JAXFLEET_SECRET_FILE does.
+        insecure=place.nodes.several and secret_file is None,
         quiet=args.log_level > _INFO,
         proxies=False,
     )

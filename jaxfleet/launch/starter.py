@@ -1,7 +1,6 @@
 """What every launch has: where lines, logs and events come together as processes are started."""
 
 import signal
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from jaxfleet.launch.events import Ended, Events, Gone, Told
 from jaxfleet.launch.job import AnyJob
 from jaxfleet.launch.keeper import Keeper
 from jaxfleet.launch.process import Process
+from jaxfleet.launch.temporary import temporary_folder
 
 
 class Starter:
@@ -64,12 +64,6 @@ def log_name(role: str, number: int) -> str:
     'trainer-0.log'
     """
     return f"{role}-{number}.log"
-
-
-def temporary_folder(stack: ExitStack) -> Path:
-    """Returns a new folder that is there for as long as the stack."""
-    folder = tempfile.TemporaryDirectory(prefix="jaxfleet-", ignore_cleanup_errors=True)
-    return Path(stack.enter_context(folder))
 
 
 def meeting_folder(job: AnyJob, stack: ExitStack) -> tuple[Path | None, list[Path]]:

@@ -5,10 +5,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from jaxfleet.env import read_metrics_port
+from jaxfleet.errors import StrategyError
 from jaxfleet.lower import ExecutableCache, compute_in_place
 from jaxfleet.ps.allocation import keep_freed_memory
 from jaxfleet.ps.metrics import Metrics
@@ -32,6 +34,7 @@ def serve(
     options: ServerOptions,
     *,
     secret_file: Path | None = None,
+    insecure: bool = False,
     begin: Callable[[ServerCore], None] = lambda _: None,
     on_listening: Callable[[str], None] = lambda _: None,
 ) -> int:
@@ -41,15 +44,20 @@ def serve(
         endpoint: where to listen.
         options: which job, how long to wait, where to keep the state.
         secret_file: holds the job's secret.
+        insecure: serve without one, on this machine's own addresses.
         begin: is given the server before it serves: to give it a program and a state.
         on_listening: is given the endpoint once trainers can connect.
 
     Raises:
         ConnectError: the endpoint is taken, or may not be bound.
         CheckpointError: the server's last own checkpoint cannot be read.
-        StrategyError: metrics are asked for, and cannot be served.
+        StrategyError: there is no secret and `insecure` is not set, or metrics are asked for and
+            cannot be served.
         JaxfleetError: a block failed, or no trainer lives.
     """
+    _check_secret(endpoint, secret_file, insecure=insecure)
+    if options.save_dirs is None:
+        options = replace(options, save_dirs=(Path.cwd(),))
     keep_freed_memory()
     compute_in_place()
     sys.setswitchinterval(_SWITCH_S)
@@ -79,6 +87,22 @@ def serve(
     if core.failure is not None:
         raise core.failure
     return code
+
+
+def _check_secret(endpoint: str, secret_file: Path | None, *, insecure: bool) -> None:
+    """Refuses to open a port to every user of the machine by mistake.
+
+    Raises:
+        StrategyError: there is no secret, and `insecure` is not set.
+    """
+    if secret_file is None and not insecure:
+        what = f"the server at {endpoint} has no secret: every user who reaches its port could"
+        raise StrategyError(
+            f"{what} take the job over, and have it write files",
+            hint="start the job with `jaxfleet launch`, which makes a secret; or set "
+            "JAXFLEET_SECRET_FILE to the same file for all processes; or accept the risk with "
+            "JAXFLEET_INSECURE=1",
+        )
 
 
 def _give_metrics(metrics: Metrics, core: ServerCore, endpoint: str, server: int) -> None:

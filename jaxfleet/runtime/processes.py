@@ -104,6 +104,7 @@ def serve_job(cluster: Cluster, strategy: DistributedStrategy) -> int:
 
     Raises:
         ConnectError: the endpoint is taken, or may not be bound.
+        StrategyError: the job has no secret, and is not meant to be insecure.
     """
     assert cluster.current_endpoint is not None
     options = ServerOptions(
@@ -114,8 +115,14 @@ def serve_job(cluster: Cluster, strategy: DistributedStrategy) -> int:
         step_timeout_s=strategy.step_timeout_s,
         server_return_s=cluster.server_return_s,
         checkpoint_dir=cluster.own_checkpoints,
+        save_dirs=cluster.save_dirs or None,
     )
-    return serve(cluster.current_endpoint, options, secret_file=cluster.secret_file)
+    return serve(
+        cluster.current_endpoint,
+        options,
+        secret_file=cluster.secret_file,
+        insecure=cluster.insecure,
+    )
 
 
 class ServerStep(Generic[State, Metrics]):

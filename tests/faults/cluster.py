@@ -138,6 +138,8 @@ class Jobs:
             job=self.job,
             secret_file=self.secret,
             server_return_s=self.returns_s,
+            insecure=self.secret is None,
+            save_dirs=(self.folder,),
         )
         return replace(found, **changed)  # type: ignore[arg-type]
 

@@ -74,7 +74,7 @@ def test_machines_start_again_for_want_of_a_rank_that_was_killed_on_another(
     tmp_path: Path, undisturbed: list[dict[str, np.ndarray]]
 ) -> None:
     options = ["--nproc", "1", "--nodes", "127.0.0.1,127.0.0.2", "--max-restarts", "1"]
-    options += ["--port", str(free_ports(2)), "--node"]
+    options += ["--insecure", "--port", str(free_ports(2)), "--node"]
     nodes = [started(tmp_path, *options, f"127.0.0.{n}", dying=True) for n in (1, 2)]
     first, second = ended(*nodes)
     assert "PeerLostError: step 6: rank 1 is lost" in first, first

@@ -46,6 +46,7 @@ def test_servers_stay_until_the_trainers_of_all_machines_are_done(
     code = SAYS + SERVES.format(folder=str(tmp_path))
     words = ["--servers", "1", "--trainers", "3", "--servers-run-script", "--job", "one"]
     words += ["--nodes", "127.0.0.1,127.0.0.2", "--port", str(port), "--timeout", str(WAIT_S)]
+    words += ["--insecure"]
     with (
         command(tmp_path, code, *words, "--node", "127.0.0.1") as first,
         command(tmp_path, code, *words, "--node", "127.0.0.2") as second,
@@ -67,7 +68,7 @@ def test_servers_stay_until_the_trainers_of_all_machines_are_done(
 
 
 def test_a_machine_without_a_process_of_the_job_says_so(tmp_path: Path) -> None:
-    words = ["--job", "one", "--nodes", "127.0.0.1,127.0.0.2", "--node", "127.0.0.2"]
+    words = ["--job", "one", "--nodes", "127.0.0.1,127.0.0.2", "--node", "127.0.0.2", "--insecure"]
     with command(tmp_path, "", *words) as launcher:
         _, err = launcher.communicate(timeout=WAIT_S)
     assert launcher.returncode == 0

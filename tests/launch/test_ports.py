@@ -73,7 +73,10 @@ def test_another_start_on_one_machine_goes_elsewhere_where_its_port_is_taken() -
         for nodes, start, is_refused in (("127.0.0.1", 0, True), ("127.0.0.1,b", 1, True),
                                          ("127.0.0.1", 1, False)):  # fmt: skip
             names = tuple(nodes.split(","))
-            job = CollectiveJob(command=("x",), port=taken - start, nodes=Nodes(names, names[0]))
+            nodes_of_job = Nodes(names, names[0])
+            job = CollectiveJob(
+                command=("x",), port=taken - start, nodes=nodes_of_job, insecure=True
+            )
             with RankPlaces(job) as places:
                 if is_refused:
                     with pytest.raises(StrategyError, match=f"port {taken} of 127.0.0.1 cannot"):

@@ -133,7 +133,7 @@ def test_two_machines_agree_on_ranks_and_ports_of_every_start(
     # A rank of one machine fails, and one of the other for want of it.
     code = SAYS + failing(tmp_path, 1, ranks="13")
     nodes = ["--nproc", "2", "--nodes", "127.0.0.1,127.0.0.2", "--port", str(port)]
-    nodes += ["--max-restarts", "1", "--timeout", str(WAIT_S), "--node"]
+    nodes += ["--insecure", "--max-restarts", "1", "--timeout", str(WAIT_S), "--node"]
     with (
         command(tmp_path, code, *nodes, "127.0.0.2") as second,
         command(tmp_path, code, *nodes, "127.0.0.1") as launcher,
@@ -182,6 +182,7 @@ def test_every_option_reaches_the_job(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     options = "--nproc 2 --nodes a,b --node b --port 7000 --max-restarts 3 --gpus 0,1 --grace 2"
+    options += " --insecure"
     assert main(["launch", *options.split(), "--devices-per-process", "4", "train.py", "-x"]) == 0
     assert main(["launch", "--nproc", "2", "--job", "j", "--node", "c", "train.py"]) == 0
     several, one = launched
@@ -195,6 +196,7 @@ def test_every_option_reaches_the_job(tmp_path: Path, monkeypatch: pytest.Monkey
         cpu_devices=4,
         max_restarts=3,
         grace_s=2.0,
+        insecure=True,
     )
     assert (one.name, one.nodes) == ("j", Nodes(("c",), "c"))
 
@@ -214,6 +216,8 @@ def test_every_option_reaches_the_job(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--nproc", "1", "--nodes", "a,a", "--node", "a"], "the machine a is named twice"),
         (["--nproc", "1", "--nodes", "a,,b", "--node", "a"], "'' is no machine's name"),
         (["--nodes", "a,b", "--node", "a"], "a job on several machines has no name"),
+        (["--nproc", "1", "--nodes", "a,b", "--node", "a"], "several machines has no secret"),
+        (["--job", "j", "--nodes", "a,b", "--node", "a"], "several machines has no secret"),
     ],
 )
 def test_what_cannot_be_launched_is_refused(

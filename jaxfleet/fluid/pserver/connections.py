@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from jaxfleet.env import read_job
@@ -47,14 +47,19 @@ class ZmqWires:
 
         Raises:
             ConnectError: the endpoint is taken, or may not be bound.
+            StrategyError: the job has no secret, and is not meant to be insecure.
             JaxfleetError: a block failed, or no trainer lives.
         """
         job = read_job()
         with _handlers_given_back():
             serve(
                 facts.endpoint,
-                server_options(facts, patience(), job=job.name),
+                replace(
+                    server_options(facts, patience(), job=job.name),
+                    save_dirs=job.save_dirs or None,
+                ),
                 secret_file=job.secret_file,
+                insecure=job.insecure,
                 begin=begin,
             )
 

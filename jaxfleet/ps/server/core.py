@@ -25,6 +25,7 @@ from jaxfleet.ps.server.options import ServerOptions
 from jaxfleet.ps.server.own_checkpoints import own_checkpoints
 from jaxfleet.ps.server.peers import Trainers
 from jaxfleet.ps.server.plan import ServerPlan
+from jaxfleet.ps.server.save_folders import SaveFolders
 from jaxfleet.ps.server.together import Together
 from jaxfleet.ps.server.watch import Watch
 from jaxfleet.tables import TableStore
@@ -67,7 +68,8 @@ class ServerCore:
         self._me = Identity(secrets.token_hex(8))
         self._links = Links()
         own, most = own_checkpoints(options), options.queued_bytes
-        self._holder = Holder(self.desk, self._me, self._links, own, cache, clock, most)
+        folders = SaveFolders(options.save_dirs)
+        self._holder = Holder(self.desk, self._me, self._links, own, cache, clock, most, folders)
         self._together = Together(self.desk, self.trainers, self._holder, most)
         self._holder.on_load = self._together.forget
         self._entrance = Entrance(

@@ -17,6 +17,7 @@ from jaxfleet.ps.server.own_saves import OwnSaves
 from jaxfleet.ps.server.plan import ServerPlan
 from jaxfleet.ps.server.plan_reader import read_plan
 from jaxfleet.ps.server.pulls import Pulls
+from jaxfleet.ps.server.save_folders import SaveFolders
 from jaxfleet.ps.server.sent_program import parse_sent, read_sent
 from jaxfleet.ps.server.service import Around, Service
 from jaxfleet.tables import TableStore
@@ -34,6 +35,7 @@ class Holder:
         cache: where executables are kept.
         clock: tells the time in seconds.
         queued_bytes: the most bytes of gradients that wait.
+        folders: below which trainers may have it write and read checkpoints.
         on_load: is called when a checkpoint was loaded: what came before it is void.
     """
 
@@ -44,6 +46,7 @@ class Holder:
     cache: ExecutableCache
     clock: Callable[[], float]
     queued_bytes: int
+    folders: SaveFolders = field(default_factory=SaveFolders)
     on_load: Callable[[], None] = lambda: None
     _text: str = ""
     _service: Service | None = None
@@ -207,7 +210,12 @@ class Holder:
         self.go_on()
 
     def save(self, request: Request) -> None:
-        """Writes a checkpoint once its step is applied."""
+        """Writes a checkpoint once its step is applied.
+
+        Raises:
+            RefusedError: it lies outside the folders for checkpoints, or there is no program.
+        """
+        self.folders.check(request.message)
         self._defined().between.add_save(request)
         self.go_on()
 
@@ -217,7 +225,12 @@ class Holder:
         self.go_on()
 
     def load(self, request: Request) -> None:
-        """Takes the state of a checkpoint, between two steps."""
+        """Takes the state of a checkpoint, between two steps.
+
+        Raises:
+            RefusedError: it lies outside the folders for checkpoints, or there is no program.
+        """
+        self.folders.check(request.message)
         self._defined().between.add_load(request)
         self.go_on()
 

@@ -26,7 +26,9 @@ class ServerOptions:
         heartbeat_s: how often it tells other servers that it lives.
         queued_bytes: the most bytes of gradients for later steps that it holds.
         checkpoint_dir: where it keeps its own checkpoints, in `server<i>`; none unless given.
-        keep: how many of them.
+        save_dirs: the folders below which trainers may have it write and read checkpoints; None is
+            any folder, for servers that no other process reaches.
+        keep: how many of its own checkpoints it keeps.
         may_leave: a trainer may end before the others, who go on without it.
 
     Raises:
@@ -44,6 +46,7 @@ class ServerOptions:
     heartbeat_s: float = 1.0
     queued_bytes: int = 8 << 30
     checkpoint_dir: Path | None = None
+    save_dirs: tuple[Path, ...] | None = None
     keep: int = 2
     may_leave: bool = False
 

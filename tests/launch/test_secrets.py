@@ -1,0 +1,78 @@
+"""Every job that is launched has a secret, which its processes alone can read."""
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jaxfleet.errors import StrategyError
+from jaxfleet.launch import CollectiveJob, Nodes, launch, launch_ranks
+from tests.launch.jobs import IDLE, job, python
+
+SHOW = """
+import os, pathlib, stat, sys
+path = pathlib.Path(os.environ["JAXFLEET_SECRET_FILE"])
+modes = [oct(stat.S_IMODE(one.stat().st_mode)) for one in (path, path.parent)]
+print(path, *modes, len(path.read_text().strip()), os.environ.get("JAXFLEET_INSECURE"))
+"""
+SHOW_ALL = """
+import os
+print(sorted(n for n in os.environ if n in ("JAXFLEET_SECRET_FILE", "JAXFLEET_INSECURE")))
+"""
+
+
+def words(out: str) -> list[str]:
+    return out.partition("| ")[2].split()
+
+
+@pytest.mark.processes
+def test_a_job_has_a_secret_of_its_own_that_its_owner_alone_reads(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert launch(job(SHOW, IDLE)) == 0
+    path, file_mode, folder_mode, size, insecure = words(capsys.readouterr().out)
+    assert (file_mode, folder_mode, size, insecure) == ("0o600", "0o700", "64", "None")
+    assert not Path(path).parent.exists()
+    assert launch_ranks(CollectiveJob(command=python(SHOW))) == 0
+    other, *modes, _, _ = words(capsys.readouterr().out)
+    assert (other != path, modes) == (True, ["0o600", "0o700"])
+    assert not Path(other).parent.exists()
+
+
+@pytest.mark.processes
+def test_a_secret_that_is_given_is_used_and_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = tmp_path / "mine"
+    given.write_text("0123456789abcdef")
+    given.chmod(0o600)
+    assert launch(job(SHOW, IDLE, secret_file=given)) == 0
+    assert words(capsys.readouterr().out)[0] == str(given)
+    assert stat.S_IMODE(given.stat().st_mode) == 0o600
+
+
+@pytest.mark.processes
+def test_an_insecure_job_has_no_secret_and_its_processes_are_given_the_risk(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXFLEET_SECRET_FILE", "/of/another/job")
+    assert launch(job(SHOW_ALL, IDLE, insecure=True)) == 0
+    assert "['JAXFLEET_INSECURE']" in capsys.readouterr().out
+
+
+def test_a_job_with_a_secret_is_not_insecure_too(tmp_path: Path) -> None:
+    (tmp_path / "s").touch()
+    with pytest.raises(StrategyError, match="is to be insecure"):
+        replace(job(SHOW), secret_file=tmp_path / "s", insecure=True)
+
+
+@pytest.mark.parametrize("ranks", [True, False])
+def test_several_machines_need_a_secret_that_all_have(*, ranks: bool) -> None:
+    nodes = Nodes(("a", "b"), "a")
+    with pytest.raises(StrategyError, match="several machines has no secret") as caught:
+        if ranks:
+            CollectiveJob(command=("x",), nodes=nodes)
+        else:
+            replace(job(SHOW), nodes=nodes)
+    assert "--secret-file" in caught.value.__notes__[0]
