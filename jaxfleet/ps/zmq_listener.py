@@ -1,14 +1,14 @@
 """A server's end of all lines to it, over ZeroMQ."""
 
-import threading
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
 
 import zmq
-import zmq.utils.z85
 
 from jaxfleet.ps.chunks import Joiner, PieceError, split
+from jaxfleet.ps.doorway import DoorLimits
 from jaxfleet.ps.frames import Frame, FrameError
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.messages import Kind, Message
@@ -18,6 +18,7 @@ from jaxfleet.ps.secret import Keys
 from jaxfleet.ps.shared_arena import Lender
 from jaxfleet.ps.shared_frames import Borrower, is_placed, place
 from jaxfleet.ps.wire import decode, encode
+from jaxfleet.ps.zmq_door import Door
 from jaxfleet.ps.zmq_ends import (
     End,
     Timing,
@@ -30,7 +31,6 @@ from jaxfleet.ps.zmq_ends import (
 from jaxfleet.ps.zmq_local import local_address, local_name
 
 _MOST_NEAR = 256
-_ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks whom it may let in
 
 
 class ZmqListener:
@@ -70,11 +70,15 @@ class ZmqListener:
         self._router = make_socket(self._end.context, zmq.ROUTER, timing)
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 0)  # nobody takes another's name
         self._router.setsockopt(zmq.IPV6, int("[" in address))
+        # Over a Unix socket the kernel says whose a connection is; other users have TCP.
+        self._router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         self._end.watch(self._router)
         try:
             if keys is not None:
                 use_keys(self._router, keys, server=True)
-            self._let_in(keys)
+            self._door = Door(
+                self._end.context, self._router, keys, DoorLimits(longest_s=timing.handshake_s)
+            )
             self._router.bind(address)
             port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
             if (name := local_name(host, int(port))) is not None:
@@ -84,23 +88,6 @@ class ZmqListener:
             raise
         self._endpoint = f"{host}:{port}"
 
-    def _let_in(self, keys: Keys | None) -> None:
-        """Lets in who has the job's secret, or everybody who speaks as ZeroMQ does since 2013.
-
-        A peer of an older protocol that says its name while the socket closes would end this
-        process (libzmq 4.3.5, zmtp_engine.cpp:422); libzmq turns it away where it has to ask.
-        """
-        self._router.setsockopt(zmq.ZAP_DOMAIN, b"jaxfleet")
-        asked = self._end.context.socket(zmq.REP)
-        asked.setsockopt(zmq.LINGER, 0)
-        asked.bind(_ZAP)
-        wanted = [b"NULL"]
-        if keys is not None:
-            wanted = [b"CURVE", zmq.utils.z85.decode(keys.client_public)]
-        # A thread of its own: the one that serves may be busy for longer than a handshake waits.
-        answering = (asked, wanted)
-        threading.Thread(target=_answer, args=answering, name="jaxfleet-zap", daemon=True).start()
-
     @property
     def endpoint(self) -> str:
         return self._endpoint
@@ -108,6 +95,11 @@ class ZmqListener:
     @property
     def rejected(self) -> int:
         return self._rejected
+
+    @property
+    def cut(self) -> int:
+        """How many connections were cut that had not proved that they have the secret."""
+        return self._door.cut
 
     def receive(self, timeout_s: float) -> tuple[Peer, Message] | None:
         until = time.monotonic() + timeout_s
@@ -192,15 +184,3 @@ class ZmqListener:
     def close(self) -> None:
         self._end.close()
         self._lender.close()
-
-
-def _answer(asked: "zmq.Socket[bytes]", wanted: Sequence[bytes]) -> None:
-    """Answers ZeroMQ's questions by RFC 27 until the context ends."""
-    try:
-        while True:
-            version, number, _, _, _, *shown = asked.recv_multipart()
-            known = shown == wanted
-            status = (b"200", b"OK", b"jaxfleet") if known else (b"400", b"not this job's", b"")
-            asked.send_multipart([version, number, *status, b""])
-    except zmq.ZMQError:
-        asked.close()

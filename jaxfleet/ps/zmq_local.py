@@ -29,7 +29,10 @@ def local_address(name: str) -> str:
 
 
 def who_answers(name: str) -> int | None:
-    """Returns the process that listens on the Unix socket now, 0 where it cannot be seen."""
+    """Returns this user's process that listens on the Unix socket now, 0 where it is out of sight.
+
+    None is nobody, or another user: a listener turns users other than its own away there.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0.5)
         try:
@@ -38,7 +41,9 @@ def who_answers(name: str) -> int | None:
             return None
         found = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, _ = _CREDENTIALS.unpack(found)
-    return int(pid) if user == os.getuid() and _is_in_sight(pid) else 0
+    if user != os.getuid():
+        return None
+    return int(pid) if _is_in_sight(pid) else 0
 
 
 def _is_in_sight(pid: int) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxfleet.errors import StrategyError
-from jaxfleet.launch import CollectiveJob, Nodes, launch, launch_ranks
+from jaxfleet.launch import CollectiveJob, Job, Nodes, launch, launch_ranks
 from tests.launch.jobs import IDLE, job, python
 
 SHOW = """
@@ -67,12 +67,8 @@ def test_a_job_with_a_secret_is_not_insecure_too(tmp_path: Path) -> None:
         replace(job(SHOW), secret_file=tmp_path / "s", insecure=True)
 
 
-@pytest.mark.parametrize("ranks", [True, False])
-def test_several_machines_need_a_secret_that_all_have(*, ranks: bool) -> None:
-    nodes = Nodes(("a", "b"), "a")
+@pytest.mark.parametrize("asked", [CollectiveJob(command=("x",)), job(SHOW)])
+def test_several_machines_need_a_secret_that_all_have(asked: CollectiveJob | Job) -> None:
     with pytest.raises(StrategyError, match="several machines has no secret") as caught:
-        if ranks:
-            CollectiveJob(command=("x",), nodes=nodes)
-        else:
-            replace(job(SHOW), nodes=nodes)
+        replace(asked, nodes=Nodes(("a", "b"), "a"))
     assert "--secret-file" in caught.value.__notes__[0]

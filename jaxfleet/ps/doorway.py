@@ -1,0 +1,144 @@
+"""Connections that have not proved that they have the job's secret, and how little they may hold.
+
+ZeroMQ bounds the time that a handshake takes and nothing else: a peer without the secret may open
+as many connections as there are descriptors, and have each hold a frame of the largest size. Here
+they are counted, and cut where they are too many or send too much.
+
+How far a handshake has come is seen by what the kernel counts (`TCP_INFO`): a CURVE server answers
+the 64 bytes of a greeting by as many, and sends more only to a peer that has the server's public
+key, which follows from the secret. Where the kernel does not count, the number alone is bounded.
+"""
+
+import os
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+_TCP_INFO = 11
+_COUNTED = struct.Struct("<QQ")  # bytes acknowledged and received, from Linux 4.1 on
+_COUNTED_AT = 120
+_GREETED = 72  # bytes sent: the 64 of a greeting, and the beginning of another command
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoorLimits:
+    """How much connections may hold that have not proved that they have the secret.
+
+    Attributes:
+        connections: how many of them there may be; the oldest is cut where another comes.
+        of_an_address: how many of one address.
+        received_bytes: how much one may send.
+        longest_s: after so long one is ZeroMQ's to end, whose handshakes take no longer.
+    """
+
+    connections: int = 64
+    of_an_address: int = 16
+    received_bytes: int = 4096
+    longest_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class _Stranger:
+    """A connection that has proved nothing yet: a second descriptor of it, and its address."""
+
+    line: socket.socket
+    address: str
+    since: float
+
+
+@dataclass
+class Doorway:
+    """The connections of a listener that have proved nothing yet.
+
+    Attributes:
+        limits: how much they may hold.
+        clock: the time in seconds.
+        cut: how many were cut.
+    """
+
+    limits: DoorLimits
+    clock: Callable[[], float] = time.monotonic
+    cut: int = 0
+    _strangers: dict[int, _Stranger] = field(default_factory=dict)  # by their descriptor, in order
+
+    def __len__(self) -> int:
+        return len(self._strangers)
+
+    def accepted(self, fd: int) -> None:
+        """Notes a new connection; cuts the oldest where there are too many."""
+        self.left(fd)  # the number was another's before
+        stranger = self._stranger(fd)
+        if stranger is None:
+            return
+        self._strangers[fd] = stranger
+        counts = Counter(one.address for one in self._strangers.values())
+        crowded = counts[stranger.address] > self.limits.of_an_address
+        if crowded or len(self._strangers) > self.limits.connections:
+            self._cut(next(
+                at for at, one in self._strangers.items()
+                if not crowded or one.address == stranger.address
+            ))  # fmt: skip
+
+    def left(self, fd: int) -> None:
+        """Notes that a connection has ended."""
+        if (stranger := self._strangers.pop(fd, None)) is not None:
+            stranger.line.close()
+
+    def look(self) -> None:
+        """Lets those go that have proved themselves, and cuts those that sent too much."""
+        for fd, stranger in list(self._strangers.items()):
+            sent, received = _counted(stranger.line)
+            if sent >= _GREETED or self.clock() - stranger.since > self.limits.longest_s:
+                self.left(fd)
+            elif received > self.limits.received_bytes:
+                self._cut(fd)
+
+    def close(self) -> None:
+        """Lets all go."""
+        for fd in list(self._strangers):
+            self.left(fd)
+
+    def _cut(self, fd: int) -> None:
+        """Ends a connection; ZeroMQ notices, and closes it."""
+        self.cut += 1
+        with suppress(OSError):  # it has ended by itself
+            self._strangers[fd].line.shutdown(socket.SHUT_RDWR)
+        self.left(fd)
+
+    def _stranger(self, fd: int) -> _Stranger | None:
+        """Returns a connection, None where it has ended or is one of this machine's own kind."""
+        try:
+            copy = os.dup(fd)
+        except OSError:
+            return None
+        try:
+            line = socket.socket(fileno=copy)
+        except OSError:  # the number is a file's by now
+            os.close(copy)
+            return None
+        try:
+            if line.family != socket.AF_UNIX:  # of those the kernel has told ZeroMQ the user
+                return _Stranger(line, str(line.getpeername()[0]), self.clock())
+        except OSError:
+            pass
+        line.close()
+        return None
+
+
+def _counted(line: socket.socket) -> tuple[int, int]:
+    """Returns how many bytes a connection took and sent; none where the kernel does not count."""
+    if not sys.platform.startswith("linux"):
+        return 0, 0
+    try:
+        info = line.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _COUNTED_AT + _COUNTED.size)
+    except OSError:
+        return 0, 0
+    if len(info) < _COUNTED_AT + _COUNTED.size:
+        return 0, 0
+    sent, received = _COUNTED.unpack_from(info, _COUNTED_AT)
+    return sent, received
