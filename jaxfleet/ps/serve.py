@@ -13,6 +13,7 @@ from jaxfleet.env import read_metrics_port
 from jaxfleet.errors import StrategyError
 from jaxfleet.lower import ExecutableCache, compute_in_place
 from jaxfleet.ps.allocation import keep_freed_memory
+from jaxfleet.ps.descriptors import Reserve, raise_limit
 from jaxfleet.ps.metrics import Metrics
 from jaxfleet.ps.network import Network
 from jaxfleet.ps.secret import read_secret
@@ -61,6 +62,8 @@ def serve(
     keep_freed_memory()
     compute_in_place()
     sys.setswitchinterval(_SWITCH_S)
+    raise_limit()
+    reserve = Reserve()
     network = network_of(secret_file)
     listener = network.listen(endpoint)
     core = ServerCore(listener.endpoint, ExecutableCache(), time.monotonic, options)
@@ -71,6 +74,7 @@ def serve(
         connect=network.connect,
         publish=metrics.publish,
         spans=spans_of(f"server {options.server or 0}"),
+        reserve=reserve,
     )
     try:
         begin(core)
@@ -84,6 +88,7 @@ def serve(
         code = server.serve()
     finally:
         metrics.close()
+        reserve.close()
     if core.failure is not None:
         raise core.failure
     return code

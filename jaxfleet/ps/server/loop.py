@@ -5,8 +5,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from jaxfleet.ps.descriptors import Reserve
 from jaxfleet.ps.messages import Message
 from jaxfleet.ps.network import Lines, Listener, Peer
 from jaxfleet.ps.server.core import ServerCore
@@ -19,6 +22,8 @@ _PUBLISH_S = 0.5  # how old figures may be that watchers see
 _STILL_S = 1.0  # longer than this between two ticks, the process stood still
 _SHORT_S = 0.01  # what takes no longer is done between two messages: two threads would cost more
 _AT_A_TIME_S = 0.05  # of short work, before messages are looked at
+
+_OF_FILES = frozenset({"saving", "loading"})  # what is done with descriptors of the reserve
 
 Done: TypeAlias = tuple[Job, Any, Exception | None]
 
@@ -35,6 +40,7 @@ class Server:
             meanwhile.
         publish: is given figures twice a second.
         spans: notes what is done when.
+        reserve: descriptors for checkpoints.
     """
 
     def __init__(
@@ -47,15 +53,17 @@ class Server:
         threaded: bool = True,
         publish: Callable[[Figures], None] | None = None,
         spans: Spans = NO_SPANS,
+        reserve: Reserve | None = None,
     ) -> None:
+        self._attempt = _Attempt(spans, reserve or Reserve(0))
         self._core = core
         self._listener = listener
         self._connect = connect
         self._clock = clock
         self._lines: Lines | None = None
         self._ticked = self._published = clock()
-        self._publish, self._spans = publish, spans
-        self._worker = _Worker(listener.wake, spans) if threaded else None
+        self._publish = publish
+        self._worker = _Worker(listener.wake, self._attempt) if threaded else None
         self._todo: deque[Job] = deque()
         self._stop = threading.Event()
 
@@ -114,9 +122,7 @@ class Server:
             if self._worker.is_busy or job.expected_s > _SHORT_S:
                 self._worker.put(job)
             else:
-                with self._spans.span(job.what):
-                    done = (job, *job.attempt())
-                self._end(done)
+                self._end(self._attempt(job))
 
     def _has_work(self) -> bool:
         self._todo += self._core.take_jobs()  # what was done may have made more possible
@@ -143,11 +149,24 @@ class Server:
             pass
 
 
+@dataclass(frozen=True)
+class _Attempt:
+    """Does a job, and notes when."""
+
+    spans: Spans
+    reserve: Reserve
+
+    def __call__(self, job: Job) -> Done:
+        files = self.reserve.lent() if job.what in _OF_FILES else nullcontext()
+        with self.spans.span(job.what), files:
+            return (job, *job.attempt())
+
+
 class _Worker:
     """A thread that does one job after another."""
 
-    def __init__(self, wake: Callable[[], None], spans: Spans) -> None:
-        self._wake, self._spans = wake, spans
+    def __init__(self, wake: Callable[[], None], attempt: _Attempt) -> None:
+        self._wake, self._attempt = wake, attempt
         self._todo: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._waiting = 0
@@ -181,7 +200,5 @@ class _Worker:
 
     def _run(self) -> None:
         while (job := self._todo.get()) is not None:
-            with self._spans.span(job.what):
-                done = (job, *job.attempt())
-            self._done.put(done)
+            self._done.put(self._attempt(job))
             self._wake()

@@ -1,0 +1,67 @@
+"""Descriptors of a server: as many as it may have, and some kept for files that must be opened."""
+
+import contextlib
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_MOST = 1 << 16
+_KEPT = 64  # a checkpoint writes several files at once, each through a folder
+
+
+def raise_limit() -> None:
+    """Lets this process have as many descriptors as its user may give it, up to 65,536."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # the system has a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class Reserve:
+    """Holds descriptors, and gives them up while files are written that must be.
+
+    Connections come whether or not there are descriptors left for checkpoints; those here are
+    taken before the first one comes. Any thread may use it.
+
+    Args:
+        count: how many.
+    """
+
+    def __init__(self, count: int = _KEPT) -> None:
+        self._count = count
+        self._users = 0
+        self._lock = threading.Lock()
+        self._kept: list[int] = []
+        self._take()
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Has the descriptors free while the block runs."""
+        with self._lock:
+            self._users += 1
+            self._give()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._take()
+
+    def close(self) -> None:
+        """Gives all up for good."""
+        with self._lock:
+            self._count = 0
+            self._give()
+
+    def _take(self) -> None:
+        with contextlib.suppress(OSError):  # fewer are left; the next time there may be more
+            while len(self._kept) < self._count:
+                self._kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def _give(self) -> None:
+        while self._kept:
+            os.close(self._kept.pop())
