@@ -27,7 +27,7 @@ NAME = "jaxfleet"
 
 _ALIGNMENT = 4096
 _LONGEST_LOAN_S = 30.0  # a borrower that has a block for longer may be gone
-_MOST_ARENAS = 4
+MOST_ARENAS = 4  # of one lender
 _LONGEST_READ_S = 600.0  # then what was sent was read long ago, or never will be
 
 
@@ -90,7 +90,7 @@ class Lender:
         while len(self._arenas) > 1 and self._arenas[0].lent_at < now - _LONGEST_READ_S:
             self._arenas.pop(0).close()
         stuck = self._arenas[-1].oldest_loan_s() > _LONGEST_LOAN_S
-        return stuck and len(self._arenas) < _MOST_ARENAS
+        return stuck and len(self._arenas) < MOST_ARENAS
 
 
 @dataclass

@@ -11,6 +11,7 @@ import os
 import struct
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from jaxfleet.ps.shared_arena import (
     ARENA_BYTES,
     FLAGS,
     HEADER_BYTES,
+    MOST_ARENAS,
     NAME,
     TOKEN_BYTES,
     Block,
@@ -32,7 +34,7 @@ _MARK = b"\xc1m"  # no msgpack begins with c1, so no header does
 _RECORD = struct.Struct(f"<II{TOKEN_BYTES}sIQQ")
 _NOT_SHARED = bytes(_RECORD.size)
 _LEAST_BYTES = 1 << 16  # a smaller frame costs less in the message
-_MOST_MAPPED = 64
+_MOST_MAPPED = 64  # of all peers
 _SEALED = fcntl.F_SEAL_SHRINK
 
 
@@ -66,8 +68,19 @@ def _packed(block: Block) -> bytes:
     return _RECORD.pack(block.pid, block.fd, block.token, block.flag, block.start, block.size)
 
 
+@dataclass(frozen=True)
+class _Mapped:
+    """An arena that is mapped here, and the peer that named it first."""
+
+    memory: np.ndarray
+    peer: object
+
+
 class Borrower:
     """Finds frames in the memory of other processes of this machine.
+
+    A peer has as many arenas mapped as a lender ever has, each of the one size that there is: the
+    oldest is let go of where it names another.
 
     Args:
         limits: how much a message may hold.
@@ -75,10 +88,19 @@ class Borrower:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._mapped: dict[bytes, np.ndarray] = {}  # by token
+        self._mapped: dict[bytes, _Mapped] = {}  # by token
 
-    def find(self, parts: Sequence[Frame]) -> Sequence[Frame]:
+    @property
+    def mapped_bytes(self) -> int:
+        """How much memory of other processes is mapped."""
+        return len(self._mapped) * ARENA_BYTES
+
+    def find(self, parts: Sequence[Frame], peer: object = None) -> Sequence[Frame]:
         """Returns a message's frames; what nobody uses any more goes back to its lender.
+
+        Args:
+            parts: what came.
+            peer: the connection that it came on.
 
         Raises:
             FrameError: the first part does not say where they are.
@@ -88,11 +110,11 @@ class Borrower:
         if not 0 < count <= self._limits.max_frames or len(records) != count * _RECORD.size:
             raise FrameError("a message does not say where each of its frames is")
         return [
-            self._found(Block(*_RECORD.unpack_from(records, at * _RECORD.size)), frame)
+            self._found(Block(*_RECORD.unpack_from(records, at * _RECORD.size)), frame, peer)
             for at, frame in enumerate(frames)
         ]
 
-    def _found(self, block: Block, frame: Frame) -> Frame:
+    def _found(self, block: Block, frame: Frame, peer: object) -> Frame:
         if not block.size:
             return frame
         if frame_bytes(frame):
@@ -100,25 +122,27 @@ class Borrower:
         fits = HEADER_BYTES <= block.start <= ARENA_BYTES - block.size and block.flag < FLAGS
         if not fits or block.size > self._limits.max_bytes:
             raise FrameError("a frame lies outside of the memory that is shared")
-        memory = self._mapped.get(block.token)
-        if memory is None:
-            memory = self._map(block)
+        known = self._mapped.get(block.token)
+        memory = self._map(block, peer) if known is None else known.memory
         lent = memory[block.start : block.start + block.size]
         # Whatever is made of it keeps this very array, and so the block.
         ended = weakref.finalize(lent, _give_back, flags_of(memory), block.flag, os.getpid())
         ended.atexit = False
         return lent.data.toreadonly()
 
-    def _map(self, block: Block) -> np.ndarray:
+    def _map(self, block: Block, peer: object) -> np.ndarray:
         try:
             memory = _mapped(f"/proc/{block.pid}/fd/{block.fd}")
         except (OSError, ValueError) as error:
             raise FrameError(f"memory of process {block.pid} cannot be shared: {error}") from error
         if memory[:TOKEN_BYTES].tobytes() != block.token:
             raise FrameError(f"memory of process {block.pid} is not what a message says it is")
-        while len(self._mapped) >= _MOST_MAPPED:
+        of_peer = [token for token, one in self._mapped.items() if one.peer == peer]
+        if len(of_peer) >= MOST_ARENAS:
+            del self._mapped[of_peer[0]]
+        elif len(self._mapped) >= _MOST_MAPPED:
             del self._mapped[next(iter(self._mapped))]
-        self._mapped[block.token] = memory
+        self._mapped[block.token] = _Mapped(memory, peer)
         return memory
 
 
@@ -128,9 +152,11 @@ def _mapped(path: str) -> np.ndarray:
         raise ValueError("it is no memory that jaxfleet shares")
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALED
-        if not sealed or os.fstat(fd).st_size != ARENA_BYTES:
+        sealed, found = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALED, os.fstat(fd)
+        if not sealed or found.st_size != ARENA_BYTES:
             raise ValueError("it has another size, or may get one")
+        if found.st_uid != os.geteuid():  # root may open what is another user's
+            raise ValueError("it is another user's")
         return np.frombuffer(mmap.mmap(fd, ARENA_BYTES), np.uint8)
     finally:
         os.close(fd)

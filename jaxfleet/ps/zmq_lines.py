@@ -147,7 +147,7 @@ class ZmqLines:
         try:
             frames = self._joiners[server].add(unpack(parts, most=self._limits.max_parts))
             if frames is not None and is_placed(frames):
-                frames = self._borrower.find(frames)
+                frames = self._borrower.find(frames, server)
             return None if frames is None else (server, decode(frames, self._limits))
         except FrameError:
             self._rejected += 1

@@ -128,7 +128,7 @@ class ZmqListener:
         try:
             frames = self._joined(peer, unpack(parts, most=self._limits.max_parts))
             if frames is not None and is_placed(frames):
-                frames = self._borrower.find(frames)
+                frames = self._borrower.find(frames, peer)
                 self._lend_to(peer)
             return None if frames is None else (peer, decode(frames, self._limits))
         except PieceError:

@@ -15,7 +15,14 @@ from jaxfleet.ps.frames import Frame, FrameError
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.messages import Kind, Message, Tensor
 from jaxfleet.ps.network import Lines, Listener
-from jaxfleet.ps.shared_arena import ARENA_BYTES, FLAGS, HEADER_BYTES, Lender, can_share
+from jaxfleet.ps.shared_arena import (
+    ARENA_BYTES,
+    FLAGS,
+    HEADER_BYTES,
+    MOST_ARENAS,
+    Lender,
+    can_share,
+)
 from jaxfleet.ps.shared_frames import Borrower, is_placed, place
 from jaxfleet.ps.wire import decode, encode
 from jaxfleet.ps.zmq_network import ZmqNetwork
@@ -270,3 +277,27 @@ def test_a_stranger_with_false_records_hears_of_it() -> None:
         assert stranger.poll(10_000)
         assert b"is not what a message says it is" in stranger.recv()
         assert listener.rejected == 1
+
+
+def test_a_peer_has_few_arenas_mapped_however_many_it_names() -> None:
+    borrower, lenders = Borrower(LIMITS), [Lender() for _ in range(MOST_ARENAS + 3)]
+    messages = [place(encode(push(numbers())), lender) for lender in lenders]
+    for placed in messages:
+        assert same(push(numbers()), decode(borrower.find(placed, b"one"), LIMITS))
+    assert borrower.mapped_bytes == MOST_ARENAS * ARENA_BYTES
+    first = place(encode(push(numbers())), lenders[0])
+    borrower.find(first, b"another")
+    assert borrower.mapped_bytes == (MOST_ARENAS + 1) * ARENA_BYTES
+    for lender in lenders:
+        lender.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_memory_of_another_user_is_not_mapped() -> None:
+    lender = Lender()
+    placed = place(encode(push(numbers())), lender)
+    (fd,) = struct.unpack_from("<I", bytes(placed[0]), 2 + struct.calcsize("<II16sIQQ") + 4)
+    os.fchown(fd, 65534, -1)
+    with pytest.raises(FrameError, match="another user's"):
+        Borrower(LIMITS).find(placed)
+    lender.close()
