@@ -37,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for note in getattr(error, "__notes__", ()):
             log(note)
         return USER_ERROR
+    except RecursionError:
+        log("error: the program is nested too deep: blocks in blocks, or calls in calls")
+        return USER_ERROR
     return status
 
 

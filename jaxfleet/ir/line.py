@@ -25,7 +25,12 @@ _WORD = re.compile(
     """,
     re.VERBOSE,
 )
+MOST_NESTED = 64  # brackets, parentheses or blocks in each other: far beyond any program
 _BEYOND = ("", "", "", "")  # so that looking ahead needs no test for the line's end
+
+
+_OPENING, _CLOSING = frozenset("[{("), frozenset("]})")
+_SHOWN = 1000  # characters of a line
 
 
 class Line:
@@ -50,6 +55,20 @@ class Line:
         self.empty = not self._words
         self._words += _BEYOND
         self._at = 0
+
+    def check_nesting(self) -> None:
+        """Refuses what reading it by recursion could not end.
+
+        Raises:
+            TextError: lists and attributes stand too deep in each other.
+        """
+        if len(self._words) <= MOST_NESTED:
+            return
+        depth = 0
+        for word in self._words:
+            depth += (word in _OPENING) - (word in _CLOSING)
+            if depth > MOST_NESTED:
+                raise self.wrong(f"more than {MOST_NESTED} brackets in each other")
 
     @property
     def code(self) -> str:
@@ -118,7 +137,9 @@ class Line:
 
     def wrong(self, what: str, *, hint: str | None = None) -> TextError:
         """Returns an error about this line."""
-        return TextError(f"line {self.number}: {what}: {self.text.strip()}", hint=hint)
+        text = self.text.strip()
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        return TextError(f"line {self.number}: {what}: {shown}", hint=hint)
 
 
 @lru_cache(maxsize=1 << 16)

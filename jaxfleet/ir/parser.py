@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from jaxfleet.errors import ProgramError, TextError
 from jaxfleet.ir.constants import constant_of
 from jaxfleet.ir.dims import Size
-from jaxfleet.ir.line import Line
+from jaxfleet.ir.line import MOST_NESTED, Line
 from jaxfleet.ir.program import (
     NO_ATTRS,
     NO_OPERANDS,
@@ -68,6 +68,7 @@ def parse_all(text: str) -> list[Program]:
         line = Line(text_line, number)
         if line.empty:
             continue
+        line.check_nesting()
         if _opens(line, "program"):
             drafts.append(_program_heading(line))
         elif not drafts:
@@ -89,6 +90,7 @@ class _DraftBlock:
     ops: list[Operator] = field(default_factory=list)
     results: tuple[Operand, ...] = ()
     role: Role | None = None
+    depth: int = 0  # how many blocks it stands in
 
     def read_name(self, line: Line) -> str:
         """Takes a name; with a type behind it, the name is declared here."""
@@ -119,7 +121,7 @@ class _Draft:
     def add(self, line: Line) -> None:
         """Adds what one line says."""
         if _opens(line, "block"):
-            self.blocks.append(_block_heading(line, place=len(self.blocks)))
+            self._open_block(line)
         elif _opens(line, *_KINDS):
             scope = self.blocks[-1].variables if self.blocks else self.variables
             _declare(_declaration(line), scope, line)
@@ -129,6 +131,14 @@ class _Draft:
             self.blocks[-1].role = role
         else:
             self.blocks[-1].ops.append(_operator(self.blocks[-1], line))
+
+    def _open_block(self, line: Line) -> None:
+        block = _block_heading(line, place=len(self.blocks))
+        if 0 <= block.parent < len(self.blocks):
+            block.depth = self.blocks[block.parent].depth + 1
+        if block.depth > MOST_NESTED:
+            raise line.wrong(f"more than {MOST_NESTED} blocks in each other")
+        self.blocks.append(block)
 
     def finish(self) -> Program:
         blocks = tuple(block.finish() for block in self.blocks)

@@ -6,6 +6,7 @@ from jaxfleet.errors import TextError
 from jaxfleet.ir.dims import CALLS, LETTER, Size, call, letter
 
 _TOKEN = re.compile(r"[0-9]+|[A-Za-z_]\w*|\S")
+_MOST_NESTED = 64  # parentheses, which are read by recursion
 _MAX_POWER = 64  # far beyond any shape; b^999999999 would only burn time
 
 
@@ -25,6 +26,9 @@ class _SizeParser:
         self.text = text
         self.tokens: list[str] = _TOKEN.findall(text)
         self.at = 0
+        if text.count("(") > _MOST_NESTED:
+            what = f"a size has more than {_MOST_NESTED} parentheses: {text[:60]}..."
+            raise TextError(what)
 
     def parse(self) -> Size:
         try:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from jaxfleet.errors import ProgramError, TextError
 from jaxfleet.ir.dims import Dim, Size
-from jaxfleet.ir.line import Line, name_of, string_of
+from jaxfleet.ir.line import MOST_NESTED, Line, name_of, string_of
 from jaxfleet.ir.names import PLAIN_WORD, RESERVED
 from jaxfleet.ir.program import Operands
 from jaxfleet.ir.size_parser import parse_size
@@ -161,14 +161,15 @@ def _dtype_of(word: str) -> str | None:
 
 def _sizes(text: str) -> list[str]:
     """Returns the parts between those commas that stand in no parentheses."""
-    parts, depth = [""], 0
-    for mark in text:
+    parts, start, depth = [], 0, 0
+    for at, mark in enumerate(text):
         depth += (mark == "(") - (mark == ")")
+        if depth > MOST_NESTED:
+            raise TextError(f"a size has more than {MOST_NESTED} parentheses")
         if mark == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += mark
-    return parts if text.strip() else []
+            parts.append(text[start:at])
+            start = at + 1
+    return [*parts, text[start:]] if text.strip() else []
 
 
 def _is_number(word: str) -> bool:

@@ -61,7 +61,11 @@ class Machine:
             ProgramError: an operator fails.
         """
         for block in self.plan.blocks:
-            block.lowered.compile()
+            try:
+                block.lowered.compile()
+            except RecursionError as error:
+                what = f"block {block.index} of '{self.plan.program.name}' is nested too deep"
+                raise ProgramError(what, op=self._last_op(block)) from error
 
     def assign(self, arrays: Arrays) -> Arrays:
         """Takes values of variables, and returns them as `run` does."""
