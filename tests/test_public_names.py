@@ -44,8 +44,10 @@ PUBLIC = {
     """,
     "jaxfleet.env": """
         CloudNodes Cluster Environment JobName Rank Started cluster_environment dumping_to
-        preset_flag rank_environment read_cache_dir read_cloud_nodes read_cluster read_cpu_num
-        read_environment read_job read_meeting_dir read_metrics_port read_rank read_restart
+        is_private preset_flag rank_environment read_cache_dir read_cloud_nodes read_cluster
+        read_cpu_num
+        read_environment read_job read_meeting_dir read_metrics_host read_metrics_port read_rank
+        read_restart runtime_dir
         read_roles read_rpc_deadline_ms read_selected_gpus read_started read_trace_dir
         read_visible_gpus rpc_threads says_how_many_cpu_devices wants_gpus
     """,
@@ -211,7 +213,7 @@ PUBLIC = {
         check_pass docstring_programs
     """,
     "jaxfleet.watch": """
-        Board FileSpans NO_SPANS Sample Spans merge scrape spans_of
+        Board FileSpans NO_SPANS Sample Spans merge read_token scrape spans_of write_token
     """,
 }
 

@@ -2,13 +2,15 @@
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any
 
 from jaxfleet.cli.output import USER_ERROR, log
 from jaxfleet.errors import StrategyError
-from jaxfleet.watch import Board
+from jaxfleet.watch import Board, Sample, read_token, scrape
 
 _LONGEST_S = 3600.0
+_HERE = frozenset({"127.0.0.1", "localhost"})
 _BETWEEN_S = 0.5  # looks for a job that has not begun
 
 
@@ -27,6 +29,9 @@ def add_parser(commands: Any) -> None:
     wait = "the most seconds until a server answers (30); none with --once"
     add("--wait", type=float, default=30.0, metavar="S", help=wait)
     add("--once", action="store_true", help="look twice, print what was seen, and end")
+    secret = "the job's secret, whose token metrics ask for; a running job of this user and"
+    add("--secret-file", type=Path, metavar="FILE", help=f"{secret} machine needs none")
+    add("--token", action="store_true", help="print the token, for Prometheus, and end")
     parser.set_defaults(run=run)
 
 
@@ -35,7 +40,11 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < args.every <= _LONGEST_S:
         what = f"--every is {args.every:g}, and is a number of seconds up to {_LONGEST_S:g}"
         raise StrategyError(what)
-    board = Board([at if ":" in at else f"127.0.0.1:{at}" for at in args.servers])
+    addresses = [at if ":" in at else f"127.0.0.1:{at}" for at in args.servers]
+    tokens = _Tokens(args.secret_file)
+    if args.token:
+        return _print_token(tokens.of(addresses[0]))
+    board = Board(addresses, tokens.scrape)
     _look_until_one_answers(board, 0.0 if args.once else args.wait)
     if not board.answers:
         for address, looked in board.found.items():
@@ -43,6 +52,42 @@ def run(args: argparse.Namespace) -> int:
         log("  hint: start the job with JAXFLEET_METRICS_PORT=P, and name the ports P, P + 1, ...")
         return USER_ERROR
     return _once(board, args.every) if args.once else _live(board, args.every)
+
+
+class _Tokens:
+    """Finds the tokens of servers' metrics.
+
+    Raises:
+        StrategyError: the file of the secret cannot be read.
+    """
+
+    def __init__(self, secret_file: Path | None) -> None:
+        self._of_all = None if secret_file is None else _token_of(secret_file)
+
+    def of(self, address: str) -> str | None:
+        """Returns that of a server, None where it needs none, or none is known here."""
+        host, _, port = address.rpartition(":")
+        if self._of_all is not None or host not in _HERE or not port.isdigit():
+            return self._of_all
+        return read_token(int(port))
+
+    def scrape(self, address: str) -> Sample:
+        """Returns the metrics of a server."""
+        return scrape(address, self.of(address))
+
+
+def _token_of(secret_file: Path) -> str:
+    from jaxfleet.ps.secret import metrics_token, read_secret  # noqa: PLC0415  # zmq, for CURVE
+
+    return metrics_token(read_secret(secret_file))
+
+
+def _print_token(token: str | None) -> int:
+    if token is None:
+        log("error: no token is known here: give --secret-file, or name the port of a running job")
+        return USER_ERROR
+    print(token)
+    return 0
 
 
 def _look_until_one_answers(board: Board, wait_s: float) -> None:

@@ -15,6 +15,8 @@ from jaxfleet.env.fluid import read_visible_gpus as read_visible_gpus
 from jaxfleet.env.fluid import rpc_threads as rpc_threads
 from jaxfleet.env.fluid import says_how_many_cpu_devices as says_how_many_cpu_devices
 from jaxfleet.env.fluid import wants_gpus as wants_gpus
+from jaxfleet.env.folders import is_private as is_private
+from jaxfleet.env.folders import runtime_dir as runtime_dir
 from jaxfleet.env.jobs import JobName as JobName
 from jaxfleet.env.jobs import read_job as read_job
 from jaxfleet.env.jobs import read_meeting_dir as read_meeting_dir
@@ -28,6 +30,7 @@ from jaxfleet.env.settings import Environment as Environment
 from jaxfleet.env.settings import dumping_to as dumping_to
 from jaxfleet.env.settings import read_cache_dir as read_cache_dir
 from jaxfleet.env.settings import read_environment as read_environment
+from jaxfleet.env.settings import read_metrics_host as read_metrics_host
 from jaxfleet.env.settings import read_metrics_port as read_metrics_port
 from jaxfleet.env.settings import read_trace_dir as read_trace_dir
 from jaxfleet.env.started import Started as Started

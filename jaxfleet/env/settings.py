@@ -13,6 +13,7 @@ _DUMP_SOURCE = "JAXFLEET_DUMP_SOURCE"
 _CACHE_DIR = "JAXFLEET_CACHE_DIR"
 _TRACE_DIR = "JAXFLEET_TRACE_DIR"
 _METRICS_PORT = "JAXFLEET_METRICS_PORT"
+_METRICS_HOST = "JAXFLEET_METRICS_HOST"
 _LAST_PORT = 65535
 
 
@@ -90,3 +91,11 @@ def read_metrics_port(server: int) -> int | None:
     if port > _LAST_PORT:
         refuse(_METRICS_PORT, f"makes server {server}'s port {port}", "the last is 65535")
     return port
+
+
+def read_metrics_host() -> str:
+    """Returns the address at which servers give their metrics: `JAXFLEET_METRICS_HOST`.
+
+    Unless it is set that is 127.0.0.1, which this machine alone reaches.
+    """
+    return get(_METRICS_HOST) or "127.0.0.1"

@@ -7,7 +7,8 @@ question from outside touches the server's state.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxfleet.errors import ConnectError, StrategyError
+from jaxfleet.errors import StrategyError
+from jaxfleet.ps.metrics_server import MetricsServer
 from jaxfleet.ps.server.figures import Figures
 
 # By what the server calls it: the metric's name, and what it says.
@@ -34,18 +35,19 @@ class Metrics:
 
     def __init__(self) -> None:
         self._figures: Figures | None = None
-        self._server: Any = None
+        self._server: MetricsServer | None = None
 
     def publish(self, figures: Figures) -> None:
         """Takes newer figures; the server's thread calls it."""
         self._figures = figures
 
-    def start(self, host: str, port: int) -> int:
+    def start(self, host: str, port: int, token: str | None = None) -> int:
         """Begins to answer, in a thread; returns the port.
 
         Args:
             host: the address to listen at.
             port: 0 finds a free one.
+            token: the bearer token that a request needs; None lets anybody read.
 
         Raises:
             StrategyError: prometheus_client is not installed.
@@ -54,19 +56,19 @@ class Metrics:
         client = _client()
         registry = client.CollectorRegistry()
         registry.register(self)
-        try:
-            self._server, _ = client.start_http_server(port, addr=host, registry=registry)
-        except OSError as error:
-            what = f"metrics cannot be served at {host}:{port}: {error.strerror}"
-            raise ConnectError(what, hint="set JAXFLEET_METRICS_PORT to another port") from error
-        found: int = self._server.server_port
+        server = MetricsServer(
+            lambda: client.generate_latest(registry),
+            content_type=client.CONTENT_TYPE_LATEST,
+            token=token,
+        )
+        found = server.start(host, port)
+        self._server = server
         return found
 
     def close(self) -> None:
         """Stops answering."""
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.close()
 
     def describe(self) -> Iterator[Any]:
         """Yields nothing: what there is depends on the job."""

@@ -16,7 +16,9 @@ from jaxfleet.errors import StrategyError
 
 LEAST_BYTES = 16
 
-_SALT = b"jaxfleet parameter servers 1"  # the same everywhere: both ends must come to the same keys
+# The same everywhere: both ends must come to the same.
+_SALT = b"jaxfleet parameter servers 1"
+_METRICS_SALT = b"jaxfleet metrics 1"
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,21 @@ def derive_keys(secret: bytes) -> Keys:
         StrategyError: the secret is too short.
     """
     check_secret(secret)
-    both = hashlib.scrypt(secret, salt=_SALT, n=1 << 14, r=8, p=1, dklen=64)
+    both = _stretched(secret, _SALT)
     server, client = (z85.encode(half) for half in (both[:32], both[32:]))
     return Keys(zmq.curve_public(server), server, zmq.curve_public(client), client)
+
+
+def metrics_token(secret: bytes) -> str:
+    """Returns the bearer token of a job's metrics, from which the secret does not follow.
+
+    Raises:
+        StrategyError: the secret is too short.
+    """
+    check_secret(secret)
+    return _stretched(secret, _METRICS_SALT).hex()
+
+
+def _stretched(secret: bytes, salt: bytes) -> bytes:
+    """Returns 64 bytes of a secret, which take a moment to make so that guessing takes long."""
+    return hashlib.scrypt(secret, salt=salt, n=1 << 14, r=8, p=1, dklen=64)

@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from jaxfleet.env import read_metrics_port
+from jaxfleet.env import read_metrics_host, read_metrics_port
 from jaxfleet.errors import StrategyError
 from jaxfleet.lower import ExecutableCache, compute_in_place
 from jaxfleet.ps.allocation import keep_freed_memory
 from jaxfleet.ps.descriptors import Reserve, raise_limit
 from jaxfleet.ps.metrics import Metrics
 from jaxfleet.ps.network import Network
-from jaxfleet.ps.secret import read_secret
+from jaxfleet.ps.secret import metrics_token, read_secret
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
 from jaxfleet.ps.zmq_network import ZmqNetwork
-from jaxfleet.watch import spans_of
+from jaxfleet.watch import spans_of, write_token
 
 # The thread that computes waits this long for the one that serves to let the interpreter go.
 _SWITCH_S = 0.0002
@@ -76,9 +76,10 @@ def serve(
         spans=spans_of(f"server {options.server or 0}"),
         reserve=reserve,
     )
+    token_file: Path | None = None
     try:
         begin(core)
-        _give_metrics(metrics, core, listener.endpoint, options.server or 0)
+        token_file = _give_metrics(metrics, core, options.server or 0, secret_file)
     except BaseException:
         listener.close()
         raise
@@ -89,6 +90,8 @@ def serve(
     finally:
         metrics.close()
         reserve.close()
+        if token_file is not None:
+            token_file.unlink(missing_ok=True)
     if core.failure is not None:
         raise core.failure
     return code
@@ -110,12 +113,21 @@ def _check_secret(endpoint: str, secret_file: Path | None, *, insecure: bool) ->
         )
 
 
-def _give_metrics(metrics: Metrics, core: ServerCore, endpoint: str, server: int) -> None:
-    """Serves metrics where the environment names a port; at the host that trainers come to."""
+def _give_metrics(
+    metrics: Metrics, core: ServerCore, server: int, secret_file: Path | None
+) -> Path | None:
+    """Serves metrics where the environment names a port; with a secret, to who has its token.
+
+    Returns:
+        The file in which `jaxfleet top` of this user finds the token.
+    """
     port = read_metrics_port(server)
-    if port is not None:
-        metrics.publish(core.figures(time.monotonic()))
-        metrics.start(endpoint.rpartition(":")[0], port)
+    if port is None:
+        return None
+    token = None if secret_file is None else metrics_token(read_secret(secret_file))
+    metrics.publish(core.figures(time.monotonic()))
+    metrics.start(read_metrics_host(), port, token)
+    return None if token is None else write_token(port, token)
 
 
 def _stop_on_signals(server: Server) -> None:

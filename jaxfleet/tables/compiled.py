@@ -5,6 +5,7 @@ before a function is wanted; a process after the first finds what was compiled.
 """
 
 import hashlib
+import warnings
 from collections.abc import Callable
 from functools import cache, wraps
 from pathlib import Path
@@ -12,7 +13,7 @@ from threading import RLock
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
-from jaxfleet.env import read_cache_dir
+from jaxfleet.env import is_private, read_cache_dir
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -138,6 +139,8 @@ def _type(text: str) -> Any:
 def _cache_dir() -> Path | None:
     """Returns where compiled functions are kept, None where nothing can be.
 
+    Nor can it be where another user may change what is kept: a process runs what it finds there.
+
     Its name tells of the sources: numba looks at the file of a compiled function alone, and would
     not see that a function of another file, which it calls, has changed.
     """
@@ -149,7 +152,11 @@ def _cache_dir() -> Path | None:
         digest.update(path.read_bytes())
     folder = root / f"tables-{digest.hexdigest()[:16]}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
+        return None
+    if not is_private(folder):
+        what = f"compiled functions are not kept in {folder}: another user may change what is there"
+        warnings.warn(f"{what}; set JAXFLEET_CACHE_DIR to a folder of your own", stacklevel=2)
         return None
     return folder

@@ -8,3 +8,5 @@ from jaxfleet.watch.spans import FileSpans as FileSpans
 from jaxfleet.watch.spans import Spans as Spans
 from jaxfleet.watch.spans import spans_of as spans_of
 from jaxfleet.watch.timeline import merge as merge
+from jaxfleet.watch.tokens import read_token as read_token
+from jaxfleet.watch.tokens import write_token as write_token

@@ -1,10 +1,12 @@
 """Asks a server for its metrics, and reads what `top` shows of them."""
 
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
 
@@ -34,22 +36,32 @@ class Sample:
     doing: dict[int, str] = field(default_factory=dict)
 
 
-def scrape(address: str) -> Sample:
+def scrape(address: str, token: str | None = None) -> Sample:
     """Returns the metrics of a server.
 
     Args:
         address: `HOST:PORT`, where it serves them.
+        token: the bearer token of the job's metrics, where it has a secret.
 
     Raises:
-        OSError: it does not answer within two seconds.
+        OSError: it does not answer within two seconds, or asks for another token.
         ConnectError: what answers is no server of jaxfleet's.
         StrategyError: prometheus_client is not installed.
     """
     families = parser()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as trainers reach it
+    asked = urllib.request.Request(f"http://{address}/metrics")
+    if token is not None:
+        asked.add_header("Authorization", f"Bearer {token}")
     with suppress(HTTPException, ValueError, KeyError):  # no HTTP, no text, or other metrics
-        with opener.open(f"http://{address}/metrics", timeout=TIMEOUT_S) as answer:
-            text = answer.read(_MOST_BYTES).decode()
+        try:
+            with opener.open(asked, timeout=TIMEOUT_S) as answer:
+                text = answer.read(_MOST_BYTES).decode()
+        except urllib.error.HTTPError as error:
+            if error.code == HTTPStatus.UNAUTHORIZED:
+                what = "the job has a secret, and its metrics a token: give --secret-file FILE"
+                raise PermissionError(what) from error
+            raise
         sample = Sample(time.monotonic())
         for name, labels, value in _metrics(families, text):
             _sort_in(sample, name, labels, value)
