@@ -1,7 +1,6 @@
 """The door of a listener: a thread that answers whom ZeroMQ may let in, and watches who comes."""
 
 import threading
-from collections.abc import Sequence
 
 import zmq
 import zmq.utils.z85
@@ -77,8 +76,11 @@ class Door:
     def _answer(self) -> None:
         """Answers a question of ZeroMQ's (RFC 27)."""
         version, number, _, _, _, *shown = self._asked.recv_multipart()
-        known: Sequence[bytes] = shown == self._wanted
-        status = (b"200", b"OK", b"jaxfleet") if known else (b"400", b"not this job's", b"")
+        status = (
+            (b"200", b"OK", b"jaxfleet")
+            if shown == self._wanted
+            else (b"400", b"not this job's", b"")
+        )
         self._asked.send_multipart([version, number, *status, b""])
 
     def _note(self, event: "dict[str, int]") -> None:

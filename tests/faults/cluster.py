@@ -139,7 +139,7 @@ class Jobs:
             secret_file=self.secret,
             server_return_s=self.returns_s,
             insecure=self.secret is None,
-            save_dirs=(self.folder,),
+            save_dirs=(self.folder.parent,),
         )
         return replace(found, **changed)  # type: ignore[arg-type]
 

@@ -15,11 +15,12 @@ TRAINER = {
 }
 SERVER = TRAINER | {"TRAINING_ROLE": "PSERVER", "PADDLE_CURRENT_ENDPOINT": "ps1:6175"}
 BY_PORT = TRAINER | {"TRAINING_ROLE": "PSERVER", "POD_IP": "10.0.0.1", "PADDLE_PORT": "6174"}
+OF_TESTS = ("JAXFLEET_INSECURE", "JAXFLEET_SAVE_DIR")  # what conftest sets
 ENDPOINTS = ("10.0.0.1:6174", "ps1:6175")
 
 
 def set_environment(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
-    for name in {*SERVER, *BY_PORT, "PADDLE_TRAINING_ROLE"}:
+    for name in {*SERVER, *BY_PORT, "PADDLE_TRAINING_ROLE", *OF_TESTS}:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -68,6 +69,14 @@ def test_the_role_of_collective_jobs_is_read_too(monkeypatch: pytest.MonkeyPatch
             secret_file=Path("/a b/secret"),
             checkpoint_dir=Path("/kept"),
             server_return_s=12.5,
+            save_dirs=(Path("/one"), Path("/a b")),
+        ),
+        Cluster(
+            role="pserver",
+            trainers=2,
+            endpoints=ENDPOINTS,
+            current_endpoint="ps1:6175",
+            insecure=True,
         ),
     ],
 )

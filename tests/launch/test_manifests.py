@@ -112,6 +112,8 @@ def test_the_pods_of_a_job_with_servers_find_their_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = read("pserver.yaml")
+    for name in ("JAXFLEET_INSECURE", "JAXFLEET_SAVE_DIR"):
+        monkeypatch.delenv(name)
     (tmp_path / "train.py").write_text(SAYS)
     servers = tuple(f"digits-servers-0-{at}.digits:6174" for at in range(2))
     job = Cluster(
@@ -122,7 +124,8 @@ def test_the_pods_of_a_job_with_servers_find_their_places(
         secret_file=Path("/secret/secret"),
         server_return_s=300.0,
     )
-    serves = {"role": "pserver", "checkpoint_dir": Path("/checkpoints/servers")}
+    kept = {"checkpoint_dir": Path("/checkpoints/servers"), "save_dirs": (Path("/checkpoints"),)}
+    serves = {"role": "pserver", **kept}
     for name in ("servers", "trainers"):
         count, container = pods(manifest, name)
         assert count == 2

@@ -38,6 +38,8 @@ def test_each_rank_reads_its_place(
     assert f"2 ranks, the first at {endpoints[0]}" in err
     meeting = {place.pop("JAXFLEET_MEETING_DIR") for place in found}
     assert [Path(each).name for each in meeting] == ["start-0"]  # all see the same
+    secrets = {place.pop("JAXFLEET_SECRET_FILE") for place in found}
+    assert [Path(each).name for each in secrets] == ["secret"]
     for rank, place in enumerate(found):
         assert place == {
             "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
