@@ -66,7 +66,8 @@ class Door:
                 if self._asked in ready:
                     self._answer()
                 if self._events in ready:
-                    self._note(recv_monitor_message(self._events))
+                    event = recv_monitor_message(self._events)
+                    self._note(event["event"], event["value"])
                 self._doorway.look()
         except zmq.ZMQError:
             self._doorway.close()
@@ -83,8 +84,8 @@ class Door:
         )
         self._asked.send_multipart([version, number, *status, b""])
 
-    def _note(self, event: "dict[str, int]") -> None:
-        if event["event"] == zmq.EVENT_ACCEPTED:
-            self._doorway.accepted(event["value"])
+    def _note(self, event: int, descriptor: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            self._doorway.accepted(descriptor)
         else:
-            self._doorway.left(event["value"])
+            self._doorway.left(descriptor)
