@@ -11,7 +11,9 @@ from jaxfleet.group.center import RUNNING
 from jaxfleet.group.differences import first_difference
 from jaxfleet.group.member import Doing, Member
 from jaxfleet.group.serving import Serving
+from jaxfleet.group.verdict import CHANGED_STATE
 from jaxfleet.group.worker import Worker
+from jaxfleet.ps.hints import same_leaves_hint
 from jaxfleet.watch import NO_SPANS, Spans
 
 _LOOK_S = 0.05  # between two looks at whether the group still is one
@@ -121,6 +123,7 @@ class Joined:
         )
         if difference is not None:
             hint = "run the same script, with the same arguments, on each rank"
+            hint = same_leaves_hint("rank") if CHANGED_STATE in what else hint
             raise ProgramError(f"{what} is not the same on all ranks: {difference}", hint=hint)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 

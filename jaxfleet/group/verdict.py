@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxfleet.errors import JaxfleetError, PeerLostError, ProgramError
+from jaxfleet.ps.hints import same_leaves_hint
 from jaxfleet.ps.messages import Plain
 
 _TOGETHER = (
     "run the same script, with the same arguments and data of the same shapes, on each rank; "
     "step.save, step.restore and step.pull are called by every rank, too"
 )
+CHANGED_STATE = "the state that was changed"  # the place where ranks compare what they put in it
 _AS_MANY = "let all ranks run as many steps, and call step.save, restore and pull together"
 _AGAIN = "look at that rank's log; start the job again from its last checkpoint"
 
@@ -33,7 +35,8 @@ class Verdict:
     def error(self, step: int) -> JaxfleetError:
         """Returns what a rank raises that is at a step."""
         if self.differs:
-            return ProgramError(f"step {step}: {self.what}", hint=_TOGETHER)
+            hint = same_leaves_hint("rank") if CHANGED_STATE in self.what else _TOGETHER
+            return ProgramError(f"step {step}: {self.what}", hint=hint)
         hint = _AS_MANY if self.left else _AGAIN
         return PeerLostError(f"step {step}: {self.what}", hint=hint)
 

@@ -22,6 +22,7 @@ from jaxfleet.group.arrays import (
     own_rows,
     whole_array,
 )
+from jaxfleet.group.verdict import CHANGED_STATE
 from jaxfleet.lower import LoweredStep
 from jaxfleet.runtime.agreement import description, warn_of_own_batches
 from jaxfleet.runtime.feed import check_batch, check_state
@@ -30,6 +31,8 @@ from jaxfleet.runtime.step import Step
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.type_variables import Metrics, State
 from jaxfleet.runtime.variants import Variant
+
+_SHOWN = 6  # leaves of a state, in an error
 
 
 class RankStep(Step[State, Metrics]):
@@ -237,12 +240,13 @@ class RankStep(Step[State, Metrics]):
     def _agree_on(self, leaves: Sequence[Any]) -> None:
         """Refuses what the user put into the state, where it is not the same on all ranks."""
         names = [leaf.name for leaf in self.captured.signature.state]
-        lines = [
-            f"'{name}' is {digest(leaf)}"
-            for name, leaf in zip(names, leaves, strict=True)
-            if leaf not in self._returned
-        ]
-        self._joined.agree("the state that was changed", lines, timeout_s=self._longest_s)
+        pairs = zip(names, leaves, strict=True)
+        changed = [(name, leaf) for name, leaf in pairs if leaf not in self._returned]
+        lines = [f"'{name}' is {digest(leaf)}" for name, leaf in changed]
+        shown = ", ".join(name for name, _ in changed[:_SHOWN])
+        more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+        what = f"{CHANGED_STATE}: {shown}{more}"
+        self._joined.agree(what, lines, timeout_s=self._longest_s)
 
     def _run(self, run: Any, given: Any, kept: Any, data: Any) -> Any:
         rows = next((x.shape[0] for x in data if x.ndim), 0)

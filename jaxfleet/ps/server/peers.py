@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from jaxfleet.ps.messages import PROTOCOL, Message, Plain
+from jaxfleet.ps.messages import PROTOCOL, Kind, Message, Plain
 from jaxfleet.ps.network import Peer
 from jaxfleet.ps.server.options import ServerOptions
 from jaxfleet.ps.server.request_log import RequestLog
 
 _LONGEST = 200  # characters of what a trainer says that it does
+_PUSHES = frozenset({Kind.PUSH, Kind.PUSH_ROWS})
 _MOST_MOVED = 1024  # connections that broke, of all trainers
 _FACTS = ("job", "trainers", "servers", "program")  # on which all trainers must agree
 
@@ -25,6 +26,7 @@ class Known:
         session: tells one process from the next with the same number.
         left: it said bye.
         step: the greatest that it sent anything for.
+        pushed: the step that it pushed for last.
         late_s: how long after the first of all it came to its steps, added up.
         incarnation: that of a server.
         log: the requests of this process that must not be done twice.
@@ -37,6 +39,7 @@ class Known:
     session: Plain = None
     left: bool = False
     step: int = 0
+    pushed: int = 0
     late_s: float = 0.0
     incarnation: Plain = None
     log: RequestLog = field(default_factory=RequestLog)
@@ -114,7 +117,9 @@ class Trainers:
         if old is not None:
             self._ids.pop(old.peer, None)
             if session is not None and session == old.session:
-                known = replace(known, step=old.step, late_s=old.late_s, log=old.log)
+                known = replace(
+                    known, step=old.step, pushed=old.pushed, late_s=old.late_s, log=old.log
+                )
                 self._move(old.peer, peer)
         self._ids[peer] = number
         self.by_id[number] = known
@@ -138,11 +143,18 @@ class Trainers:
         """Notes that a trainer sent something."""
         known = self.by_id[self._ids[peer]]
         known.heard = now
+        if message.kind in _PUSHES:
+            known.pushed = max(known.pushed, message.step)
         if message.step > known.step:
             known.step = message.step
             known.late_s += now - self._came.setdefault(message.step, now)
             least = min(known.step for known in self.present())
             self._came = {step: at for step, at in self._came.items() if step >= least}
+
+    def rewind(self) -> None:
+        """Forgets what was pushed: all go on from another state."""
+        for known in self.by_id.values():
+            known.pushed = 0
 
     def beat(self, message: Message, now: float) -> None:
         """Notes a heartbeat, which comes on a line of its own: its session says whose it is."""

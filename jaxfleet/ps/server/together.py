@@ -1,14 +1,17 @@
 """Does what all trainers ask for together: each meeting ends when the last of them came."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jaxfleet.ps.messages import Kind
+from jaxfleet.ps.hints import same_leaves_hint
+from jaxfleet.ps.messages import Kind, Message
 from jaxfleet.ps.server.desk import Desk, RefusedError, Request, refusal_of, text_of
 from jaxfleet.ps.server.holder import Holder
 from jaxfleet.ps.server.meetings import Key, Meeting, Meetings, reduce_tensors, why_not_reduced
 from jaxfleet.ps.server.peers import Trainers
 
+_SHOWN = 6  # leaves of a state, in an error
 _END = 1 << 62  # after all steps
 
 
@@ -41,7 +44,31 @@ class Together:
             return
         self.holder.check_assign(message)
         names = ",".join(sorted(tensor.name for tensor in message.tensors))
-        self._join(("assign", request.step, names), request)
+        key = ("assign", request.step, names)
+        for meeting in self.waiting():
+            if meeting.key[:2] == key[:2] and meeting.key != key:
+                found = [*meeting.in_order(), message]
+                refusal = _other_leaves(request.step, [(m.sender, _leaves(m)) for m in found])
+                self._refuse(meeting, refusal)
+                raise refusal
+        self._join(key, request)
+
+    def passed_by(self) -> tuple[Meeting, RefusedError] | None:
+        """Returns a meeting for a state that some trainer went past, and what is wrong."""
+        for meeting in self.waiting():
+            kind, step, _ = meeting.key
+            known = self.trainers.by_id
+            gone = [n for n in self.absent(meeting) if n in known and known[n].pushed > step]
+            if kind == "assign" and gone:
+                gave = [(m.sender, _leaves(m)) for m in meeting.in_order()]
+                refusal = _other_leaves(step, [*gave, *((f"trainer {n}", "none") for n in gone)])
+                return meeting, refusal
+        return None
+
+    def _refuse(self, meeting: Meeting, refusal: RefusedError) -> None:
+        self._meetings.drop(meeting)
+        for request in meeting.requests.values():
+            self.desk.error(request.peer, request.message, refusal)
 
     def reduce(self, request: Request) -> None:
         """Reduces arrays over all trainers.
@@ -99,6 +126,7 @@ class Together:
     def forget(self) -> None:
         """Forgets all answers, which are void."""
         self._meetings.forget(_END)
+        self.trainers.rewind()
 
     def _join(self, key: Key, request: Request) -> None:
         self._meetings.check_room(key, request, self.most_bytes)
@@ -147,3 +175,23 @@ class Together:
     def _answer(self, meeting: Meeting, request: Request) -> None:
         kind = Kind.REDUCED if meeting.key[0] == "reduce" else Kind.OK
         self.desk.answer(request.peer, request.message, kind, {}, meeting.answer or ())
+
+
+def _other_leaves(step: int, gave: Sequence[tuple[str, str]]) -> RefusedError:
+    """Returns that trainers put other leaves into the state after a step.
+
+    Args:
+        step: which.
+        gave: trainers, and which leaves each gave.
+    """
+    listed = "; ".join(f"{sender} gave {leaves}" for sender, leaves in gave)
+    what = f"trainers replaced other leaves of the state than each other after step {step}"
+    return RefusedError("refused", f"{what}: {listed}", hint=same_leaves_hint("trainer"))
+
+
+def _leaves(message: Message) -> str:
+    """Returns the leaves that an assign brings, without their slices: `'state/epoch'`."""
+    names = dict.fromkeys(re.sub(r"\.block\d+$", "", tensor.name) for tensor in message.tensors)
+    shown = ", ".join(f"'{name}'" for name in list(names)[:_SHOWN])
+    more = len(names) - _SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown or "none"

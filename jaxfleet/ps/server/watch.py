@@ -37,6 +37,10 @@ class Watch:
                 self.holder.drop(request)
         for meeting in self.together.waiting():
             self._look_at(meeting, now)
+        while (passed := self.together.passed_by()) is not None:
+            meeting, refusal = passed
+            self.tell_all(refusal)
+            self.together.drop(meeting)
 
     def look_for_life(self, now: float) -> JaxfleetError | None:
         """Returns the error that ends the server where nobody lived for long."""
@@ -52,10 +56,11 @@ class Watch:
         return None
 
     def tell_all(self, refusal: RefusedError) -> None:
-        """Tells all trainers why the server ends, those that wait by answers to what they asked."""
+        """Tells all trainers what went wrong, those that wait by answers to what they asked."""
         waiting = self.holder.waiting() + self.together.requests()
         for request in waiting:
             self.desk.error(request.peer, request.message, refusal)
+            self.holder.drop(request)
         told = {request.peer for request in waiting}
         for known in self.trainers.present():
             if known.peer not in told:
