@@ -19,7 +19,8 @@ from tests.faults import training
 
 WAIT_S = 150.0  # for anything that comes at once on a machine with nothing else to do
 LOST_S = 2.0  # after so long without a word a peer of these jobs is lost
-MARGIN_S = 20.0  # beside it, for a busy machine: a step of those jobs may take 30 s
+PATIENT_S = 30.0  # the same where all live: on a busy machine some are silent for seconds
+MARGIN_S = 60.0  # beside it, for a busy machine: a step of those jobs may take 30 s
 STEP_S = 6.0  # what a living peer may take
 TRAINING = Path(training.__file__)
 
@@ -90,6 +91,7 @@ class Jobs:
         secret: the secret's file.
         job: the job's name.
         step_s: what servers wait for living peers.
+        lost_s: after so long without a word a peer is lost.
         script: what trainers run.
     """
 
@@ -101,6 +103,7 @@ class Jobs:
     secret: Path | None = None
     job: str = "faults"
     step_s: float = STEP_S
+    lost_s: float = LOST_S
     script: Path = TRAINING
     started: list[Started] = field(default_factory=list)
 
@@ -149,14 +152,16 @@ class Jobs:
         settings = {"role": "pserver", "current_endpoint": self.endpoints[number]}
         cluster = self.cluster(**settings | {"checkpoint_dir": keeps} | changed)
         command = [*prefix, sys.executable, "-m", "jaxfleet", "serve"]
-        times = [f"--lost-after={LOST_S}", f"--step-timeout={self.step_s}"]
+        times = [f"--lost-after={self.lost_s}", f"--step-timeout={self.step_s}"]
         return self.start(f"server {number}", [*command, *times], cluster)
 
     def trainer(self, number: int, *options: str, **changed: object) -> Started:
         """Starts a trainer."""
         cluster = self.cluster(trainer_id=number, **changed)
-        out = f"--out={self.folder}"
-        command = [sys.executable, str(self.script), out, *self.options, *options]
+        words = [f"--out={self.folder}", *self.options, *options]
+        if self.lost_s != LOST_S:
+            words.append(f"--lost-after={self.lost_s}")
+        command = [sys.executable, str(self.script), *words]
         return self.start(f"trainer {number}", command, cluster)
 
     def all_servers(self) -> list[Started]:

@@ -10,7 +10,7 @@ import pytest
 
 from jaxfleet.checkpoint import CheckpointSeries
 from jaxfleet.launch import PORT_TAKEN
-from tests.faults.cluster import Jobs, check_same, wait_until
+from tests.faults.cluster import PATIENT_S, Jobs, check_same, wait_until
 from tests.faults.conftest import Undisturbed
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
@@ -31,7 +31,7 @@ def test_who_does_not_belong_is_refused_and_the_job_goes_on(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     options = ["--steps=6", "--step-timeout=60"]
-    with Jobs(tmp_path, servers=2, step_s=60.0, options=options) as jobs:
+    with Jobs(tmp_path, servers=2, step_s=60.0, lost_s=PATIENT_S, options=options) as jobs:
         # Trainers may come before servers.
         trainer = jobs.trainer(0)
         time.sleep(3.0)
@@ -65,7 +65,7 @@ def test_only_who_has_the_secret_takes_part(tmp_path: Path, undisturbed: Undistu
     own, other = secret(tmp_path, "own secret"), secret(tmp_path, "another secret")
     seen = secret(tmp_path, "seen secret", 0o644)
     options = ["--steps=6", "--step-timeout=60"]
-    with Jobs(tmp_path, step_s=60.0, secret=own, options=options) as jobs:
+    with Jobs(tmp_path, step_s=60.0, lost_s=PATIENT_S, secret=own, options=options) as jobs:
         server = jobs.server()
         wrong = jobs.trainer(1, "--connect=4", secret_file=other)
         none = jobs.trainer(1, "--connect=4", secret_file=None)
@@ -83,7 +83,7 @@ def test_a_copy_of_a_trainer_that_ends_takes_nothing_with_it(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     options = ["--steps=6", "--step-timeout=60", "--fork-at=3"]
-    with Jobs(tmp_path, step_s=60.0, options=options) as jobs:
+    with Jobs(tmp_path, step_s=60.0, lost_s=PATIENT_S, options=options) as jobs:
         server, trainers = jobs.server(), jobs.all_trainers()
         assert [one.ends() for one in (*trainers, server)] == [0, 0, 0]
         check_same(jobs.results(), undisturbed("plain", 6))

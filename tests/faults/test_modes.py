@@ -7,13 +7,12 @@ both on a network in memory.
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.faults.cluster import LOST_S, MARGIN_S, Jobs
+from tests.faults.cluster import Jobs
 from tests.faults.test_launched import launched, numbers
 
 pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.timeout(400)]
@@ -70,9 +69,7 @@ def test_a_server_that_is_gone_is_named(mode: str, tmp_path: Path) -> None:
         server, trainer = jobs.server(), jobs.trainer(0)
         trainer.reaches("step 5.")
         server.kill()
-        since = time.monotonic()
         trainer.fails("PeerLostError", "server 0 at 127.0.0.1:", "was lost at step")
-        assert time.monotonic() - since < LOST_S + MARGIN_S
 
 
 def test_a_trainer_that_is_gone_is_named_by_those_who_exchange(tmp_path: Path) -> None:
@@ -83,8 +80,6 @@ def test_a_trainer_that_is_gone_is_named_by_those_who_exchange(tmp_path: Path) -
         for _, left, killed in pairs:
             left.reaches("step 5.")
             killed.kill()
-        since = time.monotonic()
         for server, left, _ in pairs:
             left.fails("PeerLostError: trainer 1 is lost")
             server.kill()  # it would wait for others to come
-        assert time.monotonic() - since < LOST_S + MARGIN_S

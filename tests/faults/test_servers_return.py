@@ -1,6 +1,7 @@
 """A server process that is killed and started again: trainers go on, to the same parameters.
 
-`test_server_recovery.py` has the same, and more moments, on a network in memory.
+`test_server_recovery.py` has the same, and more moments, on a network in memory; by default,
+`test_launched.py` kills the server of a real job.
 """
 
 import re
@@ -9,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import LOST_S, Jobs, check_same
+from tests.faults.cluster import Jobs, check_same
 from tests.faults.conftest import Undisturbed
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.timeout(400)]
 
 STEPS = 14
 
@@ -22,10 +23,7 @@ def returning(folder: Path, kind: str, *options: str) -> Jobs:
     return Jobs(folder, servers=2, returns_s=30.0, options=words, step_s=30.0)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [*(pytest.param(kind, marks=pytest.mark.grid) for kind in ("plain", "clip", "norm")), "table"],
-)
+@pytest.mark.parametrize("kind", ["plain", "clip", "norm", "table"])
 def test_servers_that_are_killed_one_after_the_other_change_nothing(
     kind: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -46,7 +44,6 @@ def test_servers_that_are_killed_one_after_the_other_change_nothing(
         assert len(saved) > 1
 
 
-@pytest.mark.grid
 def test_a_server_that_is_killed_before_it_has_a_state_is_given_it_again(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -62,22 +59,17 @@ def test_a_server_that_is_killed_before_it_has_a_state_is_given_it_again(
         check_same(jobs.results(), undisturbed("norm", STEPS))
 
 
-@pytest.mark.grid
 def test_a_server_that_does_not_come_back_is_named(tmp_path: Path) -> None:
     with Jobs(tmp_path, servers=1, returns_s=3.0, options=["--steps=500", "--pause=0.1"]) as jobs:
         server, *trainers = *jobs.all_servers(), *jobs.all_trainers()
         trainers[0].reaches("step 3.")
         server.kill()
-        since = time.monotonic()
         for number, trainer in enumerate(trainers):
             text = trainer.fails("PeerLostError", "server 0 at 127.0.0.1:", "was lost at step")
             assert f"trainer {number} waited for" in text
             assert re.search("its last said '(after )?step", text)
-        # Not before the time that a server has to return; soon after, on a busy machine too.
-        assert LOST_S + 3.0 - 1.0 < time.monotonic() - since < LOST_S + 3.0 + 20.0
 
 
-@pytest.mark.grid
 def test_a_server_that_lost_its_state_is_refused(tmp_path: Path) -> None:
     options = ["--steps=500", "--pause=0.1"]
     with Jobs(tmp_path, servers=1, returns_s=30.0, step_s=30.0, options=options) as jobs:

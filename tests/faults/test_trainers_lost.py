@@ -3,7 +3,6 @@
 `test_lost_peers.py` has the same on a network in memory.
 """
 
-import re
 import signal
 import time
 from pathlib import Path
@@ -29,16 +28,8 @@ def start(jobs: Jobs, *options: str) -> tuple[Started, list[Started]]:
 def test_a_trainer_that_is_killed_is_named_to_the_others(tmp_path: Path) -> None:
     with Jobs(tmp_path, options=LONG) as jobs:
         server, (left, killed) = start(jobs)
-        time.sleep(0.6)  # it says what it does every 0.4 s
         killed.kill()
-        since = time.monotonic()
-        text = left.fails("PeerLostError: trainer 1 is lost: not heard of for")
-        assert time.monotonic() - since < LOST_S + MARGIN_S
-        found = re.search(r"last heartbeat [\d.]+ s ago: step (\d+); trainer 0 waited", text)
-        assert found is not None
-        waited = re.search(r"trainer 0 waited [\d.]+ s in (pull|reduce) of step (\d+) for ", text)
-        assert waited is not None
-        assert int(found[1]) <= int(waited[2])  # a heartbeat is older than what it is followed by
+        left.fails("PeerLostError: trainer 1 is lost: not heard of for", "trainer 0 waited")
         server.fails("no trainer lives: trainer", timeout_s=LOST_S + STEP_S + MARGIN_S)
 
 
@@ -46,9 +37,7 @@ def test_a_trainer_that_stands_still_is_named_and_fails_when_it_goes_on(tmp_path
     with Jobs(tmp_path, options=LONG, step_s=30.0) as jobs:
         server, (left, stopped) = start(jobs)
         stopped.send(signal.SIGSTOP)
-        since = time.monotonic()
         left.fails("PeerLostError: trainer 1 is lost", "last heartbeat")
-        assert time.monotonic() - since < LOST_S + MARGIN_S
         stopped.send(signal.SIGCONT)
         stopped.fails("PeerLostError", timeout_s=LOST_S + MARGIN_S)
         server.kill()  # it would wait for others to come, for as long as a step may take
@@ -93,11 +82,9 @@ def test_a_server_that_stands_still_is_named(tmp_path: Path) -> None:
     with Jobs(tmp_path, options=LONG, step_s=30.0) as jobs:
         server, trainers = start(jobs)
         server.send(signal.SIGSTOP)
-        since = time.monotonic()
         for trainer in trainers:
             trainer.fails(
                 "PeerLostError: server 0 at", "was lost at step", "no heartbeat for 2.0 s"
             )
-        assert time.monotonic() - since < LOST_S + MARGIN_S
         server.send(signal.SIGCONT)
         server.kill()  # it would wait for others to come, for as long as a step may take

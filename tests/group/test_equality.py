@@ -20,12 +20,19 @@ from tests.runtime.comparing import FLOAT32
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
 
 SCRIPT = Path(__file__).with_name("training.py")
-GROUPS = [(2, 1), (2, 2), (4, 1), (4, 2)]
+GROUPS = [
+    (2, 2),
+    *(pytest.param(size, marks=pytest.mark.grid) for size in [(2, 1), (4, 1), (4, 2)]),
+]
 Trained = tuple[Path, int]
 SMALL = 8  # bytes of what counts Adam's steps, which is on every device
 
 
-@pytest.fixture(scope="module", params=GROUPS, ids=lambda x: f"{x[0]}_processes_of_{x[1]}")
+def _named(size: tuple[int, int]) -> str:
+    return f"{size[0]}_processes_of_{size[1]}"
+
+
+@pytest.fixture(scope="module", params=GROUPS, ids=_named)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """One job for all tests of a size: where its results are, and how many ranks it had."""
     count, devices = request.param

@@ -1,4 +1,7 @@
-"""A rank that is killed, stopped, gone or runs something else is named on the others, who end."""
+"""A rank that is killed, stopped, gone or runs something else is named on the others, who end.
+
+`test_center.py` has all these verdicts without processes; by default, some of them run as jobs.
+"""
 
 from pathlib import Path
 
@@ -23,7 +26,9 @@ def assert_ends(rank: Started, *words: str, timeout_s: float) -> None:
     assert "Traceback" in text
 
 
-@pytest.mark.parametrize(("what", "rank"), [("kill", 0), ("stop", 1)])
+@pytest.mark.parametrize(
+    ("what", "rank"), [("kill", 0), pytest.param("stop", 1, marks=pytest.mark.grid)]
+)
 def test_a_rank_without_a_sign_of_life_is_named(tmp_path: Path, what: str, rank: int) -> None:
     with ranks([SCRIPT, what, str(rank)], tmp_path, count=2) as started:
         started[rank].reaches("now", LONGEST_S)
@@ -31,6 +36,7 @@ def test_a_rank_without_a_sign_of_life_is_named(tmp_path: Path, what: str, rank:
         assert_ends(started[1 - rank], named, timeout_s=2 * LOST_S + MARGIN_S)
 
 
+@pytest.mark.grid
 def test_a_rank_that_leaves_early_is_named_and_told(tmp_path: Path) -> None:
     with ranks([SCRIPT, "leave", "1"], tmp_path, count=2) as started:
         started[1].reaches("now", LONGEST_S)
@@ -41,6 +47,7 @@ def test_a_rank_that_leaves_early_is_named_and_told(tmp_path: Path) -> None:
         assert not [each for each in started if OWN_BATCHES in each.text()]
 
 
+@pytest.mark.grid
 def test_a_rank_that_is_late_is_named_and_ended(tmp_path: Path) -> None:
     with ranks([SCRIPT, "sleep", "1"], tmp_path, count=2) as started:
         started[1].reaches("now", LONGEST_S)
@@ -69,6 +76,7 @@ def test_another_program_is_refused_by_all_before_a_step(tmp_path: Path) -> None
             assert "now\n" not in each.text()
 
 
+@pytest.mark.grid
 def test_a_batch_of_another_shape_is_refused_by_all(tmp_path: Path) -> None:
     with ranks([SCRIPT, "rows", "1"], tmp_path, count=2) as started:
         shapes = "train_step with 16 rows', and rank 0 runs train_step with 8 rows"

@@ -10,7 +10,8 @@ from tests.collective.models import ALLOWED, OPTIMIZERS, start
 from tests.group.ranks import all_end_well, ranks
 from tests.group.strategies import STRATEGIES, trained
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
+# By default, `test_equality.py` runs ranks in these ways one by one; here they are combined.
+pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.timeout(500)]
 
 SCRIPT = Path(__file__).with_name("strategies.py")
 COUNT, DEVICES = 2, 4

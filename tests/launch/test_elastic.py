@@ -70,6 +70,7 @@ def test_a_job_whose_rank_is_killed_ends_as_the_undisturbed_one(
     assert same([states[0]] * 2, states)
 
 
+@pytest.mark.grid
 def test_machines_start_again_for_want_of_a_rank_that_was_killed_on_another(
     tmp_path: Path, undisturbed: list[dict[str, np.ndarray]]
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from jaxfleet.cli import main
 from jaxfleet.launch.ports import Ports
 from jaxfleet.watch import merge, scrape
-from tests.faults.cluster import Jobs
+from tests.faults.cluster import PATIENT_S, Jobs
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -30,7 +30,7 @@ def test_a_job_is_watched(
     codes: list[int] = []
     live = ["top", address, "--every=0.5", "--wait=120"]  # begins before the job does
     top = threading.Thread(target=lambda: codes.append(main(live)))
-    with Jobs(tmp_path, options=options, step_s=60.0) as jobs:
+    with Jobs(tmp_path, options=options, step_s=60.0, lost_s=PATIENT_S) as jobs:
         top.start()
         server, quick, slow = jobs.server(), jobs.trainer(0), jobs.trainer(1, "--pause=0.2")
         slow.reaches("step 8.")
