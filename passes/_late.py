@@ -1,13 +1,30 @@
 """Refuses what needs all trainers, or a server's answer within a step, where nobody waits."""
 
+from jaxfleet.analysis.groups import OptimizeGroups
 from jaxfleet.analysis.groups.section import gradients_of
 from jaxfleet.errors import PassError
 from jaxfleet.passes._bodies import Bodies
+from jaxfleet.passes._update_obstacle import of_the_batch
 from jaxfleet.passes._work import Work
 
 _WAY_OUT = (
     "communication='geo' and 'fl' leave the optimizer on trainers and can do this; so can 'sync'"
 )
+
+
+def refuse_whole_updates(groups: OptimizeGroups) -> None:
+    """Refuses a step whose update is no work for servers: of the batch, or inside a loop.
+
+    Raises:
+        PassError: it names the operator.
+    """
+    if (op := of_the_batch(groups)) is not None:
+        raise PassError("the optimizer computes with the batch", op=op, hint=_WAY_OUT)
+    for group in groups.groups:
+        if not group.gradients:
+            ops = [groups.program.root.ops[place] for place in group.ops[:1]]
+            what = f"the update of '{group.name}' runs inside a loop or a branch"
+            raise PassError(what, op=ops[0] if ops else None, hint=_WAY_OUT)
 
 
 def refuse_waits(bodies: Bodies, work: Work) -> None:

@@ -15,7 +15,7 @@ def update_obstacle(program: Program) -> Reason | None:
         program: a captured step, divided among trainers or not.
     """
     groups = optimize_groups(program)
-    if (op := _of_the_batch(groups)) is not None:
+    if (op := of_the_batch(groups)) is not None:
         return Reason("the optimizer computes with the batch", op)
     try:
         Work(Bodies(groups))
@@ -24,7 +24,7 @@ def update_obstacle(program: Program) -> Reason | None:
     return None
 
 
-def _of_the_batch(groups: OptimizeGroups) -> Operator | None:
+def of_the_batch(groups: OptimizeGroups) -> Operator | None:
     """Returns the first operator of the update that needs rows of the batch, or sums over them."""
     effects, program = Effects(), groups.program
     places = {*groups.lr_ops, *groups.crossing_ops, *(at for g in groups.groups for at in g.ops)}

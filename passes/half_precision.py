@@ -8,6 +8,7 @@ from jaxfleet.errors import PassError
 from jaxfleet.ir import Block, Operand, Operands, Operator, Program, Role, Variable, Word
 from jaxfleet.ir.names import unique
 from jaxfleet.passes._beside import with_beside
+from jaxfleet.passes._known_gradients import check_gradients_are_known
 from jaxfleet.passes.skip_overflow import SCALE, scale_variable
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
@@ -64,6 +65,8 @@ class HalfPrecision(Pass):
             raise PassError(f"half_precision: dtype is {self.dtype!r}", hint=hint)
 
     def run(self, program: Program) -> Program:
+        if self.loss_scale > 0:
+            check_gradients_are_known(program, self.name)
         changed = [*_computing(program)]
         scaled = _cotangents(program) if self.loss_scale > 0 else set[Value]()
         taken = {*program.variables, *(n for block in program.blocks for n in block.variables)}

@@ -12,7 +12,7 @@ from jaxfleet.passes._fluid_job import Exchange, FluidJob
 from jaxfleet.passes._fluid_server import fluid_server
 from jaxfleet.passes._fluid_trainer import fluid_trainer
 from jaxfleet.passes._job import Job
-from jaxfleet.passes._late import refuse_waits
+from jaxfleet.passes._late import refuse_waits, refuse_whole_updates
 from jaxfleet.passes._local_server import averaging_server
 from jaxfleet.passes._local_trainer import updating_trainer
 from jaxfleet.passes._mode import Mode
@@ -131,7 +131,10 @@ class InsertSendRecv(Pass):
             if self.server >= 0:
                 return averaging_server(program, local, endpoints[self.server], self._mark)
             return updating_trainer(program, local, self.trainer_id, self._mark)
-        bodies = Bodies(optimize_groups(program))
+        groups = optimize_groups(program)
+        if not mode.is_sync:
+            refuse_whole_updates(groups)
+        bodies = Bodies(groups)
         work = Work(bodies)
         job = Job(
             self.trainers,

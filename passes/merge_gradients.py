@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operator, Program, Role, Variable
 from jaxfleet.passes._beside import with_beside
+from jaxfleet.passes._known_gradients import check_gradients_are_known
 from jaxfleet.passes._update_branch import UpdateBranch
 from jaxfleet.passes._when_due import branch, due_every, number, op
 from jaxfleet.pipeline import Pass, made_by, register_pass
@@ -72,6 +73,7 @@ class MergeGradients(Pass):
             raise PassError(f"{_NAME}: every {self.every} calls", hint="every is at least 1")
 
     def run(self, program: Program) -> Program:
+        check_gradients_are_known(program, self.name)
         gradients = [name for x in program.root.ops for _, name in x.role_var]
         if not gradients:
             what = f"{self.name}: no operator of block 0 makes a gradient"

@@ -8,6 +8,7 @@ from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operand, Operator, Program, Role, Variable
 from jaxfleet.ir.names import next_name
 from jaxfleet.passes._beside import with_beside
+from jaxfleet.passes._known_gradients import check_gradients_are_known
 from jaxfleet.passes._when_due import number, op
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
@@ -84,6 +85,7 @@ class SkipOverflow(Pass):
         if SCALE not in program.variables:
             what = f"{self.name}: no scale in '{program.name}'"
             raise PassError(what, hint="run half_precision with a loss_scale before")
+        check_gradients_are_known(program, self.name)
         gradients = [name for x in program.root.ops for _, name in x.role_var]
         held = with_beside(program, [(Variable(_GOOD, "i32", (), Kind.STATE), 0)])
         renaming = _Renaming(held, forward=self.forward)

@@ -17,7 +17,7 @@ from jaxfleet.capture.draft import MARK, Draft
 from jaxfleet.capture.look_up import PRIMITIVES
 from jaxfleet.capture.loops import is_loop, is_recomputed, read_loop
 from jaxfleet.capture.marker import read_mark
-from jaxfleet.capture.refusals import has_effect, is_leaked, not_data, updates_in_loop
+from jaxfleet.capture.refusals import has_effect, is_leaked, not_data
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import (
     Attrs,
@@ -147,8 +147,6 @@ class _Builder:
         """Returns the type and the attributes of an equation's operator."""
         name = eqn.primitive.name
         if name == "name" and (mark := read_mark(eqn.params["name"])) is not None:
-            if self.current.index:
-                raise updates_in_loop(source)
             return Operator(MARK, attrs=Attrs({"mark": mark.text()}))
         if name == "dim_as_value":
             dtype = Word(jax_adapter.dtype_text(eqn.outvars[0].aval.dtype))

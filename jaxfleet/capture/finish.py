@@ -1,10 +1,11 @@
 """Turns a draft into a Program: markers out, gradients named, state updated in place."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxfleet.capture.draft import Draft
 from jaxfleet.capture.gradients import find_gradients, name_gradients
+from jaxfleet.capture.inner_updates import take_inner_updates
 from jaxfleet.capture.refusals import NOT_WRAPPED
 from jaxfleet.capture.roles import ancestors_of, assign_roles, unmarked
 from jaxfleet.errors import CaptureError
@@ -36,16 +37,21 @@ def finish(draft: Draft, interface: Interface, *, name: str, attrs: Attrs) -> Pr
         CaptureError: a parameter is updated by a gradient that no marker saw, or a gradient's
             parameter cannot be told.
     """
-    root = draft.blocks[0]
     types = {v.name: v for v in (*interface.state, *interface.data, *draft.constants.values())}
-    types |= root.variables
+    types |= draft.blocks[0].variables
     state_names = [variable.name for variable in interface.state]
+    inner = take_inner_updates(draft, state=state_names, types=types)
+    draft, root = inner.draft, inner.draft.blocks[0]
     gradients = find_gradients(root.ops, state=state_names, types=types)
-    params = {gradient.param for gradient in gradients}
-    _check_all_marked(root.ops, types, interface, params)
+    params = {gradient.param for gradient in gradients} | inner.params
+    _check_all_marked(root.ops, types, interface, params, inner.results)
     metrics = [value for _, value in interface.metrics if isinstance(value, str)]
     ops = assign_roles(
-        root.ops, types=types, data=[v.name for v in interface.data], returned=metrics
+        root.ops,
+        types=types,
+        data=[v.name for v in interface.data],
+        returned=metrics,
+        updated=inner.results,
     )
     ops, renames = name_gradients(ops, gradients, taken=types)
     step = _Step(ops, {**types}, renames)
@@ -67,9 +73,10 @@ def _check_all_marked(
     types: Mapping[str, Variable],
     interface: Interface,
     params: set[str],
+    updated: Collection[str],
 ) -> None:
     """Refuses a step that trains a parameter past `distributed_optimizer`."""
-    reached = unmarked(ops, types)
+    reached = unmarked(ops, types, updated)
     gradients = [name for op in ops if op.role is Role.BACKWARD for name in op.writes]
     read = ancestors_of(ops, gradients)
     updates = {name: op for op in ops for name in op.writes}

@@ -9,7 +9,7 @@ from jaxfleet.capture.draft import MARK
 from jaxfleet.capture.marker import GRADIENT, PARAMETER, Mark, read_mark
 from jaxfleet.capture.roles import ancestors_of
 from jaxfleet.errors import CaptureError
-from jaxfleet.ir import Attrs, Operand, Operator, Role, Variable
+from jaxfleet.ir import Attrs, Operand, Operator, Role, Size, Variable
 from jaxfleet.ir.names import grad_name, unique
 
 
@@ -88,6 +88,14 @@ def name_gradients(
     return [_with_pairs(op, pairs) for op in kept], renames
 
 
+def matching_leaves(
+    path: str, shape: tuple[Size, ...], state: Iterable[str], types: Mapping[str, Variable]
+) -> list[str]:
+    """Returns the state leaves that a gradient may belong to, by its path and shape."""
+    alike = [name for name in state if types[name].shape == shape]
+    return [name for name in alike if _ends_with(name, path)]
+
+
 def _copy(op: Operator, pair: tuple[str, str]) -> Operator:
     return replace(op, type="assign", attrs=Attrs(), role=Role.BACKWARD, role_var=(pair,))
 
@@ -147,9 +155,8 @@ class _Finder:
     def _matches(self, mark: Mark, op: Operator) -> list[str]:
         """Returns the leaves of its path and shape, those that it depends on if there are any."""
         shape = self.types[op.writes[0]].shape
-        alike = self.by_last_part[_last_part(mark.path)] if mark.path else self.state
-        alike = [name for name in alike if self.types[name].shape == shape]
-        alike = [name for name in alike if _ends_with(name, mark.path)]
+        near = self.by_last_part[_last_part(mark.path)] if mark.path else self.state
+        alike = matching_leaves(mark.path, shape, near, self.types)
         used = [name for name in alike if name in self.used_by_some_gradient]
         if len(used) < 2:
             return used or alike

@@ -13,16 +13,6 @@ NOT_WRAPPED = "no optimizer is wrapped"
 _DIVISIONS = frozenset({"pmap", "shard_map", "xla_pmap"})
 
 
-def updates_in_loop(source: Source) -> CaptureError:
-    """Returns the error for a wrapped optimizer whose update is only a part of a computation."""
-    what = "the optimizer's update runs inside a loop or a branch"
-    hint = (
-        "wrap the outermost optimizer, jf.distributed_optimizer(optax.MultiSteps(...)); where the "
-        "loop or branch is your own, call the step in a Python loop, or choose with jnp.where"
-    )
-    return CaptureError(what, source=source, hint=hint)
-
-
 def has_effect(name: str, source: Source) -> CaptureError:
     """Returns the error for a primitive that does something besides computing."""
     what = f"the training step has a side effect: {name}"

@@ -5,7 +5,7 @@ operators follow from the markers, or feed nothing else; what only the optimizer
 (a schedule, a step counter) is the learning-rate schedule.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from jaxfleet.capture.draft import MARK
@@ -20,6 +20,7 @@ def assign_roles(
     types: Mapping[str, Variable],
     data: Iterable[str],
     returned: Iterable[str],
+    updated: Collection[str] = (),
 ) -> list[Operator]:
     """Returns the operators with their roles, sorted by role where the order of values allows.
 
@@ -28,9 +29,12 @@ def assign_roles(
         types: every variable of it.
         data: the variables that are fed.
         returned: what the step returns as metrics.
+        updated: what loops and branches write that contain an update.
     """
     before = _ancestors(ops)
-    after = _descendants(ops, {name for op in ops if op.type == MARK for name in op.writes})
+    marked = {name for op in ops if op.type == MARK for name in op.writes}
+    after = _descendants(ops, {*marked, *updated})
+    after |= {at for at, op in enumerate(ops) if not set(op.writes).isdisjoint(updated)}
     fed = _descendants(ops, set(data))
     roles: list[Role] = []
     producers: dict[str, Role] = {}
@@ -53,14 +57,17 @@ def assign_roles(
     return _sorted(with_roles, producers)
 
 
-def unmarked(ops: Sequence[Operator], types: Mapping[str, Variable]) -> set[str]:
+def unmarked(
+    ops: Sequence[Operator], types: Mapping[str, Variable], updated: Collection[str] = ()
+) -> set[str]:
     """Returns the values that backward operators reach without passing a marker.
 
-    Only floating-point values count: a test whether gradients are finite is not a gradient.
+    Only floating-point values count: a test whether gradients are finite is not a gradient. Loops
+    and branches that contain an update, and write what is `updated`, are like a marker.
     """
     reached: set[str] = set()
     for op in ops:
-        if op.type == MARK:
+        if op.type == MARK or not set(op.writes).isdisjoint(updated):
             continue
         if op.role is Role.BACKWARD or not reached.isdisjoint(op.reads):
             reached.update(name for name in op.writes if _is_float(types[name]))

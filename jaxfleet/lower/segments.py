@@ -124,15 +124,29 @@ def _with_a_name_each(program: Program) -> Program:
 
 
 def _runs(ops: Sequence[Operator]) -> Iterator[tuple[bool, list[Operator]]]:
-    """Yields the operators in runs: on the host or not, in order."""
+    """Yields the operators in runs: on the host or not, in order.
+
+    The host asks for all that a run is to receive before it waits for any, so what sends an answer
+    (a sum over trainers that a server's learning rate is) begins another run.
+    """
     waiting: list[Operator] = []
+    answers: set[str] = set()
     for op in ops:
-        if waiting and runs_on_host(op) != runs_on_host(waiting[0]):
+        on_host = runs_on_host(op)
+        if waiting and (on_host != runs_on_host(waiting[0]) or _needs_answer(op, answers)):
             yield runs_on_host(waiting[0]), waiting
             waiting = []
+            answers.clear()
         waiting.append(op)
+        if on_host and (op.type == "recv" or "endpoint" in op.attrs):
+            answers.update(op.writes)
     if waiting:
         yield runs_on_host(waiting[0]), waiting
+
+
+def _needs_answer(op: Operator, answers: set[str]) -> bool:
+    is_local = op.type in _OF_THIS_PROCESS or joins_slices(op)
+    return not is_local and not answers.isdisjoint(op.reads)
 
 
 def _as_blocks(program: Program, runs: Sequence[Sequence[Operator]]) -> Program:

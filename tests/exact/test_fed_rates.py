@@ -69,3 +69,18 @@ def test_trainers_update_where_a_later_loss_depends_on_what_such_a_rate_updates(
     found = jf.verify(step, state, BATCHES, strategy=pserver(1))
     assert found.same_on_all
     assert found.largest < 1e-5
+
+
+def test_a_rate_that_is_itself_a_sum_over_trainers_is_sent_complete() -> None:
+    tx = jf.distributed_optimizer(optax.sgd(0.01))
+
+    def step(state: Any, batch: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(state["params"], batch)
+        updates, opt = tx.update(grads, state["opt"], state["params"])
+        rate = jnp.sum(batch["y"])
+        updates = jax.tree.map(lambda leaf: leaf * rate, updates)
+        return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, value
+
+    found = jf.verify(step, {"params": params(), "opt": tx.init(params())}, BATCHES, pserver(1))
+    assert found.same_on_all
+    assert found.largest < 1e-5

@@ -67,62 +67,6 @@ def test_one_part_of_a_multi_transform_that_is_not_wrapped() -> None:
         jf.capture(step, example=(state, batch()))
 
 
-def test_multisteps_around_the_wrapped_optimizer() -> None:
-    step, state = training(optax.MultiSteps(wrapped(), every_k_schedule=2))
-    with refused(
-        CaptureError,
-        cause="the optimizer's update runs inside a loop or a branch",
-        line="tx.update(grads",
-        hint="jf.distributed_optimizer(optax.MultiSteps(...))",
-    ):
-        jf.capture(step, example=(state, batch()))
-
-
-def test_an_update_in_a_scan() -> None:
-    tx = wrapped()
-
-    def step(state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
-        def once(carry: Any, _: None) -> tuple[Any, jax.Array]:
-            params, opt_state = carry
-            value, grads = jax.value_and_grad(loss)(params, batch)
-            updates, opt_state = tx.update(grads, opt_state, params)
-            return (optax.apply_updates(params, updates), opt_state), value
-
-        start = (state["params"], state["opt_state"])
-        (params, opt_state), values = jax.lax.scan(once, start, None, length=2)
-        return {"params": params, "opt_state": opt_state}, {"loss": values.mean()}
-
-    with refused(
-        CaptureError,
-        cause="the optimizer's update runs inside a loop or a branch",
-        line="tx.update(grads, opt_state, params)",
-        hint=OUTERMOST,
-    ):
-        jf.capture(step, example=({"params": params(), "opt_state": tx.init(params())}, batch()))
-
-
-def test_an_update_in_a_branch() -> None:
-    tx = wrapped()
-
-    def step(state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
-        value, grads = jax.value_and_grad(loss)(state["params"], batch)
-
-        def update() -> State:
-            updates, opt_state = tx.update(grads, state["opt_state"], state["params"])
-            params = optax.apply_updates(state["params"], updates)
-            return {"params": params, "opt_state": opt_state}
-
-        return jax.lax.cond(value < 9.0, update, lambda: state), {"loss": value}
-
-    with refused(
-        CaptureError,
-        cause="the optimizer's update runs inside a loop or a branch",
-        line="tx.update(grads, state",
-        hint=OUTERMOST,
-    ):
-        jf.capture(step, example=({"params": params(), "opt_state": tx.init(params())}, batch()))
-
-
 def test_gradients_of_another_tree_than_the_parameters() -> None:
     tx = wrapped()
 

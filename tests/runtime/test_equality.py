@@ -16,7 +16,6 @@ STEPS = 20
 FEW_STEPS = 5
 ELSEWHERE = {  # why an entry is not compared here
     "rbg": "draws other numbers on each device: test_randomness.py",
-    "multisteps_outside": "is refused, since its optimizer runs in a branch: tests/mistakes",
 }
 
 
