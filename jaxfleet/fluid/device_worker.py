@@ -14,6 +14,7 @@ from jaxfleet.fluid.distributed.descriptions import (
     ProgramConfig,
     PSParameter,
 )
+from jaxfleet.fluid.distributed.messages import description_of
 from jaxfleet.fluid.program import Program
 
 _LABEL = "click"
@@ -107,7 +108,7 @@ class DownpourSGD(DeviceWorker):
         if self._program is None or program_id not in configs:
             raise mistake("the worker's program is in no program_config", "call _set_program first")
         trainer = _told(opt_info, program_id)
-        config, dims = configs[program_id], _fea_dims(opt_info["fleet_desc"])
+        config, dims = configs[program_id], _fea_dims(description_of(opt_info["fleet_desc"]))
         counts = 0 if opt_info.get("use_cvm") or opt_info.get("no_cvm") else _COUNTS
         sparse = tuple(
             SparseTableDesc(
@@ -148,7 +149,7 @@ def _told(opt_info: Mapping[str, Any], program_id: str) -> DownpourTrainerParame
     known = opt_info.get("program_id_to_worker", {}).get(program_id)
     if isinstance(known, DownpourTrainerParameter):
         return known
-    desc: PSParameter = opt_info["fleet_desc"]
+    desc: PSParameter = description_of(opt_info["fleet_desc"])
     return desc.trainer_param[0] if desc.trainer_param else DownpourTrainerParameter()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.device_worker import DeviceWorker, WorkerDesc
 from jaxfleet.fluid.distributed.descriptions import PSParameter
+from jaxfleet.fluid.distributed.messages import description_of
 from jaxfleet.fluid.distributed.text import to_text
 from jaxfleet.fluid.program import Program
 
@@ -96,7 +97,49 @@ class TrainerDesc:
         self._program = program
 
     def _set_fleet_desc(self, fleet_desc: PSParameter) -> None:
-        self._said["fleet_desc"] = fleet_desc
+        self._said["fleet_desc"] = description_of(fleet_desc)
+
+    def _set_dump_fields(self, dump_fields: Sequence[str]) -> None:
+        self._set_dumped("dump_fields", dump_fields)
+
+    def _set_dump_fields_path(self, path: str) -> None:
+        self._set_dumped("dump_fields_path", path)
+
+    def _set_dump_file_num(self, dump_file_num: int) -> None:
+        self._set_dumped("dump_file_num", dump_file_num)
+
+    def _set_dump_converter(self, converter: str) -> None:
+        self._set_dumped("dump_converter", converter)
+
+    def _set_dump_param(self, dump_param: Sequence[str]) -> None:
+        self._set_dumped("dump_param", dump_param)
+
+    def _set_dump_slot(self, dump_slot: bool) -> None:
+        self._set_dumped("dump_slot", dump_slot)
+
+    def _set_dumped(self, name: str, value: Any) -> None:
+        self._said[name] = tuple(value) if isinstance(value, list | tuple) else value
+
+    def _set_mpi_rank(self, mpi_rank: int) -> None:
+        self._said["mpi_rank"] = mpi_rank
+
+    def _set_mpi_size(self, mpi_size: int) -> None:
+        self._said["mpi_size"] = mpi_size
+
+    def _set_use_cvm(self, use_cvm: bool = False) -> None:
+        self._said["use_cvm"] = use_cvm
+
+    def _set_no_cvm(self, no_cvm: bool = False) -> None:
+        self._said["no_cvm"] = no_cvm
+
+    def _set_scale_datanorm(self, scale_datanorm: float = -1.0) -> None:
+        self._said["scale_datanorm"] = scale_datanorm
+
+    def _set_check_nan_var_names(self, check_nan_var_names: Sequence[str]) -> None:
+        self._said["check_nan_var_names"] = tuple(check_nan_var_names)
+
+    def _set_loss_names(self, loss_names: Sequence[str]) -> None:
+        self._said["loss_names"] = tuple(loss_names)
 
     def _set_opt_info(self, opt_info: Mapping[str, Any]) -> None:
         """Takes what a program says of its trainer."""

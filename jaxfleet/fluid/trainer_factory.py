@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.device_worker import DeviceWorker, DownpourSGD, DownpourSGDOPT, Hogwild
 from jaxfleet.fluid.distributed.descriptions import PSParameter
+from jaxfleet.fluid.distributed.messages import description_of
 from jaxfleet.fluid.trainer_desc import DistMultiTrainer, MultiTrainer, TrainerDesc
 
 T = TypeVar("T")
@@ -33,8 +34,9 @@ class TrainerFactory:
         trainer = _named(_TRAINERS, said.get("trainer", "MultiTrainer"))()
         trainer._set_device_worker(_named(_WORKERS, said.get("device_worker", "Hogwild"))())
         trainer._set_opt_info(said)
-        if isinstance(said.get("fleet_desc"), PSParameter):
-            trainer._set_fleet_desc(said["fleet_desc"])
+        desc = description_of(said.get("fleet_desc"))
+        if isinstance(desc, PSParameter):
+            trainer._set_fleet_desc(desc)
         return trainer
 
 

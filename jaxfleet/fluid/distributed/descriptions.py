@@ -6,6 +6,8 @@ not said; a repeated one is a tuple.
 
 from dataclasses import dataclass
 
+from jaxfleet.fluid.distributed.text import to_text
+
 SPARSE, DENSE = "PS_SPARSE_TABLE", "PS_DENSE_TABLE"
 
 
@@ -238,6 +240,10 @@ class PSParameter:
     server_param: ServerParameter | None = None
     trainer_param: tuple[DownpourTrainerParameter, ...] = ()
     fs_client_param: FsClientParameter | None = None
+
+    def SerializeToString(self) -> bytes:  # noqa: N802  # protocol buffers' name
+        """Returns the text form as bytes."""
+        return to_text(self).encode()
 
     @property
     def tables(self) -> tuple[TableParameter, ...]:

@@ -12,10 +12,12 @@ The paper is Dean et al., Large scale distributed deep networks, NIPS 2012, sect
 All of them leave the whole in `program._fleet_opt`, by which executors run the program.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from jaxfleet.errors import ProgramError
 from jaxfleet.fluid.backward import append_backward
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.distribute_lookup_table import (
@@ -23,9 +25,20 @@ from jaxfleet.fluid.distribute_lookup_table import (
     find_distributed_lookup_table_inputs,
     find_distributed_lookup_table_outputs,
 )
-from jaxfleet.fluid.distributed.descriptions import ProgramConfig, PSParameter
+from jaxfleet.fluid.distributed.descriptions import (
+    DownpourTrainerParameter,
+    ProgramConfig,
+    PSParameter,
+)
+from jaxfleet.fluid.distributed.messages import description_of
 from jaxfleet.fluid.distributed.node import DownpourServer, DownpourWorker
-from jaxfleet.fluid.distributed.parts import SKIPPED, leave_out_of_startup, split_pairs
+from jaxfleet.fluid.distributed.parts import (
+    DATA_NORM,
+    SKIPPED,
+    leave_out_of_startup,
+    split_pairs,
+)
+from jaxfleet.fluid.distributed.text import from_text
 from jaxfleet.fluid.program import Program, default_startup_program
 from jaxfleet.fluid.variable import Pairs, Parameter, Variable
 
@@ -47,7 +60,9 @@ class DownpourSGD:
                 f"window is {window!r}", "how many batches are pushed together: 1 or more"
             )
         self.learning_rate_, self.window_ = learning_rate, window
+        self._learning_rate, self._window = learning_rate, window
         self.type = "downpour"
+        self.data_norm_name = [*DATA_NORM, *(f"{name}@GRAD" for name in DATA_NORM)]
 
     def minimize(
         self,
@@ -89,10 +104,27 @@ class DownpourSGD:
         startup_program: Program | None = None,
         parameter_list: Sequence[Parameter | str] | None = None,
         no_grad_set: Collection[str | Variable] | None = None,
+        strategy: Mapping[str, Any] | None = None,
     ) -> tuple[None, Pairs, dict[str, Any]]:
-        """Does what `minimize` does; returns the first loss's pairs, and `_fleet_opt` too."""
+        """Does what `minimize` does; returns the first loss's pairs, and `_fleet_opt` too.
+
+        Args:
+            losses: as of `minimize`, and so are the others.
+            startup_program: where parameters begin.
+            parameter_list: whose gradients are wanted.
+            no_grad_set: variables at which gradients end.
+            strategy: `fleet_desc_file` names the text of a description whose tables go before
+                those made here; `use_cvm` says that rows begin with shows and clicks.
+
+        Raises:
+            ProgramError: the file cannot be read.
+        """
         many = losses if isinstance(losses, list) else [losses]
-        pairs, opt_info = self._described(many, startup_program, parameter_list, no_grad_set)
+        said = strategy or {}
+        given = parameter_list, no_grad_set
+        pairs, opt_info = self._described(many, startup_program, *given, _begun(said))
+        if "use_cvm" in said:
+            opt_info["use_cvm"] = bool(said["use_cvm"])
         return None, pairs[0], opt_info
 
     def _described(
@@ -101,11 +133,13 @@ class DownpourSGD:
         startup_program: Program | None,
         parameter_list: Sequence[Parameter | str] | None,
         no_grad_set: Collection[str | Variable] | None,
+        begun: PSParameter | None = None,
     ) -> tuple[list[Pairs], dict[str, Any]]:
         check_type(startup_program, "startup_program", (Program, type(None)))
         for loss in losses:
             check_type(loss, "a loss", Variable)
-        tables = _Tables.of(losses[0].block.program, self.learning_rate_, self.window_)
+        given = begun or PSParameter()
+        tables = _Tables.of(losses[0].block.program, self.learning_rate_, self.window_, given)
         found = []
         for loss in losses:
             pairs = append_backward(loss, parameter_list, no_grad_set)
@@ -138,10 +172,14 @@ class _Tables:
     configs: list[ProgramConfig]
 
     @classmethod
-    def of(cls, program: Program, rate: float, window: int) -> "_Tables":
-        """Begins with the sparse table of the first program, which has number 0."""
+    def of(cls, program: Program, rate: float, window: int, begun: PSParameter) -> "_Tables":
+        """Begins with what is given, and the sparse table of the first program: number 0."""
         table = find_distributed_lookup_table(program)
         made = cls(rate, table, DownpourServer(), DownpourWorker(window), [])
+        if begun.server_param is not None:
+            made.server.get_desc().CopyFrom(begun.server_param)
+        if begun.trainer_param:
+            made.worker.get_desc().CopyFrom(begun.trainer_param[0])
         if table is not None:
             ids = find_distributed_lookup_table_inputs(program, table)
             rows = find_distributed_lookup_table_outputs(program, table)
@@ -168,19 +206,35 @@ class _Tables:
 
     def opt_info(self) -> dict[str, Any]:
         """Returns what a program says of its job."""
-        trainer = replace(
-            self.worker.get_desc(), skip_op=SKIPPED, program_config=tuple(self.configs)
-        )
+        told: DownpourTrainerParameter = description_of(self.worker.get_desc())
+        skipped = told.skip_op or SKIPPED
+        trainer = replace(told, skip_op=skipped, program_config=tuple(self.configs))
         return {
             "program_configs": _by_program(self.configs),
             "trainer": "DistMultiTrainer",
             "device_worker": "DownpourSGD",
             "optimizer": "DownpourSGD",
             "fleet_desc": PSParameter(
-                server_param=self.server.get_desc(), trainer_param=(trainer,)
+                server_param=description_of(self.server.get_desc()), trainer_param=(trainer,)
             ),
-            "worker_skipped_ops": list(SKIPPED),
+            "worker_skipped_ops": list(skipped),
         }
+
+
+def _begun(strategy: Mapping[str, Any]) -> PSParameter | None:
+    """Returns what a strategy's file says; None where there is none.
+
+    Raises:
+        ProgramError: it cannot be read.
+    """
+    path = strategy.get("fleet_desc_file")
+    if path is None:
+        return None
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ProgramError(f"fleet_desc_file '{path}' cannot be read: {error}") from error
+    return from_text(text, PSParameter, str(path))
 
 
 def _by_program(configs: Sequence[ProgramConfig]) -> dict[str, dict[str, list[int]]]:

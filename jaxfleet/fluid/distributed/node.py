@@ -4,7 +4,9 @@ These are those of the old API (`fluid.distributed`); those of pslib are built b
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.distributed.descriptions import (
     DENSE,
     SPARSE,
@@ -22,6 +24,7 @@ from jaxfleet.fluid.distributed.descriptions import (
     TableAccessorParameter,
     TableParameter,
 )
+from jaxfleet.fluid.distributed.messages import Message
 from jaxfleet.fluid.distributed.parts import SERVICE, dense_table, size_of, sparse_table
 from jaxfleet.fluid.variable import Variable
 
@@ -40,7 +43,8 @@ class DownpourServer:
     """Builds what servers are told."""
 
     def __init__(self) -> None:
-        self._tables: list[TableParameter] = []
+        self._desc = Message(ServerParameter)
+        self._desc.CopyFrom(ServerParameter(DownpourServerParameter(service_param=SERVICE)))
 
     def add_sparse_table(
         self,
@@ -66,7 +70,7 @@ class DownpourServer:
             embedx_threshold=5,
             downpour_accessor_param=_SHOWN,
         )
-        self._tables.append(TableParameter(table_id, "DownpourSparseTable", None, accessor, SPARSE))
+        self._add(TableParameter(table_id, "DownpourSparseTable", None, accessor, SPARSE))
 
     def add_dense_table(
         self,
@@ -110,9 +114,24 @@ class DownpourServer:
         rule = DenseSGDRuleParameter("summary", summary=SummarySGDParameter(0.999999))
         self._add_dense(table_id, param_var, rule)
 
-    def get_desc(self) -> ServerParameter:
-        """Returns what was added so far."""
-        return ServerParameter(DownpourServerParameter(tuple(self._tables), SERVICE))
+    def get_desc(self) -> Message:
+        """Returns what was added so far: a `ServerParameter`, to which more may be added."""
+        return self._desc
+
+    def _add(self, table: TableParameter) -> None:
+        """Adds a table, unless there is one of its number and type already.
+
+        Raises:
+            ProgramError: there is one of another type.
+        """
+        tables = self._desc.downpour_server_param.downpour_table_param
+        for known in tables:
+            if known.table_id == table.table_id:
+                if known.type != table.type:
+                    what = f"table {table.table_id} is {known.type}, and is to be {table.type}"
+                    raise mistake(what, "look into the fleet_desc_file")
+                return
+        tables.append(table)
 
     def _add_dense(
         self, table_id: int, params: Sequence[Variable], rule: DenseSGDRuleParameter
@@ -120,7 +139,7 @@ class DownpourServer:
         accessor = TableAccessorParameter(
             "DownpourDenseValueAccessor", dense_sgd_param=rule, fea_dim=size_of(params)
         )
-        self._tables.append(TableParameter(table_id, "DownpourDenseTable", None, accessor, DENSE))
+        self._add(TableParameter(table_id, "DownpourDenseTable", None, accessor, DENSE))
 
 
 class DownpourWorker:
@@ -132,8 +151,8 @@ class DownpourWorker:
 
     def __init__(self, window: int) -> None:
         self.window = window
-        self._sparse: list[SparseTableParameter] = []
-        self._dense: list[DenseTableParameter] = []
+        self._desc = Message(DownpourTrainerParameter)
+        self._desc.push_sparse_per_batch = self._desc.push_dense_per_batch = window
 
     def add_sparse_table(
         self,
@@ -154,7 +173,8 @@ class DownpourWorker:
             ProgramError: they are not equally many.
         """
         del learning_rate
-        self._sparse.append(sparse_table(table_id, slot_key_vars, slot_value_vars))
+        table = sparse_table(table_id, slot_key_vars, slot_value_vars)
+        _replace(self._desc.sparse_table, table)
 
     def add_dense_table(
         self,
@@ -172,9 +192,17 @@ class DownpourWorker:
             grad_vars: their gradients.
         """
         del learning_rate
-        self._dense.append(dense_table(table_id, param_vars, grad_vars))
+        _replace(self._desc.dense_table, dense_table(table_id, param_vars, grad_vars))
 
-    def get_desc(self) -> DownpourTrainerParameter:
-        """Returns what was added so far."""
-        pushes = self.window
-        return DownpourTrainerParameter(tuple(self._dense), tuple(self._sparse), pushes, pushes)
+    def get_desc(self) -> Message:
+        """Returns what was added so far: a `DownpourTrainerParameter`, as of servers."""
+        return self._desc
+
+
+def _replace(tables: Any, table: SparseTableParameter | DenseTableParameter) -> None:
+    """Puts a table in the place of the one of its number, or adds it."""
+    for known in tables:
+        if known.table_id == table.table_id:
+            known.CopyFrom(table)
+            return
+    tables.append(table)

@@ -85,7 +85,7 @@ class _Reader:
         return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
 
     def _field(self, hint: Any, name: str, found: dict[str, Any]) -> None:
-        wanted, is_repeated = _wanted(hint)
+        wanted, is_repeated = type_of_field(hint)
         colon = self._peek() == ":"
         self._at += colon
         if isinstance(wanted, type) and is_dataclass(wanted):
@@ -146,7 +146,7 @@ class _Reader:
         return TextError(f"{self._source}, line {line}: {what}", hint=hint)
 
 
-def _wanted(hint: Any) -> tuple[Any, bool]:
+def type_of_field(hint: Any) -> tuple[Any, bool]:
     """Returns the type of a field's values, and whether there may be several."""
     if get_origin(hint) is tuple:
         return get_args(hint)[0], True

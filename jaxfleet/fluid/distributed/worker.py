@@ -20,6 +20,7 @@ import numpy as np
 from jaxfleet.errors import FeedError, ProgramError
 from jaxfleet.fluid.distributed.descriptions import DenseTableParameter, PSParameter
 from jaxfleet.fluid.distributed.live import SHOWN, LiveTables, Push
+from jaxfleet.fluid.distributed.messages import description_of
 from jaxfleet.fluid.distributed.worker_program import (
     LookUp,
     declared,
@@ -60,7 +61,7 @@ def described_tables(program: Program) -> PSParameter:
     Raises:
         ProgramError: the program is of no Downpour job.
     """
-    desc = (program._fleet_opt or {}).get("fleet_desc")
+    desc = description_of((program._fleet_opt or {}).get("fleet_desc"))
     if not isinstance(desc, PSParameter):
         what = "the program is of no Downpour job: its _fleet_opt has no description of tables"
         raise ProgramError(what, hint="fluid.distributed.DownpourSGD(...).minimize([loss])")
@@ -310,5 +311,5 @@ def _id(table: DenseTableParameter) -> int:
 
 
 def _window(opt_info: Mapping[str, Any]) -> int:
-    trainers = opt_info["fleet_desc"].trainer_param
+    trainers = description_of(opt_info["fleet_desc"]).trainer_param
     return (trainers[0].push_dense_per_batch if trainers else None) or 1

@@ -11,7 +11,7 @@ So the table is nowhere: neither it nor its gradient exists as an array.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from jaxfleet.analysis.updates import LOOKUPS
 from jaxfleet.errors import FeedError, ProgramError
@@ -22,6 +22,7 @@ from jaxfleet.fluid.distributed.descriptions import (
     DownpourTrainerParameter,
     PSParameter,
 )
+from jaxfleet.fluid.distributed.messages import description_of
 from jaxfleet.fluid.fleet_rows import FleetRows
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.program import Program
@@ -214,8 +215,9 @@ def _trainer(opt_info: Mapping[str, Any], program: Program) -> DownpourTrainerPa
     workers = opt_info.get("program_id_to_worker", {})
     if str(id(program)) in workers:
         found = workers[str(id(program))]
-        return found if isinstance(found, DownpourTrainerParameter) else found.get_desc()
-    desc = opt_info["fleet_desc"]
+        told = found if isinstance(found, DownpourTrainerParameter) else found.get_desc()
+        return cast("DownpourTrainerParameter", description_of(told))
+    desc = description_of(opt_info["fleet_desc"])
     if not isinstance(desc, PSParameter) or not desc.trainer_param:
         raise ProgramError("the program's _fleet_opt says nothing to workers", hint="minimize does")
     rows = {name for block in program.blocks for name in block.vars}

@@ -99,7 +99,7 @@ class DGCMomentumOptimizer(MomentumOptimizer):
         with program._backward_role_guard():
             program._op_role_var = [param.name, grad.name]
             try:
-                step = {"current_step": self._counter}
+                step = {"current_step": self._steps}
                 if self._local_norm is not None:
                     attrs = {"max_norm": self._local_norm, "rampup_begin_step": self._begin}
                     block.append_op("dgc_clip_by_norm", {"X": grad, **step}, {"Out": grad}, attrs)
@@ -120,6 +120,12 @@ class DGCMomentumOptimizer(MomentumOptimizer):
             finally:
                 program._op_role_var = []
 
+    @property
+    def _steps(self) -> Variable:
+        """What counts the runs of the program."""
+        assert self._counter is not None
+        return self._counter
+
     def _zeros(self, param: Parameter, suffix: str) -> Variable:
         name = param.name + suffix
         return LayerHelper.named(name).global_variable(name, list(param.shape), param.dtype, 0.0)
@@ -133,7 +139,7 @@ class DGCMomentumOptimizer(MomentumOptimizer):
             "Grad": grad,
             "Velocity": velocity,
             "LearningRate": self._rate_of(block, param),
-            "current_step": self._counter,
+            "current_step": self._steps,
         }
         attrs = {**self.attributes_of(param, grad), "rampup_begin_step": self._begin}
         outputs = {"ParamOut": param, "VelocityOut": velocity}
