@@ -13,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfleet.capture import look_up_checks
+from jaxfleet.capture.checks import Check, check_of
 from jaxfleet.capture.draft import MARK, Draft
+from jaxfleet.capture.foreign import implementation, is_foreign
 from jaxfleet.capture.look_up import PRIMITIVES
 from jaxfleet.capture.loops import is_loop, is_recomputed, read_loop
 from jaxfleet.capture.marker import read_mark
-from jaxfleet.capture.refusals import has_effect, is_leaked, not_data
+from jaxfleet.capture.refusals import has_effect, is_leaked, is_refused, not_data
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import (
     Attrs,
@@ -36,6 +38,8 @@ from jaxfleet.ir import (
 from jaxfleet.ir.constants import make_constant
 from jaxfleet.ir.names import unique
 from jaxfleet.ops import find_op, jax_adapter, jaxprs
+from jaxfleet.ops.exported import export_primitive
+from jaxfleet.ops.jax_ops import is_described
 from jaxfleet.ops.jaxprs import Equation, Jaxpr
 
 
@@ -115,14 +119,36 @@ class _Builder:
         if eqn.effects:
             raise has_effect(name, source)
         results = self._seen_through(eqn, inputs, replace(place, stack=stack), source)
-        if results is None:
+        if results is None and (check := check_of(eqn)) is not None:
+            op, inputs = self._check(check, inputs)
+            results = [*self._declare(eqn.outvars, source, "checked")]
+            self._append(op, inputs, results, stack, source)
+        elif results is None:
             op = self._operator(eqn, _Place(stack, place.source, source), source)
+            if op.type == "exported":
+                inputs = [op.inputs[0], *inputs]
             results = [*self._declare(eqn.outvars, source, name)]
-            role = Role.BACKWARD if "transpose(" in stack else Role.FORWARD
-            reads, writes = Operands.of(*inputs), Operands.of(*results)
-            op = replace(op, inputs=reads, outputs=writes, role=role, source=source)
-            self.current.ops.append(op)
+            self._append(op, inputs, results, stack, source)
         values.update(zip(eqn.outvars, results, strict=True))
+
+    def _append(
+        self, op: Operator, reads: list[Operand], writes: list[Operand], stack: str, source: Source
+    ) -> None:
+        role = Role.BACKWARD if "transpose(" in stack else Role.FORWARD
+        given, made = Operands.of(*reads), Operands.of(*writes)
+        op = replace(op, inputs=given, outputs=made, role=role, source=source)
+        self.current.ops.append(op)
+
+    def _check(self, check: Check, inputs: list[Operand]) -> tuple[Operator, list[Operand]]:
+        """Returns the operator of a check at run time, and what it reads."""
+        place = check.number
+        number = inputs[place] if isinstance(place, int) else self._value({}, place)
+        values = [inputs[place] for place in check.values]
+        return Operator("raise_if", attrs=Attrs({"messages": check.messages})), [
+            inputs[0],
+            number,
+            *values,
+        ]
 
     def _seen_through(
         self, eqn: Equation, inputs: list[Operand], place: _Place, source: Source
@@ -137,11 +163,31 @@ class _Builder:
             # A block that is a function sees no tables; its rows are kept instead.
             self.kept_rows.append(source)
             return self.read(eqn.params["jaxpr"], inputs, place)
+        if (body := self._implementation(eqn, inputs)) is not None:
+            given = [x for x in inputs if self._known(x) is None]
+            inner = source if place.source is None else place.source
+            return self.read(body, given, replace(place, source=inner))
+        if name == "random_clone":  # the key itself; only jax's checker of reuse looks at it
+            return inputs
         if name == "platform_index":  # the choice that it is for knows its platforms itself
             return [Literal("0", "i32")]
         if name == "device_put" and not any(eqn.params["devices"]):  # a copy, and nothing else
             return inputs
         return None
+
+    def _implementation(self, eqn: Equation, inputs: Sequence[Operand]) -> Jaxpr | None:
+        """Returns what a library's primitive is made of, or None for any other."""
+        name = eqn.primitive.name
+        if name in PRIMITIVES or is_loop(eqn) or is_described(f"jax.{name}") or not is_foreign(eqn):
+            return None
+        return implementation(eqn, [self._known(operand) for operand in inputs])
+
+    def _known(self, operand: Operand) -> Any | None:
+        """Returns the value of an operand that is the same at every step."""
+        if isinstance(operand, Literal):
+            return jax_adapter.literal_value(operand)
+        variable = self.constants.get(operand)
+        return variable.constant.value if variable is not None and variable.constant else None
 
     def _operator(self, eqn: Equation, place: _Place, source: Source) -> Operator:
         """Returns the type and the attributes of an equation's operator."""
@@ -161,7 +207,13 @@ class _Builder:
             find_op(f"jax.{name}")
             return Operator(f"jax.{name}", attrs=jax_adapter.encode_params(eqn))
         except (ProgramError, TypeError) as error:
+            if is_refused(name):
+                raise not_data(name, source, error) from error
+        try:
+            artifact, attrs = export_primitive(eqn)
+        except Exception as error:
             raise not_data(name, source, error) from error
+        return Operator("exported", Operands.of(self._constant(artifact)), attrs=attrs)
 
     def _block(self, closed: Jaxpr, place: _Place) -> BlockRef:
         outer = self.current

@@ -76,8 +76,13 @@ def traced_before(source: Source | None) -> CaptureError:
     return CaptureError(what, source=source, hint=hint)
 
 
+def is_refused(name: str) -> bool:
+    """Whether a primitive is refused whatever it computes: it calls back, or places values."""
+    return "callback" in name or name in _PLACEMENTS or name in _DIVISIONS
+
+
 def not_data(name: str, source: Source, error: Exception) -> CaptureError:
-    """Returns the error for a primitive that holds what is not data, such as a function."""
+    """Returns the error for a primitive that holds a function or the like, and is not exported."""
     if name in _DIVISIONS:
         return is_divided_by_hand(name, source)
     if "callback" in name:
@@ -87,6 +92,7 @@ def not_data(name: str, source: Source, error: Exception) -> CaptureError:
         what = f"the training step places a value on devices by hand: {name}"
         hint = "take the call out of the step: distribute places values by itself"
     else:
-        what = f"jax.{name} cannot be written down as a program: {error}"
+        reason = str(error).split("\n")[0]
+        what = f"the primitive '{name}' cannot be written down or exported: {reason}"
         hint = "write this part of the step with functions of jax.numpy or jax.lax"
     return CaptureError(what, source=source, hint=hint)

@@ -1,7 +1,9 @@
 """What operators mean: the registry, jax's primitives, and fluid's families."""
 
 from jaxfleet.ops import basic as basic
+from jaxfleet.ops import checks as checks
 from jaxfleet.ops import collective as collective
+from jaxfleet.ops import exported as exported
 from jaxfleet.ops import fluid as fluid
 from jaxfleet.ops import jax_ops as jax_ops
 from jaxfleet.ops import memory as memory

@@ -13,7 +13,10 @@ from typing import Any
 
 from jaxfleet.ir import Source
 
-_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "chex", "numpy", "jaxfleet")
+_LIBRARIES = (
+    *("jax", "jaxlib", "flax", "optax", "chex", "numpy", "jaxfleet"),
+    *("diffrax", "equinox", "haiku", "lineax", "numpyro", "optimistix", "jaxtyping"),
+)
 
 
 @functools.lru_cache(maxsize=1 << 10)

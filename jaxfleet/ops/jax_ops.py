@@ -31,9 +31,14 @@ def define(op_type: str) -> OpDef:
     if special is not None:
         return OpDef(op_type, special)
     if jax_adapter.find_primitive(name) is None:
-        what = f"no jax primitive '{name}' in jax {jax.__version__}"
+        what = f"jax {jax.__version__} makes no primitive '{name}' public"
         raise ProgramError(what, hint="the program was captured on another JAX line")
     return OpDef(op_type, _bind)
+
+
+def is_described(op_type: str) -> bool:
+    """Whether a `jax.` operator runs through `jax.lax`, not by its primitive's name."""
+    return op_type.removeprefix(PREFIX) in _SPECIAL
 
 
 def _bind(ctx: Context, op: Operator, args: Sequence[Array]) -> list[Array]:

@@ -14,6 +14,7 @@ from jaxfleet.capture import Captured
 from jaxfleet.checkpoint import Checkpoint
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.lower import LoweredStep
+from jaxfleet.ops.checks import failed_check
 from jaxfleet.runtime.devices import steps_must_not_overlap
 from jaxfleet.runtime.evaluation import Evaluator
 from jaxfleet.runtime.feed import check_batch, check_rows, check_state, used_before
@@ -315,6 +316,8 @@ class Step(StepViews, Generic[State, Metrics]):
                 jax.block_until_ready((fetched or written)[:1])  # when one is there, so are all
             return written, fetched
         except (RuntimeError, ValueError) as error:
+            if isinstance(error, RuntimeError) and (failed := failed_check(error)) is not None:
+                raise failed from error
             if isinstance(error, JaxfleetError) or "deleted" not in str(error):
                 raise
             raise used_before("state") from error

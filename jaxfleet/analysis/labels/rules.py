@@ -15,7 +15,7 @@ from jaxfleet.analysis.labels import (
     shape,
     tables,
 )
-from jaxfleet.analysis.labels.label import settle
+from jaxfleet.analysis.labels.label import REPLICATED, settle
 from jaxfleet.analysis.labels.placing import Placing, View, along, gathered, whole
 
 Rule: TypeAlias = Callable[[View], Placing]
@@ -24,6 +24,17 @@ Rule: TypeAlias = Callable[[View], Placing]
 def fetch(view: View) -> Placing:
     """Returns rows as they are and completes the rest."""
     return along(view, [x if x.is_sharded else settle(x) for x in view.labels])
+
+
+def exported(view: View) -> Placing:
+    """Runs what no rule describes on all rows: nothing is known of which rows it mixes."""
+    return gathered(view, f"no rule keeps the rows of '{view.op.attrs['name']}' apart")
+
+
+def raise_if(view: View) -> Placing:
+    """Hands values on as they lie; all devices agree on whether to raise."""
+    kept = [x if x.is_sharded else settle(x) for x in view.labels[2:]]
+    return along(view, (REPLICATED, REPLICATED, *kept), *kept)
 
 
 RULES: Mapping[str, Rule] = {
@@ -60,6 +71,8 @@ RULES: Mapping[str, Rule] = {
     "jax.random_bits": random.draw,
     "jax.random_split": random.draw,
     "jax.dim_value": whole,
+    "exported": exported,
+    "raise_if": raise_if,
     "fetch": fetch,
     **collectives.RULES,
     **tables.RULES,
