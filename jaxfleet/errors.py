@@ -9,6 +9,7 @@
         VerifyError          a program breaks a rule of the IR
         FeedError            what was fed or fetched does not fit the program
           RaggedError          a feed of sequences of different lengths, as a list
+        NonFiniteError       an operator made NaN or Inf, which the script asked to be checked
         WrongTypeError       something of another type was given
         AssertedError        what fluid asserts of a program or an argument does not hold
         NotReadyError        something is asked before what makes it known: a NameError in fluid
@@ -102,6 +103,10 @@ class FeedError(ProgramError):
 
 class RaggedError(FeedError, RuntimeError):
     """A feed is a list, which fluid takes for sequences of different lengths."""
+
+
+class NonFiniteError(ProgramError, ArithmeticError):
+    """An operator made NaN or Inf, and `FLAGS_check_nan_inf` asked for none."""
 
 
 class WrongTypeError(ProgramError, TypeError):

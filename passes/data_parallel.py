@@ -68,6 +68,7 @@ class DataParallel(Pass):
     devices: int = 2  # how many devices the process has
     trainers: int = 1  # how many processes there are
     scale: str = "coeff_num_device"
+    rings: int = 1  # gradients' sums are dealt out to so many, in turn
     sync_batch_norm: bool = False  # take the statistics of a batch norm over all devices
 
     def run(self, program: Program) -> Program:
@@ -82,13 +83,15 @@ class DataParallel(Pass):
         ranks.check(program, self.name, rank=0, nranks=self.devices)
         if self.trainers < 1:
             raise PassError(f"{self.name}: {self.trainers} trainers")
+        if self.rings < 1:
+            raise PassError(f"{self.name}: {self.rings} rings", hint="rings is at least 1")
         if self.scale not in _SCALES:
             hint = f"it is one of {', '.join(_SCALES)}"
             raise PassError(f"{self.name}: there is no scale {self.scale!r}", hint=hint)
         ranks.finished_in_root(program, self.name)
 
     def _operators(self, program: Program) -> Iterator[Operator]:
-        finished = _finished(program)
+        finished, count = _finished(program), 0
         for place, op in enumerate(program.root.ops):
             is_begun = op.role is Role.BACKWARD_LOSS
             if not (is_begun and self.scale == "customized"):
@@ -96,7 +99,8 @@ class DataParallel(Pass):
             if is_begun and self.scale == "coeff_num_device":
                 yield made_by(ranks.divided(op, self.devices * self.trainers), self)
             for gradient in finished.get(place, ()):
-                attrs = Attrs({"ring_id": 0})
+                attrs = Attrs({"ring_id": count % self.rings})
+                count += 1
                 total = ranks.in_place("c_allreduce_sum", gradient, attrs, Role.BACKWARD, op.source)
                 yield made_by(total, self)
 

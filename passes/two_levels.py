@@ -46,11 +46,12 @@ class TwoLevels(Pass):
     """
 
     within: int = 2  # devices of a group
+    devices: int = 0  # of all groups; 0 for those that the program names
 
-    runs_after = ("grad_allreduce",)
+    runs_after = ("grad_allreduce", "data_parallel")
 
     def run(self, program: Program) -> Program:
-        devices = program.attrs.get("devices", 1)
+        devices = self.devices or program.attrs.get("devices", 1)
         assert isinstance(devices, int)
         if not 1 < self.within < devices or devices % self.within:
             what = f"{self.name}: {devices} devices in groups of {self.within}"

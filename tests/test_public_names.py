@@ -48,7 +48,8 @@ PUBLIC = {
         read_cpu_num
         read_environment read_job read_meeting_dir read_metrics_host read_metrics_port read_rank
         read_restart runtime_dir
-        read_roles read_rpc_deadline_ms read_selected_gpus read_started read_trace_dir
+        read_check_nan_inf read_roles read_rpc_deadline_ms read_selected_gpus read_started
+        read_trace_dir
         read_visible_gpus rpc_threads says_how_many_cpu_devices wants_gpus
     """,
     "jaxfleet.fleet": """

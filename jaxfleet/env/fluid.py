@@ -7,6 +7,7 @@ from jaxfleet.env.reading import get, read_number, refuse, whole
 from jaxfleet.errors import StrategyError
 
 _RPC_DEADLINE = "FLAGS_rpc_deadline"
+_CHECK_NAN_INF = "FLAGS_check_nan_inf"
 _DEADLINE_MS = 180_000
 _CPU_NUM = "CPU_NUM"
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
@@ -41,6 +42,18 @@ def read_rpc_deadline_ms() -> int:
     if not found:
         refuse(_RPC_DEADLINE, f"is {text!r}, not a time", "it is milliseconds, such as 180000")
     return found
+
+
+def read_check_nan_inf() -> bool:
+    """Returns `FLAGS_check_nan_inf`: whether a run that computes NaN or Inf is an error.
+
+    Raises:
+        StrategyError: it is neither of 0, 1, true and false.
+    """
+    text = get(_CHECK_NAN_INF).lower() or "0"
+    if text not in {"0", "1", "false", "true"}:
+        refuse(_CHECK_NAN_INF, f"is {text!r}, neither 0 nor 1", "set it to 1 to check runs")
+    return text in {"1", "true"}
 
 
 def read_cpu_num() -> int | None:

@@ -1,21 +1,22 @@
-"""Flags: what scripts tell the original's runtime. They are kept and given back.
+"""Flags of the original's runtime; `docs/fluid-arguments.md` says which act here.
 
-`FLAGS_rpc_deadline` says how long trainers and servers wait for each other. No other acts here:
-what they steer (memory pools, choices of kernels, threads of the transport) XLA and our transport
-decide by themselves.
+`FLAGS_rpc_deadline` is how long trainers and servers wait for each other, and
+`FLAGS_check_nan_inf` makes a run that computes NaN or Inf an error. The others steer memory pools
+and choices of kernels, which XLA decides by itself, or have no effect, which is warned of once.
 """
 
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxfleet.env import read_rpc_deadline_ms
+from jaxfleet.env import read_check_nan_inf, read_rpc_deadline_ms
 from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.no_effect import warn_no_effect
 
 _FLAGS: dict[str, Any] = {
     "FLAGS_allocator_strategy": "auto_growth",
     "FLAGS_benchmark": False,
-    "FLAGS_check_nan_inf": False,
+    "FLAGS_check_nan_inf": read_check_nan_inf(),
     "FLAGS_cudnn_deterministic": False,
     "FLAGS_cudnn_exhaustive_search": False,
     "FLAGS_eager_delete_tensor_gb": 0.0,
@@ -25,6 +26,18 @@ _FLAGS: dict[str, Any] = {
     "FLAGS_rpc_retry_times": 3,
     "FLAGS_sync_nccl_allreduce": True,
 }
+
+_REASONS: Mapping[str, str] = {
+    "FLAGS_benchmark": "runs are not timed by it; jf.trace and jaxfleet top show what takes time",
+    "FLAGS_cudnn_deterministic": "set XLA_FLAGS=--xla_gpu_deterministic_ops=true before jax starts",
+    "FLAGS_rpc_retry_times": "what is lost is sent again until FLAGS_rpc_deadline has passed",
+}
+HINTS = frozenset(_FLAGS) - {"FLAGS_check_nan_inf", "FLAGS_rpc_deadline", *_REASONS}
+
+
+def flag(name: str) -> Any:
+    """Returns one flag."""
+    return _FLAGS[name]
 
 
 def set_flags(flags: Mapping[str, Any]) -> None:
@@ -37,6 +50,8 @@ def set_flags(flags: Mapping[str, Any]) -> None:
     for name, value in flags.items():
         if name not in _FLAGS:
             warnings.warn(f"there is no flag {name}; it is kept, and does nothing", stacklevel=2)
+        if name in _REASONS and value != _FLAGS[name]:
+            warn_no_effect(name, _REASONS[name])
         _FLAGS[name] = value
 
 

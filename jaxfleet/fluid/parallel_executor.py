@@ -49,8 +49,8 @@ class ParallelExecutor:
         if share_vars_from is not None and not isinstance(share_vars_from, ParallelExecutor):
             what = f"variables are shared from a {type(share_vars_from).__name__}"
             raise mistake(what, "give the ParallelExecutor that has run", AssertedError)
-        build = build_strategy if build_strategy is not None else BuildStrategy()
-        build.num_trainers, build.trainer_id = num_trainers, trainer_id
+        given = build_strategy if build_strategy is not None else BuildStrategy()
+        build = given.for_trainer(num_trainers, trainer_id)
         self._scope = scope if scope is not None else global_scope()
         self._place = CUDAPlace(0) if use_cuda else CPUPlace()
         program = main_program if main_program is not None else default_main_program()
@@ -62,6 +62,7 @@ class ParallelExecutor:
             places=default_places(use_cuda=use_cuda),
         )
         self._compiled._compile(self._scope, self._place)
+        given.finalize()
         self._executor = Executor(self._place)
 
     def run(

@@ -72,6 +72,11 @@ class Fetched:
     values: Sequence[Array]
     shapes: Sequence[Sequence[Shape]]
 
+    def first(self, count: int) -> "Fetched":
+        """Returns the first values alone."""
+        shapes = [own[:count] for own in self.shapes]
+        return Fetched(self.names[:count], self.values[:count], shapes)
+
     def parts(self) -> list[list[np.ndarray]]:
         """Returns for each value a list of the ranks' own."""
         return [self._parts(place) for place in range(len(self.values))]

@@ -52,7 +52,7 @@ def test_one_strategys_lists_are_not_anothers() -> None:
 
 def test_a_strategy_stays_as_it_is_once_a_program_was_made_with_it() -> None:
     net, build, execution = Trained(sgd), fluid.BuildStrategy(), fluid.ExecutionStrategy()
-    build.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
+    build.fuse_elewise_add_act_ops = True
     with devices(2):
         net.parallel(build_strategy=build, exec_strategy=execution)
     with pytest.raises(FinalError, match=r"BuildStrategy\.sync_batch_norm is set to True after"):

@@ -12,6 +12,7 @@ from jaxfleet.fluid.compiler.strategies import BuildStrategy, ExecutionStrategy
 from jaxfleet.fluid.memory_budget import MemoryBudget
 from jaxfleet.fluid.places import CPUPlace, CUDAPlace, Place, default_places
 from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.shared_scope import SharedScope
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.runtime.memory_report import MemoryReport
 from jaxfleet.runtime.scope import Scope
@@ -64,8 +65,8 @@ class CompiledProgram:
             loss_name: the loss; needed where there are gradients.
             build_strategy: how the program is rewritten.
             exec_strategy: how it is run.
-            share_vars_from: another one that has run; scopes share what they hold in any case, so
-                only that it has is asked.
+            share_vars_from: another one that has run: variables that its scope has are that
+                scope's, whichever this one is run in.
             places: the devices; all GPUs where the executor has one, or as many as `CPU_NUM` says.
 
         Returns:
@@ -113,6 +114,18 @@ class CompiledProgram:
             raise mistake(what, _ANOTHER, AssertedError)
         what = "there is no native predictor here"
         raise mistake(what, "run the program by an Executor: XLA compiles it too")
+
+    @property
+    def _is_dry_run(self) -> bool:
+        return self._exec_strategy is not None and self._exec_strategy._dry_run
+
+    def _scope_of_state(self, scope: Scope) -> Scope:
+        """Returns the scope in which the program finds its variables, when it is run in one."""
+        shared = self._share_vars_from
+        if shared is None or shared._scope is None:
+            return scope
+        home = shared._scope_of_state(shared._scope)
+        return scope if home is scope else SharedScope(home, scope)
 
     def _compile(self, scope: Scope, place: Any) -> "CompiledProgram":
         """Makes it ready to run in a scope, on a place; another time it must be the same.

@@ -17,6 +17,7 @@ from jaxfleet.errors import (
 from jaxfleet.fleet.same_rank import check_same_rank
 from jaxfleet.fluid.alone import warn_alone
 from jaxfleet.fluid.checks import check_type
+from jaxfleet.fluid.compiler.levels import levels_of
 from jaxfleet.fluid.compiler.splitting import share_sequences, split_feed, too_few
 from jaxfleet.fluid.compiler.strategies import (
     BuildStrategy,
@@ -198,7 +199,9 @@ class Replicas:
                 warn_alone(program)
             made = self._rewritten(program, fed, count)
             devices = self.devices[:count] if group is None else of_all(self.devices[:count])
-            for each in summed_over(devices, joins=self.build.fuse_all_reduce_ops is not False):
+            levels = levels_of(program, len(devices), within=count, build=self.build)
+            joined = summed_over(devices, joins=self.build.fuse_all_reduce_ops is not False)
+            for each in (*levels, *joined):
                 made = each.run(made)
             ready = Donate().run(recomputed(made, fetch))
             known[key] = RanksProgram.of(ready, fetch, devices, group)
@@ -210,6 +213,7 @@ class Replicas:
             devices=count,
             trainers=build.num_trainers,
             scale=_SCALES[build.gradient_scale_strategy],
+            rings=max(build.nccl_comm_num, program._nccl_comm_num),
             sync_batch_norm=build.sync_batch_norm,
         )
         return rewrite.run(runnable(program, fed))

@@ -1,8 +1,10 @@
 """BuildStrategy and ExecutionStrategy: how a program is made, and run, for several devices.
 
-XLA does by itself most of what these steer: it fuses, orders, reuses memory and overlaps. So most
-fields are kept, given back and do nothing; `no_ops()` names them. A field that acts acts as it
-does in fluid. Once a program was made with a strategy, its fields stay as they are.
+XLA does by itself most of what these steer: it fuses, orders, reuses memory and overlaps. A field
+that acts acts as it does in fluid; one that only hints at what a compiler may do is kept in
+silence, since no result depends on it (`_hints`); any other warns when it is set (`_reasons`). The
+table in `docs/fluid-arguments.md` has every field. Once a program was made with a strategy, its
+fields stay as they are.
 """
 
 import difflib
@@ -11,6 +13,7 @@ from typing import Any, ClassVar
 
 from jaxfleet.errors import FieldError, FinalError, StrategyError
 from jaxfleet.fluid.memory_budget import is_budget
+from jaxfleet.fluid.no_effect import warn_no_effect
 
 
 class ReduceStrategy:
@@ -35,6 +38,8 @@ class _Strategy:
     _defaults: ClassVar[Mapping[str, Any]]
     _checks: ClassVar[Mapping[str, Callable[[Any], bool]]]
     _acting: ClassVar[frozenset[str]]
+    _hints: ClassVar[frozenset[str]]
+    _reasons: ClassVar[Mapping[str, str]]
 
     used: bool
 
@@ -48,6 +53,13 @@ class _Strategy:
     def no_ops(cls) -> tuple[str, ...]:
         """Returns the fields that are kept and do nothing here."""
         return tuple(name for name in cls._defaults if name not in cls._acting)
+
+    @classmethod
+    def effect_of(cls, name: str) -> str:
+        """Returns what a field does here: `acts`, `hint` or `warns`."""
+        if name in cls._acting:
+            return "acts"
+        return "hint" if name in cls._hints else "warns"
 
     def finalize(self) -> None:
         """Says that a program was made with it."""
@@ -66,6 +78,13 @@ class _Strategy:
         if not self._checks[name](value):
             what = f"{kind}.{name} cannot be {value!r}"
             raise StrategyError(what, hint=f"it is {self._defaults[name]!r} unless set")
+        is_default = value == self._defaults[name] or (value is False and not self._defaults[name])
+        if name in self._reasons and not is_default:
+            warn_no_effect(f"{kind}.{name}", self._reasons[name])
+        object.__setattr__(self, name, value)
+
+    def set_quietly(self, name: str, value: Any) -> None:
+        """Sets a field for its reader's sake, whether or not it acts."""
         object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
@@ -112,13 +131,18 @@ class BuildStrategy(_Strategy):
     """How a program is rewritten for several devices.
 
     Attributes:
-        reduce_strategy: acts on nothing: `Reduce` has the results of `AllReduce`, and is computed
-            as that.
+        reduce_strategy: warns: `Reduce` has the results of `AllReduce`, and is computed as that.
         gradient_scale_strategy: acts.
         sync_batch_norm: acts: a batch norm takes its statistics over all devices.
         num_trainers: acts: the gradient of the loss is divided by it too.
         trainer_id: acts: which of them this process is.
         trainers_endpoints: acts: there are as many as trainers.
+        nccl_comm_num: acts: gradients' sums are dealt out to so many rings, and those of
+            different rings are never joined (the pass `deal_rings`).
+        use_hierarchical_allreduce: acts: sums are made within groups of devices, then across (the
+            pass `two_levels`), where devices go in such groups; it warns where they do not.
+        hierarchical_allreduce_inter_nranks: acts: the devices of such a group; those of one
+            process where it is 0 or 1.
         debug_graphviz_path: acts: the program for devices is written there, as text.
         fuse_all_reduce_ops: acts over CPUs of several processes: small gradients are summed as one,
             unless it is False. Elsewhere XLA joins sums, or not, by itself.
@@ -127,6 +151,20 @@ class BuildStrategy(_Strategy):
             device besides its state, feeds and fetches. An int is bytes, a float a fraction of
             what it takes as it is.
     """
+
+    def for_trainer(self, num_trainers: int, trainer_id: int) -> "BuildStrategy":
+        """Returns a copy for one of several trainers, which may still be changed.
+
+        The numbers are noted in this one too, whether or not a program was made with it: fluid's
+        `ParallelExecutor` sets them in every strategy that it is given.
+        """
+        made = type(self)()
+        for name in self._defaults:
+            object.__setattr__(made, name, getattr(self, name))
+        made.num_trainers, made.trainer_id = num_trainers, trainer_id
+        for name in ("num_trainers", "trainer_id"):
+            object.__setattr__(self, name, getattr(made, name))
+        return made
 
     ReduceStrategy = ReduceStrategy
     GradientScaleStrategy = GradientScaleStrategy
@@ -179,8 +217,21 @@ class BuildStrategy(_Strategy):
     _acting: ClassVar[frozenset[str]] = frozenset({
         *("gradient_scale_strategy", "sync_batch_norm", "debug_graphviz_path", "async_mode"),
         *("num_trainers", "trainer_id", "trainers_endpoints", "fuse_all_reduce_ops"),
+        *("nccl_comm_num", "use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"),
         "memory_budget",
     })  # fmt: skip
+    _hints: ClassVar[frozenset[str]] = frozenset({
+        *("enable_sequential_execution", "enable_backward_optimizer_op_deps"),
+        *("remove_unnecessary_lock", "cache_runtime_context", "fuse_elewise_add_act_ops"),
+        *("fuse_bn_act_ops", "enable_auto_fusion", "fuse_relu_depthwise_conv"),
+        *("fuse_all_optimizer_ops", "fuse_broadcast_ops", "enable_inplace"),
+        "mkldnn_enabled_op_types",
+    })  # fmt: skip
+    _reasons: ClassVar[Mapping[str, str]] = {
+        "reduce_strategy": "Reduce is computed as AllReduce, whose results are the same",
+        "memory_optimize": "XLA reuses memory by itself; set memory_budget for a program that fits",
+        "is_distribution": "a program shows by itself whether it talks to parameter servers",
+    }
 
 
 class ExecutionStrategy(_Strategy):
@@ -188,7 +239,9 @@ class ExecutionStrategy(_Strategy):
 
     Attributes:
         num_iteration_per_drop_scope: acts: after so many runs what they left is dropped.
-        use_thread_barrier: acts on nothing, as the others: XLA schedules what devices do.
+        num_iteration_per_run: warns: a run is one iteration, as with 1.8.5's own default executor.
+        use_thread_barrier: a hint, as other fields on threads: XLA schedules what devices do.
+        _dry_run: acts: a run computes and changes nothing, and gives None for all that is fetched.
     """
 
     _defaults: ClassVar[Mapping[str, Any]] = {
@@ -207,4 +260,11 @@ class ExecutionStrategy(_Strategy):
         "num_iteration_per_drop_scope": _is_positive,
         "num_iteration_per_run": _is_positive,
     }
-    _acting: ClassVar[frozenset[str]] = frozenset({"num_iteration_per_drop_scope"})
+    _acting: ClassVar[frozenset[str]] = frozenset({"num_iteration_per_drop_scope", "_dry_run"})
+    _hints: ClassVar[frozenset[str]] = frozenset({
+        *("num_threads", "allow_op_delay", "use_thread_barrier", "use_experimental_executor"),
+    })  # fmt: skip
+    _reasons: ClassVar[Mapping[str, str]] = {
+        "use_cuda": "the place of the Executor says on what a program runs",
+        "num_iteration_per_run": "a run is one iteration, as it was with fluid's default executor",
+    }

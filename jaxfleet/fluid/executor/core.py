@@ -11,6 +11,7 @@ import numpy as np
 from jaxfleet.errors import ClosedError, StrategyError
 from jaxfleet.fluid.checks import check_type
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
+from jaxfleet.fluid.executor import finite_check
 from jaxfleet.fluid.executor.fetching import (
     as_asked,
     as_list,
@@ -95,6 +96,7 @@ class Executor(DatasetRuns):
             RuntimeError: the executor was closed.
             TypeError: what is given is no program, no feed or no fetch list.
             FeedError: what is fed or fetched does not fit.
+            NonFiniteError: the flag `FLAGS_check_nan_inf` is set, and an operator made NaN or Inf.
             EndOfDataError: a loader that the program takes batches of has no more.
         """
         if self._closed:
@@ -108,6 +110,7 @@ class Executor(DatasetRuns):
             and type(program) is Program
             and not program._readers
             and self._is_local.get(program)
+            and not finite_check.is_on()
         ):
             # What most steps are goes a short way: each line of it is paid at every step.
             run, draw = self._local.run, self._next_run
@@ -164,7 +167,11 @@ class Executor(DatasetRuns):
         if several_devices(program, runs, scope, self.place, self._ranks) is not None:
             given = (program, scope, feed, fetched, fetch_var_name, return_numpy, return_merged)
             return self._run_parallel(*given, runs=runs)
-        budget = program._memory_budget if isinstance(program, CompiledProgram) else None
+        budget = None
+        if isinstance(program, CompiledProgram):
+            if program._is_dry_run:
+                return [None] * len(fetched)
+            budget, scope = program._memory_budget, program._scope_of_state(scope)
         found = self._run_program(
             runs,
             feed,
@@ -205,7 +212,15 @@ class Executor(DatasetRuns):
         if devices is None:
             what = "the program runs on one device"
             raise StrategyError(what, hint="run it by Executor.run, or compile it for several")
-        made = devices.run(runs, feed, names_of(fetch_list), scope, self._next_run(runs))
+        if isinstance(program, CompiledProgram):
+            if program._is_dry_run:
+                return [None] * len(fetch_list)
+            scope = program._scope_of_state(scope)
+        names = names_of(fetch_list)
+        checked = finite_check.checked_names(runs) if finite_check.is_on() else ()
+        made = devices.run(runs, feed, (*names, *checked), scope, self._next_run(runs))
+        finite_check.check_finite(runs, checked, made.values[len(names) :])
+        made = made.first(len(names))
         values: list[Any] = made.merged() if return_merged else made.parts()
         return list(as_asked(values, return_numpy=return_numpy))
 
@@ -292,7 +307,10 @@ class Executor(DatasetRuns):
             made = self._run_with_servers(program, given, fetch, scope, return_numpy=return_numpy)
         else:
             run = partial(self._local.run, return_numpy=return_numpy, budget=budget)
-            made = run(program, given, fetch, scope, self._next_run)
+            checked = finite_check.checked_names(program) if finite_check.is_on() else ()
+            made = run(program, given, (*fetch, *checked), scope, self._next_run)
+            finite_check.check_finite(program, checked, made[len(fetch) :])
+            made = made[: len(fetch)]
             if return_numpy:
                 return made
         return list(as_asked(made, return_numpy=return_numpy))

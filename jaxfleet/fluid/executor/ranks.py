@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxfleet.errors import FeedError
 from jaxfleet.fleet.same_rank import check_same_rank
+from jaxfleet.fluid.compiler.levels import levels_of
 from jaxfleet.fluid.compiler.replicas import fed_to, of_all
 from jaxfleet.fluid.drawing import numbers_apart
 from jaxfleet.fluid.feeding import fed_values, one_feed
@@ -80,7 +81,9 @@ class RankRuns:
         if (fed, fetch) not in known:
             made, group = runnable(program, fed), joined()
             devices = None if group is None else _firsts(program, group)
-            for each in summed_over(devices or ()):
+            ranks, own = rank_count(program), local_ranks(program)
+            levels = levels_of(program, ranks, within=own)
+            for each in (*levels, *summed_over(devices or ())):
                 made = each.run(made)
             known[fed, fetch] = RanksProgram.of(
                 Donate().run(recomputed(made, fetch)), fetch, devices, group

@@ -39,7 +39,7 @@ from jaxfleet.fluid.transpiler.config import (
     ServerRuntimeConfig,
 )
 from jaxfleet.fluid.transpiler.job_attributes import JobAttributes
-from jaxfleet.fluid.transpiler.nccl2 import note_trainers, transpile_nccl2
+from jaxfleet.fluid.transpiler.nccl2 import note_levels, note_trainers, transpile_nccl2
 from jaxfleet.fluid.transpiler.ports import wait_server_ready
 from jaxfleet.fluid.transpiler.ps_dispatcher import RoundRobin
 from jaxfleet.fluid.transpiler.pserver import PServerJob
@@ -130,6 +130,7 @@ class DistributeTranspiler(JobAttributes):
             self._transpile_collective(
                 mode, trainer_id, trainers, current_endpoint, startup, main, wait
             )
+            note_levels(main, self.config)
 
     def _transpile_nccl2(
         self,

@@ -21,6 +21,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from jaxfleet.errors import StrategyError
+from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.from_ir import write_back
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.to_ir import ir_program
@@ -125,6 +127,15 @@ class FLDistributeTranspiler(DistributeTranspiler):
         *,
         is_sync: bool,
     ) -> PServerJob:
+        """Returns what makes the programs of the job.
+
+        Raises:
+            StrategyError: servers are not to wait for all trainers.
+        """
+        if not is_sync:
+            what = "sync_mode=False: a server averages what all trainers of a round have made"
+            hint = "leave sync_mode=True; GeoSgdTranspiler is for trainers that wait for nobody"
+            raise mistake(f"{what}, and so waits for them", hint, StrategyError)
         return _FlJob(main, startup, self.config, endpoints, trainers, is_sync, self.weighted)
 
 

@@ -17,6 +17,7 @@ from jaxfleet.analysis.slices import placement_of, slices_of
 from jaxfleet.analysis.updates import Updates
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.dtypes import VarType
+from jaxfleet.fluid.no_effect import warn_no_effect
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.transpiler.details.vars_distributed import VarsDistributed
 from jaxfleet.fluid.transpiler.distribute_transpiler import DistributeTranspiler
@@ -61,13 +62,15 @@ class GeoSgdTranspiler(DistributeTranspiler):
     ) -> None:
         """Rewrites a program and its startup program, in place, for one process of a job.
 
-        `sync_mode` is taken and changes nothing: no trainer waits for another.
+        `sync_mode=True` is warned of and changes nothing: no trainer waits for another.
 
         Raises:
             ProgramError: as `DistributeTranspiler.transpile` does; or an exchange comes every 0
                 steps.
         """
-        del sync_mode
+        if sync_mode:
+            reason = "trainers of GeoSGD wait for nobody; DistributeTranspiler has a sync mode"
+            warn_no_effect("GeoSgdTranspiler.transpile(sync_mode=True)", reason)
         every = self.config.geo_sgd_need_push_nums
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             what = f"geo_sgd_need_push_nums is {every!r}, and a number of at least 1"

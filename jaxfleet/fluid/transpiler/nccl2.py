@@ -80,6 +80,11 @@ def note_trainers(program: Program, config: HasNccl, trainers: str) -> None:
     """
     program._trainers_endpoints = rank_endpoints(trainers)
     program._nccl_comm_num = config.nccl_comm_num
+    note_levels(program, config)
+
+
+def note_levels(program: Program, config: HasNccl) -> None:
+    """Notes on a main program whether sums are made within groups of trainers, and which."""
     program._use_hierarchical_allreduce = config.use_hierarchical_allreduce
     if config.use_hierarchical_allreduce:
         inner = config.hierarchical_allreduce_inter_nranks

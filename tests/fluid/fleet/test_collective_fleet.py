@@ -137,7 +137,7 @@ def test_what_a_strategy_is_at_first_and_which_fields_do_nothing() -> None:
         "_ut4grad_allreduce": False,
     }  # fmt: skip
     quiet = set(strategy.no_ops()) - set(fluid.BuildStrategy.no_ops())
-    assert quiet == {"dist_fc_config"}
+    assert not quiet
     assert strategy.recompute_checkpoints is not DistributedStrategy().recompute_checkpoints
 
 

@@ -71,7 +71,8 @@ def test_the_geo_strategy_carries_its_push_numbers() -> None:
     build.memory_optimize = False
     strategy.set_build_strategy(build)
     assert strategy.get_build_strategy().memory_optimize is False
-    strategy.set_build_strategy({"memory_optimize": True})
+    with pytest.warns(UserWarning, match="memory_optimize has no effect here"):
+        strategy.set_build_strategy({"memory_optimize": True})
     assert strategy.get_build_strategy().memory_optimize is True
     assert strategy.get_build_strategy().async_mode
     flags = strategy.get_trainer_runtime_config().get_communicator_flags()

@@ -36,7 +36,7 @@ class DistributedStrategy(BuildStrategy):
         collective_mode: in the second, `grad_allreduce` or `local_sgd`.
         use_local_sgd: acts: `mode="collective"` with `local_sgd`.
         use_dist_fc: refused: a layer whose classes are over ranks.
-        dist_fc_config: what such a layer is told.
+        dist_fc_config: acts as `use_dist_fc`, to which it belongs: refused with it.
         forward_recompute: acts: backward computes forward again, from checkpoint to checkpoint.
         recompute_checkpoints: acts: the variables that are kept, or their names.
         use_amp: acts: products are in float16, and the loss has a dynamic scale.
@@ -53,7 +53,14 @@ class DistributedStrategy(BuildStrategy):
         "mode": lambda value: value in {"nccl2", "collective"},
     }
     _acting: ClassVar[frozenset[str]] = BuildStrategy._acting | {
-        *("use_local_sgd", "use_dist_fc", "mode", "collective_mode", "exec_strategy"),
+        *(
+            "use_local_sgd",
+            "use_dist_fc",
+            "dist_fc_config",
+            "mode",
+            "collective_mode",
+            "exec_strategy",
+        ),
         *("_ut4grad_allreduce", "forward_recompute", "recompute_checkpoints"),
         *("use_amp", "amp_loss_scaling"),
     }

@@ -51,7 +51,8 @@ class DistributedStrategy:
         self._execute_strategy.num_threads = threads
         self._build_strategy = BuildStrategy()
         if threads > 1:
-            self._build_strategy.reduce_strategy = BuildStrategy.ReduceStrategy.Reduce
+            reduce = BuildStrategy.ReduceStrategy.Reduce
+            self._build_strategy.set_quietly("reduce_strategy", reduce)
         self.debug_opt: Mapping[str, Any] | None = None
 
     def set_debug_opt(self, opt_info: Mapping[str, Any]) -> None:
