@@ -82,7 +82,7 @@ def test_a_process_killed_in_replacing_a_checkpoint_leaves_the_old_one(tmp_path:
 def test_several_processes_write_one_checkpoint_at_once(tmp_path: Path) -> None:
     with ExitStack() as stack:
         savers = [stack.enter_context(saver(tmp_path, f"part {number}")) for number in range(3)]
-        said = [process.communicate(timeout=60)[0] for process in savers]
+        said = [process.communicate(timeout=250)[0] for process in savers]
     receipts = [PartReceipt.from_plain(json.loads(line)) for line in said]
     commit(tmp_path, receipts, step=7)
     found = open_checkpoint(tmp_path)
@@ -94,7 +94,7 @@ def test_several_processes_write_one_checkpoint_at_once(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_file_that_cannot_grow_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     with saver(tmp_path, "without_room") as process:
-        said = process.communicate(timeout=60)[0]
+        said = process.communicate(timeout=250)[0]
     assert "cannot write part 'all' of step 2 to" in said
     assert f": File too large\n{errno.EFBIG}\n" in said
     assert "older checkpoints are as they were" in said

@@ -23,7 +23,7 @@ def test_the_package_runs_as_a_module() -> None:
         [sys.executable, "-m", "jaxfleet", "passes"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=True,
     )
     assert "donate: " in done.stdout
@@ -36,7 +36,7 @@ def test_a_reader_that_closes_the_pipe_early_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == b""
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=250) == 0
 
 
 @pytest.mark.parametrize("words", [["--help"], ["opt", "--help"], ["dump", "--help"]])

@@ -113,7 +113,7 @@ print(len(jax.devices()))
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert done.stdout == "3\n", done.stderr

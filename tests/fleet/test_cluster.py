@@ -132,6 +132,7 @@ def test_the_first_processes_serve(nowhere: pytest.MonkeyPatch, tmp_path: Path) 
     assert gathered == [(False, 0), (False, 1), (True, 0), (True, 1)]
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 @pytest.mark.timeout(400)
 def test_tasks_of_slurm_train_together_and_meet_over_the_lines_of_their_group(

@@ -26,7 +26,7 @@ JOBS: Mapping[str, Sequence[str]] = {
 
 @pytest.mark.processes
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", ["servers", pytest.param("ranks", marks=pytest.mark.grid)])
 def test_a_script_goes_as_alone(job: str, tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "jaxfleet", "launch", *JOBS[job]]
     done = subprocess.run(

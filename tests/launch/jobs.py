@@ -15,8 +15,8 @@ from jaxfleet.errors import StrategyError
 from jaxfleet.launch import Job
 from jaxfleet.launch.ports import Ports
 
-WAIT_S = 60.0
-IDLE = "import time; time.sleep(60)"
+WAIT_S = 120.0
+IDLE = "import time; time.sleep(200)"
 DEAF = """
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
