@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from jaxfleet.group.news import News
 from jaxfleet.group.verdict import Verdict
 from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
 from jaxfleet.ps.network import Lines, Network
+from jaxfleet.watch import LongWait
 
 _HELLO_S = 0.5
 _LOOK_S = 0.05  # between two looks at whether the group still is one
@@ -130,12 +132,13 @@ class Member:
         came: list[int] | None = None
         until = time.monotonic() + connect_s
         body: dict[str, Plain] = {"job": self._job, "size": self.size}
-        hello_at = 0.0
+        hello_at, wait = 0.0, LongWait()
         while (left_s := until - time.monotonic()) > 0:
             if time.monotonic() >= hello_at:
                 self._send(self._lines, Kind.HELLO, body=body)
                 hello_at = time.monotonic() + _HELLO_S
             arrived = self._lines.receive(min(max(0.0, hello_at - time.monotonic()), left_s))
+            wait.look(partial("rank {} waits for {}".format, self.rank, self._absent(came)))
             if arrived is None:
                 continue
             answer = arrived[1]
@@ -154,10 +157,16 @@ class Member:
             what = f"rank 0 did not answer at {self.endpoint} within {connect_s:g} s"
             hint = "is it running, and is that its address? the job's secret must be the same"
             return ConnectError(what, hint=hint)
-        missing = [str(rank) for rank in range(self.size) if rank not in came]
-        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
+        who = self._absent(came)
         what = f"{who} of {self.size} did not come to {self.endpoint} within {connect_s:g} s"
         return ConnectError(what, hint="look at their logs; connect_s is how long to wait for them")
+
+    def _absent(self, came: Sequence[int] | None) -> str:
+        """Names the ranks that have not come, as far as rank 0 has said."""
+        if came is None:
+            return f"rank 0, which does not answer at {self.endpoint}"
+        missing = [str(rank) for rank in range(self.size) if rank not in came]
+        return f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
 
     def together(self, what: str, payload: bytes, timeout_s: float) -> list[bytes]:
         """Gives every rank what each has, in their order, when all have come to the same place.
@@ -175,7 +184,7 @@ class Member:
         self._doing = replace(before, what=what)
         tensors = (Tensor("payload", np.frombuffer(payload, np.uint8)),)
         body: dict[str, Plain] = {"what": what, **self._history}
-        until = time.monotonic() + timeout_s
+        until, wait = time.monotonic() + timeout_s, LongWait()
         answer = None
         while answer is None:
             left_s = until - time.monotonic()
@@ -184,8 +193,20 @@ class Member:
             # A connection that broke took the last one along, or its answer.
             self._send(self._lines, Kind.BARRIER, number, body, tensors)
             answer = self._awaited(number, min(_ASK_AGAIN_S, left_s))
+            if answer is None:
+                wait.look(lambda: self.waits(what))
         self._doing = before
         return [tensor.array.tobytes() for tensor in answer.tensors]
+
+    def waits(self, what: str) -> str:
+        """Returns what this rank waits for, and what the others do, for the log."""
+        others = self.elsewhere(what)
+        said = f"; {others}" if others else ""
+        return f"rank {self.rank} waits for '{what}' in step {self._doing.step}{said}"
+
+    def elsewhere(self, what: str) -> str:
+        """Returns which ranks are not where this one waits, and what they do."""
+        return self._news.elsewhere(self.rank, self._doing.step, what)
 
     def late(self, what: str, timeout_s: float) -> JaxfleetError:
         """Returns the error that names whom this rank has waited for in vain; tells the others."""
@@ -203,9 +224,10 @@ class Member:
         Raises:
             PeerLostError: one is gone, or waits for a step that this rank will not take.
         """
-        number = next(self._numbers)
+        number, wait = next(self._numbers), LongWait()
         self._send(self._lines, Kind.BYE, number, self._history)
         while self._awaited(number, _ASK_AGAIN_S) is None:
+            wait.look(lambda: self.waits("the others' end"))
             # A line that broke took the last one along.
             self._send(self._lines, Kind.BYE, number, self._history)
 

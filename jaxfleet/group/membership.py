@@ -14,7 +14,7 @@ from jaxfleet.group.serving import Serving
 from jaxfleet.group.verdict import CHANGED_STATE
 from jaxfleet.group.worker import Worker
 from jaxfleet.ps.hints import same_leaves_hint
-from jaxfleet.watch import NO_SPANS, Spans
+from jaxfleet.watch import NO_SPANS, LongWait, Spans
 
 _LOOK_S = 0.05  # between two looks at whether the group still is one
 
@@ -167,8 +167,11 @@ class Joined:
 
     def _computed(self, what: str, compute: Callable[[], T], timeout_s: float) -> T:
         task, until = self._worker.begin(compute), time.monotonic() + timeout_s
+        wait = LongWait()
         while not task.is_done(_LOOK_S):
             self.check()
+            if not wait.left_s and self.member.elsewhere(what):  # else the step just takes long
+                wait.look(lambda: self.member.waits(what))
             if time.monotonic() > until:
                 raise self.member.late(what, timeout_s)
         try:

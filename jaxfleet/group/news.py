@@ -5,6 +5,8 @@ import threading
 from jaxfleet.group.verdict import Verdict
 from jaxfleet.ps.messages import Message
 
+_SHOWN = 4  # ranks, in the log
+
 
 class News:
     """What rank 0 has said. Two threads hear it: one waits for answers, the other beats.
@@ -54,6 +56,14 @@ class News:
             at, doing = others.get(behind, (0, "nothing"))
             said = f"rank {behind} is late: {waited}; it said: step {at}, {doing}"
             return self._end_by(Verdict(behind, said))
+
+    def elsewhere(self, rank: int, step: int, what: str) -> str:
+        """Returns the ranks that are not where a rank is, and what they do; empty where all are."""
+        with self._lock:
+            away = {r: at for r, at in self._ranks.items() if r != rank and at != (step, what)}
+        shown = [f"rank {r}: step {at}, {doing}" for r, (at, doing) in sorted(away.items())]
+        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+        return ", ".join(shown[:_SHOWN]) + more
 
     def _end_by(self, verdict: Verdict) -> Verdict:
         self.verdict = self.verdict or verdict

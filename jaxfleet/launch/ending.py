@@ -5,11 +5,13 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from jaxfleet.launch.events import Told
 from jaxfleet.launch.job import AnyJob
 from jaxfleet.launch.process import Process
 from jaxfleet.launch.starter import Starter
+from jaxfleet.watch import LongWait
 
 _FOREVER = 10 * 365 * 86400.0
 _KILL_S = 10.0
@@ -96,11 +98,13 @@ class Ender:
 
     def _wait(self, processes: Sequence[Process], seconds: float, *, patient: bool) -> None:
         """Waits until processes are gone with all that they started and wrote."""
-        deadline = time.monotonic() + seconds
+        deadline, wait = time.monotonic() + seconds, LongWait(say=self._console.say)
         while not all(process.gone for process in processes):
             if patient and self.told is not None:
                 return
-            event = self._events.next(deadline)
+            left = [process.name for process in processes if not process.gone]
+            describe = partial("waiting for {} to end".format, ", ".join(left))
+            event = self._events.awaited(deadline, wait, describe)
             if event is None:
                 return
             if isinstance(event, Told) and self.told is None:

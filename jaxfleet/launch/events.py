@@ -4,13 +4,14 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import TypeAlias
 
 from jaxfleet.launch.process import Process
+from jaxfleet.watch import LongWait
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -68,6 +69,20 @@ class Events:
             return self._queue.get(timeout=min(max(left, 0.0), threading.TIMEOUT_MAX))
         except queue.Empty:
             return None
+
+    def awaited(self, deadline: float, wait: LongWait, describe: Callable[[], str]) -> Event | None:
+        """Returns the next event, as `next`, and logs the wait for it once it is long.
+
+        Args:
+            deadline: when to return None.
+            wait: the wait for this event, and for those before it.
+            describe: returns what is waited for.
+        """
+        event = self.next(min(deadline, time.monotonic() + wait.left_s))
+        if event is None and time.monotonic() < deadline:
+            wait.look(describe)
+            event = self.next(deadline)
+        return event
 
     @contextmanager
     def signals(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from jaxfleet.launch.ending import Deadline, Ender, Outcome, failure, told
-from jaxfleet.launch.events import Due, Ended, Told
+from jaxfleet.launch.events import Due, Ended, Event, Told
 from jaxfleet.launch.job import PORT_TAKEN, Job
 from jaxfleet.launch.job_secret import with_secret
 from jaxfleet.launch.members import Members
@@ -13,6 +13,7 @@ from jaxfleet.launch.places import Places
 from jaxfleet.launch.process import Process
 from jaxfleet.launch.starter import Starter, log_name, meeting_folder, starting
 from jaxfleet.launch.temporary import temporary_folder
+from jaxfleet.watch import LongWait
 
 _AGAIN_S = 0.5  # until a server that died is started again
 _MOST_PORT_TAKEN = 20
@@ -89,15 +90,18 @@ class _Launch:
 
     def _serve_others(self, deadline: Deadline) -> Outcome:
         """Waits for servers, which end when the trainers of all machines have said bye."""
+        wait = LongWait(say=self._console.say)
         while not all(server.status == 0 for server in self._members.servers.values()):
-            if (outcome := self._next(deadline)) is not None:
+            event = self._events.awaited(deadline.at, wait, self._servers_wait)
+            if (outcome := self._act(event, deadline)) is not None:
                 return outcome
         return Outcome(0)
 
     def _see_servers_off(self, deadline: Deadline) -> Outcome:
         """Waits for servers, which have nobody left to serve."""
+        wait = LongWait(say=self._console.say)
         while any(server.status is None for server in self._members.servers.values()):
-            event = self._events.next(deadline.at)
+            event = self._events.awaited(deadline.at, wait, self._servers_wait)
             if event is None:
                 self._say_who_waits()
                 break
@@ -115,9 +119,17 @@ class _Launch:
         hint = "a step that uses servers is jf.distribute(..., strategy='pserver')"
         self._console.say(f"{what}; {hint}")
 
+    def _servers_wait(self) -> str:
+        """Returns which servers still run although this machine's trainers have ended."""
+        left = [s.name for s in self._members.servers.values() if s.status is None]
+        return f"{', '.join(left)} waits for the byes of trainers"
+
     def _next(self, deadline: Deadline) -> Outcome | None:
-        """Acts on one event; returns what it ended, if it ended the job."""
-        match self._events.next(deadline.at):
+        """Acts on the next event; returns what it ended, if it ended the job."""
+        return self._act(self._events.next(deadline.at), deadline)
+
+    def _act(self, event: Event | None, deadline: Deadline) -> Outcome | None:
+        match event:
             case None:
                 return deadline.missed
             case Told() as event:

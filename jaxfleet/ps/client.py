@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
-from jaxfleet.ps.client_errors import late, lost, refused
+from jaxfleet.ps.client_errors import late, lost, refused, waited_for
 from jaxfleet.ps.heartbeat import Heartbeat
 from jaxfleet.ps.known_server import KnownServer, clock_of
 from jaxfleet.ps.membership import Membership
@@ -20,7 +20,7 @@ from jaxfleet.ps.outbox import Outbox
 from jaxfleet.ps.recovery import Recovery
 from jaxfleet.ps.replay import ReplayLog
 from jaxfleet.ps.requests import Request
-from jaxfleet.watch import NO_SPANS, Spans
+from jaxfleet.watch import NO_SPANS, LongWait, Spans
 
 _POLL_S = 0.25  # how often a wait looks at heartbeats
 _HELLO_AGAIN_S = 5.0  # a hello may have gone to a stranger who had the server's port before it
@@ -195,7 +195,7 @@ class Client:
     def _receive_until(
         self, requests: Sequence[Request], limit: float, error: type[JaxfleetError]
     ) -> None:
-        deadline = self._clock() + limit
+        deadline, wait = self._clock() + limit, LongWait(self._clock)
         while not all(request.is_done for request in requests):
             left = deadline - self._clock()
             if left <= 0:
@@ -205,6 +205,7 @@ class Client:
                 self._take(*received)
             self._look(requests, at_once=received is None)
             self._bring_level()
+            wait.look(lambda: self._described(requests))
 
     def poll(self) -> None:
         """Takes what has come, and waits for nothing; looks after servers now and then."""
@@ -358,6 +359,15 @@ class Client:
         beats = self._heartbeat
         pulse = beats.pulse(request.server) if beats is not None else None
         return late(self.me, request, limit_s, error, pulse)
+
+    def _described(self, requests: Sequence[Request]) -> str:
+        """Returns what is waited for, for the log."""
+        waiting = [request for request in requests if not request.is_done]
+        if not waiting:
+            return f"{self.me.name} waited at step {self.step}"
+        beats, first = self._heartbeat, waiting[0]
+        pulse = beats.pulse(first.server) if beats is not None else None
+        return waited_for(self.me, first, len(waiting) - 1, pulse)
 
     def _longest_s(self) -> float:
         # Servers notice first who is missing, and say who it is.

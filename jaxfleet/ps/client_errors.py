@@ -54,6 +54,21 @@ def late(
     return error(what, hint=hint)
 
 
+def waited_for(me: Membership, request: Request, others: int, pulse: Pulse | None) -> str:
+    """Returns what a trainer waits for, for the log.
+
+    Args:
+        me: the trainer.
+        request: what it waits for.
+        others: how many other requests it waits for.
+        pulse: the last heartbeat of the server, where heartbeats are taken.
+    """
+    where, more = me.server_name(request.server), f", and {others} more" if others else ""
+    what = f"{me.name} waits at step {request.message.step} for {request} from {where}{more}"
+    lost = f"; it has lost {', '.join(pulse.lost)}" if pulse is not None and pulse.lost else ""
+    return f"{what}{_last_heard(pulse)}{lost}"
+
+
 def _last_heard(pulse: Pulse | None) -> str:
     if pulse is None:
         return ""

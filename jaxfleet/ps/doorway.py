@@ -69,6 +69,11 @@ class Doorway:
     def __len__(self) -> int:
         return len(self._strangers)
 
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of connections that have proved nothing yet."""
+        return list(dict.fromkeys(one.address for one in self._strangers.values()))
+
     def accepted(self, fd: int) -> None:
         """Notes a new connection; cuts the oldest where there are too many."""
         self.left(fd)  # the number was another's before

@@ -1,6 +1,8 @@
 """The door of a listener: a thread that answers whom ZeroMQ may let in, and watches who comes."""
 
+import logging
 import threading
+import time
 
 import zmq
 import zmq.utils.z85
@@ -11,6 +13,10 @@ from jaxfleet.ps.secret import Keys
 
 _ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks
 _EVENTS = "inproc://jaxfleet.door"
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_LOG_AGAIN_S = 60.0
+_SHOWN = 3  # addresses
+_LOG = logging.getLogger("jaxfleet")
 _LOOK_MS = 50  # between two looks at connections that have proved nothing
 
 
@@ -36,6 +42,7 @@ class Door:
         limits: DoorLimits,
     ) -> None:
         self._doorway = Doorway(limits)
+        self._where, self._refused, self._log_at = "", 0, 0.0
         self._wanted = [b"NULL"]
         if keys is not None:
             self._wanted = [b"CURVE", zmq.utils.z85.decode(keys.client_public)]
@@ -43,12 +50,16 @@ class Door:
         self._asked = context.socket(zmq.REP)
         self._asked.setsockopt(zmq.LINGER, 0)
         self._asked.bind(_ZAP)
-        router.monitor(_EVENTS, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        router.monitor(_EVENTS, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILED)
         self._events = context.socket(zmq.PAIR)
         self._events.setsockopt(zmq.LINGER, 0)
         self._events.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread would wait for room
         self._events.connect(_EVENTS)
         threading.Thread(target=self._run, name="jaxfleet-door", daemon=True).start()
+
+    def listens_at(self, endpoint: str) -> None:
+        """Notes where the listener is, for the log."""
+        self._where = endpoint
 
     @property
     def cut(self) -> int:
@@ -87,5 +98,19 @@ class Door:
     def _note(self, event: int, descriptor: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
             self._doorway.accepted(descriptor)
+        elif event & _FAILED:
+            self._log_refused()
         else:
             self._doorway.left(descriptor)
+
+    def _log_refused(self) -> None:
+        """Logs now and then that a peer ended its handshake without the secret."""
+        self._refused += 1
+        if time.monotonic() >= self._log_at:
+            self._log_at = time.monotonic() + _LOG_AGAIN_S
+            peers = ", ".join(self._doorway.addresses[:_SHOWN]) or "this machine"
+            _LOG.warning(
+                "jaxfleet: the listener at %s refused a peer from %s, whose secret is not this "
+                "job's (%d connections so far): give both the same secret file",
+                self._where, peers, self._refused,
+            )  # fmt: skip

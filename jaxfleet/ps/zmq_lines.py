@@ -1,5 +1,6 @@
 """A client's lines to all servers, over ZeroMQ."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -21,6 +22,11 @@ from jaxfleet.ps.zmq_ends import End, Timing, make_socket, receive_parts, send_p
 from jaxfleet.ps.zmq_local import local_address, local_name, who_answers
 from jaxfleet.ps.zmq_watch import Watch
 
+_LOG = logging.getLogger("jaxfleet")
+_REFUSED = (
+    "the listener at {} ends every handshake: its secret is another than this process's, or one of "
+    "the two has none; give both the same secret file"
+)
 _LOOK_S = 0.2  # between two looks at lines that are silent
 
 
@@ -33,6 +39,7 @@ class ZmqLines:
         timing: how soon things are noticed.
         keys: of the job's secret.
         share_memory: with servers that see it.
+        complaints: the addresses of servers that were logged to refuse this process.
     """
 
     def __init__(
@@ -43,7 +50,12 @@ class ZmqLines:
         timing: Timing,
         keys: Keys | None,
         share_memory: bool,
+        complaints: set[str],
     ) -> None:
+        self._names, self._complaints = (
+            tuple(a.removeprefix("tcp://") for a in addresses),
+            complaints,
+        )
         self._limits = limits
         nearest = [_nearest(address) for address in addresses]
         self._addresses = tuple(address for address, _ in nearest)
@@ -106,6 +118,9 @@ class ZmqLines:
             return
         self._look_at = time.monotonic() + _LOOK_S
         for server, watch in enumerate(self._watches):
+            if watch.is_refused and self._names[server] not in self._complaints:
+                self._complaints.add(self._names[server])
+                _LOG.warning("jaxfleet: %s", _REFUSED.format(self._names[server]))
             if watch.is_given_up:
                 self._connect_again(server)
 

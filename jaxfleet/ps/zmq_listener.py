@@ -87,6 +87,7 @@ class ZmqListener:
             self._end.close()
             raise
         self._endpoint = f"{host}:{port}"
+        self._door.listens_at(self._endpoint)
 
     @property
     def endpoint(self) -> str:

@@ -23,7 +23,7 @@ class ZmqNetwork:
 
     Without a secret it listens on this machine only, where everyone who can run a process may
     connect. With one it listens anywhere, encrypts all that it sends, and answers nobody who has
-    another or none: such a client hears nothing until its own deadline.
+    another or none: such a client hears nothing until its own deadline; both ends log it.
 
     Args:
         limits: how much a message may hold.
@@ -44,6 +44,7 @@ class ZmqNetwork:
         anywhere: bool = False,
     ) -> None:
         self._anywhere = anywhere
+        self._complaints: set[str] = set()  # one log for all lines to a server
         self._share_memory = share_memory and can_share()
         self._limits = limits or Limits()
         self._timing = timing or Timing()
@@ -62,6 +63,7 @@ class ZmqNetwork:
             timing=self._timing,
             keys=self._keys,
             share_memory=self._share_memory,
+            complaints=self._complaints,
         )
 
     def listen(self, endpoint: str) -> ZmqListener:

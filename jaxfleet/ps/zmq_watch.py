@@ -15,6 +15,12 @@ from zmq.utils.monitor import recv_monitor_message
 from jaxfleet.ps.zmq_ends import End, Timing
 
 _PATIENCE = 1.5  # times what a try may take
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_REFUSALS, _REFUSED_S = 2, 3.0  # a server that starts or ends may refuse one
 _SOON_S = 2.0  # until the first try after a line broke
 
 
@@ -42,6 +48,7 @@ class Watch:
         self._soon_s = _SOON_S + timing.reconnect_s
         self._is_open = self._broke = self._is_renewed = False
         self._was_open = False
+        self._refusals, self._refused_at = 0, 0.0
         self._since = clock()
 
     @property
@@ -50,6 +57,13 @@ class Watch:
         self._read_events()
         limit_s = self._soon_s if self._broke else self._limit_s
         return not self._is_open and self._clock() - self._since > limit_s
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether what answers has ended every handshake for some time, as without the secret."""
+        self._read_events()
+        refused_s = self._clock() - self._refused_at
+        return self._refusals >= _REFUSALS and refused_s >= _REFUSED_S
 
     def take_renewed(self) -> bool:
         """Returns whether the line was opened anew, after it had been open, since the last call."""
@@ -63,6 +77,11 @@ class Watch:
             # A line that breaks is tried again at once, unless ZeroMQ gives it up there.
             self._broke = event == zmq.EVENT_DISCONNECTED and self._is_open
             self._is_open = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if self._is_open:
+                self._refusals = 0
+            elif event & _FAILED:
+                self._refusals += 1
+                self._refused_at = self._refused_at if self._refusals > 1 else self._clock()
             self._is_renewed = self._is_renewed or (self._is_open and self._was_open)
             self._was_open = self._was_open or self._is_open
             self._since = self._clock()

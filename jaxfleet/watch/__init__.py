@@ -10,3 +10,4 @@ from jaxfleet.watch.spans import spans_of as spans_of
 from jaxfleet.watch.timeline import merge as merge
 from jaxfleet.watch.tokens import read_token as read_token
 from jaxfleet.watch.tokens import write_token as write_token
+from jaxfleet.watch.waits import LongWait as LongWait

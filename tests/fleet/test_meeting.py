@@ -148,7 +148,7 @@ def test_two_of_one_number_are_found(tmp_path: Path) -> None:
     def be_the_other() -> None:
         poll = Poll(LONG_S)
         while not hello.exists() and not poll.is_over:
-            poll.pause()
+            poll.pause(lambda: "a test waits")
         write_file(hello, b'{"run": "other", "members": [], "seen": {}}')
 
     first = meeting(tmp_path, "trainer", 0)

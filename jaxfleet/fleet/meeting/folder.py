@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from jaxfleet.errors import ClosedError, JaxfleetError, PeerLostError, ProgramError, StrategyError
@@ -125,11 +126,12 @@ class _Group:
             if time.monotonic() - looked > _LOOK_AT_HELLOS_S or poll.is_over:
                 self._hellos.check()
                 looked = time.monotonic()
+            where = f"{what}, gathering {self._calls} in {self._folder}"
+            gone = [name for rank, name in enumerate(self._members) if rank not in given]
             if poll.is_over:
-                gone = (name for rank, name in enumerate(self._members) if rank not in given)
-                message = f"{what}, gathering {self._calls} in {self._folder}: waited "
-                raise PeerLostError(f"{message}{self._timeout_s:g} s for {', '.join(gone)}")
-            poll.pause()
+                waited = f"waited {self._timeout_s:g} s for {', '.join(gone)}"
+                raise PeerLostError(f"{where}: {waited}")
+            poll.pause(partial(_waits, self._members[self._rank], gone, where))
 
     def _file(self, rank: int, call: int | None = None) -> Folder:
         number = self._calls if call is None else call
@@ -139,6 +141,10 @@ class _Group:
         """Removes what this process left here when it ran before."""
         for file in self._folder.glob(f"*.*.{self._rank}"):
             file.unlink(missing_ok=True)
+
+
+def _waits(name: str, gone: Sequence[str], where: str) -> str:
+    return f"{name} waits for {', '.join(gone)} ({where})"
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from jaxfleet.errors import ConnectError, PeerLostError, StrategyError
@@ -70,7 +71,7 @@ class Hellos:
                 return self._session()
             if poll.is_over:
                 raise self._not_come(ready, connect_s)
-            poll.pause()
+            poll.pause(partial(self._waits, ready))
 
     def check(self) -> None:
         """Checks that all are still those who came.
@@ -113,11 +114,16 @@ class Hellos:
                 raise StrategyError(f"{what}; {mine}", hint="give all the same endpoints")
 
     def _not_come(self, ready: set[int], connect_s: float) -> ConnectError:
-        gone = [rank for rank in range(len(self._members)) if rank not in {*ready, self._rank}]
-        missing = ", ".join(self._members[rank] for rank in gone)
-        what = f"waited {connect_s:g} s in {self._folder} for {missing}"
+        what = f"waited {connect_s:g} s in {self._folder} for {self._missing(ready)}"
         hint = "all processes of a job start together, and see the same folder"
         return ConnectError(what, hint=hint)
+
+    def _missing(self, ready: set[int]) -> str:
+        gone = [rank for rank in range(len(self._members)) if rank not in {*ready, self._rank}]
+        return ", ".join(self._members[rank] for rank in gone)
+
+    def _waits(self, ready: set[int]) -> str:
+        return f"{self._members[self._rank]} waits in {self._folder} for {self._missing(ready)}"
 
     def _session(self) -> str:
         runs = sorted((self._found | {self._rank: self._run}).items())

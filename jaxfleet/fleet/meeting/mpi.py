@@ -4,6 +4,7 @@ import atexit
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -138,12 +139,12 @@ class _Group:
                     del unread[peer]
             if len(got) == len(self.names) and not unread:
                 return [got[peer] for peer in self.names]
+            late = [peer for peer in others if peer not in got] or list(unread)
+            names = ", ".join(self.names[peer] for peer in late)
             if poll.is_over:
-                late = [peer for peer in others if peer not in got] or list(unread)
-                names = ", ".join(self.names[peer] for peer in late)
                 _end_with_error(all_)
                 raise PeerLostError(f"{what}, {self._where()}: waited {timeout_s:g} s for {names}")
-            poll.pause()
+            poll.pause(partial("{} waits for {} ({})".format, self.names[rank], names, what))
 
     @property
     def _own_rank(self) -> int:

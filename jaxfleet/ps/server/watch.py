@@ -1,6 +1,7 @@
 """Looks at the time: who waits for somebody that will not come, and whether anybody lives."""
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field
 
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.ps.messages import Kind, Message
@@ -10,6 +11,10 @@ from jaxfleet.ps.server.holder import Holder
 from jaxfleet.ps.server.meetings import Meeting
 from jaxfleet.ps.server.peers import Trainers
 from jaxfleet.ps.server.together import Together
+from jaxfleet.watch.waits import LOGGED_AFTER_S
+
+_LOG = logging.getLogger("jaxfleet")
+_SHOWN = 3  # names of what is missing, and of who waits
 
 
 @dataclass
@@ -29,6 +34,7 @@ class Watch:
     holder: Holder
     together: Together
     lively: float
+    _logged: set[tuple[str, int]] = field(default_factory=set)
 
     def look_at_waits(self, now: float) -> None:
         """Answers by errors those that wait for somebody who will not come."""
@@ -87,4 +93,27 @@ class Watch:
         )
         if found is not None:
             self.desk.error(request.peer, request.message, found)
+        elif missing:
+            self._log(request, missing, now)
         return found is not None
+
+    def _log(self, request: Request, missing: dict[str, list[str]], now: float) -> None:
+        """Logs a wait once: who is missing at a step, whichever of the others waits for it."""
+        if now - request.since < LOGGED_AFTER_S:
+            return
+        peer, things = next(iter(missing.items()))
+        if (peer, request.step) in self._logged:
+            return
+        self._logged = {key for key in self._logged if key[1] >= request.step - 1}
+        self._logged.add((peer, request.step))
+        waits = [r for r in self.holder.waiting() if r.step == request.step] or [request]
+        names = ", ".join(dict.fromkeys(r.message.sender for r in waits[:_SHOWN]))
+        missed = ", ".join(things[:_SHOWN])
+        known = self.trainers.by_id if peer.startswith("trainer") else self.holder.links.known
+        number = peer.rpartition(" ")[2]
+        seen = known.get(int(number)) if number.isdigit() else None
+        last = seen.text(now) if seen is not None else "it never said hello"
+        _LOG.warning(
+            "jaxfleet: %s: %s waits for %s: %s of step %d (for %.0f s now; %s)",
+            self.desk.name, names, peer, missed, request.step, now - request.since, last,
+        )  # fmt: skip
