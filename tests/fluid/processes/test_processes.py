@@ -54,8 +54,6 @@ def test_processes_train_as_devices_of_one_process(
 
 def joined_sums(mode: str, count: int) -> int:
     """Returns how many sums of small gradients there are: over processes one for each ring."""
-    if mode == "nccl2":
-        return 1
     return 4 if mode == "fleet" else count - 1  # that one joins none, and computes forward again
 
 
