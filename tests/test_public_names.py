@@ -214,7 +214,8 @@ PUBLIC = {
         check_pass docstring_programs
     """,
     "jaxfleet.watch": """
-        Board FileSpans NO_SPANS Sample Spans merge read_token scrape spans_of write_token
+        Board FileSpans LongWait NO_SPANS Progress Sample Spans merge notify read_token scrape
+        spans_of write_token
     """,
 }
 

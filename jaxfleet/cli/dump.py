@@ -14,7 +14,9 @@ from jaxfleet.env import dumping_to
 from jaxfleet.errors import JaxfleetError, ProgramError
 from jaxfleet.pipeline import dump_folders, read_index, remove_dumps
 
-_USAGE = "jaxfleet dump [--dump-dir DIR] [--source] SCRIPT [ARGS...] [-- MORE ARGS...]"
+_USAGE = """\
+jaxfleet dump [--dump-dir DIR] [--source] [--until-compiled] SCRIPT [ARGS...] [-- MORE ARGS...]\
+"""
 _ABOUT = """\
 Runs a script as `python SCRIPT ARGS` would, and writes what the passes did to each program.
 Arguments that are this command's own are taken wherever they stand before a `--`.
@@ -42,6 +44,11 @@ def _own_arguments() -> argparse.ArgumentParser:
         add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
     )
     own.add_argument("--dump-dir", metavar="DIR", help="where to write, ./dump unless given")
+    own.add_argument(
+        "--until-compiled",
+        action="store_true",
+        help="end the script at its first training step, once all of its passes have run",
+    )
     own.add_argument("--source", action="store_true", help="source lines in the diffs too")
     return own
 
@@ -54,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if not Path(args.script).is_file():
         raise ProgramError(f"there is no script {args.script}")
     remove_dumps(folder)
-    with dumping_to(folder, source=getattr(args, "source", False)):
+    only = getattr(args, "until_compiled", False)
+    with dumping_to(folder, source=getattr(args, "source", False), until_compiled=only):
         status = _run_script(args.script, [*script_args, *rest])
     _show(folder)
     return status

@@ -10,6 +10,7 @@ from jaxfleet.env.reading import get, read_number, refuse
 
 _DUMP_DIR = "JAXFLEET_DUMP_DIR"
 _DUMP_SOURCE = "JAXFLEET_DUMP_SOURCE"
+_DUMP_ONLY = "JAXFLEET_DUMP_UNTIL_COMPILED"
 _CACHE_DIR = "JAXFLEET_CACHE_DIR"
 _TRACE_DIR = "JAXFLEET_TRACE_DIR"
 _METRICS_PORT = "JAXFLEET_METRICS_PORT"
@@ -24,10 +25,12 @@ class Environment:
     Attributes:
         dump_dir: `JAXFLEET_DUMP_DIR`; where every pipeline writes what its passes did.
         dump_source: `JAXFLEET_DUMP_SOURCE`; `1` adds the user's source lines to those dumps.
+        dump_until_compiled: `JAXFLEET_DUMP_UNTIL_COMPILED`; `1` ends a script at its first step.
     """
 
     dump_dir: Path | None
     dump_source: bool
+    dump_until_compiled: bool = False
 
 
 def read_environment() -> Environment:
@@ -36,13 +39,20 @@ def read_environment() -> Environment:
     return Environment(
         dump_dir=Path(dump_dir) if dump_dir else None,
         dump_source=os.environ.get(_DUMP_SOURCE, "0") not in {"", "0"},
+        dump_until_compiled=os.environ.get(_DUMP_ONLY, "0") not in {"", "0"},
     )
 
 
 @contextmanager
-def dumping_to(folder: Path, *, source: bool = False) -> Iterator[None]:
+def dumping_to(
+    folder: Path, *, source: bool = False, until_compiled: bool = False
+) -> Iterator[None]:
     """Sets the environment's dump settings while it lasts, for this process and its children."""
-    settings = {_DUMP_DIR: str(folder), _DUMP_SOURCE: "1" if source else "0"}
+    settings = {
+        _DUMP_DIR: str(folder),
+        _DUMP_SOURCE: "1" if source else "0",
+        _DUMP_ONLY: "1" if until_compiled else "0",
+    }
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

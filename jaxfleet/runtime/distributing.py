@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
+from jaxfleet.analysis.frozen_statistics import frozen_statistics_warning
 from jaxfleet.capture import Captured, capture
 from jaxfleet.errors import StrategyError
 from jaxfleet.group import check_has_joined, joined
+from jaxfleet.ops.frames import warn_at_caller
 from jaxfleet.runtime.argument_step import ArgumentStep, with_arguments
 from jaxfleet.runtime.devices import choose_devices
 from jaxfleet.runtime.processes import ServerStep, job_step
@@ -90,6 +92,8 @@ def distribute(
         _check_communication(chosen)
         check_has_joined()
     captured = capture(train_step, example=example, name=name)
+    if (warning := frozen_statistics_warning(captured.program)) is not None:
+        warn_at_caller(warning)
     made: AnyStep = with_arguments(_made(captured, chosen, folder), captured, example)
     return made
 

@@ -24,6 +24,7 @@ from jaxfleet.lower.peak import Peak
 from jaxfleet.passes import CutApart, OrderForMemory
 from jaxfleet.pipeline import Pass
 from jaxfleet.runtime.memory_on_host import Way, moving, recompute_by, ways_on_host
+from jaxfleet.watch import Progress
 
 # What is compiled for a budget, at most: each takes as long as the step as it is, or longer.
 _TRIES = 4  # plans, besides the smallest and even ones where none of them meets it
@@ -31,6 +32,8 @@ _CUT_TRIES = 2  # ways that compute nothing again, before plans and where no pla
 _MOVES = frozenset({"to_host", "to_device"})
 _NEAR = 0.9  # of the budget: what takes as much is not tried to be made faster
 _COUNTED_TOO_MUCH = 1.3  # how much more `Apart` counts than xla takes, where it is furthest off
+
+_MOST_PLANS = 12  # of all kinds, as docs/memory.md says
 
 Passes = tuple[Pass, ...]
 
@@ -97,7 +100,11 @@ class Fitting:
     of: Callable[[Program], Memory]
     offload: bool | None = False
     _tried: dict[Passes, Peak] = field(default_factory=dict)
+    _progress: Progress = field(init=False)
     _last_ways: list[Passes] = field(default_factory=list)  # tried before any budget is refused
+
+    def __post_init__(self) -> None:
+        self._progress = Progress(f"memory_budget of '{self.memory.program.name}'")
 
     def to(self, wanted: float) -> Fit:
         """Returns what meets the budget and runs least again.
@@ -109,6 +116,7 @@ class Fitting:
             StrategyError: nothing meets it; the error says the least that is.
         """
         before = self.memory.peak().bytes
+        self._progress.report(f"compiled as it is, it takes {size_text(before)}")
         is_share = isinstance(wanted, float | np.floating)
         budget = int(wanted * before) if is_share else int(wanted)
         if before <= budget:
@@ -232,7 +240,10 @@ class Fitting:
             program = self.memory.program
             for pass_ in passes:
                 program = pass_.run(program)
+            number = len(self._tried) + 1
+            self._progress.report(f"compiling plan {number} of at most {_MOST_PLANS}")
             self._tried[passes] = self.of(program).peak()
+            self._progress.report(f"plan {number} takes {size_text(self._tried[passes].bytes)}")
         return self._tried[passes]
 
     def _cannot(self, budget: int, before: int, why: str = "") -> StrategyError:

@@ -15,6 +15,7 @@ from jaxfleet.checkpoint import Checkpoint
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.lower import LoweredStep
 from jaxfleet.ops.checks import failed_check
+from jaxfleet.runtime.compile_only import end_if_only_dumping
 from jaxfleet.runtime.devices import steps_must_not_overlap
 from jaxfleet.runtime.evaluation import Evaluator
 from jaxfleet.runtime.feed import check_batch, check_rows, check_state, used_before
@@ -80,6 +81,7 @@ class Step(StepViews, Generic[State, Metrics]):
         variant = self._known.get(key)
         if variant is None:
             variant = self._known[key] = self._new_variant(data, batch_tree)
+            end_if_only_dumping()
         lowered, joined = variant.lowered, None
         if variant.tables is not None:
             data, joined = variant.tables.bring(self.tables, data)

@@ -1,6 +1,8 @@
 """Seeing what a job does while it runs: spans for a timeline, figures for `jaxfleet top`."""
 
 from jaxfleet.watch.board import Board as Board
+from jaxfleet.watch.notices import Progress as Progress
+from jaxfleet.watch.notices import notify as notify
 from jaxfleet.watch.scrape import Sample as Sample
 from jaxfleet.watch.scrape import scrape as scrape
 from jaxfleet.watch.spans import NO_SPANS as NO_SPANS

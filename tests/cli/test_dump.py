@@ -154,3 +154,52 @@ def test_a_missing_script_is_a_user_error(
 ) -> None:
     assert main(["dump", str(tmp_path / "nowhere.py")]) == 2
     assert "there is no script" in capsys.readouterr().err
+
+
+STEPS = """
+import jax, jax.numpy as jnp, optax
+import jaxfleet as jf
+
+tx = jf.distributed_optimizer(optax.sgd(0.1))
+
+def train_step(state, batch):
+    loss, grads = jax.value_and_grad(lambda w: jnp.mean((batch @ w) ** 2))(state["w"])
+    updates, opt = tx.update(grads, state["opt"], state["w"])
+    return {"w": optax.apply_updates(state["w"], updates), "opt": opt}, loss
+
+w = jnp.ones(3)
+state = {"w": w, "opt": tx.init(w)}
+step = jf.distribute(train_step, (state, jnp.ones((4, 3))), jf.DistributedStrategy(devices=2))
+print("distributed")
+state, loss = step(state, jnp.ones((4, 3)))
+print("trained")
+"""
+FLUID = """
+import numpy as np
+import jaxfleet.fluid as fluid
+
+x = fluid.layers.data("x", [3])
+loss = fluid.layers.mean(fluid.layers.fc(x, 1))
+fluid.optimizer.SGD(0.1).minimize(loss)
+exe = fluid.Executor(fluid.CPUPlace())
+exe.run(fluid.default_startup_program())
+print("started")
+for _ in range(3):
+    exe.run(feed={"x": np.ones((4, 3), "float32")}, fetch_list=[loss])
+    print("trained")
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "written"), [(STEPS, "distributed"), (FLUID, "started")], ids=["jax", "fluid"]
+)
+def test_a_script_ends_at_its_first_step_where_only_passes_are_of_interest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, written: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    words = ["dump", "--until-compiled", "--dump-dir", str(tmp_path / "dump"), str(script)]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert written in out
+    assert "trained" not in out

@@ -1,5 +1,7 @@
 """A step with a budget of memory: it computes the same, takes less, or says why it cannot."""
 
+import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import jaxfleet as jf
 from jaxfleet.errors import StrategyError
 from jaxfleet.lower import ExecutableCache
+from jaxfleet.watch import Progress
 
 ROWS, WIDTH, BLOCKS = 256, 64, 8
 
@@ -59,6 +62,16 @@ def batch_of(rows: int) -> Any:
 def fitted(built: tuple[Any, Any], budget: float, devices: int = 1) -> Any:
     strategy = jf.DistributedStrategy(devices=devices, memory_budget=budget)
     return jf.distribute(*built, strategy)
+
+
+def test_planning_that_takes_long_says_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("jaxfleet.runtime.memory_fit.Progress", partial(Progress, quiet_s=0.0))
+    with caplog.at_level(logging.INFO, "jaxfleet"):
+        fitted(blocks(optax.sgd(0.1), rows=64), 0.7)
+    assert "memory_budget of 'train_step': compiled as it is, it takes" in caplog.messages[0]
+    assert "compiling plan 1 of at most 12" in caplog.messages[1]
 
 
 def trained(step: Any, state: Any, batches: list[Any]) -> list[np.ndarray]:

@@ -9,11 +9,11 @@ import jaxfleet as jf
 
 
 class Counter(NamedTuple):
-    count: jax.Array
+    steps: jax.Array
 
 
 def count_rows(state: Counter, batch: dict[str, jax.Array]) -> tuple[Counter, jax.Array]:
-    return Counter(state.count + 1), batch["x"].sum()
+    return Counter(state.steps + 1), batch["x"].sum()
 
 
 def test_a_step_has_the_types_of_the_function_that_it_was_made_of() -> None:
@@ -24,5 +24,5 @@ def test_a_step_has_the_types_of_the_function_that_it_was_made_of() -> None:
     after, total = step(state, batch)
     assert_type(after, Counter)
     assert_type(total, jax.Array)
-    assert (float(after.count), float(total)) == (1.0, 8.0)
+    assert (float(after.steps), float(total)) == (1.0, 8.0)
     assert isinstance(jf.Step[Any, Any], type(jf.Step[Counter, jax.Array]))

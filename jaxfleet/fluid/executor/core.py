@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxfleet.env import read_environment
 from jaxfleet.errors import ClosedError, StrategyError
 from jaxfleet.fluid.checks import check_type
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
@@ -61,6 +62,7 @@ class Executor(DatasetRuns):
         self._entropy = int(np.random.SeedSequence().generate_state(1)[0])
         self._runs = 0
         self._closed = False
+        self._only_dumps = read_environment().dump_until_compiled
 
     def run(
         self,
@@ -104,6 +106,10 @@ class Executor(DatasetRuns):
             raise ClosedError(what, hint="make another")
         program = default_main_program() if program is None else program
         scope = global_scope() if scope is None else scope
+        if self._only_dumps and (feed or fetch_list):
+            self._only_dumps = False  # of the passes of this run, after which all is seen
+            self.run(program, feed, fetch_list, scope=scope, use_prune=use_prune)
+            raise SystemExit(0)
         names = None if use_prune else plain_names(fetch_list)
         if (
             names is not None
