@@ -14,11 +14,9 @@ _LOGGER = logging.getLogger("jaxfleet")
 def notify(text: str) -> None:
     """Logs a line at level INFO."""
     if not _LOGGER.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("jaxfleet: %(message)s"))
-        _LOGGER.addHandler(handler)
+        _LOGGER.addHandler(logging.StreamHandler())
         _LOGGER.setLevel(logging.INFO)
-    _LOGGER.info(text)
+    _LOGGER.info("jaxfleet: %s", text)
 
 
 class Progress:

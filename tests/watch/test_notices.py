@@ -31,7 +31,7 @@ def test_long_work_is_reported_with_its_time(caplog: pytest.LogCaptureFixture) -
         progress = Progress("planning", clock=clock)
         clock.now = 3.2
         progress.report("compiling plan 1 of 12")
-    assert caplog.messages == ["planning: compiling plan 1 of 12 (3 s so far)"]
+    assert caplog.messages == ["jaxfleet: planning: compiling plan 1 of 12 (3 s so far)"]
 
 
 def test_a_program_that_configures_no_logging_gets_notices_on_stderr() -> None:
