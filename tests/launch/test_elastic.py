@@ -12,7 +12,8 @@ from tests.launch.jobs import free_ports
 SCRIPT = Path(__file__).with_name("elastic.py")
 LONGEST_S = 300.0  # two cores, which other tests share, compile for each of two ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(2 * LONGEST_S + 60)]
+# By default, `test_ranks.py` starts ranks again, whose scripts need no JAX.
+pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.timeout(2 * LONGEST_S + 60)]
 
 
 def started(folder: Path, *options: str, dying: bool = False) -> "subprocess.Popen[str]":
@@ -70,7 +71,6 @@ def test_a_job_whose_rank_is_killed_ends_as_the_undisturbed_one(
     assert same([states[0]] * 2, states)
 
 
-@pytest.mark.grid
 def test_machines_start_again_for_want_of_a_rank_that_was_killed_on_another(
     tmp_path: Path, undisturbed: list[dict[str, np.ndarray]]
 ) -> None:
