@@ -1,5 +1,6 @@
 """Mistakes when a distributed step is called: another batch, another state, a state used up."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jaxfleet.errors import FeedError
 from tests.mistakes.common import ROWS, State, batch, params, refused, training, wrapped
 
 DEVICES = 4
+STRUCTURE = "the batch has another structure than the example"
 
 
 def distributed() -> tuple[jf.Step, State]:
@@ -21,6 +23,12 @@ def distributed() -> tuple[jf.Step, State]:
     found = jf.distribute(step, example=(state, batch()), strategy=strategy)
     assert isinstance(found, jf.Step)
     return found, state
+
+
+@pytest.fixture(scope="module")
+def step_and_state() -> tuple[jf.Step[Any, Any], State]:
+    """Returns a distributed step and its state, for calls that are refused."""
+    return distributed()
 
 
 def test_an_example_whose_rows_the_devices_cannot_share() -> None:
@@ -34,56 +42,48 @@ def test_an_example_whose_rows_the_devices_cannot_share() -> None:
         jf.distribute(step, (state, batch(6)), jf.DistributedStrategy(devices=DEVICES))
 
 
-def test_a_batch_whose_rows_the_devices_cannot_share() -> None:
-    step, state = distributed()
-    with refused(
-        FeedError,
-        cause="a batch of 6 rows cannot be divided among 4 devices",
-        line="step(state, batch(6))",
-        hint="use a multiple of 4, such as 4 or 8",
-    ):
-        step(state, batch(6))
+BATCHES: dict[str, tuple[Any, str, str]] = {
+    "rows that the devices cannot share": (
+        batch(6),
+        "a batch of 6 rows cannot be divided among 4 devices",
+        "use a multiple of 4, such as 4 or 8",
+    ),
+    "fewer rows than devices": (
+        batch(2),
+        "a batch of 2 rows cannot be divided among 4 devices",
+        "use a multiple of 4, such as 4",
+    ),
+    "no rows": (batch(0), "the batch has no rows", "leave out a step"),
+    "a tuple": (tuple(batch().values()), STRUCTURE, "x"),
+    "a leaf less": ({"x": batch()["x"]}, STRUCTURE, "x"),
+    "a leaf more": ({**batch(), "z": batch()["x"]}, STRUCTURE, "x"),
+    "None": (None, STRUCTURE, "x"),
+    **{
+        f"a leaf of {np.dtype(dtype)}": (
+            {**batch(), "x": batch()["x"].astype(dtype)},
+            "but it is f32[b,4]",
+            "convert it to f32 before the step",
+        )
+        for dtype in (np.float16, np.int32, np.bool_)
+    },
+    **{
+        f"a leaf of shape {shape}": (
+            {**batch(), "x": np.ones(shape, np.float32)},
+            f"'batch/x' has shape {list(shape)}, in the example [8, 4]",
+            "only the number of rows may change",
+        )
+        for shape in ((ROWS, 3), (ROWS,), (ROWS, 4, 1))
+    },
+}
+"""Batches unlike the example: the cause and the hint of the error that refuses each."""
 
 
-@pytest.mark.parametrize(
-    "other",
-    [tuple(batch().values()), {"x": batch()["x"]}, {**batch(), "z": batch()["x"]}, None],
-    ids=["a tuple", "less", "more", "None"],
-)
-def test_a_batch_of_another_structure(other: Any) -> None:
-    step, state = distributed()
-    with refused(
-        FeedError,
-        cause="the batch has another structure than the example",
-        line="step(state, other)",
-        hint="x",
-    ):
-        step(state, other)
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.int32, np.bool_])
-def test_a_batch_leaf_of_another_dtype(dtype: Any) -> None:
-    step, state = distributed()
-    with refused(
-        FeedError,
-        cause="but it is f32[b,4]",
-        line="step(state, other)",
-        hint="convert it to f32 before the step",
-    ):
-        other = {**batch(), "x": batch()["x"].astype(dtype)}
-        step(state, other)
-
-
-@pytest.mark.parametrize("shape", [(ROWS, 3), (ROWS,), (ROWS, 4, 1)])
-def test_a_batch_leaf_of_another_shape(shape: tuple[int, ...]) -> None:
-    step, state = distributed()
-    with refused(
-        FeedError,
-        cause=f"'batch/x' has shape {list(shape)}, in the example [8, 4]",
-        line="step(state, other)",
-        hint="only the number of rows may change",
-    ):
-        other = {**batch(), "x": np.ones(shape, np.float32)}
+@pytest.mark.parametrize(("other", "cause", "hint"), BATCHES.values(), ids=BATCHES)
+def test_a_batch_unlike_the_example(
+    step_and_state: tuple[jf.Step[Any, Any], State], other: Any, cause: str, hint: str
+) -> None:
+    step, state = step_and_state
+    with refused(FeedError, cause=cause, line="step(state, other)", hint=hint):
         step(state, other)
 
 
@@ -93,36 +93,44 @@ def test_batch_leaves_that_differ_in_their_rows() -> None:
         step(state, {**batch(), "y": batch(4)["y"]})
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+STATES: dict[str, tuple[Callable[[State], Any], str, str]] = {
+    "a leaf more": (
         lambda state: {**state, "extra": jnp.zeros(2)},
+        "the state has another structure than the example",
+        "distribute the step again",
+    ),
+    "another optimizer's": (
         lambda state: {**state, "opt_state": optax.adam(0.1).init(params())},
+        "the state has another structure than the example",
+        "distribute the step again",
+    ),
+    "a part": (
         lambda state: state["params"],
-    ],
-    ids=["more", "another optimizer's", "a part"],
-)
-def test_a_state_of_another_structure(change: Any) -> None:
-    step, state = distributed()
-    with refused(
-        FeedError,
-        cause="the state has another structure than the example",
-        line="step(other, batch())",
-        hint="distribute the step again",
-    ):
-        other = change(state)
-        step(other, batch())
+        "the state has another structure than the example",
+        "distribute the step again",
+    ),
+    "a leaf of bf16": (
+        lambda state: {
+            **state,
+            "params": jax.tree.map(lambda x: x.astype(jnp.bfloat16), params()),
+        },
+        "'params/b' is fed bf16, but it is f32[2]",
+        "convert it to f32",
+    ),
+}
+"""States unlike the example: the cause and the hint of the error that refuses each."""
 
 
-def test_a_state_leaf_of_another_dtype() -> None:
-    step, state = distributed()
-    with refused(
-        FeedError,
-        cause="'params/b' is fed bf16, but it is f32[2]",
-        line="step(other, batch())",
-        hint="convert it to f32",
-    ):
-        other = {**state, "params": jax.tree.map(lambda x: x.astype(jnp.bfloat16), params())}
+@pytest.mark.parametrize(("change", "cause", "hint"), STATES.values(), ids=STATES)
+def test_a_state_unlike_the_example(
+    step_and_state: tuple[jf.Step[Any, Any], State],
+    change: Callable[[State], Any],
+    cause: str,
+    hint: str,
+) -> None:
+    step, state = step_and_state
+    other = change(state)
+    with refused(FeedError, cause=cause, line="step(other, batch())", hint=hint):
         step(other, batch())
 
 
@@ -148,28 +156,6 @@ def test_state_and_batch_the_wrong_way_round() -> None:
     step, state = distributed()
     with pytest.raises(FeedError, match="the batch has another structure than the example"):
         step(batch(), state)
-
-
-def test_a_batch_of_fewer_rows_than_devices() -> None:
-    step, state = distributed()
-    with refused(
-        FeedError,
-        cause="a batch of 2 rows cannot be divided among 4 devices",
-        line="step(state, batch(2))",
-        hint="use a multiple of 4, such as 4",
-    ):
-        step(state, batch(2))
-
-
-def test_a_batch_without_rows() -> None:
-    step, state = distributed()
-    with refused(
-        FeedError,
-        cause="the batch has no rows",
-        line="step(state, batch(0))",
-        hint="leave out a step",
-    ):
-        step(state, batch(0))
 
 
 def test_a_step_inside_a_traced_function() -> None:
