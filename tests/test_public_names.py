@@ -44,6 +44,7 @@ PUBLIC = {
     """,
     "jaxfleet.env": """
         CloudNodes Cluster Environment JobName Rank Started cluster_environment dumping_to
+        ensure_cpu_num
         is_private preset_flag rank_environment read_cache_dir read_cloud_nodes read_cluster
         read_cpu_num
         read_environment read_job read_meeting_dir read_metrics_host read_metrics_port read_rank
@@ -78,6 +79,9 @@ PUBLIC = {
     """,
     "jaxfleet.fluid.compiler": """
         BuildStrategy CompiledProgram ExecutionStrategy Graph
+    """,
+    "jaxfleet.fluid.contrib": """
+        memory_usage
     """,
     "jaxfleet.fluid.dataset": """
         DatasetBase DatasetFactory InMemoryDataset QueueDataset

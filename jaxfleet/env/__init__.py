@@ -7,6 +7,7 @@ from jaxfleet.env.clusters import Cluster as Cluster
 from jaxfleet.env.clusters import cluster_environment as cluster_environment
 from jaxfleet.env.clusters import read_cluster as read_cluster
 from jaxfleet.env.clusters import read_roles as read_roles
+from jaxfleet.env.fluid import ensure_cpu_num as ensure_cpu_num
 from jaxfleet.env.fluid import preset_flag as preset_flag
 from jaxfleet.env.fluid import read_check_nan_inf as read_check_nan_inf
 from jaxfleet.env.fluid import read_cpu_num as read_cpu_num

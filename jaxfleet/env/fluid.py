@@ -66,6 +66,16 @@ def read_cpu_num() -> int | None:
     return read_number(_CPU_NUM, least=1, hint=hint) if get(_CPU_NUM) else None
 
 
+def ensure_cpu_num() -> int:
+    """Returns `CPU_NUM`, and sets it to 1 where it is not set, as fluid does.
+
+    Raises:
+        StrategyError: it is no number from 1 on.
+    """
+    os.environ.setdefault(_CPU_NUM, "1")
+    return read_cpu_num() or 1
+
+
 def read_selected_gpus() -> tuple[int, ...] | None:
     """Returns the numbers of the GPUs to use (`FLAGS_selected_gpus`), None for all.
 

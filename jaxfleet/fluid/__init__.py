@@ -15,6 +15,7 @@ A program here is a builder over the IR (`jaxfleet.ir`): it becomes one where it
 
 from jaxfleet.fluid import clip as clip
 from jaxfleet.fluid import communicator as communicator
+from jaxfleet.fluid import contrib as contrib
 from jaxfleet.fluid import core as core
 from jaxfleet.fluid import distributed as distributed
 from jaxfleet.fluid import framework as framework
@@ -22,8 +23,11 @@ from jaxfleet.fluid import incubate as incubate
 from jaxfleet.fluid import initializer as initializer
 from jaxfleet.fluid import io as io
 from jaxfleet.fluid import layers as layers
+from jaxfleet.fluid import metrics as metrics
 from jaxfleet.fluid import nets as nets
+from jaxfleet.fluid import op as op
 from jaxfleet.fluid import optimizer as optimizer
+from jaxfleet.fluid import profiler as profiler
 from jaxfleet.fluid import readers as readers
 from jaxfleet.fluid import regularizer as regularizer
 from jaxfleet.fluid import unique_name as unique_name

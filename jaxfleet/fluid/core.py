@@ -10,6 +10,7 @@ from jaxfleet.fluid.places import CPUPlace as CPUPlace
 from jaxfleet.fluid.places import CUDAPlace as CUDAPlace
 from jaxfleet.fluid.roles import OpRole as _Roles
 from jaxfleet.fluid.scope import Scope as Scope
+from jaxfleet.fluid.selected_rows import SelectedRows as SelectedRows
 from jaxfleet.ops.fluid import EMPTY, GRAD
 
 EOFException = EndOfDataError  # fluid's name

@@ -38,7 +38,8 @@ def one_feed(feed: Any) -> Feed:
     if isinstance(feed, list | tuple):
         if len(feed) != 1:
             what = f"{len(feed)} feeds are given to a program that runs on one device"
-            raise mistake(what, "feed one dict, or compile the program for several", AssertedError)
+            hint = f"feed one dict, or set CPU_NUM={len(feed)} and compile the program for several"
+            raise mistake(what, hint, AssertedError)
         feed = feed[0]
     check_type(feed, "a feed", Mapping, "feed={'x': array}")
     return cast("Feed", feed)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jaxfleet.env import read_cpu_num, read_selected_gpus
+from jaxfleet.env import ensure_cpu_num, read_cpu_num, read_selected_gpus
 from jaxfleet.errors import AssertedError, StrategyError
 from jaxfleet.runtime.devices import have_cpu_devices
 
@@ -47,9 +47,10 @@ def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
     """Returns places on the CPU.
 
     Args:
-        device_count: how many; as many as `CPU_NUM` says, or one, unless given.
+        device_count: how many; as many as `CPU_NUM` says unless given. Where that is not set, it
+            is set to 1, as fluid does.
     """
-    count = device_count if device_count is not None else read_cpu_num() or 1
+    count = device_count if device_count is not None else ensure_cpu_num()
     if count < 1:
         raise StrategyError(f"{count} places", hint="ask for at least one")
     return [CPUPlace()] * count

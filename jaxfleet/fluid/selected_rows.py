@@ -9,11 +9,16 @@ from jaxfleet.errors import ProgramError
 
 
 class SelectedRows:
-    """Rows and their numbers, of which one may stand several times; at first none."""
+    """Rows and their numbers, of which one may stand several times; at first none.
 
-    def __init__(self) -> None:
-        self._rows: list[int] = []
-        self._height, self._tensor = 0, _Tensor()
+    Args:
+        rows: the numbers.
+        height: how many rows the whole array has.
+    """
+
+    def __init__(self, rows: Sequence[int] = (), height: int = 0) -> None:
+        self._rows = [int(row) for row in rows]
+        self._height, self._tensor = int(height), _Tensor()
 
     def rows(self) -> list[int]:
         """Returns the numbers."""
@@ -30,6 +35,20 @@ class SelectedRows:
     def set_height(self, height: int) -> None:
         """Says how many rows the whole array has."""
         self._height = int(height)
+
+    def numel(self) -> int:
+        """Returns how many elements the rows have."""
+        return int(np.asarray(self._tensor).size)
+
+    def sync_index(self) -> None:
+        """Does nothing: rows are found by their numbers as they stand."""
+
+    def to_array(self) -> np.ndarray:
+        """Returns the whole array: rows of one number added up, zeros where there is none."""
+        values = self.value()
+        whole = np.zeros((self._height, *values.shape[1:]), values.dtype)
+        np.add.at(whole, self._rows, values)
+        return whole
 
     def get_tensor(self) -> "_Tensor":
         """Returns the rows, to be read by `np.array` or set."""

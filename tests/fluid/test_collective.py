@@ -267,3 +267,15 @@ def test_waiting_ends() -> None:
         wait_server_ready([there])
     with pytest.raises(ConnectError, match=f"nothing listens at {there} after 0 s"):
         wait_server_ready([there], 0)
+
+
+def test_a_program_without_gradients_is_left_as_it_is_with_a_warning() -> None:
+    with fresh() as (main, startup):
+        fluid.layers.fc(fluid.data("x", [None, 2]), 1)
+        before = [op.type for op in main.global_block().ops]
+        transpiler = fluid.transpiler.collective.GradAllReduce(1)
+        endpoints = ["127.0.0.1:6170", "127.0.0.1:6171"]
+        with pytest.warns(UserWarning, match="GradAllReduce sums nothing"):
+            transpiler.transpile(startup, main, 0, endpoints, endpoints[0], False)
+    assert [op.type for op in main.global_block().ops] == before
+    assert any(op.type == "c_comm_init" for op in startup.global_block().ops)

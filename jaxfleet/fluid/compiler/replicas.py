@@ -184,7 +184,8 @@ class Replicas:
         parts = [fed_values(program, one) for one in feed]
         if len(parts) > count or (len(parts) < count and (trains(program) or not parts)):
             what = f"the feed list has {len(feed)} dicts for {count} devices"
-            raise FeedError(what, hint="feed a dict for each device; see device_count")
+            hint = f"feed a dict for each device, or set CPU_NUM={len(feed)}; see device_count"
+            raise FeedError(what, hint=hint)
         if any(part.keys() != parts[0].keys() for part in parts):
             raise FeedError("devices are fed different variables", hint="feed all the same names")
         _check_rows(parts)

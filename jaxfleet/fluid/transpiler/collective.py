@@ -9,9 +9,12 @@ from typing import ClassVar, Protocol
 
 from jaxfleet.fluid import unique_name
 from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.operator import ROLE, ROLE_VAR
 from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
+from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.transpiler.asked import check_among, rank_endpoints
 from jaxfleet.fluid.transpiler.rewriting import Rewritten
+from jaxfleet.ops.frames import warn_at_caller
 from jaxfleet.passes import (
     BroadcastParams,
     CommInit,
@@ -110,6 +113,10 @@ class GradAllReduce(Collective):
         super().__init__(nrings)
 
     def _main_passes(self, program: Program) -> list[Pass]:
+        if not _has_gradients(program):
+            what = "no operator of the program finishes a gradient: GradAllReduce sums nothing"
+            warn_at_caller(f"{what}; call minimize before the program is transpiled")
+            return []
         skip = distributed(program)
         return [GradAllreduceByRole(self.nranks, self.nrings, self.rank, skip)]
 
@@ -190,6 +197,12 @@ def transpile_collective(
     transpiler.transpile(
         startup_program, main_program, trainer_id, endpoints, current_endpoint, wait_port
     )
+
+
+def _has_gradients(program: Program) -> bool:
+    """Whether an operator of backward names a parameter's gradient that it finishes."""
+    ops = program.global_block().ops
+    return any(op.attr(ROLE_VAR) and op.attr(ROLE) & OpRole.BACKWARD for op in ops)
 
 
 def distributed(program: Program) -> tuple[str, ...]:

@@ -79,3 +79,27 @@ def test_what_is_not_there_is_named() -> None:
     trainer._set_program(fluid.Program())
     with pytest.raises(ProgramError, match="in no program_config"):
         trainer._gen_trainer_desc()
+
+
+def test_what_a_trainer_dumps_is_described_field_by_field() -> None:
+    trainer = TrainerFactory()._create_trainer()
+    trainer._set_dump_slot(True)
+    trainer._set_mpi_rank(1)
+    trainer._set_mpi_size(4)
+    trainer._set_dump_fields(["fc_0.tmp_0", "fc_1.tmp_0"])
+    trainer._set_dump_fields_path("./dump")
+    trainer._set_dump_file_num(16)
+    trainer._set_dump_converter("python")
+    trainer._set_dump_param(["w"])
+    trainer._set_check_nan_var_names(["loss"])
+    trainer._set_use_cvm(True)
+    trainer._set_no_cvm(False)
+    trainer._set_scale_datanorm(0.5)
+    trainer._set_loss_names(["loss"])
+    desc = trainer.proto_desc
+    assert (desc.dump_fields, desc.dump_param) == (("fc_0.tmp_0", "fc_1.tmp_0"), ("w",))
+    assert (desc.dump_fields_path, desc.dump_file_num) == ("./dump", 16)
+    assert (desc.dump_converter, desc.dump_slot, desc.mpi_rank) == ("python", True, 1)
+    assert (desc.mpi_size, desc.use_cvm, desc.no_cvm) == (4, True, False)
+    assert (desc.scale_datanorm, desc.check_nan_var_names) == (0.5, ("loss",))
+    assert desc.loss_names == ("loss",)

@@ -253,3 +253,31 @@ def test_who_has_no_fleet_and_what_no_fleet_does() -> None:
             getattr(fleet, name)()
     with pytest.raises(AssertionError, match="main_program must be as Program type"):
         fleet.save_persistables(fluid.Executor(), "nowhere")
+
+
+def test_a_list_of_losses_is_trained_by_their_sum() -> None:
+    weights = []
+    for is_list in (True, False):
+        fleet = fleet_of(TWO[:1])
+        with fresh() as (main, startup):
+            main.random_seed = startup.random_seed = 5
+            first = net()
+            out = main.global_block().var("fc_0.tmp_1")
+            second = fluid.layers.mean(out * out)
+            losses: Any = [first, second] if is_list else fluid.layers.sums([first, second])
+            fleet.distributed_optimizer(fluid.optimizer.SGD(0.1)).minimize(losses, startup)
+        weights.append(trained(fleet.startup_program, fleet.main_program, first)[1])
+    np.testing.assert_array_equal(weights[0], weights[1])
+
+
+def test_losses_of_several_programs_are_refused() -> None:
+    fleet = fleet_of(TWO[:1])
+    with fresh():
+        first = net()
+    with fresh():
+        second = net()
+        optimizer = fleet.distributed_optimizer(fluid.optimizer.SGD(0.1))
+        with pytest.raises(ValueError, match="2 losses of 2 programs"):
+            optimizer.minimize([first, second])
+        with pytest.raises(TypeError, match="a loss is of type int"):
+            optimizer.minimize([1])  # type: ignore[list-item]

@@ -1,11 +1,16 @@
 """FleetUtil: metrics over all workers."""
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from jaxfleet import fluid
+from jaxfleet.errors import ConnectError
 from jaxfleet.fluid.incubate.fleet.base.role_maker import Role, UserDefinedRoleMaker
 from jaxfleet.fluid.incubate.fleet.parameter_server.pslib import PSLib
+from jaxfleet.fluid.incubate.fleet.utils.fleet_barrier_util import check_all_trainers_ready
 from jaxfleet.fluid.incubate.fleet.utils.fleet_util import FleetUtil, area
 from tests.fluid.nets import fresh
 
@@ -72,3 +77,23 @@ def test_what_is_no_metric_and_no_mode() -> None:
         FleetUtil("collective")
     with pytest.raises(ValueError, match="is not in the scope"):
         FleetUtil(fleet=fleet_of(0)).get_global_auc(fluid.Scope())
+
+
+def test_trainers_wait_for_each_other_by_files(tmp_path: Path) -> None:
+    class Job:
+        def __init__(self, at: int) -> None:
+            self.at = at
+
+        def worker_num(self) -> int:
+            return 2
+
+        def worker_index(self) -> int:
+            return self.at
+
+    def comes(at: int) -> None:
+        check_all_trainers_ready(str(tmp_path / "ready"), 3, fleet=Job(at), timeout_s=20)  # type: ignore[arg-type]
+
+    with pytest.raises(ConnectError, match=r"for trainers \[1\] at epoch 2"):
+        check_all_trainers_ready(str(tmp_path), 2, fleet=Job(0), timeout_s=0.05)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(comes, range(2))) == [None, None]

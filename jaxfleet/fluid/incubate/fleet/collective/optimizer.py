@@ -8,6 +8,7 @@ from typing import Any
 from jaxfleet.env import preset_flag
 from jaxfleet.errors import AssertedError, StrategyError, UnsupportedError
 from jaxfleet.fleet import FleetBase
+from jaxfleet.fluid import layers
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.compiler import CompiledProgram, ExecutionStrategy
 from jaxfleet.fluid.incubate.fleet.base.fleet_base import (
@@ -19,7 +20,7 @@ from jaxfleet.fluid.incubate.fleet.collective.distributed_strategy import Distri
 from jaxfleet.fluid.mixed_precision import use_mixed_precision
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.optimizer import Lamb, RecomputeOptimizer
-from jaxfleet.fluid.program import Program, default_startup_program
+from jaxfleet.fluid.program import Program, default_startup_program, program_guard
 from jaxfleet.fluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig
 from jaxfleet.fluid.variable import Pairs, Variable
 
@@ -67,7 +68,7 @@ class CollectiveOptimizer(DistributedOptimizer):
 
     def minimize(  # type: ignore[override]  # fluid's own takes no scopes
         self,
-        loss: Variable,
+        loss: Variable | Sequence[Variable],
         startup_program: Program | None = None,
         parameter_list: Parameters | None = None,
         no_grad_set: NoGrad | None = None,
@@ -75,7 +76,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         """Adds what trains the loss, and makes of it what this rank runs: `fleet.main_program`.
 
         Args:
-            loss: one.
+            loss: one, or a list of losses of one program, whose sum is trained.
             startup_program: where the parameters begin; the default one unless given.
             parameter_list: which are trained; all unless given.
             no_grad_set: variables at which gradients end.
@@ -84,8 +85,12 @@ class CollectiveOptimizer(DistributedOptimizer):
             ValueError: the strategy's fields, or the optimizer, exclude each other.
             AssertionError: as that, where fluid asserts it.
             NotImplementedError: the strategy asks for `use_dist_fc`.
+            TypeError: what is given is no loss.
         """
-        check_type(loss, "a loss", Variable)
+        losses: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
+        for one in losses:
+            check_type(one, "a loss", Variable)
+        loss = _summed(losses)
         self._endpoints()  # raises where nobody has said them, before anything is added
         self._check_optimizer()
         main = loss.block.program
@@ -268,6 +273,22 @@ class CollectiveOptimizer(DistributedOptimizer):
 
             self._fleet, self._told = fleet, fleet.take
         return self._fleet
+
+
+def _summed(losses: list[Variable]) -> Variable:
+    """Returns what is trained: a loss, or the sum of several.
+
+    Raises:
+        ProgramError: there is none, or they are of several programs.
+    """
+    programs = {id(loss.block.program): loss.block.program for loss in losses}
+    if len(programs) != 1:
+        what = f"minimize is given {len(losses)} losses of {len(programs)} programs"
+        raise mistake(what, "one loss, or several of one program")
+    if len(losses) == 1:
+        return losses[0]
+    with program_guard(*programs.values()):
+        return layers.sums(losses)
 
 
 def _reset(strategy: DistributedStrategy, why: str) -> None:

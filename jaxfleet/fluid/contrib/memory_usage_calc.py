@@ -1,0 +1,51 @@
+"""An estimate of what a program takes, by what its operators declare that they write."""
+
+from math import prod
+
+import numpy as np
+
+from jaxfleet.errors import WrongTypeError
+from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.dtypes import VarType
+from jaxfleet.fluid.program import Program
+from jaxfleet.ops.fluid import EMPTY
+from jaxfleet.ops.jax_adapter import numpy_dtype
+
+_UNITS = ("B", "KB", "MB")
+
+
+def memory_usage(program: Program, batch_size: int) -> tuple[float, float, str]:
+    """Returns the least and the most that a program is estimated to take, and their unit.
+
+    It adds up what operators write, each variable once, as fluid does: memory that is used again
+    counts twice. `BuildStrategy.memory_budget` plans with what a run really takes.
+
+    Args:
+        program: it.
+        batch_size: what an open size stands for.
+
+    Raises:
+        TypeError: it is no program.
+        ValueError: the batch is empty, or a variable has two open sizes.
+    """
+    if not isinstance(program, Program):
+        what = f"memory_usage takes a Program, not a {type(program).__name__}"
+        raise WrongTypeError(what)
+    if batch_size <= 0:
+        raise mistake(f"batch_size is {batch_size}", "it is 1 or more")
+    block = program.global_block()
+    written = dict.fromkeys(name for op in block.ops for name in op.output_arg_names)
+    total = 0.0
+    for name in written:
+        variable = block.vars.get(name)
+        if name == EMPTY or variable is None or variable.type != VarType.LOD_TENSOR:
+            continue
+        if variable.shape.count(-1) > 1:
+            what = f"'{name}' has more than one open size: {list(variable.shape)}"
+            raise mistake(what, "one batch_size stands for one of them")
+        sizes = [batch_size * -size if size < 0 else size for size in variable.shape]
+        total += prod(sizes) * np.dtype(numpy_dtype(variable.dtype)).itemsize
+    unit = 0
+    while total > 1024 and unit < len(_UNITS) - 1:  # bytes of a KB
+        total, unit = total / 1024, unit + 1
+    return total * 1.05, total * 1.1, _UNITS[unit]

@@ -1,0 +1,235 @@
+"""Metrics that add up over batches, in numpy: what `exe.run` fetched goes in, numbers come out."""
+
+import copy
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from jaxfleet.fluid.checks import check_type, mistake
+
+_EMPTY = "feed it with update() first"
+
+
+class MetricBase(ABC):
+    """A metric whose state is its attributes without an underscore.
+
+    Args:
+        name: of the metric; its class's unless given.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self._name = type(self).__name__ if name is None else str(name)
+
+    def __str__(self) -> str:
+        return self._name
+
+    def reset(self) -> None:
+        """Begins anew: numbers and arrays become zeros, anything else None."""
+        for attr, value in self._states().items():
+            if isinstance(value, int | float):
+                setattr(self, attr, type(value)(0))
+            else:
+                is_array = isinstance(value, np.ndarray | np.generic)
+                setattr(self, attr, np.zeros_like(value) if is_array else None)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the name and the state."""
+        return {"name": self._name, "states": copy.deepcopy(self._states())}
+
+    def _states(self) -> dict[str, Any]:
+        return {attr: value for attr, value in vars(self).items() if not attr.startswith("_")}
+
+    @abstractmethod
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Adds a batch."""
+
+    @abstractmethod
+    def eval(self) -> Any:
+        """Returns the metric of all batches."""
+
+
+class CompositeMetric(MetricBase):
+    """Several metrics of the same predictions and labels."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self._metrics: list[MetricBase] = []
+
+    def add_metric(self, metric: MetricBase) -> None:
+        """Adds a metric.
+
+        Raises:
+            ValueError: it is none.
+        """
+        if not isinstance(metric, MetricBase):
+            raise mistake("what is added to a CompositeMetric is no metric", "a MetricBase")
+        self._metrics.append(metric)
+
+    def update(self, preds: Any, labels: Any) -> None:
+        for metric in self._metrics:
+            metric.update(preds, labels)
+
+    def eval(self) -> list[Any]:
+        return [metric.eval() for metric in self._metrics]
+
+
+class Precision(MetricBase):
+    """The part of what is predicted to be 1 that is 1."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self.tp = self.fp = 0
+
+    def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
+        """Adds a batch: probabilities `f32[b,1]`, and labels of the same shape, 0 or 1."""
+        predicted, actual = _rounded(preds, labels)
+        self.tp += int((predicted & actual).sum())
+        self.fp += int((predicted & ~actual).sum())
+
+    def eval(self) -> float:
+        return self.tp / (self.tp + self.fp) if self.tp + self.fp else 0.0
+
+
+class Recall(MetricBase):
+    """The part of what is 1 that is predicted to be 1."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self.tp = self.fn = 0
+
+    def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
+        """Adds a batch, as `Precision.update`."""
+        predicted, actual = _rounded(preds, labels)
+        self.tp += int((predicted & actual).sum())
+        self.fn += int((~predicted & actual).sum())
+
+    def eval(self) -> float:
+        return self.tp / (self.tp + self.fn) if self.tp + self.fn else 0.0
+
+
+class Accuracy(MetricBase):
+    """The mean of batches' accuracies, each by its weight."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self.value = self.weight = 0.0
+
+    def update(self, value: Any, weight: float) -> None:
+        """Adds a batch: its accuracy, and its number of rows.
+
+        Raises:
+            ValueError: one is no number, or the weight is negative.
+        """
+        if np.size(value) != 1 or np.size(weight) != 1 or float(np.asarray(weight).item()) < 0:
+            raise mistake(f"an accuracy of {value!r} and weight {weight!r}", "two numbers")
+        self.value += float(np.asarray(value).item()) * float(np.asarray(weight).item())
+        self.weight += float(np.asarray(weight).item())
+
+    def eval(self) -> float:
+        if self.weight == 0:
+            raise mistake("there is no data in Accuracy", _EMPTY)
+        return self.value / self.weight
+
+
+class ChunkEvaluator(MetricBase):
+    """Precision, recall and F1 of chunks, of what `layers.chunk_eval` counts."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self.num_infer_chunks = self.num_label_chunks = self.num_correct_chunks = 0
+
+    def update(self, num_infer_chunks: Any, num_label_chunks: Any, num_correct_chunks: Any) -> None:
+        """Adds the counts of a batch: inferred, labelled, and both alike."""
+        self.num_infer_chunks += _count(num_infer_chunks, "num_infer_chunks")
+        self.num_label_chunks += _count(num_label_chunks, "num_label_chunks")
+        self.num_correct_chunks += _count(num_correct_chunks, "num_correct_chunks")
+
+    def eval(self) -> tuple[float, float, float]:
+        correct = self.num_correct_chunks
+        precision = correct / self.num_infer_chunks if self.num_infer_chunks else 0.0
+        recall = correct / self.num_label_chunks if self.num_label_chunks else 0.0
+        f1 = 2 * precision * recall / (precision + recall) if correct else 0.0
+        return precision, recall, f1
+
+
+class EditDistance(MetricBase):
+    """The mean distance of sequences, and the part of them that is not right."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self.total_distance = 0.0
+        self.seq_num = self.instance_error = 0
+
+    def update(self, distances: np.ndarray, seq_num: Any) -> None:
+        """Adds a batch: distances `f32[b,1]`, and how many there are."""
+        check_type(distances, "distances", np.ndarray)
+        count = _count(seq_num, "seq_num")
+        self.total_distance += float(distances.sum())
+        self.instance_error += count - int((distances == 0).sum())
+        self.seq_num += count
+
+    def eval(self) -> tuple[float, float]:
+        if self.seq_num == 0:
+            raise mistake("there is no data in EditDistance", _EMPTY)
+        return self.total_distance / self.seq_num, self.instance_error / self.seq_num
+
+
+class Auc(MetricBase):
+    """The area under the ROC curve, of probabilities counted in bins.
+
+    Args:
+        name: of the metric.
+        curve: `ROC`.
+        num_thresholds: how many bins there are, less one.
+    """
+
+    def __init__(
+        self, name: str | None = None, curve: str = "ROC", num_thresholds: int = 4095
+    ) -> None:
+        super().__init__(name)
+        if curve != "ROC":
+            raise mistake(f"curve is {curve!r}", "'ROC' alone is computed")
+        self._curve, self._num_thresholds = curve, num_thresholds
+        self._stat_pos = np.zeros(num_thresholds + 1, np.int64)
+        self._stat_neg = np.zeros(num_thresholds + 1, np.int64)
+
+    def reset(self) -> None:
+        self._stat_pos[:] = 0
+        self._stat_neg[:] = 0
+
+    def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
+        """Adds a batch: probabilities `f32[b,2]`, the second of 1, and labels `i64[b,1]`."""
+        check_type(preds, "preds", np.ndarray)
+        check_type(labels, "labels", np.ndarray)
+        bins = (np.asarray(preds)[:, 1] * self._num_thresholds).astype(np.int64)
+        is_positive = np.asarray(labels).reshape(-1) != 0
+        np.add.at(self._stat_pos, bins[is_positive], 1)
+        np.add.at(self._stat_neg, bins[~is_positive], 1)
+
+    def eval(self) -> float:
+        found_pos = np.concatenate([[0], np.cumsum(self._stat_pos[::-1])]).astype(float)
+        found_neg = np.concatenate([[0], np.cumsum(self._stat_neg[::-1])]).astype(float)
+        area = float((np.diff(found_neg) * (found_pos[1:] + found_pos[:-1]) / 2).sum())
+        whole = found_pos[-1] * found_neg[-1]
+        return area / whole if whole else 0.0
+
+
+def _rounded(preds: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which predictions, and which labels, are 1.
+
+    Raises:
+        ValueError: one is no array.
+    """
+    for name, given in (("preds", preds), ("labels", labels)):
+        if not isinstance(given, np.ndarray | np.generic):
+            raise mistake(f"The '{name}' must be a numpy ndarray", "what exe.run fetched")
+    count = len(labels)
+    predicted = np.rint(np.asarray(preds)).reshape(-1)[:count] == 1
+    return predicted, np.asarray(labels).reshape(-1) == 1
+
+
+def _count(given: Any, name: str) -> int:
+    if np.size(given) != 1:
+        raise mistake(f"The '{name}' must be a number or an array of one", f"not {given!r}")
+    return int(np.asarray(given).item())

@@ -1,0 +1,118 @@
+"""Profiles of what runs, by JAX's own profiler, under fluid's names.
+
+A profile is a folder of JAX's traces, which TensorBoard and Perfetto show; no table is printed.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxfleet.fluid.checks import mistake
+
+_STATES = ("CPU", "GPU", "All")
+_TRACERS = ("Default", "OpDetail", "AllOpDetail")
+_KEYS = (None, "default", "calls", "total", "max", "min", "ave")
+
+
+class _Running:
+    """Holds where the trace is written that runs; None where none does."""
+
+    def __init__(self) -> None:
+        self.folder: str | None = None
+
+
+_RUNNING = _Running()
+
+
+def start_profiler(state: str, tracer_option: str = "Default") -> None:
+    """Begins a profile; does nothing while one runs.
+
+    Args:
+        state: `CPU`, `GPU` or `All`; JAX traces all that it runs on.
+        tracer_option: `Default`, `OpDetail` or `AllOpDetail`; a trace has all operators.
+
+    Raises:
+        ValueError: there is no such state or option.
+    """
+    if state not in _STATES:
+        raise mistake("The state must be 'CPU' or 'GPU' or 'All'", f"not {state!r}")
+    if tracer_option not in _TRACERS:
+        raise mistake(f"tracer option must be one of {', '.join(_TRACERS)}", f"not {tracer_option}")
+    if _RUNNING.folder is None:
+        folder = tempfile.mkdtemp(prefix="jaxfleet-profile-")
+        jax.profiler.start_trace(folder)
+        _RUNNING.folder = folder
+
+
+def stop_profiler(sorted_key: str | None = None, profile_path: str = "/tmp/profile") -> None:  # noqa: S108  # fluid's default
+    """Ends the profile and writes it; does nothing where none runs.
+
+    Args:
+        sorted_key: `calls`, `total`, `max`, `min` or `ave`: checked; whoever shows a trace sorts.
+        profile_path: the folder that it becomes, in place of what is there.
+
+    Raises:
+        ValueError: there is no such key.
+    """
+    _check_key(sorted_key)
+    folder, _RUNNING.folder = _RUNNING.folder, None
+    if folder is None:
+        return
+    jax.profiler.stop_trace()
+    target = Path(profile_path)
+    if target.is_dir():
+        shutil.rmtree(target)
+    else:
+        target.unlink(missing_ok=True)
+    shutil.move(folder, target)
+
+
+def reset_profiler() -> None:
+    """Lets what was profiled so far go, and goes on."""
+    if _RUNNING.folder is not None:
+        jax.profiler.stop_trace()
+        shutil.rmtree(_RUNNING.folder, ignore_errors=True)
+        jax.profiler.start_trace(_RUNNING.folder)
+
+
+@contextmanager
+def profiler(
+    state: str,
+    sorted_key: str | None = None,
+    profile_path: str = "/tmp/profile",  # noqa: S108
+    tracer_option: str = "Default",
+) -> Iterator[None]:
+    """Profiles what runs within a `with`; arguments as above."""
+    _check_key(sorted_key)
+    start_profiler(state, tracer_option)
+    try:
+        yield
+    finally:
+        stop_profiler(sorted_key, profile_path)
+
+
+@contextmanager
+def cuda_profiler(
+    output_file: str, output_mode: str | None = None, config: Any = None
+) -> Iterator[None]:
+    """Profiles what runs on GPUs within a `with`; JAX's trace becomes the folder `output_file`.
+
+    Raises:
+        ValueError: `output_mode` is neither `kvp` nor `csv`.
+    """
+    del config
+    if output_mode not in {None, "kvp", "csv"}:
+        raise mistake("The output mode must be 'kvp' or 'csv'", f"not {output_mode!r}")
+    with profiler("GPU", None, output_file):
+        yield
+
+
+def _check_key(sorted_key: str | None) -> None:
+    if sorted_key not in _KEYS:
+        what = "The sorted_key must be None or in 'calls', 'total', 'max', 'min' and 'ave'"
+        raise mistake(what, f"not {sorted_key!r}")
