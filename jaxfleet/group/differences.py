@@ -3,7 +3,8 @@
 import hashlib
 import zlib
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
+
+from jaxfleet.ps.job_text import first_difference as first_line
 
 Exchange = Callable[[str, bytes], list[bytes]]
 """Gives each rank what all have: a name for it, this rank's; all ranks', by rank."""
@@ -26,8 +27,9 @@ def first_difference(lines: Sequence[str], exchange: Exchange) -> str | None:
     texts = [zlib.decompress(each).decode() for each in packed]
     first, *others = (each.split("\n") for each in texts)
     differ = [rank for rank, found in enumerate(others, start=1) if found != first]
-    pairs = zip_longest(first, others[differ[0] - 1], fillvalue="nothing more")
-    number, (here, there) = next((n, p) for n, p in enumerate(pairs, start=1) if p[0] != p[1])
+    found = first_line(first, others[differ[0] - 1])
+    assert found is not None
+    number, here, there = found
     named = " and ".join(f"rank {rank}" for rank in differ)
-    shown = f"rank 0 has '{here.strip()}', rank {differ[0]} '{there.strip()}'"
+    shown = f"rank 0 has '{here}', rank {differ[0]} '{there}'"
     return f"{named} differ{'s' if len(differ) == 1 else ''} from rank 0; line {number}: {shown}"

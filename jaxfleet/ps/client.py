@@ -110,7 +110,8 @@ class Client:
             ConnectError: a server does not answer.
             ProgramError: a server refuses this trainer.
         """
-        hellos = [self._outbox.hello(server) for server in range(len(self._servers))]
+        servers = range(len(self._servers))
+        hellos = [self._outbox.hello(server, is_first=True) for server in servers]
         self._hello_at = self._clock() + _HELLO_AGAIN_S
         self.wait(hellos, self._patience.connect_s, ConnectError)
         for server, hello in enumerate(hellos):
@@ -122,7 +123,7 @@ class Client:
             hint = "give them empty folders for checkpoints, and restore a checkpoint of the job"
             raise ProgramError(what, hint=hint)
         if self.me.trainer == 0 and self.me.programs:
-            self.wait([self._outbox.define(server) for server in range(len(self._servers))])
+            self.wait([self._outbox.define(server) for server in servers])
         return min(steps)
 
     def doing(self, text: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Kind(enum.Enum):

@@ -76,9 +76,11 @@ class Outbox:
         known.replay.add(message)
         self.send(server, message)
 
-    def hello(self, server: int) -> Request:
-        """Says hello."""
-        return self.request(server, Kind.HELLO, body=self.me.hello(self.patience))
+    def hello(self, server: int, *, is_first: bool = False) -> Request:
+        """Says hello; for the first time with the text of the job's programs."""
+        tensors = self.me.packed_text() if is_first else ()
+        body = self.me.hello(self.patience)
+        return self.request(server, Kind.HELLO, body=body, tensors=tensors)
 
     def define(self, server: int) -> Request:
         """Gives a server its program."""

@@ -51,7 +51,9 @@ def membership(
 ) -> Membership:
     """Returns who a trainer is."""
     programs = [(print_program(server), constants_of(server)) for server in job.servers]
-    return Membership(name, trainer, trainers, tuple(endpoints), job.digest, programs)
+    return Membership(
+        name, trainer, trainers, tuple(endpoints), job.digest, programs, text=job.text
+    )
 
 
 def constants_of(program: Program) -> Mapping[str, np.ndarray]:

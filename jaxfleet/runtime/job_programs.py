@@ -1,6 +1,5 @@
 """The programs of a parameter-server job: a trainer's, one for each server, and how all start."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from jaxfleet.pipeline import (
     new_dump_folder,
     run_pipeline,
 )
+from jaxfleet.ps.job_text import digest_of, without_ports
 from jaxfleet.runtime.memory_fit import Fit
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.transpile import named_passes, transpile
@@ -48,7 +48,8 @@ class JobPrograms:
         dumps: what every pass did to the trainer's program.
         trainers: how many there are.
         is_whole: every trainer computes the whole batch, since it cannot be divided.
-        digest: the same in all processes of a job that run the same programs.
+        text: the programs, which must be the same in all processes of a job.
+        digest: of the text.
         fit: what was found for a budget of memory; None where none was asked for.
     """
 
@@ -59,6 +60,7 @@ class JobPrograms:
     dumps: Record
     trainers: int
     is_whole: bool
+    text: str
     digest: str
     fit: Fit | None = None
 
@@ -114,6 +116,7 @@ def job_programs(
         for n in range(len(endpoints))
     )
     startups = _server_startups(program, servers)
+    text = without_ports("\n".join(map(str, [program, *servers])), endpoints)
     return JobPrograms(
         trainer=made,
         servers=servers,
@@ -122,7 +125,8 @@ def job_programs(
         dumps=record,
         trainers=trainers,
         is_whole=is_sync and not dividing,
-        digest=_digest(program, servers),
+        text=text,
+        digest=digest_of(text),
     )
 
 
@@ -225,8 +229,3 @@ def holds_sum(program: Program, strategy: DistributedStrategy, trainers: int) ->
     at = next(i for i, block in enumerate(divided.blocks)
               if i and any(map(effects.is_collective, block.ops)))  # fmt: skip
     return next(op for block in divided.blocks for op in block.ops if at in op.blocks)
-
-
-def _digest(program: Program, servers: Sequence[Program]) -> str:
-    texts = [str(program), *map(str, servers)]
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()

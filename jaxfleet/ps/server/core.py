@@ -82,6 +82,7 @@ class ServerCore:
         if own is not None and (restored := own.restore()) is not None:
             self._holder.restore(restored)
             self.trainers.restored = restored.job_program
+            self.trainers.text = self._me.text = restored.aside.text
 
     def _requests(self) -> Mapping[Kind, Callable[[Request], None]]:
         """Returns who does what trainers may ask for once they said hello."""

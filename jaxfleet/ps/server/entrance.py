@@ -1,7 +1,8 @@
 """Where trainers come in: they say of which job the server is, and which of its servers."""
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxfleet.ps.messages import Kind, Message, Plain
 from jaxfleet.ps.network import Peer
@@ -10,6 +11,7 @@ from jaxfleet.ps.server.holder import Holder
 from jaxfleet.ps.server.identity import Identity
 from jaxfleet.ps.server.peers import Trainers
 
+_LOG = logging.getLogger("jaxfleet")
 _LONGEST = 300  # characters of an endpoint; a host's name has at most 253
 _ALIKE = (
     "start all trainers and servers with the same job, script and strategy; servers serve one step"
@@ -40,6 +42,7 @@ class Entrance:
     server: int | None
     on_strangers: Callable[[], None] = lambda: None
     on_new_process: Callable[[int], None] = lambda _: None
+    _versions: set[str] = field(default_factory=set)  # that were logged to differ
 
     def __post_init__(self) -> None:
         if self.server is not None:
@@ -76,6 +79,8 @@ class Entrance:
         self.desk.name = f"server {self.server}"
         self.me.job = str(self.trainers.facts.get("job"))
         self.me.program = str(self.trainers.facts.get("program"))
+        self.me.text = self.trainers.text
+        self._warn_of_versions(message)
         number = message.body["trainer"]
         assert isinstance(number, int)
         if (old := before.get(number)) is not None and old.session != message.body.get("session"):
@@ -87,6 +92,14 @@ class Entrance:
             "defined": self.holder.defined,
         }
         self.desk.answer(peer, message, Kind.WELCOME, body)
+
+    def _warn_of_versions(self, message: Message) -> None:
+        """Logs where trainers of other versions work together, which may round differently."""
+        theirs, first = message.body.get("versions"), self.trainers.versions
+        if theirs != first and str(theirs) not in self._versions:
+            self._versions.add(str(theirs))
+            what = f"{message.sender} runs {str(theirs)[:_LONGEST]}"
+            _LOG.warning("jaxfleet: %s, and trainer %d %s", what, self.trainers.first, first)
 
     def _misplaced(self, message: Message) -> str | None:
         """Says why this server is none of those that a hello names, if it is not."""

@@ -18,7 +18,7 @@ from jaxfleet.ps.server.plan import ServerPlan
 from jaxfleet.ps.server.plan_reader import read_plan
 from jaxfleet.ps.server.pulls import Pulls
 from jaxfleet.ps.server.save_folders import SaveFolders
-from jaxfleet.ps.server.sent_program import parse_sent, read_sent
+from jaxfleet.ps.server.sent_program import is_same, read_sent
 from jaxfleet.ps.server.service import Around, Service
 from jaxfleet.tables import TableStore
 
@@ -127,7 +127,7 @@ class Holder:
             held = self._take(read_sent(text, request.message.tensors, self.cache)).held
             self._text = text
             self.desk.jobs.append(Job("compiling", held.compile, lambda _: None))
-        elif text != self._text and parse_sent(text) != self._service.held.plan.program:
+        elif text != self._text and not is_same(text, self._service.held.plan):
             what = f"trainer {request.trainer} defines another program than this server has"
             hint = "all trainers must run the same script, with the same strategy"
             raise RefusedError("refused", what, hint=hint)

@@ -32,6 +32,7 @@ _VALUE = "values/"
 _CONSTANT = "constants/"
 _EXTRA = "extras/"
 _PART = "parts/"
+_TEXT = "job_text"
 _NO_KINDS: Mapping[str, Mapping[int, int]] = MappingProxyType({})
 
 
@@ -44,15 +45,19 @@ class Aside:
         extras_step: the step that those are of.
         parts: what was sent to other servers, by step and name.
         shrunk: of each table, what `Table.shrunk` says.
+        text: of the job's programs, packed.
     """
 
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
     extras_step: int = 0
     parts: Mapping[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
     shrunk: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    text: np.ndarray | None = None
 
     def pieces(self) -> Iterator[Piece]:
         """Yields them as they are written."""
+        if self.text is not None:
+            yield Piece.whole(_TEXT, self.text)
         for name, array in self.extras.items():
             yield Piece.whole(_EXTRA + name, array)
         for step, arrays in self.parts.items():
@@ -67,7 +72,8 @@ class Aside:
             step, _, name = key.partition("/")
             parts.setdefault(int(step), {})[name] = array
         shrunk = {name: _shrunk(said) for name, said in _fields(facts.get("shrunk", {})).items()}
-        return cls(_under(_EXTRA, arrays), int(str(facts["extras_step"])), parts, shrunk)
+        extras_step = int(str(facts["extras_step"]))
+        return cls(_under(_EXTRA, arrays), extras_step, parts, shrunk, arrays.get(_TEXT))
 
 
 @dataclass(frozen=True)

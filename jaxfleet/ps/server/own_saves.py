@@ -119,4 +119,4 @@ class OwnSaves:
         kept = self.links.kept()
         parts = {step: {t.name: t.array for t in m.tensors} for step, m in kept.items()}
         shrunk = {name: table.shrunk for name, table in held.tables.items()}
-        return Aside(dict(held.extras.arrays), held.extras.step, parts, shrunk)
+        return Aside(dict(held.extras.arrays), held.extras.step, parts, shrunk, self.me.text)

@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from jaxfleet.ps.job_text import text_difference
 from jaxfleet.ps.messages import PROTOCOL, Kind, Message, Plain
 from jaxfleet.ps.network import Peer
 from jaxfleet.ps.server.options import ServerOptions
@@ -10,6 +13,7 @@ from jaxfleet.ps.server.request_log import RequestLog
 
 _LONGEST = 200  # characters of what a trainer says that it does
 _PUSHES = frozenset({Kind.PUSH, Kind.PUSH_ROWS})
+_DIGEST, _DIGEST_SHOWN = 64, 12  # characters
 _MOST_MOVED = 1024  # connections that broke, of all trainers
 _FACTS = ("job", "trainers", "servers", "program")  # on which all trainers must agree
 
@@ -58,6 +62,8 @@ class Trainers:
         facts: what the first one said of the job.
         first: which trainer that was.
         restored: the hash of the job's program that the server goes on with.
+        text: that program's text, packed, or that of the first trainer's; None where unknown.
+        versions: what the first trainer runs.
         by_id: those that said hello.
         refused: why others of the job were not let in.
     """
@@ -66,6 +72,8 @@ class Trainers:
     facts: dict[str, Plain] = field(default_factory=dict)
     first: int = -1
     restored: str | None = None
+    text: np.ndarray | None = None
+    versions: Plain = None
     by_id: dict[int, Known] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     _ids: dict[Peer, int] = field(default_factory=dict)
@@ -102,7 +110,8 @@ class Trainers:
             return refusal
         number = body["trainer"]
         assert isinstance(number, int)
-        if (refusal := self._unlike(body)) is not None:
+        text = next((t.array for t in message.tensors if t.name == "program"), None)
+        if (refusal := self._unlike(body, text)) is not None:
             if body.get("job") == self._job and number not in self.by_id:
                 self.refused[number] = refusal  # whoever waits for it is told
             return refusal
@@ -112,6 +121,9 @@ class Trainers:
         if not self.facts:
             self.facts = {name: body[name] for name in _FACTS}
             self.first = number
+            self.versions = body.get("versions")
+            if self.text is None and text is not None and text.dtype == np.uint8:
+                self.text = text.copy()
         old, session = self.by_id.get(number), body.get("session")
         known = Known(peer, now, now, session=session)
         if old is not None:
@@ -135,6 +147,9 @@ class Trainers:
     def forget(self) -> None:
         """Takes those who came for none of the job, and what they said of it for nothing."""
         self.options, self.facts, self.first = self._told, {}, -1
+        self.versions = None
+        if self.restored is None:
+            self.text = None
         self.by_id.clear()
         self.refused.clear()
         self._ids.clear()
@@ -198,7 +213,7 @@ class Trainers:
         """Returns those that came and did not say bye."""
         return [known for known in self.by_id.values() if not known.left]
 
-    def _unlike(self, body: Mapping[str, Plain]) -> str | None:
+    def _unlike(self, body: Mapping[str, Plain], text: np.ndarray | None) -> str | None:
         """Says what a hello differs in from what the server was told, or the first trainer said."""
         number = body["trainer"]
         wanted: dict[str, Plain] = {}
@@ -210,12 +225,24 @@ class Trainers:
             wanted["program"] = self.restored
         for name, value in wanted.items():
             if body.get(name) != value:
-                return f"trainer {number} says {name} {body.get(name)}, and the server {value}"
+                found = f"trainer {number} says {name} {_short(body.get(name))}, and the server"
+                return f"{found} {_short(value)}{self._where(name, body, text)}"
         for name, value in self.facts.items():
             if body.get(name) != value:
-                found = f"trainer {number} says {name} {body.get(name)}"
-                return f"{found}, and trainer {self.first} says {value}"
+                found = f"trainer {number} says {name} {_short(body.get(name))}"
+                found = f"{found}, and trainer {self.first} says {_short(value)}"
+                return f"{found}{self._where(name, body, text)}"
         return None
+
+    def _where(self, name: str, body: Mapping[str, Plain], text: np.ndarray | None) -> str:
+        """Returns where another program differs, and which versions made it."""
+        if name != "program":
+            return ""
+        theirs = body.get("versions")
+        made = ""
+        if isinstance(theirs, str) and isinstance(self.versions, str) and theirs != self.versions:
+            made = f"; it runs {theirs[:_LONGEST]}, and trainer {self.first} {self.versions}"
+        return text_difference(self.text, text) + made
 
     def _taken(self, peer: Peer, body: Mapping[str, Plain], now: float) -> str | None:
         number = body["trainer"]
@@ -250,3 +277,9 @@ def _malformed(body: Mapping[str, Plain]) -> str | None:
 
 def _is_count(value: Plain) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 20
+
+
+def _short(value: Plain) -> Plain:
+    """Returns a value as errors show it: of a digest, its beginning."""
+    is_digest = isinstance(value, str) and len(value) == _DIGEST
+    return f"{value[:_DIGEST_SHOWN]}..." if is_digest and isinstance(value, str) else value

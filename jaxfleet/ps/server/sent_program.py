@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 
 from jaxfleet.errors import JaxfleetError
-from jaxfleet.ir import Program, parse
+from jaxfleet.ir import Program, parse, print_program
 from jaxfleet.ir.resources import with_values
 from jaxfleet.lower import ExecutableCache
+from jaxfleet.ps.job_text import without_ports
 from jaxfleet.ps.messages import Tensor
 from jaxfleet.ps.server.desk import refusal_of
 from jaxfleet.ps.server.plan import ServerPlan
@@ -35,6 +36,19 @@ def parse_sent(text: str) -> Program:
         return parse(text)
     except JaxfleetError as error:
         raise refusal_of("bad_message", error) from error
+
+
+def is_same(text: str, plan: ServerPlan) -> bool:
+    """Returns whether a program is the one of a plan, wherever the servers of both listen.
+
+    Raises:
+        RefusedError: it is no program.
+    """
+    program = parse_sent(text)
+    endpoints = program.attrs.get("endpoints")
+    given = [str(each) for each in endpoints] if isinstance(endpoints, tuple) else []
+    mine = without_ports(print_program(plan.program), plan.endpoints)
+    return without_ports(print_program(program), given) == mine
 
 
 def _with_constants(program: Program, tensors: Iterable[Tensor]) -> Program:

@@ -21,7 +21,7 @@ from tests.ps.server.common import (
 )
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"protocol": 2}, "the trainer speaks protocol 2, and this server 1"),
+    ({"protocol": 1}, "the trainer speaks protocol 1, and this server 2"),
     ({"job": "other"}, "trainer 1 says job other, and trainer 0 says j"),
     ({"trainers": 3}, "trainer 1 says trainers 3, and trainer 0 says 2"),
     ({"program": "def"}, "trainer 1 says program def, and trainer 0 says abc"),
