@@ -12,11 +12,18 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def fenced(marker: str) -> str:
+SERVERS = (ROOT / "docs" / "parameter-servers.md").read_text(encoding="utf-8")
+
+
+def fenced(marker: str, page: str = README) -> str:
     """Returns the fenced block under a marker."""
-    match = re.search(rf"<!-- {marker} -->\s*```\w*\n(.*?)```", README, re.DOTALL)
-    assert match is not None, f"README.md has no block marked '{marker}'"
+    match = re.search(rf"<!-- {marker} -->\s*```\w*\n(.*?)```", page, re.DOTALL)
+    assert match is not None, f"the page has no block marked '{marker}'"
     return match[1]
+
+
+def test_every_python_block_is_marked_and_so_run() -> None:
+    assert README.count("```python") == len(re.findall(r"<!-- (script|runs: \w+) -->", README))
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +31,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Runs the script in a process of its own, and then prints what grad_allreduce did."""
     folder = tmp_path_factory.mktemp("readme")
     script = folder / "script.py"
-    more = '\nprint("----")\nprint(step.dumps["grad_allreduce"].diff)\n'
+    more = '\nprint("----")\nprint(step.dumps["grad_allreduce"].diff)\nprint("----")\n'
+    more += "".join(re.findall(r"<!-- runs: \w+ -->\s*```python\n(.*?)```", README, re.DOTALL))
     script.write_text(fenced("script") + more, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, str(script)],
@@ -51,6 +59,12 @@ def test_the_picture_is_the_program(printed: list[str]) -> None:
     shown = fenced("picture").strip().splitlines()
     assert len(shown) > 10  # a picture, not a stub
     assert printed[1].strip().splitlines()[: len(shown)] == shown
+
+
+@pytest.mark.processes
+def test_all_blocks_run_as_pasted_behind_the_script(printed: list[str]) -> None:
+    assert "off from one device by at most" in printed[2]
+    assert "memory of 'deep_step'" in printed[2]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +102,7 @@ def test_the_trainers_picture_is_the_end_of_its_program(programs: list[str]) -> 
 
 @pytest.mark.processes
 def test_the_servers_picture_is_its_whole_program(programs: list[str]) -> None:
-    assert programs[1].strip() == fenced("server").strip()
+    assert programs[1].strip() == fenced("server", SERVERS).strip()
 
 
 @pytest.mark.processes
