@@ -96,6 +96,7 @@ class Rule:
         narrow: what devices compute with in its place, where JAX's 64-bit types are off.
         sizes: those of its axes, -1 where any will do; None if nothing is checked.
         is_wide: it stays what it is, since no device computes with it.
+        sample: the sizes of one row of it, where such a row may be fed alone; None if not.
     """
 
     name: str
@@ -103,12 +104,15 @@ class Rule:
     narrow: np.dtype[Any] | None
     sizes: tuple[int, ...] | None
     is_wide: bool = False
+    sample: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, variable: Variable, *, is_wide: bool = False) -> "Rule":
         dtype = numpy_dtype(variable.dtype)
         sizes = variable.shape if variable.need_check_feed else None
-        return cls(variable.name, dtype, _NARROW.get(dtype), sizes, is_wide)
+        is_of_rows = sizes is None and variable.is_data and variable.shape[:1] == (-1,)
+        sample = variable.shape[1:] if is_of_rows and not variable.lod_level else None
+        return cls(variable.name, dtype, _NARROW.get(dtype), sizes, is_wide, sample)
 
     def take(self, value: Any) -> Any:
         """Returns a value as a device takes it; what is fed just as declared passes quickly.
@@ -121,6 +125,8 @@ class Rule:
             return self.checked(value)
         if self.sizes is not None and not _fit(self.sizes, value.shape):
             return self.checked(value)
+        if value.shape == self.sample:
+            return self.checked(value)
         return value if self.narrow is None else self.narrowed(value)
 
     def checked(self, value: Any, devices: int = 1) -> Any:
@@ -132,6 +138,8 @@ class Rule:
         """
         if not isinstance(value, np.ndarray) and not isinstance(value, jax.Array):
             value = as_tensor(value, self.dtype.name, name=self.name)
+        if value.shape == self.sample and devices == 1:
+            value = value[None]  # fluid computes with one row as it stands
         if self.sizes is not None:
             self._check_dtype(value)
             self._check_shape(self.sizes, value.shape, devices)
