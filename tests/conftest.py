@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -81,6 +82,18 @@ def _warnings_of_arguments_come_again() -> None:
     """Lets each test see the warnings that a process is given once."""
     if no_effect := sys.modules.get("jaxfleet.fluid.no_effect"):
         no_effect.forget_warnings()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts files first that take long, so that no worker is left alone with one of them.
+
+    A test that starts processes takes as long as some twenty others.
+    """
+    weights: Counter[Path] = Counter()
+    for item in items:
+        weights[item.path] += 20 if item.get_closest_marker("processes") else 1
+    items.sort(key=lambda item: -weights[item.path])
 
 
 @pytest.hookimpl(wrapper=True)
