@@ -14,6 +14,7 @@ from jaxfleet.env import read_job
 from jaxfleet.errors import ClosedError
 from jaxfleet.fluid.flags import get_flags
 from jaxfleet.fluid.pserver.facts import Facts
+from jaxfleet.fluid.pserver.ready_file import ReadyFile
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.passes.fl_average import MODE as AVERAGED
 from jaxfleet.ps.allocation import keep_freed_memory
@@ -51,7 +52,7 @@ class ZmqWires:
             JaxfleetError: a block failed, or no trainer lives.
         """
         job = read_job()
-        with _handlers_given_back():
+        with _handlers_given_back(), ReadyFile() as ready:
             serve(
                 facts.endpoint,
                 replace(
@@ -61,6 +62,7 @@ class ZmqWires:
                 secret_file=job.secret_file,
                 insecure=job.insecure,
                 begin=begin,
+                on_listening=ready.announce,
             )
 
     def connect(self, facts: Facts) -> Client:
