@@ -131,7 +131,15 @@ def test_a_trainers_program_is_cut_in_halves() -> None:
     assert [*types(train), *types(send)] == types(job.trainer)
     assert types(train)[-1] == "scale"
     assert types(job.transpiler.recv_program) == ["recv"] * 3 + ["fetch_barrier"]
-    assert types(job.startup).count("recv") == 0
+    assert types(job.startup)[-4:] == ["recv"] * 3 + ["fetch_barrier"]
+    copies = job.transpiler._opti_var_list
+    assert set(copies) == set(job.transpiler.opti_name_to_send_dummy_out)
+    number = job.transpiler.trainer_id
+    assert all(copy.endswith(f".opti.trainer_{number}") for copy in copies)
+    for has in job.transpiler.param_grad_ep_mapping.values():
+        names = [v.name for v in has["params"]]
+        assert [v.name for v in has["opti"]] == [f"{name}.opti.trainer_{number}" for name in names]
+        assert set(names) <= set(job.transpiler._opti_to_param.values())
 
 
 def test_servers_take_the_mean_of_copies() -> None:

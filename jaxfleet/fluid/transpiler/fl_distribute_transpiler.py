@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from jaxfleet.errors import StrategyError
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.from_ir import write_back
+from jaxfleet.fluid.operator import ROLE_VAR
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.to_ir import ir_program
 from jaxfleet.fluid.transpiler.config import DistributeTranspilerConfig
@@ -31,6 +32,7 @@ from jaxfleet.fluid.transpiler.details.vars_distributed import VarsDistributed
 from jaxfleet.fluid.transpiler.distribute_transpiler import DistributeTranspiler
 from jaxfleet.fluid.transpiler.pserver import PServerJob
 from jaxfleet.fluid.transpiler.registry import registry_of
+from jaxfleet.fluid.variable import Variable
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import FlAverage
 from jaxfleet.passes.fl_average import SAMPLES, SPLIT_NUM, receiving
@@ -49,10 +51,6 @@ class _FlJob(PServerJob):
     def trainer(self, trainer_id: int) -> IrProgram:
         send = FlAverage(trainer_id=trainer_id, trainers=self.trainers, weighted=self.weighted)
         return self._run(self.placed, send)
-
-    def trainer_startup(self, trainer: IrProgram) -> IrProgram:
-        """Returns the step's own: what servers have, `recv_program` brings."""
-        return replace(ir_program(self.startup, name="startup"), attrs=trainer.attrs)
 
     def server(self, endpoint: str) -> IrProgram:
         number = self.endpoints.index(endpoint)
@@ -97,6 +95,32 @@ class FLDistributeTranspiler(DistributeTranspiler):
         return f"{SAMPLES}.trainer_{number}"
 
     @property
+    def _opti_to_param(self) -> dict[str, str]:
+        """Names of parameters by those of the copies that are sent."""
+        return self._sent(self._transpiled()[1])
+
+    @staticmethod
+    def _sent(main: Program) -> dict[str, str]:
+        ops = main.global_block().ops
+        sent = (op.attr(ROLE_VAR) for op in ops if op.type == "send")
+        return {pair[1]: pair[0] for pair in sent if pair}
+
+    @property
+    def _opti_var_list(self) -> list[str]:
+        """Names of the copies of parameters that are sent, in order."""
+        return list(self._opti_to_param)
+
+    @property
+    def opti_name_to_send_dummy_out(self) -> dict[str, Variable]:
+        """The control variable of each copy's `send`, by the copy's name."""
+        block = self._transpiled()[1].global_block()
+        return {
+            op.attr(ROLE_VAR)[1]: block.var(op.output("Out")[0])
+            for op in block.ops
+            if op.type == "send" and op.attr(ROLE_VAR)
+        }
+
+    @property
     def recv_program(self) -> Program:
         """What receives, at the beginning of a round, what servers made of the last."""
         return self._once("recv", lambda main: _written(main, receiving(ir_program(main))))
@@ -117,6 +141,18 @@ class FLDistributeTranspiler(DistributeTranspiler):
         if name not in self._cut:
             self._cut[name] = make(main)
         return self._cut[name]
+
+    def _describe(self, job: PServerJob, main: Program, trainer_id: int, table: str | None) -> None:
+        super()._describe(job, main, trainer_id, table)
+        copies = {param: copy for copy, param in self._sent(main).items()}
+        block = main.global_block()
+        self.param_grad_ep_mapping = {
+            at: {
+                "params": has["params"],
+                "opti": [block.var(copies[p.name]) for p in has["params"]],
+            }
+            for at, has in self.param_grad_ep_mapping.items()
+        }
 
     def _job_of(
         self,
