@@ -79,6 +79,7 @@ class MergeGradients(Pass):
             what = f"{self.name}: no operator of block 0 makes a gradient"
             raise PassError(what, hint="wrap the optimizer in jaxfleet.distributed_optimizer")
         update, _, fetches = _parts(program)
+        self._check_shapes(program)
         self._check_order(program)
         sums = {x: _state(program.lookup(x), f"{x}@MERGED") for x in gradients}
         late = {x: _state(program.lookup(x), f"{x}@LAST") for x in _late(program, update, fetches)}
@@ -96,6 +97,15 @@ class MergeGradients(Pass):
         ops = [*_renamed(rest, names), *(made_by(x, self) for x in new), *_renamed(fetches, names)]
         declared += [replace(program.lookup(x), name=name) for x, name in names.items()]
         return held.with_block(held.root.with_ops(ops, declare=declared).without_unused())
+
+    def _check_shapes(self, program: Program) -> None:
+        """Refuses gradients of each example: those of two calls are no sum, but more examples."""
+        for x in program.root.ops:
+            for param, gradient in x.role_var:
+                like = program.lookup(gradient)
+                if like.shape != program.variables[param].shape:
+                    what = f"{self.name}: '{gradient}' has a gradient for each example"
+                    raise PassError(what, op=x, hint="leave merge out, and train on larger batches")
 
     def _check_order(self, program: Program) -> None:
         """Refuses a program whose update cannot wait: something else comes between its parts.

@@ -89,7 +89,8 @@ def _check_all_marked(
             what = f"the gradient of '{variable.name}' does not pass through distributed_optimizer"
             hint = (
                 "wrap the outermost optimizer, so that it sees every gradient: "
-                "jf.distributed_optimizer(optax.masked(...)), not the other way round"
+                "jf.distributed_optimizer(optax.masked(...)), not the other way round; where one "
+                "optimizer's update is differentiated for another, wrap both"
             )
         else:
             what = f"'{variable.name}' is trained, but {NOT_WRAPPED}"

@@ -8,7 +8,7 @@ tracing, `jit` and `vmap`, and compiles to nothing. Capture finds the names and 
 import contextlib
 import contextvars
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,8 +83,7 @@ def distributed_optimizer(
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         if params is not None:
-            _check_match(updates, params)
-            params = _mark(params, PARAMETER, number)
+            params = _marked_params(updates, params, number)
         marked = _mark(updates, GRADIENT, number)
         with _updating():
             return optimizer.update(marked, state, params, **(extra if takes_extra else {}))
@@ -115,6 +114,26 @@ def _mark(tree: Any, kind: str, number: int) -> Any:
     return jax.tree_util.tree_unflatten(treedef, marked)
 
 
+def _marked_params(gradients: Any, params: Any, number: int) -> Any:
+    """Returns the parameters marked: those that the gradients are of, where there are more.
+
+    `optax.lookahead` takes a pair of parameters, the fast and the slow ones, and the gradients of
+    the first.
+    """
+    structure: Callable[[Any], Any] = jax.tree_util.tree_structure
+    wanted = structure(gradients)
+    parts, around = jax.tree_util.tree_flatten(
+        params, is_leaf=lambda part: bool(structure(part) == wanted)
+    )
+    places = [place for place, part in enumerate(parts) if structure(part) == wanted]
+    if structure(params) == wanted or not places:
+        _check_match(gradients, params)
+        return _mark(params, PARAMETER, number)
+    _check_match(gradients, parts[places[0]])
+    parts[places[0]] = _mark(parts[places[0]], PARAMETER, number)
+    return jax.tree_util.tree_unflatten(around, parts)
+
+
 def _check_match(gradients: Any, params: Any) -> None:
     found = dict(jax.tree_util.tree_flatten_with_path(gradients)[0])
     wanted = dict(jax.tree_util.tree_flatten_with_path(params)[0])
@@ -125,7 +144,8 @@ def _check_match(gradients: Any, params: Any) -> None:
             known = ", ".join(sorted(path_text(path) for path in wanted)[:_LISTED])
             hint = f"differentiate with respect to the parameters that update gets: {known}"
             raise CaptureError(what, source=line_of_caller(), hint=hint)
-        if jnp.shape(gradient) != jnp.shape(param):
+        # Those of each example, with a leading axis, are for optimizers that clip them: DP-SGD.
+        if jnp.shape(param) not in {jnp.shape(gradient), jnp.shape(gradient)[1:]}:
             what = (
                 f"the gradient of '{path_text(path)}' is {list(jnp.shape(gradient))}, "
                 f"but the parameter is {list(jnp.shape(param))}"

@@ -7,10 +7,20 @@ operators follow from the markers, or feed nothing else; what only the optimizer
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from jaxfleet.capture.draft import MARK
 from jaxfleet.ir import Operator, Role, Variable
 
+_UNKNOWN = -1  # a number of elements that depends on the batch
+# What picks elements out and puts them elsewhere.
+_MOVES = frozenset(
+    f"jax.{name}"
+    for name in (
+        *("slice", "dynamic_slice", "gather", "split", "concatenate", "reshape", "transpose"),
+        *("squeeze", "pad", "dynamic_update_slice", "scatter", "convert_element_type", "copy"),
+    )
+)
 _RANK = {Role.FORWARD: 0, Role.BACKWARD: 1, Role.LR_SCHED: 2, Role.OPTIMIZE: 3}
 
 
@@ -62,16 +72,31 @@ def unmarked(
 ) -> set[str]:
     """Returns the values that backward operators reach without passing a marker.
 
-    Only floating-point values count: a test whether gradients are finite is not a gradient. Loops
-    and branches that contain an update, and write what is `updated`, are like a marker.
+    Only floating-point values count: a test whether gradients are finite is not a gradient. Nor is
+    what sums gradients up: a norm of them may weigh losses, and trains nothing. Loops and branches
+    that contain an update, and write what is `updated`, are like a marker.
     """
     reached: set[str] = set()
     for op in ops:
         if op.type == MARK or not set(op.writes).isdisjoint(updated):
             continue
-        if op.role is Role.BACKWARD or not reached.isdisjoint(op.reads):
+        if op.role is Role.BACKWARD or _hands_on(op, reached, types):
             reached.update(name for name in op.writes if _is_float(types[name]))
     return reached
+
+
+def _hands_on(op: Operator, gradients: set[str], types: Mapping[str, Variable]) -> bool:
+    """Tells whether what an operator makes of gradients may still update a parameter."""
+    read = [_elements(types[name]) for name in gradients.intersection(op.reads)]
+    if not read or op.blocks or op.type in _MOVES:
+        return bool(read)
+    made = max(_elements(types[name]) for name in op.writes)
+    return made == _UNKNOWN or made >= min(read)
+
+
+def _elements(variable: Variable) -> int:
+    sizes = [size for size in variable.shape if isinstance(size, int)]
+    return prod(sizes) if len(sizes) == len(variable.shape) else _UNKNOWN
 
 
 def _is_float(variable: Variable) -> bool:

@@ -125,10 +125,15 @@ def types_of_results(step: Callable[..., Any], *types: Any) -> Any:
 
 def _make_jaxpr(step: Step, signature: Signature, types: Sequence[Any]) -> jaxprs.Jaxpr:
     unflatten, count = jax.tree_util.tree_unflatten, len(signature.state)
-    state = unflatten(signature.state_tree, types[:count])
-    batch = unflatten(signature.batch_tree, types[count:])
-    with _explained(step, (state, batch)):
-        jaxpr = jax.make_jaxpr(step)(state, batch)
+
+    # A user's class may make arrays of its leaves: it gets tracers, and never their types.
+    @functools.wraps(step)
+    def on_leaves(state: Sequence[Any], batch: Sequence[Any]) -> tuple[Any, Any]:
+        trees = unflatten(signature.state_tree, state), unflatten(signature.batch_tree, batch)
+        return step(*trees)
+
+    with _explained(on_leaves, (types[:count], types[count:])):
+        jaxpr = jax.make_jaxpr(on_leaves)(types[:count], types[count:])
     if (name := refusals.division_in(jaxpr)) is not None:
         raise refusals.is_divided_by_hand(name, line_of_function(step))
     return jaxpr

@@ -229,11 +229,21 @@ def _function(
     """Returns the step as a function of the user's pytrees, or None where that is not all."""
     if interface.beside or own_state(program):
         return None
-    on_trees, unflatten = _on_trees(body, interface, shares), jax.tree_util.tree_unflatten
+    on_trees = _on_trees(body, interface, shares)
     on_trees.__name__ = program.name
     state, batch = lies
-    trees = unflatten(interface.state_tree, state), unflatten(interface.batch_tree, batch)
+    trees = _prefix(interface.state_tree, state), _prefix(interface.batch_tree, batch)
     return _jit(on_trees, shares, trees)
+
+
+def _prefix(structure: Any, shardings: list[Any]) -> Any:
+    """Returns shardings as jax takes them for a tree: where all are one, that one.
+
+    A user's class may make arrays of its leaves, and then has no place for a sharding.
+    """
+    if all(sharding == shardings[0] for sharding in shardings[1:]):
+        return shardings[0] if shardings else None
+    return jax.tree_util.tree_unflatten(structure, shardings)
 
 
 def _in_parts(

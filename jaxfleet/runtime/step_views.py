@@ -73,9 +73,9 @@ class StepViews:
             state: a state or its types; the example's, unless given.
             batch: a batch or its types; the example's, unless given.
         """
-        types = self.example_types()
-        leaves = jax.tree_util.tree_leaves(types[0] if state is None else state)
-        data = jax.tree_util.tree_leaves(types[1] if batch is None else batch)
+        signature, leaves_of = self.captured.signature, jax.tree_util.tree_leaves
+        leaves = [spec_of(x) for x in signature.state] if state is None else leaves_of(state)
+        data = [spec_of(x) for x in signature.batch] if batch is None else leaves_of(batch)
         if self._example.tables is not None:
             data = self._example.tables.types(data)
         return self._example.lowered.lower([_type_of(leaf) for leaf in leaves], data)
