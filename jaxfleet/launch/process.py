@@ -4,12 +4,14 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
+from jaxfleet.launch import gate
 from jaxfleet.launch.console import Console
 from jaxfleet.launch.keeper import Keeper
 from jaxfleet.launch.reader import Reader
@@ -19,9 +21,8 @@ _DRAIN_S = 5.0  # to show what a process wrote before it ended
 _KILL_S = 2.0
 _LOOK_S = 0.05
 
-# A process waits here until the guard knows it, so none is ever without a guard. The pipe it waits
-# at ends with this process, and the shell with it.
-_GATE = 'read -r go && exec "$@" </dev/null'
+# A process waits there until the guard knows it, so none is ever without a guard.
+_GATE = (sys.executable, "-I", "-S", gate.__file__)
 
 
 class Process:
@@ -61,7 +62,7 @@ class Process:
         self._empty = threading.Event()  # nobody is in its group, whose number may be another's
         self._gone = threading.Event()
         self._popen = subprocess.Popen(  # noqa: S603  # the user's own command
-            ["/bin/sh", "-c", _GATE, "sh", *command],
+            [*_GATE, str(os.getpid()), *command],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

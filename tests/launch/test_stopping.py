@@ -1,7 +1,10 @@
 """Whatever ends a launch, none of its processes is left."""
 
+import contextlib
+import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,3 +89,27 @@ def test_a_launch_whose_output_nobody_reads_ends(tmp_path: Path) -> None:
         launcher.stdout.close()
         launcher.wait(WAIT_S)
     assert not any(runs(pid) for pid in noted(tmp_path))
+
+
+def children(pid: int) -> dict[int, str]:
+    """Returns the processes that one has started, each with its command."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid:
+                found[int(folder.name)] = (folder / "cmdline").read_text()
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends what its parent leaves")
+def test_a_launch_that_is_killed_with_its_guard_leaves_no_process(tmp_path: Path) -> None:
+    note = noting(tmp_path) + IDLE
+    with launching(job(note, note, servers=2, trainers=2)) as launcher:
+        wait_until(lambda: len(noted(tmp_path)) == 4, "four processes")
+        (guard,) = [pid for pid, words in children(launcher.pid).items() if "guard.py" in words]
+        os.kill(guard, signal.SIGKILL)
+        assert all(runs(pid) for pid in noted(tmp_path))
+        launcher.kill()
+        launcher.communicate(timeout=WAIT_S)
+    wait_until(lambda: not any(runs(pid) for pid in noted(tmp_path)), "the end of all processes")

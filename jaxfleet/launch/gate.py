@@ -1,0 +1,39 @@
+"""What a process of a job is before it runs its command. Runs as a program, and needs Python alone.
+
+It has the kernel end this process when the launching process dies (Linux): the guard does so too,
+with all that the process has started, but may be killed with the launch. Then it waits until the
+guard has been told of its process group, and becomes the command.
+
+    python gate.py LAUNCHER COMMAND [ARGS...]
+
+The pipe that it waits at ends with the launching process, and it with that.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
+_CANNOT_RUN, _NOT_FOUND = 126, 127  # as shells have it
+
+
+def main(launcher: int, command: Sequence[str]) -> int:
+    """Becomes the command; returns an exit status where it cannot."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != launcher or not os.read(0, 1):
+        return 1  # the launch has ended already
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and what it becomes would too
+        signal.signal(ignored, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)  # noqa: S606  # the user's own command
+    except OSError as error:
+        sys.stderr.write(f"{command[0]}: {error.strerror}\n")
+        return _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_RUN
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
