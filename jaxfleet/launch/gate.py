@@ -29,7 +29,7 @@ def main(launcher: int, command: Sequence[str]) -> int:
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and what it becomes would too
         signal.signal(ignored, signal.SIG_DFL)
     try:
-        os.execvp(command[0], command)  # noqa: S606  # the user's own command
+        os.execvp(command[0], list(command))  # noqa: S606  # the user's own command
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_RUN
