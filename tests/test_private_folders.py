@@ -29,7 +29,7 @@ def test_a_new_folder_is_this_users_alone(folder: Path) -> None:
     assert not is_private(folder / "not there")
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777])
+@pytest.mark.parametrize("mode", [0o707, 0o777, 0o1777])
 def test_a_folder_that_others_may_write_to_is_not(folder: Path, mode: int) -> None:
     folder.chmod(mode)
     assert not is_private(folder)
@@ -48,6 +48,15 @@ def test_a_folder_of_another_user_is_not(folder: Path) -> None:
     assert not is_private(folder)
     os.chown(folder, 0, -1)
     os.chown(folder.parent, NOBODY, -1)
+    assert not is_private(folder)
+
+
+@as_root
+def test_a_group_of_this_user_alone_may_write_and_no_other(folder: Path) -> None:
+    folder.chmod(0o770)
+    os.chown(folder, -1, 0)
+    assert is_private(folder)
+    os.chown(folder, -1, NOBODY)
     assert not is_private(folder)
 
 

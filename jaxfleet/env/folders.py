@@ -1,8 +1,11 @@
 """Folders that are this user's alone, so that what is in them can be trusted."""
 
+import grp
 import os
+import pwd
 import stat
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from jaxfleet.env.reading import get
@@ -11,9 +14,10 @@ from jaxfleet.env.reading import get
 def is_private(folder: Path) -> bool:
     """Whether nobody but this user, or root, can change what a folder holds.
 
-    It belongs to this user, and neither its group nor others may write to it. No folder above it
-    can be exchanged by anyone else either: each is this user's or root's, and if others may write
-    to one, as to `/tmp`, they may not rename what is not theirs (the sticky bit).
+    It belongs to this user, and neither others nor its group, unless that is this user's alone, may
+    write to it. No folder above it can be exchanged by anyone else either: each is this user's or
+    root's, and if others may write to one, as to `/tmp`, they may not rename what is not theirs
+    (the sticky bit).
     """
     try:
         real = folder.resolve(strict=True)
@@ -29,7 +33,18 @@ def is_private(folder: Path) -> bool:
 
 
 def _others_write(found: os.stat_result) -> bool:
-    return bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    by_group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
+    return bool(by_group or found.st_mode & stat.S_IWOTH)
+
+
+@cache
+def _is_own_group(number: int) -> bool:
+    """Whether a group is this user's alone, as systems make one for each user."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(number)
+    except KeyError:
+        return False
+    return group.gr_name == user and set(group.gr_mem) <= {user}
 
 
 def runtime_dir() -> Path | None:

@@ -81,6 +81,8 @@ class Doorway:
         if stranger is None:
             return
         self._strangers[fd] = stranger
+        if len(self._strangers) > self.limits.of_an_address:
+            self.look()
         counts = Counter(one.address for one in self._strangers.values())
         crowded = counts[stranger.address] > self.limits.of_an_address
         if crowded or len(self._strangers) > self.limits.connections:

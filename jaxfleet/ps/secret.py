@@ -5,6 +5,7 @@ know it cannot even begin to talk; and the server takes no client key but the on
 """
 
 import hashlib
+import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +39,14 @@ def read_secret(path: str | Path) -> bytes:
     """Returns the secret that a file holds, without white space around it.
 
     Raises:
-        StrategyError: there is no such file, others may read it, or it is too short.
+        StrategyError: there is no such file, others may read it, it is another user's, or it is
+            too short.
     """
     path = Path(path)
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(path.stat().st_mode)
+            found = os.fstat(file.fileno())
+            mode = stat.S_IMODE(found.st_mode)
             secret = file.read().strip()
     except OSError as error:
         hint = 'make one: python -c "import secrets; print(secrets.token_hex())"'
@@ -51,6 +54,9 @@ def read_secret(path: str | Path) -> bytes:
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         what = f"others than its owner may use the secret's file '{path}', whose mode is {mode:o}"
         raise StrategyError(what, hint=f"chmod 600 {path}")
+    if found.st_uid not in {0, os.geteuid()}:
+        what = f"the secret's file '{path}' belongs to user {found.st_uid}, who can change it"
+        raise StrategyError(what, hint="use a file of your own")
     check_secret(secret)
     return secret
 

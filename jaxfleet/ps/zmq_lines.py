@@ -57,8 +57,9 @@ class ZmqLines:
             complaints,
         )
         self._limits = limits
+        self._named = tuple(addresses)
         nearest = [_nearest(address) for address in addresses]
-        self._addresses = tuple(address for address, _ in nearest)
+        self._addresses = [address for address, _ in nearest]
         self._lenders = [Lender() if near and share_memory else None for _, near in nearest]
         self._borrower = Borrower(limits)
         self._end = End("the lines to the servers are")
@@ -110,6 +111,11 @@ class ZmqLines:
     def _connect_again(self, server: int) -> None:
         with suppress(zmq.ZMQError):
             self._sockets[server].disconnect(self._addresses[server])
+        # A server that came back may have TCP alone, where another user has its Unix socket's name.
+        self._addresses[server], is_near = _nearest(self._named[server])
+        if not is_near and (lender := self._lenders[server]) is not None:
+            lender.close()
+            self._lenders[server] = None
         self._sockets[server].connect(self._addresses[server])
         self._watches[server].start_again()
 

@@ -1,5 +1,6 @@
 """A server's end of all lines to it, over ZeroMQ."""
 
+import errno
 import os
 import time
 from collections import deque
@@ -28,7 +29,7 @@ from jaxfleet.ps.zmq_ends import (
     send_parts,
     use_keys,
 )
-from jaxfleet.ps.zmq_local import local_address, local_name
+from jaxfleet.ps.zmq_local import local_address, local_name, who_answers
 
 _MOST_NEAR = 256
 
@@ -82,12 +83,23 @@ class ZmqListener:
             self._router.bind(address)
             port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
             if (name := local_name(host, int(port))) is not None:
-                self._router.bind(local_address(name))
+                self._bind_local(name)
         except zmq.ZMQError:
             self._end.close()
             raise
         self._endpoint = f"{host}:{port}"
         self._door.listens_at(self._endpoint)
+
+    def _bind_local(self, name: str) -> None:
+        """Listens on the Unix socket too, unless another user has taken its name.
+
+        Anyone may take any such name: then there is TCP alone, as clients see by the same question.
+        """
+        try:
+            self._router.bind(local_address(name))
+        except zmq.ZMQError as error:
+            if error.errno != errno.EADDRINUSE or who_answers(name) is not None:
+                raise
 
     @property
     def endpoint(self) -> str:

@@ -152,7 +152,8 @@ def _cache_dir() -> Path | None:
         digest.update(path.read_bytes())
     folder = root / f"tables-{digest.hexdigest()[:16]}"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return None
     if not is_private(folder):

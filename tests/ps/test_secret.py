@@ -1,5 +1,6 @@
 """A secret comes from a file that only its owner reads, and gives both ends the same keys."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ def test_a_secret_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> N
     with pytest.raises(StrategyError, match=f"whose mode is {mode:o}") as caught:
         read_secret(written(tmp_path / "s", b"0123456789abcdef", mode))
     assert "chmod 600" in caught.value.__notes__[0]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_secret_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "s", b"0123456789abcdef")
+    os.chown(path, 65534, -1)
+    with pytest.raises(StrategyError, match="belongs to user 65534, who can change it"):
+        read_secret(path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

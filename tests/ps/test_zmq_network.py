@@ -1,8 +1,11 @@
 """Messages between ends that start in any order, go away, and meet strangers."""
 
+import os
 import random
 import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +25,7 @@ from jaxfleet.ps.network import Lines, Network
 from jaxfleet.ps.wire import encode
 from jaxfleet.ps.zmq_ends import Timing
 from jaxfleet.ps.zmq_listener import ZmqListener
+from jaxfleet.ps.zmq_local import local_name
 from jaxfleet.ps.zmq_network import ZmqNetwork
 from tests.ps.test_wire import mutated, same
 
@@ -446,3 +450,30 @@ def test_half_a_large_message_is_forgotten() -> None:
         assert listener._joiners  # noqa: SLF001  what is held for it
         until(lambda: listener.receive(0.1) is None and not listener._joiners)  # noqa: SLF001
     listener.close()
+
+
+SQUATTER = """
+import os, socket, sys
+os.setuid(65534)
+taken = socket.socket(socket.AF_UNIX)
+taken.bind(sys.argv[1].encode())
+taken.listen()
+print("taken", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_another_user_who_takes_the_unix_socket_s_name_stops_nobody() -> None:
+    endpoint = free_endpoint()
+    name = local_name("127.0.0.1", int(endpoint.rpartition(":")[2]))
+    words = [sys.executable, "-I", "-S", "-c", SQUATTER.replace("sys.argv[1]", repr(f"\0{name}"))]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe) as squatter:
+        assert squatter.stdout is not None
+        assert squatter.stdout.readline() == b"taken\n"
+        network = ZmqNetwork(secret=SECRET)
+        with echoing(network, endpoint), lines_to(network, endpoint) as lines:
+            assert ask(lines) is not None
+        squatter.terminate()

