@@ -3,11 +3,12 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxfleet.ir import Program, canonical, equivalent, parse, print_program, verify
 from jaxfleet.testing.programs import valid_programs
+from tests.drawing import at_most
 
 PROGRAM = """
 program p
@@ -25,7 +26,7 @@ program p
 """
 
 
-@settings(max_examples=300)
+@at_most(300)
 @given(valid_programs(), st.integers(1, 100))
 def test_a_program_is_equivalent_to_itself_with_other_names(program: Program, more: int) -> None:
     text = print_program(program, source=True)
@@ -34,7 +35,7 @@ def test_a_program_is_equivalent_to_itself_with_other_names(program: Program, mo
     assert parse(other) == program or "temp" in text
 
 
-@settings(max_examples=200)
+@at_most(200)
 @given(valid_programs())
 def test_a_canonical_program_is_valid_and_stays_as_it_is(program: Program) -> None:
     named = canonical(program)

@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxfleet.ir import (
@@ -23,6 +23,7 @@ from jaxfleet.ir import (
     unified_diff,
 )
 from jaxfleet.testing.programs import programs, valid_programs
+from tests.drawing import at_most
 from tests.ir.timing import seconds
 
 BEFORE = """
@@ -88,7 +89,7 @@ def test_changes_can_be_asked_for_by_kind() -> None:
     assert not found.operators("moved")
 
 
-@settings(max_examples=300)
+@at_most(300)
 @given(valid_programs(max_ops=4), valid_programs(max_ops=4))
 def test_a_difference_is_empty_exactly_where_programs_are_equal(a: Program, b: Program) -> None:
     assert diff(a, b).is_empty == (a == b)
@@ -96,14 +97,14 @@ def test_a_difference_is_empty_exactly_where_programs_are_equal(a: Program, b: P
     assert str(diff(a, b))
 
 
-@settings(max_examples=100)
+@at_most(100)
 @given(programs(max_ops=2), programs(max_ops=2))
 def test_any_two_programs_can_be_compared(a: Program, b: Program) -> None:
     assert diff(a, a).is_empty
     assert diff(a, b).is_empty == (a == b)
 
 
-@settings(max_examples=200)
+@at_most(200)
 @given(valid_programs(), st.randoms())
 def test_an_operator_that_went_is_the_only_one_removed(
     program: Program, chance: random.Random
@@ -205,7 +206,7 @@ def test_the_unified_diff_of_two_texts() -> None:
     )
 
 
-@settings(max_examples=200)
+@at_most(200)
 @given(valid_programs(max_ops=4), valid_programs(max_ops=4), st.integers(0, 4))
 def test_a_unified_diff_leads_from_one_text_to_the_other(
     a: Program, b: Program, context: int

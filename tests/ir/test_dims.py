@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import export
 
@@ -12,6 +12,7 @@ from jaxfleet.errors import ProgramError, TextError
 from jaxfleet.ir import Dim, Size, evaluate, letter, parse_size
 from jaxfleet.ir.dims import CALLS, call, divide_exactly, letters, substitute
 from jaxfleet.testing.programs import sizes
+from tests.drawing import at_most
 
 Meaning = Callable[[int, int], int]  # of a size: the number that it is for some b and n
 
@@ -45,14 +46,14 @@ def computed(draw: st.DrawFn, depth: int = 3) -> tuple[Size, Meaning]:
     return size, lambda b, n: ARITHMETIC[how](x_meaning(b, n), y_meaning(b, n))
 
 
-@settings(max_examples=400)
+@at_most(400)
 @given(computed(), NUMBERS, NUMBERS)
 def test_a_computed_size_is_what_numbers_give(drawn: tuple[Size, Meaning], b: int, n: int) -> None:
     size, meaning = drawn
     assert evaluate(size, {"b": b, "n": n}) == meaning(b, n)
 
 
-@settings(max_examples=300)
+@at_most(300)
 @given(computed(), computed(), computed())
 def test_sizes_obey_the_laws_of_a_ring(
     first: tuple[Size, Meaning], second: tuple[Size, Meaning], third: tuple[Size, Meaning]
@@ -67,13 +68,13 @@ def test_sizes_obey_the_laws_of_a_ring(
     assert x - x == x * 0 == 0
 
 
-@settings(max_examples=400)
+@at_most(400)
 @given(sizes())
 def test_a_size_reads_back_from_its_text(size: Size) -> None:
     assert parse_size(str(size)) == size
 
 
-@settings(max_examples=200)
+@at_most(200)
 @given(computed(), NUMBERS, NUMBERS)
 def test_jax_prints_a_size_that_reads_back_with_the_same_values(
     drawn: tuple[Size, Meaning], b: int, n: int
@@ -101,7 +102,7 @@ def test_a_size_as_jax_prints_it_can_be_read(text: str, value: int) -> None:
     assert evaluate(parse_size(text), {"b": 7}) == value
 
 
-@settings(max_examples=200)
+@at_most(200)
 @given(computed(), computed(depth=2), NUMBERS, NUMBERS)
 def test_substituting_a_size_for_a_letter_and_evaluating_can_be_swapped(
     drawn: tuple[Size, Meaning], other: tuple[Size, Meaning], b: int, n: int
@@ -112,7 +113,7 @@ def test_substituting_a_size_for_a_letter_and_evaluating_can_be_swapped(
         assert evaluate(replaced, {"b": b, "n": n}) == evaluate(drawn[0], {"b": value, "n": n})
 
 
-@settings(max_examples=200)
+@at_most(200)
 @given(computed(), computed(depth=2), NUMBERS, NUMBERS)
 def test_an_exact_division_undoes_a_product(
     drawn: tuple[Size, Meaning], other: tuple[Size, Meaning], b: int, n: int

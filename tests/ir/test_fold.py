@@ -1,6 +1,6 @@
 """The reading view: what is shown, and what is folded."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxfleet.ir import (
@@ -17,6 +17,7 @@ from jaxfleet.ir import (
     print_program,
 )
 from jaxfleet.testing.programs import valid_programs
+from tests.drawing import at_most
 
 
 def communicates(op: Operator) -> bool:
@@ -128,7 +129,7 @@ def test_long_lists_in_the_heading_are_cut_short() -> None:
     assert text.startswith("program p {devices=4, donate=[A, B, and-6-more]}\n")
 
 
-@settings(max_examples=200)
+@at_most(200)
 @given(valid_programs(), st.integers(1, 40))
 def test_every_kept_operator_is_shown_and_every_other_counted(
     program: Program, max_lines: int

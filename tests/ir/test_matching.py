@@ -3,16 +3,17 @@
 import random
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxfleet.ir.matching import match
+from tests.drawing import at_most
 from tests.ir.timing import seconds
 
 FEW_LETTERS = st.text(alphabet="abcd", max_size=30)
 
 
-@settings(max_examples=500)
+@at_most(500)
 @given(FEW_LETTERS, FEW_LETTERS)
 def test_matches_are_equal_and_ascend_on_both_sides(a: str, b: str) -> None:
     pairs = match(a, b)

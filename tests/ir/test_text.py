@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxfleet.errors import TextError
@@ -29,6 +29,7 @@ from jaxfleet.ir import (
     verify,
 )
 from jaxfleet.testing.programs import programs, valid_programs
+from tests.drawing import at_most
 from tests.ir.timing import seconds
 
 MLP = """
@@ -89,7 +90,7 @@ program loop
 """.strip()
 
 
-@settings(max_examples=1000)
+@at_most(1000)
 @given(programs(max_ops=3))
 def test_any_program_parses_back_from_its_text(program: Program) -> None:
     text = print_program(program)
@@ -98,7 +99,7 @@ def test_any_program_parses_back_from_its_text(program: Program) -> None:
     assert parse(print_program(program, source=True)) == program
 
 
-@settings(max_examples=1000)
+@at_most(1000)
 @given(valid_programs())
 def test_a_valid_program_parses_back_and_is_valid(program: Program) -> None:
     verify(program)
@@ -107,7 +108,7 @@ def test_a_valid_program_parses_back_and_is_valid(program: Program) -> None:
     verify(back)
 
 
-@settings(max_examples=300)
+@at_most(300)
 @given(valid_programs())
 def test_printing_what_was_parsed_gives_the_same_text(program: Program) -> None:
     for source in (False, True):
@@ -215,7 +216,7 @@ def test_ten_thousand_operators_print_and_parse_in_a_moment() -> None:
     assert seconds(lambda: parse(print_program(program)) == program) < 2.0
 
 
-@settings(max_examples=500)
+@at_most(500)
 @given(
     st.sampled_from((MLP, PSERVER, LOOP)),
     st.integers(0, len(LOOP)),

@@ -6,7 +6,7 @@ from inspect import getdoc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from jaxfleet.errors import VerifyError
 from jaxfleet.ir import (
@@ -27,6 +27,7 @@ from jaxfleet.ir import (
 )
 from jaxfleet.ir.verifier import STRUCTURAL_RULES
 from jaxfleet.testing.programs import valid_programs
+from tests.drawing import at_most
 from tests.ir.timing import seconds
 
 HEAD = """
@@ -269,7 +270,7 @@ def test_every_rule_says_in_a_sentence_what_it_asks_for() -> None:
         assert "\n" not in sentence, rule
 
 
-@settings(max_examples=200)
+@at_most(200)
 @given(valid_programs())
 def test_a_valid_program_passes(program: Program) -> None:
     verify(program)

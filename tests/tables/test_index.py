@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.tables.buckets import mix
 from jaxfleet.tables.index import Index
 from jaxfleet.tables.probing import NOWHERE
+from tests.drawing import at_most
 
 RANDOM = np.random.default_rng(0)
 LEAST, MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -26,7 +27,7 @@ def check(index: Index, oracle: dict[int, int]) -> None:
     assert len(set(oracle.values())) == len(oracle)
 
 
-@settings(max_examples=60)
+@at_most(60)
 @given(st.lists(st.tuples(st.sampled_from(["add", "remove", "find"]), some_keys), max_size=12))
 def test_it_does_what_a_dict_does(actions: list[tuple[str, np.ndarray]]) -> None:
     index, oracle = Index(), dict[int, int]()

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxfleet.errors import ProgramError
@@ -25,6 +25,7 @@ from jaxfleet.tables import (
 from jaxfleet.tables.buckets import bucket_of, buckets_of
 from jaxfleet.tables.initializers import initial_rows
 from jaxfleet.tables.merge import merge
+from tests.drawing import at_most
 
 RANDOM = np.random.default_rng(0)
 EXTREMES = np.array([0, -1, 1, np.iinfo(np.int64).max, np.iinfo(np.int64).min])
@@ -66,7 +67,7 @@ class Oracle:
         self.rows = {key: row for key, row in self.rows.items() if key in keys}
 
 
-@settings(max_examples=60)
+@at_most(60)
 @given(actions)
 def test_it_does_what_a_dict_of_rows_does(steps: list[tuple[str, np.ndarray]]) -> None:
     spec = spec_of(Sgd(0.5), evictions=(Unseen(4),))
