@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxfleet.capture.signature import Signature
 from jaxfleet.capture.trace import Traced, trace
@@ -99,6 +100,12 @@ def rewritten(
         donate=False,
     )
     return program, lowered.function
+
+
+def every_way(*ways: tuple[int, bool]) -> list[Any]:
+    """Returns parameters `devices` and `letter`: the first by default, the others in the grid."""
+    first, *others = ways
+    return [first, *(pytest.param(*way, marks=pytest.mark.grid) for way in others)]
 
 
 def check(family: Family, *, devices: int, letter: bool = True) -> Program:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from tests.analysis.on_devices import Family, check
+from tests.analysis.on_devices import Family, check, every_way
 
 REDUCTIONS: Family = {
     "over rows": lambda s, b: (b.x.sum(0), b.x.max(0), b.x.min(0), b.x.prod(0)),
@@ -209,7 +209,7 @@ NUMBERED: Family = {
 }
 
 
-@pytest.mark.parametrize(("devices", "letter"), [(2, True), (4, False)])
+@pytest.mark.parametrize(("devices", "letter"), every_way((4, False), (2, True)))
 @pytest.mark.parametrize(
     "family", [REDUCTIONS, PRODUCTS, CONVOLUTIONS], ids=["reductions", "products", "convolutions"]
 )
@@ -217,6 +217,6 @@ def test_what_is_reduced_or_contracted(family: Family, devices: int, *, letter: 
     check(family, devices=devices, letter=letter)
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.grid)])
 def test_convolutions_in_groups_of_rows(devices: int) -> None:
     check(NUMBERED, devices=devices, letter=False)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from tests.analysis.on_devices import Family, check
+from tests.analysis.on_devices import Family, check, every_way
 
 
 def loop(body: Any, carry: Any, xs: Any, **options: Any) -> Any:
@@ -281,7 +281,7 @@ REMATS: Family = {
 }
 
 
-@pytest.mark.parametrize(("devices", "letter"), [(2, True), (4, False)])
+@pytest.mark.parametrize(("devices", "letter"), every_way((2, True), (4, False)))
 @pytest.mark.parametrize(
     "family",
     [SCANS, BY_ROWS, BRANCHES, WHILES, REMATS],

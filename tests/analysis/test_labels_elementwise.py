@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from tests.analysis.on_devices import Family, check
+from tests.analysis.on_devices import Family, check, every_way
 
 ROWS: Family = {
     "rows plus rows": lambda s, b: b.x + b.y,
@@ -87,7 +87,7 @@ SUMS: Family = {
 }
 
 
-@pytest.mark.parametrize(("devices", "letter"), [(2, True), (4, False)])
+@pytest.mark.parametrize(("devices", "letter"), every_way((2, True), (4, False)))
 @pytest.mark.parametrize("family", [ROWS, SUMS], ids=["rows", "sums"])
 def test_element_by_element(family: Family, devices: int, *, letter: bool) -> None:
     check(family, devices=devices, letter=letter)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from tests.analysis.on_devices import Family, check
+from tests.analysis.on_devices import Family, check, every_way
 
 SLICES: Family = {
     "features": lambda s, b: b.x[:, 1:5:2],
@@ -204,7 +204,7 @@ NUMBERED: Family = {
 }
 
 
-@pytest.mark.parametrize(("devices", "letter"), [(4, True), (2, False)])
+@pytest.mark.parametrize(("devices", "letter"), every_way((4, True), (2, False)))
 @pytest.mark.parametrize(
     "family", [SLICES, LOOKUPS, WRITES, ORDERS], ids=["slices", "look-ups", "writes", "orders"]
 )
@@ -212,6 +212,6 @@ def test_by_index(family: Family, devices: int, *, letter: bool) -> None:
     check(family, devices=devices, letter=letter)
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.grid)])
 def test_by_index_among_a_number_of_rows(devices: int) -> None:
     check(NUMBERED, devices=devices, letter=False)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import random
 
-from tests.analysis.on_devices import Family, check
+from tests.analysis.on_devices import Family, check, every_way
 
 DRAWS: Family = {
     "a number for each row": lambda s, b: random.uniform(s.keys, b.o.shape),
@@ -82,12 +82,12 @@ NUMBERED: Family = {
 }
 
 
-@pytest.mark.parametrize(("devices", "letter"), [(4, True), (2, False)])
+@pytest.mark.parametrize(("devices", "letter"), every_way((4, True), (2, False)))
 @pytest.mark.parametrize("family", [DRAWS, KEYS], ids=["draws", "keys"])
 def test_random_numbers(family: Family, devices: int, *, letter: bool) -> None:
     check(family, devices=devices, letter=letter)
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.grid)])
 def test_random_numbers_for_a_number_of_rows(devices: int) -> None:
     check(NUMBERED, devices=devices, letter=False)

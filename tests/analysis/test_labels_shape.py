@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.analysis.on_devices import Family, check
+from tests.analysis.on_devices import Family, check, every_way
 
 BROADCASTS: Family = {
     "a scalar to rows": lambda s, b: jnp.full(b.x.shape, s.s),
@@ -124,7 +124,7 @@ NUMBERED: Family = {
 }
 
 
-@pytest.mark.parametrize(("devices", "letter"), [(4, True), (2, False)])
+@pytest.mark.parametrize(("devices", "letter"), every_way((2, False), (4, True)))
 @pytest.mark.parametrize(
     "family", [BROADCASTS, RESHAPES, MOVES], ids=["broadcasts", "reshapes", "moves"]
 )
@@ -132,6 +132,6 @@ def test_axes_that_move(family: Family, devices: int, *, letter: bool) -> None:
     check(family, devices=devices, letter=letter)
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.grid)])
 def test_axes_that_only_a_number_can_name(devices: int) -> None:
     check(NUMBERED, devices=devices, letter=False)

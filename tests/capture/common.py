@@ -1,6 +1,5 @@
 """What the tests of capture share: captured programs, and running them on one device."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import jaxfleet as jf
 from jaxfleet.ir import Kind, Operator, Program, Role
 from jaxfleet.ops import Array, Interpreter
-from tests.zoo import ZOO
 
 
 def replay(captured: jf.Captured, state: Any, batch: Any) -> tuple[Any, Any]:
@@ -32,17 +30,18 @@ def replay(captured: jf.Captured, state: Any, batch: Any) -> tuple[Any, Any]:
     return unflatten(signature.state_tree, new_state), unflatten(captured.metrics_tree, metrics)
 
 
-@functools.cache
-def captured_zoo(name: str) -> jf.Captured:
-    """Returns an entry of the zoo, captured."""
-    built = ZOO[name].build(jf.distributed_optimizer)
-    example = (built.state, built.batch(0, ZOO[name].rows))
-    return jf.capture(built.train_step, example=example, name=name)
+def assert_same_as_the_step(
+    step: Callable[[Any, Any], Any], state: Any, batch: Any, captured: jf.Captured | None = None
+) -> jf.Captured:
+    """Fails unless a step and its captured program agree bit by bit; returns the capture.
 
-
-def assert_same_as_the_step(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> jf.Captured:
-    """Fails unless a step and its captured program agree bit by bit; returns the capture."""
-    captured = jf.capture(step, example=(state, batch))
+    Args:
+        step: a training step.
+        state: what it takes.
+        batch: what it takes.
+        captured: the step, if it was captured before.
+    """
+    captured = captured or jf.capture(step, example=(state, batch))
     wanted, found = jax.jit(step)(state, batch), replay(captured, state, batch)
     structure: Any = jax.tree.structure(wanted)
     assert structure == jax.tree.structure(found)

@@ -9,12 +9,8 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from tests.capture.common import (
-    assert_same_as_the_step,
-    captured_zoo,
-    gradients_of,
-    params_of,
-)
+from tests.capture.common import assert_same_as_the_step, gradients_of, params_of
+from tests.shared_zoo import captured_zoo
 
 BATCH = np.ones((4, 3), np.float32)
 

@@ -10,7 +10,8 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.ir import Program, Role
-from tests.capture.common import captured_zoo, gradients_of, params_of, with_role
+from tests.capture.common import gradients_of, params_of, with_role
+from tests.shared_zoo import captured_zoo
 
 BATCH = np.ones((4, 3), np.float32)
 RANK = [Role.FORWARD, Role.BACKWARD, Role.LR_SCHED, Role.OPTIMIZE]

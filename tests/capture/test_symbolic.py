@@ -9,8 +9,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.ir import Dim
-from tests.capture.common import bits, captured_zoo, replay
-from tests.zoo import Case, lacking
+from tests.capture.common import bits, replay
 
 STATE = jnp.ones((3,))
 
@@ -144,14 +143,3 @@ def test_a_size_that_is_computed_with_is_kept_as_a_size() -> None:
     program = capture(step).program
     dims = [op.attrs["dim"] for op in program.root.ops if op.type == "jax.dim_value"]
     assert [str(dim) for dim in dims if isinstance(dim, Dim)] == ["b-1"]
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [pytest.param(entry, id=entry.name) for entry in lacking("marker_inside")],
-)
-def test_an_entry_of_the_zoo_keeps_its_letter_unless_it_says_otherwise(entry: Case) -> None:
-    captured = captured_zoo(entry.name)
-    by_size = not entry.traits.isdisjoint({"no_symbolic", "size_branch"})
-    assert (captured.rows is not None) == by_size
-    assert bool(captured.notes) == by_size

@@ -1,13 +1,10 @@
-"""Every program of the zoo is captured, printed and parsed; some are run, bit by bit."""
-
-from typing import Any
+"""Captured programs of the zoo, run on one device: bit by bit what their steps do."""
 
 import pytest
 
-import jaxfleet as jf
-from jaxfleet.ir import parse, print_program, verify
-from tests.capture.common import assert_same_as_the_step, captured_zoo
-from tests.zoo import ZOO, lacking
+from tests.capture.common import assert_same_as_the_step
+from tests.shared_zoo import built_zoo, captured_zoo
+from tests.zoo import ZOO
 
 RUN = (
     *("cnn_batchnorm", "scan_layers", "remat", "nnx", "mixed_precision", "schedule"),
@@ -16,15 +13,8 @@ RUN = (
 )
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in lacking("marker_inside")])
-def test_an_entry_is_valid_and_reads_back_as_it_was(name: str) -> None:
-    program = captured_zoo(name).program
-    verify(program)
-    assert parse(print_program(program)) == program
-    assert parse(print_program(program, source=True)) == program
-
-
 @pytest.mark.parametrize("name", RUN)
 def test_an_entry_does_on_one_device_what_its_step_does(name: str) -> None:
-    built: Any = ZOO[name].build(jf.distributed_optimizer)
-    assert_same_as_the_step(built.train_step, built.state, built.batch(0, ZOO[name].rows))
+    built = built_zoo(name)
+    batch = built.batch(0, ZOO[name].rows)
+    assert_same_as_the_step(built.train_step, built.state, batch, captured_zoo(name))

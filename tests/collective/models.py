@@ -11,7 +11,7 @@ import optax
 import jaxfleet as jf
 
 ROWS = 16
-STEPS = 20
+STEPS = 8  # devices meet twice, where they meet every 3 or 4
 SIZES = (6, 8, 4)
 # Sums over rows, and over devices, are added up in another order on several devices: units in the
 # last place (6e-8) a step, of values near 1, which Adam's division by a small root enlarges.

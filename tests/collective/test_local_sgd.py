@@ -121,7 +121,7 @@ def test_devices_meet_more_often_as_the_loss_falls() -> None:
     oracle = Oracle(OPTIMIZERS["adam"](), 2, most)
     losses: list[float] = []
     periods, first, meetings = [most], 0.0, 0
-    for number in range(2 * STEPS):
+    for number in range(40):
         losses.append(oracle(batch(number % 4)))
         state, _ = step(state, batch(number % 4))
         if oracle.meetings > meetings:

@@ -11,12 +11,13 @@ import numpy as np
 import jaxfleet as jf
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.runtime.twin import Twin, TwinResult
-from tests.runtime.comparing import Array, arrays, on_one_device, tolerance
+from tests.runtime.comparing import on_one_device, tolerance
+from tests.shared_zoo import Array, arrays, built_zoo, captured_zoo
 from tests.zoo import ZOO, Built
 
 Method = Literal["round_robin", "hash_name", "balanced"]
-STEPS = 20
-EXECUTABLES = ExecutableCache()  # blocks of equal text compile once for all cases
+STEPS = 5  # where the state begins, updates and is used again: what goes wrong shows by step 3
+LONGEST = 20
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,19 @@ class Prepared:
 @cache
 def prepared(name: str) -> Prepared:
     """Returns a program of the zoo, and the batches that every case trains on."""
-    entry = ZOO[name]
-    built = entry.build(jf.distributed_optimizer)
-    batches = tuple(built.batch(step, entry.rows) for step in range(STEPS))
-    return Prepared(built, jf.capture(built.train_step, example=(built.state, batches[0])), batches)
+    built = built_zoo(name)
+    batches = tuple(built.batch(step, ZOO[name].rows) for step in range(LONGEST))
+    return Prepared(built, captured_zoo(name), batches)
+
+
+def executables() -> ExecutableCache:
+    """Returns what was compiled as the running test is: blocks of equal text compile once."""
+    return _executables(jax.config.read("jax_disable_most_optimizations"))
+
+
+@cache
+def _executables(quickly: object) -> ExecutableCache:  # what it is kept by
+    return ExecutableCache()
 
 
 def run(name: str, cut: Cut, *, steps: int = STEPS) -> TwinResult:
@@ -78,15 +88,20 @@ def run(name: str, cut: Cut, *, steps: int = STEPS) -> TwinResult:
         strategy=cut.strategy,
         servers=cut.servers,
         trainers=cut.trainers,
-        cache=EXECUTABLES,
+        cache=executables(),
     )
     return twin.run(ready.built.state, ready.batches[:steps])
 
 
-@cache
-def on_one_server(name: str, trainers: int) -> list[Array]:
+def on_one_server(name: str, trainers: int, steps: int = STEPS) -> list[Array]:
     """Returns the state that trainers end with where one server holds everything whole."""
-    return arrays(run(name, Cut(trainers=trainers)).states[0])
+    quickly = jax.config.read("jax_disable_most_optimizations")
+    return _on_one_server(name, trainers, steps, quickly)
+
+
+@cache
+def _on_one_server(name: str, trainers: int, steps: int, quickly: object) -> list[Array]:
+    return arrays(run(name, Cut(trainers=trainers), steps=steps).states[0])
 
 
 def assert_same(found: Any, wanted: Any, where: str) -> None:
@@ -107,10 +122,11 @@ def assert_near_one_device(name: str, state: Any, metrics: Sequence[Any]) -> Non
     if "device_keys" in ZOO[name].traits:
         return
     allowed = tolerance(ZOO[name])
-    for step, (found, wanted) in enumerate(zip(metrics, on_one_device(name, STEPS), strict=False)):
+    one_device = on_one_device(name, len(metrics))
+    for step, (found, wanted) in enumerate(zip(metrics, one_device, strict=False)):
         count = len(arrays(found))
         _assert_near(found, wanted[len(wanted) - count :], allowed, f"step {step}")
-    end = on_one_device(name, STEPS)[len(metrics) - 1]
+    end = one_device[-1]
     _assert_near(state, end[: len(arrays(state))], allowed, "at the end")
 
 

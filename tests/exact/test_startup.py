@@ -18,7 +18,7 @@ from jaxfleet.ps.startup import run_startup
 from jaxfleet.runtime.saving import on_host
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.runtime.twin import Twin
-from tests.exact.common import EXECUTABLES, Cut, assert_same, prepared
+from tests.exact.common import Cut, assert_same, executables, prepared
 from tests.exact.test_twin_equality import CORE, MORE, OTHERS
 
 CUT = Cut(servers=2, min_block_size=8, trainers=2)
@@ -31,7 +31,7 @@ def twin_of(name: str, cut: Cut = CUT) -> Twin:
         strategy=cut.strategy,
         servers=cut.servers,
         trainers=cut.trainers,
-        cache=EXECUTABLES,
+        cache=executables(),
     )
 
 

@@ -8,7 +8,8 @@ import jax
 
 import jaxfleet as jf
 from jaxfleet.errors import StrategyError
-from tests.runtime.comparing import arrays, assert_close, tolerance
+from tests.runtime.comparing import assert_close, tolerance
+from tests.shared_zoo import arrays
 from tests.zoo import Case
 
 ROWS = 256  # so that what rows take is most of it

@@ -1,18 +1,16 @@
 """Compares a distributed step with the plain function on one device, step by step."""
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 import jaxfleet as jf
-from tests.zoo import ZOO, Case, identity
-
-Array = NDArray[Any]
+from jaxfleet.runtime.devices import choose_devices
+from jaxfleet.runtime.step import Step
+from tests.shared_zoo import Array, arrays, built_zoo, captured_zoo, one_device
+from tests.zoo import ZOO, Case
 
 # In float32 a sum over the batch is added up in another order on several devices: some units in the
 # last place (6e-8) a step, of values near 1. XLA's own partitioner differs from one device by as
@@ -27,33 +25,24 @@ def tolerance(entry: Case) -> float:
     return LOW_PRECISION if "low_precision" in entry.traits else FLOAT32
 
 
-def arrays(tree: Any) -> list[Array]:
-    """Returns the leaves as numpy arrays, random keys as their data."""
-    return [np.asarray(_readable(leaf)) for leaf in jax.tree.leaves(tree)]
-
-
-@cache
 def on_one_device(name: str, steps: int) -> list[list[Array]]:
     """Returns state and metrics of an entry's plain function after each step."""
-    entry = ZOO[name]
-    built = entry.build(identity)
-    train_step, state = jax.jit(built.train_step), built.state
-    results = []
-    for number in range(steps):
-        state, metrics = train_step(state, built.batch(number, entry.rows))
-        results.append(arrays((state, metrics)))
-    return results
+    return one_device(name).results(steps)
 
 
 def distributed(name: str, steps: int, strategy: jf.DistributedStrategy) -> Iterator[Any]:
     """Yields state and metrics of the same on devices, after each step."""
-    entry = ZOO[name]
-    built = entry.build(jf.distributed_optimizer)
-    example = (built.state, built.batch(0, entry.rows))
-    step, state = jf.distribute(built.train_step, example, strategy), built.state
+    entry, built = ZOO[name], built_zoo(name)
+    devices = choose_devices(1 if strategy.mode == "single" else strategy.devices)
+    step, state = Step(captured_zoo(name), strategy, devices), own(built.state)
     for number in range(steps):
         state, metrics = step(state, built.batch(number, entry.rows))
         yield state, metrics
+
+
+def own(state: Any) -> Any:
+    """Returns a copy of a state, since a step may take over the arrays that it is given."""
+    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, state)
 
 
 def assert_close(found: Any, wanted: list[Array], allowed: float, where: str) -> None:
@@ -73,8 +62,3 @@ def assert_equal(found: Any, wanted: list[Array], where: str) -> None:
     for path, x, y in zip(paths, arrays(found), wanted, strict=True):
         assert (x.shape, x.dtype) == (y.shape, y.dtype), f"{path} {where}"
         assert x.tobytes() == y.tobytes(), f"{path} {where} differs"
-
-
-def _readable(leaf: Any) -> Any:
-    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return jax.random.key_data(leaf) if is_key else leaf

@@ -12,7 +12,7 @@ import pytest
 from jax import export
 
 import jaxfleet as jf
-from tests.zoo import ZOO
+from tests.shared_zoo import captured_zoo
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEVICES = 4
@@ -63,9 +63,9 @@ def transformer() -> jf.Step:
 
 def from_zoo(name: str) -> jf.Step:
     """Returns the step of an entry of the zoo."""
-    entry = ZOO[name]
-    built = entry.build(jf.distributed_optimizer)
-    return distributed(built.train_step, built.state, built.batch(0, entry.rows))
+    return jf.Step(
+        captured_zoo(name), jf.DistributedStrategy(devices=DEVICES), jax.devices()[:DEVICES]
+    )
 
 
 def distributed(train_step: Any, state: Any, batch: Any) -> jf.Step:
@@ -84,13 +84,13 @@ def assert_exports(step: jf.Step, platform: str) -> None:
     assert "all_reduce" in exported.mlir_module()
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
-@pytest.mark.parametrize("make", [digits, transformer])
+@pytest.mark.parametrize("platform", ["cuda", pytest.param("tpu", marks=pytest.mark.grid)])
+@pytest.mark.parametrize("make", [digits, pytest.param(transformer, marks=pytest.mark.grid)])
 def test_the_steps_of_the_examples_can_be_exported(make: Any, platform: str) -> None:
     assert_exports(make(), platform)
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize("platform", [pytest.param("cuda", marks=pytest.mark.grid), "tpu"])
 @pytest.mark.parametrize("name", ENTRIES)
 def test_steps_of_every_kind_can_be_exported(name: str, platform: str) -> None:
     assert_exports(from_zoo(name), platform)

@@ -34,11 +34,26 @@ def take(steps: int, devices: int, between: str) -> None:
     assert done.stdout.splitlines()[-1] == f"{steps} steps on {devices} devices"
 
 
-@pytest.mark.parametrize(("devices", "steps"), [(4, 1000), (8, 1000), (32, 200)])
+@pytest.mark.parametrize(
+    ("devices", "steps"),
+    [
+        (8, 300),
+        *(
+            pytest.param(*more, marks=pytest.mark.grid)
+            for more in ((4, 1000), (8, 1000), (32, 200))
+        ),
+    ],
+)
 def test_steps_that_follow_at_once(devices: int, steps: int) -> None:
     take(steps, devices, "nothing")
 
 
-@pytest.mark.parametrize("between", ["evaluation", "checkpoint", "another_step"])
+@pytest.mark.parametrize(
+    "between",
+    [
+        "checkpoint",
+        *(pytest.param(more, marks=pytest.mark.grid) for more in ("evaluation", "another_step")),
+    ],
+)
 def test_steps_with_what_a_user_does_between_them(between: str) -> None:
     take(300, 8, between)

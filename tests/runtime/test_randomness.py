@@ -1,6 +1,6 @@
 """Random numbers are those of one device, whatever the number of devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -44,16 +44,17 @@ DRAWS: dict[str, Draw] = {
 }
 
 
-def masked_step(tx: optax.GradientTransformation, draw: Draw) -> Any:
+def masked_step(tx: optax.GradientTransformation, draws: Mapping[str, Draw]) -> Any:
     """Returns a step that gives back what it drew, row by row."""
     train_step = training(tx)
 
     def step(state: State, batch: Any) -> tuple[State, Any]:
         key, now = jax.random.split(state["key"])
-        mask = draw(now, batch["x"])
-        scaled = {"x": batch["x"], "y": batch["y"] * mask.reshape(len(mask), -1).mean(axis=1)}
+        masks = {name: draw(now, batch["x"]) for name, draw in draws.items()}
+        scales = [jnp.cos(mask.reshape(len(mask), -1).mean(axis=1)) for mask in masks.values()]
+        scaled = {"x": batch["x"], "y": batch["y"] * sum(scales)}
         state, metrics = train_step({**state, "key": key}, scaled)
-        return state, {**metrics, "mask": mask}
+        return state, {**metrics, "masks": masks}
 
     return step
 
@@ -63,38 +64,46 @@ def fresh(tx: optax.GradientTransformation) -> State:
     return {**start(tx), "key": jax.random.key(11)}
 
 
-def assert_same_draws(draw: Draw, *, devices: int, sizes: tuple[int, ...]) -> None:
+def assert_same_draws(draws: Mapping[str, Draw], *, devices: int, sizes: tuple[int, ...]) -> None:
     """Fails unless a step on devices draws bit by bit what the plain one draws."""
     tx = jf.distributed_optimizer(optax.sgd(0.1))
-    train_step = masked_step(tx, draw)
+    train_step = masked_step(tx, draws)
     strategy = jf.DistributedStrategy(devices=devices)
     step = jf.distribute(train_step, (fresh(tx), rows(sizes[0])), strategy)
     state, wanted = fresh(tx), fresh(tx)
     for count in sizes:
         state, found = step(state, rows(count))
         wanted, metrics = jax.jit(train_step)(wanted, rows(count))
-        assert found["mask"].dtype == metrics["mask"].dtype
-        np.testing.assert_array_equal(found["mask"], metrics["mask"])
+        for name, mask in metrics["masks"].items():
+            assert found["masks"][name].dtype == mask.dtype, name
+            np.testing.assert_array_equal(found["masks"][name], mask, err_msg=name)
 
 
-@pytest.mark.parametrize("draw", [pytest.param(draw, id=name) for name, draw in DRAWS.items()])
-def test_what_is_drawn_is_bitwise_the_same(draw: Draw) -> None:
-    assert_same_draws(draw, devices=4, sizes=(16, 16))
+def test_what_is_drawn_is_bitwise_the_same() -> None:
+    assert_same_draws(DRAWS, devices=4, sizes=(16, 16))
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.grid
+@pytest.mark.parametrize("name", DRAWS)
+def test_what_is_drawn_alone_is_bitwise_the_same(name: str) -> None:
+    assert_same_draws({name: DRAWS[name]}, devices=4, sizes=(16, 16))
+
+
+@pytest.mark.parametrize(
+    "devices", [2, *(pytest.param(count, marks=pytest.mark.grid) for count in (1, 8))]
+)
 def test_dropout_is_the_same_whatever_the_number_of_devices_and_rows(devices: int) -> None:
-    assert_same_draws(flax_dropout, devices=devices, sizes=(16, 24))
+    assert_same_draws({"flax": flax_dropout}, devices=devices, sizes=(16, 24))
 
 
 def test_a_generator_that_cannot_draw_rows_draws_other_numbers_and_says_so() -> None:
     tx = jf.distributed_optimizer(optax.sgd(0.1))
-    draw = DRAWS["uniform"]
+    draws = {"uniform": DRAWS["uniform"]}
     state = {**start(tx), "key": jax.random.key(11, impl="rbg")}
     strategy = jf.DistributedStrategy(devices=4)
-    step = jf.distribute(masked_step(tx, draw), (state, rows(16)), strategy)
+    step = jf.distribute(masked_step(tx, draws), (state, rows(16)), strategy)
     state, metrics = step(state, rows(16))
-    mask = np.asarray(metrics["mask"]).reshape(4, -1)
+    mask = np.asarray(metrics["masks"]["uniform"]).reshape(4, -1)
     assert len({part.tobytes() for part in mask}) == 4  # no two devices draw the same
     assert "draws from a key per device" in step.explain()
 

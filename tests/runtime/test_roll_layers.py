@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from tests.runtime.comparing import arrays
+from tests.shared_zoo import arrays
 
 ROWS, WIDTH, LENGTH = 16, 8, 4
 CLIPPED = optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2))

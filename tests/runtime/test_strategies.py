@@ -14,9 +14,10 @@ import jaxfleet as jf
 from jaxfleet.errors import FinalError, StrategyError
 from jaxfleet.passes import ExchangeAllreduce, FuseAllreduce
 from jaxfleet.runtime.transpile import pipeline_for
-from tests.runtime.comparing import arrays, assert_close, distributed, on_one_device, tolerance
+from tests.runtime.comparing import assert_close, distributed, on_one_device, tolerance
 from tests.runtime.toys import assert_alike, plain, rows
 from tests.runtime.toys import distributed as toy
+from tests.shared_zoo import arrays
 from tests.zoo import ZOO
 
 DEVICES = 4

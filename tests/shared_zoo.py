@@ -1,0 +1,75 @@
+"""Programs of the zoo, each built, captured and run on one device once in a process.
+
+Tests ask for them by name. What is compiled is kept apart by how it is compiled, since quick and
+full compiling round differently.
+"""
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+import jaxfleet as jf
+from tests.zoo import ZOO, Built, identity
+
+Array = NDArray[Any]
+
+
+@cache
+def built_zoo(name: str) -> Built:
+    """Returns a program whose optimizer is wrapped."""
+    return ZOO[name].build(jf.distributed_optimizer)
+
+
+@cache
+def captured_zoo(name: str) -> jf.Captured:
+    """Returns a program as captured."""
+    program = built_zoo(name)
+    example = (program.state, program.batch(0, ZOO[name].rows))
+    return jf.capture(program.train_step, example=example, name=name)
+
+
+class OneDevice:
+    """A program's plain function on one device; its steps run when their results are asked for.
+
+    Attributes:
+        built: the program, its optimizer as it is.
+        step: its function, jitted.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.built = ZOO[name].build(identity)
+        self.step = jax.jit(self.built.train_step)
+        self._rows, self._state = ZOO[name].rows, self.built.state
+        self._after: list[list[Array]] = []
+
+    def results(self, steps: int) -> list[list[Array]]:
+        """Returns the leaves of state and metrics after each step."""
+        while len(self._after) < steps:
+            batch = self.built.batch(len(self._after), self._rows)
+            self._state, metrics = self.step(self._state, batch)
+            self._after.append(arrays((self._state, metrics)))
+        return self._after[:steps]
+
+
+def one_device(name: str) -> OneDevice:
+    """Returns a program on one device, compiled as the running test is."""
+    return _one_device(name, jax.config.read("jax_disable_most_optimizations"))
+
+
+@cache
+def _one_device(name: str, quickly: object) -> OneDevice:  # what it is kept by
+    return OneDevice(name)
+
+
+def arrays(tree: Any) -> list[Array]:
+    """Returns the leaves as numpy arrays, random keys as their data."""
+    return [np.asarray(_readable(leaf)) for leaf in jax.tree.leaves(tree)]
+
+
+def _readable(leaf: Any) -> Any:
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
