@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -95,8 +95,7 @@ def _capture(step: Step, example: tuple[Any, Any], name: str | None) -> Captured
     concrete = source.at(signature.rows, refused=refusal is not None)
     notes = _notes_on_types((state, batch), signature, keys=concrete.keys)
     if symbolic is not None:
-        leaves = [*jax.tree_util.tree_leaves(state), *jax.tree_util.tree_leaves(batch)]
-        check = _Check(source, symbolic, leaves)
+        check = _Check(source, symbolic)
         refusal = check.at_example(concrete) or check.at_one_more()
         if refusal is None:
             return _captured(symbolic, signature, None, notes)
@@ -150,7 +149,6 @@ class _Check:
 
     source: _Source
     symbolic: Traced
-    leaves: Sequence[Any]
 
     def at_example(self, concrete: Traced) -> str | None:
         """Returns why the letter does not serve the example's size, or None.
@@ -176,8 +174,7 @@ class _Check:
         return self._compare(concrete, rows)
 
     def _compare(self, concrete: Traced, rows: int) -> str | None:
-        signature = self.source.signature
-        found = different_results(self.symbolic, concrete, signature, self.leaves, rows)
+        found = different_results(self.symbolic, concrete, rows)
         if found is None:
             return None
         place = _place(found.op.source if found.op is not None else None)

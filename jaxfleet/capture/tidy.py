@@ -4,7 +4,7 @@ So a step reads the same, and runs the same, whichever way it was traced; and ar
 integers that are known leaves no operators behind.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,9 +41,34 @@ def tidy(draft: Draft, inputs: Iterable[Variable]) -> Draft:
     """
     outside = {variable.name: variable for variable in inputs} | dict(draft.constants)
     tidied = [_Tidier({**outside, **block.variables}) for block in draft.blocks]
-    blocks = [tidier.block(block) for tidier, block in zip(tidied, draft.blocks, strict=True)]
+    blocks: list[Block] = []
+    for tidier, block in zip(tidied, draft.blocks, strict=True):
+        blocks.append(tidier.block(block))  # before the blocks in it, which have higher numbers
+        for op in blocks[-1].ops:
+            for ref, arg, operand in _invariants(op, draft.blocks):
+                tidier.hand_on(operand, tidied[ref], arg)
     results = [tidied[0].resolved(result) for result in draft.results]
     return replace(draft, blocks=blocks, results=results)
+
+
+def _invariants(op: Operator, blocks: Sequence[Block]) -> Iterator[tuple[int, str, Operand]]:
+    """Yields each block of an operator with an argument that is one value in all its turns."""
+    given: dict[str, dict[str, tuple[Any, Any]]] = {  # first input and how many, by attribute
+        "jax.remat2": {"body": (0, len(op.inputs))},
+        "jax.cond": {"branches": (1, len(op.inputs))},
+        "jax.scan": {"body": (0, op.attrs.get("num_consts"))},
+        "jax.while": {
+            "cond": (0, op.attrs.get("cond_nconsts")),
+            "body": (op.attrs.get("cond_nconsts"), op.attrs.get("body_nconsts")),
+        },
+    }
+    inputs = tuple(op.inputs)
+    for name, (first, count) in given.get(op.type, {}).items():
+        refs: Any = op.attrs[name]
+        for ref in refs if isinstance(refs, tuple) else (refs,):
+            args = blocks[ref.index].args
+            for arg, operand in zip(args, inputs[first : first + count], strict=False):
+                yield ref.index, arg, operand
 
 
 class _Tidier:
@@ -64,6 +89,13 @@ class _Tidier:
         declared = {name: self.types[name] for name in names}
         results = tuple(self.resolved(result) for result in block.results)
         return replace(block, ops=tuple(self.ops), variables=declared, results=results)
+
+    def hand_on(self, operand: Operand, inner: "_Tidier", arg: str) -> None:
+        """Lets the tidier of a block within know what one of its arguments is."""
+        if (value := self._known(operand)) is not None:
+            inner.known[arg] = value
+        if isinstance(operand, str) and operand in self.zeros:
+            inner.zeros[arg] = self.zeros[operand]
 
     def resolved(self, operand: Operand) -> Operand:
         """Returns what to read for an operand of the block as it was."""
