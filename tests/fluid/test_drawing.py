@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxfleet import fluid
 from jaxfleet.fluid.drawing import RUN, with_draws
 from jaxfleet.ir import Program, parse
 from jaxfleet.runtime import Executor
@@ -81,3 +82,49 @@ def test_a_program_that_draws_nothing_stays_as_it_is() -> None:
     program: Any = parse("program p\n  param w: f32[2]\n  block 0\n")
     assert isinstance(program, Program)
     assert with_draws(program) is program
+
+
+def begun_as(kind: str, *, names_before: int) -> dict[str, np.ndarray]:
+    """Returns by its place the value of each parameter that a net begins with.
+
+    Args:
+        kind: `alone`, or `servers`, whose startup programs begin some each.
+        names_before: how many layers were named before the net's.
+    """
+    endpoints = ["127.0.0.1:6174", "127.0.0.1:6175"]
+    with fluid.unique_name.guard():
+        for _ in range(names_before):
+            fluid.unique_name.generate("fc")
+        main, startup = fluid.Program(), fluid.Program()
+        main.random_seed = startup.random_seed = 3
+        with fluid.program_guard(main, startup):
+            x, y = fluid.layers.data("x", [100]), fluid.layers.data("y", [1])
+            out = fluid.layers.fc(fluid.layers.fc(x, 200), 1)
+            loss = fluid.layers.mean(fluid.layers.square_error_cost(out, y))
+            fluid.optimizer.SGD(0.1).minimize(loss)
+    names = [p.name for p in main.all_parameters()]
+    exe, scopes = fluid.Executor(fluid.CPUPlace()), [fluid.Scope()]
+    if kind == "alone":
+        exe.run(startup, scope=scopes[0])
+    else:
+        transpiler = fluid.DistributeTranspiler()
+        transpiler.transpile(0, main, ",".join(endpoints), 1, startup_program=startup)
+        scopes = [fluid.Scope() for _ in endpoints]
+        for endpoint, scope in zip(endpoints, scopes, strict=True):
+            exe.run(transpiler.get_pserver_programs(endpoint)[1], scope=scope)
+    held = {n: np.array(s[n]) for s in scopes for n in s.local_var_names()}
+    return {
+        str(at): np.concatenate(
+            [held[n] for n in sorted(held) if n == name or f"{name}.block" in n]
+        )
+        for at, name in enumerate(names)
+    }
+
+
+@pytest.mark.parametrize("kind", ["alone", "servers"])
+def test_a_net_that_is_built_again_begins_alike_whatever_its_names_count_from(kind: str) -> None:
+    first, again = begun_as("alone", names_before=0), begun_as(kind, names_before=7)
+    assert list(first) == list(again) == ["0", "1", "2", "3"]
+    for at, value in first.items():
+        np.testing.assert_array_equal(value, again[at])
+    assert np.abs(first["0"]).max() > 0

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from jaxfleet.analysis.slices import slices_of
 from jaxfleet.analysis.updates import DIALECT, FLUID
+from jaxfleet.fluid.drawing import PLACES, layer_places
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.to_ir import ir_program
 from jaxfleet.fluid.transpiler.config import DistributeTranspilerConfig
@@ -14,7 +15,7 @@ from jaxfleet.fluid.transpiler.digest import with_digest
 from jaxfleet.fluid.transpiler.ps_dispatcher import HashName, PSDispatcher, RoundRobin
 from jaxfleet.fluid.transpiler.registry import registry_of
 from jaxfleet.fluid.transpiler.table_spec import Found, find_table
-from jaxfleet.ir import Kind
+from jaxfleet.ir import Attrs, Kind
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import (
     ClipOnTrainers,
@@ -59,8 +60,8 @@ class PServerJob:
 
     def trainer_startup(self, trainer: IrProgram) -> IrProgram:
         """Returns what begins a trainer."""
-        startup = replace(ir_program(self.startup, name="startup"), attrs=trainer.attrs)
-        return self._run(startup, InsertStartup())
+        begun = ir_program(self.startup, name="startup")
+        return self._run(replace(begun, attrs=_with_places(trainer.attrs, begun)), InsertStartup())
 
     def server(self, endpoint: str) -> IrProgram:
         """Returns a server's program."""
@@ -77,7 +78,7 @@ class PServerJob:
         """
         begun = ir_program(startup, name="startup")
         held = {v.name: v for v in server.of_kind(Kind.PARAM, Kind.STATE)}
-        attrs = server.attrs
+        attrs = _with_places(server.attrs, begun)
         return self._run(
             replace(begun, variables={**begun.variables, **held}, attrs=attrs), InsertStartup()
         )
@@ -133,6 +134,12 @@ class PServerJob:
 
     def _run(self, program: IrProgram, *passes: Pass) -> IrProgram:
         return transpile(program, passes, dump_dir=None)[0]
+
+
+def _with_places(attrs: Attrs, startup: IrProgram) -> Attrs:
+    """Returns attributes with what the parameters of a whole startup program draw by."""
+    places = layer_places(startup)
+    return attrs.updated(**{PLACES: places}) if places else attrs
 
 
 @dataclass(frozen=True)
