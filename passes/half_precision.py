@@ -14,6 +14,7 @@ from jaxfleet.pipeline import Pass, made_by, register_pass
 
 _PRODUCTS = frozenset({"jax.dot_general", "jax.conv_general_dilated"})
 _DTYPES = {"bfloat16": "bf16", "float16": "f16"}
+_BFLOAT16 = {"exponent_bits": 8, "mantissa_bits": 7}
 _COMPUTED = frozenset({Role.FORWARD, Role.FORWARD_LOSS, Role.BACKWARD, Role.BACKWARD_LOSS})
 
 
@@ -30,6 +31,10 @@ class HalfPrecision(Pass):
     backward is linear, that is the gradient of a scaled loss, scaled back, to the bit where the
     scale is a power of two. The scale is a state variable (`amp.scale`) which `skip_overflow`,
     that must come after, changes. In loops, whose blocks see no scale, backward stays in float32.
+
+    XLA for CPUs lacks some products of two bfloat16 arrays that are added up in float32, and which
+    ones depends on the layouts that it chooses. With `emulate` what products multiply is rounded
+    to bfloat16 and stays float32, so that the result is the same; convolutions are as elsewhere.
 
     Before::
 
@@ -58,11 +63,16 @@ class HalfPrecision(Pass):
 
     dtype: str = "bfloat16"
     loss_scale: float = 0.0  # to begin with; 0: backward is not scaled
+    emulate: bool = False  # of bfloat16, round what products multiply and keep it float32
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
             hint = f"it is one of {', '.join(_DTYPES)}"
             raise PassError(f"half_precision: dtype is {self.dtype!r}", hint=hint)
+
+    def emulates(self, product: Operator) -> bool:
+        """Whether what a product multiplies is rounded, and stays float32."""
+        return self.emulate and self.dtype == "bfloat16" and product.type == "jax.dot_general"
 
     def run(self, program: Program) -> Program:
         if self.loss_scale > 0:
@@ -110,7 +120,7 @@ class _Rounding:
     taken: set[str]
     ops: list[Operator] = field(default_factory=list)
     declared: list[Variable] = field(default_factory=list)
-    halves: dict[tuple[str, bool], str] = field(default_factory=dict)
+    halves: dict[tuple[str, bool, bool], str] = field(default_factory=dict)
     cotangents: set[str] = field(default_factory=set)
 
     def run(self) -> Block:
@@ -140,7 +150,10 @@ class _Rounding:
         if scaled is not None and self.block.index:
             self.ops.append(op)  # a block that is a function sees no scale
             return
-        halves = [self._half(x, op, scaled=n == scaled) for n, x in enumerate(op.reads)]
+        rounded = self.made.emulates(op)
+        halves = [
+            self._half(x, op, scaled=n == scaled, rounded=rounded) for n, x in enumerate(op.reads)
+        ]
         attrs = op.attrs.updated(preferred_element_type=Word("f32"))
         product = replace(op, inputs=op.inputs.replaced(halves), attrs=attrs)
         if scaled is None:
@@ -151,20 +164,31 @@ class _Rounding:
         self._add(replace(product, outputs=Operands.of(wide), role_var=()))
         self._add(replace(self._like(op, "jax.div", (wide, SCALE), out), role_var=op.role_var))
 
-    def _half(self, name: str, op: Operator, *, scaled: bool) -> str:
-        """Returns the name of a value in half precision, scaled before or not."""
-        if (name, scaled) not in self.halves:
+    def _half(self, name: str, op: Operator, *, scaled: bool, rounded: bool) -> str:
+        """Returns the name of a value in half precision, scaled before or not.
+
+        Args:
+            name: the value's.
+            op: the product that multiplies it.
+            scaled: by the loss's scale.
+            rounded: it stays float32.
+        """
+        if (name, scaled, rounded) not in self.halves:
             wide = name
             if scaled:
                 wide = self._new(name, "f32", "scaled")
                 self._add(self._like(op, "jax.mul", (name, SCALE), wide))
-            dtype = _DTYPES[self.made.dtype]
+            dtype = "f32" if rounded else _DTYPES[self.made.dtype]
             half = self._new(name, dtype, "half")
-            convert = self._like(op, "jax.convert_element_type", (wide,), half)
-            attrs = convert.attrs.updated(new_dtype=Word(dtype), weak_type=False)
-            self._add(replace(convert, attrs=attrs))
-            self.halves[name, scaled] = half
-        return self.halves[name, scaled]
+            if rounded:
+                made = self._like(op, "jax.reduce_precision", (wide,), half)
+                attrs = made.attrs.updated(**_BFLOAT16)
+            else:
+                made = self._like(op, "jax.convert_element_type", (wide,), half)
+                attrs = made.attrs.updated(new_dtype=Word(dtype), weak_type=False)
+            self._add(replace(made, attrs=attrs))
+            self.halves[name, scaled, rounded] = half
+        return self.halves[name, scaled, rounded]
 
     def _like(self, op: Operator, op_type: str, reads: Iterable[Operand], out: str) -> Operator:
         return Operator(

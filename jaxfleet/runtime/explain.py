@@ -167,7 +167,8 @@ def _about_what_is_held(program: Program, strategy: DistributedStrategy) -> Iter
     if strategy.hierarchical:
         yield f"reduced within groups of {strategy.hierarchical} devices, across, and within again"
     if strategy.amp:
-        halves = sum(op.type == "jax.convert_element_type" and op.source.made_by == "half_precision"
+        roundings = {"jax.convert_element_type", "jax.reduce_precision"}
+        halves = sum(op.type in roundings and op.source.made_by == "half_precision"
                      for op in _ops(program))  # fmt: skip
         yield f"products are of {strategy.amp}: {_count(halves, 'value')} rounded to it"
     if strategy.merge > 1:

@@ -42,6 +42,7 @@ def pipeline_for(
     *,
     devices: int,
     over_gloo: bool = False,
+    on_cpus: bool = False,
     tables: bool = False,
     loss: str = "",
     outer: str = "",
@@ -52,6 +53,7 @@ def pipeline_for(
         strategy: it.
         devices: how many there are.
         over_gloo: they are CPUs of several processes.
+        on_cpus: they are CPUs.
         tables: the step looks rows up.
         loss: the variable that is the loss, where the strategy is adaptive.
         outer: the text of what an outer optimizer does.
@@ -59,7 +61,7 @@ def pipeline_for(
     passes: list[Pass] = [DeadCodeElimination()]
     if strategy.amp:
         scale = strategy.loss_scale if strategy.amp == "float16" else 0.0
-        passes.append(HalfPrecision(dtype=strategy.amp, loss_scale=scale))
+        passes.append(HalfPrecision(dtype=strategy.amp, loss_scale=scale, emulate=on_cpus))
     if strategy.amp == "float16":
         skipping = SkipOverflow(every=strategy.loss_scale_steps, forward=strategy.merge == 1)
         passes.append(skipping)

@@ -102,6 +102,7 @@ class Variants:
             self._strategy,
             devices=len(self._devices),
             over_gloo=over_gloo(self._devices),
+            on_cpus=all(device.platform == "cpu" for device in self._devices),
             tables=described,
             loss=_loss(self._strategy, captured),
             outer=_outer(self._strategy, captured),

@@ -169,3 +169,32 @@ def test_ranks_hold_state_back_in_one_order() -> None:
     """)
     chosen = [op.writes[0] for op in SkipOverflow().run(program).root.ops if op.type.endswith("_n")]
     assert [name for name in chosen if name in names] == names  # a set's order: one in 40,000
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_bfloat16_runs_on_cpus_for_batches_of_sequences(devices: int) -> None:
+    """XLA for CPUs has no product of two bfloat16 arrays whose result it wants transposed."""
+    tx = jf.distributed_optimizer(optax.sgd(0.1))
+
+    def rounded(x: jax.Array) -> jax.Array:
+        return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+
+    def loss(w: jax.Array, batch: Any, through: Any) -> jax.Array:
+        hidden = through(batch["x"]) @ through(w)
+        return jnp.square(jnp.tanh(hidden)).mean()
+
+    def train(state: Any, batch: Any) -> Any:
+        value, grad = jax.value_and_grad(loss)(state["w"], batch, lambda x: x)
+        updates, opt = tx.update(grad, state["opt"], state["w"])
+        return {"w": optax.apply_updates(state["w"], updates), "opt": opt}, value
+
+    w = jnp.linspace(-1.0, 1.0, 24).reshape(6, 4)
+    data = {"x": np.random.default_rng(0).normal(size=(8, 5, 6)).astype(np.float32)}
+    state = {"w": w, "opt": tx.init(w)}
+    strategy = jf.DistributedStrategy(devices=devices, amp="bfloat16", donate=False)
+    after, value = jf.distribute(train, (state, data), strategy)(state, data)
+    np.testing.assert_allclose(value, loss(w, data, rounded), rtol=1e-6)
+    assert abs(float(value) - float(loss(w, data, lambda x: x))) > 1e-6
+    exact, _ = train(state, data)
+    np.testing.assert_allclose(after["w"], exact["w"], atol=1e-3)
+    assert not np.array_equal(after["w"], exact["w"])
