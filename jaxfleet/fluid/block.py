@@ -12,6 +12,7 @@ from jaxfleet.fluid.guards import current_device, current_name_scope
 from jaxfleet.fluid.infer import infer_sizes
 from jaxfleet.fluid.op_parts import OpParts, Slots, names_by_slot
 from jaxfleet.fluid.operator import DEVICE, NAME_SCOPE, ROLE, ROLE_VAR, Operator
+from jaxfleet.fluid.ragged import join_rows
 from jaxfleet.fluid.redeclared import check_same
 from jaxfleet.fluid.to_ir import ir_operator
 from jaxfleet.fluid.variable import Parameter, Variable
@@ -234,7 +235,13 @@ class Block:
             return
         made = ir_operator(op)
         read = {name: self._var_recursive(name) for name in made.reads}
-        for name, sizes in zip(made.writes, infer_sizes(made, read), strict=True):
+        try:
+            found = infer_sizes(made, read)
+        except ProgramError:
+            if not join_rows(self.program, read.values()):
+                raise
+            found = infer_sizes(made, read)
+        for name, sizes in zip(made.writes, found, strict=True):
             variable = self._var_recursive(name)
             if variable.sizes is None:
                 variable.sizes = sizes

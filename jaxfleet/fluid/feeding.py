@@ -13,7 +13,7 @@ from jaxfleet.errors import AssertedError, FeedError, RaggedError
 from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dtypes import dtype_name
 from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.ragged_values import check_counts, fed_sequences
+from jaxfleet.fluid.ragged_values import check_counts, check_equal_lengths, fed_sequences
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.ops.fluid.arrays import ON_DEVICE
 from jaxfleet.ops.frames import warn_at_caller
@@ -75,6 +75,7 @@ def fed_values(
             found[name] = rule.checked(value, devices)
     if has_sequences:
         check_counts(declared, found)
+        check_equal_lengths(program, found)
     return found
 
 

@@ -17,8 +17,9 @@ from jaxfleet.ir.dims import letter, letters
 from jaxfleet.ops import Interpreter, find_op
 from jaxfleet.ops.fluid.arrays import device_dtype
 
-# What a letter is tried with: two numbers that most factors divide, and two that large windows fit.
-_TRIED = ((24, 48), (24 << 6, 48 << 6))
+# What a letter is tried with: two numbers that most factors divide, two that large windows fit, and
+# two for a `reshape` into groups of 5, 7 or 11.
+_TRIED = ((24, 48), (24 << 6, 48 << 6), (24 * 1155, 48 * 1155))
 
 
 def infer_sizes(op: Operator, read: Mapping[str, Variable]) -> list[tuple[Size, ...]]:
@@ -39,8 +40,9 @@ def infer_sizes(op: Operator, read: Mapping[str, Variable]) -> list[tuple[Size, 
     try:
         return _sizes(op, read, found, {})
     except ProgramError:
-        with contextlib.suppress(ProgramError):
-            return _sizes(op, read, found, {}, _TRIED[1])
+        for tried in _TRIED[1:]:
+            with contextlib.suppress(ProgramError):
+                return _sizes(op, read, found, {}, tried)
         numbers = {s for sizes in known.values() for s in sizes or () if isinstance(s, int)}
         for fixed in ({name: number} for name in found for number in sorted(numbers, reverse=True)):
             with contextlib.suppress(ProgramError):

@@ -11,24 +11,29 @@ that need to know where sequences end (`sequence_pool`) have a slot of ours besi
 `XLengths`. A program under construction leaves it empty; `with_lengths` fills it where a program
 is made ready to run.
 
+Two that an operator reads side by side, row by row, have as many rows, and share the letter of one
+(`join_rows`); they are fed with equal lengths.
+
 Each number of rows would be a program of its own to XLA. So rows are added, copies of the last,
 up to the next of a few numbers, wherever that changes no result (`ragged_values`): where all that
 reads the rows works row by row or knows the lengths. A `mean` over the words of a batch does
 not, and such a program is compiled for each number of rows. What is fetched has its own rows only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.ir import Block, Kind, Operands
 from jaxfleet.ir import Operator as IrOperator
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.ir import Variable as IrVariable
-from jaxfleet.ir.dims import letter
+from jaxfleet.ir.dims import letter, substitute
 from jaxfleet.ops.fluid import schema_of
+
+if TYPE_CHECKING:
+    from jaxfleet.fluid.program import Program
 
 T = TypeVar("T")
 
@@ -51,13 +56,41 @@ def source_of(variable: Variable, ragged: Mapping[str, T]) -> T | None:
     return ragged.get(str(variable.sizes[0])) if variable.sizes else None
 
 
-def ragged_data(program: Program) -> dict[str, Variable]:
+def ragged_data(program: "Program") -> dict[str, Variable]:
     """Returns what a program is fed as sequences, by the letter that is its number of rows."""
-    declared = program.global_block().vars.values()
-    return {str(v.sizes[0]): v for v in declared if v.is_data and v.lod_level and v.sizes}
+    return {rows: data[0] for rows, data in data_by_rows(program).items()}
 
 
-def with_lengths(made: IrProgram, program: Program) -> IrProgram:
+def data_by_rows(program: "Program") -> dict[str, list[Variable]]:
+    """Returns what a program is fed as sequences of equal lengths, by their number of rows."""
+    found: dict[str, list[Variable]] = {}
+    for variable in program.global_block().vars.values():
+        if variable.is_data and variable.lod_level and variable.sizes:
+            found.setdefault(str(variable.sizes[0]), []).append(variable)
+    return found
+
+
+def join_rows(program: "Program", variables: Iterable[Variable]) -> bool:
+    """Declares that the sequences of some variables have equal lengths; False if there is but one.
+
+    An operator that works row by row on two of them (a sum of embeddings of words and of their
+    contexts) implies it. Fluid finds out when it runs; here it is checked when they are fed.
+    """
+    ragged = ragged_data(program)
+    rows = [v.sizes[0] for v in variables if v.sizes and source_of(v, ragged) is not None]
+    first, *others = dict.fromkeys(rows) or [0]
+    if not others:
+        return False
+    same = {str(other): first for other in others}
+    for block in program.blocks:
+        for variable in block.vars.values():
+            if variable.sizes is not None:
+                variable.sizes = tuple(substitute(size, same) for size in variable.sizes)
+    program.version += 1
+    return True
+
+
+def with_lengths(made: IrProgram, program: "Program") -> IrProgram:
     """Gives operators the lengths of the sequences that they work on.
 
     Args:

@@ -15,7 +15,13 @@ from jaxfleet.fluid.block import Block
 from jaxfleet.fluid.lod_tensor import LoDTensor, create_lod_tensor, why_not_lengths
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.ragged import lengths_of, ragged_data, slots_for_lengths, source_of
+from jaxfleet.fluid.ragged import (
+    data_by_rows,
+    lengths_of,
+    ragged_data,
+    slots_for_lengths,
+    source_of,
+)
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.ir.dims import letter
@@ -65,6 +71,28 @@ def check_counts(declared: Mapping[str, Variable], fed: Mapping[str, Any]) -> No
             found.setdefault(len(value), f"'{name}' is fed {len(value)} rows")
     if len(found) > 1:
         raise FeedError(", and ".join(found.values()), hint="feed a row for each sequence")
+
+
+def check_equal_lengths(program: Program, fed: Mapping[str, Any]) -> None:
+    """Checks that sequences which an operator reads side by side have equal lengths.
+
+    Args:
+        program: what is run.
+        fed: arrays by name, of sequences with their lengths.
+
+    Raises:
+        FeedError: they differ.
+    """
+    for names in _PROGRAMS.get(program).equal:
+        given = {name: fed[lengths_of(name)].tolist() for name in names if name in fed}
+        first = next(iter(given), None)
+        for name, lengths in given.items():
+            if first is not None and lengths != given[first]:
+                raise FeedError(
+                    f"'{first}' is fed sequences of lengths {given[first][:8]}, and '{name}' of "
+                    f"{lengths[:8]}; an operator of the program takes them row by row",
+                    hint="feed sequences of equal lengths, in the same order",
+                )
 
 
 def lod_tensor_of(variable: Variable, sequences: Sequence[Any]) -> LoDTensor:
@@ -127,16 +155,22 @@ class _Known:
     Attributes:
         ragged: what it is fed as sequences, by the letter that is its number of rows.
         exact: the names of those to which no rows may be added.
+        equal: the names of those that must have equal lengths, since an operator reads them side
+            by side.
     """
 
     ragged: Mapping[str, str]
     exact: frozenset[str]
+    equal: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def of(cls, program: Program) -> "_Known":
         ragged = ragged_data(program)
-        exact = frozenset(_mixed(program, ragged)) if ragged else frozenset()
-        return cls({rows: variable.name for rows, variable in ragged.items()}, exact)
+        mixed = set(_mixed(program, ragged)) if ragged else set()
+        together = [[v.name for v in same] for same in data_by_rows(program).values()]
+        exact = frozenset(n for names in together if mixed & {*names} for n in names)
+        equal = tuple(tuple(names) for names in together if len(names) > 1)
+        return cls({rows: variable.name for rows, variable in ragged.items()}, exact, equal)
 
 
 _PROGRAMS = PerVersion(_Known.of)  # so that a run looks at no program that has not changed

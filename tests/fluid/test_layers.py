@@ -246,7 +246,9 @@ def test_every_layer_is_among_these_or_tested_elsewhere() -> None:
     elsewhere = {
         "Switch", "auc", "autoincreased_step_counter", "create_py_reader_by_data", "double_buffer",
         "py_reader", "read_file", "create_global_var", "create_parameter",
-        "create_tensor", "data", "data_norm", "increment", "sequence_conv", "sequence_expand",
+        "cos_sim", "create_tensor", "crf_decoding", "data", "data_norm", "dynamic_gru",
+        "dynamic_lstm", "group_norm", "increment", "linear_chain_crf", "sequence_conv",
+        "sequence_expand",
         "sequence_first_step", "sequence_last_step", "sequence_pool", "sequence_softmax",
         "noam_decay", "exponential_decay", "natural_exp_decay", "inverse_time_decay",
         "polynomial_decay", "piecewise_decay", "cosine_decay", "linear_lr_warmup",

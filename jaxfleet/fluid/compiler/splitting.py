@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxfleet.errors import FeedError
 from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.ragged import ragged_data
+from jaxfleet.fluid.ragged import data_by_rows
 from jaxfleet.fluid.ragged_values import sequences_of
 from jaxfleet.fluid.variable import Variable
 
@@ -59,7 +59,7 @@ def share_sequences(program: Program, feed: Any, devices: int) -> Any:
 
     Sequences are shared out whole, as rows are.
     """
-    ragged = {v.name: v for v in ragged_data(program).values()}
+    ragged = {v.name: v for same in data_by_rows(program).values() for v in same}
     if not isinstance(feed, Mapping) or ragged.keys().isdisjoint(feed):
         return feed
     values = {n: sequences_of(ragged[n], v) if n in ragged else v for n, v in feed.items()}

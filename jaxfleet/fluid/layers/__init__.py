@@ -93,6 +93,7 @@ from jaxfleet.fluid.layers.losses import softmax_with_cross_entropy as softmax_w
 from jaxfleet.fluid.layers.losses import square_error_cost as square_error_cost
 from jaxfleet.fluid.layers.maths import clip as clip
 from jaxfleet.fluid.layers.maths import clip_by_norm as clip_by_norm
+from jaxfleet.fluid.layers.maths import cos_sim as cos_sim
 from jaxfleet.fluid.layers.maths import cumsum as cumsum
 from jaxfleet.fluid.layers.maths import elementwise_add as elementwise_add
 from jaxfleet.fluid.layers.maths import elementwise_div as elementwise_div
@@ -123,7 +124,12 @@ from jaxfleet.fluid.layers.networks import dropout as dropout
 from jaxfleet.fluid.layers.networks import embedding as embedding
 from jaxfleet.fluid.layers.networks import fc as fc
 from jaxfleet.fluid.layers.normalization import batch_norm as batch_norm
+from jaxfleet.fluid.layers.normalization import group_norm as group_norm
 from jaxfleet.fluid.layers.normalization import layer_norm as layer_norm
+from jaxfleet.fluid.layers.recurrent import crf_decoding as crf_decoding
+from jaxfleet.fluid.layers.recurrent import dynamic_gru as dynamic_gru
+from jaxfleet.fluid.layers.recurrent import dynamic_lstm as dynamic_lstm
+from jaxfleet.fluid.layers.recurrent import linear_chain_crf as linear_chain_crf
 from jaxfleet.fluid.layers.schedules import cosine_decay as cosine_decay
 from jaxfleet.fluid.layers.schedules import exponential_decay as exponential_decay
 from jaxfleet.fluid.layers.schedules import inverse_time_decay as inverse_time_decay

@@ -139,6 +139,11 @@ def _are_alike(shapes: Sequence[Sequence[int]]) -> bool:
     return all(len({*sizes} - {-1}) <= 1 for sizes in zip(*shapes, strict=True))
 
 
+@one_operator("cos_sim", X="X", Y="Y", aside={"XNorm": "", "YNorm": ""})
+def cos_sim(X: Variable, Y: Variable) -> Variable:  # noqa: N803  # fluid's names
+    """Takes the cosine of the angle between rows: f32[b,n], f32[b,n] or f32[1,n] -> f32[b,1]."""
+
+
 @one_operator("norm", X="x", aside={"Norm": ""}, layer_type="l2_normalize")
 def _norm(x: Variable, axis: int, epsilon: float, name: str | None) -> Variable: ...
 

@@ -119,6 +119,52 @@ def layer_norm(
     return helper.with_activation(made, act)
 
 
+def group_norm(
+    input: Variable,
+    groups: int,
+    epsilon: float = 1e-5,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    act: str | None = None,
+    data_layout: str = "NCHW",
+    name: str | None = None,
+) -> Variable:
+    """Normalizes groups of channels of each row: f32[b,c,...] to the same.
+
+    Args:
+        input: what is normalized.
+        groups: the number of groups, which divides that of channels.
+        epsilon: added to the variance.
+        param_attr: of the scale, f32[c]; False for none.
+        bias_attr: of the bias, f32[c]; False for none.
+        act: an activation.
+        data_layout: `NCHW`, or `NHWC` where channels are last.
+        name: of the layer.
+
+    Raises:
+        ProgramError: the groups do not divide the channels, or there is no such layout.
+    """
+    (x,) = variables("group_norm", "input", input)
+    if data_layout not in {"NCHW", "NHWC"}:
+        raise mistake(f"group_norm: there is no data_layout {data_layout!r}", "NCHW or NHWC")
+    width = x.shape[1 if data_layout == "NCHW" else -1]
+    if groups < 1 or width % groups:
+        raise mistake(f"group_norm: {groups} groups do not divide {width} channels")
+    helper = LayerHelper("group_norm", name)
+    inputs: dict[str, Variable] = {"X": x}
+    if param_attr is not False:
+        inputs["Scale"] = _learned(helper, param_attr, width, x.dtype, default=1.0)
+    if bias_attr is not False:
+        inputs["Bias"] = _learned(helper, bias_attr, width, x.dtype, is_bias=True)
+    statistics = {slot: helper.output(x.dtype, stop_gradient=True) for slot in ("Mean", "Variance")}
+    made, *_ = helper.add(
+        inputs,
+        {"Y": x.dtype, **statistics},
+        {"epsilon": epsilon, "groups": groups, "data_layout": data_layout},
+    )
+    return helper.with_activation(made, act)
+
+
 def _learned(
     helper: LayerHelper,
     attr: Any,

@@ -31,7 +31,7 @@ def sequence_pool(
     Raises:
         ProgramError: the input is no sequences, or there is no such pooling.
     """
-    (x,) = _sequences("sequence_pool", "input", input)
+    (x,) = sequences("sequence_pool", "input", input)
     if pool_type.lower() not in _POOLINGS:
         what = f"sequence_pool: there is no pool_type {pool_type!r}"
         raise mistake(what, f"one of {', '.join(_POOLINGS)}")
@@ -56,7 +56,7 @@ def sequence_last_step(input: Variable) -> Variable:
 
 def sequence_softmax(input: Variable, use_cudnn: bool = False, name: str | None = None) -> Variable:
     """Makes the elements of each sequence positive, with sum 1."""
-    (x,) = _sequences("sequence_softmax", "input", input)
+    (x,) = sequences("sequence_softmax", "input", input)
     helper = LayerHelper("sequence_softmax", name)
     return _rows_as_before(helper, {"X": x}, x, {"use_cudnn": use_cudnn}, x.shape[1:])
 
@@ -65,7 +65,7 @@ def sequence_expand(
     x: Variable, y: Variable, ref_level: int = -1, name: str | None = None
 ) -> Variable:
     """Repeats each row of `x` as often as the sequence of `y` of its number has rows."""
-    (given,), (wide,) = variables("sequence_expand", "x", x), _sequences("sequence_expand", "y", y)
+    (given,), (wide,) = variables("sequence_expand", "x", x), sequences("sequence_expand", "y", y)
     if source_of(given, ragged_data(given.block.program)) is not None:
         raise mistake("sequence_expand: 'x' is sequences itself, and must be one row each")
     helper = LayerHelper("sequence_expand", name)
@@ -103,7 +103,7 @@ def sequence_conv(
         ProgramError: the input is no sequences, or the stride is not 1.
     """
     del padding
-    (x,) = _sequences("sequence_conv", "input", input)
+    (x,) = sequences("sequence_conv", "input", input)
     if filter_stride != 1:
         raise mistake(f"sequence_conv: filter_stride is 1, not {filter_stride}")
     helper = LayerHelper("sequence_conv", name)
@@ -131,7 +131,7 @@ def _rows_as_before(
     return made
 
 
-def _sequences(layer: str, argument: str, given: Any) -> list[Variable]:
+def sequences(layer: str, argument: str, given: Any) -> list[Variable]:
     """Returns what a layer is given as a list.
 
     Raises:

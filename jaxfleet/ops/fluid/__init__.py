@@ -15,11 +15,13 @@ from jaxfleet.ops.fluid import mixed_precision as mixed_precision
 from jaxfleet.ops.fluid import networks as networks
 from jaxfleet.ops.fluid import normalization as normalization
 from jaxfleet.ops.fluid import random as random
+from jaxfleet.ops.fluid import recurrent as recurrent
 from jaxfleet.ops.fluid import rows as rows
 from jaxfleet.ops.fluid import sequences as sequences
 from jaxfleet.ops.fluid import servers as servers
 from jaxfleet.ops.fluid import shapes as shapes
 from jaxfleet.ops.fluid import synchronized as synchronized
+from jaxfleet.ops.fluid import tagging as tagging
 from jaxfleet.ops.fluid import updates as updates
 from jaxfleet.ops.fluid.random import RANDOM_OPS as RANDOM_OPS
 from jaxfleet.ops.fluid.random import RUN_SLOT as RUN_SLOT

@@ -89,6 +89,28 @@ def layer_norm(attrs: Attributes, x: Array, scale: Array | None, bias: Array | N
 define_gradient("layer_norm")
 
 
+@fluid_op("group_norm", inputs="X Scale? Bias?", outputs="Y Mean Variance",
+          attrs={"epsilon": 1e-5, "groups": 1, "data_layout": "NCHW"},
+          gradient=Gradient("group_norm_grad", ("X", "Scale", "Bias", "Mean", "Variance"),
+                            ("X", "Scale", "Bias")))  # fmt: skip
+def group_norm(attrs: Attributes, x: Array, scale: Array | None, bias: Array | None) -> Value:
+    """Normalizes groups of channels of each row (Wu and He, 2018): f32[b,c,...]."""
+    is_last = attrs["data_layout"] == "NHWC"
+    first = jnp.moveaxis(x, -1, 1) if is_last else x
+    count, groups = first.shape[0], attrs["groups"]
+    rows = first.reshape(count, groups, math.prod(first.shape[1:]) // groups)
+    mean, variance = jnp.mean(rows, 2), jnp.var(rows, 2)
+    made = (rows - mean[..., None]) * lax.rsqrt(variance[..., None] + attrs["epsilon"])
+    made = made.reshape(first.shape)
+    wide = (1, -1, *[1] * (x.ndim - 2))
+    made = made if scale is None else made * scale.reshape(wide)
+    made = made if bias is None else made + bias.reshape(wide)
+    return jnp.moveaxis(made, 1, -1) if is_last else made, mean, variance
+
+
+define_gradient("group_norm")
+
+
 @fluid_op("norm", inputs="X", outputs="Out Norm", attrs={"axis": -1, "epsilon": 1e-10},
           gradient=Gradient("norm_grad", ("X", "Norm"), ("X",)))  # fmt: skip
 def norm(attrs: Attributes, x: Array) -> Value:
@@ -98,6 +120,18 @@ def norm(attrs: Attributes, x: Array) -> Value:
 
 
 define_gradient("norm")
+
+
+@fluid_op("cos_sim", inputs="X Y", outputs="Out XNorm YNorm",
+          gradient=Gradient("cos_sim_grad", ("X", "Y", "Out", "XNorm", "YNorm"),
+                            ("X", "Y")))  # fmt: skip
+def cos_sim(_: Attributes, x: Array, y: Array) -> Value:
+    """Takes the cosine of the angle between rows: f32[b,n], f32[b,n] or f32[1,n] -> f32[b,1]."""
+    lengths = [jnp.sqrt(jnp.sum(v * v, 1, keepdims=True)) for v in (x, y)]
+    return jnp.sum(x * y, 1, keepdims=True) / (lengths[0] * lengths[1]), *lengths
+
+
+define_gradient("cos_sim")
 
 
 def _data_norm_back(

@@ -12,7 +12,7 @@ from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
 
-def _owners(rows: int, lengths: Array | None) -> Array:
+def owners_of(rows: int, lengths: Array | None) -> Array:
     """Returns the sequence that each row is of; for a row of none, how many there are.
 
     Raises:
@@ -23,7 +23,8 @@ def _owners(rows: int, lengths: Array | None) -> Array:
     return jnp.searchsorted(jnp.cumsum(lengths), jnp.arange(rows), side="right")
 
 
-def _starts(lengths: Array) -> Array:
+def starts_of(lengths: Array) -> Array:
+    """Returns the first row of each sequence."""
     return jnp.cumsum(lengths) - lengths
 
 
@@ -38,7 +39,7 @@ def _beside(x: Array, numbers: Array) -> Array:
                             only_if={"MaxIndex": ("pooltype", "MAX")}))  # fmt: skip
 def sequence_pool(attrs: Attributes, x: Array, lengths: Array | None) -> Value:
     """Makes one row of each sequence; an empty one is `pad_value`."""
-    owners = _owners(x.shape[0], lengths)
+    owners = owners_of(x.shape[0], lengths)
     assert lengths is not None
     shape = (lengths.shape[0], *x.shape[1:])
     if attrs["pooltype"] == "MAX":
@@ -54,7 +55,7 @@ def sequence_pool(attrs: Attributes, x: Array, lengths: Array | None) -> Value:
 
 def _pooled(kind: str, x: Array, owners: Array, lengths: Array) -> Array:
     count = lengths.shape[0]
-    starts = _starts(lengths)
+    starts = starts_of(lengths)
     match kind:
         case "FIRST":
             return jnp.take(x, starts, axis=0, mode="clip")
@@ -84,7 +85,7 @@ def _first_largest(x: Array, owners: Array, count: int) -> Array:
           gradient=Gradient("sequence_softmax_grad", ("X", "XLengths", "Out"), ("X",)))  # fmt: skip
 def sequence_softmax(_: Attributes, x: Array, lengths: Array | None) -> Array:
     """Makes the elements of each sequence positive, with sum 1."""
-    owners = _owners(x.shape[0], lengths)
+    owners = owners_of(x.shape[0], lengths)
     assert lengths is not None
     count = lengths.shape[0] + 1  # rows of no sequence are one of their own
     largest = jax.ops.segment_max(jax.lax.stop_gradient(x), owners, count)
@@ -96,7 +97,7 @@ def sequence_softmax(_: Attributes, x: Array, lengths: Array | None) -> Array:
           gradient=Gradient("sequence_expand_grad", ("X", "Y", "YLengths"), ("X",)))  # fmt: skip
 def sequence_expand(_: Attributes, x: Array, y: Array, lengths: Array | None) -> Array:
     """Repeats each row as often as the sequence of its number has rows."""
-    return jnp.take(x, _owners(y.shape[0], lengths), axis=0, mode="clip")
+    return jnp.take(x, owners_of(y.shape[0], lengths), axis=0, mode="clip")
 
 
 @fluid_op("sequence_conv", inputs="X Filter XLengths?",
@@ -107,7 +108,7 @@ def sequence_expand(_: Attributes, x: Array, y: Array, lengths: Array | None) ->
 def sequence_conv(attrs: Attributes, x: Array, filters: Array, lengths: Array | None) -> Array:
     """Multiplies what stands around each row of a sequence by a matrix; beyond its ends is 0."""
     rows = jnp.arange(x.shape[0])
-    owners = _owners(x.shape[0], lengths)
+    owners = owners_of(x.shape[0], lengths)
     around = []
     for at in range(attrs["contextLength"]):
         places = rows + attrs["contextStart"] + at
