@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from jaxfleet.errors import AssertedError
 from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.no_effect import warn_no_effect
 
 
 @dataclass
@@ -58,7 +59,8 @@ def current_name_scope() -> str:
 def device_guard(device: str | None = None) -> Iterator[None]:
     """Marks the operators that are added within a `with`, as `op_device`.
 
-    XLA places a program as a whole, so the mark moves nothing; programs are told apart by it.
+    XLA places a program as a whole, so the mark moves nothing; programs are told apart by it. A
+    device with a number, which cuts a program into sections in fluid, is warned of.
 
     Args:
         device: `cpu`, `gpu` or `gpu:1`; empty or None for none.
@@ -69,6 +71,9 @@ def device_guard(device: str | None = None) -> Iterator[None]:
     name, colon, number = (device or "").partition(":")
     if name not in {"", "cpu", "gpu"} or (colon and not (name == "gpu" and number.isdecimal())):
         raise mistake(f"{device!r} is no device", "it is cpu, gpu, gpu:1, ..., or None")
+    if number:
+        reason = "a program runs whole on each of its devices; shard a captured step to divide it"
+        warn_no_effect(f"device_guard({device!r})", reason)
     old, _CURRENT.device = _CURRENT.device, device or ""
     try:
         yield

@@ -246,6 +246,12 @@ def fetched_sequences(
     return found
 
 
+def is_sequences(program: Program, name: str) -> bool:
+    """Whether a variable has the rows of sequences."""
+    ragged, declared = _PROGRAMS.get(program).ragged, program.global_block().vars
+    return bool(ragged) and name in declared and source_of(declared[name], ragged) is not None
+
+
 def check_fetched(program: Program, names: Sequence[str]) -> None:
     """Checks that nothing is fetched that has sequences, of which each device has others.
 

@@ -126,6 +126,30 @@ def test_the_environment_asks_for_the_check_too(monkeypatch: pytest.MonkeyPatch)
         read_check_nan_inf()
 
 
+@pytest.mark.parametrize(("overwrite", "wanted"), [(True, [2, 0, 4]), (False, [3, 0, 4])])
+def test_the_gradient_of_a_row_gathered_twice_is_the_last_or_the_sum(
+    *, overwrite: bool, wanted: list[float]
+) -> None:
+    """The figures are 1.8.5's own."""
+    with fresh() as (main, _):
+        x, y = fluid.data("x", [3, 1]), fluid.data("y", [4, 1])
+        x.stop_gradient = False
+        rows = layers.gather(x, fluid.data("i", [4], "int64"), overwrite=overwrite)
+        loss = layers.reduce_sum(layers.elementwise_mul(rows, y))
+        (grad,) = fluid.gradients([loss], [x])
+        y_rows = np.array([[1], [2], [4], [8]], np.float32)
+        feed = {"x": np.ones((3, 1), np.float32), "i": np.array([0, 0, 2, -1]), "y": y_rows}
+        (found,) = fluid.Executor().run(main, feed, [grad])
+    assert found.ravel().tolist() == wanted
+
+
+def test_reshape_refuses_a_shape_that_is_known_in_a_run_alone() -> None:
+    with fresh():
+        x = fluid.data("x", [None, 4])
+        with pytest.raises(ValueError, match="'actual_shape' is given"):
+            layers.reshape(x, [-1, 2], actual_shape=layers.shape(x))
+
+
 def test_averaging_trainers_cannot_be_asynchronous() -> None:
     with fresh() as (main, _):
         x = fluid.data("x", [None, 2])

@@ -9,6 +9,7 @@ from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.dataset.files import words_of
 from jaxfleet.fluid.dataset.reading import batches, read_files
 from jaxfleet.fluid.dataset.slots import Samples, Slot
+from jaxfleet.fluid.no_effect import warn_no_effect
 from jaxfleet.fluid.variable import Variable
 
 
@@ -74,7 +75,9 @@ class DatasetBase:
         warnings.warn(f"{what}; {hint}", stacklevel=2)
 
     def set_rank_offset(self, rank_offset: str) -> None:
-        """Keeps a name that changes nothing here."""
+        """Keeps a name, with a warning that it changes nothing here."""
+        reason = "no layer here ranks the samples of a page"
+        warn_no_effect("set_rank_offset", reason)
         self._said["rank_offset"] = rank_offset
 
     def set_fea_eval(self, record_candidate_size: int, fea_eval: bool = True) -> None:

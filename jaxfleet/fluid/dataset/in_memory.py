@@ -122,9 +122,13 @@ class InMemoryDataset(DatasetBase):
         self._samples = None
 
     def get_memory_data_size(self, fleet: Any = None) -> int:
-        """Returns how many samples are held here; `fleet` is taken."""
-        del fleet
-        return 0 if self._samples is None else len(self._samples)
+        """Returns how many samples are held here; given a fleet, by all of its workers together."""
+        own = 0 if self._samples is None else len(self._samples)
+        if fleet is None or int(fleet.worker_num()) == 1:
+            return own
+        found = np.zeros(1, np.int64)
+        fleet.all_reduce_worker(np.array([own], np.int64), found)
+        return int(found[0])
 
     def get_shuffle_data_size(self, fleet: Any = None) -> int:
         """Returns how many samples there are after a shuffle: as many as before."""

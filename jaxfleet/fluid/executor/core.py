@@ -310,7 +310,11 @@ class Executor(DatasetRuns):
         if is_of_ids(program):
             made = run_ids(program, given, fetch, FluidScope.around(scope))
         elif talks_to_others(program):
-            made = self._run_with_servers(program, given, fetch, scope, return_numpy=return_numpy)
+            checked = finite_check.checked_names(program) if finite_check.is_on() else ()
+            names = (*fetch, *checked)
+            made = self._run_with_servers(program, given, names, scope, return_numpy=return_numpy)
+            finite_check.check_finite(program, checked, made[len(fetch) :])
+            made = made[: len(fetch)]
         else:
             run = partial(self._local.run, return_numpy=return_numpy, budget=budget)
             checked = finite_check.checked_names(program) if finite_check.is_on() else ()

@@ -12,11 +12,16 @@ import numpy as np
 from jaxfleet.errors import NonFiniteError
 from jaxfleet.fluid.dtypes import VarType
 from jaxfleet.fluid.flags import flag
+from jaxfleet.fluid.operator import ROLE
 from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.ragged_values import is_sequences
+from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.fluid.versions import PerVersion
 
 _FLAG = "FLAGS_check_nan_inf"
+_LOSS = OpRole.LOSS
+_COMPUTES = (OpRole.FORWARD, OpRole.BACKWARD, OpRole.FORWARD | _LOSS, OpRole.BACKWARD | _LOSS)
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
@@ -37,9 +42,13 @@ def checked_names(program: Program) -> tuple[str, ...]:
 
 def _names(program: Program) -> tuple[str, ...]:
     declared = program.global_block().vars
-    written = dict.fromkeys(n for op in program.global_block().ops for n in op.output_arg_names)
+    ops = program.global_block().ops
+    if program._is_distributed:  # what is sent and received has names of its own
+        ops = [op for op in ops if op.attr(ROLE) in _COMPUTES]
+    written = dict.fromkeys(name for op in ops for name in op.output_arg_names)
     found = [declared[name] for name in written if name in declared]
-    return tuple(v.name for v in found if _is_checked(v, keeps=not program._is_mem_optimized))
+    checked = [v for v in found if _is_checked(v, keeps=not program._is_mem_optimized)]
+    return tuple(v.name for v in checked if not is_sequences(program, v.name))
 
 
 _NAMES: PerVersion[tuple[str, ...]] = PerVersion(_names)

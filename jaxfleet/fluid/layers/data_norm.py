@@ -7,9 +7,11 @@ from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.initializer import Constant
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.one_operator import variables
+from jaxfleet.fluid.no_effect import warn_no_effect
 from jaxfleet.fluid.param_attr import ParamAttr
 from jaxfleet.fluid.variable import Parameter, Variable
 
+_DECAY = 0.9999999
 _BEGIN = {"batch_size": 1e4, "batch_sum": 0.0, "batch_square": 1e4}
 
 
@@ -26,7 +28,7 @@ def data_norm(
     do_model_average_for_mean_and_var: bool = True,
     slot_dim: int = -1,
     sync_stats: bool = False,
-    summary_decay_rate: float = 0.9999999,
+    summary_decay_rate: float = _DECAY,
 ) -> Variable:
     """Normalizes each column by counts and sums of all rows that were trained on so far.
 
@@ -42,18 +44,24 @@ def data_norm(
         data_layout: taken.
         in_place: taken; XLA decides itself what to reuse.
         name: of the layer; the parameters are `<name>.batch_size` and so on.
-        moving_mean_name: taken.
-        moving_variance_name: taken.
+        moving_mean_name: warned of: no running mean is kept, as in fluid.
+        moving_variance_name: warned of, as that.
         do_model_average_for_mean_and_var: whether ModelAverage takes these in.
         slot_dim: taken if -1.
-        sync_stats: taken; servers add up what all workers count.
-        summary_decay_rate: taken; the table's description says it.
+        sync_stats: a hint; servers add up what all workers count.
+        summary_decay_rate: warned of where it is another: the table's description has it.
 
     Raises:
         ProgramError: the input is no matrix with a known number of columns, or columns are to be
             left out by slots.
     """
-    del in_place, moving_mean_name, moving_variance_name
+    del in_place
+    if summary_decay_rate != _DECAY:
+        reason = "counts decay by the strategy's datanorm_table: summary_decay_rate"
+        warn_no_effect("data_norm's summary_decay_rate", reason)
+    if moving_mean_name is not None or moving_variance_name is not None:
+        reason = "it keeps counts and sums, named by the layer's name, and no running averages"
+        warn_no_effect("data_norm's moving_mean_name and moving_variance_name", reason)
     (x,) = variables("data_norm", "input", input)
     if len(x.shape) != 2 or x.shape[1] < 1:
         raise mistake(f"data_norm: the input is [rows, columns], not {list(x.shape)}")

@@ -10,7 +10,10 @@ from jaxfleet.fluid.variable import Variable
 
 @one_operator("one_hot", X="input", dtype="float32", frozen=True)
 def one_hot(input: Variable, depth: int, allow_out_of_range: bool = False) -> Variable:
-    """Makes rows that are 1 where they are named: of `[..., 1]`, `[..., depth]`."""
+    """Makes rows that are 1 where they are named: of `[..., 1]`, `[..., depth]`.
+
+    A number outside of them makes a row of NaN, or of zeros with `allow_out_of_range`.
+    """
 
 
 def topk(input: Variable, k: int, name: str | None = None) -> tuple[Variable, Variable]:

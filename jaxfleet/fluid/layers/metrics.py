@@ -6,6 +6,7 @@ from jaxfleet.fluid import unique_name
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.one_operator import variables
+from jaxfleet.fluid.no_effect import warn_no_effect
 from jaxfleet.fluid.variable import Variable
 
 
@@ -44,7 +45,7 @@ def auc(
         label: `[rows, 1]`, 0 or 1.
         curve: only `ROC`, which is all that fluid computed too.
         num_thresholds: how finely predictions are counted.
-        topk: taken, and without a meaning.
+        topk: warned of where it is not 1: fluid read it as little.
         slide_steps: how many runs the second result is about.
 
     Returns:
@@ -54,7 +55,8 @@ def auc(
     Raises:
         ProgramError: another curve.
     """
-    del topk
+    if topk != 1:
+        warn_no_effect("auc's topk", "the area is that of the last column, as in fluid")
     if curve != "ROC":
         raise mistake(f"auc: the curve is 'ROC', not {curve!r}")
     helper = LayerHelper("auc")

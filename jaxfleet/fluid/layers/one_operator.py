@@ -38,6 +38,7 @@ def one_operator(
     frozen: bool = False,
     renamed: Mapping[str, str] | None = None,
     unused: Sequence[str] = (),
+    refused: Sequence[str] = (),
     layer_type: str | None = None,
     **slots: str,
 ) -> Callable[[Layer[P]], Layer[P]]:
@@ -53,12 +54,13 @@ def one_operator(
             of the first input.
         frozen: gradients end at what is made.
         renamed: attributes by argument, where they are called otherwise.
-        unused: arguments that change nothing here.
+        unused: hints, which change nothing here.
+        refused: arguments that cannot act here, and are None or left out.
         layer_type: what the layer's variables are named for, where that is not `op_type`.
         **slots: the argument that each slot takes.
     """
     made = (out, into, dtype, typed, aside or {}, frozen)
-    one = _OneOperator(op_type, slots, *made, renamed or {}, unused, layer_type)
+    one = _OneOperator(op_type, slots, *made, renamed or {}, unused, refused, layer_type)
 
     def decorate(signature_only: Layer[P]) -> Layer[P]:
         signature = inspect.signature(signature_only)
@@ -88,10 +90,15 @@ class _OneOperator:
     frozen: bool
     renamed: Mapping[str, str]
     unused: Sequence[str]
+    refused: Sequence[str]
     layer_type: str | None
 
     def add(self, given: Mapping[str, Any]) -> Variable:
         """Adds the operator for the arguments of a call; returns what it makes."""
+        for name in self.refused:
+            if given[name] is not None:
+                what = f"{self.op_type}: '{name}' is given, and shapes are known before a run"
+                raise mistake(what, "leave it out; the batch's axis is -1 or 0 in the shape")
         inputs = {
             slot: variables(self.op_type, argument, given[argument])
             for slot, argument in self.slots.items()
@@ -114,7 +121,8 @@ class _OneOperator:
         return {self.out: given.get(self.into) or dtype, **aside}
 
     def _attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        taken = {*self.slots.values(), *self.unused, self.into, *_OF_EVERY_LAYER}
+        unread = {*self.unused, *self.refused}
+        taken = {*self.slots.values(), *unread, self.into, *_OF_EVERY_LAYER}
         attrs = {self.renamed.get(k, k): value for k, value in given.items() if k not in taken}
         if self.typed:
             attrs[self.typed] = dtype_name(attrs[self.typed])

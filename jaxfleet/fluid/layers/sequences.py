@@ -8,6 +8,7 @@ from typing import Any
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.one_operator import variables
+from jaxfleet.fluid.no_effect import warn_no_effect
 from jaxfleet.fluid.param_attr import ParamAttr
 from jaxfleet.fluid.ragged import ragged_data, source_of
 from jaxfleet.fluid.variable import Variable
@@ -92,7 +93,8 @@ def sequence_conv(
         num_filters: the width of the result.
         filter_size: how many rows stand around one, itself among them.
         filter_stride: 1.
-        padding: taken; beyond the ends of a sequence is always 0.
+        padding: warned of where it is not True: beyond the ends of a sequence is always 0, as in
+            fluid.
         padding_start: where they begin, `-filter_size // 2` unless given.
         bias_attr: of the bias.
         param_attr: of the matrix.
@@ -102,7 +104,9 @@ def sequence_conv(
     Raises:
         ProgramError: the input is no sequences, or the stride is not 1.
     """
-    del padding
+    if padding is not True:
+        reason = "beyond the ends of a sequence is always 0, as in fluid"
+        warn_no_effect("sequence_conv's padding", reason)
     (x,) = sequences("sequence_conv", "input", input)
     if filter_stride != 1:
         raise mistake(f"sequence_conv: filter_stride is 1, not {filter_stride}")

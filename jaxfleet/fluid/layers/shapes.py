@@ -11,7 +11,7 @@ from jaxfleet.fluid.variable import Variable
 _RECORD = {"XShape": ""}  # what the gradient operator reads a shape from
 
 
-@one_operator("reshape2", X="x", aside=_RECORD, unused=("actual_shape", "inplace"))
+@one_operator("reshape2", X="x", aside=_RECORD, unused=("inplace",), refused=("actual_shape",))
 def reshape(
     x: Variable,
     shape: Sequence[int],

@@ -11,6 +11,7 @@ from jaxfleet.fluid.dtypes import VarType, dtype_name
 from jaxfleet.fluid.initializer import Initializer
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.one_operator import one_operator, variables
+from jaxfleet.fluid.no_effect import warn_no_effect
 from jaxfleet.fluid.param_attr import ParamAttr
 from jaxfleet.fluid.program import default_main_program
 from jaxfleet.fluid.variable import Parameter, Variable
@@ -29,7 +30,8 @@ def data(
     stop_gradient: bool = True,
 ) -> Variable:
     """Declares what is fed: `[-1, *shape]` unless `append_batch_size` is False."""
-    del type
+    if type != VarType.LOD_TENSOR:
+        warn_no_effect("data's type", "what is fed is an array, or sequences where lod_level is 1")
     _check_fed(name, shape)
     has_batch = append_batch_size and all(size is not None and size >= 0 for size in shape)
     whole = [-1, *shape] if has_batch else list(shape)
@@ -105,7 +107,10 @@ def create_global_var(
     force_cpu: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """Makes a variable with a first value, which lives from run to run."""
+    """Makes a variable with a first value, which lives from run to run in any case.
+
+    `persistable` says so in fluid, where one without it lost its value; `force_cpu` is a hint.
+    """
     del persistable, force_cpu
     helper = LayerHelper("global_var")
     found = name if name is not None else unique_name.generate(f"{helper.name}.tmp")

@@ -8,6 +8,7 @@ from jaxfleet.fluid import layers, unique_name
 from jaxfleet.fluid.block import Block
 from jaxfleet.fluid.guards import name_scope
 from jaxfleet.fluid.layer_helper import LayerHelper
+from jaxfleet.fluid.no_effect import warn_no_effect
 from jaxfleet.fluid.program import Program, default_main_program, program_guard
 from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.variable import Parameter, Variable
@@ -135,7 +136,7 @@ class ModelAverage(_Averages):
         average_window_rate: the window's share of all steps.
         min_average_window: its least length.
         max_average_window: its most.
-        regularization: taken; averages are of parameters, which have theirs already.
+        regularization: warned of: averages are of parameters, which have theirs already.
         name: what the averages' names begin with.
     """
 
@@ -147,7 +148,9 @@ class ModelAverage(_Averages):
         regularization: Any = None,
         name: str | None = None,
     ) -> None:
-        del regularization
+        if regularization is not None:
+            reason = "averages are of parameters, which an optimizer has regularized"
+            warn_no_effect("ModelAverage's regularization", reason)
         super().__init__(name)
         self._window = {
             "average_window": average_window_rate,

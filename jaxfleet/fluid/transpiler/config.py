@@ -6,6 +6,7 @@ from typing import Any
 from jaxfleet.env import rpc_threads
 from jaxfleet.errors import FieldError
 from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.no_effect import warn_no_effect
 from jaxfleet.fluid.transpiler.ps_dispatcher import PSDispatcher
 
 _FIELDS = (
@@ -37,7 +38,8 @@ class DistributeTranspilerConfig:
         min_block_size: the fewest elements of a block; at least 8192.
         enable_dc_asgd: compensate late gradients; asynchronous only.
         mode: `pserver`, `nccl2` or `collective`.
-        print_log: taken and not used: `JAXFLEET_DUMP_DIR` has what each pass did written.
+        print_log: print where each block of a parameter goes; `JAXFLEET_DUMP_DIR` has what each
+            pass did written.
         wait_port: wait until servers listen before a trainer's program is handed out.
         half_async: wait in a step until what was sent has gone.
         completely_not_async: merge gradients of all trainers, though programs are asynchronous.
@@ -46,7 +48,8 @@ class DistributeTranspilerConfig:
         nccl_comm_num: rings of all-reduces.
         use_hierarchical_allreduce: reduce within machines, then between them.
         hierarchical_allreduce_inter_nranks: ranks of a machine; 0 for as many as it has devices.
-        hierarchical_allreduce_exter_nranks: taken and not used: 1.5's.
+        hierarchical_allreduce_exter_nranks: warned of: 1.5's; the groups follow from the size of
+            one.
         collective_mode: `grad_allreduce`, `local_sgd` or `single_process_multi_thread`.
     """
 
@@ -77,6 +80,9 @@ class DistributeTranspilerConfig:
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_FIELDS)}"
             what = f"DistributeTranspilerConfig has no field '{name}'"
             raise mistake(what, hint, FieldError)
+        if name == "hierarchical_allreduce_exter_nranks" and value:
+            reason = "how many groups there are follows from hierarchical_allreduce_inter_nranks"
+            warn_no_effect(f"DistributeTranspilerConfig.{name}", reason)
         super().__setattr__(name, value)
 
     @property

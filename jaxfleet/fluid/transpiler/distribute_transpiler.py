@@ -14,8 +14,10 @@ rewrite it (`pserver.py` says which), and what they make is written back into th
 programs, all of it or nothing.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
+from jaxfleet.analysis.slices import placement_of, slices_of
 from jaxfleet.errors import (
     AssertedError,
     StrategyError,
@@ -191,6 +193,8 @@ class DistributeTranspiler(JobAttributes):
         write_back(startup, begun, origin=job.main)
         self.vars_overview = registry = job.registry()
         self._describe(job, main, trainer_id, table)
+        if self.config.print_log:
+            print(*_log(job), sep="\n")  # noqa: T201  # what is asked for
         for each in (main, startup):
             each._is_distributed = True
             each._is_chief = trainer_id == 0
@@ -315,6 +319,13 @@ def _begun(job: PServerJob, server: IrProgram, begins: Program) -> Program:
     program = write_back(Program(), made, origin=job.startup)
     program.random_seed = begins.random_seed
     return program
+
+
+def _log(job: PServerJob) -> Iterator[str]:
+    """Yields where each block of a parameter goes, a line each."""
+    placement = placement_of(job.placed)
+    for cut in slices_of(job.placed):
+        yield f"{cut.name}: {list(cut.shape)} of '{cut.param}' on {placement[cut.name]}"
 
 
 def _check_server(endpoint: str, job: PServerJob) -> None:

@@ -1,5 +1,7 @@
 """Operators that take elements by number, or find them."""
 
+from collections.abc import Mapping
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -50,7 +52,12 @@ define_gradient("lookup_table")
 
 
 def _one_hot(attrs: Attributes, x: Array) -> Array:
-    return (x[..., None] == jnp.arange(attrs["depth"])).astype(jnp.float32)
+    depth = attrs["depth"]
+    made = (x[..., None] == jnp.arange(depth)).astype(jnp.float32)
+    if attrs["allow_out_of_range"]:
+        return made
+    is_named = (x >= 0) & (x < depth)  # fluid raises where one is not, which a device cannot
+    return jnp.where(is_named[..., None], made, jnp.nan)
 
 
 _DEPTH = {"depth": 1, "dtype": "float32", "allow_out_of_range": False}
@@ -107,8 +114,24 @@ def argsort(attrs: Attributes, x: Array) -> Value:
 define_gradient("argsort")
 
 
+def _gather_back(
+    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    """Adds up the gradients of rows that were taken twice; with `overwrite` the last one stays."""
+    x, rows, grad = reads["X"], reads["Index"].reshape(-1), grads["Out"]
+    rows = jnp.where(rows < 0, x.shape[0], rows)  # which no row of x is: it is dropped
+    if attrs["overwrite"]:
+        places = jnp.arange(rows.size)
+        last = jnp.zeros(x.shape[0], places.dtype).at[rows].max(places, mode="drop")
+        is_last = (jnp.take(last, rows, mode="clip") == places).reshape(
+            -1, *(1 for _ in x.shape[1:])
+        )
+        grad = jnp.where(is_last, grad, 0)
+    return {"X": jnp.zeros_like(x).at[rows].add(grad, mode="drop")}
+
+
 @fluid_op("gather", inputs="X Index", attrs={"overwrite": True},
-          gradient=Gradient("gather_grad", ("X", "Index"), ("X",)))  # fmt: skip
+          gradient=Gradient("gather_grad", ("X", "Index"), ("X",), _gather_back))  # fmt: skip
 def gather(_: Attributes, x: Array, index: Array) -> Array:
     """Takes rows."""
     return _rows(x, index.reshape(-1))

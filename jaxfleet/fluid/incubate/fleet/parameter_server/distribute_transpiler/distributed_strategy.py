@@ -15,6 +15,7 @@ from jaxfleet.fluid.compiler import BuildStrategy, ExecutionStrategy
 from jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler.runtime_config import (
     TrainerRuntimeConfig,
 )
+from jaxfleet.fluid.no_effect import warn_no_effect
 from jaxfleet.fluid.transpiler import (
     DistributedMode,
     DistributeTranspilerConfig,
@@ -56,7 +57,9 @@ class DistributedStrategy:
         self.debug_opt: Mapping[str, Any] | None = None
 
     def set_debug_opt(self, opt_info: Mapping[str, Any]) -> None:
-        """Takes what is to be dumped of samples; it is given back, and nothing is dumped."""
+        """Takes what is to be dumped of samples, with a warning: `get_debug_opt` gives it back."""
+        reason = "nothing is dumped; fetch_list and a FetchHandler show values while files train"
+        warn_no_effect("set_debug_opt", reason)
         self.debug_opt = opt_info
 
     def get_debug_opt(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler.distri
     DistributedStrategy,
     strategy_of,
 )
+from jaxfleet.fluid.no_effect import warn_no_effect
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.program import Program, default_startup_program
 from jaxfleet.fluid.transpiler import DistributeTranspilerConfig
@@ -59,7 +60,7 @@ class TranspilerOptimizer(DistributedOptimizer):
 
         Args:
             loss: one.
-            scopes: taken; variables are where an Executor is told.
+            scopes: warned of; variables are in the scope that an Executor is given.
             startup_program: where the parameters begin; the default one unless given.
             parameter_list: which are trained; all unless given.
             no_grad_set: variables at which gradients end.
@@ -69,7 +70,8 @@ class TranspilerOptimizer(DistributedOptimizer):
             ValueError: it was not made by a fleet.
             ConnectError: a worker waited for servers in vain.
         """
-        del scopes
+        if scopes is not None:
+            warn_no_effect("minimize's scopes", "variables are in the scope that run is given")
         if isinstance(loss, list):
             what = "DistributedTranspiler's minimize can not accept loss with list"
             raise mistake(what, "give one loss", WrongTypeError)

@@ -6,9 +6,14 @@ from typing import Any
 from jaxfleet.env import read_cpu_num
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.communicator import DEFAULTS, get_communicator_flags
+from jaxfleet.fluid.no_effect import warn_no_effect
 from jaxfleet.fluid.transpiler import DistributedMode
 
 _UNUSED = {"rpc_deadline": "180000", "rpc_retry_times": "3"}  # FLAGS_rpc_deadline is what acts
+_REASON = (
+    "gradients are sent when a step has made them, and the transport sets its own threads and "
+    "retries; FLAGS_rpc_deadline limits how long a step waits"
+)
 
 
 class TrainerRuntimeConfig:
@@ -29,7 +34,7 @@ class TrainerRuntimeConfig:
         }
 
     def set(self, name: str, value: Any) -> None:
-        """Changes a setting.
+        """Changes a setting, with a warning where it is another than before.
 
         Raises:
             ValueError: there is none of that name.
@@ -37,6 +42,8 @@ class TrainerRuntimeConfig:
         if name not in self.runtime_configs:
             what = f"TrainerRuntimeConfig doesn't have key: {name}"
             raise mistake(what, f"there are {', '.join(self.runtime_configs)}")
+        if str(value) != self.runtime_configs[name]:
+            warn_no_effect(f"TrainerRuntimeConfig's {name}", _REASON)
         self.runtime_configs[name] = str(value)
 
     def get_communicator_flags(self) -> dict[str, str]:

@@ -28,6 +28,7 @@ from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.node import (
     DownpourServer,
     DownpourWorker,
 )
+from jaxfleet.fluid.no_effect import warn_no_effect
 from jaxfleet.fluid.optimizer import AdamOptimizer, Optimizer
 from jaxfleet.fluid.program import Program, default_startup_program
 from jaxfleet.fluid.scope import global_scope
@@ -54,6 +55,17 @@ _OPTIONS: Mapping[str, Any] = {
     "loss_names": [],
     "adjust_ins_weight": {},
     "copy_table": {},
+}
+_NOTHING_DUMPED = "no samples are dumped; fetch_list shows values while files train"
+# Of these the options that are kept in `_fleet_opt`, for who reads it, and change nothing here.
+_NO_EFFECT: Mapping[str, str] = {
+    **dict.fromkeys((n for n in _OPTIONS if n.startswith("dump_")), _NOTHING_DUMPED),
+    "check_nan_var_names": "set FLAGS_check_nan_inf, which checks all that a step makes",
+    "adjust_ins_weight": "samples count as the loss weighs them",
+    "scale_datanorm": "gradients of data_norm's counts are added as they are",
+    "local_tables": "tables are on the servers, or in this process where there are none",
+    "async_tables": "staleness says of all tables how far workers may be ahead",
+    "copy_table": "tables keep their own rows",
 }
 
 
@@ -91,6 +103,9 @@ class DistributedAdam:
             ValueError: the strategy does not fit.
         """
         said = {} if strategy is None else strategy
+        for name, reason in _NO_EFFECT.items():
+            if said.get(name, _OPTIONS[name]) != _OPTIONS[name]:
+                warn_no_effect(f"the strategy's '{name}'", reason)
         job = _Job(_programs(losses), said, self._window)
         found = []
         for loss in losses:
