@@ -55,7 +55,7 @@ def test_the_options_have_fluids_names_and_defaults() -> None:
 
 
 def test_a_strategy_sets_options_and_the_accessor_decides_two() -> None:
-    with fresh():
+    with fresh(), pytest.warns(UserWarning, match="'dump_fields' has no effect here"):
         found = described(net("a"), use_cvm=True, dump_fields=["x"], a={
             "sparse_accessor_class": "DownpourSparseValueAccessor"})  # fmt: skip
     assert (found["use_cvm"], found["dump_fields"]) == (True, ["x"])

@@ -37,7 +37,8 @@ def test_the_sync_strategy_copies_settings_and_caps_queues_at_the_devices() -> N
     strategy.set_program_config({"min_block_size": 8192})
     assert strategy.get_program_config().min_block_size == 8192
     assert strategy.get_program_config().completely_not_async
-    strategy.set_trainer_runtime_config({"communicator_send_queue_size": "50"})
+    with pytest.warns(UserWarning, match="communicator_send_queue_size has no effect here"):
+        strategy.set_trainer_runtime_config({"communicator_send_queue_size": "50"})
     with pytest.warns(UserWarning, match="communicator_send_queue_size is 2"):
         flags = strategy.get_trainer_runtime_config().get_communicator_flags()
     assert flags["communicator_send_queue_size"] == "2"
@@ -91,7 +92,8 @@ def test_the_half_async_strategy_takes_server_and_trainer_settings(
     strategy.set_server_runtime_config({"_rpc_send_thread_num": 20})
     assert strategy.get_server_runtime_config()._rpc_send_thread_num == 20
     mine = TrainerRuntimeConfig()
-    mine.set("communicator_send_queue_size", 50)
+    with pytest.warns(UserWarning, match="communicator_send_queue_size has no effect here"):
+        mine.set("communicator_send_queue_size", 50)
     strategy.set_trainer_runtime_config(mine)
     with pytest.warns(UserWarning, match="communicator_send_queue_size is 100"):
         flags = strategy.get_trainer_runtime_config().get_communicator_flags()
@@ -100,7 +102,8 @@ def test_the_half_async_strategy_takes_server_and_trainer_settings(
 
 def test_the_async_strategy_takes_all_settings_as_they_are() -> None:
     strategy = Factory.create_async_strategy()
-    strategy.set_trainer_runtime_config({"communicator_send_queue_size": 50})
+    with pytest.warns(UserWarning, match="communicator_send_queue_size has no effect here"):
+        strategy.set_trainer_runtime_config({"communicator_send_queue_size": 50})
     flags = strategy.get_trainer_runtime_config().get_communicator_flags()
     assert flags["communicator_send_queue_size"] == "50"
     assert flags["communicator_independent_recv_thread"] == "1"
@@ -156,7 +159,8 @@ def test_a_transpilers_config_asks_for_a_strategy_and_stays_as_it_is(name: str) 
 def test_what_is_to_be_dumped_is_given_back_filled_up() -> None:
     strategy = Factory.create_async_strategy()
     assert strategy.get_debug_opt() == {}
-    strategy.set_debug_opt({"dump_slot": 1, "dump_fields": ("fc",)})
+    with pytest.warns(UserWarning, match="set_debug_opt has no effect here: nothing is dumped"):
+        strategy.set_debug_opt({"dump_slot": 1, "dump_fields": ("fc",)})
     assert strategy.get_debug_opt() == {
         "dump_slot": True, "dump_converter": "", "dump_fields": ["fc"], "dump_file_num": 16,
         "dump_fields_path": "", "dump_param": [],
