@@ -199,6 +199,10 @@ class RankStep(Step[State, Metrics]):
         return whole_array(self._joined, leaf, timeout_s=self._longest_s)
 
     @property
+    def _speaks(self) -> bool:
+        return self._joined.rank == 0
+
+    @property
     def _longest_s(self) -> float:
         return self.strategy.step_timeout_s
 

@@ -19,6 +19,7 @@ from jaxfleet.runtime.compile_only import end_if_only_dumping
 from jaxfleet.runtime.devices import steps_must_not_overlap
 from jaxfleet.runtime.evaluation import Evaluator
 from jaxfleet.runtime.feed import check_batch, check_rows, check_state, used_before
+from jaxfleet.runtime.finite_watch import FiniteWatch
 from jaxfleet.runtime.job_tables import exported
 from jaxfleet.runtime.last_state import LastState
 from jaxfleet.runtime.place import place_batch, place_state
@@ -57,6 +58,11 @@ class Step(StepViews, Generic[State, Metrics]):
         self._known: dict[tuple[Any, ...], Variant] = {}
         self._returned = LastState()
         self._evaluator = Evaluator(captured)
+        self._finite = FiniteWatch(
+            strategy.on_nonfinite,
+            [leaf.name for leaf in captured.signature.state],
+            speaks=lambda: self._speaks,
+        )
         rows = self._whole(captured.signature.rows)
         check_rows(rows, len(self.devices))
         self._example = self._variants.at(rows)
@@ -105,7 +111,9 @@ class Step(StepViews, Generic[State, Metrics]):
         if self._held is not None:
             leaves = self._held.shown(leaves)
         self._returned = LastState(leaves)
-        return _unflatten(tree, leaves), _unflatten(variant.metrics_tree, fetched)
+        metrics = _unflatten(variant.metrics_tree, fetched)
+        self._finite.note(metrics, leaves)
+        return _unflatten(tree, leaves), metrics
 
     def save(self, path: str | Path, state: State, *, number: int = 0) -> None:
         """Writes a checkpoint, which a step in any mode restores.
@@ -257,7 +265,8 @@ class Step(StepViews, Generic[State, Metrics]):
         return mean
 
     def close(self) -> None:
-        """Does nothing: there is nobody to say bye to, as `TrainerStep.close` does."""
+        """Looks at the last metrics; `TrainerStep.close` says bye to servers besides."""
+        self._finite.look()
 
     def __enter__(self) -> Self:
         return self
@@ -292,6 +301,11 @@ class Step(StepViews, Generic[State, Metrics]):
 
     def _opened(self, path: str | Path) -> Checkpoint:
         return open_for(path, self.captured)
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether this process warns of what all processes of a job can see."""
+        return True
 
     def _agreed(self, leaves: list[Any], _: Any) -> list[Any]:
         """Returns a state that this step did not return itself, as all who take it have it."""

@@ -102,6 +102,11 @@ class DistributedStrategy:
             gradient: `optax.sgd(0.7, momentum=0.9, nesterov=True)`. None: parameters are averaged.
         adaptive: local_sgd: the name of the metric that is the loss, such as `loss`: the further
             it has fallen, the more often devices meet; `k_steps` are the most. "": always k_steps.
+        on_nonfinite: what happens where a metric of one number (the loss), or the state that a
+            gradient has changed, is not finite: `warn` once, with the step, as of the first look
+            (metrics are looked at when their step is done, the state after 16, 32, 64, ... steps,
+            so it costs nothing); or `raise` at that step, for which every step is waited for, and
+            its new state read once.
         passes: further passes to run at the end, as text: `fuse_allreduce{flat=true}`.
     """
 
@@ -140,6 +145,7 @@ class DistributedStrategy:
     loss_scale_steps: int = 2000
     outer: Any = None
     adaptive: str = ""
+    on_nonfinite: Literal["warn", "raise"] = "warn"
     passes: str = ""
 
     def __post_init__(self) -> None:
@@ -150,6 +156,7 @@ class DistributedStrategy:
         _check_choice("communication", self.communication, COMMUNICATIONS)
         _check_choice("allreduce", self.allreduce, ALLREDUCES)
         _check_choice("amp", self.amp, ("", "bfloat16", "float16"))
+        _check_choice("on_nonfinite", self.on_nonfinite, ("warn", "raise"))
         _check_choice("average", self.average, ("trainers", "rows"))
         _check_numbers(self)
         positive = (

@@ -21,6 +21,7 @@ from jaxfleet.ps.whole_tables import figures
 from jaxfleet.runtime.agreement import compare_batches
 from jaxfleet.runtime.evaluation import Evaluator
 from jaxfleet.runtime.explain_job import explain_job
+from jaxfleet.runtime.finite_watch import FiniteWatch
 from jaxfleet.runtime.handles import Handle
 from jaxfleet.runtime.job_lines import JobLines
 from jaxfleet.runtime.job_programs import JobPrograms
@@ -70,6 +71,11 @@ class TrainerStep(Generic[State, Metrics]):
         self._served = ServedState(captured, self._job)
         self._newest = NewestState(captured)
         self._evaluator = Evaluator(captured)
+        self._finite = FiniteWatch(
+            strategy.on_nonfinite,
+            [leaf.name for leaf in captured.signature.state],
+            speaks=lambda: not self._pace.is_sync or self.client.me.trainer == 0,
+        )
         self._pauses = 0
         # Only where all wait for each other do all come to their first steps together.
         self._compares = (
@@ -156,6 +162,7 @@ class TrainerStep(Generic[State, Metrics]):
         metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
         if client.is_replay_full:
             self._served.save_own(client)
+        self._finite.note(metrics, self._newest.leaves)
         return jax.tree_util.tree_unflatten(tree, self._newest.leaves), metrics
 
     def pull(self, state: State) -> State:
@@ -329,6 +336,7 @@ class TrainerStep(Generic[State, Metrics]):
 
     def close(self) -> None:
         """Tells the servers that this trainer is done; they end when all are."""
+        self._finite.look()
         self._lines.close()
 
     def __enter__(self) -> Self:
@@ -336,7 +344,7 @@ class TrainerStep(Generic[State, Metrics]):
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if error is None:
-            self._lines.close()
+            self.close()
         else:
             self._lines.abandon()
 

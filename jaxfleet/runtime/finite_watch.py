@@ -1,0 +1,155 @@
+"""A watch over losses and states that are not finite: one warning, or an error, with the step."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfleet.errors import ProgramError
+from jaxfleet.ops.frames import warn_at_caller
+
+_EVERY_S = 0.1  # between two looks at the metrics of the steps since
+_MOST_EACH = 64  # steps between two looks, up to which each is looked at
+_MOST_KEPT = 256
+_FIRST_STATE = 16  # the state is read after this step, and after twice as many, and so on
+_HINT = (
+    "look at that step's batch, and lower the learning rate or clip gradients; "
+    "strategy.on_nonfinite='raise' ends the job at the first such step"
+)
+
+
+class FiniteWatch:
+    """Looks at the metrics that are one number, and at the state.
+
+    To warn must cost nothing that can be measured: metrics are looked at once their step is done,
+    some steps together, and the state, which keeps what a gradient that is not finite made of it,
+    after 16, 32, 64, ... steps. To raise, both are read at every step, which waits for it.
+
+    Args:
+        action: `warn` or `raise`.
+        state: the names of the state's leaves.
+        speaks: whether this process warns; of several with the same metrics one does.
+        warn: takes the warning.
+        clock: the time in seconds.
+    """
+
+    def __init__(
+        self,
+        action: str,
+        state: Sequence[str],
+        *,
+        speaks: Callable[[], bool] = lambda: True,
+        warn: Callable[[str], None] = warn_at_caller,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._raises, self._names = action == "raise", tuple(state)
+        self._is_over = False
+        self._speaks, self._warn, self._clock = speaks, warn, clock
+        self._looked, self._step = clock(), 0
+        self._pending: list[tuple[int, _Numbers]] = []
+
+    def note(self, metrics: Any, leaves: Sequence[Any]) -> None:
+        """Takes a step's results.
+
+        Args:
+            metrics: what the step returned as such.
+            leaves: of the new state.
+
+        Raises:
+            ProgramError: the strategy says `raise`, and something is not finite.
+        """
+        if self._is_over:
+            return
+        self._step += 1
+        numbers = _Numbers.of(metrics)
+        if self._raises:
+            self._check(self._step, numbers)
+            self._check_state(leaves)
+            return
+        self._pending.append((self._step, numbers))
+        if len(self._pending) > _MOST_KEPT:
+            del self._pending[0]
+        if self._step >= _FIRST_STATE and self._step & (self._step - 1) == 0:
+            self._check_state(leaves)
+        if self._clock() - self._looked >= _EVERY_S:
+            self.look(all_but=1)
+
+    def look(self, all_but: int = 0) -> None:
+        """Looks at the metrics of steps that were not looked at, but the last ones."""
+        self._looked = self._clock()
+        count = len(self._pending) - all_but
+        steps, self._pending = self._pending[:count], self._pending[max(count, 0) :]
+        if self._is_over or count <= 0:
+            return
+        if len(steps) > _MOST_EACH and steps[-1][1].not_finite() is None:
+            return  # steps are short; one that was not finite shows in those after it
+        for step, numbers in steps:
+            if not self._is_over:
+                self._check(step, numbers)
+
+    def _check(self, step: int, numbers: "_Numbers") -> None:
+        if (found := numbers.not_finite()) is not None:
+            self._tell(f"metric {found[0]} is {found[1]} at step {step}")
+
+    def _check_state(self, leaves: Sequence[Any]) -> None:
+        pairs = zip(self._names, leaves, strict=True)
+        bad = [name for name, leaf in pairs if not _is_finite(leaf)]
+        if bad:
+            shown = ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
+            what = f"the state is not finite after step {self._step}: {shown}"
+            self._tell(f"{what}; a gradient of that step, or of one before, was not")
+
+    def _tell(self, what: str) -> None:
+        if self._raises:
+            raise ProgramError(what, hint=_HINT.partition(";")[0])
+        self._is_over = True
+        self._pending.clear()
+        if self._speaks():
+            self._warn(f"{what} (of this run; warned of once); {_HINT}")
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The metrics of one step that are one number; larger ones are not kept.
+
+    Attributes:
+        tree: of all metrics.
+        leaves: those, with their places in the tree.
+    """
+
+    tree: Any
+    leaves: list[tuple[int, Any]]
+
+    @classmethod
+    def of(cls, metrics: Any) -> "_Numbers":
+        """Returns those of what a step returned."""
+        leaves, tree = jax.tree_util.tree_flatten(metrics)
+        return cls(tree, [(at, x) for at, x in enumerate(leaves) if getattr(x, "size", 0) == 1])
+
+    def not_finite(self) -> tuple[str, float] | None:
+        """Returns the name and the value of one that is not finite, if any is."""
+        for place, leaf in self.leaves:
+            if _is_float(leaf) and not np.isfinite(value := float(np.asarray(leaf).reshape(()))):
+                places = jax.tree_util.tree_unflatten(self.tree, range(self.tree.num_leaves))
+                path = jax.tree_util.tree_leaves_with_path(places)[place][0]
+                return jax.tree_util.keystr(path), value
+        return None
+
+
+def _is_finite(leaf: Any) -> bool:
+    """Returns whether what this process has of a leaf is finite; True of what holds no floats."""
+    if not isinstance(leaf, jax.Array) or not _is_float(leaf):
+        return True
+    array = np.asarray(leaf.addressable_shards[0].data)
+    if array.dtype.itemsize < 4:
+        array = array.astype(np.float32)
+    with np.errstate(all="ignore"):
+        # A sum is read at the speed of memory; that of large numbers may be infinite all the same.
+        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
+
+
+def _is_float(leaf: Any) -> bool:
+    return bool(jax.numpy.issubdtype(leaf.dtype, np.floating))
