@@ -21,4 +21,5 @@ from jaxfleet.checkpoint.reading import open_checkpoint as open_checkpoint
 from jaxfleet.checkpoint.saving import save_arrays as save_arrays
 from jaxfleet.checkpoint.saving import save_pieces as save_pieces
 from jaxfleet.checkpoint.series import CheckpointSeries as CheckpointSeries
+from jaxfleet.checkpoint.writing import is_disk_full as is_disk_full
 from jaxfleet.checkpoint.writing import write_part as write_part

@@ -1,5 +1,6 @@
 """Writes one part of a checkpoint."""
 
+import errno
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,6 +15,9 @@ from jaxfleet.checkpoint.pieces import PartReceipt, Piece, Plain
 from jaxfleet.checkpoint.records import PartRecord, PieceRecord, record_of
 from jaxfleet.checkpoint.sealed import check_facts, write_sealed
 from jaxfleet.errors import CheckpointError
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # as tensorstore passes them on
 
 
 def write_part(
@@ -110,3 +114,13 @@ def cannot_write(what: str, folder: Path, error: OSError) -> CheckpointError:
     failed = CheckpointError(f"cannot write {what} to {folder}: {reason}", hint=hint)
     failed.errno = error.errno
     return failed
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Returns whether a checkpoint could not be written for want of room, which may come."""
+    causes: BaseException | None = error
+    while causes is not None:
+        if getattr(causes, "errno", None) in _FULL or any(x in str(causes) for x in _FULL_TEXTS):
+            return True
+        causes = causes.__cause__
+    return False

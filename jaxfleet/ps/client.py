@@ -4,6 +4,7 @@ One thread uses it. Requests return at once; `wait` receives until they are answ
 to their sinks as they come, and notices servers that fail, go, or have started again.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +29,9 @@ _CHECK_S = 3.0  # an answer, or a request, may be lost with a connection
 _CHECK_BYE_S = 0.5
 _MOST_DAMAGED = 5  # frames that a server could not read, in a row: more are no accident
 _BYE_S = 2.0
+_SAVE_AGAIN_S = 10.0  # after a server had no room for its checkpoint
+_MOST_FULL = 4  # times replay_bytes: what is kept while servers have no room
+_LOG = logging.getLogger("jaxfleet")
 _UNAPPLIED_BYTES = 1 << 28  # of pushes that are kept until they are applied
 
 
@@ -67,6 +71,8 @@ class Client:
         self._outbox = Outbox(lines, me, patience, self._servers)
         self._hello_at = 0.0  # when to say it again
         self._check_s = _CHECK_S
+        self._save_at = 0.0  # when servers may be asked for checkpoints again
+        self._has_warned = False
         self._looked = clock()
         self._recovery = Recovery(self._outbox, self.wait)
 
@@ -247,7 +253,11 @@ class Client:
     @property
     def is_replay_full(self) -> bool:
         """Tells whether servers must write their checkpoints before more can be kept."""
-        return 0 < self._replay_bytes <= self.replay_bytes
+        return 0 < self._replay_bytes <= self.replay_bytes and self._clock() >= self._save_at
+
+    def put_off_saving(self) -> None:
+        """Notes that a server has no room for its checkpoint: pushes are kept meanwhile."""
+        self._save_at = self._clock() + _SAVE_AGAIN_S
 
     def close(self) -> None:
         """Says bye to the servers that still listen, and closes."""
@@ -320,10 +330,17 @@ class Client:
                 self._outbox.check_pending(server)
 
     def _bound_replay(self) -> None:
-        """Forgets the oldest pushes where those that are not applied take too much."""
-        if self._replay_bytes == 0 and (excess := self.replay_bytes - _UNAPPLIED_BYTES) > 0:
+        """Forgets the oldest pushes where servers do not apply, or save, what is kept for them."""
+        most = _MOST_FULL * self._replay_bytes or _UNAPPLIED_BYTES
+        if (excess := self.replay_bytes - most) > 0:
             fullest = max(self._servers, key=lambda known: known.replay.bytes)
-            fullest.replay.shrink(excess)
+            if fullest.replay.shrink(excess) and self._replay_bytes and not self._has_warned:
+                self._has_warned = True
+                _LOG.warning(
+                    "jaxfleet: %s keeps %d bytes of pushes that servers have no room to save, and "
+                    "forgets the oldest: a server that dies now ends the job",
+                    self.me.name, most,
+                )  # fmt: skip
 
     def _bring_level(self) -> None:
         for server, known in enumerate(self._servers):

@@ -37,6 +37,7 @@ class KnownServer:
         is_returning: it is being brought level.
         repeated: numbers of requests to which another answer may come: those that were sent again,
             for others' sake too, and those whose error was raised.
+        damage: which of its checkpoints it could not read when it said welcome, and why.
         oldest: the number of the request that has waited longest, 0 where none waits.
         damaged: frames in a row that it could not read.
         check_at_s: when to ask whether the server has what waits.
@@ -57,6 +58,7 @@ class KnownServer:
     is_returning: bool = False
     repeated: set[int] = field(default_factory=set)
     clock: int = -1
+    damage: str = ""
     oldest: int = 0
     damaged: int = 0
     check_at_s: float = 0.0
@@ -74,6 +76,7 @@ class KnownServer:
         self.welcomes.add(self.greeted)
         self.step = step if isinstance(step, int) else -1
         self.has_state = self.has_state or self.step >= 0
+        self.damage = str(body.get("damage") or "")
 
     def has_answered(self, request: Request) -> None:
         """Notes an answer that is complete."""
@@ -95,11 +98,12 @@ class KnownServer:
     def lost_work(self) -> str | None:
         """Says what of this trainer's work is lost for good, if any is."""
         first = self.replay.first_step()
+        why = f": {self.damage}" if self.damage else ""
         if self.step < 0 and self.has_state:
-            return "it came back without a state"
+            return f"it came back without a state{why}"
         if self.replay.forgotten > self.step:
             kept = "none" if first is None else f"those from step {first} on"
-            return f"it came back at step {self.step}, and of later pushes, {kept} are kept"
+            return f"it came back at step {self.step}, and of later pushes, {kept} are kept{why}"
         return None
 
 

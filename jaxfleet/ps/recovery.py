@@ -1,5 +1,6 @@
 """Brings a server that started again level: hello, and all that came after its checkpoint."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ from jaxfleet.ps.known_server import StartedAgainError
 from jaxfleet.ps.messages import Kind, Message
 from jaxfleet.ps.outbox import Outbox
 from jaxfleet.ps.requests import Request
+
+_WINDOW = 8  # steps that are sent anew before the first of them is waited for
 
 
 @dataclass(frozen=True)
@@ -118,11 +121,15 @@ class Recovery:
             if message.number not in own:
                 known.repeated.add(message.number)
                 outbox.send(server, message)
+        under_way: deque[Request] = deque()
         for step, pushes in known.replay.after(known.step):
             for message in pushes:
                 outbox.send(server, message)
             if step < outbox.step:
-                self.wait([outbox.request(server, Kind.PULL, step=step, body={"names": []})])
+                under_way.append(outbox.request(server, Kind.PULL, step=step, body={"names": []}))
+            if len(under_way) > _WINDOW:
+                self.wait([under_way.popleft()])
+        self.wait(list(under_way))
         for request in waiting:
             if not request.is_done:
                 outbox.send(server, request.message)

@@ -107,9 +107,13 @@ class ServedState:
         """Makes servers write checkpoints of their own, so that trainers may forget pushes."""
         client.doing("checkpoint")
         servers = range(len(client.me.endpoints))
-        client.wait([client.request(server, Message.SAVE, body={}) for server in servers])
-        for server in servers:
-            client.forget_saved(server, client.step)
+        asked = [client.request(server, Message.SAVE, body={}) for server in servers]
+        client.wait(asked)
+        for server, request in zip(servers, asked, strict=True):
+            if request.answer is not None and request.answer.body.get("is_full"):
+                client.put_off_saving()
+            else:
+                client.forget_saved(server, client.step)
 
     def own(self, leaves: Sequence[Any]) -> dict[str, np.ndarray]:
         """Returns what only trainers have, on the host."""

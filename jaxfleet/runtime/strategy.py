@@ -62,7 +62,9 @@ class DistributedStrategy:
         lost_after_s: a peer that sends no heartbeat for so many seconds is lost.
         step_timeout_s: the most seconds that a living peer may take over a step.
         connect_s: trainers: the most seconds until all servers have answered for the first time.
-        replay_bytes: trainers: what to keep of pushes, to bring a server level that starts again.
+        replay_bytes: trainers: how many bytes of pushes to keep, for all servers together, to bring
+            a server level that starts again; where they are more, servers write checkpoints. They
+            write them before replay takes long, too, so far less is kept in steady state.
         communication: how trainers and servers go together (docs/relaxed-modes.md). `sync`: all
             wait for each other at every step, as one device. `async`: each trains on its own rows,
             and its gradients are applied as they come. `half_async`: the same, by the mean of

@@ -87,9 +87,9 @@ class Between:
         self.waiting = [other for other in self.waiting if other is not request]
 
     def serve(self) -> None:
-        """Starts what waits, where no block is under way."""
+        """Starts what waits, or a checkpoint that is due, where no block is under way."""
         applied = self.held.step
-        if not self.waiting or self.is_busy or self.held.progress.is_running:
+        if self.is_busy or self.held.progress.is_running:
             return
         for request in list(self.waiting):
             if request.message.kind is Kind.LOAD:
@@ -103,6 +103,26 @@ class Between:
             self.drop(request)
             if self.is_busy:
                 return
+        if self.own.is_due(self.held):
+            self._start_due()
+
+    def _start_due(self) -> None:
+        """Writes an own checkpoint that no trainer has asked for."""
+        progress = self.held.progress
+        steps = progress.steps()
+
+        def then(_: object) -> None:
+            self.own.saved = steps
+            self._free()
+
+        def failed(error: Exception) -> None:
+            if not self.own.put_off(error, unasked=True):
+                self.own.give_up(error)
+            self._free()
+
+        self.is_busy = True
+        run = self.own.write(self.held, progress.number, steps, progress.kinds())
+        self.desk.jobs.append(Job("saving", run, then, failed))
 
     def _stores(self, request: Request) -> list[TableStore] | None:
         """Returns the tables that a save is of, None where it is of all that the server holds.
@@ -165,6 +185,9 @@ class Between:
         if self.own.saved == steps:
             self.desk.answer(request.peer, request.message, Kind.OK, {"step": step})
             return
+        if self.own.schedule.is_waiting:
+            self._not_saved(request)
+            return
 
         def then(receipt: PartReceipt) -> None:
             self.own.saved = steps
@@ -172,7 +195,20 @@ class Between:
 
         progress = self.held.progress
         run = self.own.write(self.held, progress.number, steps, progress.kinds())
-        self._hand_out("saving", run, then, request)
+
+        def failed(error: Exception) -> None:
+            if self.own.put_off(error):
+                self._not_saved(request)
+            else:
+                self.desk.error(request.peer, request.message, refusal_of("failed", error))
+            self._free()
+
+        self.is_busy = True
+        self.desk.jobs.append(Job("saving", run, then, failed))
+
+    def _not_saved(self, request: Request) -> None:
+        """Answers that there is no room for a checkpoint now: pushes are to be kept."""
+        self.desk.answer(request.peer, request.message, Kind.OK, {"is_full": True})
 
     def _saved(self, request: Request, receipt: PartReceipt, step: int) -> None:
         body: dict[str, Plain] = {"files": receipt.files, "bytes": receipt.bytes, "step": step}

@@ -79,7 +79,7 @@ class ServerCore:
         self._entrance.on_new_process = self._together.forget_process
         self._watch = Watch(self.desk, self.trainers, self._holder, self._together, clock())
         self._handlers = self._requests()
-        if own is not None and (restored := own.restore()) is not None:
+        if own is not None and (restored := own.restore(self._entrance.note_damage)) is not None:
             self._holder.restore(restored)
             self.trainers.restored = restored.job_program
             self.trainers.text = self._me.text = restored.aside.text

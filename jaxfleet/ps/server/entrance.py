@@ -13,6 +13,7 @@ from jaxfleet.ps.server.peers import Trainers
 
 _LOG = logging.getLogger("jaxfleet")
 _LONGEST = 300  # characters of an endpoint; a host's name has at most 253
+_MOST_DAMAGE = 1000  # characters
 _ALIKE = (
     "start all trainers and servers with the same job, script and strategy; servers serve one step"
 )
@@ -42,6 +43,7 @@ class Entrance:
     server: int | None
     on_strangers: Callable[[], None] = lambda: None
     on_new_process: Callable[[int], None] = lambda _: None
+    _damage: list[str] = field(default_factory=list)
     _versions: set[str] = field(default_factory=set)  # that were logged to differ
 
     def __post_init__(self) -> None:
@@ -91,7 +93,14 @@ class Entrance:
             "step": self.holder.step_of(number),
             "defined": self.holder.defined,
         }
+        if self._damage:
+            body["damage"] = "; ".join(self._damage)[:_MOST_DAMAGE]
         self.desk.answer(peer, message, Kind.WELCOME, body)
+
+    def note_damage(self, text: str) -> None:
+        """Notes an own checkpoint that cannot be read, for trainers that miss what it held."""
+        self._damage.append(text)
+        _LOG.warning("jaxfleet: %s", text)
 
     def _warn_of_versions(self, message: Message) -> None:
         """Logs where trainers of other versions work together, which may round differently."""

@@ -55,7 +55,8 @@ class Holder:
     _look_ups: LookUps = field(init=False)
 
     def __post_init__(self) -> None:
-        self._own = OwnSaves(self.checkpoints, self.desk, self.links, self.me)
+        own = OwnSaves(self.checkpoints, self.desk, self.links, self.me, clock=self.clock)
+        self._own = own
         self._pulls = Pulls(self.desk)
         self._look_ups = LookUps(self.desk)
 

@@ -1,6 +1,7 @@
 """A server's own checkpoints: from them it goes on when it is started again."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
@@ -33,7 +34,12 @@ _CONSTANT = "constants/"
 _EXTRA = "extras/"
 _PART = "parts/"
 _TEXT = "job_text"
+_LOG = logging.getLogger("jaxfleet")
 _NO_KINDS: Mapping[str, Mapping[int, int]] = MappingProxyType({})
+
+
+def _warn(text: str) -> None:
+    _LOG.warning("jaxfleet: %s", text)
 
 
 @dataclass(frozen=True)
@@ -168,13 +174,16 @@ class OwnCheckpoints:
             store.forget_gone(step)
         return receipt
 
-    def restore(self) -> Restored | None:
+    def restore(self, warn: Callable[[str], None] = _warn) -> Restored | None:
         """Reads the last good one.
+
+        Args:
+            warn: is given what is wrong with each later one.
 
         Raises:
             CheckpointError: it cannot be read.
         """
-        step = self.series.latest()
+        step = self.series.latest(warn=warn)
         if step is None:
             return None
         checkpoint, *older = self.series.chain(step)

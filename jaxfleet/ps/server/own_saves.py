@@ -1,14 +1,22 @@
 """Writes a server's own checkpoints, with all that others may still ask it for."""
 
+import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NoReturn
 
-from jaxfleet.checkpoint import PartReceipt
+from jaxfleet.checkpoint import PartReceipt, is_disk_full
+from jaxfleet.errors import CheckpointError
 from jaxfleet.ps.server.desk import Desk, Job
 from jaxfleet.ps.server.held import Held
 from jaxfleet.ps.server.identity import Identity
 from jaxfleet.ps.server.links import Links
 from jaxfleet.ps.server.own_checkpoints import Aside, OwnCheckpoints
+from jaxfleet.ps.server.save_schedule import SaveSchedule
+
+_LOG = logging.getLogger("jaxfleet")
 
 
 @dataclass
@@ -30,8 +38,40 @@ class OwnSaves:
     me: Identity
     saved: Mapping[int, int] = field(default_factory=dict)
     changes: int = 9
+    clock: Callable[[], float] = time.monotonic
+    schedule: SaveSchedule = field(init=False)
     _last: int | None = None  # the one that the tables had everything of
     _length: int = 0  # how many it stands on
+
+    def __post_init__(self) -> None:
+        self.schedule = SaveSchedule(self.clock)
+
+    def is_due(self, held: Held) -> bool:
+        """Returns whether to write one unasked, where checkpoints are kept at all."""
+        if self.series is None or held.progress.applied < 0:
+            return False
+        return self.schedule.is_due(held.progress.number, held.machine.counts.block_s)
+
+    def put_off(self, error: Exception, *, unasked: bool = False) -> bool:
+        """Logs that one could not be written, and is tried again; False where that does not help.
+
+        Args:
+            error: why.
+            unasked: no trainer waits for it, so any trouble with the disk may pass.
+        """
+        if not is_disk_full(error) and not (unasked and isinstance(error, CheckpointError)):
+            return False
+        again_s = self.schedule.failed()
+        _LOG.warning(
+            "jaxfleet: %s could not write its checkpoint: %s; it is tried again in %.0f s, and "
+            "trainers keep what it lacks: if this server dies now, they send it anew",
+            self.desk.name, error, again_s,
+        )  # fmt: skip
+        return True
+
+    def give_up(self, error: Exception) -> None:
+        """Ends the server by an error."""
+        self.desk.jobs.append(Job("saving", partial(_raise, error), lambda _: None))
 
     def save(self, held: Held, step: int, after: Callable[[], None]) -> None:
         """Writes the state that was just taken in, where checkpoints are kept at all."""
@@ -56,7 +96,13 @@ class OwnSaves:
             self.saved = steps
             after()
 
-        self.desk.jobs.append(Job("saving", self.write(held, number, steps, kinds), then))
+        def failed(error: Exception) -> None:
+            if self.put_off(error):
+                after()
+            else:
+                self.give_up(error)
+
+        self.desk.jobs.append(Job("saving", self.write(held, number, steps, kinds), then, failed))
 
     def write(
         self,
@@ -77,6 +123,7 @@ class OwnSaves:
         assert series is not None
 
         def run() -> PartReceipt:
+            began, block_s = self.clock(), held.machine.counts.block_s
             after = self._followed(number)  # only now: another one may have been under way
             arrays = held.machine.views(held.plan.state)
             receipt = series.save(
@@ -92,6 +139,7 @@ class OwnSaves:
                 anew=self._last is None,
             )
             self._last, self._length = number, 0 if after is None else self._length + 1
+            self.schedule.saved(number, block_s, self.clock() - began)
             return receipt
 
         return run
@@ -110,6 +158,7 @@ class OwnSaves:
             length: how many others it stands on.
         """
         self.saved, self._last, self._length = steps, number, length
+        self.schedule.saved(number, 0.0, 0.0)
 
     def begin_anew(self) -> None:
         """Notes that the tables have other rows than the last one: the next one holds all."""
@@ -120,3 +169,7 @@ class OwnSaves:
         parts = {step: {t.name: t.array for t in m.tensors} for step, m in kept.items()}
         shrunk = {name: table.shrunk for name, table in held.tables.items()}
         return Aside(dict(held.extras.arrays), held.extras.step, parts, shrunk, self.me.text)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

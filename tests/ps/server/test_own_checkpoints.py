@@ -1,0 +1,229 @@
+"""A server's own checkpoints: written unasked, tried again where the disk is full, or damaged."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxfleet.checkpoint.writing import cannot_write, is_disk_full
+from jaxfleet.errors import CheckpointError
+from jaxfleet.ps.client import Client
+from jaxfleet.ps.known_server import KnownServer
+from jaxfleet.ps.membership import Membership
+from jaxfleet.ps.memory_network import MemoryNetwork
+from jaxfleet.ps.messages import Kind, Message, Tensor
+from jaxfleet.ps.options import Patience
+from jaxfleet.ps.replay import ReplayLog
+from jaxfleet.ps.server import ServerOptions
+from jaxfleet.ps.server.own_checkpoints import OwnCheckpoints
+from jaxfleet.ps.server.save_schedule import SaveSchedule
+from tests.ps.server.common import SGD, Bench, hello, sgd_after, sgd_grads, sgd_state
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_checkpoint_is_due_before_replay_takes_long() -> None:
+    schedule = SaveSchedule(Clock())
+    schedule.saved(0, 0.0, 0.0)
+    assert not schedule.is_due(0, 0.0)
+    assert not schedule.is_due(50, 0.1)
+    assert schedule.is_due(100, 0.0)  # a hundred steps of which each costs next to nothing
+    assert schedule.is_due(3, 1.0)  # three that cost more
+
+
+def test_a_checkpoint_is_due_after_some_seconds_however_few_steps_were_made() -> None:
+    clock = Clock()
+    schedule = SaveSchedule(clock)
+    schedule.saved(0, 0.0, 0.0)
+    clock.now = 29.0
+    assert not schedule.is_due(1, 0.0)
+    clock.now = 31.0
+    assert schedule.is_due(1, 0.0)
+    assert not schedule.is_due(0, 0.0)  # it would hold the same
+
+
+def test_saves_take_a_twentieth_of_the_time_at_the_most() -> None:
+    clock = Clock()
+    schedule = SaveSchedule(clock)
+    schedule.saved(0, 0.0, 4.0)
+    clock.now = 79.0
+    assert not schedule.is_due(10_000, 50.0)
+    clock.now = 81.0
+    assert schedule.is_due(10_000, 50.0)
+
+
+def test_a_save_that_failed_is_tried_again_later_and_later() -> None:
+    schedule = SaveSchedule(Clock())
+    assert [schedule.failed() for _ in range(6)] == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+    schedule.saved(1, 0.0, 0.0)
+    assert schedule.failed() == 5.0
+
+
+def started(folder: Path) -> Bench:
+    """Starts a server that keeps checkpoints, for the first time or again."""
+    bench = Bench(ServerOptions(server=0, checkpoint_dir=folder, lost_after_s=600.0))
+    welcomes = [bench.one(t, Kind.HELLO, body=hello(t)) for t in (0, 1)]
+    if not welcomes[0].body["defined"]:
+        bench.one(0, Kind.DEFINE, body={"program": SGD})
+        bench.one(0, Kind.ASSIGN, 0, {"replace": False}, sgd_state())
+    return bench
+
+
+def train(bench: Bench, steps: range) -> None:
+    for step in steps:
+        for trainer in (0, 1):
+            bench.push(trainer, step, sgd_grads(trainer, step))
+
+
+def saved(bench: Bench) -> Any:
+    return bench.one(0, Kind.HEARTBEAT, body={"doing": "asking"}).body["saved"]
+
+
+def test_a_server_writes_checkpoints_that_no_trainer_asks_for(tmp_path: Path) -> None:
+    bench = started(tmp_path)
+    train(bench, range(1, 121))
+    assert 60 <= saved(bench) <= 120
+    again = started(tmp_path)
+    assert again.core.step == saved(bench)
+    train(again, range(again.core.step + 1, 121))
+    np.testing.assert_array_equal(again.pull(0, 120, "b")["b"], sgd_after(120)["b"])
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Makes checkpoints fail for want of room while the set has something in it."""
+    full, save = {"full"}, OwnCheckpoints.save
+
+    def guarded(own: OwnCheckpoints, *args: Any, **named: Any) -> Any:
+        if full:
+            error = OSError(errno.ENOSPC, "No space left on device")
+            raise cannot_write("part 'server 0'", Path("/somewhere"), error) from error
+        return save(own, *args, **named)
+
+    monkeypatch.setattr(OwnCheckpoints, "save", guarded)
+    return full
+
+
+def test_a_full_disk_is_warned_of_and_tried_again(
+    tmp_path: Path, full_disk: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = started(tmp_path)  # its first state has no checkpoint
+    assert "it is tried again in 5 s" in caplog.text
+    train(bench, range(1, 3))
+    assert bench.one(0, Kind.SAVE, 2).body == {"is_full": True}
+    assert bench.core.failure is None
+    full_disk.clear()
+    bench.now += 6.0
+    assert bench.one(0, Kind.SAVE, 2).body["step"] == 2
+    assert saved(bench) == 2
+    assert started(tmp_path).core.step == 2
+
+
+def test_a_full_disk_is_tried_again_unasked(tmp_path: Path, full_disk: set[str]) -> None:
+    bench = started(tmp_path)
+    train(bench, range(1, 150))
+    assert saved(bench) is None
+    full_disk.clear()
+    bench.now += 61.0
+    train(bench, range(150, 151))
+    assert saved(bench) == 150
+
+
+def test_another_trouble_with_a_checkpoint_is_an_error_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = started(tmp_path)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise CheckpointError("the folder is gone")
+
+    monkeypatch.setattr(OwnCheckpoints, "save", fail)
+    train(bench, range(1, 2))
+    answer = bench.one(0, Kind.SAVE, 1)
+    assert answer.kind is Kind.ERROR
+    assert "the folder is gone" in str(answer.body["what"])
+
+
+def test_a_disk_is_full_also_where_a_library_says_so_in_words() -> None:
+    error = CheckpointError("cannot write")
+    assert not is_disk_full(error)
+    error.__cause__ = RuntimeError("RESOURCE: write: No space left on device [os_error=28]")
+    assert is_disk_full(error)
+
+
+def test_a_damaged_checkpoint_is_the_cause_of_a_state_that_is_missing(tmp_path: Path) -> None:
+    bench = started(tmp_path)
+    assert saved(bench) == 0
+    for file in tmp_path.rglob("*"):
+        if file.is_file() and "data" in str(file.parent):
+            file.write_bytes(b"x" * file.stat().st_size)
+    again = Bench(ServerOptions(server=0, checkpoint_dir=tmp_path))
+    welcome = again.one(0, Kind.HELLO, body=hello(0))
+    assert "the checkpoint of step 0 is passed over" in str(welcome.body["damage"])
+    known = KnownServer(ReplayLog(until_saved=True), has_state=True)
+    known.welcome(welcome)
+    lost = known.lost_work()
+    assert lost is not None
+    assert lost.startswith("it came back without a state: the checkpoint of step 0 is passed over")
+
+
+def trainer(replay_bytes: int, servers: int = 2) -> tuple[Client, MemoryNetwork]:
+    network = MemoryNetwork()
+    places = tuple(f"s:{number}" for number in range(1, servers + 1))
+    me = Membership("job", 0, 1, places, "hash", [])
+    lines, patience = network.connect(places), Patience()
+    return Client(
+        lines, me, patience=patience, replay_bytes=replay_bytes, clock=network.clock
+    ), network
+
+
+def push(client: Client, server: int) -> None:
+    client.push(server, [Tensor("g", np.zeros(250, np.float32))])
+
+
+def test_replay_bytes_is_a_total_over_servers() -> None:
+    client, network = trainer(4000)
+    for _ in range(2):
+        client.next_step(1)
+        push(client, 0)
+        assert not client.is_replay_full
+        push(client, 1)
+    assert client.replay_bytes == 4000
+    assert client.is_replay_full
+    client.put_off_saving()
+    assert not client.is_replay_full
+    network.sleep(11.0)
+    assert client.is_replay_full
+    for server in (0, 1):
+        client.forget_saved(server, 1)
+    assert client.replay_bytes == 2000
+
+
+def test_a_trainer_whose_servers_have_no_room_keeps_so_much_and_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client, _ = trainer(4000, servers=1)
+    for _ in range(40):
+        client.next_step(1)
+        push(client, 0)
+    assert client.replay_bytes == 16_000
+    assert caplog.text.count("a server that dies now ends the job") == 1
+
+
+def test_pushes_that_are_applied_are_kept_only_where_servers_are_started_again() -> None:
+    kept, applied = ReplayLog(until_saved=True), ReplayLog(until_saved=False)
+    for log in (kept, applied):
+        for step in (1, 2, 3):
+            log.add(Message(Kind.PUSH, "trainer 0", step, tensors=(Tensor("g", np.zeros(2)),)))
+        log.applied(2)
+    assert [step for step, _ in kept.after(0)] == [1, 2, 3]
+    assert [step for step, _ in applied.after(0)] == [3]
