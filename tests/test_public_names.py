@@ -124,11 +124,11 @@ PUBLIC = {
         elementwise_min elementwise_mod elementwise_mul elementwise_pow elementwise_sub elu
         embedding equal erf exp expand exponential_decay fc fill_constant
         fill_constant_batch_size_like flatten floor gather gather_nd gaussian_random gelu
-        greater_equal greater_than group_norm hard_shrink hard_sigmoid hard_swish
+        greater_equal greater_than group_norm hard_shrink hard_sigmoid hard_swish hsigmoid
         huber_loss increment inverse_time_decay is_empty l2_normalize label_smooth
         layer_norm leaky_relu less_equal less_than linear_chain_crf linear_lr_warmup log
         log_loss logical_and logical_not logical_or logical_xor logsigmoid matmul mean
-        mse_loss mul natural_exp_decay noam_decay not_equal one_hot ones ones_like pad
+        mse_loss mul natural_exp_decay nce noam_decay not_equal one_hot ones ones_like pad
         piecewise_decay polynomial_decay pool2d pow py_reader read_file reciprocal
         reduce_all reduce_any reduce_max reduce_mean reduce_min reduce_prod reduce_sum relu
         relu6 reshape reverse round rsqrt scale scatter selu sequence_conv sequence_expand

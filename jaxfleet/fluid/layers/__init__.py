@@ -91,6 +91,8 @@ from jaxfleet.fluid.layers.losses import (
 )
 from jaxfleet.fluid.layers.losses import softmax_with_cross_entropy as softmax_with_cross_entropy
 from jaxfleet.fluid.layers.losses import square_error_cost as square_error_cost
+from jaxfleet.fluid.layers.many_classes import hsigmoid as hsigmoid
+from jaxfleet.fluid.layers.many_classes import nce as nce
 from jaxfleet.fluid.layers.maths import clip as clip
 from jaxfleet.fluid.layers.maths import clip_by_norm as clip_by_norm
 from jaxfleet.fluid.layers.maths import cos_sim as cos_sim

@@ -10,6 +10,7 @@ from jaxfleet.ops.fluid import convolution as convolution
 from jaxfleet.ops.fluid import elementwise as elementwise
 from jaxfleet.ops.fluid import indexing as indexing
 from jaxfleet.ops.fluid import losses as losses
+from jaxfleet.ops.fluid import many_classes as many_classes
 from jaxfleet.ops.fluid import metrics as metrics
 from jaxfleet.ops.fluid import mixed_precision as mixed_precision
 from jaxfleet.ops.fluid import networks as networks

@@ -13,7 +13,10 @@ from jaxfleet.ops.registry import Array
 # `Run` is ours: u32[], what tells one run of a program from the next.
 RUN_SLOT = "Run"
 _DRAWN = {"shape": [1], "dtype": "float32", "seed": 0}
-RANDOM_OPS = ("uniform_random", "gaussian_random", "truncated_gaussian_random", "dropout")
+RANDOM_OPS = (
+    *("uniform_random", "gaussian_random", "truncated_gaussian_random", "dropout"),
+    "nce",
+)
 
 
 def key_of(attrs: Attributes, run: Array | None) -> Array:

@@ -1,0 +1,124 @@
+"""Sampled and hierarchical losses against loops over each row."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxfleet import fluid
+from jaxfleet.errors import ProgramError
+from jaxfleet.fluid import layers
+from jaxfleet.runtime import Scope
+from tests.fluid.nets import fresh
+from tests.fluid.test_recurrent import set_value
+
+RANDOM = np.random.default_rng(0)
+CLASSES, DIM, ROWS = 6, 3, 4
+Array = np.ndarray[Any, Any]
+
+
+def drawn(*shape: int) -> Array:
+    return RANDOM.normal(size=shape).astype("f4")
+
+
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def share_of(sampler: str, number: int) -> float:
+    if sampler == "uniform":
+        return 1 / CLASSES
+    return float(np.log((number + 2) / (number + 1)) / np.log(CLASSES))
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "log_uniform"])
+def test_nce_is_a_sum_over_true_and_drawn_classes(sampler: str) -> None:
+    x, weight, bias = drawn(ROWS, DIM), drawn(CLASSES, DIM), drawn(CLASSES, 1)
+    label = RANDOM.integers(0, CLASSES, (ROWS, 1))
+    with fresh() as (main, startup), fluid.scope_guard(Scope()):
+        cost = layers.nce(
+            layers.data("x", [DIM]), layers.data("y", [1], dtype="int64"), CLASSES,
+            param_attr="w", bias_attr="b", num_neg_samples=5, sampler=sampler, seed=7,
+        )  # fmt: skip
+        fluid.backward.append_backward(layers.mean(cost))
+        exe = fluid.Executor()
+        exe.run(startup)
+        set_value("w", weight)
+        set_value("b", bias)
+        (op,) = (op for op in main.global_block().ops if op.type == "nce")
+        names = [cost.name, op.output("SampleLabels")[0], "w@GRAD", "b@GRAD"]
+        made, classes, slope, into_bias = exe.run(main, {"x": x, "y": label}, names)
+    assert classes.shape == (ROWS, 6)
+    np.testing.assert_array_equal(classes[:, :1], label)
+    wanted, gradient, of_bias = np.zeros(ROWS), np.zeros((CLASSES, DIM)), np.zeros((CLASSES, 1))
+    for row in range(ROWS):
+        for place, number in enumerate(classes[row]):
+            out = sigmoid(x[row] @ weight[number] + bias[number, 0])
+            expected = 5 * share_of(sampler, number)
+            wanted[row] -= np.log((out if place == 0 else expected) / (out + expected))
+            by = expected * (out - 1) if place == 0 else out * (1 - out)
+            gradient[number] += by / (out + expected) * x[row] / ROWS
+            of_bias[number] += by / (out + expected) / ROWS
+    np.testing.assert_allclose(made[:, 0], wanted, rtol=1e-5)
+    np.testing.assert_allclose(slope, gradient, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(into_bias, of_bias, rtol=1e-4, atol=1e-6)
+
+
+def test_other_runs_draw_other_classes_unless_a_seed_is_given() -> None:
+    with fresh() as (main, startup), fluid.scope_guard(Scope()):
+        x, y = layers.data("x", [DIM]), layers.data("y", [1], dtype="int64")
+        layers.nce(x, y, 1000, seed=3)
+        layers.nce(x, y, 1000)
+        exe = fluid.Executor()
+        exe.run(startup)
+        ops = [op for op in main.global_block().ops if op.type == "nce"]
+        feed = {"x": drawn(ROWS, DIM), "y": np.zeros((ROWS, 1), "i8")}
+        names = [op.output("SampleLabels")[0] for op in ops]
+        first, second = exe.run(main, feed, names), exe.run(main, feed, names)
+    np.testing.assert_array_equal(first[0], second[0])
+    assert (first[1] != second[1]).any()
+
+
+@pytest.mark.parametrize("is_custom", [False, True])
+def test_hsigmoid_is_a_sum_over_the_decisions_of_a_way(*, is_custom: bool) -> None:
+    x, nodes = drawn(ROWS, DIM), CLASSES if is_custom else CLASSES - 1
+    weight, bias = drawn(nodes, DIM), drawn(nodes, 1)
+    label = np.asarray([[0], [1], [4], [5]])
+    # A complete tree as a heap: the leaf of class c is number c + CLASSES.
+    ways = [[((c + CLASSES) >> (bit + 1)) - 1 for bit in range(3)] for c in label[:, 0]]
+    turns = [[((c + CLASSES) >> bit) & 1 for bit in range(3)] for c in label[:, 0]]
+    feed = {"x": x, "y": label}
+    with fresh() as (main, startup), fluid.scope_guard(Scope()):
+        own = {}
+        if is_custom:
+            own = {"path_table": layers.data("t", [3], dtype="int64"), "is_custom": True,
+                   "path_code": layers.data("c", [3], dtype="int64")}  # fmt: skip
+            feed |= {"t": np.asarray(ways), "c": np.asarray(turns)}
+        cost = layers.hsigmoid(
+            layers.data("x", [DIM]), layers.data("y", [1], dtype="int64"), CLASSES,
+            param_attr="w", bias_attr="b", **own,
+        )  # fmt: skip
+        fluid.backward.append_backward(layers.mean(cost))
+        exe = fluid.Executor()
+        exe.run(startup)
+        set_value("w", weight)
+        set_value("b", bias)
+        made, slope = exe.run(main, feed, [cost, "w@GRAD"])
+    wanted, gradient = np.zeros(ROWS), np.zeros_like(weight)
+    for row in range(ROWS):
+        for node, turn in zip(ways[row], turns[row], strict=True):
+            if node < 0:  # fluid counts a decision that is not there as an even one
+                wanted[row] += np.log(2)
+                continue
+            score = x[row] @ weight[node] + bias[node, 0]
+            wanted[row] += np.log1p(np.exp(score)) - turn * score
+            gradient[node] += (sigmoid(score) - turn) * x[row] / ROWS
+    np.testing.assert_allclose(made[:, 0], wanted, rtol=1e-5)
+    np.testing.assert_allclose(slope, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_a_sampler_that_is_not_there_is_refused() -> None:
+    with fresh():
+        x, y = layers.data("x", [DIM]), layers.data("y", [1], dtype="int64")
+        with pytest.raises(ProgramError, match="nce: the sampler 'custom_dist' is not supported"):
+            layers.nce(x, y, CLASSES, sampler="custom_dist", custom_dist=[0.5] * CLASSES)
