@@ -16,6 +16,8 @@ class VarType:
     INT8, INT16, INT32, INT64, UINT8 = "int8", "int16", "int32", "int64", "uint8"
     LOD_TENSOR, SELECTED_ROWS, RAW, READER = "lod_tensor", "selected_rows", "raw", "reader"
     LOD_TENSOR_ARRAY, STEP_SCOPES = "lod_tensor_array", "step_scopes"
+    FEED_MINIBATCH, FETCH_LIST = "feed_minibatch", "fetch_list"
+    LOD_RANK_TABLE, PLACE_LIST = "lod_rank_table", "place_list"
 
 
 _DTYPES = frozenset(

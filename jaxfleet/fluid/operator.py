@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxfleet.errors import AssertedError, ProgramError
 from jaxfleet.fluid.checks import check_type
+from jaxfleet.fluid.descs import OperatorDesc
 from jaxfleet.fluid.roles import OpRole, ir_role
 from jaxfleet.ir import Source
 from jaxfleet.ir.names import INSTEAD_OF
@@ -56,6 +57,11 @@ class Operator:
         if schema is not None:
             self.attrs = {**schema.attrs, **self.attrs}
             self._check(schema)
+
+    @property
+    def desc(self) -> OperatorDesc:
+        """The operator through fluid's methods of a description: `op.desc.type()`."""
+        return OperatorDesc(self)
 
     # --- what it reads and writes ------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from jaxfleet.errors import WrongTypeError
 from jaxfleet.fluid.arithmetic import Arithmetic
 from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.descs import VariableDesc
 from jaxfleet.fluid.dtypes import VarType, dtype_name
 from jaxfleet.ir import Size, grad_name
 from jaxfleet.ir.dims import letter
@@ -79,6 +80,11 @@ class Variable(Arithmetic):
         return tuple(size if isinstance(size, int) else -1 for size in self.sizes)
 
     @property
+    def desc(self) -> VariableDesc:
+        """The variable through fluid's methods of a description: `var.desc.type()`."""
+        return VariableDesc(self)
+
+    @property
     def persistable(self) -> bool:
         """Whether it outlives a run."""
         return self._persistable
@@ -98,6 +104,10 @@ class Variable(Arithmetic):
     def grad_name(self) -> str:
         """The name of its gradient."""
         return grad_name(self.name)
+
+    def _set_shape(self, shape: Sequence[int | None]) -> None:
+        self.sizes = sizes_of(shape)
+        self.block.program.version += 1
 
     def _set_error_clip(self, error_clip: Any) -> None:
         self.error_clip = error_clip
