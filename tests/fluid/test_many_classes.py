@@ -89,7 +89,7 @@ def test_hsigmoid_is_a_sum_over_the_decisions_of_a_way(*, is_custom: bool) -> No
     turns = [[((c + CLASSES) >> bit) & 1 for bit in range(3)] for c in label[:, 0]]
     feed = {"x": x, "y": label}
     with fresh() as (main, startup), fluid.scope_guard(Scope()):
-        own = {}
+        own: dict[str, Any] = {}
         if is_custom:
             own = {"path_table": layers.data("t", [3], dtype="int64"), "is_custom": True,
                    "path_code": layers.data("c", [3], dtype="int64")}  # fmt: skip
