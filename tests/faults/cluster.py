@@ -91,7 +91,7 @@ class Jobs:
         secret: the secret's file.
         job: the job's name.
         step_s: what servers wait for living peers.
-        lost_s: after so long without a word a peer is lost.
+        lost_s: after so long without a word a peer is lost; scripts of their own say how long.
         script: what trainers run.
     """
 
@@ -159,7 +159,7 @@ class Jobs:
         """Starts a trainer."""
         cluster = self.cluster(trainer_id=number, **changed)
         words = [f"--out={self.folder}", *self.options, *options]
-        if self.lost_s != LOST_S:
+        if self.script == TRAINING and self.lost_s != LOST_S:
             words.append(f"--lost-after={self.lost_s}")
         command = [sys.executable, str(self.script), *words]
         return self.start(f"trainer {number}", command, cluster)
