@@ -71,8 +71,6 @@ class ZmqListener:
         self._router = make_socket(self._end.context, zmq.ROUTER, timing)
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 0)  # nobody takes another's name
         self._router.setsockopt(zmq.IPV6, int("[" in address))
-        # Over a Unix socket the kernel says whose a connection is; other users have TCP.
-        self._router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         self._end.watch(self._router)
         try:
             if keys is not None:
@@ -95,6 +93,8 @@ class ZmqListener:
 
         Anyone may take any such name: then there is TCP alone, as clients see by the same question.
         """
+        # Over a Unix socket the kernel says whose a connection is; other users have TCP.
+        self._router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         try:
             self._router.bind(local_address(name))
         except zmq.ZMQError as error:

@@ -1,6 +1,9 @@
 """Every job that is launched has a secret, which its processes alone can read."""
 
+import fcntl
+import os
 import stat
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 
 from jaxfleet.errors import StrategyError
 from jaxfleet.launch import CollectiveJob, Job, Nodes, launch, launch_ranks
+from jaxfleet.launch.temporary import temporary_folder
 from tests.launch.jobs import IDLE, job, python
 
 SHOW = """
@@ -72,3 +76,13 @@ def test_several_machines_need_a_secret_that_all_have(asked: CollectiveJob | Job
     with pytest.raises(StrategyError, match="several machines has no secret") as caught:
         replace(asked, nodes=Nodes(("a", "b"), "a"))
     assert "--secret-file" in caught.value.__notes__[0]
+
+
+def test_a_folder_of_a_launch_is_locked_against_being_tidied_away() -> None:
+    with ExitStack() as stack:
+        folder = temporary_folder(stack)
+        other = os.open(folder, os.O_RDONLY)
+        stack.callback(os.close, other)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert not folder.exists()
