@@ -5,18 +5,25 @@ jax aborts every other process at once, before anybody could say who was lost. B
 line only falls silent, which jax bears for as long as it was told to.
 """
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from jaxfleet.group.peer_user import peer_user
+
 _CHUNK = 1 << 16
 _AGAIN_S = 0.05
+_LOOKS = 3  # at the list of connections
 
 
 class Relay:
     """Listens on this machine, and carries what comes to another address, and back.
+
+    It carries for this user alone: others would reach the coordinator in the name of this machine,
+    and have a connection there and two threads here for each of theirs.
 
     Args:
         host: where to.
@@ -32,8 +39,15 @@ class Relay:
 
     def _accept(self) -> None:
         while True:
-            near, _ = self._listener.accept()
-            _start(self._carry, near)
+            try:
+                near, _ = self._listener.accept()
+            except OSError:  # no descriptor is left, for now
+                time.sleep(_AGAIN_S)
+                continue
+            if _is_own(near):
+                _start(self._carry, near)
+            else:
+                near.close()
 
     def _carry(self, near: socket.socket) -> None:
         far = self._connect()
@@ -59,6 +73,18 @@ class Relay:
                 return far
             time.sleep(_AGAIN_S)
         return None
+
+
+def _is_own(near: socket.socket) -> bool:
+    """Whether a connection is of this user, or of a system that does not list connections."""
+    with suppress(OSError):
+        for _ in range(_LOOKS):  # a list that changes while it is read may lack an entry
+            if (user := peer_user(near)) in {None, os.getuid()}:
+                return True
+            if user != -1:
+                return False
+            time.sleep(_AGAIN_S)
+    return False
 
 
 def _back(far: socket.socket, near: socket.socket) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxfleet.cli import main
 from jaxfleet.errors import StrategyError
 from jaxfleet.launch import CollectiveJob, Job, Nodes, launch, launch_ranks
 from jaxfleet.launch.temporary import temporary_folder
@@ -86,3 +87,18 @@ def test_a_folder_of_a_launch_is_locked_against_being_tidied_away() -> None:
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert not folder.exists()
+
+
+def test_a_server_started_by_hand_without_a_secret_is_refused_with_the_ways_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("JAXFLEET_INSECURE")
+    here = "127.0.0.1:6174"
+    places = {"PADDLE_PSERVERS_IP_PORT_LIST": here, "PADDLE_CURRENT_ENDPOINT": here}
+    for name, value in {"TRAINING_ROLE": "PSERVER", "PADDLE_TRAINERS_NUM": "1", **places}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["serve"]) == 2
+    error = capsys.readouterr().err
+    assert f"error: the server at {here} has no secret" in error
+    assert "JAXFLEET_SECRET_FILE" in error
+    assert "JAXFLEET_INSECURE=1" in error
