@@ -65,6 +65,7 @@ _MEANING = frozenset(
         "faults",
         "fleet",
         "fluid",
+        "gallery",
         "group",
         "ir",
         "launch",
