@@ -138,7 +138,7 @@ def test_the_body_for_a_loss_describes_what_ours_does(paddle: Any) -> None:
     ps_param, skipped = minimizer("004_minimize_of_a_loss").minimize(loss)
     assert skipped == ["lookup_table", "lookup_table_grad"]
     with fresh():
-        ours = DownpourSGD(0.1, 2).minimize(ctr()[0])[0]
+        ours = messages.description_of(DownpourSGD(0.1, 2).minimize(ctr()[0])[0])
     assert isinstance(ours, PSParameter)
     found = messages.description_of(ps_param)
     assert [t.table_id for t in found.tables] == [t.table_id for t in ours.tables] == [0, 1]

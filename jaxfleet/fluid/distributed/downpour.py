@@ -30,7 +30,7 @@ from jaxfleet.fluid.distributed.descriptions import (
     ProgramConfig,
     PSParameter,
 )
-from jaxfleet.fluid.distributed.messages import description_of
+from jaxfleet.fluid.distributed.messages import Message, description_of
 from jaxfleet.fluid.distributed.node import DownpourServer, DownpourWorker
 from jaxfleet.fluid.distributed.parts import (
     DATA_NORM,
@@ -82,8 +82,8 @@ class DownpourSGD:
 
         Returns:
             For a list, None and for each loss its parameters with their gradients, by name; for
-            one loss alone what fluid's first form returned, the description of the job and the
-            types of the operators that workers skip.
+            one loss alone what fluid's first form returned, the description of the job as a
+            message and the types of the operators that workers skip.
 
         Raises:
             ValueError: what is given is no loss, or the list is empty.
@@ -209,14 +209,13 @@ class _Tables:
         told: DownpourTrainerParameter = description_of(self.worker.get_desc())
         skipped = told.skip_op or SKIPPED
         trainer = replace(told, skip_op=skipped, program_config=tuple(self.configs))
+        servers = description_of(self.server.get_desc())
         return {
             "program_configs": _by_program(self.configs),
             "trainer": "DistMultiTrainer",
             "device_worker": "DownpourSGD",
             "optimizer": "DownpourSGD",
-            "fleet_desc": PSParameter(
-                server_param=description_of(self.server.get_desc()), trainer_param=(trainer,)
-            ),
+            "fleet_desc": Message.of(PSParameter(server_param=servers, trainer_param=(trainer,))),
             "worker_skipped_ops": list(skipped),
         }
 

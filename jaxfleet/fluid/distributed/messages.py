@@ -58,6 +58,13 @@ class Message:
             raise AttributeError(what)
         return found
 
+    @classmethod
+    def of(cls, description: Any) -> "Message":
+        """Returns a message that says what a description says."""
+        made = cls(type(description))
+        made.MergeFrom(description)
+        return made
+
     def CopyFrom(self, other: Any) -> None:  # noqa: N802  # protocol buffers' name
         """Becomes what another message, or a description, is.
 

@@ -16,6 +16,7 @@ from jaxfleet.fluid.distributed import (
     from_text,
     to_text,
 )
+from jaxfleet.fluid.distributed.messages import description_of
 from tests.fluid.distributed.jobs import ctr
 from tests.fluid.nets import fresh
 
@@ -23,7 +24,8 @@ from tests.fluid.nets import fresh
 def described() -> PSParameter:
     with fresh():
         loss, _, _ = ctr(data_norm=True)
-        desc, _ = DownpourSGD(0.05).minimize(loss)
+        message, _ = DownpourSGD(0.05).minimize(loss)
+    desc = description_of(message)
     assert isinstance(desc, PSParameter)
     return desc
 

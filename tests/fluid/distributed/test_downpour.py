@@ -10,7 +10,8 @@ from jaxfleet.fluid.distribute_lookup_table import (
     find_distributed_lookup_table_inputs,
     find_distributed_lookup_table_outputs,
 )
-from jaxfleet.fluid.distributed import DownpourSGD, PSParameter
+from jaxfleet.fluid.distributed import DownpourSGD
+from jaxfleet.fluid.distributed.messages import Message
 from tests.fluid.distributed.jobs import ctr
 from tests.fluid.nets import fresh
 
@@ -24,10 +25,12 @@ def test_one_loss_alone_returns_the_description_and_what_is_skipped() -> None:
         made = DownpourSGD(0.1).minimize(loss)
     assert isinstance(made, list)
     desc, skipped = made
-    assert isinstance(desc, PSParameter)
+    assert isinstance(desc, Message)
     assert skipped == ["lookup_table", "lookup_table_grad"]
     assert desc.trainer_param[0].skip_op == tuple(skipped)
     assert main._fleet_opt["fleet_desc"] is desc
+    desc.trainer_param.skip_op.extend(["pull"])
+    assert b'skip_op: "pull"' in desc.SerializeToString()
 
 
 def test_a_list_of_losses_returns_none_and_each_ones_pairs() -> None:
