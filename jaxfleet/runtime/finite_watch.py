@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxfleet.errors import ProgramError
+from jaxfleet.ir import Kind, Variable
 from jaxfleet.ops.frames import warn_at_caller
 
 _EVERY_S = 0.1  # between two looks at the metrics of the steps since
@@ -30,7 +31,8 @@ class FiniteWatch:
 
     Args:
         action: `warn` or `raise`.
-        state: the names of the state's leaves.
+        state: the variables of the state's leaves. A parameter may be neither infinite nor NaN;
+            any other leaf may be infinite, as the least loss so far is before the first step.
         speaks: whether this process warns; of several with the same metrics one does.
         warn: takes the warning.
         clock: the time in seconds.
@@ -39,13 +41,13 @@ class FiniteWatch:
     def __init__(
         self,
         action: str,
-        state: Sequence[str],
+        state: Sequence[Variable],
         *,
         speaks: Callable[[], bool] = lambda: True,
         warn: Callable[[str], None] = warn_at_caller,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._raises, self._names = action == "raise", tuple(state)
+        self._raises, self._state = action == "raise", tuple(state)
         self._is_over = False
         self._speaks, self._warn, self._clock = speaks, warn, clock
         self._looked, self._step = clock(), 0
@@ -95,8 +97,8 @@ class FiniteWatch:
             self._tell(f"metric {found[0]} is {found[1]} at step {step}")
 
     def _check_state(self, leaves: Sequence[Any]) -> None:
-        pairs = zip(self._names, leaves, strict=True)
-        bad = [name for name, leaf in pairs if not _is_finite(leaf)]
+        pairs = zip(self._state, leaves, strict=True)
+        bad = [v.name for v, leaf in pairs if not _is_sound(leaf, v.kind is Kind.PARAM)]
         if bad:
             shown = ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
             what = f"the state is not finite after step {self._step}: {shown}"
@@ -139,8 +141,13 @@ class _Numbers:
         return None
 
 
-def _is_finite(leaf: Any) -> bool:
-    """Returns whether what this process has of a leaf is finite; True of what holds no floats."""
+def _is_sound(leaf: Any, is_parameter: bool) -> bool:  # noqa: FBT001  # a private pair
+    """Whether what this process has of a leaf is what training makes; True where it has no floats.
+
+    Args:
+        leaf: of the state.
+        is_parameter: whether it must be finite, and not only numbers.
+    """
     if not isinstance(leaf, jax.Array) or not _is_float(leaf):
         return True
     array = np.asarray(leaf.addressable_shards[0].data)
@@ -148,7 +155,9 @@ def _is_finite(leaf: Any) -> bool:
         array = array.astype(np.float32)
     with np.errstate(all="ignore"):
         # A sum is read at the speed of memory; that of large numbers may be infinite all the same.
-        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
+        if np.isfinite(array.sum()):
+            return True
+        return bool(np.isfinite(array).all() if is_parameter else not np.isnan(array).any())
 
 
 def _is_float(leaf: Any) -> bool:

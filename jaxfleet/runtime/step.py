@@ -60,7 +60,7 @@ class Step(StepViews, Generic[State, Metrics]):
         self._evaluator = Evaluator(captured)
         self._finite = FiniteWatch(
             strategy.on_nonfinite,
-            [leaf.name for leaf in captured.signature.state],
+            [captured.program.variables[leaf.name] for leaf in captured.signature.state],
             speaks=lambda: self._speaks,
         )
         rows = self._whole(captured.signature.rows)

@@ -73,7 +73,7 @@ class TrainerStep(Generic[State, Metrics]):
         self._evaluator = Evaluator(captured)
         self._finite = FiniteWatch(
             strategy.on_nonfinite,
-            [leaf.name for leaf in captured.signature.state],
+            [captured.program.variables[leaf.name] for leaf in captured.signature.state],
             speaks=lambda: not self._pace.is_sync or self.client.me.trainer == 0,
         )
         self._pauses = 0

@@ -112,6 +112,17 @@ def test_training_that_stays_finite_is_not_warned_of() -> None:
         trained(step, [0.5, 1e4] * 10)
 
 
+def test_a_bound_that_begins_infinite_is_not_warned_of() -> None:
+    def least_step(state: Any, batch: Any) -> Any:
+        (params, opt), metrics = loss_step(state["inner"], batch)
+        return {"inner": (params, opt), "most": state["most"]}, metrics
+
+    state = {"inner": start(), "most": jnp.asarray(np.inf)}
+    step = jf.distribute(least_step, (state, batch(1.0)), strategy("single", "raise"))
+    for _ in range(2):
+        state, _ = step(state, batch(0.5))
+
+
 class Slow:
     """A metric that counts how often it is read."""
 
