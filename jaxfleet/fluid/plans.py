@@ -19,6 +19,7 @@ from jaxfleet.fluid.whole_tables import refuse_whole_tables
 from jaxfleet.ir import Kind
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import Donate
+from jaxfleet.runtime.dump_series import begin_series
 from jaxfleet.runtime.prepared import Prepared, prepare
 from jaxfleet.tables import TableSpec
 
@@ -95,7 +96,7 @@ class Plans:
 def _made(program: Program, fed: Names, fetch: Names) -> Plan:
     declared = program.global_block().vars
     known = [name for name in fed if name in declared]
-    made = Donate().run(recomputed(runnable(program, known), fetch))
+    made = Donate().run(recomputed(runnable(program, known), fetch, begin_series()))
     refuse_whole_tables(program, made)
     warn_alone(program)
     prepared = prepare(made, fetch)

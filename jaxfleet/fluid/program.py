@@ -13,6 +13,7 @@ from jaxfleet.fluid.pruning import as_inference, pruned
 from jaxfleet.fluid.variable import Parameter, Variable
 from jaxfleet.ir import Attr
 from jaxfleet.pipeline import Pass
+from jaxfleet.runtime.dump_series import begin_series, run_passes
 
 
 class Program(Roles, Findings):
@@ -156,7 +157,7 @@ class Program(Roles, Findings):
         from jaxfleet.fluid.from_ir import write_back  # noqa: PLC0415  # it is built on this
         from jaxfleet.fluid.to_ir import ir_program  # noqa: PLC0415  # as that
 
-        write_back(self, by.run(ir_program(self)))
+        write_back(self, run_passes(ir_program(self), [by], series=begin_series()))
         self._is_mem_optimized = True
 
     # --- text --------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from jaxfleet.ir import Operands, Role
 from jaxfleet.ir import Operator as IrOperator
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import Recompute
+from jaxfleet.runtime.dump_series import DumpSeries, run_passes
 
 CHECKPOINTS = "checkpoints"
 
@@ -42,7 +43,9 @@ def keep_checkpoints(program: Program, checkpoints: Sequence[Any]) -> None:
     program.version += 1
 
 
-def recomputed(made: IrProgram, fetch: Sequence[str]) -> IrProgram:
+def recomputed(
+    made: IrProgram, fetch: Sequence[str], series: DumpSeries | None = None
+) -> IrProgram:
     """Returns a program whose backward computes forward again, from checkpoint to checkpoint.
 
     Without checkpoints, or without backward, it is what it was.
@@ -50,6 +53,7 @@ def recomputed(made: IrProgram, fetch: Sequence[str]) -> IrProgram:
     Args:
         made: it.
         fetch: the names that are fetched, where no operator says so.
+        series: a dump that this continues.
 
     Raises:
         PassError: it is cut already, or a sub-block uses what is written several times.
@@ -65,7 +69,7 @@ def recomputed(made: IrProgram, fetch: Sequence[str]) -> IrProgram:
     root = made.root
     if wanted := [name for name in fetch if name in root.variables]:
         root = root.with_ops([*root.ops, IrOperator("fetch", Operands.of(*wanted))])
-    return rewrite.run(made.with_block(root))
+    return run_passes(made.with_block(root), [rewrite], series=series)
 
 
 def _behind(made: IrProgram, names: set[str]) -> tuple[int, ...]:

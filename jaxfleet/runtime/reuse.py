@@ -12,6 +12,7 @@ from jaxfleet.ir import Program, Variable
 from jaxfleet.ops.frames import line_of_caller
 from jaxfleet.passes import MemoryOptimize, ReleaseMemory
 from jaxfleet.pipeline import Pass
+from jaxfleet.runtime.dump_series import begin_series, run_passes
 
 
 @runtime_checkable
@@ -116,7 +117,7 @@ def release_memory(
 
 def _rewritten(program: Program | Rewritable, by: Pass) -> Program | None:
     if isinstance(program, Program):
-        return by.run(program)
+        return run_passes(program, [by], series=begin_series())
     program._rewrite_for_memory(by)  # noqa: SLF001  # the protocol's
     return None
 

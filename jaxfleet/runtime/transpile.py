@@ -120,7 +120,11 @@ def _reductions(strategy: DistributedStrategy, devices: int, *, over_gloo: bool)
 
 
 def transpile(
-    program: Program, passes: Sequence[Pass], *, dump_dir: Path | None
+    program: Program,
+    passes: Sequence[Pass],
+    *,
+    dump_dir: Path | None,
+    series: Instrument | None = None,
 ) -> tuple[Program, Record]:
     """Runs the passes, and returns the result with what every pass did.
 
@@ -128,12 +132,15 @@ def transpile(
         program: the captured step.
         passes: from `pipeline_for`.
         dump_dir: where to write dumps; the environment's directory, unless given.
+        series: what takes the stages in the place of such a dump.
     """
     record = Record()
     instruments: list[Instrument] = [record]
     environment = read_environment()
     folder = dump_dir
-    if folder is None and environment.dump_dir is not None:
+    if series is not None:
+        instruments.append(series)
+    elif folder is None and environment.dump_dir is not None:
         folder = new_dump_folder(environment.dump_dir, program.name)
     if folder is not None:
         instruments.append(Dump(folder, source=environment.dump_source))

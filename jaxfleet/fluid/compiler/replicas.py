@@ -37,6 +37,7 @@ from jaxfleet.group import Joined, joined
 from jaxfleet.group.arrays import of_rank_0
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import DataParallel, Donate
+from jaxfleet.runtime.dump_series import DumpSeries, begin_series, run_passes
 from jaxfleet.runtime.parts import Fed, Fetched
 from jaxfleet.runtime.prepared import not_fed
 from jaxfleet.runtime.ranks import RanksProgram
@@ -198,17 +199,19 @@ class Replicas:
         if key not in known:
             if group is None:
                 warn_alone(program)
-            made = self._rewritten(program, fed, count)
+            series = begin_series()
+            made = self._rewritten(program, fed, count, series)
             devices = self.devices[:count] if group is None else of_all(self.devices[:count])
             levels = levels_of(program, len(devices), within=count, build=self.build)
             joined = summed_over(devices, joins=self.build.fuse_all_reduce_ops is not False)
-            for each in (*levels, *joined):
-                made = each.run(made)
-            ready = Donate().run(recomputed(made, fetch))
+            made = run_passes(made, (*levels, *joined), series=series)
+            ready = run_passes(recomputed(made, fetch, series), [Donate()], series=series)
             known[key] = RanksProgram.of(ready, fetch, devices, group)
         return known[key]
 
-    def _rewritten(self, program: Program, fed: Names, count: int) -> IrProgram:
+    def _rewritten(
+        self, program: Program, fed: Names, count: int, series: DumpSeries | None = None
+    ) -> IrProgram:
         build = self.build
         rewrite = DataParallel(
             devices=count,
@@ -217,7 +220,7 @@ class Replicas:
             rings=max(build.nccl_comm_num, program._nccl_comm_num),
             sync_batch_norm=build.sync_batch_norm,
         )
-        return rewrite.run(runnable(program, fed))
+        return run_passes(runnable(program, fed), [rewrite], series=series)
 
 
 def fed_to(

@@ -20,6 +20,7 @@ from jaxfleet.fluid.recomputing import recomputed
 from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.group import Joined, joined
 from jaxfleet.passes import Donate
+from jaxfleet.runtime.dump_series import begin_series, run_passes
 from jaxfleet.runtime.parts import Fetched
 from jaxfleet.runtime.ranks import RanksProgram
 from jaxfleet.runtime.reductions import summed_over
@@ -83,11 +84,10 @@ class RankRuns:
             devices = None if group is None else _firsts(program, group)
             ranks, own = rank_count(program), local_ranks(program)
             levels = levels_of(program, ranks, within=own)
-            for each in (*levels, *summed_over(devices or ())):
-                made = each.run(made)
-            known[fed, fetch] = RanksProgram.of(
-                Donate().run(recomputed(made, fetch)), fetch, devices, group
-            )
+            series = begin_series()
+            made = run_passes(made, (*levels, *summed_over(devices or ())), series=series)
+            ready = run_passes(recomputed(made, fetch, series), [Donate()], series=series)
+            known[fed, fetch] = RanksProgram.of(ready, fetch, devices, group)
         return known[fed, fetch]
 
 

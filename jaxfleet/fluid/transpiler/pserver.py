@@ -26,7 +26,8 @@ from jaxfleet.passes import (
     PrefetchRows,
     SliceVar,
 )
-from jaxfleet.pipeline import Pass
+from jaxfleet.pipeline import Pass, Stage
+from jaxfleet.runtime.dump_series import begin_series
 from jaxfleet.runtime.transpile import transpile
 
 _METHODS = {RoundRobin: "round_robin", HashName: "hash_name"}
@@ -97,16 +98,20 @@ class PServerJob:
         """The step, with the slices of its parameters and where they live."""
         step = ir_program(self.main)
         step = replace(step, attrs=step.attrs.updated(**{DIALECT: FLUID}))
-        cut = self._run(
-            step,
-            ClipOnTrainers(),
-            SliceVar(
-                servers=len(self.endpoints),
-                min_block_size=self.config.min_block_size,
-                slice=self.slices,
-            ),
+        slicing = SliceVar(
+            servers=len(self.endpoints),
+            min_block_size=self.config.min_block_size,
+            slice=self.slices,
         )
-        return with_digest(self._run(cut, self._dispatch(cut)))
+        note = self._stages.append
+        cut, _ = transpile(step, [ClipOnTrainers(), slicing], dump_dir=None, series=note)
+        made, _ = transpile(cut, [self._dispatch(cut)], dump_dir=None, series=note)
+        return with_digest(made)
+
+    @cached_property
+    def _stages(self) -> list[Stage]:
+        """What the passes before have done, with which the dump of each program begins."""
+        return []
 
     @property
     def slices(self) -> bool:
@@ -133,7 +138,8 @@ class PServerJob:
         )
 
     def _run(self, program: IrProgram, *passes: Pass) -> IrProgram:
-        return transpile(program, passes, dump_dir=None)[0]
+        earlier = self._stages if program is self.placed else []
+        return transpile(program, passes, dump_dir=None, series=begin_series(earlier))[0]
 
 
 def _with_places(attrs: Attrs, startup: IrProgram) -> Attrs:
