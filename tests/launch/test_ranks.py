@@ -91,7 +91,7 @@ def test_a_job_that_fails_too_often_ends_as_its_last_start_did(
     assert launch_ranks(job) == 8
     err = capsys.readouterr().err
     assert err.count("started again (1 of 1)") == 1
-    assert err.splitlines()[-1].endswith("rank 1 ended with exit code 8")
+    assert "rank 1 ended with exit code 8" in err.splitlines()[-1]
     assert "process" not in err  # of a quiet launch, only what failed
 
 
@@ -108,7 +108,7 @@ sys.exit("no rows" if rank == 0 else "rank 0 is gone")
     err = capsys.readouterr().err
     assert "rank 1 | rank 0 is gone" in err, err
     assert "rank 1 ended with exit code 1" in err, err
-    assert err.splitlines()[-1].endswith("rank 0 ended with exit code 1")
+    assert "rank 0 ended with exit code 1" in err.splitlines()[-1]
 
 
 def test_a_job_that_is_told_to_stop_while_it_stops_is_not_started_again(tmp_path: Path) -> None:
