@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from jaxfleet.cli import launch as command
 from jaxfleet.cli import main
 from jaxfleet.errors import StrategyError
 from jaxfleet.launch import CollectiveJob, Job, Nodes, launch, launch_ranks
 from jaxfleet.launch.temporary import temporary_folder
-from tests.launch.jobs import IDLE, job, python
+from tests.launch.jobs import IDLE, job, python, waiting
 
 SHOW = """
 import os, pathlib, stat, sys
@@ -102,3 +103,50 @@ def test_a_server_started_by_hand_without_a_secret_is_refused_with_the_ways_out(
     assert f"error: the server at {here} has no secret" in error
     assert "JAXFLEET_SECRET_FILE" in error
     assert "JAXFLEET_INSECURE=1" in error
+
+
+SAYS_FOLDERS = """
+import os, pathlib, sys, time
+print(os.environ["JAXFLEET_SAVE_DIR"], flush=True)
+pathlib.Path({said!r}).touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("given", [True, False])
+def test_servers_are_told_the_folders_of_the_launch(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    given: bool,
+) -> None:
+    monkeypatch.delenv("JAXFLEET_SAVE_DIR")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "said").mkdir()
+    server = SAYS_FOLDERS.format(said=str(tmp_path / "said" / "it"))
+    folders = (Path("here"), Path("/there")) if given else ()
+    assert launch(job(waiting(tmp_path / "said"), server, save_dirs=folders)) == 0
+    wanted = f"{tmp_path / 'here'}:/there" if given else str(tmp_path)
+    assert f"server 0  | {wanted}\n" in capsys.readouterr().out
+
+
+def test_the_command_line_gives_a_job_its_secret_and_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[Job] = []
+    monkeypatch.setattr(command, "launch", lambda asked: launched.append(asked) or 0)  # type: ignore[func-returns-value]
+    script, secret = tmp_path / "train.py", tmp_path / "secret"
+    script.touch()
+    secret.touch()
+    assert main(["launch", "--insecure", "--save-dir", f"a{os.pathsep}/b", str(script)]) == 0
+    assert main(["launch", "--secret-file", str(secret), str(script)]) == 0
+    monkeypatch.setenv("JAXFLEET_SECRET_FILE", str(secret))
+    assert main(["launch", str(script)]) == 0
+    assert main(["launch", "--insecure", "--secret-file", str(secret), str(script)]) == 2
+    open_job, given, by_variable = launched
+    assert (open_job.insecure, open_job.secret_file) == (True, None)
+    assert open_job.save_dirs == (Path("a"), Path("/b"))
+    assert given.secret_file == by_variable.secret_file == secret
+    assert not given.insecure
