@@ -1,4 +1,4 @@
-"""Folders that are this user's alone, so that what is in them can be trusted."""
+"""Folders that only this user can modify."""
 
 import grp
 import os
@@ -12,12 +12,11 @@ from jaxfleet.env.reading import get
 
 
 def is_private(folder: Path) -> bool:
-    """Whether nobody but this user, or root, can change what a folder holds.
+    """Whether only this user and root can modify the content of a folder.
 
-    It belongs to this user, and neither others nor its group, unless that is this user's alone, may
-    write to it. No folder above it can be exchanged by anyone else either: each is this user's or
-    root's, and if others may write to one, as to `/tmp`, they may not rename what is not theirs
-    (the sticky bit).
+    The folder belongs to this user, and is writable neither by others nor by its group, unless the
+    group has no other members. The same holds for the folders above it, which may also belong to
+    root, and may be writable by others if they are sticky, as `/tmp` is.
     """
     try:
         real = folder.resolve(strict=True)
@@ -39,7 +38,7 @@ def _others_write(found: os.stat_result) -> bool:
 
 @cache
 def _is_own_group(number: int) -> bool:
-    """Whether a group is this user's alone, as systems make one for each user."""
+    """Whether a group is the private group of this user, which has no other members."""
     try:
         user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(number)
     except KeyError:
@@ -48,7 +47,7 @@ def _is_own_group(number: int) -> bool:
 
 
 def runtime_dir() -> Path | None:
-    """Returns a folder of this user's for what lasts as long as processes do; None without one.
+    """Returns a private folder for files that live as long as a process; None if there is none.
 
     It is `jaxfleet` in `XDG_RUNTIME_DIR`, or `jaxfleet-USER` beside other temporary files.
     """

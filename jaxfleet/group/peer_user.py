@@ -1,4 +1,4 @@
-"""Which user of this machine is at the other end of a connection over loopback."""
+"""The user that owns the other end of a loopback connection."""
 
 import socket
 import struct
@@ -11,10 +11,10 @@ _ESTABLISHED = "01"
 
 
 def peer_user(line: socket.socket) -> int | None:
-    """Returns the number of the user; None where the system does not list its connections.
+    """Returns the id of the user; None if the system does not list its connections.
 
-    The kernel lists both ends of such a connection, each with its owner. -1 is an end that has
-    been closed, or is of another machine.
+    The kernel lists both ends of a loopback connection with their owners. The result is -1 if the
+    other end is not listed: it has been closed, or belongs to another machine.
 
     Raises:
         OSError: the connection has ended.

@@ -1,12 +1,12 @@
-"""What a process of a job is before it runs its command. Runs as a program, and needs Python alone.
+"""Prepares a process of a job, and executes its command. A program that needs only Python.
 
-It has the kernel end this process when the launching process dies (Linux): the guard does so too,
-with all that the process has started, but may be killed with the launch. Then it waits until the
-guard has been told of its process group, and becomes the command.
+On Linux it asks the kernel for a SIGTERM when the launching process dies. (The guard ends the whole
+process group in that case, but may have been killed as well.) Then it waits until the guard knows
+the process group, and executes the command.
 
     python gate.py LAUNCHER COMMAND [ARGS...]
 
-The pipe that it waits at ends with the launching process, and it with that.
+If the launching process dies first, the pipe on stdin is closed and the gate exits.
 """
 
 import ctypes

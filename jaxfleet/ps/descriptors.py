@@ -1,4 +1,4 @@
-"""Descriptors of a server: as many as it may have, and some kept for files that must be opened."""
+"""File descriptors of a server: its limit, and a reserve for checkpoints."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ _KEPT = 64  # a checkpoint writes several files at once, each through a folder
 
 
 def raise_limit() -> None:
-    """Lets this process have as many descriptors as its user may give it, up to 65,536."""
+    """Raises the soft limit of file descriptors to the hard limit, at most to 65,536."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -21,10 +21,9 @@ def raise_limit() -> None:
 
 
 class Reserve:
-    """Holds descriptors, and gives them up while files are written that must be.
+    """File descriptors that are available only while a checkpoint is written or read.
 
-    Connections come whether or not there are descriptors left for checkpoints; those here are
-    taken before the first one comes. Any thread may use it.
+    Connections could otherwise take all of them between two checkpoints. Any thread may use it.
 
     Args:
         count: how many.
@@ -39,7 +38,7 @@ class Reserve:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Has the descriptors free while the block runs."""
+        """Frees the descriptors while the block runs."""
         with self._lock:
             self._users += 1
             self._give()
@@ -52,7 +51,7 @@ class Reserve:
                     self._take()
 
     def close(self) -> None:
-        """Gives all up for good."""
+        """Frees the descriptors permanently."""
         with self._lock:
             self._count = 0
             self._give()

@@ -1,12 +1,13 @@
-"""Connections that have not proved that they have the job's secret, and how little they may hold.
+"""Limits of connections that have not proved possession of the job's secret.
 
-ZeroMQ bounds the time that a handshake takes and nothing else: a peer without the secret may open
-as many connections as there are descriptors, and have each hold a frame of the largest size. Here
-they are counted, and cut where they are too many or send too much.
+ZeroMQ limits the duration of a handshake and nothing else: a peer without the secret could open as
+many connections as there are descriptors, and make each buffer a frame of the largest size. The
+doorway counts such connections, and cuts them if they are too many or send too much.
 
-How far a handshake has come is seen by what the kernel counts (`TCP_INFO`): a CURVE server answers
-the 64 bytes of a greeting by as many, and sends more only to a peer that has the server's public
-key, which follows from the secret. Where the kernel does not count, the number alone is bounded.
+The progress of a handshake is visible in the byte counts of the kernel (`TCP_INFO`): a CURVE server
+answers the 64 bytes of a greeting with as many, and sends more only to a peer that has the server's
+public key, which is derived from the secret. On systems without these counts only the number of
+connections is limited.
 """
 
 import os
@@ -27,13 +28,13 @@ _GREETED = 72  # bytes sent: the 64 of a greeting, and the beginning of another 
 
 @dataclass(frozen=True, kw_only=True)
 class DoorLimits:
-    """How much connections may hold that have not proved that they have the secret.
+    """Limits of connections that have not proved possession of the secret.
 
     Attributes:
-        connections: how many of them there may be; the oldest is cut where another comes.
-        of_an_address: how many of one address.
-        received_bytes: how much one may send.
-        longest_s: after so long one is ZeroMQ's to end, whose handshakes take no longer.
+        connections: the maximum in total; if another is accepted, the oldest is cut.
+        of_an_address: the maximum of one address.
+        received_bytes: the maximum that one may send.
+        longest_s: when the limits stop to apply, since ZeroMQ then ends the handshake itself.
     """
 
     connections: int = 64
@@ -44,7 +45,7 @@ class DoorLimits:
 
 @dataclass(frozen=True)
 class _Stranger:
-    """A connection that has proved nothing yet: a second descriptor of it, and its address."""
+    """An unauthenticated connection: a second descriptor of it, its address, and when it came."""
 
     line: socket.socket
     address: str
@@ -53,7 +54,7 @@ class _Stranger:
 
 @dataclass
 class Doorway:
-    """The connections of a listener that have proved nothing yet.
+    """The unauthenticated connections of a listener.
 
     Attributes:
         limits: how much they may hold.
@@ -75,7 +76,7 @@ class Doorway:
         return list(dict.fromkeys(one.address for one in self._strangers.values()))
 
     def accepted(self, fd: int) -> None:
-        """Notes a new connection; cuts the oldest where there are too many."""
+        """Adds a connection; cuts the oldest if there are too many."""
         self.left(fd)  # the number was another's before
         stranger = self._stranger(fd)
         if stranger is None:
@@ -92,12 +93,12 @@ class Doorway:
             ))  # fmt: skip
 
     def left(self, fd: int) -> None:
-        """Notes that a connection has ended."""
+        """Removes a connection that has ended."""
         if (stranger := self._strangers.pop(fd, None)) is not None:
             stranger.line.close()
 
     def look(self) -> None:
-        """Lets those go that have proved themselves, and cuts those that sent too much."""
+        """Removes authenticated connections, and cuts those that sent too much."""
         for fd, stranger in list(self._strangers.items()):
             sent, received = _counted(stranger.line)
             if sent >= _GREETED or self.clock() - stranger.since > self.limits.longest_s:
@@ -106,7 +107,7 @@ class Doorway:
                 self._cut(fd)
 
     def close(self) -> None:
-        """Lets all go."""
+        """Removes all connections without cutting them."""
         for fd in list(self._strangers):
             self.left(fd)
 
@@ -118,7 +119,7 @@ class Doorway:
         self.left(fd)
 
     def _stranger(self, fd: int) -> _Stranger | None:
-        """Returns a connection, None where it has ended or is one of this machine's own kind."""
+        """Returns a new connection, None if it has ended or is a Unix socket."""
         try:
             copy = os.dup(fd)
         except OSError:
@@ -129,7 +130,7 @@ class Doorway:
             os.close(copy)
             return None
         try:
-            if line.family != socket.AF_UNIX:  # of those the kernel has told ZeroMQ the user
+            if line.family != socket.AF_UNIX:  # ZeroMQ has checked the user of those
                 return _Stranger(line, str(line.getpeername()[0]), self.clock())
         except OSError:
             pass
@@ -138,7 +139,7 @@ class Doorway:
 
 
 def _counted(line: socket.socket) -> tuple[int, int]:
-    """Returns how many bytes a connection took and sent; none where the kernel does not count."""
+    """Returns how many bytes were acknowledged and received, 0 without the kernel's counts."""
     if not sys.platform.startswith("linux"):
         return 0, 0
     try:

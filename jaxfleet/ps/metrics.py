@@ -47,7 +47,7 @@ class Metrics:
         Args:
             host: the address to listen at.
             port: 0 finds a free one.
-            token: the bearer token that a request needs; None lets anybody read.
+            token: the bearer token that requests need; None for none.
 
         Raises:
             StrategyError: prometheus_client is not installed.

@@ -1,7 +1,7 @@
-"""Answers `GET /metrics` in one thread, however many ask and however slowly.
+"""Serves `GET /metrics` in one thread, for any number of slow or idle clients.
 
-A thread a connection, as Prometheus's own server has it, lets 300 idle connections take 300
-threads. Here all are served by one event loop; the oldest is closed where there are too many, and
+Prometheus's own server starts a thread for each connection, so 300 idle connections take 300
+threads. Here one event loop serves all of them: the oldest is closed if there are too many, and
 each has a few seconds.
 """
 
@@ -29,7 +29,7 @@ class MetricsServer:
     Args:
         text: makes it; runs in the server's thread.
         content_type: of the text.
-        token: the bearer token that a request needs; None lets anybody read.
+        token: the bearer token that requests need; None for none.
         longest_s: how long a request may take.
     """
 

@@ -45,7 +45,7 @@ def serve(
         endpoint: where to listen.
         options: which job, how long to wait, where to keep the state.
         secret_file: holds the job's secret.
-        insecure: serve without one, on this machine's own addresses.
+        insecure: serve without one, on loopback only.
         begin: is given the server before it serves: to give it a program and a state.
         on_listening: is given the endpoint once trainers can connect.
 
@@ -116,7 +116,7 @@ def _check_secret(endpoint: str, secret_file: Path | None, *, insecure: bool) ->
 def _give_metrics(
     metrics: Metrics, core: ServerCore, server: int, secret_file: Path | None
 ) -> Path | None:
-    """Serves metrics where the environment names a port; with a secret, to who has its token.
+    """Serves metrics if the environment names a port; with a secret, a token is required.
 
     Returns:
         The file in which `jaxfleet top` of this user finds the token.

@@ -1,4 +1,4 @@
-"""The door of a listener: a thread that answers whom ZeroMQ may let in, and watches who comes."""
+"""Authenticates the peers of a listener, and limits connections that are not authenticated."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""Where a server's metrics leave their token for `jaxfleet top` of the same user and machine."""
+"""Token files, by which `jaxfleet top` of the same user finds the token of a server's metrics."""
 
 import os
 from contextlib import suppress

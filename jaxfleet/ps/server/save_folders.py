@@ -13,8 +13,8 @@ _LONGEST = 300  # characters of a path that an error repeats
 class SaveFolders:
     """Checks the paths that messages name.
 
-    The folders come from the server's own configuration, never from a peer: a message can choose a
-    name below them and nothing else. Symbolic links are followed before the comparison.
+    The folders come from the server's own configuration, never from a peer. Symbolic links are
+    resolved before the comparison.
 
     Attributes:
         roots: the folders; None allows any path, for servers that no other process reaches.
