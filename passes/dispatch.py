@@ -64,7 +64,7 @@ class Dispatch(Pass):
               w = jax.sub(w, w@GRAD)
     """  # noqa: E501  # a program's attributes are one line
 
-    endpoints: tuple[str, ...] = ()  # host:port of each server
+    endpoints: tuple[str, ...] = ()  # host:port of each server; port 0 is the system's choice
     servers: int = 2  # how many, on ports of this machine from 6174, where no endpoints are given
     method: str = "round_robin"  # or hash_name, or balanced
     max_imbalance: float = MAX_IMBALANCE  # of the fullest server, over the mean; 0: anything
@@ -147,7 +147,7 @@ def local_endpoints(servers: int) -> tuple[str, ...]:
 def _check_endpoints(endpoints: Sequence[str]) -> None:
     for endpoint in endpoints:
         host, _, port = endpoint.rpartition(":")
-        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= _LAST_PORT):
+        if not host or not (port.isascii() and port.isdigit() and int(port) <= _LAST_PORT):
             what = f"dispatch: '{endpoint}' is no endpoint"
             raise PassError(what, hint="give host:port, such as 127.0.0.1:6174")
         if endpoints.count(endpoint) > 1:

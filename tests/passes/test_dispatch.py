@@ -232,7 +232,6 @@ def test_a_server_may_get_nothing() -> None:
         ("max_imbalance=0.5", "max_imbalance is 0.5"),
         ("max_imbalance=nan", "max_imbalance is nan"),
         ('endpoints=["localhost"]', "'localhost' is no endpoint"),
-        ("endpoints=[h:0]", "'h:0' is no endpoint"),
         ("endpoints=[h:65536]", "'h:65536' is no endpoint"),
         ("endpoints=[h:1,h:1]", "'h:1' is given twice"),
     ],

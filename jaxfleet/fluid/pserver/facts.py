@@ -1,9 +1,10 @@
 """What a transpiler wrote into a program besides its operators: whose it is, of which job."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxfleet.errors import ProgramError
+from jaxfleet.fluid.transpiler.config import DistributedMode
 from jaxfleet.fluid.transpiler.digest import DIGEST
 from jaxfleet.ir import Attr, Program
 
@@ -50,6 +51,29 @@ def facts_of(program: Program) -> Facts:
         raise ProgramError(what, hint=f"{hint}, not a copy read from text")
     digest, mode = str(attrs.get(DIGEST, "")), str(attrs.get("mode", "sync"))
     return Facts(str(role), trainers, number, _texts(endpoints), digest, mode)
+
+
+def with_facts_of_server(program: Program) -> Program:
+    """Returns a server's program that says whose it is, by its operator where a script wrote it.
+
+    Such a server is the only one of its job.
+
+    Args:
+        program: in the IR, `listen_and_serv` first.
+    """
+    if "role" in program.attrs:
+        return program
+    serve = program.root.ops[0].attrs
+    is_sync = serve.get("distributed_mode", DistributedMode.SYNC) == DistributedMode.SYNC
+    attrs = program.attrs.updated(
+        role="pserver",
+        trainers=serve.get("Fanin", 1),
+        pserver_id=0,
+        endpoint=serve["endpoint"],
+        endpoints=(serve["endpoint"],),
+        mode="sync" if is_sync else "async",
+    )
+    return replace(program, attrs=attrs)
 
 
 def _texts(items: Attr) -> tuple[str, ...]:

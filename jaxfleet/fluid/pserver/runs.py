@@ -11,7 +11,7 @@ from jaxfleet.fluid.drawing import RUN
 from jaxfleet.fluid.plans import Names
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.pserver.connections import PROCESS, Connection, Connections
-from jaxfleet.fluid.pserver.facts import Facts, facts_of
+from jaxfleet.fluid.pserver.facts import Facts, facts_of, with_facts_of_server
 from jaxfleet.fluid.pserver.geo import GeoExchange
 from jaxfleet.fluid.pserver.notices import NOTICES, TABLES, is_notice, run_notices, save_table
 from jaxfleet.fluid.pserver.programs import plain_trainer
@@ -101,7 +101,7 @@ class PserverRuns:
             run_notices(program, self.connections)
             return []
         if program.global_block().ops[0].type in _SERVE:
-            made = runnable(program, ())
+            made = with_facts_of_server(runnable(program, ()))
             check_runnable(made)
             serve_program(made, scope, self.connections)
             return []
