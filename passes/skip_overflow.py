@@ -1,13 +1,11 @@
 """Leave out a step whose gradients overflowed, and scale the loss by less: dynamic loss scaling."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Kind, Operand, Operator, Program, Role, Variable
-from jaxfleet.ir.names import next_name
+from jaxfleet.ir import Kind, Operator, Program, Variable
 from jaxfleet.passes._beside import with_beside
+from jaxfleet.passes._finite_gradients import HeldBack, finite_test
 from jaxfleet.passes._known_gradients import check_gradients_are_known
 from jaxfleet.passes._when_due import number, op
 from jaxfleet.pipeline import Pass, made_by, register_pass
@@ -15,7 +13,6 @@ from jaxfleet.pipeline import Pass, made_by, register_pass
 SCALE = "amp.scale"  # by which what backward multiplies is scaled
 _GOOD = "amp.good"  # steps since the scale changed
 _MOST = 2.0**24
-_FORWARD = (Role.FORWARD, Role.FORWARD_LOSS)
 
 
 def scale_variable() -> Variable:
@@ -88,70 +85,20 @@ class SkipOverflow(Pass):
         check_gradients_are_known(program, self.name)
         gradients = [name for x in program.root.ops for _, name in x.role_var]
         held = with_beside(program, [(Variable(_GOOD, "i32", (), Kind.STATE), 0)])
-        renaming = _Renaming(held, forward=self.forward)
+        hint = "leave amp='float16' out"
+        for name in gradients:
+            if (dtype := program.lookup(name).dtype) != "f32":
+                what = f"{self.name}: the gradient '{name}' is {dtype}"
+                raise PassError(what, hint="amp='float16' is for parameters in float32")
+        renaming = HeldBack(held, forward=self.forward, by=self.name, hint=hint)
         ops = [*renaming.ops()]
         fetches = [x for x in ops if x.type == "fetch"]
-        testing, declared = _finite(program, gradients)
+        testing, declared = finite_test(program, gradients)
         new = [*testing, *renaming.choices(), *_scaling(self.every)]
         declared += [*renaming.declared, *_temporaries()]
         others = [x for x in ops if x.type != "fetch"]
         all_ops = [*others, *(made_by(x, self) for x in new), *fetches]
         return held.with_block(held.root.with_ops(all_ops, declare=declared))
-
-
-@dataclass
-class _Renaming:
-    """Has the state keep its value until the step's end."""
-
-    program: Program
-    forward: bool
-    names: dict[str, str] = field(default_factory=dict)
-    declared: list[Variable] = field(default_factory=list)
-
-    def ops(self) -> Iterator[Operator]:
-        """Yields the operators, which write and read the new state by other names."""
-        states = {v.name for v in self.program.of_kind(Kind.PARAM, Kind.STATE)}
-        uses = OuterUses(self.program)
-        for x in self.program.root.ops:
-            inner = (uses.of(x).reads - set(x.reads)) & self.names.keys()
-            if inner:
-                what = f"skip_overflow: a block reads '{min(inner)}' past its arguments"
-                raise PassError(what, op=x, hint="leave amp='float16' out")
-            reads = x.inputs if x.type == "fetch" else x.inputs.renamed(self.names)
-            if self.forward or x.role not in _FORWARD:
-                # In the order of the operator: that of a set is another in each process.
-                for name in [n for n in x.writes if n in states and n not in self.names]:
-                    new = replace(self.program.variables[name], name=next_name(name))
-                    self.declared.append(replace(new, kind=Kind.TEMP))
-                    self.names[name] = new.name
-            yield replace(x, inputs=reads, outputs=x.outputs.renamed(self.names))
-
-    def choices(self) -> Iterator[Operator]:
-        """Yields what gives the state its new value where all gradients are finite."""
-        for name, new in self.names.items():
-            yield op("jax.select_n", ("amp.finite", name, new), (name,))
-
-
-def _finite(program: Program, gradients: list[str]) -> tuple[list[Operator], list[Variable]]:
-    """Returns what finds whether all gradients are finite, as `amp.finite`."""
-    ops: list[Operator] = []
-    declared: list[Variable] = []
-    total: Operand = number(0)
-    for name in gradients:
-        like = program.lookup(name)
-        zeros, part, more = (f"{name}@{x}" for x in ("ZEROS", "NONE", "NONES"))
-        declared += [replace(like, name=zeros), Variable(part, like.dtype, ())]
-        ops.append(op("jax.mul", (name, number(0, like.dtype)), (zeros,)))
-        axes = tuple(range(len(like.shape)))
-        ops.append(op("jax.reduce_sum", (zeros,), (part,), axes=axes))
-        if like.dtype != "f32":
-            what = f"skip_overflow: the gradient '{name}' is {like.dtype}"
-            raise PassError(what, hint="amp='float16' is for parameters in float32")
-        ops.append(op("jax.add", (total, part), (more,)))
-        declared.append(Variable(more, "f32", ()))
-        total = more
-    ops.append(op("jax.eq", (total, number(0)), ("amp.finite",)))
-    return ops, declared
 
 
 def _scaling(every: int) -> list[Operator]:

@@ -29,8 +29,8 @@ PUBLIC = {
         Captured EmbeddingTable Leaf Signature capture distributed_optimizer embedding_table
     """,
     "jaxfleet.checkpoint": """
-        Checkpoint CheckpointSeries PartReceipt Piece commit discard open_checkpoint save_arrays
-        save_pieces write_part
+        Checkpoint CheckpointSeries PartReceipt Piece commit discard is_disk_full
+        open_checkpoint save_arrays save_pieces write_part
     """,
     "jaxfleet.checkpoint.tables": """
         SavedTable TableSeries compact export_arrays export_text load_tables save_tables
@@ -193,8 +193,8 @@ PUBLIC = {
         FuseAllreduce GenNcclId GeoSgd GradAllreduce GradAllreduceByRole HalfPrecision
         InsertSendRecv InsertStartup LocalSGD Meet MemoryOptimize MergeGradients MergeSends
         Offload OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScheduleSends
-        ShardedUpdate SkipOverflow SliceVar SnapshotParams SparseTable TrainApart TwoLevels
-        UpdateOnTrainers
+        ShardedUpdate SkipNonfinite SkipOverflow SliceVar SnapshotParams SparseTable TrainApart
+        TwoLevels UpdateOnTrainers
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders

@@ -16,6 +16,7 @@ from jaxfleet.passes import (
     InsertStartup,
     MergeSends,
     ScheduleSends,
+    SkipNonfinite,
     SliceVar,
     SparseTable,
     UpdateOnTrainers,
@@ -99,7 +100,9 @@ def job_programs(
     is_sync = strategy.communication == "sync"
     dividing = _dividing(program, strategy, trainers) if is_sync else []
     updating = [UpdateOnTrainers()] if is_sync else []
-    first = [DeadCodeElimination(), *dividing, *updating, *_placing(strategy, endpoints)]
+    skipping = [SkipNonfinite()] if strategy.on_nonfinite == "skip" else []
+    clean = [DeadCodeElimination(), *skipping]
+    first = [*clean, *dividing, *updating, *_placing(strategy, endpoints)]
     more = _scheduling(strategy)
     if "tables" in program.attrs:
         more.append(SparseTable(trainer_id=trainer))

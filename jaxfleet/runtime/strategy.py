@@ -107,8 +107,9 @@ class DistributedStrategy:
         on_nonfinite: what happens where a metric of one number (the loss), or the state that a
             gradient has changed, is not finite: `warn` once, with the step, as of the first look
             (metrics are looked at when their step is done, the state after 16, 32, 64, ... steps,
-            so it costs nothing); or `raise` at that step, for which every step is waited for, and
-            its new state read once.
+            so it costs nothing); `raise` at that step, for which every step is waited for, and its
+            new state read once; or `skip`: warn, and have a step with a gradient that is not finite
+            change nothing, which costs a sum over every gradient.
         passes: further passes to run at the end, as text: `fuse_allreduce{flat=true}`.
     """
 
@@ -147,7 +148,7 @@ class DistributedStrategy:
     loss_scale_steps: int = 2000
     outer: Any = None
     adaptive: str = ""
-    on_nonfinite: Literal["warn", "raise"] = "warn"
+    on_nonfinite: Literal["warn", "raise", "skip"] = "warn"
     passes: str = ""
 
     def __post_init__(self) -> None:
@@ -158,7 +159,7 @@ class DistributedStrategy:
         _check_choice("communication", self.communication, COMMUNICATIONS)
         _check_choice("allreduce", self.allreduce, ALLREDUCES)
         _check_choice("amp", self.amp, ("", "bfloat16", "float16"))
-        _check_choice("on_nonfinite", self.on_nonfinite, ("warn", "raise"))
+        _check_choice("on_nonfinite", self.on_nonfinite, ("warn", "raise", "skip"))
         _check_choice("average", self.average, ("trainers", "rows"))
         _check_numbers(self)
         positive = (

@@ -19,6 +19,7 @@ from jaxfleet.passes import (
     MergeGradients,
     Offload,
     ShardedUpdate,
+    SkipNonfinite,
     SkipOverflow,
     SparseTable,
     TrainApart,
@@ -65,6 +66,8 @@ def pipeline_for(
     if strategy.amp == "float16":
         skipping = SkipOverflow(every=strategy.loss_scale_steps, forward=strategy.merge == 1)
         passes.append(skipping)
+    elif strategy.on_nonfinite == "skip":
+        passes.append(SkipNonfinite(forward=strategy.merge == 1))
     if strategy.merge > 1:
         passes.append(MergeGradients(every=strategy.merge))
     if devices > 1:

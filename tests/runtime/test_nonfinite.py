@@ -1,5 +1,6 @@
 """A loss or a gradient that is not finite is warned of once, with the step, or ends the job."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from jaxfleet.errors import ProgramError, StrategyError
 from jaxfleet.runtime.finite_watch import FiniteWatch
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.runtime.twin import Twin
+from tests.faults import training
 
 TX = jf.distributed_optimizer(optax.sgd(0.1))
 
@@ -103,6 +105,35 @@ def test_a_job_with_servers_may_end_at_that_step() -> None:
 
     Twin(gradient_step, (start(), batch(1.0)), strategy("pserver", "raise")).play(script)
     assert len(errors) == 2
+
+
+@pytest.mark.parametrize("mode", ["single", "collective", "pserver"])
+def test_a_step_whose_gradient_is_not_finite_may_be_left_out(mode: str) -> None:
+    values, chosen = [1.0, 0.0, 1.0], strategy(mode, "skip")
+    if mode == "pserver":
+        twin = Twin(gradient_step, (start(), batch(1.0)), chosen)
+        found = twin.run(start(), [batch(value) for value in values]).states[0]
+    else:
+        step = jf.distribute(gradient_step, (start(), batch(1.0)), chosen)
+        found = trained(step, values)
+    wanted = trained(
+        jf.distribute(gradient_step, (start(), batch(1.0)), strategy("single", "warn")), [1.0, 1.0]
+    )
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)  # devices add in another order
+
+
+def test_a_step_that_is_left_out_changes_no_statistics_either() -> None:
+    words = training.arguments([])
+    chosen = dataclasses.replace(training.strategy(words), on_nonfinite="skip")
+    good, bad = training.batches(2, "norm")
+    bad["x"][:] = np.nan
+    twin = Twin(training.make_step("norm"), (training.start("norm"), good), chosen)
+    with pytest.warns(UserWarning, match="is nan at step 2"):
+        found = twin.run(training.start("norm"), [good, bad, good])
+    wanted = twin.run(training.start("norm"), [good, good])
+    for one, other in zip(found.states, wanted.states, strict=True):
+        for name, array in training.named(one).items():
+            np.testing.assert_array_equal(array, training.named(other)[name], name)
 
 
 def test_training_that_stays_finite_is_not_warned_of() -> None:
