@@ -23,6 +23,7 @@ from jaxfleet.passes.grad_allreduce_by_role import GradAllreduceByRole as GradAl
 from jaxfleet.passes.half_precision import HalfPrecision as HalfPrecision
 from jaxfleet.passes.insert_send_recv import InsertSendRecv as InsertSendRecv
 from jaxfleet.passes.insert_startup import InsertStartup as InsertStartup
+from jaxfleet.passes.interleave_slices import InterleaveSlices as InterleaveSlices
 from jaxfleet.passes.local_sgd import LocalSGD as LocalSGD
 from jaxfleet.passes.meet import Meet as Meet
 from jaxfleet.passes.memory_optimize import MemoryOptimize as MemoryOptimize

@@ -200,6 +200,8 @@ class _Builder:
             return Operator("jax.dim_value", attrs=Attrs({"dim": dim, "dtype": dtype}))
         if name in PRIMITIVES:
             return Operator(name, attrs=Attrs(dict(eqn.params)))
+        if name in _ALONG_AXES and (axes := _positional(eqn)) is not None:
+            return Operator(f"jax.{_ALONG_AXES[name]}", attrs=Attrs({"axes": axes}))
         if is_loop(eqn):
             op_type, attrs = read_loop(eqn, lambda body: self._block(body, place))
             return Operator(op_type, attrs=attrs)
@@ -271,6 +273,18 @@ class _Builder:
         wrap = Operator("jax.random_wrap", Operands.of(data), Operands.of(name), attrs)
         self.current.ops.append(wrap)
         return name
+
+
+# What `vmap(axis_name=)` makes reductions over its axis: of an axis of an array.
+_ALONG_AXES = {"psum": "reduce_sum", "pmax": "reduce_max", "pmin": "reduce_min"}
+
+
+def _positional(eqn: Equation) -> tuple[int, ...] | None:
+    """Returns the axes of an array that a reduction by name is over, or None for one of devices."""
+    axes = eqn.params.get("axes", ())
+    if eqn.params.get("axis_index_groups") is not None or len(eqn.invars) != 1:
+        return None
+    return tuple(axes) if all(isinstance(axis, int) for axis in axes) else None
 
 
 def _source(eqn: Equation, place: _Place, stack: str) -> Source:

@@ -130,6 +130,55 @@ def about_notes(program: Program, dumps: Record) -> Iterator[str]:
         yield f"and at {len(notes) - _MOST_NOTES} more places"
 
 
+def undivided(program: Program, dumps: Record) -> str | None:
+    """Returns why every device does all of a step that trains, and what to write instead.
+
+    None where gradients of rows are summed over devices, or where there is no gradient.
+    """
+    if device_count(program) == 1 or not any(op.role_var for op in _ops(program)):
+        return None
+    if any(_sums_gradients(op) for op in _ops(program)):
+        return None
+    source = _one_device(dumps)
+    mesh, cut = mesh_of(source, device_count(program))
+    notes = infer(source, mesh, sharded_inputs=cut, held=summed(source)).notes
+    if not notes:
+        return f"the gradients are not of the batch. {_INSTEAD['']}"
+    op, why = notes[0]
+    where = " ".join(op.source.where().split())
+    instead = next(text for part, text in _INSTEAD.items() if part in why)
+    return f"{why} ({where or op.type}). {instead}"
+
+
+def _sums_gradients(op: Operator) -> bool:
+    """Whether an operator is a reduction of gradients, or of what becomes one."""
+    reduces = op.type.startswith("c_") and op.type not in _MOVES
+    return reduces and (bool(op.role_var) or not op.role.is_forward)
+
+
+_MOVES = frozenset({"c_allgather", "c_split", "c_alltoall", *_OWN_ROWS})
+_INSTEAD = {  # by a part of why an operator runs whole
+    "the loop carries": (
+        "Axis 0 of the batch is what devices share: where the loop goes over time, pass the batch "
+        "with its examples first and swap the axes in the step; where it goes over slices of the "
+        "batch, let it only add up, or set strategy.merge and call the step for each slice"
+    ),
+    "the reshape merges": (
+        "Slices of the batch are divided where a loop over them only adds up and treats every row "
+        "alike (no random numbers, positions or statistics of a slice), or where the devices "
+        "divide their number; else set strategy.merge and call the step for each slice"
+    ),
+    "takes some rows": (
+        "To add up the gradients of slices of the batch, reshape it to [slices, rows, ...] and "
+        "add up in a lax.scan over axis 0, or set strategy.merge and call the step for each slice"
+    ),
+    "": (
+        "Pass what the step computes with as its batch, drawn outside of the step, with one row "
+        "for each example; what is not of the batch, as a scalar or in the state"
+    ),
+}
+
+
 def _about_sharding(
     program: Program, strategy: DistributedStrategy, dumps: Record
 ) -> Iterator[str]:

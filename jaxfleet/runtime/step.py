@@ -15,9 +15,11 @@ from jaxfleet.checkpoint import Checkpoint
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.lower import LoweredStep
 from jaxfleet.ops.checks import failed_check
+from jaxfleet.ops.frames import warn_at_caller
 from jaxfleet.runtime.compile_only import end_if_only_dumping
 from jaxfleet.runtime.devices import steps_must_not_overlap
 from jaxfleet.runtime.evaluation import Evaluator
+from jaxfleet.runtime.explain import undivided
 from jaxfleet.runtime.feed import check_batch, check_rows, check_state, used_before
 from jaxfleet.runtime.finite_watch import FiniteWatch
 from jaxfleet.runtime.job_tables import exported
@@ -67,6 +69,12 @@ class Step(StepViews, Generic[State, Metrics]):
         check_rows(rows, len(self.devices))
         self._example = self._variants.at(rows)
         self._held = self._example.holds(captured)
+        if (why := undivided(self._example.program, self._example.dumps)) is not None:
+            count = len(self.devices)
+            warn_at_caller(
+                f"'{captured.program.name}' is not divided: each of {count} devices does all of "
+                f"the work, since {why}"
+            )
 
     def __call__(self, state: State, batch: Any) -> tuple[State, Metrics]:
         """Runs one step.

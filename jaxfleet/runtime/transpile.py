@@ -15,6 +15,7 @@ from jaxfleet.passes import (
     FuseAllreduce,
     GradAllreduce,
     HalfPrecision,
+    InterleaveSlices,
     Meet,
     MergeGradients,
     Offload,
@@ -47,6 +48,7 @@ def pipeline_for(
     tables: bool = False,
     loss: str = "",
     outer: str = "",
+    slices: bool = False,
 ) -> tuple[Pass, ...]:
     """Returns the passes that a strategy asks for.
 
@@ -58,6 +60,7 @@ def pipeline_for(
         tables: the step looks rows up.
         loss: the variable that is the loss, where the strategy is adaptive.
         outer: the text of what an outer optimizer does.
+        slices: a loop goes over slices of the batch, whose size is a number.
     """
     passes: list[Pass] = [DeadCodeElimination()]
     if strategy.amp:
@@ -70,6 +73,8 @@ def pipeline_for(
         passes.append(SkipNonfinite(forward=strategy.merge == 1))
     if strategy.merge > 1:
         passes.append(MergeGradients(every=strategy.merge))
+    if devices > 1 and slices:
+        passes.append(InterleaveSlices(devices=devices))
     if devices > 1:
         passes.extend(_on_devices(strategy, devices, loss, outer))
     if tables:

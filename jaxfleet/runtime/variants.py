@@ -9,10 +9,13 @@ from jaxfleet.analysis.labels import own_state
 from jaxfleet.analysis.memory.reused import held_by
 from jaxfleet.capture import Captured
 from jaxfleet.capture.outer import trace_outer
+from jaxfleet.capture.trace import BATCH_LETTER
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Kind, Program
+from jaxfleet.ir.specialize import specialize
 from jaxfleet.lower import Interface, LoweredStep, lower_step
 from jaxfleet.lower.blocks import ExecutableCache
+from jaxfleet.passes.interleave_slices import InterleaveSlices, goes_over_slices
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.held_state import HeldState, beside
 from jaxfleet.runtime.memory_fit import Fit, Fitting
@@ -76,7 +79,7 @@ class Variants:
 
     def at(self, rows: int) -> Variant:
         """Returns the step for batches of so many rows."""
-        captured = self._captured.at(rows)
+        captured = self._for_slices(self._captured.at(rows), rows)
         if captured.rows not in self._made:
             made = self._make(captured)
             if self._strategy.memory_budget is not None:
@@ -92,7 +95,23 @@ class Variants:
         Raises:
             StrategyError: the step looks up tables.
         """
-        return self._memory(self._captured.at(rows), self.at(rows), rows)
+        captured = self._for_slices(self._captured.at(rows), rows)
+        return self._memory(captured, self.at(rows), rows)
+
+    def _for_slices(self, captured: Captured, rows: int) -> Captured:
+        """Returns the step for these rows alone, where it adds up over slices of them.
+
+        Each device then has a part of every slice, which is only known of a number of rows.
+        """
+        devices = len(self._devices)
+        if devices == 1 or not goes_over_slices(captured.program):
+            return captured
+        program = specialize(captured.program, {} if captured.rows else {BATCH_LETTER: rows})
+        sliced = InterleaveSlices(devices=devices).run(program)
+        if sliced == program:
+            return captured
+        signature = captured.signature.with_rows(rows)
+        return replace(captured, program=program, signature=signature, rows=rows)
 
     def _make(self, captured: Captured, fit: Fit | None = None) -> Variant:
         described = "tables" in captured.program.attrs
@@ -106,6 +125,7 @@ class Variants:
             tables=described,
             loss=_loss(self._strategy, captured),
             outer=_outer(self._strategy, captured),
+            slices=captured.rows is not None and goes_over_slices(captured.program),
         )
         passes += fit.passes if fit is not None else ()
         program, record = transpile(captured.program, passes, dump_dir=self._dump_dir)

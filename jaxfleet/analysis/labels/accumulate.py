@@ -40,7 +40,10 @@ def _is_added_to(name: str, place: int, body: Block, readers: Mapping[Operand, l
         if found[0] < 0:
             return found[0] == -1 - place
         op = body.ops[found[0]]
-        if op.inputs.index(name) not in _ADDING.get(op.type, ()):
+        if op.type == "jax.convert_element_type":  # what jax makes of a number of Python's
+            if body.variables[name].type != body.variables[op.writes[0]].type:
+                return False
+        elif op.inputs.index(name) not in _ADDING.get(op.type, ()):
             return False
         (name,) = op.writes
 

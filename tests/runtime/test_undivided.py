@@ -1,0 +1,191 @@
+"""Steps that add up over slices of the batch, and steps of which nothing is divided."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+import jaxfleet as jf
+
+DEVICES = 4
+ROWS = 32
+TX = jf.distributed_optimizer(optax.sgd(0.1))
+DRAWN = np.random.default_rng(0)
+BATCH = {
+    "x": DRAWN.normal(size=(ROWS, 4)).astype(np.float32),
+    "y": DRAWN.normal(size=(ROWS, 2)).astype(np.float32),
+}
+STATE = jnp.ones((4, 2))
+
+
+def mean_loss(w: Any, batch: Any) -> Any:
+    return jnp.square(jnp.tanh(batch["x"] @ w) - batch["y"]).mean()
+
+
+def normalized_loss(w: Any, batch: Any) -> Any:
+    h = batch["x"] @ w
+    return jnp.square((h - h.mean(0)) / (h.std(0) + 1e-3) - batch["y"]).mean()
+
+
+def positional_loss(w: Any, batch: Any) -> Any:
+    h = jnp.square(batch["x"] @ w - batch["y"]).mean(1)
+    return (h * jnp.arange(h.shape[0])).mean()
+
+
+def random_loss(w: Any, batch: Any) -> Any:
+    keep = jax.random.bernoulli(jax.random.key(0), 0.5, batch["y"].shape)
+    return jnp.square(batch["x"] @ w * keep - batch["y"]).mean()
+
+
+def updated(w: Any, grads: Any) -> Any:
+    updates, _ = TX.update(grads, TX.init(w), w)
+    return optax.apply_updates(w, updates)
+
+
+def adding_up(slices: int, loss: Any = mean_loss) -> Any:
+    """Returns a step that adds up the gradients of slices of the batch in a scan."""
+
+    def step(w: Any, batch: Any) -> Any:
+        def turn(carry: Any, part: Any) -> Any:
+            value, grads = jax.value_and_grad(loss)(w, part)
+            return (carry[0] + value, carry[1] + grads), None
+
+        parts = jax.tree.map(lambda x: x.reshape(slices, -1, *x.shape[1:]), batch)
+        (value, grads), _ = lax.scan(turn, (0.0, jnp.zeros_like(w)), parts)
+        return updated(w, grads / slices), {"loss": value / slices}
+
+    return step
+
+
+def reductions(step: Any) -> int:
+    ops = [op for block in step.program.blocks for op in block.ops]
+    return sum(op.type == "c_allreduce_sum" and bool(op.role_var) for op in ops)
+
+
+def distributed(step: Any, batch: Any = None) -> Any:
+    strategy = jf.DistributedStrategy(devices=DEVICES, donate=False)
+    return jf.distribute(step, (STATE, BATCH if batch is None else batch), strategy)
+
+
+def assert_as_one_device(step: Any, made: Any, batch: Any) -> None:
+    found, expected = made(STATE, batch), step(STATE, batch)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    np.testing.assert_allclose(found[1]["loss"], expected[1]["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("slices", [2, 4, 8])
+def test_a_loop_that_adds_up_over_slices_of_the_batch_is_divided(slices: int) -> None:
+    step = adding_up(slices)
+    made = distributed(step)
+    assert reductions(made) == 1
+    assert_as_one_device(step, made, BATCH)
+
+
+def test_a_loop_over_slices_is_divided_for_a_batch_that_can_be_and_right_for_others() -> None:
+    def step(w: Any, batch: Any) -> Any:  # the letter stays: no size is -1
+        def turn(carry: Any, part: Any) -> Any:
+            return carry + jax.grad(mean_loss)(w, part), None
+
+        shapes = {name: (2, x.shape[0] // 2, x.shape[1]) for name, x in batch.items()}
+        parts = {name: x.reshape(shapes[name]) for name, x in batch.items()}
+        grads, _ = lax.scan(turn, jnp.zeros_like(w), parts)
+        return updated(w, grads), {"loss": jnp.float32(0)}
+
+    made = distributed(step)
+    assert made.captured.rows is None
+    assert "interleave_slices" in made.explain()
+    for rows in (32, 16, 4):
+        assert_as_one_device(step, made, {name: x[:rows] for name, x in BATCH.items()})
+
+
+@pytest.mark.parametrize("loss", [normalized_loss, positional_loss, random_loss])
+def test_a_loop_in_which_a_rows_place_matters_runs_whole_and_warns(loss: Any) -> None:
+    step = adding_up(2, loss)
+    with pytest.warns(
+        UserWarning, match="'step' is not divided: each of 4 devices does all"
+    ) as got:
+        made = distributed(step)
+    assert "test_undivided.py" in str(got[0].message)
+    assert "strategy.merge" in str(got[0].message)
+    assert_as_one_device(step, made, BATCH)
+
+
+def python_slices(w: Any, batch: Any) -> Any:
+    rows, total = batch["x"].shape[0] // 2, jnp.zeros_like(w)
+    for start in (0, rows):
+        part = {name: x[start : start + rows] for name, x in batch.items()}
+        total += jax.grad(mean_loss)(w, part)
+    return updated(w, total), {"loss": jnp.float32(0)}
+
+
+def over_time(w: Any, batch: Any) -> Any:
+    def loss(w: Any) -> Any:
+        start = jnp.zeros((batch["x"].shape[1], 2))
+        return lax.scan(lambda h, x: (jnp.tanh(x @ w + h), None), start, batch["x"])[0].mean()
+
+    return updated(w, jax.grad(loss)(w)), {"loss": jnp.float32(0)}
+
+
+def drawing(w: Any, batch: Any) -> Any:
+    x = jax.random.normal(jax.random.key(batch["seed"][0]), (64, 4))
+    grads = jax.grad(mean_loss)(w, {"x": x, "y": x[:, :2]})
+    return updated(w, grads), {"loss": jnp.float32(0)}
+
+
+TIME_MAJOR = {"x": DRAWN.normal(size=(8, 16, 4)).astype(np.float32)}
+SEEDS = {"seed": np.zeros(DEVICES, np.int32)}
+
+
+@pytest.mark.parametrize(
+    ("step", "batch", "instead"),
+    [
+        (python_slices, BATCH, "reshape it to \\[slices, rows, ...\\] and add up in a lax.scan"),
+        (over_time, TIME_MAJOR, "pass the batch with its examples first and swap the axes"),
+        (drawing, SEEDS, "test_undivided.py"),
+    ],
+    ids=["slices in Python", "time-major", "its own batch"],
+)
+def test_a_step_of_which_nothing_is_divided_warns_once_with_what_to_write(
+    step: Callable[[Any, Any], Any], batch: Any, instead: str
+) -> None:
+    with pytest.warns(UserWarning, match=instead) as got:
+        made = distributed(step, batch)
+    assert len(got) == 1
+    assert reductions(made) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_as_one_device(step, made, batch)
+
+
+def test_a_step_that_never_reads_its_batch_is_told_to_take_it_as_the_batch() -> None:
+    def step(w: Any, batch: Any) -> Any:
+        x = jax.random.normal(jax.random.key(0), (64, 4))
+        grads = jax.grad(mean_loss)(w, {"x": x, "y": x[:, :2]})
+        return updated(w, grads), {"rows": batch["x"].sum()}
+
+    with pytest.warns(UserWarning, match="the gradients are not of the batch. Pass what the step"):
+        distributed(step)
+
+
+def test_reductions_over_the_axis_of_a_vmap_are_reductions_over_rows() -> None:
+    def loss(w: Any, batch: Any) -> Any:
+        def row(x: Any, y: Any) -> Any:
+            h = jnp.tanh(x @ w)
+            h = (h - lax.pmean(h, "rows")) / (1 + lax.pmax(jnp.abs(x).max(), "rows"))
+            return jnp.square(h - y).mean()
+
+        return jax.vmap(row, axis_name="rows")(batch["x"], batch["y"]).mean()
+
+    def step(w: Any, batch: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(w, batch)
+        return updated(w, grads), {"loss": value}
+
+    made = distributed(step)
+    assert "gathers" not in made.explain()
+    assert_as_one_device(step, made, BATCH)
