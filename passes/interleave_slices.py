@@ -90,7 +90,9 @@ class InterleaveSlices(Pass):
         """Whether each device gets an equal part of every slice, and has no whole slices."""
         for op in reshapes:
             count, rows = _shape(program, op.writes[0])[:2]
-            if not isinstance(rows, int) or rows % self.devices or count % self.devices == 0:
+            if not isinstance(rows, int) or not isinstance(count, int):
+                return False
+            if rows % self.devices or count % self.devices == 0:
                 return False
         return True
 

@@ -191,6 +191,7 @@ PUBLIC = {
         DataParallel
         DcAsgd DeadCodeElimination DealRings Dispatch Donate ExchangeAllreduce FlAverage
         FuseAllreduce GenNcclId GeoSgd GradAllreduce GradAllreduceByRole HalfPrecision
+        InterleaveSlices
         InsertSendRecv InsertStartup LocalSGD Meet MemoryOptimize MergeGradients MergeSends
         Offload OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScheduleSends
         ShardedUpdate SkipNonfinite SkipOverflow SliceVar SnapshotParams SparseTable TrainApart
