@@ -45,13 +45,24 @@ class OneDevice:
         self.step = jax.jit(self.built.train_step)
         self._rows, self._state = ZOO[name].rows, self.built.state
         self._after: list[list[Array]] = []
+        self._signature: Any = None
 
     def results(self, steps: int) -> list[list[Array]]:
-        """Returns the leaves of state and metrics after each step."""
+        """Returns the leaves of state and metrics after each step.
+
+        Raises:
+            AssertionError: there are values that are not finite, or other types than after the
+                first step: nothing can be compared with it.
+        """
         while len(self._after) < steps:
             batch = self.built.batch(len(self._after), self._rows)
-            self._state, metrics = self.step(self._state, batch)
-            self._after.append(arrays((self._state, metrics)))
+            after = self._state, _ = self.step(self._state, batch)
+            if not self._after:
+                self._signature = _signature(after)
+            where = f"of the plain function after step {len(self._after)}"
+            assert _signature(after) == self._signature, f"other types {where}"
+            assert _all_finite(after), f"values that are not finite {where}"
+            self._after.append(arrays(after))
         return self._after[:steps]
 
 
@@ -73,3 +84,14 @@ def arrays(tree: Any) -> list[Array]:
 def _readable(leaf: Any) -> Any:
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf
+
+
+def _signature(tree: Any) -> Any:
+    """Returns the tree's structure, and the type of each leaf."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, [jax.typeof(leaf) for leaf in leaves]
+
+
+def _all_finite(tree: Any) -> bool:
+    leaves = [leaf for leaf in arrays(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return all(bool(np.isfinite(leaf).all()) for leaf in leaves)

@@ -1,12 +1,12 @@
-"""Every program of the zoo: it trains on one device, is captured, and is rewritten for several.
+"""Every program of the zoo: it is captured, rewritten, and trains on devices as it does on one.
 
-The file is one, so that a worker captures each program once.
+The file is one, so that a worker captures each program once and trains it once on one device.
 """
 
+from itertools import cycle
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
@@ -15,37 +15,18 @@ from jax.errors import InconclusiveDimensionOperation
 from jaxfleet.analysis.rules import meaning_rules
 from jaxfleet.ir import parse, print_program, verify
 from jaxfleet.passes import GradAllreduce
+from tests.runtime.comparing import ELSEWHERE, compare
 from tests.shared_zoo import captured_zoo, one_device
 from tests.zoo import TRAITS, ZOO, Case, having, lacking
 
-STEPS = 3
+STEPS = 5
+CORE = [entry.name for entry in having("core")]
+OTHERS = [entry.name for entry in lacking("core") if entry.name not in ELSEWHERE]
 CAPTURED = [entry.name for entry in lacking("marker_inside")]
 
 
 def every_entry() -> list[Any]:
     return [pytest.param(entry, id=name) for name, entry in ZOO.items()]
-
-
-def signature(tree: Any) -> Any:
-    """Returns the tree's structure, and the type of each leaf."""
-    leaves, treedef = jax.tree.flatten(tree)
-    return treedef, [jax.typeof(leaf) for leaf in leaves]
-
-
-def all_finite(tree: Any) -> bool:
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.number)]
-    return all(bool(jnp.isfinite(leaf).all()) for leaf in leaves)
-
-
-@pytest.mark.parametrize("entry", every_entry())
-def test_an_entry_trains_on_one_device(entry: Case) -> None:
-    plain = one_device(entry.name)
-    state, signatures = plain.built.state, []
-    for i in range(STEPS):
-        state, metrics = plain.step(state, plain.built.batch(i, entry.rows))
-        signatures.append((signature(state), signature(metrics)))
-        assert all_finite((state, metrics)), f"step {i} made values that are not finite"
-    assert signatures[0] == signatures[1] == signatures[2]
 
 
 @pytest.mark.parametrize("entry", every_entry())
@@ -95,6 +76,26 @@ def test_a_captured_entry_keeps_its_letter_unless_it_says_otherwise(name: str) -
 def test_the_verifier_accepts_an_entry_rewritten_for_four_devices(name: str) -> None:
     rewritten = GradAllreduce(devices=4).run(captured_zoo(name).program)
     verify(rewritten, more_rules=meaning_rules)
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_one_device_is_bitwise_the_plain_function(name: str) -> None:
+    compare(name, 1, STEPS)
+
+
+@pytest.mark.parametrize(("name", "devices"), [*zip(CORE, cycle([2, 8]), strict=False)])
+def test_devices_compute_what_one_does(name: str, devices: int) -> None:
+    compare(name, devices, STEPS)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_one_device_meaning_holds_on_four_devices(name: str) -> None:
+    compare(name, 4, STEPS)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_an_entry_that_is_compared_elsewhere_trains_on_one_device(name: str) -> None:
+    assert len(one_device(name).results(STEPS)) == STEPS
 
 
 def test_every_trait_has_an_entry_and_the_core_has_twelve() -> None:

@@ -20,9 +20,12 @@ from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.runtime.twin import Twin
 from tests.exact.common import Cut, assert_same, executables, prepared
 from tests.exact.test_twin_equality import CORE, MORE, OTHERS
+from tests.tiers import by_default, grid
 
 CUT = Cut(servers=2, min_block_size=8, trainers=2)
+CUTS = (CUT, Cut(3, 1, "balanced", 2), Cut(2, 0, "hash_name", 2))
 MOVED = ("mlp", "cnn_batchnorm", "transformer", "rbg", "adafactor", "schedule")
+CHECKED = (*MOVED, "gan", "embedding", "clipping_outside", "freeze", "loss_scaling", "dropout")
 
 
 def twin_of(name: str, cut: Cut = CUT) -> Twin:
@@ -73,7 +76,7 @@ def check(name: str) -> None:
         assert not kept & leaves(server)
 
 
-@pytest.mark.parametrize("name", [*CORE, *OTHERS])
+@pytest.mark.parametrize("name", by_default((*CORE, *OTHERS), *CHECKED))
 def test_startup_programs_bring_servers_and_trainers_what_their_programs_have(name: str) -> None:
     check(name)
 
@@ -115,8 +118,15 @@ class Shelf:
         """Returns at once, for nothing is under way."""
 
 
-@pytest.mark.parametrize("cut", [CUT, Cut(3, 1, "balanced", 2), Cut(2, 0, "hash_name", 2)], ids=str)
-@pytest.mark.parametrize("name", MOVED)
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        (name, cut) if number % len(CUTS) == turn % len(CUTS) else grid(name, cut)
+        for number, name in enumerate(MOVED)
+        for turn, cut in enumerate(CUTS)
+    ],
+    ids=str,
+)
 def test_a_state_that_was_cut_and_joined_is_the_state(name: str, cut: Cut) -> None:
     twin, signature = twin_of(name, cut), prepared(name).captured.signature
     given = jax.tree.leaves(prepared(name).built.state)

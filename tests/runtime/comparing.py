@@ -18,6 +18,9 @@ from tests.zoo import ZOO, Case
 FLOAT32 = 3e-6
 # Below float32 a unit in the last place is 4e-3 (bfloat16) or 5e-4 (float16).
 LOW_PRECISION = 1e-2
+ELSEWHERE = {  # why an entry is not compared here
+    "rbg": "draws other numbers on each device: test_randomness.py",
+}
 
 
 def tolerance(entry: Case) -> float:
@@ -62,3 +65,15 @@ def assert_equal(found: Any, wanted: list[Array], where: str) -> None:
     for path, x, y in zip(paths, arrays(found), wanted, strict=True):
         assert (x.shape, x.dtype) == (y.shape, y.dtype), f"{path} {where}"
         assert x.tobytes() == y.tobytes(), f"{path} {where} differs"
+
+
+def compare(name: str, devices: int, steps: int) -> None:
+    """Fails unless devices compute what the plain function does: one of them bit by bit."""
+    wanted = on_one_device(name, steps)
+    found = distributed(name, steps, jf.DistributedStrategy(devices=devices))
+    for number, result in enumerate(found):
+        if devices == 1:
+            assert_equal(result, wanted[number], f"after step {number}")
+        else:
+            allowed = tolerance(ZOO[name])
+            assert_close(result, wanted[number], allowed, f"after step {number}")

@@ -34,6 +34,7 @@ def areas(text: str) -> list[float]:
     return [float(line.split("[")[1].strip("]")) for line in text.splitlines() if "auc" in line]
 
 
+@pytest.mark.grid  # test_training.py plays such jobs in memory
 def test_two_workers_and_two_servers_learn_from_files(tmp_path: Path) -> None:
     paths = [files(tmp_path, count, seed=seed) for seed, count in ((0, 320), (1, 352))]
     with Jobs(tmp_path / "job", servers=2) as jobs:

@@ -42,6 +42,7 @@ def command(options: Sequence[str]) -> list[str]:
     return [sys.executable, str(Path(script.__file__)), *options]
 
 
+@pytest.mark.grid
 def test_who_ends_early_in_good_order_leaves_the_others_to_go_on(tmp_path: Path) -> None:
     with Jobs(tmp_path, trainers=3) as jobs:
         served = server(jobs)
@@ -109,6 +110,7 @@ def test_a_server_that_is_killed_is_named(tmp_path: Path) -> None:
         first.fails(*words, timeout_s=DEADLINE_S + MARGIN_S)
 
 
+@pytest.mark.grid
 @waits_in_vain
 def test_a_server_that_never_starts_is_named(tmp_path: Path) -> None:
     with Jobs(tmp_path, servers=2, trainers=1) as jobs:
@@ -121,6 +123,7 @@ def test_a_server_that_never_starts_is_named(tmp_path: Path) -> None:
         first.ends()
 
 
+@pytest.mark.grid
 def test_a_trainer_with_another_script_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     with Jobs(tmp_path) as jobs:
         served, good = server(jobs), trainer(jobs, 0)

@@ -38,6 +38,7 @@ def run(folder: Path, trainers: int) -> list[dict[str, np.ndarray]]:
     return [read(folder / f"trainer{n}.npz") for n in range(trainers)]
 
 
+@pytest.mark.grid
 def test_one_trainer_trains_as_one_process_in_every_mode(tmp_path: Path) -> None:
     (seen,) = run(tmp_path, 1)
     alone = run_alone(partial(test_sparse.net, is_sparse=False), relaxed_job.FED).losses[0]
