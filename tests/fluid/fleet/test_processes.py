@@ -41,6 +41,7 @@ def losses(folder: Path) -> np.ndarray:
     return mean
 
 
+@pytest.mark.grid
 def test_a_job_goes_as_one_process_and_goes_on_from_what_it_saved(tmp_path: Path) -> None:
     first, then = tmp_path / "first", tmp_path / "then"
     wrote = launch(first)

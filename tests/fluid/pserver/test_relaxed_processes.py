@@ -49,6 +49,7 @@ def test_one_trainer_trains_as_one_process_in_every_mode(tmp_path: Path) -> None
     np.testing.assert_allclose(seen["distributed"], wanted, rtol=1e-4)
 
 
+@pytest.mark.grid
 def test_two_trainers_train_together_in_every_mode(tmp_path: Path) -> None:
     seen = run(tmp_path, 2)
     alone = run_alone(partial(test_sparse.net, is_sparse=False), relaxed_job.FED).losses[0]
