@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from jaxfleet.ps.frames import Frame, FrameError
 from jaxfleet.ps.limits import Limits
-from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
+from jaxfleet.ps.messages import PROTOCOL, Kind, Message, Plain, Tensor
 from jaxfleet.ps.wire import decode, encode
 
 LIMITS = Limits(max_tensors=8, max_bytes=1 << 16, max_message_bytes=1 << 18, max_body_bytes=1 << 14)
@@ -41,7 +41,7 @@ def example() -> Message:
 
 def raw(**changes: Any) -> bytes:
     header = {
-        "v": 1,
+        "v": PROTOCOL,
         "kind": "push",
         "sender": "trainer 0",
         "step": 1,
@@ -123,7 +123,10 @@ MALFORMED: dict[str, tuple[list[bytes], str]] = {
     "an empty frame": ([b""], "no msgpack"),
     "not a map": ([msgpack.packb([1])], "a header is a map of"),
     "trailing bytes": ([raw() + b"\0", EIGHT], "ExtraData"),
-    "another version": ([raw(v=2), EIGHT], "protocol 2, and this end speaks 1"),
+    "another version": (
+        [raw(v=PROTOCOL + 1), EIGHT],
+        f"protocol {PROTOCOL + 1}, and this end speaks {PROTOCOL}",
+    ),
     "a version that equals one": ([raw(v=True), EIGHT], "protocol True"),
     "a field too many": ([raw(extra=1), EIGHT], "a header is a map of"),
     "an unknown kind": ([raw(kind="shell"), EIGHT], "no kind 'shell'"),
