@@ -70,6 +70,12 @@ def segments(
     return blocks, made
 
 
+def count_waits(program: Program) -> int:
+    """Returns how often in a step of a trainer's program the host waits for servers."""
+    ops = [op for op in program.root.ops if op.type not in _OF_THIS_PROCESS]
+    return sum(on_host and any(map(_is_answered, run)) for on_host, run in _runs(ops))
+
+
 def in_blocks(
     program: Program, sizes: Mapping[str, int]
 ) -> tuple[Program, list[int | tuple[Operator, ...]]]:
@@ -138,10 +144,14 @@ def _runs(ops: Sequence[Operator]) -> Iterator[tuple[bool, list[Operator]]]:
             waiting = []
             answers.clear()
         waiting.append(op)
-        if on_host and (op.type == "recv" or "endpoint" in op.attrs):
+        if on_host and _is_answered(op):
             answers.update(op.writes)
     if waiting:
         yield runs_on_host(waiting[0]), waiting
+
+
+def _is_answered(op: Operator) -> bool:
+    return op.type == "recv" or "endpoint" in op.attrs
 
 
 def _needs_answer(op: Operator, answers: set[str]) -> bool:

@@ -1,13 +1,11 @@
 """Says in some twenty lines what was decided about a step of a parameter-server job, and why."""
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 from jaxfleet.analysis.plan import transfer_plan
 from jaxfleet.capture import Captured
 from jaxfleet.ir.source import short_path
-from jaxfleet.lower.moves import MOVES
-from jaxfleet.lower.segments import runs_on_host
+from jaxfleet.lower.segments import count_waits
 from jaxfleet.passes._update_obstacle import update_obstacle
 from jaxfleet.runtime.explain import about_capture, about_notes, about_parts, about_passes
 from jaxfleet.runtime.explain_mode import about_mode
@@ -47,14 +45,7 @@ def _about_processes(
     yield from about_parts(job.trainer)
     if strategy.communication != "sync":  # what is waited for then, the mode says
         return
-    ops = [op for op in job.trainer.root.ops if op.type != "cut" and op.type not in MOVES]
-    waits = sum(
-        runs_on_host(op) and op.type not in {"split_byref", "send", "fetch"}
-        and not runs_on_host(before)
-        for before, op in pairwise(ops)
-    )  # fmt: skip
-    first = any(op.type == "send" for op in ops)
-    yield f"a step waits for servers {max(waits, int(first))} times"
+    yield f"a step waits for servers {count_waits(job.trainer)} times"
 
 
 def _about_updates(job: JobPrograms) -> Iterator[str]:

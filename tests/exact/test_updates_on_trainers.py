@@ -139,6 +139,13 @@ def test_the_explanation_gives_the_reason_and_the_line(name: str) -> None:
     assert re.search(r"test_updates_on_trainers\.py:\d+", line)
 
 
+def test_the_explanation_counts_the_waits_of_sums_before_what_they_make() -> None:
+    step, state, _ = wrapped("sam")
+    twin = jf.Twin(step, (state, batches()[0]), STRATEGY)
+    text = explain_job(twin.captured, twin.strategy, twin.programs())
+    assert "a step waits for servers 3 times" in text  # two gradients, then the parameters
+
+
 def test_of_several_updates_in_one_call_servers_make_the_last() -> None:
     step, state = twice(jf.distributed_optimizer(optax.sgd(0.1, momentum=0.9)))
     found = jf.verify(step, state, batches(), STRATEGY)
