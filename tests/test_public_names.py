@@ -44,7 +44,7 @@ PUBLIC = {
     """,
     "jaxfleet.env": """
         CloudNodes Cluster Environment JobName Rank Started cluster_environment dumping_to
-        ensure_cpu_num
+        ensure_cpu_num prepend_python_path
         is_private preset_flag rank_environment read_cache_dir read_cloud_nodes read_cluster
         read_cpu_num
         read_environment read_job read_meeting_dir read_metrics_host read_metrics_port read_rank

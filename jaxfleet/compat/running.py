@@ -1,16 +1,21 @@
 """Runs an old script with nothing changed: `python -m jaxfleet.compat script.py ARGS`.
 
 `-m MODULE` runs a module. `-m paddle.distributed.launch` and `-m paddle.distributed.launch_ps`
-start processes that run their script in the same way.
+start processes that run their script in the same way. Python processes that a script starts by
+itself, with `subprocess` or `multiprocessing`, find `paddle` too, as a file on `PYTHONPATH`.
 """
 
+import atexit
 import runpy
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
 from jaxfleet.compat.installing import install
+from jaxfleet.env import prepend_python_path
 
 _USAGE = """\
 usage: python -m jaxfleet.compat (SCRIPT | -m MODULE) [ARGS...]
@@ -23,6 +28,15 @@ _LAUNCHES = {
 }
 _RUNNER = ("-m", "jaxfleet.compat")
 _USER_ERROR = 2
+_PADDLE = """\
+# Stands for paddle in a process that a script under jaxfleet.compat has started.
+import sys
+
+import jaxfleet.compat
+
+del sys.modules["paddle"]
+jaxfleet.compat.install()
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _USER_ERROR
     name, arguments = words[0], words[1:]
     install()
+    _install_in_children()
     if is_module and name in _LAUNCHES:
         launch = import_module(_LAUNCHES[name])
         status: int = launch.main(arguments, runner=_RUNNER)
@@ -59,3 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.insert(0, str(Path(name).resolve().parent))
         runpy.run_path(name, run_name="__main__")
     return 0
+
+
+def _install_in_children() -> None:
+    """Lets Python processes that this one starts import `paddle`."""
+    folder = tempfile.mkdtemp(prefix="jaxfleet-compat-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    Path(folder, "paddle.py").write_text(_PADDLE, encoding="utf-8")
+    prepend_python_path(folder)

@@ -30,6 +30,7 @@ from jaxfleet.env.ranks import rank_environment as rank_environment
 from jaxfleet.env.ranks import read_rank as read_rank
 from jaxfleet.env.settings import Environment as Environment
 from jaxfleet.env.settings import dumping_to as dumping_to
+from jaxfleet.env.settings import prepend_python_path as prepend_python_path
 from jaxfleet.env.settings import read_cache_dir as read_cache_dir
 from jaxfleet.env.settings import read_environment as read_environment
 from jaxfleet.env.settings import read_metrics_host as read_metrics_host

@@ -109,3 +109,9 @@ def read_metrics_host() -> str:
     Unless it is set that is 127.0.0.1, which this machine alone reaches.
     """
     return get(_METRICS_HOST) or "127.0.0.1"
+
+
+def prepend_python_path(folder: str) -> None:
+    """Puts a folder before others of `PYTHONPATH`, for processes that this one starts."""
+    known = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, known] if known else [folder])

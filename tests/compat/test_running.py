@@ -33,6 +33,11 @@ assert losses[-1] < losses[0], "%f" % losses[-1]
 """
 
 
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")  # what main() sets goes with the test
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     (tmp_path / "helper.py").write_text("ROWS = 4\n")
@@ -47,6 +52,21 @@ def test_a_script_runs_unchanged_with_its_future_import_on_line_one(script: Path
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "__main__ 5 ['--epochs', '3']\n"
+
+
+@pytest.mark.processes
+def test_a_process_that_a_script_starts_finds_paddle_too(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text("import paddle.fluid as fluid\nprint(fluid.__name__)\n")
+    parent = tmp_path / "parent.py"
+    parent.write_text(
+        "import os, subprocess, sys\n"
+        "import paddle.fluid\n"
+        "child = os.path.join(os.path.dirname(__file__), 'child.py')\n"
+        "print(subprocess.check_output([sys.executable, child], text=True), end='')\n"
+    )
+    words = [sys.executable, "-m", "jaxfleet.compat", str(parent)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "paddle.fluid\n"), done.stderr
 
 
 @pytest.mark.parametrize(
