@@ -33,6 +33,7 @@ def test_a_trainer_that_is_killed_is_named_to_the_others(tmp_path: Path) -> None
         server.fails("no trainer lives: trainer", timeout_s=LOST_S + STEP_S + MARGIN_S)
 
 
+@pytest.mark.grid
 def test_a_trainer_that_stands_still_is_named_and_fails_when_it_goes_on(tmp_path: Path) -> None:
     with Jobs(tmp_path, options=LONG, step_s=30.0) as jobs:
         server, (left, stopped) = start(jobs)
