@@ -101,19 +101,28 @@ def cuts_of(name: str, trainers: int) -> list[Cut]:
 @pytest.mark.optimized
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("trainers", TRAINERS)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", CORE)
 def test_the_result_is_that_of_one_device_in_the_whole_grid(name: str, trainers: int) -> None:
-    for cut in cuts_of(name, trainers):
+    check_all(name, [Cut(*cut, trainers) for cut in product(SERVERS, SIZES, METHODS)])
+
+
+@pytest.mark.grid
+@pytest.mark.optimized
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", [*OTHERS, *MORE])
+def test_every_two_options_of_a_cut_give_the_result_of_one_device(name: str) -> None:
+    options = {key: values for key, values in WIDE.items() if key != "program"}
+    check_all(name, [Cut(*cut) for cut in pairwise(options)])  # type: ignore[arg-type]
+
+
+def check_all(name: str, cuts: Sequence[Cut]) -> None:
+    """Checks a program with each of some cuts; an error says with which."""
+    for cut in cuts:
         try:
             check(name, cut, run(name, cut))
         except Exception as error:
             error.add_note(f"of {name}, {cut}")
             raise
-
-
-def test_three_programs_of_the_grid_have_all_cuts() -> None:
-    cuts = {cut for name in PROGRAMS[:3] for each in TRAINERS for cut in cuts_of(name, each)}
-    assert len(cuts) == len(SERVERS) * len(SIZES) * len(METHODS) * len(TRAINERS)
 
 
 @pytest.mark.parametrize("options", [NARROW, WIDE], ids=["narrow", "wide"])
