@@ -70,7 +70,7 @@ def test_a_look_up_outside_of_a_step() -> None:
         CaptureError,
         cause="the table 'users' is looked up outside of a step",
         line='USERS(USERS.init(), BATCH["ids"])',
-        hint="a table has rows where a step runs",
+        hint="step.evaluate(function, state, batch) runs a function that looks rows up",
     ):
         USERS(USERS.init(), BATCH["ids"])
 
