@@ -1,5 +1,6 @@
 """State that servers update and the loss reads: target networks, averages of weights."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -94,3 +95,21 @@ def test_trainers_that_do_not_wait_may_not_read_such_state() -> None:
     step, state = averaging(jf.distributed_optimizer(optax.sgd(0.1)))
     with pytest.raises(PassError, match="trainers read 'target/w', which servers update"):
         jf.Twin(step, (state, batches()[0]), pserver(communication="async")).programs()
+
+
+def test_such_state_is_saved_by_servers_and_comes_back_to_trainers(tmp_path: Path) -> None:
+    step, state = averaging(jf.distributed_optimizer(optax.sgd(0.1, momentum=0.9)))
+    first, second = batches(2)
+
+    def script(trained: Any) -> Any:
+        new, _ = trained(state, first)
+        trained.save(tmp_path / "job", new)
+        new, _ = trained(new, second)
+        wanted = trained.pull(new)
+        new, _ = trained(trained.restore(tmp_path / "job"), second)
+        return trained.pull(new), (wanted,)
+
+    result = jf.Twin(step, (state, first), pserver()).play(script)
+    for after, (wanted,) in zip(result.states, result.metrics, strict=True):
+        for one, other in zip(jax.tree.leaves(after), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -1,6 +1,7 @@
 """Updates that servers cannot make, which trainers make for them."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -172,6 +173,23 @@ def test_several_updates_in_one_call_are_refused_where_nobody_waits() -> None:
     relaxed = jf.DistributedStrategy(communication="async")
     with pytest.raises(PassError, match="is updated more than once in a step"):
         jf.Twin(step, (state, batches()[0]), relaxed).programs()
+
+
+def test_an_optimizer_state_that_trainers_hold_is_saved_and_restored(tmp_path: Path) -> None:
+    step, state, _ = wrapped("finite")
+    first, second = batches(2)
+
+    def script(trained: Any) -> Any:
+        new, _ = trained(state, first)
+        trained.save(tmp_path / "job", new)
+        new, _ = trained(new, second)
+        again, _ = trained(trained.restore(tmp_path / "job"), second)
+        return trained.pull(again), (new,)
+
+    result = jf.Twin(step, (state, first), STRATEGY).play(script)
+    for after, (wanted,) in zip(result.states, result.metrics, strict=True):
+        for one, other in zip(jax.tree.leaves(after), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 NORMS_THAT_CROSS_TWICE = {
