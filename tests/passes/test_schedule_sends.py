@@ -1,6 +1,7 @@
 """When a trainer's operators run: few waits for servers, and nothing before what it needs."""
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -13,6 +14,7 @@ from jaxfleet.passes import MergeSends, ScheduleSends
 from jaxfleet.runtime.job_programs import JobPrograms, job_programs
 from tests.exact.common import prepared
 from tests.passes.jobs import placed, server_of, trainer_of
+from tests.tiers import by_default
 from tests.zoo import having
 
 ENDPOINTS = ("s:1", "s:2", "s:3")
@@ -22,6 +24,7 @@ PROGRAMS = [
 ]
 
 
+@cache
 def job(name: str, *, trainers: int = 2, cuts: int = 1) -> JobPrograms:
     """Returns the programs of a job on a program of the zoo, small slices included."""
     strategy = jf.DistributedStrategy(
@@ -66,19 +69,18 @@ def facts(program: Program) -> Iterator[tuple[object, ...]]:
 @pytest.mark.parametrize("cuts", [1, 3])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_operator_reads_what_it_read_before(name: str, cuts: int) -> None:
-    found = job(name, cuts=cuts)
-    before = found.dumps["insert_send_recv"].after
+    before = job(name).dumps["insert_send_recv"].after
     after = ScheduleSends(cuts=cuts).run(before)
     assert sorted(map(str, facts(after))) == sorted(map(str, facts(before)))
 
 
+@pytest.mark.parametrize("trainers", by_default([1, 2], 2))
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_text_of_every_program_is_the_program(name: str) -> None:
-    for trainers in (1, 2):
-        found = job(name, trainers=trainers)
-        for program in (found.trainer, *found.servers):
-            verify(program)
-            assert parse(str(program)) == program
+def test_the_text_of_every_program_is_the_program(name: str, trainers: int) -> None:
+    found = job(name, trainers=trainers)
+    for program in (found.trainer, *found.servers):
+        verify(program)
+        assert parse(str(program)) == program
 
 
 @pytest.mark.parametrize("name", ["mlp", "clipping", "schedule", "dropout"])
