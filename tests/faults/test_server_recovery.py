@@ -22,7 +22,7 @@ def returning(folder: Path, kind: str, *options: str, steps: int = STEPS) -> Tra
     return TrainingJob(folder, returns_s=RETURNS_S, step_s=30.0, options=words)
 
 
-@pytest.mark.parametrize("kind", ["plain", "clip", "norm", "table"])
+@pytest.mark.parametrize("kind", ["plain", "clip", "clip_after", "clip_twice", "norm", "table"])
 def test_servers_killed_one_after_the_other_change_nothing(
     kind: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

@@ -34,6 +34,11 @@ def optimizer(kind: str, rate: float) -> optax.GradientTransformation:
     """Returns what updates the parameters; a clipping one makes servers exchange parts."""
     if kind == "clip":
         return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(rate))
+    if kind == "clip_after":  # what crosses is what Adam made
+        return optax.chain(optax.adam(rate), optax.clip_by_global_norm(0.1))
+    if kind == "clip_twice":  # which servers cannot do: trainers update
+        clip = optax.clip_by_global_norm(0.1)
+        return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(rate), clip)
     if kind in COUNTING:  # gradients are 1, so parameters count what was applied
         return optax.sgd(1.0)
     return optax.adam(rate)
@@ -139,7 +144,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """Returns what the script was told."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
-    kinds = ["plain", "clip", "norm", "table", *COUNTING]
+    kinds = ["plain", "clip", "clip_after", "clip_twice", "norm", "table", *COUNTING]
     parser.add_argument("--kind", default="plain", choices=kinds)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--pause", type=float, default=0.0)
