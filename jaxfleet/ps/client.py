@@ -94,8 +94,7 @@ class Client:
         """Forgets what was sent after a step, to whose state the servers go back."""
         self.rewinds += 1
         for known in self._servers:
-            known.replay.rewind(step)
-            known.pushed = min(known.pushed, step)
+            known.rewind(step)
 
     def has_pushed(self, step: int) -> bool:
         """Tells whether a server was sent gradients of a step."""

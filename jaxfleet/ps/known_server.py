@@ -28,6 +28,7 @@ class KnownServer:
         number: of the last request.
         step: the last step that it had applied when it said welcome.
         pushed: the last step of which it was sent gradients.
+        sequence: the last two steps of pushes, of parameters ('') and of each table.
         has_state: it has told that it has a state.
         waiting: requests by number.
         welcomes: the incarnations that said welcome.
@@ -49,6 +50,7 @@ class KnownServer:
     number: int = 0
     step: int = -1
     pushed: int = -1
+    sequence: dict[str, tuple[int, int]] = field(default_factory=dict)
     has_state: bool = False
     waiting: dict[int, Request] = field(default_factory=dict)
     welcomes: set[str] = field(default_factory=set)
@@ -84,9 +86,9 @@ class KnownServer:
         self.damaged = 0
         kind = request.message.kind
         self.has_state = self.has_state or kind in {Kind.ASSIGN, Kind.PULL, Kind.SAVE}
-        if kind is Kind.PULL:
-            # A step begins once the one before is applied; relaxed servers report their clock.
-            self.replay.applied(self.clock if self.clock >= 0 else request.message.step - 1)
+        applied = request.answer.body.get("applied") if request.answer is not None else None
+        if kind is Kind.PULL and isinstance(applied, int):
+            self.replay.applied(applied)
 
     def is_due(self, now: float, every_s: float) -> bool:
         """Returns whether to ask if the server has what waits: nothing was answered for a while."""
@@ -94,6 +96,21 @@ class KnownServer:
         if oldest != self.oldest:
             self.oldest, self.check_at_s = oldest, now + every_s
         return bool(oldest) and now >= self.check_at_s
+
+    def push_after(self, step: int, table: str = "") -> int:
+        """Returns the step of the push before one, of parameters or a table; -1 for the first."""
+        before, last = self.sequence.get(table, (-1, -1))
+        if step > last:
+            before, last = last, step
+        self.sequence[table] = before, last
+        return before
+
+    def rewind(self, step: int) -> None:
+        """Forgets the pushes after a step, from which all go on anew."""
+        self.replay.rewind(step)
+        self.pushed = min(self.pushed, step)
+        for table, (before, last) in self.sequence.items():
+            self.sequence[table] = min(before, step), min(last, step)
 
     def lost_work(self) -> str | None:
         """Says what of this trainer's work is lost for good, if any is."""

@@ -70,8 +70,9 @@ class Outbox:
     def _push(
         self, server: int, kind: Kind, body: Mapping[str, Plain], tensors: Iterable[Tensor]
     ) -> None:
-        message = self._message(server, kind, None, body, tuple(tensors))
         known = self.servers[server]
+        after = known.push_after(self.step, str(body.get("table", "")))
+        message = self._message(server, kind, None, {**body, "after": after}, tuple(tensors))
         known.pushed = max(known.pushed, message.step)
         known.replay.add(message)
         self.send(server, message)

@@ -30,15 +30,24 @@ def losing_the(kind: Kind, at: int) -> Faults:
 
 
 def losing_some(seed: int, share: float) -> Faults:
-    """Loses a share of all messages but heartbeats, requests and answers alike."""
+    """Loses a share of all messages but byes, requests and answers alike.
+
+    A server that hears no bye misses the trainer's heartbeats, of which there are none here.
+    """
     draw = random.Random(seed)
-    return lambda _, message: int(message.kind is Kind.HEARTBEAT or draw.random() > share)
+    return lambda _, message: int(message.kind is Kind.BYE or draw.random() > share)
 
 
 @functools.cache
-def job(kind: str) -> Twin:
+def job(kind: str, communication: str = "sync") -> Twin:
     """Returns a job of two servers and two trainers, compiled once."""
-    strategy = training.strategy(training.arguments(["--step-timeout=600"]))
+    words = [
+        "--step-timeout=600",
+        "--connect=600",
+        f"--communication={communication}",
+        "--k-steps=2",
+    ]
+    strategy = training.strategy(training.arguments(words))
     example = training.start(kind), next(training.batches(1, kind))
     return Twin(training.make_step(kind), example, strategy)
 
@@ -90,6 +99,24 @@ def test_rows_that_are_lost_are_made_good_within_seconds(
 def test_any_messages_may_be_lost(kind: str, seed: int, undisturbed: Undisturbed) -> None:
     states, _ = trained(kind, losing_some(seed, 0.1))
     check_same(states, undisturbed(kind, STEPS))
+
+
+@pytest.mark.parametrize(
+    ("seed", "share"),
+    [(0, 0.1), (1, 0.1), *(pytest.param(n, 0.3, marks=pytest.mark.grid) for n in range(2, 22))],
+)
+@pytest.mark.parametrize("communication", ["async", "half_async"])
+def test_trainers_that_do_not_wait_lose_nothing_either(
+    communication: str, seed: int, share: float
+) -> None:
+    state, data = training.start("count"), list(training.batches(STEPS))
+    network = MemoryNetwork(faults=losing_some(seed, share))
+    result = job("count", communication).run(state, data, network=network)
+    # Every gradient is 1, and so is the rate: parameters count what was applied. The trainer that
+    # ends last sees all of it.
+    counts = [-training.named(one)["[0]['d']"] for one in result.states]
+    assert max(count.max() for count in counts) == 2 * STEPS
+    assert all((count == count[0]).all() for count in counts)
 
 
 @pytest.mark.grid

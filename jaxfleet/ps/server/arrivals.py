@@ -229,6 +229,20 @@ class Arrivals:
         self._running = None
         return True
 
+    def follows(self, trainer: int, after: int, table: str = _DENSE) -> bool:
+        """Returns whether a push comes next: the one before it, of a step, is here.
+
+        One that was lost on its way is sent again; it would count as late after its successor.
+        """
+        done = self._done.get((table, trainer), -1)
+        here = self._newest(trainer) if table == _DENSE else self.tables.seen(table, trainer)
+        return after <= max(done, here)
+
+    def is_queued(self, trainer: int) -> bool:
+        """Returns whether something of a trainer is here that is not applied yet."""
+        under_way = (*self._whole, *((self._running,) if self._running is not None else ()))
+        return self.tables.is_under_way or any(one.trainer == trainer for one in under_way)
+
     def follow(self, step: int) -> None:
         """Does nothing: a server without gradients has no steps to follow."""
 

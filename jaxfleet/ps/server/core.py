@@ -327,7 +327,7 @@ class ServerCore:
                 missing.append(number)
         body: dict[str, Plain] = {
             "missing": missing,
-            "lacks": any(f"trainer {trainer}" in self._holder.missing(r) for r in mine),
+            "lacks": any(map(self._holder.lacks, mine)),
             "step": self._holder.step_of(trainer),
         }
         self.desk.answer(request.peer, request.message, Kind.PENDING, body)

@@ -137,6 +137,18 @@ def is_new(request: Request, waiting: Sequence[Request]) -> bool:
     return True
 
 
+def after_of(message: Message) -> int:
+    """Returns the step of the push before one, of the same sender; -1 where it does not say."""
+    after = message.body.get("after")
+    return after if isinstance(after, int) else -1
+
+
+def lost_before(message: Message) -> RefusedError:
+    """Returns that a push is missing before one: its sender says hello, and sends them anew."""
+    what = f"{message.sender}'s push before that of step {message.step} was lost on its way"
+    return RefusedError("stranger", what, hint="say hello, and send it again")
+
+
 def tensors_bytes(message: Message) -> int:
     """Returns how many bytes the arrays of a message have."""
     return sum(tensor.array.nbytes for tensor in message.tensors)

@@ -262,6 +262,16 @@ class Holder:
             return {"trainer 0": ["the state"]}
         return self._service.missing(request)
 
+    def lacks(self, request: Request) -> bool:
+        """Returns whether a request waits for pushes of its own sender that have not arrived."""
+        if self._service is None:
+            return False
+        progress, trainer = self._service.held.progress, request.trainer
+        if progress.is_queued(trainer):
+            return False
+        own = f"trainer {trainer}" in self.missing(request)
+        return own or not (self.waits or progress.has_applied(request.step, trainer))
+
     def stats(self) -> dict[str, Plain]:
         """Returns what was counted."""
         if self._service is None:

@@ -170,6 +170,16 @@ class Progress:
         self.applied += 1
         return True
 
+    def follows(self, trainer: int, after: int, table: str = "") -> bool:
+        """Returns True: a step waits for all that is pushed for it, in whatever order it comes."""
+        del trainer, after, table
+        return True
+
+    def is_queued(self, trainer: int) -> bool:
+        """Returns False: what is missing of a trainer is what has not arrived."""
+        del trainer
+        return False
+
     def follow(self, step: int) -> None:
         """Notes that somebody asks for what a step makes."""
         self.wanted = max(self.wanted, step)

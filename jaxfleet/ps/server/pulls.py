@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxfleet.ps.messages import Kind, Tensor
+from jaxfleet.ps.messages import Kind, Plain, Tensor
 from jaxfleet.ps.server.desk import Desk, Job, RefusedError, Request, is_new, names_of
 from jaxfleet.ps.server.held import Held
 from jaxfleet.ps.server.rows import check_rows, rows_asked_for
@@ -79,7 +79,7 @@ class Pulls:
             pull.left = [name for name in pull.left if name not in ready]
             self._send(request, ready, held)
         if pull.is_empty and held.progress.has_applied(step, trainer):
-            self.desk.answer(request.peer, request.message, Kind.VALUES)
+            self.desk.answer(request.peer, request.message, Kind.VALUES, _stamp(request, held))
             return True
         return not pull.left and not pull.is_empty
 
@@ -100,9 +100,8 @@ class Pulls:
         held.progress.gave(request.trainer, (pair for pair in found if pair[0] not in rows))
         here = tuple(Tensor(name, array) for name, array in found if array is not None)
         if here:
-            self.desk.answer(
-                request.peer, request.message, Kind.VALUES, held.progress.stamp(), here
-            )
+            stamp = _stamp(request, held)
+            self.desk.answer(request.peer, request.message, Kind.VALUES, stamp, here)
         rest = [name for name, array in found if array is None]
         if rest:
             self._read(request, rest, held)
@@ -113,7 +112,8 @@ class Pulls:
 
         def then(copies: Mapping[str, np.ndarray]) -> None:
             tensors = tuple(Tensor(name, copies[name]) for name in names)
-            self.desk.answer(request.peer, request.message, Kind.VALUES, {}, tensors)
+            stamp = _stamp(request, held)
+            self.desk.answer(request.peer, request.message, Kind.VALUES, stamp, tensors)
 
         def failed(error: Exception) -> None:
             what = f"{', '.join(names)}: no value as of step {request.step} ({error!r})"
@@ -122,6 +122,11 @@ class Pulls:
         self.desk.jobs.append(
             Job("reading", lambda: held.machine.copies(names, rows), then, failed)
         )
+
+
+def _stamp(request: Request, held: Held) -> dict[str, Plain]:
+    """Returns what goes with values: how old they are, and which of the sender's pushes are in."""
+    return {**held.progress.stamp(), "applied": held.progress.step_of(request.trainer)}
 
 
 def until_of(request: Request) -> int:

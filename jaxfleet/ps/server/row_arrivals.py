@@ -21,6 +21,7 @@ class RowArrivals:
     _waiting: deque[tuple[str, RowPush]] = field(default_factory=deque)
     _running: dict[str, deque[RowPush]] = field(default_factory=dict)
     _newest: dict[tuple[str, int], int] = field(default_factory=dict)  # by table and trainer
+    _seen: dict[tuple[str, int], int] = field(default_factory=dict)  # those that were refused, too
 
     @property
     def queued_bytes(self) -> int:
@@ -36,6 +37,11 @@ class RowArrivals:
         """Forgets what waits."""
         self._waiting.clear()
         self._newest.clear()
+        self._seen.clear()
+
+    def seen(self, table: str, trainer: int) -> int:
+        """Returns the last step of a trainer that came for a table since it was restarted."""
+        return self._seen.get((table, trainer), -1)
 
     def push(self, table: str, push: RowPush, *, done: int) -> None:
         """Takes what a trainer pushed; what came before changes nothing.
@@ -49,7 +55,7 @@ class RowArrivals:
         if step <= max(done, self._newest.get(known, -1)):
             self.duplicates += 1
             return
-        self._newest[known] = step
+        self._newest[known] = self._seen[known] = step
         self._waiting.append((table, push))
 
     def hand_out(self) -> list[tuple[str, Sequence[RowPush]]]:

@@ -7,7 +7,16 @@ how many servers there are changes a bit.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxfleet.ps.server.desk import Desk, Job, RefusedError, Request, refusal_of, tensors_bytes
+from jaxfleet.ps.server.desk import (
+    Desk,
+    Job,
+    RefusedError,
+    Request,
+    after_of,
+    lost_before,
+    refusal_of,
+    tensors_bytes,
+)
 from jaxfleet.ps.server.held import Held
 from jaxfleet.ps.server.keyed import grads_of, keys_of, rate_of, scores_of, table_of
 from jaxfleet.ps.server.table import Table
@@ -44,6 +53,8 @@ class RowPushes:
         grads, rate = grads_of(message, table, keys), rate_of(message)
         scores = scores_of(message, table, keys)
         self._check_step(request)
+        if not held.progress.follows(request.trainer, after_of(message), table.spec.name):
+            raise lost_before(message)
         push = RowPush(
             request,
             keys,

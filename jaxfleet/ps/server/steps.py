@@ -5,7 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxfleet.ps.server.desk import Desk, Job, RefusedError, Request, tensors_bytes
+from jaxfleet.ps.server.desk import (
+    Desk,
+    Job,
+    RefusedError,
+    Request,
+    after_of,
+    lost_before,
+    tensors_bytes,
+)
 from jaxfleet.ps.server.held import Held
 from jaxfleet.ps.server.parts import Parts
 from jaxfleet.ps.server.plan import BlockPlan
@@ -60,6 +68,8 @@ class Steps:
             what = f"step {message.step} is {ahead} steps ahead, and"
             what = f"{what} {progress.queued_bytes} bytes of later steps wait already"
             raise RefusedError("bad_message", what, hint="push as far as the pulls were answered")
+        if not progress.follows(request.trainer, after_of(message)):
+            raise lost_before(message)
         progress.push(message.step, request.trainer, message.tensors, rows)
 
     def hand_out(self) -> None:
