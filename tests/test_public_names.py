@@ -194,6 +194,7 @@ PUBLIC = {
         InterleaveSlices
         InsertSendRecv InsertStartup LocalSGD Meet MemoryOptimize MergeGradients MergeSends
         Offload OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScheduleSends
+        ShapeReads
         ShardedUpdate SkipNonfinite SkipOverflow SliceVar SnapshotParams SparseTable TrainApart
         TwoLevels UpdateOnTrainers
     """,

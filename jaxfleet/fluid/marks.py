@@ -87,7 +87,7 @@ class Findings:
         self._fleet_opt: Any = None
         self._pipeline_opt: Any = None
         self._program_config: Any = None
-        self._is_mem_optimized = False
+        self._is_mem_optimized, self._prints_memory = False, False
         self._appending_grad_times = 0
         self._origin_program: Any = None  # what it was before a transpiler
 

@@ -21,6 +21,7 @@ from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import Donate
 from jaxfleet.runtime.dump_series import begin_series
 from jaxfleet.runtime.prepared import Prepared, prepare
+from jaxfleet.runtime.within_budget import within_budget
 from jaxfleet.tables import TableSpec
 
 Names: TypeAlias = tuple[str, ...]
@@ -84,6 +85,10 @@ class Plans:
             plan = _made(program, fed, fetch)
             if budget is not None:
                 fitted = budget.fitted(plan.prepared, fetch, self._device())
+                plan = replace(plan, prepared=fitted)
+            elif program._is_mem_optimized:
+                log = print if program._prints_memory else None
+                fitted = within_budget(plan.prepared, fetch, None, self._device(), log)
                 plan = replace(plan, prepared=fitted)
             plans[fed, fetch, budget] = plan
         return plan

@@ -159,6 +159,7 @@ class Program(Roles, Findings):
 
         write_back(self, run_passes(ir_program(self), [by], series=begin_series()))
         self._is_mem_optimized = True
+        self._prints_memory = self._prints_memory or bool(getattr(by, "print_log", False))
 
     # --- text --------------------------------------------------------------------------------
 

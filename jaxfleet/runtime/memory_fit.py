@@ -31,6 +31,9 @@ _TRIES = 4  # plans, besides the smallest and even ones where none of them meets
 _CUT_TRIES = 2  # ways that compute nothing again, before plans and where no plan meets it
 _MOVES = frozenset({"to_host", "to_device"})
 _NEAR = 0.9  # of the budget: what takes as much is not tried to be made faster
+_LEAST_BYTES = 1 << 20  # less is not cut apart unless a budget asks for it
+_NEAR_LEAST = 1.1  # of the least by count: where cuts aim, for fewer executables
+_WORTH = 0.9  # of the peak as it is: what takes more is not worth executables apart
 _COUNTED_TOO_MUCH = 1.3  # how much more `Apart` counts than xla takes, where it is furthest off
 
 _MOST_PLANS = 12  # of all kinds, as docs/memory.md says
@@ -147,6 +150,32 @@ class Fitting:
             return fit
         raise self._cannot(budget, before, why)
 
+    def least(self, *, exact: bool = False) -> Fit:
+        """Returns a smaller way that computes nothing again; the step as it is where none is.
+
+        One way is compiled besides the step as it is: the one whose least is counted as smallest,
+        cut into the fewest executables that come near it.
+
+        Args:
+            exact: take the peak of a step as it is from xla, however small it is counted.
+        """
+        ways = self._ways_apart()
+        counted = int(ways[0][1].held[0, -1]) if ways else 0
+        if counted < _LEAST_BYTES:
+            peak = self.memory.peak().bytes if exact else counted
+            return Fit(peak, peak, None, "it is too small to be cut apart")
+        before = self.memory.peak().bytes
+        as_it_is = Fit(before, before, None, "no smaller way was found")
+        passes, apart = min(ways, key=lambda way: way[1].least())
+        least = round(_NEAR_LEAST * apart.least())
+        cuts = apart.cuts(least) if least <= _COUNTED_TOO_MUCH * _WORTH * before else None
+        if not cuts:
+            return as_it_is
+        made = (*passes, CutApart(cuts=cuts))
+        if self._peak(made).bytes > _WORTH * before:
+            return as_it_is
+        return self._fit(before, made, _cut_note(made))
+
     def _as_cut(self, budget: int, before: int) -> Fit:
         """Returns what meets the budget of a step that `strategy.passes` has cut."""
         moved = any(op.type in _MOVES for op in self.memory.program.root.ops)
@@ -186,14 +215,8 @@ class Fitting:
             budget: what cuts aim at, or at the least where that is more.
             counted: ways whose least is counted as more are left out.
         """
-        program, sizes, keep = self.memory.program, self.memory.sizes, self.memory.fetched
-        ordering = OrderForMemory(rows=max(sizes.values(), default=1), keep=keep)
-        ordered = ordering.run(program)
-        ways: list[tuple[Passes, Apart]] = [((), Apart.of(program, sizes, keep=keep))]
-        if ordered is not program:
-            ways.append(((ordering,), Apart.of(ordered, sizes, keep=keep)))
         found = dict[Passes, None]()
-        for before, apart in sorted(ways, key=lambda way: way[1].least()):
+        for before, apart in sorted(self._ways_apart(), key=lambda way: way[1].least()):
             least = apart.least()
             if least <= counted:
                 for aim in dict.fromkeys((max(least, budget), least)):
@@ -201,6 +224,21 @@ class Fitting:
                     if cuts:
                         found[*before, CutApart(cuts=cuts)] = None
         yield from list(found)[:_CUT_TRIES]
+
+    def _ways_apart(self) -> list[tuple[Passes, Apart]]:
+        """Returns the step as it stands and in a smaller order, cut wherever it may be cut.
+
+        None where the step is cut already.
+        """
+        program, sizes, keep = self.memory.program, self.memory.sizes, self.memory.fetched
+        if any(op.type == "cut" for op in program.root.ops):
+            return []
+        ordering = OrderForMemory(rows=max(sizes.values(), default=1), keep=keep)
+        ordered = ordering.run(program)
+        ways: list[tuple[Passes, Apart]] = [((), Apart.of(program, sizes, keep=keep))]
+        if ordered is not program:
+            ways.append(((ordering,), Apart.of(ordered, sizes, keep=keep)))
+        return ways
 
     def _search(self, chain: Chain, budget: int) -> Plan | None:
         """Returns the cheapest plan that was found to meet the budget, by xla's figures.

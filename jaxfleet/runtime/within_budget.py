@@ -1,6 +1,6 @@
 """Runs a program that was prepared within a budget of memory, planned for the shapes it is fed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxfleet.analysis.memory import Curve, curve_of
+from jaxfleet.analysis.memory.curve import size_text
 from jaxfleet.analysis.memory.reused import held_by
 from jaxfleet.ir import Operands, Operator, Program
 from jaxfleet.lower import ExecutableCache
@@ -18,6 +19,7 @@ from jaxfleet.lower.part_layout import layout_for
 from jaxfleet.lower.part_step import PartStep
 from jaxfleet.lower.peak import Peak, count_runs, peak_of_one
 from jaxfleet.lower.sizes import bind_sizes
+from jaxfleet.passes import ShapeReads
 from jaxfleet.runtime.memory_fit import Fit, Fitting
 from jaxfleet.runtime.memory_report import MemoryReport
 from jaxfleet.runtime.prepared import Prepared, prepare
@@ -137,15 +139,18 @@ class WithinBudget:
     Attributes:
         prepared: the program.
         names: the values that are fetched.
-        budget: in bytes where it is an int, of the program's peak where it is a float.
+        budget: in bytes where it is an int, of the program's peak where it is a float; None for
+            the least that it takes when nothing is computed again.
         device: what it runs on.
+        log: is told in words what was found.
         fitted: by the shapes that were fed, in the order in which they first came.
     """
 
     prepared: Prepared
     names: tuple[str, ...]
-    budget: float
+    budget: float | None
     device: Any
+    log: Callable[[str], None] | None = None
     fitted: dict[Shapes, Fitted] = field(default_factory=dict)
     _cache: ExecutableCache = field(default_factory=ExecutableCache)
 
@@ -174,16 +179,28 @@ class WithinBudget:
         return fetched, dict(zip(run.written, new, strict=True))
 
     def _fit(self, shapes: Shapes) -> Fitted:
-        program = with_fetch(self.prepared.program, self.names)
+        program = ShapeReads().run(with_fetch(self.prepared.program, self.names))
         before = ProgramMemory(program, self.names, shapes, self.device, self._cache)
-        fit = Fitting(before, lambda made: replace(before, program=made)).to(self.budget)
+        fitting = Fitting(before, lambda made: replace(before, program=made))
+        if self.budget is None:
+            fit = fitting.least(exact=self.log is not None)
+        else:
+            fit = fitting.to(self.budget)
         made = program
         for pass_ in fit.passes:
             made = pass_.run(made)
         after = replace(before, program=made) if fit.passes else before
         used = [*after.runs, *(run for other in self.fitted.values() for run in other.after.runs)]
         self._cache.keep(used)
+        if self.log is not None:
+            self.log(_in_words(program.name, fit, after))
         return Fitted(fit, before, after)
+
+
+def _in_words(name: str, fit: Fit, after: ProgramMemory) -> str:
+    taken = fit.before if fit.after is None else fit.after.bytes
+    what = f"'{name}' takes {size_text(taken)} besides its state, feeds and fetches"
+    return f"{what}, {size_text(fit.before)} as it was, in {after.executables[0]} executables"
 
 
 def with_fetch(program: Program, names: Sequence[str]) -> Program:
@@ -196,18 +213,24 @@ def with_fetch(program: Program, names: Sequence[str]) -> Program:
 
 
 def within_budget(
-    prepared: Prepared, names: tuple[str, ...], budget: float, device: Any
+    prepared: Prepared,
+    names: tuple[str, ...],
+    budget: float | None,
+    device: Any,
+    log: Callable[[str], None] | None = None,
 ) -> Prepared:
     """Returns a prepared program whose function fits a budget.
 
     Args:
         prepared: it, for one device.
         names: the values that are fetched.
-        budget: in bytes where it is an int, of the program's peak where it is a float.
+        budget: in bytes where it is an int, of the program's peak where it is a float; None for
+            the least that it takes when nothing is computed again.
         device: what it runs on; where JAX runs, unless given.
+        log: is told in words what was found.
     """
     chosen = device if device is not None else jax.devices()[0]
-    return replace(prepared, function=WithinBudget(prepared, names, budget, chosen))
+    return replace(prepared, function=WithinBudget(prepared, names, budget, chosen, log))
 
 
 def _type_of(dtype: str, shape: Sequence[Any]) -> jax.ShapeDtypeStruct:
