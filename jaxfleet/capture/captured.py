@@ -273,12 +273,27 @@ def _reason(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     sentence = text.split(". ")[0]
     shown = sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}..."
-    return f"{shown} ({_place(line_of_error(error))})"
+    advice = next((f"; {change}" for part, change in _INSTEAD.items() if part in text), "")
+    return f"{shown} ({_place(line_of_error(error))}){advice}"
 
 
 def _place(line: Source | None) -> str:
     return " ".join(line.where().split()) if line is not None else "no line of yours"
 
 
+_INSTEAD = {  # by a part of what jax says where it cannot trace with a letter
+    "Cannot divide evenly": (
+        "to keep any size, write x.reshape(n, x.shape[0] // n, ...) instead of a size of -1"
+    ),
+    "interpreted as an integer": (
+        "to keep any size, use jnp where Python or numpy takes the number of rows: jnp.mean for "
+        "a sum over float(len(x)), jnp.arange(x.shape[0]) for a range"
+    ),
+    "requires a constant": (
+        "to keep any size, do not compare the number of rows in Python, and draw random orders "
+        "outside of the step"
+    ),
+    "inconclusive": "to keep any size, do not compare the number of rows in Python",
+}
 _PAIR = 2  # a state and a batch
 _LONGEST = 200  # characters of somebody else's error message

@@ -102,6 +102,19 @@ def test_what_cannot_be_traced_with_a_letter_is_captured_by_size_with_the_line(
     assert bits(jax.jit(step)(STATE, rows(4))[1]) == bits(replay(captured, STATE, rows(4))[1])
 
 
+@pytest.mark.parametrize(
+    ("step", "instead"),
+    [
+        (reshaped, "x.reshape(n, x.shape[0] // n, ...) instead of a size of -1"),
+        (as_number, "jnp.mean for a sum over float(len(x))"),
+        (compared, "do not compare the number of rows in Python"),
+    ],
+)
+def test_the_reason_for_one_size_says_what_to_write_to_keep_any(step: Any, instead: str) -> None:
+    _, _, advice = capture(step).notes[0].partition("; to keep any size, ")
+    assert instead in advice
+
+
 def test_a_size_that_the_step_refuses_is_refused_in_its_own_words() -> None:
     captured = capture(reshaped)
     with pytest.raises(TypeError, match="cannot reshape"):
