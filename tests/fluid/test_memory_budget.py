@@ -58,6 +58,7 @@ def test_a_program_fits_and_trains_the_same_with_the_same_masks(shares: bool) ->
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.grid  # the same planner as in tests/runtime/test_memory_budget.py
 def test_what_cannot_be_met_is_refused_with_the_least_that_can() -> None:
     with pytest.raises(StrategyError, match="cannot be made to take 10 bytes") as error:
         Job(10, depth=2).train()

@@ -165,6 +165,7 @@ def least(program: Program, **options: Any) -> int:
     return int(found[0].replace(",", ""))
 
 
+@pytest.mark.grid  # ten seconds of planning; that a budget is met so is tested above
 def test_values_wait_on_the_host_where_nothing_else_meets_a_budget_or_where_asked_for() -> None:
     program = step_of(built()).program
     alone, lower = least(program, offload=False), least(program, offload=True)

@@ -14,6 +14,7 @@ from jaxfleet.fluid.distributed.worker import live_tables
 from tests.fluid.distributed.jobs import FAR, KEYS, dataset, files
 from tests.fluid.distributed.test_training import Job
 from tests.fluid.pserver.memory import Job as Network
+from tests.tiers import by_default
 
 ENDPOINTS = [f"127.0.0.1:{7301 + number}" for number in range(3)]
 
@@ -87,7 +88,7 @@ def test_two_workers_end_with_the_same_tables_whatever_the_number_of_servers(
         np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
-@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("window", by_default([1, 3], 3))
 def test_a_worker_that_waits_for_nobody_trains_as_in_lockstep_when_it_is_alone(
     tmp_path: Path, window: int
 ) -> None:
@@ -98,7 +99,7 @@ def test_a_worker_that_waits_for_nobody_trains_as_in_lockstep_when_it_is_alone(
         np.testing.assert_array_equal(relaxed[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("staleness", [-1, 0, 2])
+@pytest.mark.parametrize("staleness", by_default([-1, 0, 2], 2))
 def test_of_workers_that_wait_for_nobody_no_push_is_lost(tmp_path: Path, staleness: int) -> None:
     paths = [files(tmp_path, count, seed=seed) for seed, count in ((0, 16), (1, 32))]
     found = run(2, paths, staleness=staleness)
