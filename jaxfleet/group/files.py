@@ -17,8 +17,10 @@ def split_files(
         size: the number of processes; `jf.size()` unless given.
 
     Raises:
-        StrategyError: there is no such process.
+        StrategyError: there is no such process; a server of a job has no files.
     """
+    if rank is None and size is None and place.is_server():
+        return []  # the script of a job may run on servers too; they train on nothing
     count = place.size() if size is None else size
     which = place.rank() if rank is None else rank
     if not 0 <= which < count:

@@ -33,10 +33,11 @@ def is_first() -> bool:
     Raises:
         StrategyError: the environment contradicts itself.
     """
-    return not _is_server() and rank() == 0
+    return not is_server() and rank() == 0
 
 
-def _is_server() -> bool:
+def is_server() -> bool:
+    """Whether this process is a server of a job."""
     cluster = None if joined() else _cluster()
     return cluster is not None and cluster.role == "pserver"
 

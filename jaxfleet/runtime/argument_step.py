@@ -61,7 +61,10 @@ class ArgumentStep:
 
     def save(self, path: str | Path, state: Any, *, number: int = 0) -> None:
         """Writes a checkpoint, as `Step.save`."""
-        self.step.save(path, self._named(state), number=number)
+        if number:  # a job with servers counts its steps itself
+            self.step.save(path, self._named(state), number=number)
+        else:
+            self.step.save(path, self._named(state))
 
     def restore(self, path: str | Path) -> Any:
         """Returns the state of a checkpoint, as `Step.restore`."""

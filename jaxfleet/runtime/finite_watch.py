@@ -1,7 +1,7 @@
 """A watch over losses and states that are not finite: one warning, or an error, with the step."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,9 @@ class FiniteWatch:
     """Looks at the metrics that are one number, and at the state.
 
     To warn must cost nothing that can be measured: metrics are looked at once their step is done,
-    some steps together, and the state, which keeps what a gradient that is not finite made of it,
-    after 16, 32, 64, ... steps. To raise, both are read at every step, which waits for it.
+    some steps together and without waiting for any, and the state, which keeps what a gradient
+    that is not finite made of it, after 16, 32, 64, ... steps. To raise, both are read at every
+    step, which waits for it.
 
     Args:
         action: `warn` or `raise`.
@@ -48,7 +49,7 @@ class FiniteWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._raises, self._state = action == "raise", tuple(state)
-        self._is_over = False
+        self._warned: set[str] = set()  # metrics, and "" for the state
         self._speaks, self._warn, self._clock = speaks, warn, clock
         self._looked, self._step = clock(), 0
         self._pending: list[tuple[int, _Numbers]] = []
@@ -63,8 +64,6 @@ class FiniteWatch:
         Raises:
             ProgramError: the strategy says `raise`, and something is not finite.
         """
-        if self._is_over:
-            return
         self._step += 1
         numbers = _Numbers.of(metrics)
         if self._raises:
@@ -77,24 +76,27 @@ class FiniteWatch:
         if self._step >= _FIRST_STATE and self._step & (self._step - 1) == 0:
             self._check_state(leaves)
         if self._clock() - self._looked >= _EVERY_S:
-            self.look(all_but=1)
+            self.look(wait=False)
 
-    def look(self, all_but: int = 0) -> None:
-        """Looks at the metrics of steps that were not looked at, but the last ones."""
+    def look(self, *, wait: bool = True) -> None:
+        """Looks at the metrics of the steps that were not looked at yet.
+
+        Args:
+            wait: wait for steps that are under way; they are left for the next look if not.
+        """
         self._looked = self._clock()
-        count = len(self._pending) - all_but
-        steps, self._pending = self._pending[:count], self._pending[max(count, 0) :]
-        if self._is_over or count <= 0:
-            return
-        if len(steps) > _MOST_EACH and steps[-1][1].not_finite() is None:
+        done = len(self._pending)
+        if not wait:
+            done = next((at for at, (_, x) in enumerate(self._pending) if not x.is_ready), done)
+        steps, self._pending = self._pending[:done], self._pending[done:]
+        if len(steps) > _MOST_EACH and not any(steps[-1][1].not_finite()):
             return  # steps are short; one that was not finite shows in those after it
         for step, numbers in steps:
-            if not self._is_over:
-                self._check(step, numbers)
+            self._check(step, numbers)
 
     def _check(self, step: int, numbers: "_Numbers") -> None:
-        if (found := numbers.not_finite()) is not None:
-            self._tell(f"metric {found[0]} is {found[1]} at step {step}")
+        for name, value in numbers.not_finite():
+            self._tell(name, f"metric {name} is {value} at step {step}")
 
     def _check_state(self, leaves: Sequence[Any]) -> None:
         pairs = zip(self._state, leaves, strict=True)
@@ -102,13 +104,15 @@ class FiniteWatch:
         if bad:
             shown = ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
             what = f"the state is not finite after step {self._step}: {shown}"
-            self._tell(f"{what}; a gradient of that step, or of one before, was not")
+            self._tell("", f"{what}; a gradient of that step, or of one before, was not")
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, name: str, what: str) -> None:
+        """Reports something that is not finite: once for each metric, and once for the state."""
         if self._raises:
             raise ProgramError(what, hint=_HINT.partition(";")[0])
-        self._is_over = True
-        self._pending.clear()
+        if name in self._warned:
+            return
+        self._warned.add(name)
         if self._speaks():
             self._warn(f"{what} (of this run; warned of once); {_HINT}")
 
@@ -131,14 +135,24 @@ class _Numbers:
         leaves, tree = jax.tree_util.tree_flatten(metrics)
         return cls(tree, [(at, x) for at, x in enumerate(leaves) if getattr(x, "size", 0) == 1])
 
-    def not_finite(self) -> tuple[str, float] | None:
-        """Returns the name and the value of one that is not finite, if any is."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether their step is done, as far as can be known of what was not donated since."""
+        return all(x.is_ready() for _, x in self.leaves if _is_there(x))
+
+    def not_finite(self) -> Iterator[tuple[str, float]]:
+        """Yields the names and values of those that are not finite."""
         for place, leaf in self.leaves:
+            if isinstance(leaf, jax.Array) and not _is_there(leaf):
+                continue  # the script gave its memory to a computation of its own
             if _is_float(leaf) and not np.isfinite(value := float(np.asarray(leaf).reshape(()))):
                 places = jax.tree_util.tree_unflatten(self.tree, range(self.tree.num_leaves))
                 path = jax.tree_util.tree_leaves_with_path(places)[place][0]
-                return jax.tree_util.keystr(path), value
-        return None
+                yield jax.tree_util.keystr(path), value
+
+
+def _is_there(value: Any) -> bool:
+    return isinstance(value, jax.Array) and not value.is_deleted()
 
 
 def _is_sound(leaf: Any, is_parameter: bool) -> bool:  # noqa: FBT001  # a private pair

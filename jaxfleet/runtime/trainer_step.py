@@ -295,6 +295,10 @@ class TrainerStep(Generic[State, Metrics]):
         servers = [dict(x.answer.body) if x.answer is not None else {} for x in asked]
         return {"trainer": mine, "servers": servers, "tables": figures(servers)}
 
+    def place(self, state: State) -> State:
+        """Returns the state as it is: the first step gives the servers what is theirs."""
+        return state
+
     def save(self, path: str | Path, state: State) -> None:
         """Writes a checkpoint, which a step in any mode restores; all trainers call it together.
 

@@ -85,3 +85,18 @@ def test_statistics_that_train_are_not_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jf.distribute(step, (state, X), jf.DistributedStrategy(devices=2))
+
+
+def test_a_scaler_of_features_is_not_warned_of() -> None:
+    def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
+        scaler = state["scaler"]
+        x = (batch - scaler["mean"]) / jnp.sqrt(scaler["var"])
+        loss, grads = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(state["w"])
+        updates, opt = TX.update(grads, state["opt"], state["w"])
+        return {**state, "w": optax.apply_updates(state["w"], updates), "opt": opt}, loss
+
+    w = jnp.ones(3)
+    scaler = {"mean": jnp.zeros(3), "var": jnp.ones(3)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jf.distribute(train_step, ({"w": w, "opt": TX.init(w), "scaler": scaler}, X), "single")

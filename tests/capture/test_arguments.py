@@ -11,6 +11,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.errors import CaptureError, FeedError
+from jaxfleet.runtime.argument_step import with_arguments
 
 DEVICES = 4
 STEPS = 3
@@ -162,6 +163,23 @@ def test_a_step_of_several_arguments_runs_on_trainers_and_servers() -> None:
     start, batch = captured.arguments.split((*state, X, Y))
     result = jf.Twin(captured, servers=1, trainers=2).run(start, [batch])
     close(result.states[0]["params"], train_step(*state, X, Y)[0])
+
+
+def test_a_step_of_several_arguments_is_saved_and_restored_by_servers(tmp_path: Path) -> None:
+    state = (params(), TX.init(params()))
+    captured = jf.capture(train_step, example=(*state, X, Y))
+
+    def script(inner: Any) -> tuple[Any, tuple[Any, ...]]:
+        step = with_arguments(inner, captured, (*state, X, Y))
+        *after, _ = step(*step.place(state), X, Y)
+        step.save(tmp_path / "saved", tuple(after))
+        full = step.pull(tuple(after))
+        close(step.pull(step.restore(tmp_path / "saved")), full)
+        return full, ()
+
+    strategy = jf.DistributedStrategy(mode="pserver", min_block_size=1)
+    twin = jf.Twin(captured, strategy=strategy, servers=2, trainers=1)
+    twin.play(script, checkpoint_dir=tmp_path / "own")
 
 
 def test_a_step_that_returns_no_new_state_is_told_what_it_returns() -> None:

@@ -33,6 +33,7 @@ def test_a_server_has_no_rank_and_is_never_the_first(monkeypatch: pytest.MonkeyP
     server = Cluster("pserver", 3, SERVERS, current_endpoint=SERVERS[0])
     started_with(monkeypatch, cluster_environment(server))
     assert not jf.is_first()
+    assert jf.split_files(["part-0"]) == []
     with pytest.raises(StrategyError, match="this process is a server"):
         jf.rank()
 

@@ -154,6 +154,40 @@ def test_a_bound_that_begins_infinite_is_not_warned_of() -> None:
         state, _ = step(state, batch(0.5))
 
 
+def test_a_metric_whose_memory_the_script_gave_away_is_passed_over() -> None:
+    step = jf.distribute(loss_step, (start(), batch(1.0)), strategy("single", "warn"))
+    add = jax.jit(lambda total, new: total + new["loss"], donate_argnums=1)
+    state, total = start(), jnp.zeros(())
+    with step:
+        for _ in range(3):
+            state, metrics = step(state, batch(1.0))
+            jax.block_until_ready(metrics)
+            total = add(total, metrics)
+            metrics["loss"].delete()
+
+
+def test_a_step_that_is_under_way_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    warned: list[str] = []
+    watch = FiniteWatch("warn", [], warn=warned.append, clock=lambda: now)
+    monkeypatch.setattr("jaxfleet.runtime.finite_watch._Numbers.is_ready", False)
+    now = 1.0
+    watch.note({"loss": jnp.asarray(np.nan)}, [])
+    assert warned == []
+    watch.look()
+    assert len(warned) == 1
+
+
+def test_a_metric_that_is_nan_by_nature_does_not_silence_the_loss() -> None:
+    warned: list[str] = []
+    watch = FiniteWatch("warn", [], warn=warned.append)
+    for loss in (1.0, np.nan, np.nan):
+        watch.note({"rare": jnp.asarray(np.nan), "loss": jnp.asarray(loss)}, [])
+    watch.look()
+    assert ["'rare'" in text for text in warned] == [True, False]
+    assert "metric ['loss'] is nan at step 2" in warned[1]
+
+
 class Slow:
     """A metric that counts how often it is read."""
 
