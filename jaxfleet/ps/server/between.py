@@ -182,7 +182,7 @@ class Between:
 
     def _start_own(self, request: Request) -> None:
         step, steps = self.held.step, self.held.progress.steps()
-        if self.own.saved == steps:
+        if self.own.is_saved(steps):
             self.desk.answer(request.peer, request.message, Kind.OK, {"step": step})
             return
         if self.own.schedule.is_waiting:

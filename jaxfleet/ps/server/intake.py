@@ -73,6 +73,7 @@ class Intake:
     def replace(self, message: Message, answer: Callable[[], None]) -> None:
         """Takes a state that all trainers sent, in the place of what there was."""
         self.held.keep_extras(message.tensors, message.step)
+        self.own.is_outdated = True
         self._start(message.tensors, message.step, answer, replace=True)
 
     def _start(

@@ -30,6 +30,7 @@ class OwnSaves:
         me: who it is.
         saved: the steps that the last one holds, by trainer; none before the first.
         changes: how many, of tables, may hold only what changed since the one before them.
+        is_outdated: the state has values that are not in the last one yet, of the same steps.
     """
 
     series: OwnCheckpoints | None
@@ -40,6 +41,7 @@ class OwnSaves:
     changes: int = 9
     clock: Callable[[], float] = time.monotonic
     schedule: SaveSchedule = field(init=False)
+    is_outdated: bool = False
     _last: int | None = None  # the one that the tables had everything of
     _length: int = 0  # how many it stands on
 
@@ -87,22 +89,31 @@ class OwnSaves:
         kinds: Mapping[str, Mapping[int, int]],
         after: Callable[[], None],
     ) -> None:
-        """Writes the state as it is, where checkpoints are kept at all; otherwise as `write`."""
+        """Writes the state as it is, where checkpoints are kept at all; otherwise as `write`.
+
+        It is put off only where there is no checkpoint yet. After a replacement, a server that
+        starts again from an older one would go on with what was replaced: a failure ends it.
+        """
         if self.series is None:
             after()
             return
+        self.is_outdated = True
 
         def then(_: object) -> None:
-            self.saved = steps
+            self.saved, self.is_outdated = steps, False
             after()
 
         def failed(error: Exception) -> None:
-            if self.put_off(error):
+            if not self.saved and self.put_off(error):
                 after()
             else:
                 self.give_up(error)
 
         self.desk.jobs.append(Job("saving", self.write(held, number, steps, kinds), then, failed))
+
+    def is_saved(self, steps: Mapping[int, int]) -> bool:
+        """Returns whether the last one holds the state as it is after some steps."""
+        return self.saved == steps and not self.is_outdated
 
     def write(
         self,

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxfleet.checkpoint import PartReceipt, commit
 from jaxfleet.checkpoint.writing import cannot_write, is_disk_full
 from jaxfleet.errors import CheckpointError
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.known_server import KnownServer
 from jaxfleet.ps.membership import Membership
 from jaxfleet.ps.memory_network import MemoryNetwork
-from jaxfleet.ps.messages import Kind, Message, Tensor
+from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
 from jaxfleet.ps.options import Patience
 from jaxfleet.ps.replay import ReplayLog
 from jaxfleet.ps.server import ServerOptions
@@ -126,6 +127,54 @@ def test_a_full_disk_is_warned_of_and_tried_again(
     assert bench.one(0, Kind.SAVE, 2).body["step"] == 2
     assert saved(bench) == 2
     assert started(tmp_path).core.step == 2
+
+
+def replacing(bench: Bench, state: dict[str, np.ndarray]) -> list[Message]:
+    """Puts another state in the place of that after step 2; returns what is answered."""
+    body: dict[str, Plain] = {"replace": True}
+    return [reply for t in (0, 1) for _, reply in bench.send(t, Kind.ASSIGN, 2, body, state)]
+
+
+@pytest.mark.parametrize("way", ["load", "replace"])
+def test_a_state_that_a_full_disk_has_no_room_for_is_an_error(
+    tmp_path: Path, full_disk: set[str], way: str
+) -> None:
+    full_disk.clear()
+    bench, path = started(tmp_path / "own"), tmp_path / "job"
+    receipt = bench.one(0, Kind.SAVE, 0, {"path": str(path)}).body["receipt"]
+    assert isinstance(receipt, dict)
+    commit(path, [PartReceipt.from_plain(receipt)], step=0)
+    train(bench, range(1, 3))
+    assert bench.one(0, Kind.SAVE, 2).body["step"] == 2
+    full_disk.add("full")
+    if way == "load":
+        answers = [reply for _, reply in bench.send(0, Kind.LOAD, 0, {"path": str(path)})]
+    else:
+        answers = replacing(bench, sgd_state())
+    assert {answer.kind for answer in answers} == {Kind.ERROR}
+    assert all("No space left on device" in str(answer.body["what"]) for answer in answers)
+    assert bench.core.failure is not None
+    again = started(tmp_path / "own")
+    assert again.core.step == 2
+    np.testing.assert_array_equal(again.pull(0, 2, "b")["b"], sgd_after(2)["b"])
+
+
+def test_a_state_that_was_replaced_is_not_saved_because_the_one_before_it_was(
+    tmp_path: Path,
+) -> None:
+    bench = started(tmp_path)
+    train(bench, range(1, 3))
+    assert "files" in bench.one(0, Kind.SAVE, 2).body
+    assert "files" not in bench.one(0, Kind.SAVE, 2).body
+    for trainer in (0, 1):
+        bench.send(trainer, Kind.ASSIGN, 2, {"replace": True}, sgd_state(), run=False)
+    answer = bench.send(0, Kind.SAVE, 2, run=False)
+    assert not answer  # the new values come first
+    answers = [reply for _, reply in bench.core.run_jobs()]
+    assert [answer.kind for answer in answers] == [Kind.OK] * 3
+    assert sum("files" in answer.body for answer in answers) == 1
+    again = started(tmp_path)
+    np.testing.assert_array_equal(again.pull(0, 2, "b")["b"], sgd_state()["b"])
 
 
 def test_a_full_disk_is_tried_again_unasked(tmp_path: Path, full_disk: set[str]) -> None:

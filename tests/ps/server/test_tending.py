@@ -1,12 +1,15 @@
 """Rows that go between two steps, on a server that may start again; rows that are given out."""
 
+import errno
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from jaxfleet.checkpoint.writing import cannot_write
 from jaxfleet.ps.messages import Kind
 from jaxfleet.ps.server import ServerOptions
+from jaxfleet.ps.server.own_checkpoints import OwnCheckpoints
 from jaxfleet.tables import ByScore, TableSpec, TableStore
 from tests.ps.server.common import Bench, error_of, hello
 from tests.ps.server.table_programs import table_program
@@ -72,6 +75,23 @@ def test_a_server_that_had_not_kept_it_takes_the_same_rows_out_anew(tmp_path: Pa
     push(again, 1)
     assert shrunk(again, 1, "a") == 4
     assert rows(again, 1) == rows(undisturbed, 1)
+
+
+def test_rows_that_go_while_the_disk_is_full_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = started(tmp_path)
+    push(bench, 1)
+    assert bench.one(0, Kind.SAVE, 1).body["step"] == 1
+
+    def fail(*_: object, **__: object) -> None:
+        error = OSError(errno.ENOSPC, "No space left on device")
+        raise cannot_write("part 'server 0'", tmp_path, error) from error
+
+    monkeypatch.setattr(OwnCheckpoints, "save", fail)
+    _, what = error_of(bench.one(0, Kind.SHRINK, 1, {"table": "users", "token": "a"}))
+    assert "No space left on device" in what
+    assert bench.core.failure is not None
 
 
 def test_it_waits_for_the_step_and_is_done_once_however_often_it_is_asked_for() -> None:
