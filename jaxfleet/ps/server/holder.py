@@ -221,7 +221,13 @@ class Holder:
         self.go_on()
 
     def tend(self, request: Request) -> None:
-        """Takes rows of a table out that have had their time, or gives them out."""
+        """Takes rows of a table out that have had their time, or gives them out.
+
+        Raises:
+            RefusedError: rows shall come from outside the folders for checkpoints, or there is no
+                program or no such table.
+        """
+        self.folders.check(request.message)
         self._defined().between.add_tending(request)
         self.go_on()
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxfleet.ps.messages import Message
+from jaxfleet.ps.messages import Kind, Message
 from jaxfleet.ps.server.desk import RefusedError
 
 _LONGEST = 300  # characters of a path that an error repeats
@@ -23,13 +23,20 @@ class SaveFolders:
     roots: tuple[Path, ...] | None = None
 
     def check(self, message: Message) -> None:
-        """Refuses a message whose path lies outside all folders.
+        """Refuses a message whose `path`, or `refill` that is not empty, lies outside all folders.
 
         Raises:
             RefusedError: it does.
         """
-        path = message.body.get("path")
-        if self.roots is None or not isinstance(path, str):
+        path, refill = message.body.get("path"), message.body.get("refill")
+        verb = "write" if message.kind is Kind.SAVE else "read"
+        if isinstance(path, str):
+            self._check_path(path, verb)
+        if isinstance(refill, str) and refill:
+            self._check_path(refill, verb)
+
+    def _check_path(self, path: str, verb: str) -> None:
+        if self.roots is None:
             return
         try:
             found = Path(path).resolve()
@@ -39,7 +46,6 @@ class SaveFolders:
         if any(found.is_relative_to(root.resolve()) for root in self.roots):
             return
         folders = ", ".join(map(str, self.roots))
-        verb = "read" if message.kind.value == "load" else "write"
         what = f"servers {verb} checkpoints below {folders} alone, not {path:.{_LONGEST}}"
         hint = "allow the folder when the job starts: jaxfleet launch --save-dir DIR, or set"
         raise RefusedError("checkpoint", what, hint=f"{hint} JAXFLEET_SAVE_DIR for servers")

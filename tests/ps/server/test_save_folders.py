@@ -8,7 +8,8 @@ from jaxfleet.errors import StrategyError
 from jaxfleet.ps.messages import Kind, Plain
 from jaxfleet.ps.serve import serve
 from jaxfleet.ps.server import ServerOptions
-from tests.ps.server.common import SGD, Bench, error_of, sgd_state
+from tests.ps.server.common import SGD, Bench, error_of, hello, sgd_state
+from tests.ps.server.table_programs import table_program
 
 
 def bench(root: Path) -> Bench:
@@ -46,6 +47,36 @@ def test_a_path_outside_the_folders_is_refused_however_it_is_written(
         assert "--save-dir" in str(answer.body["hint"])
         assert not served.core.take_jobs()
     assert not (tmp_path / "elsewhere").exists()
+
+
+def table_bench(root: Path) -> Bench:
+    made = Bench(ServerOptions(save_dirs=(root,)))
+    made.one(0, Kind.HELLO, body=hello(0, trainers=1))
+    program = str(table_program(trainers=1))
+    assert made.one(0, Kind.DEFINE, body={"program": program}).kind is Kind.OK
+    assert made.one(0, Kind.ASSIGN, 0, {"replace": False}).kind is Kind.OK
+    return made
+
+
+def refill(folder: str) -> dict[str, Plain]:
+    return {"table": "users", "token": f"refill from {folder}", "refill": folder}
+
+
+def test_rows_of_a_table_are_read_below_the_folders_alone(tmp_path: Path) -> None:
+    paths = outside(tmp_path)
+    served = table_bench(tmp_path / "jobs")
+    for path in paths:
+        answer = served.one(0, Kind.SHRINK, 0, refill(path))
+        code, what = error_of(answer)
+        assert code == "checkpoint", path
+        assert f"servers read checkpoints below {tmp_path / 'jobs'} alone" in what
+        assert not served.core.take_jobs()
+    _, what = error_of(served.one(0, Kind.SHRINK, 0, refill(str(tmp_path / "jobs" / "none"))))
+    assert "alone" not in what  # below the folder: it is looked for, and is not there
+
+
+def test_a_table_is_cleared_whatever_the_folders_are(tmp_path: Path) -> None:
+    assert table_bench(tmp_path).one(0, Kind.SHRINK, 0, refill("")).kind is Kind.OK
 
 
 def test_a_path_that_is_no_path_is_refused(tmp_path: Path) -> None:
