@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -63,35 +64,27 @@ def serve(
     compute_in_place()
     sys.setswitchinterval(_SWITCH_S)
     raise_limit()
-    reserve = Reserve()
-    network = network_of(secret_file)
-    listener = network.listen(endpoint)
-    core = ServerCore(listener.endpoint, ExecutableCache(), time.monotonic, options)
-    metrics = Metrics()
-    server = Server(
-        core,
-        listener,
-        connect=network.connect,
-        publish=metrics.publish,
-        spans=spans_of(f"server {options.server or 0}"),
-        reserve=reserve,
-    )
-    token_file: Path | None = None
-    try:
+    with ExitStack() as opened:
+        reserve = opened.enter_context(closing(Reserve()))
+        network = network_of(secret_file)
+        listener = opened.enter_context(closing(network.listen(endpoint)))
+        core = ServerCore(listener.endpoint, ExecutableCache(), time.monotonic, options)
+        metrics = opened.enter_context(closing(Metrics()))
         begin(core)
         token_file = _give_metrics(metrics, core, options.server or 0, secret_file)
-    except BaseException:
-        listener.close()
-        raise
-    _stop_on_signals(server)
-    on_listening(listener.endpoint)
-    try:
-        code = server.serve()
-    finally:
-        metrics.close()
-        reserve.close()
         if token_file is not None:
-            token_file.unlink(missing_ok=True)
+            opened.callback(token_file.unlink, missing_ok=True)
+        server = Server(
+            core,
+            listener,
+            connect=network.connect,
+            publish=metrics.publish,
+            spans=spans_of(f"server {options.server or 0}"),
+            reserve=reserve,
+        )
+        _stop_on_signals(server)
+        on_listening(listener.endpoint)
+        code = server.serve()
     if core.failure is not None:
         raise core.failure
     return code
