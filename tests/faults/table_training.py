@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--nan-at", type=int, default=-1)
-    parser.add_argument("--lost-after", type=float, default=2.0)
+    parser.add_argument("--lost-after", type=float, default=5.0)
     parser.add_argument("--step-timeout", type=float, default=6.0)
     parser.add_argument("--replay-bytes", type=int, default=1 << 20)
     args = parser.parse_args()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.faults.cluster import LOST_S, Jobs
+from tests.faults.cluster import REAL_LOST_S, Jobs
 
 pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.timeout(400)]
 
@@ -52,7 +52,7 @@ def test_a_stopped_trainer_is_waited_for_at_the_bound(tmp_path: Path) -> None:
         server, (first, stopped) = jobs.server(), jobs.all_trainers()
         stopped.reaches("step 5.")
         stopped.send(signal.SIGSTOP)
-        time.sleep(LOST_S - 0.5)  # long enough to pass the bound, too short to be lost
+        time.sleep(REAL_LOST_S - 0.5)  # long enough to pass the bound, too short to be lost
         stopped.send(signal.SIGCONT)
         assert [first.ends(), stopped.ends(), server.ends()] == [0, 0, 0]
         found = [staleness(tmp_path, trainer) for trainer in range(2)]

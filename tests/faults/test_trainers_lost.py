@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import LOST_S, MARGIN_S, STEP_S, Jobs, Started, check_same
+from tests.faults.cluster import MARGIN_S, REAL_LOST_S, STEP_S, Jobs, Started, check_same
 from tests.faults.conftest import Undisturbed
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
@@ -30,7 +30,7 @@ def test_a_trainer_that_is_killed_is_named_to_the_others(tmp_path: Path) -> None
         server, (left, killed) = start(jobs)
         killed.kill()
         left.fails("PeerLostError: trainer 1 is lost: not heard of for", "trainer 0 waited")
-        server.fails("no trainer lives: trainer", timeout_s=LOST_S + STEP_S + MARGIN_S)
+        server.fails("no trainer lives: trainer", timeout_s=REAL_LOST_S + STEP_S + MARGIN_S)
 
 
 @pytest.mark.grid
@@ -40,7 +40,7 @@ def test_a_trainer_that_stands_still_is_named_and_fails_when_it_goes_on(tmp_path
         stopped.send(signal.SIGSTOP)
         left.fails("PeerLostError: trainer 1 is lost", "last heartbeat")
         stopped.send(signal.SIGCONT)
-        stopped.fails("PeerLostError", timeout_s=LOST_S + MARGIN_S)
+        stopped.fails("PeerLostError", timeout_s=REAL_LOST_S + MARGIN_S)
         server.kill()  # it would wait for others to come, for as long as a step may take
 
 
@@ -49,7 +49,7 @@ def test_a_script_that_raises_is_its_own_error_and_named_to_the_others(tmp_path:
     with Jobs(tmp_path, options=LONG, step_s=30.0) as jobs:
         server, (left, failed) = start(jobs, "--raise-at=6")
         failed.fails("RuntimeError: the script failed")
-        left.fails("PeerLostError: trainer 1 is lost", timeout_s=LOST_S + MARGIN_S)
+        left.fails("PeerLostError: trainer 1 is lost", timeout_s=REAL_LOST_S + MARGIN_S)
         server.kill()  # it would wait for others to come, for as long as a step may take
 
 
@@ -72,7 +72,7 @@ def test_a_server_that_stands_still_for_a_moment_changes_nothing(
         servers, trainers = jobs.all_servers(), jobs.all_trainers()
         trainers[0].reaches("step 3.")
         servers[0].send(signal.SIGSTOP)
-        time.sleep(LOST_S + 1.5)
+        time.sleep(REAL_LOST_S + 1.5)
         servers[0].send(signal.SIGCONT)
         assert [one.ends() for one in (*trainers, *servers)] == [0, 0, 0, 0]
         check_same(jobs.results(), undisturbed("plain", 14))

@@ -152,7 +152,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument("--stop-at", type=int, default=-1)
     parser.add_argument("--fork-at", type=int, default=-1)
-    parser.add_argument("--lost-after", type=float, default=2.0)
+    parser.add_argument("--lost-after", type=float, default=5.0)
     parser.add_argument("--step-timeout", type=float, default=6.0)
     parser.add_argument("--connect", type=float, default=30.0)
     parser.add_argument("--replay-bytes", type=int, default=1 << 20)
