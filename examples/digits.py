@@ -91,7 +91,8 @@ def main() -> None:
         if progress.disable:
             print(f"epoch {epoch + 1}: {line}", flush=True)
 
-    print(*step.explain().splitlines()[:8], sep="\n")
+    if jf.is_first():
+        print(step.explain())
     trained = {"params": state.params, "batch_stats": state.batch_stats}
     correct = state.apply_fn(trained, x_test, train=False).argmax(-1) == y_test
     print(f"test accuracy {correct.mean():.3f}")

@@ -3,6 +3,7 @@
 from jaxfleet.env import read_rank, read_roles, read_started
 from jaxfleet.errors import StrategyError
 from jaxfleet.group.joining import joined
+from jaxfleet.group.place import cluster_of_process
 from jaxfleet.ops.frames import warn_at_caller
 
 _SERVERS = "PADDLE_PSERVERS_IP_PORT_LIST"
@@ -17,6 +18,11 @@ def check_has_joined() -> None:
     Raises:
         StrategyError: `initialize` was forgotten, or the environment contradicts itself.
     """
+    if (trainer := _trainer_of_servers()) is not None:
+        warn_at_caller(
+            f"{trainer} of a job with servers trains by itself, on the whole batch: the strategy"
+            " uses no servers. Write strategy='pserver', or strategy='single' where it is meant so"
+        )
     who = not_joined()
     if who is None:
         return
@@ -28,6 +34,14 @@ def check_has_joined() -> None:
         " before anything else of jax, or fleet.init(MPICollectiveRoleMaker()) where jax does not"
         " know this mpirun"
     )
+
+
+def _trainer_of_servers() -> str | None:
+    """Which trainer of a job with servers this process is; None if it is none."""
+    cluster = cluster_of_process()
+    if joined() is not None or cluster is None or cluster.trainer_id is None:
+        return None
+    return f"trainer {cluster.trainer_id} of {cluster.trainers}"
 
 
 def not_joined() -> str | None:

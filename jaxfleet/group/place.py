@@ -38,12 +38,12 @@ def is_first() -> bool:
 
 def is_server() -> bool:
     """Whether this process is a server of a job."""
-    cluster = None if joined() else _cluster()
+    cluster = None if joined() else cluster_of_process()
     return cluster is not None and cluster.role == "pserver"
 
 
-def _cluster() -> Cluster | None:
-    """The job with servers that this process is part of; ranks are trainers in its terms too."""
+def cluster_of_process() -> Cluster | None:
+    """The job with servers that this process is part of; None without servers."""
     return read_cluster() if "PADDLE_PSERVERS_IP_PORT_LIST" in read_roles() else None
 
 
@@ -51,7 +51,7 @@ def _place() -> Place:
     group = joined()
     if group is not None:
         return Place(group.rank, group.size)
-    cluster = _cluster()
+    cluster = cluster_of_process()
     if cluster is not None:
         if cluster.trainer_id is None:
             raise StrategyError(

@@ -43,3 +43,7 @@ class Handle:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
     __truediv__ = __rtruediv__ = __pow__ = __matmul__ = __rmatmul__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    # What scripts do with an array by name: an AttributeError would not say where the value is.
+    sum = mean = max = min = std = var = prod = any = all = argmax = argmin = _refuse
+    astype = reshape = ravel = flatten = squeeze = transpose = dot = copy = item = tolist = _refuse
+    at = T = property(_refuse)

@@ -7,6 +7,7 @@ import pytest
 import jaxfleet as jf
 from jaxfleet.env import Cluster, Rank, cluster_environment, rank_environment
 from jaxfleet.errors import StrategyError
+from jaxfleet.group import check_has_joined
 
 SERVERS = ("127.0.0.1:6174", "127.0.0.1:6175")
 RANKS = ("127.0.0.1:6170", "127.0.0.1:6171", "127.0.0.1:6172")
@@ -47,6 +48,14 @@ def test_trainers_of_servers_share_files_out(monkeypatch: pytest.MonkeyPatch) ->
     files = [f"part-{n}" for n in range(8)]
     started_with(monkeypatch, cluster_environment(Cluster("trainer", 3, SERVERS, 1)))
     assert jf.split_files(files) == files[3:6]
+
+
+def test_a_trainer_whose_strategy_uses_no_servers_is_warned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started_with(monkeypatch, cluster_environment(Cluster("trainer", 3, SERVERS, 1)))
+    with pytest.warns(UserWarning, match="trainer 1 of 3 of a job with servers trains by itself"):
+        check_has_joined()
 
 
 def test_the_version_is_that_of_the_installed_package() -> None:

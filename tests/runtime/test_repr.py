@@ -4,12 +4,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.errors import ProgramError
+from jaxfleet.errors import FeedError, ProgramError
 from jaxfleet.ir import Operator, Program
+from jaxfleet.runtime.handles import Handle
 
 TX = jf.distributed_optimizer(optax.adam(0.1))
 
@@ -42,6 +44,13 @@ def test_programs_of_a_job_are_shown_in_one_line() -> None:
     shown = repr(jf.Twin(train_step, example(), servers=2, trainers=2).programs())
     assert "\n" not in shown
     assert "train_step.pserver1" in shown
+
+
+@pytest.mark.parametrize("read", ["sum", "reshape", "item"])
+def test_a_handle_says_where_its_value_is_to_methods_too(read: str) -> None:
+    handle = Handle("opt/mu", (3,), np.dtype("f4"), "2 servers")
+    with pytest.raises(FeedError, match="'opt/mu' lives on 2 servers and cannot be read here"):
+        getattr(handle, read)()
 
 
 def test_an_operator_takes_plain_attributes_and_operands() -> None:
