@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from jaxfleet.ir import Program, Variable
 from jaxfleet.passes._finite_gradients import HeldBack, finite_test
+from jaxfleet.passes._known_gradients import check_gradients_are_known
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 _FINITE = "gradients.finite"
@@ -53,6 +54,7 @@ class SkipNonfinite(Pass):
     forward: bool = True  # hold back what forward writes too, as running statistics
 
     def run(self, program: Program) -> Program:
+        check_gradients_are_known(program, self.name)
         ops = program.root.ops
         gradients = [name for x in ops for _, name in x.role_var]
         if not gradients:

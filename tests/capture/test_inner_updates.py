@@ -1,6 +1,7 @@
 """Updates inside loops and branches: captured with their parameters, right on devices."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -142,12 +143,42 @@ def test_a_gradient_in_a_loop_that_may_be_of_two_leaves_asks_for_the_parameters(
     assert any("pass the parameters too" in note for note in got.value.__notes__)
 
 
-@pytest.mark.parametrize("fields", [{"merge": 2}, {"amp": "float16"}])
-def test_what_treats_each_gradient_refuses_such_an_update(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fields", [{"merge": 2}, {"amp": "float16"}, {"on_nonfinite": "skip"}])
+def test_what_treats_each_gradient_refuses_such_an_update(
+    fields: dict[str, Any], kind: str
+) -> None:
     tx = jf.distributed_optimizer(optax.sgd(0.1))
     strategy = jf.DistributedStrategy(devices=1, **fields)
-    with pytest.raises(PassError, match="the update of 'params/b' runs inside a loop or a branch"):
-        jf.distribute(in_a_fori_loop(tx), (started(tx), batch()), strategy)
+    said = "the update of 'params/b' runs inside a loop or a branch"
+    with pytest.raises(PassError, match=said) as refused:
+        jf.distribute(KINDS[kind](tx), (started(tx), batch()), strategy)
+    assert Path(__file__).name in "\n".join([str(refused.value), *refused.value.__notes__])
+
+
+@pytest.mark.parametrize("fields", [{"merge": 2}, {"amp": "float16"}, {"on_nonfinite": "skip"}])
+def test_what_treats_each_gradient_takes_a_frozen_parameter(fields: dict[str, Any]) -> None:
+    frozen = optax.masked(optax.set_to_zero(), {"b": True, "w": False})
+    tx = jf.distributed_optimizer(optax.chain(optax.sgd(0.1), frozen))
+
+    def step(state: State, batch: Any) -> tuple[State, Any]:
+        value, grads = jax.value_and_grad(loss)(state["params"], batch)
+        return updated(tx, state, grads), value
+
+    strategy = jf.DistributedStrategy(devices=1, donate=False, **fields)
+    trained, state = jf.distribute(step, (started(tx), batch()), strategy), started(tx)
+    for _ in range(2):
+        state, _ = trained(state, batch())
+    np.testing.assert_array_equal(state["params"]["b"], params()["b"])
+    assert np.isfinite(state["params"]["w"]).all()
+    assert not np.array_equal(state["params"]["w"], params()["w"])
+
+
+def test_servers_refuse_to_leave_out_such_an_update() -> None:
+    tx = jf.distributed_optimizer(optax.sgd(0.1))
+    strategy = jf.DistributedStrategy(on_nonfinite="skip")
+    with pytest.raises(PassError, match="skip_nonfinite: the update of 'params/b' runs inside"):
+        jf.Twin(in_a_fori_loop(tx), (started(tx), batch()), strategy).programs()
 
 
 @pytest.mark.parametrize("kind", ["cond", "fori"])
