@@ -3,8 +3,10 @@
 A profile is a folder of JAX's traces, which TensorBoard and Perfetto show; no table is printed.
 """
 
+import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,7 +56,9 @@ def stop_profiler(sorted_key: str | None = None, profile_path: str = "/tmp/profi
 
     Args:
         sorted_key: `calls`, `total`, `max`, `min` or `ave`: checked; whoever shows a trace sorts.
-        profile_path: the folder that it becomes, in place of what is there.
+        profile_path: the folder that it becomes, in place of an earlier profile. What else is
+            there stays: the profile becomes a new folder inside it (beside a file), and a
+            warning names that.
 
     Raises:
         ValueError: there is no such key.
@@ -64,12 +68,34 @@ def stop_profiler(sorted_key: str | None = None, profile_path: str = "/tmp/profi
     if folder is None:
         return
     jax.profiler.stop_trace()
-    target = Path(profile_path)
-    if target.is_dir():
-        shutil.rmtree(target)
-    else:
-        target.unlink(missing_ok=True)
-    shutil.move(folder, target)
+    _place(Path(folder), Path(profile_path))
+
+
+def _place(trace: Path, target: Path) -> None:
+    """Moves a trace to `target`, in place of an earlier trace; beside or inside anything else."""
+    if os.path.lexists(target) and not _is_trace(target):
+        inside = target if target.is_dir() else target.parent
+        new = Path(tempfile.mkdtemp(prefix=f"{target.name or 'profile'}-", dir=inside))
+        warnings.warn(f"the profile is in {new}: {target} is not a profile", stacklevel=3)
+        target = new
+    if (target / "plugins").is_dir():
+        shutil.rmtree(target / "plugins")
+    target.mkdir(parents=True, exist_ok=True)
+    for part in list(trace.iterdir()):
+        shutil.move(part, target / part.name)
+    trace.rmdir()
+
+
+def _is_trace(folder: Path) -> bool:
+    """Whether a folder is empty, or holds nothing but `plugins/profile/`."""
+    for name in ("plugins", "profile"):
+        if not folder.is_dir():
+            return False
+        names = {path.name for path in folder.iterdir()}
+        if names != {name} or (folder / name).is_symlink():
+            return not names
+        folder /= name
+    return folder.is_dir()
 
 
 def reset_profiler() -> None:
