@@ -52,6 +52,30 @@ def test_a_folder_of_another_user_is_not(folder: Path) -> None:
 
 
 @as_root
+def test_a_user_namespace_shows_folders_above_as_the_overflow_users(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users, overflow = tmp_path / "uid_map", tmp_path / "overflowuid"
+    monkeypatch.setattr("jaxfleet.env.folders._USER_MAP", users)
+    monkeypatch.setattr("jaxfleet.env.folders._OVERFLOW_USER", overflow)
+    overflow.write_text(f"{NOBODY}\n")
+    users.write_text("         0       1000          1\n")
+    os.chown(folder.parent, NOBODY, -1)
+    assert is_private(folder)
+    folder.parent.chmod(0o777)
+    assert not is_private(folder)
+    folder.parent.chmod(0o755)
+    users.write_text("         0          0 4294967295\n")  # none: this is a user as others are
+    assert not is_private(folder)
+    users.write_text("         0       1000          1\n")
+    os.chown(folder.parent, NOBODY - 1, -1)
+    assert not is_private(folder)
+    os.chown(folder.parent, 0, -1)
+    os.chown(folder, NOBODY, -1)
+    assert not is_private(folder)
+
+
+@as_root
 def test_a_group_of_this_user_alone_may_write_and_no_other(folder: Path) -> None:
     folder.chmod(0o770)
     os.chown(folder, -1, 0)

@@ -10,13 +10,18 @@ from pathlib import Path
 
 from jaxfleet.env.reading import get
 
+_OVERFLOW_USER = Path("/proc/sys/kernel/overflowuid")
+_USER_MAP = Path("/proc/self/uid_map")
+_ALL_USERS = 2**32 - 1
+
 
 def is_private(folder: Path) -> bool:
     """Whether only this user and root can modify the content of a folder.
 
     The folder belongs to this user, and is writable neither by others nor by its group, unless the
     group has no other members. The same holds for the folders above it, which may also belong to
-    root, and may be writable by others if they are sticky, as `/tmp` is.
+    root or, as users outside of a user namespace appear inside it, to the system's overflow user,
+    and may be writable by others if they are sticky, as `/tmp` is.
     """
     try:
         real = folder.resolve(strict=True)
@@ -25,8 +30,9 @@ def is_private(folder: Path) -> bool:
     except (OSError, RuntimeError):
         return False
     own = found.st_uid == os.geteuid() and not _others_write(found)
+    owners = _users_above()
     return own and all(
-        one.st_uid in {0, os.geteuid()} and (not _others_write(one) or one.st_mode & stat.S_ISVTX)
+        one.st_uid in owners and (not _others_write(one) or one.st_mode & stat.S_ISVTX)
         for one in above
     )
 
@@ -34,6 +40,22 @@ def is_private(folder: Path) -> bool:
 def _others_write(found: os.stat_result) -> bool:
     by_group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
     return bool(by_group or found.st_mode & stat.S_IWOTH)
+
+
+def _users_above() -> set[int]:
+    """Returns the users that folders above a private one may belong to."""
+    users = {0, os.geteuid()}
+    try:
+        if not _maps_all_users(_USER_MAP.read_text()):
+            users.add(int(_OVERFLOW_USER.read_text()))
+    except (OSError, ValueError):  # a system without user namespaces
+        pass
+    return users
+
+
+def _maps_all_users(text: str) -> bool:
+    """Whether this is the map of the initial user namespace: rows of inside, outside, count."""
+    return any(int(row.split()[2]) == _ALL_USERS for row in text.splitlines())
 
 
 @cache
