@@ -22,6 +22,10 @@ from jaxfleet.launch.paddle_arguments import add_common, run_as_command, script_
 _FIRST_PORT = 6070
 _FIRST_PORT_OF_CLOUD = 6170
 _INFO = 20  # as `logging` counts
+_INSECURE = (
+    "launch: this job on several machines runs without a secret: whoever reaches its ports can "
+    "take part; set JAXFLEET_SECRET_FILE to a file with the same content on each\n"
+)
 
 
 def launch(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -> int:
@@ -38,6 +42,9 @@ def launch(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -
     if args.print_config:
         tell(args)
     place, secret_file = _place(args), read_job().secret_file
+    insecure = place.nodes.several and secret_file is None
+    if insecure:
+        sys.stderr.write(_INSECURE)
     gpus = seen_gpus() if args.selected_gpus is None else selected_gpus(args.selected_gpus)
     job = CollectiveJob(
         command=script_command(args, runner),
@@ -49,7 +56,7 @@ def launch(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -
         log_dir=args.log_dir,
         secret_file=secret_file,
         # The original has no secret, and its arguments name none; JAXFLEET_SECRET_FILE does.
-        insecure=place.nodes.several and secret_file is None,
+        insecure=insecure,
         quiet=args.log_level > _INFO,
         proxies=False,
     )

@@ -114,6 +114,30 @@ def test_machines_without_the_cloud_have_ports_from_6070_on(
     assert place["PADDLE_TRAINER_ID"] == "1"
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_several_machines_without_a_secret_are_told_of_on_one_line(
+    given: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("JAXFLEET_SECRET_FILE", raising=False)
+    if given:
+        secret = tmp_path / "secret"
+        secret.touch(mode=0o600)
+        secret.write_text("5" * 64)
+        monkeypatch.setenv("JAXFLEET_SECRET_FILE", str(secret))
+    ips = ["--cluster_node_ips", "127.0.0.1,127.0.0.2", "--node_ip", "127.0.0.2"]
+    assert paddle_launch.main([*ips, script("")]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "JAXFLEET_SECRET" in line]
+    assert len(said) == (0 if given else 1)
+
+
+def test_one_machine_is_not_told_of_a_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    assert paddle_launch.main(["--print_config=0", script("")]) == 0
+    assert "JAXFLEET_SECRET_FILE" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("missing", ["PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID"])
 def test_what_the_cloud_does_not_say_is_an_error(
     monkeypatch: pytest.MonkeyPatch, missing: str, capsys: pytest.CaptureFixture[str]
