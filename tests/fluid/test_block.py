@@ -90,7 +90,11 @@ def test_variables_are_seen_from_blocks_within() -> None:
 def test_an_operator_answers_what_it_is() -> None:
     with fresh() as (main, _):
         x = layers.data("x", [4])
-        with fluid.name_scope("encoder"), fluid.device_guard("gpu:1"):
+        with (
+            pytest.warns(UserWarning, match="has no effect here"),
+            fluid.name_scope("encoder"),
+            fluid.device_guard("gpu:1"),
+        ):
             layers.scale(x, 2.0)
         layers.relu(x)
     first, second = main.global_block().ops
