@@ -13,6 +13,7 @@ from jaxfleet.runtime.job_programs import JobPrograms, job_programs
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.trainer_step import TrainerStep
 from tests.faults import training
+from tests.faults.cluster import LOST_S
 from tests.faults.memory_jobs import CACHE, NAME, End, MemoryJob
 
 
@@ -36,7 +37,7 @@ class TrainingJob(MemoryJob):
         self, folder: Path | None = None, *, options: Sequence[str] = (), **more: Any
     ) -> None:
         super().__init__(folder, **more)
-        self.args = training.arguments(list(options))
+        self.args = training.arguments([f"--lost-after={LOST_S}", *options])
         self.strategy = training.strategy(self.args)
 
     def train(self, trainer: int) -> End:
