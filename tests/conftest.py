@@ -77,6 +77,7 @@ _MEANING = frozenset(
         "passes",
         "pipeline",
         "ps",
+        "security",
         "runtime",
         "sparse",
         "tables",

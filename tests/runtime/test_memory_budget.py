@@ -98,7 +98,7 @@ def test_a_fitted_step_computes_what_the_step_computes(dropout: bool) -> None:
     built = blocks(optax.adam(1e-2), dropout=dropout)
     batches = [batch_of(ROWS), batch_of(ROWS), batch_of(ROWS // 2)]
     wanted = trained(jf.distribute(*built, "single"), built[1][0], batches)
-    found = trained(fitted(built, 0.5), built[1][0], batches)
+    found = trained(fitted(built, 0.6), built[1][0], batches)
     for x, y in zip(found, wanted, strict=True):
         # Executables of other operators add up in another order: some units in the last place,
         # which Adam magnifies where a gradient is near zero.
