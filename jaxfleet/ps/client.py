@@ -4,7 +4,6 @@ One thread uses it. Requests return at once; `wait` receives until they are answ
 to their sinks as they come, and notices servers that fail, go, or have started again.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from jaxfleet.ps.recovery import Recovery
 from jaxfleet.ps.replay import ReplayLog
 from jaxfleet.ps.requests import Request
 from jaxfleet.watch import NO_SPANS, LongWait, Spans
+from jaxfleet.watch.notices import alert
 
 _POLL_S = 0.25  # how often a wait looks at heartbeats
 _HELLO_AGAIN_S = 5.0  # a hello may have gone to a stranger who had the server's port before it
@@ -31,7 +31,6 @@ _MOST_DAMAGED = 5  # frames that a server could not read, in a row: more are no 
 _BYE_S = 2.0
 _SAVE_AGAIN_S = 10.0  # after a server had no room for its checkpoint
 _MOST_FULL = 4  # times replay_bytes: what is kept while servers have no room
-_LOG = logging.getLogger("jaxfleet")
 _UNAPPLIED_BYTES = 1 << 28  # of pushes that are kept until they are applied
 
 
@@ -335,11 +334,10 @@ class Client:
             fullest = max(self._servers, key=lambda known: known.replay.bytes)
             if fullest.replay.shrink(excess) and self._replay_bytes and not self._has_warned:
                 self._has_warned = True
-                _LOG.warning(
-                    "jaxfleet: %s keeps %d bytes of pushes that servers have no room to save, and "
-                    "forgets the oldest: a server that dies now ends the job",
-                    self.me.name, most,
-                )  # fmt: skip
+                alert(
+                    f"{self.me.name} keeps {most} bytes of pushes that servers have no room to "
+                    "save, and forgets the oldest: a server that dies now ends the job"
+                )
 
     def _bring_level(self) -> None:
         for server, known in enumerate(self._servers):

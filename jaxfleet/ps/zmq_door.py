@@ -1,6 +1,5 @@
 """Authenticates the peers of a listener, and limits connections that are not authenticated."""
 
-import logging
 import threading
 import time
 
@@ -10,13 +9,13 @@ from zmq.utils.monitor import recv_monitor_message
 
 from jaxfleet.ps.doorway import DoorLimits, Doorway
 from jaxfleet.ps.secret import Keys
+from jaxfleet.watch.notices import alert
 
 _ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks
 _EVENTS = "inproc://jaxfleet.door"
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _LOG_AGAIN_S = 60.0
 _SHOWN = 3  # addresses
-_LOG = logging.getLogger("jaxfleet")
 _LOOK_MS = 50  # between two looks at connections that have proved nothing
 
 
@@ -109,8 +108,7 @@ class Door:
         if time.monotonic() >= self._log_at:
             self._log_at = time.monotonic() + _LOG_AGAIN_S
             peers = ", ".join(self._doorway.addresses[:_SHOWN]) or "this machine"
-            _LOG.warning(
-                "jaxfleet: the listener at %s refused a peer from %s, whose secret is not this "
-                "job's (%d connections so far): give both the same secret file",
-                self._where, peers, self._refused,
-            )  # fmt: skip
+            alert(
+                f"the listener at {self._where} refused a peer from {peers}, whose secret is not "
+                f"this job's ({self._refused} connections so far): give both the same secret file"
+            )

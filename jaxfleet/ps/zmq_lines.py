@@ -1,6 +1,5 @@
 """A client's lines to all servers, over ZeroMQ."""
 
-import logging
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -21,8 +20,8 @@ from jaxfleet.ps.wire import decode, encode
 from jaxfleet.ps.zmq_ends import End, Timing, make_socket, receive_parts, send_parts, use_keys
 from jaxfleet.ps.zmq_local import local_address, local_name, who_answers
 from jaxfleet.ps.zmq_watch import Watch
+from jaxfleet.watch.notices import alert
 
-_LOG = logging.getLogger("jaxfleet")
 _REFUSED = (
     "the listener at {} ends every handshake: its secret is another than this process's, or one of "
     "the two has none; give both the same secret file"
@@ -126,7 +125,7 @@ class ZmqLines:
         for server, watch in enumerate(self._watches):
             if watch.is_refused and self._names[server] not in self._complaints:
                 self._complaints.add(self._names[server])
-                _LOG.warning("jaxfleet: %s", _REFUSED.format(self._names[server]))
+                alert(_REFUSED.format(self._names[server]))
             if watch.is_given_up:
                 self._connect_again(server)
 

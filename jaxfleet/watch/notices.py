@@ -19,6 +19,11 @@ def notify(text: str) -> None:
     _LOGGER.info("jaxfleet: %s", text)
 
 
+def alert(text: str) -> None:
+    """Logs a line at level WARNING, which Python shows on stderr by default."""
+    _LOGGER.warning("jaxfleet: %s", text)
+
+
 class Progress:
     """Notices about work of several parts, once it has taken long enough to be missed.
 

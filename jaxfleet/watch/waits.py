@@ -1,16 +1,11 @@
 """The log of long waits: which peer waits for what, and for which peer, said once a wait."""
 
-import logging
 import time
 from collections.abc import Callable
 
+from jaxfleet.watch.notices import alert
+
 LOGGED_AFTER_S = 15.0
-
-_LOG = logging.getLogger("jaxfleet")
-
-
-def _warn(text: str) -> None:
-    _LOG.warning("jaxfleet: %s", text)
 
 
 class LongWait:
@@ -26,7 +21,7 @@ class LongWait:
         self,
         clock: Callable[[], float] = time.monotonic,
         *,
-        say: Callable[[str], None] = _warn,
+        say: Callable[[str], None] = alert,
     ) -> None:
         self._clock, self._say = clock, say
         self._since = clock()

@@ -1,6 +1,5 @@
 """Where trainers come in: they say of which job the server is, and which of its servers."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -10,8 +9,8 @@ from jaxfleet.ps.server.desk import Desk, RefusedError
 from jaxfleet.ps.server.holder import Holder
 from jaxfleet.ps.server.identity import Identity
 from jaxfleet.ps.server.peers import Trainers
+from jaxfleet.watch.notices import alert
 
-_LOG = logging.getLogger("jaxfleet")
 _LONGEST = 300  # characters of an endpoint; a host's name has at most 253
 _MOST_DAMAGE = 1000  # characters
 _ALIKE = (
@@ -100,7 +99,7 @@ class Entrance:
     def note_damage(self, text: str) -> None:
         """Notes an own checkpoint that cannot be read, for trainers that miss what it held."""
         self._damage.append(text)
-        _LOG.warning("jaxfleet: %s", text)
+        alert(text)
 
     def _warn_of_versions(self, message: Message) -> None:
         """Logs where trainers of other versions work together, which may round differently."""
@@ -108,7 +107,7 @@ class Entrance:
         if theirs != first and str(theirs) not in self._versions:
             self._versions.add(str(theirs))
             what = f"{message.sender} runs {str(theirs)[:_LONGEST]}"
-            _LOG.warning("jaxfleet: %s, and trainer %d %s", what, self.trainers.first, first)
+            alert(f"{what}, and trainer {self.trainers.first} {first}")
 
     def _misplaced(self, message: Message) -> str | None:
         """Says why this server is none of those that a hello names, if it is not."""

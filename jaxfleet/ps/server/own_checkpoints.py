@@ -1,6 +1,5 @@
 """A server's own checkpoints: from them it goes on when it is started again."""
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -28,18 +27,14 @@ from jaxfleet.ir.resources import with_values
 from jaxfleet.ps.server.options import ServerOptions
 from jaxfleet.ps.server.plan import ServerPlan
 from jaxfleet.tables import TableStore
+from jaxfleet.watch.notices import alert
 
 _VALUE = "values/"
 _CONSTANT = "constants/"
 _EXTRA = "extras/"
 _PART = "parts/"
 _TEXT = "job_text"
-_LOG = logging.getLogger("jaxfleet")
 _NO_KINDS: Mapping[str, Mapping[int, int]] = MappingProxyType({})
-
-
-def _warn(text: str) -> None:
-    _LOG.warning("jaxfleet: %s", text)
 
 
 @dataclass(frozen=True)
@@ -174,7 +169,7 @@ class OwnCheckpoints:
             store.forget_gone(step)
         return receipt
 
-    def restore(self, warn: Callable[[str], None] = _warn) -> Restored | None:
+    def restore(self, warn: Callable[[str], None] = alert) -> Restored | None:
         """Reads the last good one.
 
         Args:

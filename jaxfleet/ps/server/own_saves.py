@@ -1,6 +1,5 @@
 """Writes a server's own checkpoints, with all that others may still ask it for."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +14,7 @@ from jaxfleet.ps.server.identity import Identity
 from jaxfleet.ps.server.links import Links
 from jaxfleet.ps.server.own_checkpoints import Aside, OwnCheckpoints
 from jaxfleet.ps.server.save_schedule import SaveSchedule
-
-_LOG = logging.getLogger("jaxfleet")
+from jaxfleet.watch.notices import alert
 
 
 @dataclass
@@ -64,11 +62,11 @@ class OwnSaves:
         if not is_disk_full(error) and not (unasked and isinstance(error, CheckpointError)):
             return False
         again_s = self.schedule.failed()
-        _LOG.warning(
-            "jaxfleet: %s could not write its checkpoint: %s; it is tried again in %.0f s, and "
-            "trainers keep what it lacks: if this server dies now, they send it anew",
-            self.desk.name, error, again_s,
-        )  # fmt: skip
+        alert(
+            f"{self.desk.name} could not write its checkpoint: {error}; it is tried again in "
+            f"{again_s:.0f} s, and trainers keep what it lacks: if this server dies now, they send "
+            "it anew"
+        )
         return True
 
     def give_up(self, error: Exception) -> None:

@@ -1,6 +1,5 @@
 """Looks at the time: who waits for somebody that will not come, and whether anybody lives."""
 
-import logging
 from dataclasses import dataclass, field
 
 from jaxfleet.errors import JaxfleetError
@@ -11,9 +10,9 @@ from jaxfleet.ps.server.holder import Holder
 from jaxfleet.ps.server.meetings import Meeting
 from jaxfleet.ps.server.peers import Trainers
 from jaxfleet.ps.server.together import Together
+from jaxfleet.watch.notices import alert
 from jaxfleet.watch.waits import LOGGED_AFTER_S
 
-_LOG = logging.getLogger("jaxfleet")
 _SHOWN = 3  # names of what is missing, and of who waits
 
 
@@ -113,7 +112,7 @@ class Watch:
         number = peer.rpartition(" ")[2]
         seen = known.get(int(number)) if number.isdigit() else None
         last = seen.text(now) if seen is not None else "it never said hello"
-        _LOG.warning(
-            "jaxfleet: %s: %s waits for %s: %s of step %d (for %.0f s now; %s)",
-            self.desk.name, names, peer, missed, request.step, now - request.since, last,
-        )  # fmt: skip
+        alert(
+            f"{self.desk.name}: {names} waits for {peer}: {missed} of step {request.step} "
+            f"(for {now - request.since:.0f} s now; {last})"
+        )
