@@ -54,18 +54,19 @@ class FiniteWatch:
         self._looked, self._step = clock(), 0
         self._pending: list[tuple[int, _Numbers]] = []
 
-    def note(self, metrics: Any, leaves: Sequence[Any]) -> None:
+    def note(self, metrics: Sequence[Any], tree: Any, leaves: Sequence[Any]) -> None:
         """Takes a step's results.
 
         Args:
-            metrics: what the step returned as such.
+            metrics: the leaves of what the step returned as such.
+            tree: their structure.
             leaves: of the new state.
 
         Raises:
             ProgramError: the strategy says `raise`, and something is not finite.
         """
         self._step += 1
-        numbers = _Numbers.of(metrics)
+        numbers = _Numbers.of(metrics, tree)
         if self._raises:
             self._check(self._step, numbers)
             self._check_state(leaves)
@@ -130,9 +131,8 @@ class _Numbers:
     leaves: list[tuple[int, Any]]
 
     @classmethod
-    def of(cls, metrics: Any) -> "_Numbers":
+    def of(cls, leaves: Sequence[Any], tree: Any) -> "_Numbers":
         """Returns those of what a step returned."""
-        leaves, tree = jax.tree_util.tree_flatten(metrics)
         return cls(tree, [(at, x) for at, x in enumerate(leaves) if getattr(x, "size", 0) == 1])
 
     @property

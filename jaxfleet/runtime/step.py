@@ -120,7 +120,7 @@ class Step(StepViews, Generic[State, Metrics]):
             leaves = self._held.shown(leaves)
         self._returned = LastState(leaves)
         metrics = _unflatten(variant.metrics_tree, fetched)
-        self._finite.note(metrics, leaves)
+        self._finite.note(fetched, variant.metrics_tree, leaves)
         return _unflatten(tree, leaves), metrics
 
     def save(self, path: str | Path, state: State, *, number: int = 0) -> None:

@@ -162,7 +162,7 @@ class TrainerStep(Generic[State, Metrics]):
         metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
         if client.is_replay_full:
             self._served.save_own(client)
-        self._finite.note(metrics, self._newest.leaves)
+        self._finite.note(fetched, variant.captured.metrics_tree, self._newest.leaves)
         return jax.tree_util.tree_unflatten(tree, self._newest.leaves), metrics
 
     def pull(self, state: State) -> State:

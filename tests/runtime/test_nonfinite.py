@@ -54,6 +54,11 @@ def strategy(mode: Any, action: Any) -> jf.DistributedStrategy:
     return jf.DistributedStrategy(mode=mode, on_nonfinite=action, min_block_size=1)
 
 
+def note(watch: FiniteWatch, metrics: Any) -> None:
+    leaves, tree = jax.tree_util.tree_flatten(metrics)
+    watch.note(leaves, tree, [])
+
+
 def trained(step: Any, values: list[float]) -> Any:
     state = start()
     with step:
@@ -172,7 +177,7 @@ def test_a_step_that_is_under_way_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     watch = FiniteWatch("warn", [], warn=warned.append, clock=lambda: now)
     monkeypatch.setattr("jaxfleet.runtime.finite_watch._Numbers.is_ready", False)
     now = 1.0
-    watch.note({"loss": jnp.asarray(np.nan)}, [])
+    note(watch, {"loss": jnp.asarray(np.nan)})
     assert warned == []
     watch.look()
     assert len(warned) == 1
@@ -182,7 +187,7 @@ def test_a_metric_that_is_nan_by_nature_does_not_silence_the_loss() -> None:
     warned: list[str] = []
     watch = FiniteWatch("warn", [], warn=warned.append)
     for loss in (1.0, np.nan, np.nan):
-        watch.note({"rare": jnp.asarray(np.nan), "loss": jnp.asarray(loss)}, [])
+        note(watch, {"rare": jnp.asarray(np.nan), "loss": jnp.asarray(loss)})
     watch.look()
     assert ["'rare'" in text for text in warned] == [True, False]
     assert "metric ['loss'] is nan at step 2" in warned[1]
@@ -203,7 +208,7 @@ def test_short_steps_are_looked_at_together() -> None:
     watch, metric = FiniteWatch("warn", [], clock=lambda: now), Slow()
     for at in range(10_000):
         now = at * 1e-5
-        watch.note({"loss": metric}, [])
+        note(watch, {"loss": metric})
     assert metric.reads < 100
 
 

@@ -8,21 +8,7 @@ import numpy as np
 import optax
 
 import jaxfleet as jf
-
-
-@jax.tree_util.register_pytree_node_class
-class LossScale:
-    """A class that makes arrays of its leaves, as jmp's `DynamicLossScale` does."""
-
-    def __init__(self, scale: Any, counter: Any) -> None:
-        self.scale, self.counter = jnp.asarray(scale), jnp.asarray(counter)
-
-    def tree_flatten(self) -> tuple[tuple[Any, Any], None]:
-        return (self.scale, self.counter), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, children: Any) -> "LossScale":
-        return cls(*children)
+from tests.gallery.scales import LossScale
 
 
 def scaled(tx: Any) -> tuple[Any, Any]:
