@@ -1,12 +1,10 @@
 """Says what the environment knows of others, where this process has joined nobody."""
 
-from jaxfleet.env import read_rank, read_roles, read_started
+from jaxfleet.env import read_rank, read_started
 from jaxfleet.errors import StrategyError
 from jaxfleet.group.joining import joined
-from jaxfleet.group.place import cluster_of_process
+from jaxfleet.group.place import cluster_of_process, has_servers
 from jaxfleet.ops.frames import warn_at_caller
-
-_SERVERS = "PADDLE_PSERVERS_IP_PORT_LIST"
 
 
 def check_has_joined() -> None:
@@ -46,7 +44,7 @@ def _trainer_of_servers() -> str | None:
 
 def not_joined() -> str | None:
     """Returns which of several processes this is, in words; None where it is alone or joined."""
-    if joined() is not None or _SERVERS in read_roles():  # whose trainers are no ranks
+    if joined() is not None or has_servers():
         return None
     here = read_rank()
     if here is not None:  # one endpoint says that it is alone, whatever started the launch

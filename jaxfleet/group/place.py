@@ -44,7 +44,12 @@ def is_server() -> bool:
 
 def cluster_of_process() -> Cluster | None:
     """The job with servers that this process is part of; None without servers."""
-    return read_cluster() if "PADDLE_PSERVERS_IP_PORT_LIST" in read_roles() else None
+    return read_cluster() if has_servers() else None
+
+
+def has_servers() -> bool:
+    """Whether the environment names servers, whose trainers are no ranks of a group."""
+    return "PADDLE_PSERVERS_IP_PORT_LIST" in read_roles()
 
 
 def _place() -> Place:
