@@ -234,7 +234,7 @@ class _Trainer:
             yield Operator("assign", ins, outs, role=Role.DIST)
 
     def _is_in_rows(self, name: str, cuts: Sequence[Slice]) -> bool:
-        """Tells whether each slice has rows of what servers have; of a scalar, each has all."""
+        """Whether each slice has rows of what servers have; of a scalar, each has all."""
         if len(cuts) < 2 or name not in self.work.state:
             return True
         body = self.bodies.cut(cuts[0].param, cuts[0].rows)

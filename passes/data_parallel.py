@@ -68,7 +68,7 @@ class DataParallel(Pass):
     devices: int = 2  # how many devices the process has
     trainers: int = 1  # how many processes there are
     scale: str = "coeff_num_device"
-    rings: int = 1  # gradients' sums are dealt out to so many, in turn
+    rings: int = 1  # gradients' sums are dealt out to that many, in turn
     sync_batch_norm: bool = False  # take the statistics of a batch norm over all devices
 
     def run(self, program: Program) -> Program:

@@ -14,7 +14,7 @@ from jaxfleet.ops.jaxprs import Equation, Jaxpr
 
 
 def is_foreign(eqn: Equation) -> bool:
-    """Whether an equation's primitive is none that programs name."""
+    """Whether an equation's primitive is one that programs have no name for."""
     return jax_adapter.find_primitive(eqn.primitive.name) is not eqn.primitive
 
 

@@ -1,6 +1,6 @@
 """Updates inside loops and branches: whose they are, and their markers taken out.
 
-A gradient inside a loop is no value of the step, so none is named there. Capture learns which
+A gradient inside a loop is not a value of the step, so it has no name there. Capture learns which
 state leaves the optimizer trains, and which operators of the step update them.
 """
 

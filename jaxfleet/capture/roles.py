@@ -86,7 +86,7 @@ def unmarked(
 
 
 def _hands_on(op: Operator, gradients: set[str], types: Mapping[str, Variable]) -> bool:
-    """Tells whether what an operator makes of gradients may still update a parameter."""
+    """Whether what an operator makes of gradients may still update a parameter."""
     read = [_elements(types[name]) for name in gradients.intersection(op.reads)]
     if not read or op.blocks or op.type in _MOVES:
         return bool(read)

@@ -117,7 +117,7 @@ class Adamax(fluids.AdamaxOptimizer):
 class Adadelta(fluids.AdadeltaOptimizer):
     """Finds its own rate from averages of gradients and of updates."""
 
-    plain_rate = 0.001  # the default, which nobody asked for
+    plain_rate = 0.001  # the default, not the caller's choice
 
     def __init__(
         self,

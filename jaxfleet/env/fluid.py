@@ -60,7 +60,7 @@ def read_cpu_num() -> int | None:
     """Returns how many devices fluid scripts take the CPU for (`CPU_NUM`), None if unset.
 
     Raises:
-        StrategyError: it is no number from 1 on.
+        StrategyError: it is not a number from 1 on.
     """
     hint = "it is how many devices the CPU stands in for"
     return read_number(_CPU_NUM, least=1, hint=hint) if get(_CPU_NUM) else None
@@ -70,7 +70,7 @@ def ensure_cpu_num() -> int:
     """Returns `CPU_NUM`, and sets it to 1 where it is not set, as fluid does.
 
     Raises:
-        StrategyError: it is no number from 1 on.
+        StrategyError: it is not a number from 1 on.
     """
     os.environ.setdefault(_CPU_NUM, "1")
     return read_cpu_num() or 1

@@ -60,7 +60,7 @@ class CompositeMetric(MetricBase):
         """Adds a metric.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not a metric.
         """
         if not isinstance(metric, MetricBase):
             raise mistake("what is added to a CompositeMetric is no metric", "a MetricBase")
@@ -119,7 +119,7 @@ class Accuracy(MetricBase):
         """Adds a batch: its accuracy, and its number of rows.
 
         Raises:
-            ValueError: one is no number, or the weight is negative.
+            ValueError: one is not a number, or the weight is negative.
         """
         if np.size(value) != 1 or np.size(weight) != 1 or float(np.asarray(weight).item()) < 0:
             raise mistake(f"an accuracy of {value!r} and weight {weight!r}", "two numbers")
@@ -219,7 +219,7 @@ def _rounded(preds: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns which predictions, and which labels, are 1.
 
     Raises:
-        ValueError: one is no array.
+        ValueError: one is not an array.
     """
     for name, given in (("preds", preds), ("labels", labels)):
         if not isinstance(given, np.ndarray | np.generic):

@@ -254,7 +254,7 @@ class DataLoader:
             drop_last: leave out a last batch that has fewer samples than the others.
 
         Raises:
-            AssertionError: the dataset is none.
+            AssertionError: it is not a dataset.
         """
         return DatasetLoader(dataset, places, drop_last)
 

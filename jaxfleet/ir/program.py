@@ -167,7 +167,7 @@ class Operator:
     source: Source = field(default=NO_SOURCE, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        # A pass that somebody writes in an afternoon says `attrs={"axis": 0}` and `inputs=["x"]`.
+        # A pass that is written in an afternoon has `attrs={"axis": 0}` and `inputs=["x"]`.
         if not isinstance(self.attrs, Attrs):
             object.__setattr__(self, "attrs", Attrs(self.attrs))
         if not isinstance(self.inputs, Operands):

@@ -1,7 +1,7 @@
 """Prepares a process of a job, and executes its command. A program that needs only Python.
 
 On Linux it asks the kernel for a SIGTERM when the launching process dies. (The guard ends the whole
-process group in that case, but may have been killed as well.) Then it waits until the guard knows
+process group in that case, but may have been killed as well.) Then it waits until the guard tracks
 the process group, and executes the command.
 
     python gate.py LAUNCHER COMMAND [ARGS...]

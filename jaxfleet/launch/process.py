@@ -21,7 +21,7 @@ _DRAIN_S = 5.0  # to show what a process wrote before it ended
 _KILL_S = 2.0
 _LOOK_S = 0.05
 
-# A process waits there until the guard knows it, so none is ever without a guard.
+# A process waits there until the guard tracks it, so none ever lacks a guard.
 _GATE = (sys.executable, "-I", "-S", gate.__file__)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 def temporary_folder(stack: ExitStack) -> Path:
     """Returns a new folder, mode 0700, that is there for as long as the stack.
 
-    It is locked meanwhile: systemd-tmpfiles, which removes what nobody has used for days, leaves
+    It is locked meanwhile: systemd-tmpfiles, which removes what was not used for days, leaves
     locked folders alone, and a server that is started again in the third week needs its secret.
     """
     made = tempfile.TemporaryDirectory(prefix="jaxfleet-", ignore_cleanup_errors=True)

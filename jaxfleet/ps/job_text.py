@@ -7,14 +7,14 @@ from itertools import zip_longest
 
 import numpy as np
 
-_MOST_PACKED = 4 << 20  # bytes; a longer text is told from another by its digest alone
+_MOST_PACKED = 4 << 20  # bytes; longer texts are compared by their digests alone
 _MOST_BYTES = 256 << 20
 _LINE = 300  # characters of a line that is shown
 _NOTHING = "nothing more"
 
 
 def without_ports(text: str, endpoints: Sequence[str]) -> str:
-    """Returns a program's text with the names of servers in the place of their endpoints."""
+    """Returns a program's text with the names of servers instead of their endpoints."""
     for number, endpoint in enumerate(endpoints):
         text = text.replace(f'"{endpoint}"', f'"server {number}"')
     return text

@@ -31,7 +31,7 @@ def local_address(name: str) -> str:
 def who_answers(name: str) -> int | None:
     """Returns this user's process that listens on the Unix socket now, 0 where it is out of sight.
 
-    None is nobody, or another user: a listener turns users other than its own away there.
+    None is an unknown peer, or another user: a listener turns users other than its own away there.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0.5)

@@ -153,5 +153,5 @@ class _Fixed:
 
 
 def _is_jax_and_same(value: Any, known: Any) -> bool:
-    """Whether two are one array, and of a kind that nobody writes to."""
+    """Whether two are one array, and immutable."""
     return value is known and isinstance(value, jax.Array)

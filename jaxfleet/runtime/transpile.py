@@ -140,7 +140,7 @@ def transpile(
         program: the captured step.
         passes: from `pipeline_for`.
         dump_dir: where to write dumps; the environment's directory, unless given.
-        series: what takes the stages in the place of such a dump.
+        series: what takes the stages instead of such a dump.
     """
     record = Record()
     instruments: list[Instrument] = [record]

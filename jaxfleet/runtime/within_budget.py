@@ -142,7 +142,7 @@ class WithinBudget:
         budget: in bytes where it is an int, of the program's peak where it is a float; None for
             the least that it takes when nothing is computed again.
         device: what it runs on.
-        log: is told in words what was found.
+        log: takes a description of what was found.
         fitted: by the shapes that were fed, in the order in which they first came.
     """
 
@@ -227,7 +227,7 @@ def within_budget(
         budget: in bytes where it is an int, of the program's peak where it is a float; None for
             the least that it takes when nothing is computed again.
         device: what it runs on; where JAX runs, unless given.
-        log: is told in words what was found.
+        log: takes a description of what was found.
     """
     chosen = device if device is not None else jax.devices()[0]
     return replace(prepared, function=WithinBudget(prepared, names, budget, chosen, log))

@@ -137,7 +137,7 @@ class BuildStrategy(_Strategy):
         num_trainers: acts: the gradient of the loss is divided by it too.
         trainer_id: acts: which of them this process is.
         trainers_endpoints: acts: there are as many as trainers.
-        nccl_comm_num: acts: gradients' sums are dealt out to so many rings, and those of
+        nccl_comm_num: acts: gradients' sums are dealt out to that many rings, and those of
             different rings are never joined (the pass `deal_rings`).
         use_hierarchical_allreduce: acts: sums are made within groups of devices, then across (the
             pass `two_levels`), where devices go in such groups; it warns where they do not.

@@ -25,7 +25,7 @@ def memory_usage(program: Program, batch_size: int) -> tuple[float, float, str]:
         batch_size: what an open size stands for.
 
     Raises:
-        TypeError: it is no program.
+        TypeError: it is not a program.
         ValueError: the batch is empty, or a variable has two open sizes.
     """
     if not isinstance(program, Program):

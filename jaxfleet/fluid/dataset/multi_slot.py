@@ -64,7 +64,7 @@ def parse_named(
         groups: how many of these stand before the slots: 1 or 2.
 
     Raises:
-        FeedError: a line is no such sample.
+        FeedError: a line is not such a sample.
     """
     ids, rests = [], []
     for number, line in enumerate(text.split(b"\n"), first_line):

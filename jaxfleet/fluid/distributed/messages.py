@@ -93,7 +93,7 @@ class Message:
         self._fields.clear()
 
     def HasField(self, name: str) -> bool:  # noqa: N802
-        """Whether a field that is no list is set."""
+        """Whether a field that is not a list is set."""
         return getattr(description_of(self), name) is not None
 
     def SerializeToString(self) -> bytes:  # noqa: N802
@@ -104,7 +104,7 @@ class Message:
         """Becomes what `SerializeToString` wrote.
 
         Raises:
-            TextError: it is no such text.
+            TextError: it is not such a text.
         """
         self.CopyFrom(from_text(data.decode(), self._kind, "the message"))
 
@@ -157,7 +157,7 @@ class Repeated(list[Any]):
 
 
 class _Trainers(Repeated):
-    """What workers are told: a list in pslib, and one message in what came before it."""
+    """The workers' configuration: a list in pslib, and one message in its predecessors."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -200,7 +200,7 @@ class DownpourWorker:
 
 
 def _replace(tables: Any, table: SparseTableParameter | DenseTableParameter) -> None:
-    """Puts a table in the place of the one of its number, or adds it."""
+    """Replaces the table of the same number, or adds it."""
     for known in tables:
         if known.table_id == table.table_id:
             known.CopyFrom(table)

@@ -8,7 +8,7 @@ def Merge(text: str, message: Message) -> Message:  # noqa: N802  # protocol buf
     """Takes the fields that a text sets; returns the message.
 
     Raises:
-        TextError: it is no such text, or sets a field that there is not.
+        TextError: it is not such a text, or sets an unknown field.
     """
     message.MergeFrom(from_text(text, message._kind))
     return message

@@ -50,7 +50,7 @@ def dynamic_lstm(
         f32[rows,d] twice.
 
     Raises:
-        ProgramError: the input is no sequences, or an argument does not fit the others.
+        ProgramError: the input has no sequences, or an argument does not fit the others.
     """
     (x,) = sequences("dynamic_lstm", "input", input)
     activations = {
@@ -100,7 +100,7 @@ def dynamic_gru(
         origin_mode: let the update gate say what is kept (Cho et al., 2014), not what is replaced.
 
     Raises:
-        ProgramError: the input is no sequences, or an argument does not fit the others.
+        ProgramError: the input has no sequences, or an argument does not fit the others.
     """
     (x,) = sequences("dynamic_gru", "input", input)
     activations = {"gate_activation": gate_activation, "activation": candidate_activation}
@@ -133,7 +133,7 @@ def linear_chain_crf(
         length: refused; lengths come with the sequences.
 
     Raises:
-        ProgramError: the input is no sequences, or lengths are given as a variable.
+        ProgramError: the input has no sequences, or lengths are given as a variable.
     """
     (x,) = sequences("linear_chain_crf", "input", input)
     _refuse_length("linear_chain_crf", length)
@@ -163,7 +163,7 @@ def crf_decoding(
         length: refused; lengths come with the sequences.
 
     Raises:
-        ProgramError: the input is no sequences, or there are no such weights.
+        ProgramError: the input has no sequences, or there are no such weights.
     """
     (x,) = sequences("crf_decoding", "input", input)
     _refuse_length("crf_decoding", length)

@@ -240,7 +240,7 @@ class AdadeltaOptimizer(Optimizer):
 class FtrlOptimizer(Optimizer):
     """Follows the regularized leader.
 
-    Fluid 1.8.5 hands its operator `l1` in the place of `l2` too. So does this class, in order that
+    Fluid 1.8.5 hands its operator `l1` instead of `l2` too. So does this class, in order that
     scripts train to the numbers that they did; an `l2` that differs is warned of.
     """
 

@@ -100,7 +100,7 @@ class JobAttributes:
 
 @dataclass(frozen=True)
 class _Described:
-    """Finds out what is said of a job.
+    """Collects the attributes of a job.
 
     Attributes:
         job: it.

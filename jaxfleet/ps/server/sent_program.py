@@ -42,7 +42,7 @@ def is_same(text: str, plan: ServerPlan) -> bool:
     """Returns whether a program is the one of a plan, wherever the servers of both listen.
 
     Raises:
-        RefusedError: it is no program.
+        RefusedError: it is not a program.
     """
     program = parse_sent(text)
     endpoints = program.attrs.get("endpoints")

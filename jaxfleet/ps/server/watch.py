@@ -13,7 +13,7 @@ from jaxfleet.ps.server.together import Together
 from jaxfleet.watch.notices import alert
 from jaxfleet.watch.waits import LOGGED_AFTER_S
 
-_SHOWN = 3  # names of what is missing, and of who waits
+_SHOWN = 3  # names of missing items, and of waiting peers
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Watch:
         return found is not None
 
     def _log(self, request: Request, missing: dict[str, list[str]], now: float) -> None:
-        """Logs a wait once: who is missing at a step, whichever of the others waits for it."""
+        """Logs a wait once: the peer that is missing at a step, whichever other waits for it."""
         if now - request.since < LOGGED_AFTER_S:
             return
         peer, things = next(iter(missing.items()))

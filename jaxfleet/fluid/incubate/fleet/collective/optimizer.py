@@ -85,7 +85,7 @@ class CollectiveOptimizer(DistributedOptimizer):
             ValueError: the strategy's fields, or the optimizer, exclude each other.
             AssertionError: as that, where fluid asserts it.
             NotImplementedError: the strategy asks for `use_dist_fc`.
-            TypeError: what is given is no loss.
+            TypeError: what is given is not a loss.
         """
         losses: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
         for one in losses:

@@ -19,7 +19,7 @@ def check_all_trainers_ready(
     Args:
         ready_path: the folder, in which each trainer leaves `ready.<epoch>.<trainer>.done`.
         epoch: which.
-        fleet: who takes part; that of the transpiler unless given.
+        fleet: the job's; that of the transpiler unless given.
         timeout_s: how long all may take.
 
     Raises:

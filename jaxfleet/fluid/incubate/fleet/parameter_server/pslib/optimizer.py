@@ -57,7 +57,7 @@ _OPTIONS: Mapping[str, Any] = {
     "copy_table": {},
 }
 _NOTHING_DUMPED = "no samples are dumped; fetch_list shows values while files train"
-# Of these the options that are kept in `_fleet_opt`, for who reads it, and change nothing here.
+# Of these the options that are kept in `_fleet_opt`, for scripts; they change nothing here.
 _NO_EFFECT: Mapping[str, str] = {
     **dict.fromkeys((n for n in _OPTIONS if n.startswith("dump_")), _NOTHING_DUMPED),
     "check_nan_var_names": "set FLAGS_check_nan_inf, which checks all that a step makes",
