@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from tests.compiling import quickly
+from tests.tiers import by_default
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST_S = 60.0  # of a processor's time: other work on the machine does not count
@@ -126,8 +127,10 @@ SHORT = {
     ),
 }
 
+DEFAULT = ("ctr", "fluid/lenet_digits", "fluid/fit_a_line")  # tests/test_reading.py runs digits.py
 
-@pytest.mark.parametrize("name", SHORT)
+
+@pytest.mark.parametrize("name", by_default(SHORT, *DEFAULT))
 def test_an_example_begins_to_learn(tmp_path: Path, name: str) -> None:
     short = SHORT[name]
     with quickly():
@@ -137,6 +140,7 @@ def test_an_example_begins_to_learn(tmp_path: Path, name: str) -> None:
     assert short.bounds[0] <= float(found[1]) <= short.bounds[1]
 
 
+@pytest.mark.grid
 def test_collective_learns_over_two_processes(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "collective.py")
     options = ["--epochs", "2", "--checkpoint", "saved"]
@@ -308,6 +312,7 @@ def ratings_wheel(folder: Path) -> None:
         wheel.writestr("recbole/dataset_example/ml-100k/ml-100k.inter", "\n".join(lines))
 
 
+@pytest.mark.grid
 def test_movielens_learns_the_ratings_that_it_is_given(tmp_path: Path) -> None:
     ratings_wheel(tmp_path)
     lines, _ = run(tmp_path, "movielens", "--folder", str(tmp_path), "--epochs", "12")

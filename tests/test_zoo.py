@@ -17,6 +17,7 @@ from jaxfleet.ir import parse, print_program, verify
 from jaxfleet.passes import GradAllreduce
 from tests.runtime.comparing import ELSEWHERE, compare
 from tests.shared_zoo import captured_zoo, one_device
+from tests.tiers import by_default
 from tests.zoo import TRAITS, ZOO, Case, having, lacking
 
 STEPS = 5
@@ -25,17 +26,21 @@ OTHERS = [entry.name for entry in lacking("core") if entry.name not in ELSEWHERE
 CAPTURED = [entry.name for entry in lacking("marker_inside")]
 
 
+# The default run has the core and a program of each trait; the grid has them all.
+DEFAULT = {*CORE, *(having(trait)[0].name for trait in TRAITS)}
+
+
 def every_entry() -> list[Any]:
     return [pytest.param(entry, id=name) for name, entry in ZOO.items()]
 
 
-@pytest.mark.parametrize("entry", every_entry())
-def test_a_batch_depends_on_its_step_and_size_only(entry: Case) -> None:
-    batch = one_device(entry.name).built.batch
+@pytest.mark.parametrize("name", by_default(ZOO, *DEFAULT))
+def test_a_batch_depends_on_its_step_and_size_only(name: str) -> None:
+    batch, rows = one_device(name).built.batch, ZOO[name].rows
     for first, again in zip(
-        jax.tree.leaves(batch(1, entry.rows)), jax.tree.leaves(batch(1, entry.rows)), strict=True
+        jax.tree.leaves(batch(1, rows)), jax.tree.leaves(batch(1, rows)), strict=True
     ):
-        assert first.shape[0] == entry.rows
+        assert first.shape[0] == rows
         np.testing.assert_array_equal(first, again)
 
 
@@ -56,7 +61,7 @@ def test_an_entry_traces_with_a_letter_unless_it_says_otherwise(entry: Case) -> 
         jax.eval_shape(built.train_step, built.state, batch)
 
 
-@pytest.mark.parametrize("name", CAPTURED)
+@pytest.mark.parametrize("name", by_default(CAPTURED, *DEFAULT))
 def test_a_captured_entry_is_valid_and_reads_back_as_it_was(name: str) -> None:
     program = captured_zoo(name).program
     verify(program)
@@ -64,7 +69,7 @@ def test_a_captured_entry_is_valid_and_reads_back_as_it_was(name: str) -> None:
     assert parse(print_program(program, source=True)) == program
 
 
-@pytest.mark.parametrize("name", CAPTURED)
+@pytest.mark.parametrize("name", by_default(CAPTURED, *DEFAULT))
 def test_a_captured_entry_keeps_its_letter_unless_it_says_otherwise(name: str) -> None:
     captured = captured_zoo(name)
     by_size = not ZOO[name].traits.isdisjoint({"no_symbolic", "size_branch"})
@@ -72,7 +77,7 @@ def test_a_captured_entry_keeps_its_letter_unless_it_says_otherwise(name: str) -
     assert bool(captured.notes) == by_size
 
 
-@pytest.mark.parametrize("name", CAPTURED)
+@pytest.mark.parametrize("name", by_default(CAPTURED, *DEFAULT))
 def test_the_verifier_accepts_an_entry_rewritten_for_four_devices(name: str) -> None:
     rewritten = GradAllreduce(devices=4).run(captured_zoo(name).program)
     verify(rewritten, more_rules=meaning_rules)
@@ -88,7 +93,7 @@ def test_devices_compute_what_one_does(name: str, devices: int) -> None:
     compare(name, devices, STEPS)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", by_default(OTHERS, *DEFAULT))
 def test_the_one_device_meaning_holds_on_four_devices(name: str) -> None:
     compare(name, 4, STEPS)
 

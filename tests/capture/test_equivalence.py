@@ -49,6 +49,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     return found
 
 
+@pytest.mark.grid
 def test_rows_in_reverse_keep_the_letter_by_comparing_a_few_operators(
     parts: list[tuple[int, bool]],
 ) -> None:

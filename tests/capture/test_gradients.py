@@ -90,6 +90,7 @@ def test_what_is_not_trained_is_no_parameter(name: str) -> None:
     assert not [name for name in params if name.startswith(("ema", "opt"))]
 
 
+@pytest.mark.grid
 def test_gradients_of_two_hundred_parameters_find_each_its_own() -> None:
     tx = jf.distributed_optimizer(optax.adam(0.1))
     state = {f"w{i:03}": jnp.ones(3) for i in range(200)}

@@ -17,6 +17,7 @@ import pytest
 
 from jaxfleet.checkpoint import CheckpointSeries, PartReceipt, commit, open_checkpoint, save_arrays
 from jaxfleet.errors import CheckpointError
+from tests.tiers import by_default
 
 SAVER = str(Path(__file__).with_name("saver.py"))
 ROOT = Path(__file__).parents[2]
@@ -43,7 +44,7 @@ def wait_for(condition: Callable[[], object], within_s: float = 30) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize("delay_s", by_default([0.0, 0.02, 0.05], 0.02))
 def test_a_process_killed_in_a_save_leaves_the_last_checkpoint(
     tmp_path: Path, delay_s: float
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_process_killed_in_replacing_a_checkpoint_leaves_the_old_one(tmp_path:
     assert len(list((tmp_path / "c").iterdir())) == 2
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 def test_several_processes_write_one_checkpoint_at_once(tmp_path: Path) -> None:
     with ExitStack() as stack:

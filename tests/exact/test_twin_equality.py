@@ -16,6 +16,7 @@ from tests.exact.common import (
     on_one_server,
     run,
 )
+from tests.tiers import grid
 from tests.zoo import ZOO, having
 
 CORE = tuple(entry.name for entry in having("core"))
@@ -34,24 +35,21 @@ OTHERS = (
     *("lamb", "lars", "adafactor", "muon", "clipping_outside", "freeze", "gan"),
     *("nnx_regularised", "embedding", "loss_scaling", "rbg", "multisteps_outside"),
 )
+QUICK_OTHERS = ("lamb", "clipping_outside", "freeze", "gan", "embedding", "loss_scaling")
 MORE = tuple(name for name in ZOO if name not in {*CORE, *OTHERS})  # in the grid alone
 # Compiled as users' programs are: slices, vectors and a whole that are rounded alike.
 OPTIMIZED = (
-    ("mlp", Cut(3, 16, "round_robin", 2)),
+    grid("mlp", Cut(3, 16, "round_robin", 2)),
     ("lion", Cut(2, 1, "hash_name", 4)),
-    ("aux_metrics", Cut(7, 64, "balanced", 2)),
+    grid("aux_metrics", Cut(7, 64, "balanced", 2)),
 )
 
 
 def few() -> list[tuple[str, Cut]]:
-    """Returns the cases of the default run: two cuts of each program of the core."""
+    """Returns the cases of the default run: a cut of each program of the core, and some others."""
     cuts = [Cut(*cut) for cut in pairwise(NARROW)]  # type: ignore[arg-type]
-    found = [
-        (name, cuts[(number + turn) % len(cuts)])
-        for number, name in enumerate(CORE)
-        for turn in (0, len(cuts) // 2)
-    ]
-    return [*found, *of_others()]
+    core = [(name, cuts[number % len(cuts)]) for number, name in enumerate(CORE)]
+    return [*core, *(case for case in of_others() if case[0] in QUICK_OTHERS)]
 
 
 def many() -> list[tuple[str, Cut]]:

@@ -16,6 +16,7 @@ from jaxfleet.runtime.twin import Twin, TwinResult
 from tests.exact.common import STEPS, Cut, Prepared, assert_same, executables, prepared
 from tests.runtime.comparing import FLOAT32
 from tests.shared_zoo import arrays
+from tests.tiers import by_default
 from tests.zoo import ZOO
 
 CUT = Cut(servers=2, min_block_size=16, trainers=2)
@@ -55,7 +56,9 @@ def assert_near(found: Any, wanted: Any, allowed: float = FLOAT32) -> None:
         np.testing.assert_allclose(x, y, rtol=allowed, atol=allowed)
 
 
-@pytest.mark.parametrize("name", ["mlp", "lion", "embedding", "schedule", "freeze"])
+@pytest.mark.parametrize(
+    "name", by_default(["mlp", "lion", "embedding", "schedule", "freeze"], "lion", "embedding")
+)
 def test_one_trainer_and_one_server_are_one_device(name: str) -> None:
     ready = prepared(name)
     batches = ready.batches[:STEPS]
@@ -209,7 +212,9 @@ def test_reading_a_handle_says_how_to_get_the_value() -> None:
     play(script)
 
 
-@pytest.mark.parametrize("name", ["mlp", "dropout", "cnn_batchnorm", "aux_metrics"])
+@pytest.mark.parametrize(
+    "name", by_default(["mlp", "dropout", "cnn_batchnorm", "aux_metrics"], "dropout", "aux_metrics")
+)
 def test_trainers_with_their_own_rows_do_what_those_with_the_whole_batch_do(name: str) -> None:
     ready, rows = prepared(name), ZOO[name].rows
 

@@ -25,6 +25,7 @@ FRAMES = 12_000
 SEED = 20240607
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 @pytest.mark.timeout(400)
 def test_ten_thousand_harmful_frames_change_nothing_in_a_job_that_is_under_way(

@@ -79,6 +79,7 @@ def test_only_who_has_the_secret_takes_part(tmp_path: Path, undisturbed: Undistu
         check_same(jobs.results(), undisturbed("plain", 6))
 
 
+@pytest.mark.grid
 def test_a_copy_of_a_trainer_that_ends_takes_nothing_with_it(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
         assert "Traceback" not in text
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(sys.platform != "linux", reason="limits a running process's files")
 def test_a_disk_that_is_full_is_named_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     options = ["--steps=500", "--pause=0.05", "--replay-bytes=4000"]

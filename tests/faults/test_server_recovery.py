@@ -11,6 +11,7 @@ from tests.faults.cluster import LOST_S, check_same
 from tests.faults.conftest import Undisturbed
 from tests.faults.memory_jobs import KilledError
 from tests.faults.memory_training import TrainingJob
+from tests.tiers import by_default
 
 STEPS = 14
 RETURNS_S = 30.0
@@ -22,7 +23,12 @@ def returning(folder: Path, kind: str, *options: str, steps: int = STEPS) -> Tra
     return TrainingJob(folder, returns_s=RETURNS_S, step_s=30.0, options=words)
 
 
-@pytest.mark.parametrize("kind", ["plain", "clip", "clip_after", "clip_twice", "norm", "table"])
+@pytest.mark.parametrize(
+    "kind",
+    by_default(
+        ["plain", "clip", "clip_after", "clip_twice", "norm", "table"], "clip_after", "table"
+    ),
+)
 def test_servers_killed_one_after_the_other_change_nothing(
     kind: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
@@ -39,7 +45,9 @@ def test_servers_killed_one_after_the_other_change_nothing(
     assert len(saved) > 1
 
 
-@pytest.mark.parametrize("count", [*range(1, 20, 2), *range(20, 72, 8)])
+@pytest.mark.parametrize(
+    "count", by_default([*range(1, 20, 2), *range(20, 72, 8)], 1, 5, 9, 13, 17, 28, 44, 60)
+)
 def test_a_server_killed_at_any_message_changes_nothing(
     count: int, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

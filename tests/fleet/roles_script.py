@@ -4,12 +4,14 @@ Usage: roles_script.py general FOLDER | symmetric | collective | absent | failin
 """
 
 import json
+import os
 import sys
 import time
 from typing import Any
 
 import numpy as np
 
+from jaxfleet.errors import PeerLostError
 from jaxfleet.fleet import roles
 
 
@@ -65,7 +67,12 @@ def wait_for_the_last(role: Any) -> None:
     role._world._timeout_s = 10.0  # noqa: SLF001  # all have just met
     if role.worker_index() == role.worker_num() - 1:
         time.sleep(300)
-    role.barrier_all()
+    try:
+        role.barrier_all()
+    except PeerLostError as error:
+        # In one piece: mpirun mixes what ranks write, and a traceback is written bit by bit.
+        os.write(2, f"PeerLostError: {error}\n".encode())
+        raise
 
 
 def main(kind: str, *arguments: str) -> None:

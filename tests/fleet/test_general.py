@@ -32,6 +32,7 @@ def answers(output: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 @pytest.mark.timeout(400)
 def test_two_trainers_and_two_servers_meet_in_a_folder(tmp_path: Path) -> None:

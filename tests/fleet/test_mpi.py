@@ -124,6 +124,7 @@ def test_an_error_of_one_rank_ends_the_job() -> None:
     assert "PeerLostError" not in output  # rank 0 would have waited two minutes for it
 
 
+@pytest.mark.grid
 @with_mpi
 @pytest.mark.processes
 @pytest.mark.timeout(400)

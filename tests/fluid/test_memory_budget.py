@@ -45,7 +45,8 @@ class Job:
         return np.concatenate(found)
 
 
-@pytest.mark.parametrize("shares", [pytest.param(False, marks=pytest.mark.grid), True])
+@pytest.mark.grid
+@pytest.mark.parametrize("shares", [False, True])
 def test_a_program_fits_and_trains_the_same_with_the_same_masks(shares: bool) -> None:
     plain, fitted = Job(), Job(0.7, shares=shares)
     # Other executables merge other operators: the last places of sums may differ.

@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -131,6 +132,7 @@ def test_operators_read_what_they_read_and_skipped_names_and_persistables_stay(
         check_rewritten(before, ir_program(main), level=level, skip=names)
 
 
+@pytest.mark.grid
 @given(st.randoms(use_true_random=False), st.sampled_from([0, 1]))
 @settings(max_examples=4)
 def test_they_train_the_same_to_the_bit(drawn: random.Random, level: int) -> None:

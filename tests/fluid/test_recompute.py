@@ -80,6 +80,7 @@ def test_what_is_computed_stays_and_takes_less_memory() -> None:
     assert peak_of(again) < 0.75 * peak_of(net, whole=True)
 
 
+@pytest.mark.grid
 def test_devices_compute_again_too() -> None:
     found = []
     for optimizer in (plain, with_checkpoints):
@@ -114,6 +115,7 @@ def served(*, again: bool) -> fluid.Variable:
     return loss
 
 
+@pytest.mark.grid
 def test_trainers_of_servers_compute_again_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cuts = []
 

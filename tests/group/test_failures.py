@@ -68,6 +68,7 @@ def test_an_error_of_one_rank_is_told_by_all(tmp_path: Path) -> None:
             assert each.text().count(OWN_BATCHES) == 1, each.text()
 
 
+@pytest.mark.grid
 def test_another_program_is_refused_by_all_before_a_step(tmp_path: Path) -> None:
     with ranks([SCRIPT, "program", "1"], tmp_path, count=2) as started:
         differs = "is not the same on all ranks: rank 1 differs from rank 0; line "

@@ -22,6 +22,7 @@ from tests.launch.jobs import (
     starting,
     wait_until,
 )
+from tests.tiers import grid
 
 pytestmark = pytest.mark.processes
 
@@ -49,7 +50,7 @@ def send(launcher: "subprocess.Popen[str]", folder: Path, number: int) -> tuple[
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), grid(signal.SIGHUP, 129)]
 )
 def test_a_signal_stops_everything(tmp_path: Path, number: signal.Signals, status: int) -> None:
     with launching(four_and_a_child(tmp_path)) as launcher:

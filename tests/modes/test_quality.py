@@ -31,6 +31,7 @@ def quality(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.grid
 def test_every_mode_comes_near_to_the_auc_of_sync(quality: Any) -> None:
     size, cache = quality.Size(rows=30_000, batch=512, test=20_000), ExecutableCache()
 

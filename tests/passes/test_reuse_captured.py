@@ -18,10 +18,12 @@ from jaxfleet.passes import GradAllreduce
 from jaxfleet.pipeline import run_pipeline
 from tests.passes.drawn_steps import drawn_step
 from tests.passes.following import check_rewritten
+from tests.tiers import grid
 
 RANDOMS = st.randoms(use_true_random=False)
 
 
+@pytest.mark.grid
 @given(RANDOMS, st.sampled_from([0, 1]), st.data())
 @settings(max_examples=12)
 def test_operators_of_a_step_read_what_they_read(
@@ -52,7 +54,7 @@ def test_a_step_gives_the_same_to_the_bit(drawn: random.Random, level: int) -> N
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(("seed", "level"), [(1, 0), (3, 1), (6, 1)])
+@pytest.mark.parametrize(("seed", "level"), [(1, 0), grid(3, 1), grid(6, 1)])
 def test_a_program_is_divided_behind_it_and_before_it(seed: int, level: int) -> None:
     train_step, (state, batch) = drawn_step(random.Random(seed))
     captured = jf.capture(train_step, example=(state, batch))

@@ -49,7 +49,7 @@ MODELS: dict[str, Layer] = {
     "convolution": _convolved,
 }
 
-QUICK = ("gelu", "plain tanh")
+QUICK = ("gelu",)
 
 
 def model(name: str, *, clips: bool) -> Case:

@@ -7,6 +7,7 @@ programs are compiled, and in the grid all of them, the core for many steps.
 import pytest
 
 from tests.runtime.comparing import ELSEWHERE, compare
+from tests.tiers import grid
 from tests.zoo import having, lacking
 
 STEPS, MANY_STEPS = 5, 20
@@ -16,7 +17,7 @@ OTHERS = [entry.name for entry in lacking("core") if entry.name not in ELSEWHERE
 pytestmark = pytest.mark.optimized
 
 
-@pytest.mark.parametrize(("name", "devices"), [("mlp", 1), ("lion", 2), ("dropout", 4)])
+@pytest.mark.parametrize(("name", "devices"), [("mlp", 1), ("lion", 2), grid("dropout", 4)])
 def test_devices_compute_what_one_does(name: str, devices: int) -> None:
     compare(name, devices, STEPS)
 

@@ -84,8 +84,9 @@ def assert_exports(step: jf.Step, platform: str) -> None:
     assert "all_reduce" in exported.mlir_module()
 
 
-@pytest.mark.parametrize("platform", ["cuda", pytest.param("tpu", marks=pytest.mark.grid)])
-@pytest.mark.parametrize("make", [digits, pytest.param(transformer, marks=pytest.mark.grid)])
+@pytest.mark.grid
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize("make", [digits, transformer])
 def test_the_steps_of_the_examples_can_be_exported(make: Any, platform: str) -> None:
     assert_exports(make(), platform)
 

@@ -15,6 +15,7 @@ from jaxfleet.checkpoint import open_checkpoint
 from jaxfleet.errors import CheckpointError, FeedError
 from jaxfleet.runtime import TrainerStep
 from jaxfleet.runtime.strategy import DistributedStrategy
+from tests.tiers import by_default
 
 CUT = DistributedStrategy(min_block_size=16)
 OPTIMIZERS = {
@@ -97,7 +98,7 @@ def test_the_same_job_goes_on_bitwise(name: str, tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, restored(name, tmp_path / "c"), expected)
 
 
-@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("servers", by_default([1, 3], 3))
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_another_number_of_servers_goes_on_bitwise(name: str, servers: int, tmp_path: Path) -> None:
     expected = saved(name, tmp_path / "c")

@@ -105,6 +105,7 @@ def test_a_fitted_step_computes_what_the_step_computes(dropout: bool) -> None:
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.grid
 def test_a_fitted_step_on_devices_computes_what_one_device_does() -> None:
     rows = 4 * ROWS
     built = blocks(optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)), rows=rows)
@@ -133,6 +134,7 @@ def test_the_budget_is_met_by_what_xla_says(budget: float) -> None:
         step.memory_analysis()
 
 
+@pytest.mark.grid
 def test_bytes_are_a_budget_too() -> None:
     whole = fitted_sgd(1.0).memory_report().after_bytes
     part = int(0.6 * whole)
@@ -196,6 +198,7 @@ def test_a_trainer_that_is_cut_computes_what_one_device_does(passes: str) -> Non
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)  # sums over two trainers' rows
 
 
+@pytest.mark.grid
 def test_trainers_fit_a_budget_of_their_own() -> None:
     built = blocks(optax.sgd(0.1), dropout=True)
     batches = [batch_of(ROWS), batch_of(ROWS), batch_of(ROWS // 2)]

@@ -48,12 +48,7 @@ def test_steps_that_follow_at_once(devices: int, steps: int) -> None:
     take(steps, devices, "nothing")
 
 
-@pytest.mark.parametrize(
-    "between",
-    [
-        "checkpoint",
-        *(pytest.param(more, marks=pytest.mark.grid) for more in ("evaluation", "another_step")),
-    ],
-)
+@pytest.mark.grid
+@pytest.mark.parametrize("between", ["checkpoint", "evaluation", "another_step"])
 def test_steps_with_what_a_user_does_between_them(between: str) -> None:
     take(300, 8, between)

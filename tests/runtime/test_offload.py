@@ -21,6 +21,7 @@ from jaxfleet.lower import ExecutableCache, moves
 from jaxfleet.lower.peak import Peak
 from jaxfleet.passes import Offload, Recompute
 from jaxfleet.runtime.memory_fit import Fit, Fitting
+from tests.tiers import by_default
 
 LAYERS, ROWS, WIDTH = 8, 256, 64
 CUT, MOVED = "recompute", "recompute,offload{smallest_bytes=1024}"
@@ -91,7 +92,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return Seen(monkeypatch)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", by_default([1, 4], 4))
 def test_what_waits_is_on_the_host_and_no_bit_changes(seen: Seen, devices: int) -> None:
     made = built(devices * ROWS)
     cut, step = (step_of(made, devices, passes=passes) for passes in (CUT, MOVED))
@@ -203,6 +204,7 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not moves.host_memory_is_apart(jax.devices()[0])
 
 
+@pytest.mark.grid
 def test_trainers_move_values_and_let_go_of_what_was_not_chosen(seen: Seen) -> None:
     made = built()
     state, batch = made[1]

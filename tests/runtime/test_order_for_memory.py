@@ -74,6 +74,7 @@ def microbatches() -> tuple[Any, Any]:
     return train_step, (state, batch)
 
 
+@pytest.mark.grid
 def test_microbatches_take_the_memory_of_one_and_nothing_runs_again() -> None:
     step_of, (state, batch) = microbatches()
     plain: Any = jf.distribute(step_of, (state, batch), "single")

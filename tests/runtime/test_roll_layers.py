@@ -75,7 +75,9 @@ def trained(step: Any, state: Any) -> list[Any]:
     ("layer", "count", "tx", "devices", "loops"),
     [
         pytest.param(dense, 6, CLIPPED, 1, [6, 5, 6], id="dropout-adam"),
-        pytest.param(attend, 4, optax.sgd(0.1), 4, [4, 3], id="attention-sgd-4"),
+        pytest.param(
+            attend, 4, optax.sgd(0.1), 4, [4, 3], id="attention-sgd-4", marks=pytest.mark.grid
+        ),
     ],
 )
 def test_a_rolled_step_computes_what_the_step_computes(

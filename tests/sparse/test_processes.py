@@ -16,7 +16,8 @@ TOLERANCE = 2e-6
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("counts", [(2,), pytest.param((1, 3), marks=pytest.mark.grid)], ids=str)
+@pytest.mark.grid
+@pytest.mark.parametrize("counts", [(2,), (1, 3)], ids=str)
 def test_processes_train_the_same_rows_on_any_number_of_servers(
     tmp_path: Path, counts: tuple[int, ...]
 ) -> None:

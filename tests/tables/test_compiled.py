@@ -50,6 +50,7 @@ assert numba.config.CACHE_DIR == before
 """
 
 
+@pytest.mark.grid
 @pytest.mark.processes
 def test_they_are_kept_in_the_cache_folder_alone(tmp_path: Path) -> None:
     before = {*ROOT.glob("jaxfleet/**/*.nb?")}

@@ -36,6 +36,7 @@ def breaker(how: str, folder: Path) -> "Iterator[subprocess.Popen[str]]":
             process.kill()
 
 
+@pytest.mark.grid
 def test_wherever_a_save_breaks_the_tables_are_those_of_one_step(tmp_path: Path) -> None:
     """Writes, syncs, renames and removals are points; what was not synced is lost at each."""
     with breaker("points", tmp_path) as process:

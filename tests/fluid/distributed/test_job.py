@@ -76,6 +76,7 @@ def test_a_worker_over_servers_trains_as_in_one_process(tmp_path: Path) -> None:
         np.testing.assert_allclose(served[name], alone.value(name), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.grid
 def test_two_workers_end_with_the_same_tables_whatever_the_number_of_servers(
     tmp_path: Path,
 ) -> None:
@@ -88,7 +89,7 @@ def test_two_workers_end_with_the_same_tables_whatever_the_number_of_servers(
         np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
-@pytest.mark.parametrize("window", by_default([1, 3], 3))
+@pytest.mark.parametrize("window", by_default([1, 3], 1))
 def test_a_worker_that_waits_for_nobody_trains_as_in_lockstep_when_it_is_alone(
     tmp_path: Path, window: int
 ) -> None:
@@ -99,7 +100,7 @@ def test_a_worker_that_waits_for_nobody_trains_as_in_lockstep_when_it_is_alone(
         np.testing.assert_array_equal(relaxed[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("staleness", by_default([-1, 0, 2], 2))
+@pytest.mark.parametrize("staleness", by_default([-1, 0, 2], 0))
 def test_of_workers_that_wait_for_nobody_no_push_is_lost(tmp_path: Path, staleness: int) -> None:
     paths = [files(tmp_path, count, seed=seed) for seed, count in ((0, 16), (1, 32))]
     found = run(2, paths, staleness=staleness)

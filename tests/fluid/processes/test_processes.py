@@ -16,7 +16,6 @@ from jaxfleet.group.center import RUNNING
 from jaxfleet.watch import merge
 from tests.fluid.processes import training
 from tests.group.ranks import all_end_well, ranks
-from tests.tiers import grid
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
 
@@ -25,7 +24,8 @@ SCRIPT = Path(training.__file__)
 CLOSE = 5e-6
 
 
-@pytest.mark.parametrize(("count", "devices", "options"), [(2, 2, ()), grid(4, 1, ("--by-hand",))])
+@pytest.mark.grid
+@pytest.mark.parametrize(("count", "devices", "options"), [(2, 2, ()), (4, 1, ("--by-hand",))])
 def test_processes_train_as_devices_of_one_process(
     tmp_path: Path, count: int, devices: int, options: tuple[str, ...]
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_trainer_that_is_killed_is_named_to_the_others(tmp_path: Path) -> None
         assert "served" in served.text()
 
 
+@pytest.mark.grid
 @waits_in_vain
 def test_a_script_that_fails_is_lost_to_the_others_and_not_taken_for_one_that_ended(
     tmp_path: Path,
