@@ -1,7 +1,11 @@
 """Every name that a user may import from a package: whoever adds or takes one says so here."""
 
+import ast
 import importlib
 import pkgutil
+import subprocess
+import sys
+from pathlib import Path
 from types import ModuleType
 
 import jaxfleet
@@ -229,7 +233,7 @@ PUBLIC = {
 
 def names_of(package: ModuleType) -> set[str]:
     """Returns what a package has beside its modules and what begins with an underscore."""
-    found = vars(package).items()
+    found = ((name, getattr(package, name)) for name in dir(package))
     return {
         name
         for name, value in found
@@ -242,3 +246,37 @@ def test_the_public_names_are_these() -> None:
     packages = ["jaxfleet", *(module.name for module in walked if module.ispkg)]
     found = {name: names_of(importlib.import_module(name)) for name in packages}
     assert found == {name: set(names.split()) for name, names in PUBLIC.items()}
+
+
+def test_names_that_are_imported_when_asked_for_are_those_that_type_checkers_see() -> None:
+    (tree,) = (ast.parse(Path(path, "__init__.py").read_text()) for path in jaxfleet.__path__)
+    (checked,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.name: node.module
+        for node in checked.body
+        if isinstance(node, ast.ImportFrom) and node.module != "jaxfleet"
+        for alias in node.names
+    }
+    assert seen == jaxfleet._HOME_OF  # noqa: SLF001
+
+
+def test_a_name_of_the_package_is_its_public_one_whatever_was_imported_first() -> None:
+    asked = (
+        "import jaxfleet.capture.check, jaxfleet as jf\n"
+        "print(jf.capture.__name__, jf.passes.__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["capture", "jaxfleet.passes"]
+
+
+def test_the_command_line_imports_no_jax_for_what_needs_none() -> None:
+    asked = (
+        "import sys; from jaxfleet.cli import main\n"
+        "for command in ([], ['launch'], ['serve'], ['top'], ['timeline']):\n"
+        "    try: main([*command, '--help'])\n"
+        "    except SystemExit: pass\n"
+        "sys.exit('jax' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True, timeout=60)

@@ -1,3 +1,3 @@
-"""The command line: `jaxfleet opt`, `diff`, `passes`, `dump`, `plan` and `launch`."""
+"""The command line: `jaxfleet` and its commands, a module each."""
 
 from jaxfleet.cli.app import main as main

@@ -9,14 +9,24 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 
 import jaxfleet
-from jaxfleet.cli import diff, dump, launch, opt, passes, plan, serve, timeline, top
 from jaxfleet.cli.output import USER_ERROR, log
 from jaxfleet.errors import JaxfleetError
 
-_COMMANDS = (opt, diff, passes, dump, plan, launch, serve, top, timeline)
+_COMMANDS = {  # each is a module beside this one
+    "opt": "run passes on the text of programs",
+    "diff": "show what is different between two programs",
+    "passes": "list the passes with their options",
+    "dump": "run a script and write what every pass in it did",
+    "plan": "show what parameter servers would hold and what would travel",
+    "launch": "run a script as trainers with parameter servers, or as ranks of a collective job",
+    "serve": "run one parameter server; its role is read from the environment",
+    "top": "show what the servers and trainers of a running job do",
+    "timeline": "merge what the processes of a job noted into one timeline",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after `jaxfleet`; those of this process unless given.
     """
-    args = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = _parser(words).parse_args(words)
     try:
         status: int = args.run(args)
         sys.stdout.flush()
@@ -49,12 +60,20 @@ def _version() -> str:
     return f"jaxfleet {jaxfleet.__version__} (jax {version('jax')}, Python {python})"
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Makes the parser of some words; of all commands it imports the one that they name.
+
+    A command imports what it works with, which for most takes longer than all that `launch` does.
+    """
     parser = argparse.ArgumentParser(
         prog="jaxfleet", description="Compiles one-device JAX training programs; reads programs."
     )
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in _COMMANDS:
-        command.add_parser(commands)
+    named = next((word for word in words if not word.startswith("-")), None)
+    for name, about in _COMMANDS.items():
+        if name == named:
+            import_module(f"jaxfleet.cli.{name}").add_parser(commands, about)
+        else:
+            commands.add_parser(name, help=about)
     return parser

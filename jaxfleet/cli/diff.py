@@ -9,11 +9,11 @@ from jaxfleet.cli.output import DIFFERENT
 from jaxfleet.ir import Program, diff, unified_diff
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command and its arguments."""
+def add_parser(commands: Any, about: str) -> None:
+    """Adds the command and its arguments; `about` is its line in the list of commands."""
     parser = commands.add_parser(
         "diff",
-        help="show what is different between two programs",
+        help=about,
         description="Shows what is different between programs; spaces and comments are not.",
         epilog="Exits with 0 where nothing is different, with 1 where something is.",
     )

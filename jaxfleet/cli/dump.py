@@ -23,12 +23,12 @@ Arguments that are this command's own are taken wherever they stand before a `--
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command and its arguments."""
+def add_parser(commands: Any, about: str) -> None:
+    """Adds the command and its arguments; `about` is its line in the list of commands."""
     own = _own_arguments()
     parser = commands.add_parser(
         "dump",
-        help="run a script and write what every pass in it did",
+        help=about,
         usage=_USAGE,
         description=_ABOUT,
         parents=[own],

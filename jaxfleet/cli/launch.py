@@ -25,11 +25,11 @@ script's own.
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command and its arguments."""
+def add_parser(commands: Any, about: str) -> None:
+    """Adds the command and its arguments; `about` is its line in the list of commands."""
     parser = commands.add_parser(
         "launch",
-        help="run a script as trainers with parameter servers, or as ranks of a collective job",
+        help=about,
         usage=_USAGE,
         description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -27,11 +27,11 @@ example:
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command and its arguments."""
+def add_parser(commands: Any, about: str) -> None:
+    """Adds the command and its arguments; `about` is its line in the list of commands."""
     parser = commands.add_parser(
         "opt",
-        help="run passes on the text of programs",
+        help=about,
         description="Reads programs, runs passes on each, and prints what comes out.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

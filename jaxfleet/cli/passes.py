@@ -7,9 +7,9 @@ from jaxfleet.cli.user_passes import add_import_option, import_passes
 from jaxfleet.pipeline import options_of, registered_passes
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command."""
-    parser = commands.add_parser("passes", help="list the passes with their options")
+def add_parser(commands: Any, about: str) -> None:
+    """Adds the command; `about` is its line in the list of commands."""
+    parser = commands.add_parser("passes", help=about)
     add_import_option(parser)
     parser.set_defaults(run=run)
 

@@ -21,11 +21,11 @@ example:
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command and its arguments."""
+def add_parser(commands: Any, about: str) -> None:
+    """Adds the command and its arguments; `about` is its line in the list of commands."""
     parser = commands.add_parser(
         "plan",
-        help="show what parameter servers would hold and what would travel",
+        help=about,
         description=(
             "Reads captured steps, cuts and places their parameters, and prints where each block "
             "would live, bytes each way in a step, and what stays whole and why. Runs nothing. "

@@ -10,11 +10,11 @@ from jaxfleet.errors import ConnectError, StrategyError
 from jaxfleet.launch import PORT_TAKEN
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command and its arguments."""
+def add_parser(commands: Any, about: str) -> None:
+    """Adds the command and its arguments; `about` is its line in the list of commands."""
     parser = commands.add_parser(
         "serve",
-        help="run one parameter server; its role is read from the environment",
+        help=about,
         description="Runs one parameter server. Its place in the job is read from the environment "
         "(TRAINING_ROLE=PSERVER, PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_CURRENT_ENDPOINT, "
         "PADDLE_TRAINERS_NUM); it gets its program from the trainers.",

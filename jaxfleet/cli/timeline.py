@@ -9,11 +9,11 @@ from typing import Any
 from jaxfleet.watch import merge
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command and its arguments."""
+def add_parser(commands: Any, about: str) -> None:
+    """Adds the command and its arguments; `about` is its line in the list of commands."""
     parser = commands.add_parser(
         "timeline",
-        help="merge what the processes of a job noted into one timeline",
+        help=about,
         description="Reads the files that processes wrote under JAXFLEET_TRACE_DIR, and writes one "
         "timeline that chrome://tracing and Perfetto show.",
     )

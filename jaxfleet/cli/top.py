@@ -14,11 +14,11 @@ _HERE = frozenset({"127.0.0.1", "localhost"})
 _BETWEEN_S = 0.5  # looks for a job that has not begun
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the command and its arguments."""
+def add_parser(commands: Any, about: str) -> None:
+    """Adds the command and its arguments; `about` is its line in the list of commands."""
     parser = commands.add_parser(
         "top",
-        help="show what the servers and trainers of a running job do",
+        help=about,
         description="Asks the servers of a job for their metrics, again and again: steps and bytes "
         "a second, how far trainers are apart, and who comes last. Start the job with "
         "JAXFLEET_METRICS_PORT=P: server 0 then answers at port P, server 1 at P + 1.",
