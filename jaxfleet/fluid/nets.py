@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxfleet.fluid import layers
 from jaxfleet.fluid.checks import mistake
-from jaxfleet.fluid.layers.images import Padding, Size
+from jaxfleet.fluid.layers.windows import Padding, Size
 from jaxfleet.fluid.variable import Variable
 
 

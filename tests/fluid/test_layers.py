@@ -246,8 +246,10 @@ def test_every_layer_is_among_these_or_tested_elsewhere() -> None:
     elsewhere = {
         "Switch", "auc", "autoincreased_step_counter", "create_py_reader_by_data", "double_buffer",
         "py_reader", "read_file", "create_global_var", "create_parameter",
-        "cos_sim", "create_tensor", "crf_decoding", "data", "data_norm", "dynamic_gru",
-        "dynamic_lstm", "group_norm", "hsigmoid", "increment", "linear_chain_crf", "nce",
+        "conv3d", "cos_sim", "create_tensor", "crf_decoding", "data", "data_norm", "dynamic_gru",
+        "dynamic_lstm", "group_norm", "hsigmoid", "image_resize",
+        "image_resize_short", "increment", "linear_chain_crf", "nce", "pool3d", "resize_bilinear",
+        "resize_nearest", "resize_trilinear", "sampled_softmax_with_cross_entropy",
         "sequence_conv", "sequence_expand",
         "sequence_first_step", "sequence_last_step", "sequence_pool", "sequence_softmax",
         "noam_decay", "exponential_decay", "natural_exp_decay", "inverse_time_decay",

@@ -122,3 +122,44 @@ def test_a_sampler_that_is_not_there_is_refused() -> None:
         x, y = layers.data("x", [DIM]), layers.data("y", [1], dtype="int64")
         with pytest.raises(ProgramError, match="nce: the sampler 'custom_dist' is not supported"):
             layers.nce(x, y, CLASSES, sampler="custom_dist", custom_dist=[0.5] * CLASSES)
+
+
+def test_a_sampled_softmax_draws_classes_that_differ_and_says_how_often_they_come() -> None:
+    count, drawn_classes = 20, 5
+    with fresh() as (main, _), fluid.scope_guard(Scope()):
+        x, y = layers.data("x", [count]), layers.data("y", [1], dtype="int64")
+        layers.sampled_softmax_with_cross_entropy(x, y, drawn_classes)
+        (op,) = (op for op in main.global_block().ops if op.type == "sample_logits")
+        names = [op.output(n)[0] for n in ("Samples", "Probabilities", "SampledLogits")]
+        exe = fluid.Executor()
+        feed = {"x": drawn(2, count), "y": np.array([[3], [7]])}
+        runs = [exe.run(main, feed, names) for _ in range(20)]
+    frequent = np.zeros(count)
+    for samples, shares, logits in runs:
+        np.testing.assert_array_equal(samples[:, 0], [3, 7])
+        np.testing.assert_array_equal(samples[0, 1:], samples[1, 1:])
+        assert len(set(samples[0, 1:])) == drawn_classes
+        frequent[samples[0, 1:]] += 1
+        zipf = np.log((samples + 2) / (samples + 1)) / np.log(count + 1)
+        if not np.allclose(shares, zipf * drawn_classes, rtol=1e-4):
+            # By how many draws it was, all shares agree.
+            tries = np.log1p(-shares.astype("f8")) / np.log1p(-zipf)
+            np.testing.assert_allclose(tries, tries[0, 0].round(), rtol=1e-3)
+        taken = np.take_along_axis(feed["x"], samples, 1) - np.log(shares)
+        is_hit = samples[:, 1:] == samples[:, :1]
+        np.testing.assert_allclose(logits[:, 1:][~is_hit], taken[:, 1:][~is_hit], rtol=1e-4)
+        assert (logits[:, 1:][is_hit] < -1e19).all()
+    assert frequent[:5].sum() > frequent[5:].sum()
+    assert any((runs[0][0] != run[0]).any() for run in runs[1:])
+
+
+def test_classes_that_cannot_be_sampled_are_refused() -> None:
+    with fresh():
+        x, y = layers.data("x", [DIM]), layers.data("y", [1], dtype="int64")
+        sampled = layers.sampled_softmax_with_cross_entropy
+        with pytest.raises(ProgramError, match="num_true is 1, not 2"):
+            sampled(x, y, 2, num_true=2)
+        with pytest.raises(ProgramError, match="4 of 3 classes cannot be drawn"):
+            sampled(x, y, 4)
+        with pytest.raises(ProgramError, match="classes of your own are given in part"):
+            sampled(x, y, 2, use_customized_samples=True)

@@ -90,6 +90,7 @@ _PRODUCTS = {
     "jax.dot_general": _dot_general,
     "jax.conv_general_dilated": _convolution,
     "conv2d": _conv2d,
+    "conv3d": _conv2d,
     "depthwise_conv2d": _conv2d,
     "conv2d_transpose": _conv2d,
     "mul": _mul,

@@ -93,6 +93,9 @@ from jaxfleet.fluid.layers.losses import softmax_with_cross_entropy as softmax_w
 from jaxfleet.fluid.layers.losses import square_error_cost as square_error_cost
 from jaxfleet.fluid.layers.many_classes import hsigmoid as hsigmoid
 from jaxfleet.fluid.layers.many_classes import nce as nce
+from jaxfleet.fluid.layers.many_classes import (
+    sampled_softmax_with_cross_entropy as sampled_softmax_with_cross_entropy,
+)
 from jaxfleet.fluid.layers.maths import clip as clip
 from jaxfleet.fluid.layers.maths import clip_by_norm as clip_by_norm
 from jaxfleet.fluid.layers.maths import cos_sim as cos_sim
@@ -132,6 +135,11 @@ from jaxfleet.fluid.layers.recurrent import crf_decoding as crf_decoding
 from jaxfleet.fluid.layers.recurrent import dynamic_gru as dynamic_gru
 from jaxfleet.fluid.layers.recurrent import dynamic_lstm as dynamic_lstm
 from jaxfleet.fluid.layers.recurrent import linear_chain_crf as linear_chain_crf
+from jaxfleet.fluid.layers.resizing import image_resize as image_resize
+from jaxfleet.fluid.layers.resizing import image_resize_short as image_resize_short
+from jaxfleet.fluid.layers.resizing import resize_bilinear as resize_bilinear
+from jaxfleet.fluid.layers.resizing import resize_nearest as resize_nearest
+from jaxfleet.fluid.layers.resizing import resize_trilinear as resize_trilinear
 from jaxfleet.fluid.layers.schedules import cosine_decay as cosine_decay
 from jaxfleet.fluid.layers.schedules import exponential_decay as exponential_decay
 from jaxfleet.fluid.layers.schedules import inverse_time_decay as inverse_time_decay
@@ -174,6 +182,8 @@ from jaxfleet.fluid.layers.tensors import ones_like as ones_like
 from jaxfleet.fluid.layers.tensors import uniform_random as uniform_random
 from jaxfleet.fluid.layers.tensors import zeros as zeros
 from jaxfleet.fluid.layers.tensors import zeros_like as zeros_like
+from jaxfleet.fluid.layers.volumes import conv3d as conv3d
+from jaxfleet.fluid.layers.volumes import pool3d as pool3d
 
 # Whoever calls a layer by its public name is told which of the arguments is wrong, and where.
 for _name, _layer in list(globals().items()):

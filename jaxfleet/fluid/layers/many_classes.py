@@ -5,6 +5,8 @@ from typing import Any
 
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.layer_helper import LayerHelper
+from jaxfleet.fluid.layers.indexing import one_hot
+from jaxfleet.fluid.layers.losses import softmax_with_cross_entropy
 from jaxfleet.fluid.layers.one_operator import variables
 from jaxfleet.fluid.param_attr import ParamAttr
 from jaxfleet.fluid.variable import Variable
@@ -122,3 +124,67 @@ def hsigmoid(
     attrs = {"num_classes": num_classes, "is_sparse": is_sparse}
     cost, *_ = helper.add(inputs, {"Out": x.dtype, **aside}, attrs)
     return cost
+
+
+def sampled_softmax_with_cross_entropy(
+    logits: Variable,
+    label: Variable,
+    num_samples: int,
+    num_true: int = 1,
+    remove_accidental_hits: bool = True,
+    use_customized_samples: bool = False,
+    customized_samples: Variable | None = None,
+    customized_probabilities: Variable | None = None,
+    seed: int = 0,
+) -> Variable:
+    """Takes the cross entropy of true classes among drawn ones: f32[b,1].
+
+    Args:
+        logits: f32[b,classes], of all classes.
+        label: i64[b,1], the true class of each row.
+        num_samples: how many classes are drawn, the same for all rows and no two alike.
+        num_true: 1; fluid 1.8.5 takes no other number either.
+        remove_accidental_hits: a drawn class that is a row's true one counts for nothing.
+        use_customized_samples: take the next two, and draw none.
+        customized_samples: i64[b,1+num_samples], with the true class first.
+        customized_probabilities: f32[b,1+num_samples], how often each is drawn.
+        seed: of what is drawn; 0 for other draws in each run.
+
+    Raises:
+        ProgramError: there are several true classes, more samples than classes, or classes are
+            given in part.
+    """
+    layer = "sampled_softmax_with_cross_entropy"
+    (x,), (true,) = variables(layer, "logits", logits), variables(layer, "label", label)
+    if num_true != 1:
+        hint = "one true class in each row; fluid 1.8.5 raises an error for more, too"
+        raise mistake(f"{layer}: num_true is 1, not {num_true}", hint)
+    own = (customized_samples, customized_probabilities)
+    if any((one is not None) != use_customized_samples for one in own):
+        hint = "give use_customized_samples=True, customized_samples and customized_probabilities"
+        raise mistake(f"{layer}: classes of your own are given in part", hint)
+    if not use_customized_samples and not 0 < num_samples <= x.shape[1]:
+        raise mistake(f"{layer}: {num_samples} of {x.shape[1]} classes cannot be drawn")
+    helper = LayerHelper("sample_logits")
+    inputs = {"Logits": x, "Labels": true}
+    if customized_samples is not None and customized_probabilities is not None:
+        inputs["CustomizedSamples"] = customized_samples
+        inputs["CustomizedProbabilities"] = customized_probabilities
+    kept = {"Samples": true.dtype, "Probabilities": x.dtype, "SampledLabels": true.dtype,
+            "LogitsDim": x.dtype, "LabelsDim": true.dtype}  # fmt: skip
+    outputs = {slot: helper.output(dtype, stop_gradient=True) for slot, dtype in kept.items()}
+    outputs["SampledLogits"] = helper.output(x.dtype)
+    attrs = {
+        "use_customized_samples": use_customized_samples,
+        "uniq": True,
+        "remove_accidental_hits": remove_accidental_hits,
+        "num_samples": num_samples,
+        "seed": seed,
+    }
+    helper.append_op("sample_logits", inputs, outputs, attrs)
+    target = one_hot(outputs["SampledLabels"], num_samples + 1)
+    loss = softmax_with_cross_entropy(
+        outputs["SampledLogits"], target, soft_label=True, numeric_stable_mode=False
+    )
+    assert isinstance(loss, Variable)
+    return loss

@@ -17,6 +17,7 @@ from jaxfleet.ops.fluid import networks as networks
 from jaxfleet.ops.fluid import normalization as normalization
 from jaxfleet.ops.fluid import random as random
 from jaxfleet.ops.fluid import recurrent as recurrent
+from jaxfleet.ops.fluid import resizing as resizing
 from jaxfleet.ops.fluid import rows as rows
 from jaxfleet.ops.fluid import sequences as sequences
 from jaxfleet.ops.fluid import servers as servers

@@ -20,6 +20,14 @@ Pairs: TypeAlias = list[tuple[int, int]]  # what stands before and after, an axi
 _CONV = {"strides": [1, 1], "paddings": [0, 0], "padding_algorithm": "EXPLICIT",
          "dilations": [1, 1], "groups": 1, "use_cudnn": False, "use_mkldnn": False,
          "fuse_relu_before_depthwise_conv": False, "data_format": "NCHW"}  # fmt: skip
+_CONV3 = {**_CONV, "strides": [1, 1, 1], "paddings": [0, 0, 0], "dilations": [1, 1, 1],
+          "data_format": "NCDHW"}  # fmt: skip
+_POOL = {"pooling_type": "max", "ksize": [1, 1], "global_pooling": False, "strides": [1, 1],
+         "paddings": [0, 0], "padding_algorithm": "EXPLICIT", "exclusive": True,
+         "adaptive": False, "ceil_mode": False, "use_cudnn": False, "use_mkldnn": False,
+         "data_format": "NCHW"}  # fmt: skip
+_POOL3 = {**_POOL, "ksize": [1, 1, 1], "strides": [1, 1, 1], "paddings": [0, 0, 0],
+          "data_format": "NCDHW"}  # fmt: skip
 
 
 def _pairs(attrs: Attributes, sizes: Sequence[int], window: Sequence[int]) -> Pairs:
@@ -45,12 +53,17 @@ def _same(size: int, window: int, stride: int) -> tuple[int, int]:
 
 
 def _is_last(attrs: Attributes) -> bool:
-    return bool(attrs["data_format"] == "NHWC")
+    return attrs["data_format"] in {"NHWC", "NDHWC"}
+
+
+def _axes(attrs: Attributes, x: Array) -> slice:
+    """Returns which axes windows move along."""
+    return slice(1, x.ndim - 1) if _is_last(attrs) else slice(2, None)
 
 
 def _convolve(attrs: Attributes, x: Array, filters: Array, groups: int) -> Array:
-    layout = "NHWC" if _is_last(attrs) else "NCHW"
-    sizes = x.shape[1:3] if _is_last(attrs) else x.shape[2:4]
+    layout, axes = attrs["data_format"], _axes(attrs, x)
+    sizes = x.shape[axes]
     is_same = attrs["padding_algorithm"] == "SAME"  # which knows no dilation
     dilations = [1] * len(sizes) if is_same else attrs["dilations"]
     made = lax.conv_general_dilated(
@@ -59,11 +72,11 @@ def _convolve(attrs: Attributes, x: Array, filters: Array, groups: int) -> Array
         attrs["strides"],
         _pairs(attrs, sizes, filters.shape[2:]),
         rhs_dilation=dilations,
-        dimension_numbers=(layout, "OIHW", layout),
+        dimension_numbers=(layout, "OIDHW" if x.ndim == 5 else "OIHW", layout),
         feature_group_count=groups,
     )
     window = [(size - 1) * by + 1 for size, by in zip(filters.shape[2:], dilations, strict=True)]
-    return _not_empty(made, sizes, window, made.shape[1:3] if _is_last(attrs) else made.shape[2:])
+    return _not_empty(made, sizes, window, made.shape[axes])
 
 
 def _not_empty(
@@ -80,6 +93,14 @@ def _not_empty(
     raise ValueError(f"a window of {wide} does not fit into images of {images} and their padding")
 
 
+@fluid_op("conv3d", inputs="Input Filter Bias?", outputs="Output", attrs=_CONV3,
+          gradient=Gradient("conv3d_grad", ("Input", "Filter", "Bias"),
+                            ("Input", "Filter", "Bias")))  # fmt: skip
+def conv3d(attrs: Attributes, x: Array, filters: Array, bias: Array | None) -> Array:
+    """Slides filters over volumes."""
+    return conv2d(attrs, x, filters, bias)
+
+
 @fluid_op("conv2d", inputs="Input Filter Bias?", outputs="Output", attrs=_CONV,
           gradient=Gradient("conv2d_grad", ("Input", "Filter", "Bias"),
                             ("Input", "Filter", "Bias")))  # fmt: skip
@@ -88,7 +109,7 @@ def conv2d(attrs: Attributes, x: Array, filters: Array, bias: Array | None) -> A
     made = _convolve(attrs, x, filters, attrs["groups"])
     if bias is None:
         return made
-    return made + (bias if _is_last(attrs) else bias.reshape(-1, 1, 1))
+    return made + (bias if _is_last(attrs) else bias.reshape(-1, *[1] * (x.ndim - 2)))
 
 
 @fluid_op("depthwise_conv2d", inputs="Input Filter", outputs="Output", attrs=_CONV,
@@ -138,25 +159,28 @@ def _ends(attrs: Attributes, sizes: Sequence[int], window: Sequence[int]) -> Pai
     return [(low, high + extra) for (low, high), extra in zip(ends, more, strict=True)]
 
 
-@fluid_op("pool2d", inputs="X",
-          attrs={"pooling_type": "max", "ksize": [1, 1], "global_pooling": False,
-                 "strides": [1, 1], "paddings": [0, 0], "padding_algorithm": "EXPLICIT",
-                 "exclusive": True, "adaptive": False, "ceil_mode": False, "use_cudnn": False,
-                 "use_mkldnn": False, "data_format": "NCHW"},
+@fluid_op("pool2d", inputs="X", attrs=_POOL,
           gradient=Gradient("pool2d_grad", ("X", "Out"), ("X",)))  # fmt: skip
 def pool2d(attrs: Attributes, x: Array) -> Array:
     """Takes the largest element of each window, or their average."""
-    x = jnp.moveaxis(x, 3, 1) if _is_last(attrs) else x
+    x = jnp.moveaxis(x, -1, 1) if _is_last(attrs) else x
     made = _adaptive(attrs, x) if attrs["adaptive"] else _pooled(attrs, x)
     made = _not_empty(made, x.shape[2:], attrs["ksize"], made.shape[2:])
-    return jnp.moveaxis(made, 1, 3) if _is_last(attrs) else made
+    return jnp.moveaxis(made, 1, -1) if _is_last(attrs) else made
+
+
+@fluid_op("pool3d", inputs="X", attrs=_POOL3,
+          gradient=Gradient("pool3d_grad", ("X", "Out"), ("X",)))  # fmt: skip
+def pool3d(attrs: Attributes, x: Array) -> Array:
+    """Takes the largest element of each window of volumes, or their average."""
+    return pool2d(attrs, x)
 
 
 def _pooled(attrs: Attributes, x: Array) -> Array:
     sizes, window = x.shape[2:], tuple(attrs["ksize"])
     pairs = _pairs(attrs, sizes, window)
     if attrs["global_pooling"]:
-        window, pairs = sizes, [(0, 0), (0, 0)]
+        window, pairs = sizes, [(0, 0)] * len(sizes)
     strides = tuple(attrs["strides"])
     if attrs["ceil_mode"]:
         pairs = [
@@ -183,5 +207,5 @@ def _adaptive(attrs: Attributes, x: Array) -> Array:
     return jnp.stack(cells, -2)
 
 
-for _type in ("conv2d", "depthwise_conv2d", "conv2d_transpose", "pool2d"):
+for _type in ("conv2d", "conv3d", "depthwise_conv2d", "conv2d_transpose", "pool2d", "pool3d"):
     define_gradient(_type)

@@ -1,7 +1,8 @@
-"""Losses over many classes that look at a few: of drawn ones (`nce`), or of a tree of decisions."""
+"""Losses over many classes that look at a few: drawn ones, or those of a tree of decisions."""
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
 UNIFORM, LOG_UNIFORM = 0, 1
+_LARGE = 1e20  # what stands for infinity in logits, as in fluid
 _MOST = 40.0  # a decision's score is clipped to [-40, 40], as fluid's is
 
 
@@ -125,5 +127,69 @@ def _complete_tree(label: Array, classes: int) -> tuple[Array, Array, Array]:
     return jnp.maximum(nodes, 0), turns, nodes >= 0
 
 
-for _type in ("nce", "hierarchical_sigmoid"):
+def _sampled_back(
+    _: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    rows, classes, _zero = reads["LogitsDim"].shape
+    slope, samples = grads["SampledLogits"], reads["Samples"]
+    into = jnp.zeros((rows, classes), slope.dtype)
+    return {"Logits": into.at[jnp.arange(rows)[:, None], samples].add(slope)}
+
+
+@fluid_op("sample_logits",
+          inputs="Logits Labels CustomizedSamples? CustomizedProbabilities? Run?",
+          outputs="Samples Probabilities SampledLogits SampledLabels LogitsDim LabelsDim",
+          attrs={"use_customized_samples": False, "uniq": True, "remove_accidental_hits": True,
+                 "num_samples": 1, "seed": 0},
+          gradient=Gradient("sample_logits_grad", ("LogitsDim", "Samples"), ("Logits",),
+                            _sampled_back))  # fmt: skip
+def sample_logits(
+    attrs: Attributes, logits: Array, labels: Array, samples: Array | None,
+    shares: Array | None, run: Array | None,
+) -> Value:  # fmt: skip
+    """Takes the logits of true classes and of drawn ones, less the log of how often they are drawn.
+
+    f32[b,classes], i64[b,1] -> f32[b,1+samples] (Jean and others, 2015). The drawn classes are the
+    same for all rows, no two are equal, and small ones come more often: by Zipf's law.
+    """
+    rows, true = labels.shape
+    if samples is None or shares is None:
+        drawn, tries = _drawn_apart(
+            key_of(attrs, run), logits.shape[1], attrs["num_samples"], labels.dtype
+        )
+        others = jnp.broadcast_to(drawn, (rows, len(drawn)))
+        samples = jnp.concatenate([labels, others], axis=1)
+        shares = _expected_apart(samples, logits.shape[1], attrs["num_samples"], tries)
+    made = jnp.take_along_axis(logits, samples, axis=1)
+    if attrs["remove_accidental_hits"]:
+        is_true = (samples[:, None, :] == samples[:, :true, None]).any(1)
+        made = jnp.where(is_true & (jnp.arange(samples.shape[1]) >= true), made - _LARGE, made)
+    made = jnp.clip(made - jnp.clip(jnp.log(shares), -_LARGE, _LARGE), -_LARGE, _LARGE)
+    places = jnp.broadcast_to(jnp.arange(true, dtype=labels.dtype), labels.shape)
+    kept = [jnp.zeros((*x.shape, 0), x.dtype) for x in (logits, labels)]
+    return samples, shares, made, places, *kept
+
+
+def _drawn_apart(key: Array, classes: int, count: int, dtype: Any) -> tuple[Array, Array]:
+    """Draws classes by Zipf's law until so many differ; returns them, and the number of draws."""
+
+    def draw(state: Any) -> Any:
+        drawn, is_drawn, found, tries = state
+        share = jax.random.uniform(jax.random.fold_in(key, tries))
+        new = (jnp.exp(share * math.log(classes + 1)) - 1).astype(drawn.dtype) % classes
+        drawn = jnp.where(is_drawn[new], drawn, drawn.at[found].set(new))
+        return drawn, is_drawn.at[new].set(True), found + ~is_drawn[new], tries + 1
+
+    start = (jnp.zeros(count, dtype), jnp.zeros(classes, bool), 0, 0)
+    drawn, _, _, tries = jax.lax.while_loop(lambda state: state[2] < count, draw, start)
+    return drawn, tries
+
+
+def _expected_apart(samples: Array, classes: int, count: int, tries: Array) -> Array:
+    """Returns how often classes are expected among so many that differ, after so many draws."""
+    share = jnp.log((samples + 2.0) / (samples + 1.0)) / math.log(classes + 1)
+    return jnp.where(tries == count, share * count, -jnp.expm1(tries * jnp.log1p(-share)))
+
+
+for _type in ("nce", "hierarchical_sigmoid", "sample_logits"):
     define_gradient(_type)

@@ -15,7 +15,7 @@ RUN_SLOT = "Run"
 _DRAWN = {"shape": [1], "dtype": "float32", "seed": 0}
 RANDOM_OPS = (
     *("uniform_random", "gaussian_random", "truncated_gaussian_random", "dropout"),
-    "nce",
+    *("nce", "sample_logits"),
 )
 
 

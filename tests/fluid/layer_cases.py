@@ -1,0 +1,184 @@
+"""Layers on small inputs, built alike by fluid 1.8.5 and here: what is compared, and what is fed.
+
+`conformance/record_layers.py` runs them under fluid 1.8.5 on Python 3.7, so this module imports
+numpy alone. A feed is an array, or rows with the lengths of their sequences.
+"""
+
+from __future__ import annotations  # of Python 3.7, which knows no `dict[str, Any]`
+
+import math
+from typing import Any
+
+import numpy as np
+
+
+def drawn(seed: int, *shape: int) -> Any:
+    """Draws numbers that float32 holds exactly as JSON writes them."""
+    return np.random.RandomState(seed).uniform(-1, 1, shape).round(3).astype("float32")
+
+
+class Case:
+    """One layer.
+
+    Attributes:
+        build: takes `fluid` and variables by name; returns what is fetched, and the loss or None.
+        feed: values by name; the floating ones are differentiated.
+        params: the names of parameters that `build` makes by `param`, which are too.
+    """
+
+    def __init__(self, build: Any, feed: dict[str, Any], params: tuple[str, ...] = ()) -> None:
+        self.build, self.feed, self.params = build, feed, params
+
+
+def declared(fluid: Any, name: str, value: Any) -> Any:
+    """Declares what a value is fed to; its first axis is the batch."""
+    rows = value[0] if isinstance(value, tuple) else value
+    level = 1 if isinstance(value, tuple) else 0
+    made = fluid.data(name, [None, *rows.shape[1:]], str(rows.dtype), lod_level=level)
+    made.stop_gradient = False
+    return made
+
+
+def param(fluid: Any, name: str, value: Any) -> Any:
+    """Names a parameter, and says what it begins with."""
+    return fluid.ParamAttr(name, initializer=fluid.initializer.NumpyArrayInitializer(value))
+
+
+def squared(fluid: Any, x: Any) -> Any:
+    """Sums the squares, so that each element has a gradient of its own."""
+    return fluid.layers.reduce_sum(fluid.layers.square(x))
+
+
+def of_image(layer: str, **given: Any) -> Any:
+    """A layer of one picture, by name."""
+
+    def build(fluid: Any, v: dict[str, Any]) -> Any:
+        out = getattr(fluid.layers, layer)(v["x"], **given)
+        return [out], squared(fluid, out)
+
+    return build
+
+
+def of_conv3d(**given: Any) -> Any:
+    def build(fluid: Any, v: dict[str, Any]) -> Any:
+        wide = drawn(3, given["num_filters"], 4 // (given.get("groups") or 1), 2, 3, 2)
+        out = fluid.layers.conv3d(
+            v["x"],
+            filter_size=[2, 3, 2],
+            param_attr=param(fluid, "w", wide),
+            bias_attr=param(fluid, "c", drawn(4, given["num_filters"])),
+            **given,
+        )
+        return [out], squared(fluid, out)
+
+    return build
+
+
+def of_sampled(**given: Any) -> Any:
+    def build(fluid: Any, v: dict[str, Any]) -> Any:
+        out = fluid.layers.sampled_softmax_with_cross_entropy(
+            v["x"],
+            v["label"],
+            3,
+            use_customized_samples=True,
+            customized_samples=v["samples"],
+            customized_probabilities=v["shares"],
+            **given,
+        )
+        return [out], squared(fluid, out)
+
+    return build
+
+
+IMAGE, VOLUME = drawn(0, 2, 3, 4, 5), drawn(1, 2, 4, 3, 5, 4)
+# A true class, and three drawn ones: that of row 1 is drawn again, which is an accident.
+SAMPLED = {
+    "x": drawn(7, 3, 6),
+    "label": np.array([[0], [2], [5]], "int64"),
+    "samples": np.array([[0, 1, 2, 3], [2, 1, 2, 3], [5, 1, 2, 3]], "int64"),
+    "shares": np.array([[0.5, 0.25, 0.5, 0.125]] * 3, "float32"),
+}
+
+CASES = {
+    "sampled_softmax": Case(of_sampled(), SAMPLED),
+    "sampled_softmax with accidents": Case(of_sampled(remove_accidental_hits=False), SAMPLED),
+    "conv3d": Case(of_conv3d(num_filters=3, stride=[1, 2, 1], padding=1), {"x": VOLUME},
+                   ("w", "c")),
+    "conv3d in groups": Case(of_conv3d(num_filters=4, groups=2, dilation=[1, 1, 2],
+                                       padding=[0, 1, 1, 1, 1, 1]), {"x": VOLUME}, ("w", "c")),
+    "conv3d, the same size": Case(of_conv3d(num_filters=2, padding="SAME", stride=2),
+                                  {"x": VOLUME}, ("w", "c")),
+    "conv3d, channels last": Case(
+        of_conv3d(num_filters=2, data_format="NDHWC"),
+        {"x": np.ascontiguousarray(np.moveaxis(VOLUME, 1, 4))}, ("w", "c")),
+    "pool3d": Case(of_image("pool3d", pool_size=2, pool_stride=[1, 2, 2], pool_padding=[0, 1, 1]),
+                   {"x": VOLUME}),
+    "pool3d by averages": Case(
+        of_image("pool3d", pool_size=[2, 3, 2], pool_type="avg", pool_stride=2,
+                 pool_padding=[0, 1, 0], ceil_mode=True), {"x": VOLUME}),
+    "pool3d of all": Case(of_image("pool3d", pool_type="avg", global_pooling=True), {"x": VOLUME}),
+}  # fmt: skip
+
+for _corners, _mode in ((True, 1), (False, 1), (False, 0)):
+    _name = f"resize_bilinear, corners {_corners:d}, mode {_mode}"
+    for _how, _given in (
+        ("larger", {"out_shape": [7, 9]}),
+        ("smaller", {"out_shape": [2, 3]}),
+        ("scaled", {"scale": 1.5}),
+    ):
+        CASES[f"{_name}, {_how}"] = Case(
+            of_image("resize_bilinear", align_corners=_corners, align_mode=_mode, **_given),
+            {"x": IMAGE},
+        )
+    CASES[f"resize_trilinear, corners {_corners:d}, mode {_mode}"] = Case(
+        of_image("resize_trilinear", out_shape=[5, 3, 7], align_corners=_corners, align_mode=_mode),
+        {"x": VOLUME},
+    )
+for _corners in (True, False):
+    for _how, _given in (("larger", {"out_shape": [7, 9]}), ("smaller", {"scale": 0.6})):
+        CASES[f"resize_nearest, corners {_corners:d}, {_how}"] = Case(
+            of_image("resize_nearest", align_corners=_corners, **_given), {"x": IMAGE}
+        )
+CASES["resize_bilinear, channels last"] = Case(
+    of_image("resize_bilinear", out_shape=[6, 8], data_format="NHWC"), {"x": IMAGE}
+)
+CASES["image_resize_short"] = Case(of_image("image_resize_short", out_short_len=3), {"x": IMAGE})
+
+
+def run(fluid: Any, case: Case) -> dict[str, Any]:
+    """Builds and runs a case; returns what it makes and gradients of its inputs by name."""
+    main, startup = fluid.Program(), fluid.Program()
+    scope = fluid.scope_guard(fluid.Scope())
+    with fluid.program_guard(main, startup), scope, fluid.unique_name.guard():
+        given = {name: declared(fluid, name, value) for name, value in case.feed.items()}
+        outputs, loss = case.build(fluid, given)
+        grads = {}
+        if loss is not None:
+            names = [n for n in given if given[n].dtype == given["x"].dtype and n != "shares"]
+            wanted = [given[n] for n in names]
+            wanted += [main.global_block().var(n) for n in case.params]
+            found = fluid.gradients([loss], wanted)
+            grads = dict(zip([*names, *case.params], found))  # noqa: B905  # Python 3.7
+        exe = fluid.Executor(fluid.CPUPlace())
+        if startup.global_block().ops:
+            exe.run(startup)
+        feed = {
+            name: fluid.create_lod_tensor(value[0], [value[1]], fluid.CPUPlace())
+            if isinstance(value, tuple)
+            else value
+            for name, value in case.feed.items()
+        }
+        fetched = [*outputs, *grads.values()]
+        made = exe.run(main, feed=feed, fetch_list=fetched, return_numpy=False)
+    count = len(outputs)
+    return {
+        "outputs": [_shown(value) for value in made[:count]],
+        "gradients": {n: _shown(value) for n, value in zip(grads, made[count:])},  # noqa: B905
+    }
+
+
+def _shown(value: Any) -> dict[str, Any]:
+    array = np.asarray(value)
+    lengths = value.recursive_sequence_lengths() if hasattr(value, "lod") else []
+    flat = [float(f"{x:.9g}") if math.isfinite(x) else str(x) for x in array.ravel()]
+    return {"shape": list(array.shape), "lengths": lengths, "values": flat}
