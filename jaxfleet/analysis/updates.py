@@ -17,7 +17,7 @@ FLUID = "fluid"
 
 _SCHEDULE = (Role.LR_SCHED, Role.OPTIMIZE_LR_SCHED)
 # What these compute of some rows differs from what they compute there of all.
-_NEEDS_ALL_ROWS = frozenset({"lamb", "lars_momentum"})
+_NEEDS_ALL_ROWS = frozenset({"dpsgd", "lamb", "lars_momentum"})
 
 LOOKUPS = frozenset({"lookup_table", "lookup_table_v2"})
 

@@ -9,6 +9,7 @@ from jaxfleet.fluid.device_worker import DeviceWorker, WorkerDesc
 from jaxfleet.fluid.distributed.descriptions import PSParameter
 from jaxfleet.fluid.distributed.messages import description_of
 from jaxfleet.fluid.distributed.text import to_text
+from jaxfleet.fluid.no_effect import warn_no_effect
 from jaxfleet.fluid.program import Program
 
 # What a program's `_fleet_opt` may say of its trainer, and what holds where it does not.
@@ -118,6 +119,9 @@ class TrainerDesc:
         self._set_dumped("dump_slot", dump_slot)
 
     def _set_dumped(self, name: str, value: Any) -> None:
+        """Takes what is to be dumped, which the description alone shows."""
+        if value and value != OPTIONS[name]:
+            warn_no_effect(f"TrainerDesc._set_{name}", "no samples are dumped; fetch what you need")
         self._said[name] = tuple(value) if isinstance(value, list | tuple) else value
 
     def _set_mpi_rank(self, mpi_rank: int) -> None:
@@ -136,6 +140,9 @@ class TrainerDesc:
         self._said["scale_datanorm"] = scale_datanorm
 
     def _set_check_nan_var_names(self, check_nan_var_names: Sequence[str]) -> None:
+        if check_nan_var_names:
+            hint = "set FLAGS_check_nan_inf, which checks all that a step makes"
+            warn_no_effect("TrainerDesc._set_check_nan_var_names", hint)
         self._said["check_nan_var_names"] = tuple(check_nan_var_names)
 
     def _set_loss_names(self, loss_names: Sequence[str]) -> None:

@@ -49,11 +49,19 @@ def gathered(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[list[Any]]
 def test_processes_of_one_machine_meet_without_a_path(
     monkeypatch: pytest.MonkeyPatch, temporary: Path
 ) -> None:
-    found = gathered(monkeypatch, iface="lo", http_ip_port="127.0.0.1:8900")
+    found = gathered(monkeypatch)
     assert sorted(found[0]) == [0, 1]
     assert found[0] == found[1]
     (folder,) = temporary.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("given", [{"iface": "lo"}, {"http_ip_port": "127.0.0.1:8900"}])
+def test_how_the_original_met_over_a_network_is_warned_of(given: dict[str, str]) -> None:
+    with pytest.warns(UserWarning, match=f"{next(iter(given))} has no effect here") as found:
+        GeneralRoleMaker(**given)  # type: ignore[arg-type]
+    assert len(found) == 1
+    assert found[0].filename == __file__
 
 
 def test_a_folder_that_others_may_write_to_is_refused(temporary: Path) -> None:

@@ -150,6 +150,15 @@ DENSE: dict[str, tuple[Callable[[], Any], Kernel]] = {
         ),
         kernels.lamb(0.1, 0.0),
     ),
+    # Without noise: it is drawn, and tested below.
+    "dpsgd": (
+        lambda: O.Dpsgd(0.1, clip=0.9, batch_size=2.0, sigma=0.0),
+        kernels.clipped_by_norm(0.9, kernels.sgd(0.1)),
+    ),
+    "dpsgd_wide": (
+        lambda: O.Dpsgd(0.1, clip=100.0, batch_size=2.0, sigma=0.0),
+        kernels.sgd(0.1),
+    ),
     # Ours evaluates the update once, and what 1.8.5 computes is tested below.
     "adadelta": (lambda: O.Adadelta(0.1), kernels.adadelta()),
     "adadelta2": (
@@ -308,6 +317,38 @@ def test_lazy_rows_without_a_gradient_stay_where_others_move_on(
     lazy, plain = sparse["adam_lazy"], sparse["adam"]
     np.testing.assert_array_equal(lazy[at][row], lazy[at - 1][row])
     assert (plain[at][row] != plain[at - 1][row]).all()
+
+
+def _noise(count: int, *, seed: int = 0) -> list[Any]:
+    """Returns what a Dpsgd of rate 1 adds to two parameters, whose gradients are zero."""
+    with fresh() as (main, startup), fluid.scope_guard(Scope()):
+        main.random_seed = seed
+        x = fluid.data("x", [3])
+        zero = fluid.initializer.Constant(0.0)
+        made = [
+            layers.create_parameter([3], "float32", n, fluid.ParamAttr(n, initializer=zero))
+            for n in ("v", "w")
+        ]
+        loss = layers.reduce_sum(layers.elementwise_mul(layers.sums(made), x))
+        O.Dpsgd(1.0, clip=1.0, batch_size=4.0, sigma=2.0).minimize(loss)
+        exe = fluid.Executor()
+        exe.run(startup)
+        found = [[np.array(fluid.global_scope()[n]) for n in ("v", "w")]]
+        for _ in range(count):
+            exe.run(main, feed={"x": np.zeros(3, np.float32)})
+            found.append([np.array(fluid.global_scope()[n]) for n in ("v", "w")])
+    return list(np.diff(found, axis=0))
+
+
+def test_dpsgd_draws_one_number_for_a_parameter_and_step_by_the_programs_seed() -> None:
+    noise = np.asarray(_noise(200))
+    np.testing.assert_allclose(noise, noise[:, :, :1].repeat(3, 2), rtol=0, atol=1e-5)
+    drawn = noise[:, :, 0].ravel()
+    assert len(np.unique(drawn.round(5))) > 390
+    assert drawn.std() == pytest.approx(2.0 / 4.0, rel=0.15)
+    assert abs(drawn.mean()) < 0.1
+    np.testing.assert_allclose(_noise(2), noise[:2], atol=1e-6)
+    assert (np.asarray(_noise(2, seed=1)) != noise[:2]).all()
 
 
 def test_ftrl_warns_once_that_fluid_hands_its_operator_l1_for_l2() -> None:

@@ -11,9 +11,14 @@ from jaxfleet.fleet.meeting import Folder, FolderMeeting, FsPath, Meeting, Roste
 from jaxfleet.fleet.roles import variables as v
 from jaxfleet.fleet.roles.grouped import GroupedRoleMaker
 from jaxfleet.fleet.roles.role import Role
-from jaxfleet.ops.frames import line_of_caller
+from jaxfleet.ops.frames import line_of_caller, warn_at_caller
 
 _BLAME = "the environment is not that of a job"
+_UNUSED = {
+    "iface": "processes meet in a folder, and endpoints name the machines",
+    "http_ip_port": "processes meet in a folder and no server of trainer 0; of several machines, "
+    "give path= a folder that all see",
+}
 
 
 class GeneralRoleMaker(GroupedRoleMaker):
@@ -37,9 +42,9 @@ class GeneralRoleMaker(GroupedRoleMaker):
         hdfs_ugi: likewise.
         path: the folder, which every process sees.
         fs: a file system with the methods of `jaxfleet.fleet.files.FS`, on which the folder is.
-        iface: taken; the endpoints name the machines, and files are read through no interface.
-        http_ip_port: where the original had trainer 0 answer; processes of one machine meet
-            without, and those of several need a path.
+        iface: warned of: files are read through no interface, and endpoints name the machines.
+        http_ip_port: warned of: the original had trainer 0 answer there, and nothing does here;
+            processes of one machine meet without, and those of several need a path.
         init_timeout_seconds: how long all may take to come.
         run_timeout_seconds: how long all may take to come to one gathering.
 
@@ -60,7 +65,9 @@ class GeneralRoleMaker(GroupedRoleMaker):
         run_timeout_seconds: float = 3600.0,
     ) -> None:
         super().__init__()
-        del iface, http_ip_port
+        for name, given in (("iface", iface), ("http_ip_port", http_ip_port)):
+            if given:
+                warn_at_caller(f"GeneralRoleMaker's {name} has no effect here: {_UNUSED[name]}")
         if (hdfs_name or hdfs_ugi) and fs is None:
             what = f"GeneralRoleMaker meets in a folder, not in HDFS at {hdfs_name!r}"
             hint = "give path= a mounted folder that all see, or fs= a client of the file system"

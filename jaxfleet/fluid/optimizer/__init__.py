@@ -15,6 +15,7 @@ from jaxfleet.fluid.optimizer.rules import AdagradOptimizer as AdagradOptimizer
 from jaxfleet.fluid.optimizer.rules import AdamaxOptimizer as AdamaxOptimizer
 from jaxfleet.fluid.optimizer.rules import AdamOptimizer as AdamOptimizer
 from jaxfleet.fluid.optimizer.rules import DecayedAdagradOptimizer as DecayedAdagradOptimizer
+from jaxfleet.fluid.optimizer.rules import DpsgdOptimizer as DpsgdOptimizer
 from jaxfleet.fluid.optimizer.rules import FtrlOptimizer as FtrlOptimizer
 from jaxfleet.fluid.optimizer.rules import LambOptimizer as LambOptimizer
 from jaxfleet.fluid.optimizer.rules import LarsMomentumOptimizer as LarsMomentumOptimizer
@@ -27,6 +28,7 @@ Adagrad = AdagradOptimizer
 Adam = AdamOptimizer
 Adamax = AdamaxOptimizer
 DecayedAdagrad = DecayedAdagradOptimizer
+Dpsgd = DpsgdOptimizer
 Ftrl = FtrlOptimizer
 Lamb = LambOptimizer
 LarsMomentum = LarsMomentumOptimizer

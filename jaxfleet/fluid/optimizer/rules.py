@@ -1,5 +1,6 @@
 """The optimizers: each names its operator, its state and its attributes."""
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -38,6 +39,42 @@ class MomentumOptimizer(Optimizer):
     ) -> None:
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         self._attrs = {"mu": momentum, "use_nesterov": use_nesterov}
+
+
+class DpsgdOptimizer(Optimizer):
+    """Goes against clipped gradients, and adds a noise to them.
+
+    What the kernel of fluid 1.8.5 computes: it clips the gradient of the whole batch, and draws one
+    number for each parameter and step, which all elements share; so it keeps less private than
+    Abadi and others ("Deep Learning with Differential Privacy", 2016), whose name it has. Draws
+    go by the program's `random_seed` and the parameter's name, alike on all devices.
+
+    Args:
+        learning_rate: a number, or a variable that a schedule made.
+        clip: the largest norm of a gradient.
+        batch_size: what the noise is divided by.
+        sigma: the noise's deviation.
+        parameter_list: which parameters are trained; all unless given.
+    """
+
+    op_type = "dpsgd"
+    accumulators = (Accumulator("step", "Step", is_scalar=True),)
+
+    def __init__(
+        self,
+        learning_rate: float | Variable = 0.001,
+        clip: float = 0.9,
+        batch_size: float = 0.999,
+        sigma: float = 1e-8,
+        parameter_list: Sequence[Parameter] | None = None,
+    ) -> None:
+        super().__init__(learning_rate, parameter_list)
+        self._attrs = {"clip": clip, "batch_size": batch_size, "sigma": sigma}
+
+    def attributes_of(self, param: Parameter, grad: Variable) -> Mapping[str, Any]:
+        seed = grad.block.program.random_seed
+        own = zlib.crc32(f"{seed}/{param.name}".encode()) >> 1
+        return {name: float(value) for name, value in self._attrs.items()} | {"seed": own}
 
 
 class AdagradOptimizer(Optimizer):

@@ -6,6 +6,7 @@ is 5e-5 of itself away from 0.001: `_rest` subtracts likewise.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -46,6 +47,24 @@ def lars_momentum(
     own = jnp.where(is_scaled, scaled, rate)
     made = attrs["mu"] * velocity + own * (grad + decay * param)
     return param - made, made
+
+
+@fluid_op("dpsgd", inputs="Param Grad LearningRate Step", outputs="ParamOut StepOut",
+          attrs={"clip": 10.0, "batch_size": 16.0, "sigma": 1.0, "seed": 0})  # fmt: skip
+def dpsgd(attrs: Attributes, param: Array, grad: Array, rate: Array, step: Array) -> Value:
+    """Goes against a clipped gradient and a noise (Abadi and others, 2016).
+
+    As in fluid 1.8.5, a gradient is of the whole batch, and one number is the noise of all elements
+    of a parameter; the paper clips the gradient of each sample, and draws for each element. `Step`
+    is ours: it tells draws apart, alike on all devices.
+    """
+    norm = jnp.linalg.norm(grad)
+    drawn = jax.random.normal(
+        jax.random.fold_in(jax.random.key(attrs["seed"]), step.astype(jnp.uint32)[0])
+    )
+    noise = drawn * attrs["sigma"] / attrs["batch_size"]
+    clipped = grad / jnp.maximum(norm / attrs["clip"], 1)
+    return param - rate * (clipped + noise), step + 1
 
 
 @fluid_op("adagrad", inputs="Param Grad Moment LearningRate", outputs="ParamOut MomentOut",

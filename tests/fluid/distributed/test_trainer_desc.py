@@ -83,15 +83,20 @@ def test_what_is_not_there_is_named() -> None:
 
 def test_what_a_trainer_dumps_is_described_field_by_field() -> None:
     trainer = TrainerFactory()._create_trainer()
-    trainer._set_dump_slot(True)
     trainer._set_mpi_rank(1)
     trainer._set_mpi_size(4)
-    trainer._set_dump_fields(["fc_0.tmp_0", "fc_1.tmp_0"])
-    trainer._set_dump_fields_path("./dump")
-    trainer._set_dump_file_num(16)
-    trainer._set_dump_converter("python")
-    trainer._set_dump_param(["w"])
-    trainer._set_check_nan_var_names(["loss"])
+    trainer._set_dump_file_num(16)  # which is what there is
+    given: dict[str, Any] = {
+        "dump_slot": True,
+        "dump_fields": ["fc_0.tmp_0", "fc_1.tmp_0"],
+        "dump_fields_path": "./dump",
+        "dump_converter": "python",
+        "dump_param": ["w"],
+        "check_nan_var_names": ["loss"],
+    }
+    for name, value in given.items():
+        with pytest.warns(UserWarning, match=f"TrainerDesc._set_{name} has no effect here"):
+            getattr(trainer, f"_set_{name}")(value)
     trainer._set_use_cvm(True)
     trainer._set_no_cvm(False)
     trainer._set_scale_datanorm(0.5)
