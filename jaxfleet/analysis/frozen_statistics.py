@@ -40,7 +40,7 @@ def frozen_statistics_warning(program: Program) -> str | None:
         return None
     layer, op = next(iter(found.items()))
     others = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    where = f" ({op.source.file}:{op.source.line})" if op.source.file else ""
+    where = f" ({place})" if (place := op.source.place()) else ""
     return (
         f"'{layer}/mean' and '{layer}/var'{others} are read{where} and never updated: the "
         "normalization uses its running statistics, as in evaluation. To train on the batch's, "

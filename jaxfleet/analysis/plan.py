@@ -125,7 +125,7 @@ class TransferPlan:
     def _balance(self) -> str:
         line = f"balance: the fullest server holds {self.balance.ratio:.2f} times the mean"
         if round(self.best.ratio, 2) < round(self.balance.ratio, 2):
-            return f"{line}; method balanced: {self.best.ratio:.2f}"
+            return f"{line}; {self.best.ratio:.2f} with the method balanced"
         return line
 
 

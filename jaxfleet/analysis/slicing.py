@@ -89,6 +89,9 @@ def obstacle(group: Group) -> str | None:
     return None
 
 
+_ONE_BLOCK = "fits one block (min_block_size, slice_var, number of servers)"
+
+
 def why_whole(program: Program, groups: OptimizeGroups) -> dict[str, str]:
     """Returns, by parameter, why `slice_var` did not cut it: a sentence with the user's line.
 
@@ -103,5 +106,5 @@ def why_whole(program: Program, groups: OptimizeGroups) -> dict[str, str]:
     for part in slices_of(program):
         if part.is_whole:
             why = obstacle(groups.group(part.param))
-            found[part.param] = why or "is a single block by its size and the options"
+            found[part.param] = why or _ONE_BLOCK
     return found

@@ -51,6 +51,10 @@ class EmbeddingTable:
     is_dense: bool = False
     why: str = "any int64 is a key"
 
+    def __repr__(self) -> str:
+        rows = "" if self.rows is None else f", rows={self.rows}"
+        return f"EmbeddingTable({self.name!r}, dim={self.dim}{rows})"
+
     @property
     def name(self) -> str:
         """Its name, by which `step.look_up` knows it."""

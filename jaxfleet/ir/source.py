@@ -22,17 +22,21 @@ class Source:
     scope: str = ""
     made_by: str = ""
 
+    def place(self) -> str:
+        """Returns `app/train.py:14`, the one form in which messages name a line; or nothing."""
+        return f"{short_path(self.file)}:{self.line}" if self.file else ""
+
     def where(self) -> str:
-        """Returns `train.py:14, in build_model` with the line's text under it."""
+        """Returns `app/train.py:14, in build_model` with the line's text under it."""
         if not self.file:
             return ""
-        place = f"{short_path(self.file)}:{self.line}, in {self.function}"
+        place = f"{self.place()}, in {self.function}"
         code = linecache.getline(self.file, self.line).strip()
         return f"{place}\n    {code}" if code else place
 
     def comment(self) -> str:
-        """Returns the one line that IR text shows: `train.py:14, in build_model; by dce`."""
-        place = f"{short_path(self.file)}:{self.line}, in {self.function}" if self.file else ""
+        """Returns the one line that IR text shows: `app/train.py:14, in build_model; by dce`."""
+        place = f"{self.place()}, in {self.function}" if self.file else ""
         scope = f"at {self.scope}" if self.scope else ""
         made_by = f"by {self.made_by}" if self.made_by else ""
         text = "; ".join(part for part in (place, scope, made_by) if part)

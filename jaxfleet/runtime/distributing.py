@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, overload
 
 from jaxfleet.analysis.frozen_statistics import frozen_statistics_warning
+from jaxfleet.analysis.repeated_keys import repeated_key_warning
 from jaxfleet.capture import Captured, capture
 from jaxfleet.errors import StrategyError
 from jaxfleet.group import check_has_joined, joined
@@ -92,8 +93,15 @@ def distribute(
         _check_communication(chosen)
         check_has_joined()
     captured = capture(train_step, example=example, name=name)
-    if (warning := frozen_statistics_warning(captured.program)) is not None:
-        warn_at_caller(warning)
+    fixed = captured.arguments.fixed if captured.arguments is not None else ()
+    leaves = [leaf.name for leaf in captured.signature.state]
+    given = frozenset(name for name in leaves if name.split("/")[0] in fixed)
+    for warning in (
+        frozen_statistics_warning(captured.program),
+        repeated_key_warning(captured.program, given=given),
+    ):
+        if warning is not None:
+            warn_at_caller(warning)
     made: AnyStep = with_arguments(_made(captured, chosen, folder), captured, example)
     return made
 

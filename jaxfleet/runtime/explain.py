@@ -8,7 +8,6 @@ from jaxfleet.analysis.cut_state import cut_state
 from jaxfleet.analysis.labels import infer, mesh_of, own_state, summed
 from jaxfleet.capture import Captured
 from jaxfleet.ir import Dim, Kind, Operator, Program, Variable
-from jaxfleet.ir.source import short_path
 from jaxfleet.lower import device_count
 from jaxfleet.ops.jax_adapter import numpy_dtype
 from jaxfleet.pipeline import Record
@@ -47,8 +46,8 @@ def about_capture(captured: Captured) -> Iterator[str]:
     """Says what was captured."""
     program = captured.program
     batch = program.attrs.get("batch")
-    size = f"the letter {batch}: any size" if isinstance(batch, Dim) else f"{batch} rows"
-    yield f"step '{program.name}': {program.op_count} operators, the batch is {size}"
+    rows = f"any number of rows ({batch})" if isinstance(batch, Dim) else f"{batch} rows"
+    yield f"step '{program.name}': {program.op_count} operators, batch of {rows}"
     params = program.of_kind(Kind.PARAM)
     rest = program.of_kind(Kind.STATE)
     yield (
@@ -63,20 +62,20 @@ def _about_devices(
 ) -> Iterator[str]:
     rows, count = captured.signature.rows, len(devices)
     kind = _count(count, f"{devices[0].platform} device")
-    share = f"; {rows} rows are {rows // count} on each" if count > 1 else ""
+    share = f", {rows // count} of {rows} rows on each" if count > 1 else ""
     yield f"runs on {kind}{share}"
     call = f"jit({strategy.lowering})" if count > 1 else "jit"
-    donation = "the new state takes the memory of the old" if strategy.donate else "no donation"
+    donation = "the new state reuses the memory of the old" if strategy.donate else "no donation"
     yield f"lowered to {call}; {donation}"
     if steps_must_not_overlap(devices):
-        yield "each step ends before the next starts: XLA:CPU's all-reduces may deadlock otherwise"
+        yield "each step ends before the next starts: all-reduces of XLA:CPU may deadlock otherwise"
 
 
 def about_parts(program: Program) -> Iterator[str]:
     """Says how often a step is cut, where it is."""
     if cuts := sum(op.type == "cut" for op in program.root.ops):
         cut = _count(cuts, "place")
-        yield f"cut at {cut} into executables that run one after another: memory_report() has more"
+        yield f"cut at {cut} into executables that run one after another; see memory_report()"
     if moved := [op for op in program.root.ops if op.type == "to_host"]:
         yield f"{_count(len(moved), 'value')} wait in pinned memory of the host between executables"
 
@@ -89,11 +88,11 @@ def _about_communication(program: Program, strategy: DistributedStrategy) -> Ite
     gradients = [op for op in reduced if op.role_var]
     known = {name: v for block in program.blocks for name, v in block.variables.items()}
     reduced_values = [known[grad] for op in gradients for _, grad in op.role_var]
-    time = "a step" if strategy.merge == 1 else f"every {strategy.merge} calls"
-    yield f"gradients: {_count(len(gradients), 'all-reduce')} of {_size(reduced_values)} {time}"
+    time = "per step" if strategy.merge == 1 else f"every {strategy.merge} calls"
+    yield f"gradients: {_count(len(gradients), 'all-reduce')}, {_size(reduced_values)} {time}"
     if scattered := [op for op in _ops(program) if op.type == "c_reducescatter" and op.role_var]:
         sums = [known[op.reads[0]] for op in scattered]
-        yield f"gradients in parts: {_count(len(sums), 'reduce-scatter')} of {_size(sums)} {time}"
+        yield f"gradients in parts: {_count(len(sums), 'reduce-scatter')}, {_size(sums)} {time}"
     others = [op for op in reduced if not op.role_var]
     if strategy.communication == "local_sgd":
         root = [op for op in others if op in program.root.ops]
@@ -101,15 +100,16 @@ def _about_communication(program: Program, strategy: DistributedStrategy) -> Ite
         others = root
     forward = [op for op in others if op.role.is_forward]
     yield (
-        f"statistics, losses and metrics: {_count(len(forward), 'all-reduce')} forward, "
-        f"{len(others) - len(forward)} later"
+        f"statistics, losses and metrics: {_count(len(forward), 'all-reduce')} in forward, "
+        f"{len(others) - len(forward)} after it"
     )
     local = [op for op in _ops(program) if op.type == "c_local"]
     if strategy.local_statistics:
-        yield f"local_statistics: {len(local)} sums over the batch stay a device's own"
+        yield f"local_statistics: {len(local)} sums over the batch stay on each device"
     own = [_OWN_ROWS[op.type] for op in _ops(program) if op.type in _OWN_ROWS]
     if own:
-        yield f"random numbers: each device makes its own rows of what one would ({len(own)} times)"
+        times = _count(len(own), "time")
+        yield f"random numbers: each device draws its own rows of what one would ({times})"
 
 
 def about_notes(program: Program, dumps: Record) -> Iterator[str]:
@@ -121,8 +121,7 @@ def about_notes(program: Program, dumps: Record) -> Iterator[str]:
     mesh, cut = mesh_of(source, devices)
     notes: dict[str, int] = {}
     for op, why in infer(source, mesh, sharded_inputs=cut, held=summed(source)).notes:
-        place = f"{short_path(op.source.file)}:{op.source.line}" if op.source.file else op.type
-        text = f"{place}: {why}"
+        text = f"{op.source.place() or op.type}: {why}"
         notes[text] = notes.get(text, 0) + 1
     for text, count in list(notes.items())[:_MOST_NOTES]:
         yield f"gathers at {text}" + (f" ({count} operators)" if count > 1 else "")
@@ -208,20 +207,20 @@ def _about_what_is_held(program: Program, strategy: DistributedStrategy) -> Iter
     if own := [program.variables[name] for name in own_state(program)]:
         yield f"each device has its own of {_count(len(own), 'leaf', 'leaves')}, {_size(own)}"
     if strategy.communication == "local_sgd" and own:
-        yield f"devices train by themselves, and take the mean every {strategy.k_steps} steps"
+        yield f"devices train on their own and average parameters every {strategy.k_steps} steps"
     if strategy.adaptive:
-        yield f"and the more often the further '{strategy.adaptive}' has fallen"
+        yield f"they average more often as '{strategy.adaptive}' falls"
     if strategy.outer is not None:
-        yield "the mean of how far they went is the gradient of an outer optimizer"
+        yield "the mean of their changes is the gradient of an outer optimizer"
     if strategy.hierarchical:
         yield f"reduced within groups of {strategy.hierarchical} devices, across, and within again"
     if strategy.amp:
         roundings = {"jax.convert_element_type", "jax.reduce_precision"}
         halves = sum(op.type in roundings and op.source.made_by == "half_precision"
                      for op in _ops(program))  # fmt: skip
-        yield f"products are of {strategy.amp}: {_count(halves, 'value')} rounded to it"
+        yield f"products in {strategy.amp}: {_count(halves, 'value')} rounded to it"
     if strategy.merge > 1:
-        yield f"one update for {strategy.merge} calls, by the mean of their gradients"
+        yield f"one update every {strategy.merge} calls, from the mean of their gradients"
     if held := [program.variables[name] for name in beside(program)]:
         yield f"held beside the state: {_count(len(held), 'variable')} of {_size(held)}"
 
@@ -240,7 +239,7 @@ def about_passes(dumps: Record) -> str:
         for stage in list(dumps)[1:]
     ]
     seconds = sum(stage.seconds + stage.verify_seconds for stage in dumps)
-    return f"passes, with the operators they left: {', '.join(parts)}; {seconds:.2f} s"
+    return f"passes (operators before -> after): {', '.join(parts)}; {seconds:.2f} s"
 
 
 def _ops(program: Program) -> Iterator[Operator]:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from jaxfleet.analysis.plan import transfer_plan
 from jaxfleet.capture import Captured
-from jaxfleet.ir.source import short_path
 from jaxfleet.lower.segments import count_waits
 from jaxfleet.passes._update_obstacle import update_obstacle
 from jaxfleet.runtime.explain import about_capture, about_notes, about_parts, about_passes
@@ -35,17 +34,17 @@ def _about_processes(
     if job.is_whole and trainers > 1:
         op = holds_sum(captured.program, strategy, trainers)
         kind = op.type.removeprefix("jax.")
-        place = f"{short_path(op.source.file)}:{op.source.line}"
         what = "a branch for each platform" if op.attrs.get("platforms") else f"'{kind}'"
         yield (
             f"every trainer computes the whole batch: values of all rows are needed inside {what} "
-            f"({place}), where a trainer cannot wait for the others"
+            f"({op.source.place()}), where a trainer cannot wait for the others"
         )
     yield from _about_updates(job)
     yield from about_parts(job.trainer)
     if strategy.communication != "sync":  # what is waited for then, the mode says
         return
-    yield f"a step waits for servers {count_waits(job.trainer)} times"
+    waits = count_waits(job.trainer)
+    yield f"a step waits for servers {waits} time{'s' * (waits != 1)}"
 
 
 def _about_updates(job: JobPrograms) -> Iterator[str]:
@@ -56,8 +55,8 @@ def _about_updates(job: JobPrograms) -> Iterator[str]:
     why = update_obstacle(stage.before) if stage.after is not stage.before else None
     if why is not None:
         yield (
-            "every trainer runs the optimizer, of gradients that servers sum, and has all of its "
-            f"state: {why.headline}"
+            "every trainer runs the optimizer on gradients that servers add up, and holds all of "
+            f"its state: {why.headline}"
         )
 
 

@@ -15,25 +15,25 @@ def about_mode(trainer: Program, trainers: int) -> Iterator[str]:
     """
     manner = Manner.of(trainer)
     if manner is None:
-        yield "communication sync: all wait for all at every step, as one device does its steps"
+        yield "communication sync: all trainers wait for each other at every step, as on one device"
         return
     how = {
-        "async": f"gradients go when they are made, nobody waits; at most {manner.merge} (merge) "
-        "are summed to one message while an answer is under way",
-        "half_async": f"the mean of {manner.merge} steps' gradients (merge) goes in one message, "
-        "and its answer is waited for",
-        "dc_asgd": "each gradient's answer is waited for; servers correct it by "
-        f"{trainer.attrs.get('compensation')} g g (w - w'), w' what its trainer received last",
-        "geo": f"trainers update; every {manner.k_steps} steps (k_steps) they send 1/{trainers} of "
-        "how far they went",
-        "fl": f"trainers update; every {manner.k_steps} steps (k_steps) they send what they have, "
-        "and go on with the mean",
+        "async": "gradients are sent as soon as they are computed, and no trainer waits; up to "
+        f"{manner.merge} (merge) are added up in one message while an answer is pending",
+        "half_async": f"one message has the mean of the gradients of {manner.merge} steps (merge), "
+        "and the trainer waits for its answer",
+        "dc_asgd": "trainers wait for the answer to each gradient; servers correct it by "
+        f"{trainer.attrs.get('compensation')} g g (w - w'), w' what its trainer last received",
+        "geo": f"trainers update on their own; every {manner.k_steps} steps (k_steps) they send "
+        f"1/{trainers} of their change",
+        "fl": f"trainers update on their own; every {manner.k_steps} steps (k_steps) they send "
+        "their parameters and go on with the mean",
     }
     yield f"communication {manner.communication}: {how[manner.communication]}"
     if manner.averages_state:
         yield f"values are at most {manner.k_steps - 1} steps old: an exchange waits for all"
         return
     yield (
-        f"staleness {manner.staleness}: a step has all that every trainer sent of its steps up to "
-        f"{manner.staleness + 1} before; who is further ahead waits for the slowest"
+        f"staleness {manner.staleness}: a step sees all that every trainer sent up to "
+        f"{manner.staleness + 1} steps before; a trainer further ahead waits for the slowest"
     )

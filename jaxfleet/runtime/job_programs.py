@@ -66,7 +66,9 @@ class JobPrograms:
     fit: Fit | None = None
 
     def __repr__(self) -> str:
-        of_servers = ", ".join(repr(program) for program in self.servers)
+        of_servers = ", ".join(repr(program) for program in self.servers[:2])
+        more = len(self.servers) - 2
+        of_servers += f", and {more} more" if more > 0 else ""
         return f"JobPrograms(trainer={self.trainer!r}, servers=[{of_servers}])"
 
 

@@ -136,6 +136,11 @@ class ServerStep(Generic[State, Metrics]):
     def __init__(self, captured: Captured, strategy: DistributedStrategy, cluster: Cluster) -> None:
         self.captured, self.strategy, self._cluster = captured, strategy, cluster
 
+    def __repr__(self) -> str:
+        name, cluster = self.captured.program.name, self._cluster
+        which = f"server={cluster.server_id}, servers={len(cluster.endpoints)}"
+        return f"ServerStep({name!r}, {which}, trainers={cluster.trainers})"
+
     @property
     def program(self) -> Program:
         """This server's program."""

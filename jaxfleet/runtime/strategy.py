@@ -182,6 +182,15 @@ class DistributedStrategy:
         _check_communication(self)
         check_collective(self)
 
+    def __repr__(self) -> str:
+        chosen = {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        }
+        shown = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
+        return f"{type(self).__name__}({shown})"
+
     @property
     def bound(self) -> int:
         """The staleness that holds: the one given, or else four exchanges."""

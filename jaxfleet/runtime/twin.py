@@ -43,6 +43,10 @@ class TwinResult:
     states: tuple[Any, ...]
     metrics: tuple[tuple[Any, ...], ...]
 
+    def __repr__(self) -> str:
+        steps = len(self.metrics[0]) if self.metrics else 0
+        return f"TwinResult({len(self.states)} trainers, {steps} steps)"
+
 
 class Twin:
     """A job in one process.
@@ -83,6 +87,10 @@ class Twin:
         self.endpoints = local_endpoints(servers)
         self.cache = cache if cache is not None else ExecutableCache()
         self._jobs: dict[str, list[JobPrograms]] = {}  # by the captured program's text
+
+    def __repr__(self) -> str:
+        name, servers = self.captured.program.name, len(self.endpoints)
+        return f"Twin({name!r}, servers={servers}, trainers={self.trainers})"
 
     def run(
         self, state: Any, batches: Sequence[Any], *, network: MemoryNetwork | None = None

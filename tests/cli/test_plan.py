@@ -39,7 +39,7 @@ plan of 'step': 2 servers, 2 trainers
     each trainer       4,840  4,840
   metrics and statistics: 1 completed over all trainers, 4 bytes each way for each trainer
   balance: the fullest server holds 1.00 times the mean
-  whole: params/b1 and params/b2: is a single block by its size and the options
+  whole: params/b1 and params/b2: fits one block (min_block_size, slice_var, number of servers)
 """
 
 
@@ -84,7 +84,7 @@ def test_whole_parameters_and_a_better_method_are_said(
     words = ["--no-slice", "--endpoints", "a:1, b:2", adam]
     lines = printed(words, capsys).splitlines()
     assert lines[1] == "  a:1 holds 4,160 bytes of parameters, 8,324 of optimizer state"
-    held = "  balance: the fullest server holds 1.72 times the mean; method balanced: 1.69"
+    held = "  balance: the fullest server holds 1.72 times the mean; 1.69 with the method balanced"
     assert held in lines
     even = printed([*words, "--method=balanced"], capsys)
     assert "  balance: the fullest server holds 1.69 times the mean\n" in even

@@ -89,7 +89,7 @@ def test_bfloat16_is_what_rounded_products_give(name: str, devices: int, options
         state, metrics = step(state, batch(number))
         np.testing.assert_allclose(metrics["loss"], oracle(number), rtol=ROUNDED)
     assert_close(state, oracle.state, allowed=ROUNDED)
-    assert "products are of bfloat16: " in step.explain()
+    assert "products in bfloat16: " in step.explain()
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_what_was_added_up_is_saved_and_restored(tmp_path: Path) -> None:
         state, _ = step(state, batch(number))
         other, _ = again(other, batch(number))
     assert_close(other, state, allowed=0)
-    assert "one update for 4 calls" in step.explain()
+    assert "one update every 4 calls" in step.explain()
 
 
 def test_devices_that_train_apart_merge_their_own() -> None:

@@ -16,9 +16,9 @@ from tests.modes.linear import batch, start, twin
 @pytest.mark.parametrize(
     ("how", "options", "said"),
     [
-        ("sync", {}, ["communication sync", "waits for servers 1 times"]),
-        ("async", {"merge": 3, "staleness": 5}, ["at most 3 (merge)", "staleness 5", "up to 6 "]),
-        ("half_async", {"merge": 3}, ["mean of 3 steps", "staleness 12"]),
+        ("sync", {}, ["communication sync", "waits for servers 1 time"]),
+        ("async", {"merge": 3, "staleness": 5}, ["up to 3 (merge)", "staleness 5", "up to 6 "]),
+        ("half_async", {"merge": 3}, ["of 3 steps (merge)", "staleness 12"]),
         ("dc_asgd", {"delay_compensation": 0.25}, ["0.25 g g (w - w')", "staleness 4"]),
         ("geo", {"k_steps": 6}, ["every 6 steps (k_steps)", "1/2 of", "staleness 24"]),
         ("fl", {"k_steps": 6}, ["every 6 steps (k_steps)", "at most 5 steps old"]),

@@ -12,6 +12,7 @@ import jaxfleet as jf
 from jaxfleet.errors import FeedError, ProgramError
 from jaxfleet.ir import Operator, Program
 from jaxfleet.runtime.handles import Handle
+from jaxfleet.runtime.twin import TwinResult
 
 TX = jf.distributed_optimizer(optax.adam(0.1))
 
@@ -40,10 +41,20 @@ def test_what_a_step_hands_out_is_shown_in_one_short_line() -> None:
     assert repr(step.dumps).startswith("Record(input -> ")
 
 
-def test_programs_of_a_job_are_shown_in_one_line() -> None:
-    shown = repr(jf.Twin(train_step, example(), servers=2, trainers=2).programs())
+def test_what_a_job_hands_out_is_shown_in_one_line() -> None:
+    twin = jf.Twin(train_step, example(), servers=3, trainers=2)
+    assert repr(twin) == "Twin('train_step', servers=3, trainers=2)"
+    shown = repr(twin.programs())
     assert "\n" not in shown
     assert "train_step.pserver1" in shown
+    assert shown.endswith(", and 1 more])")
+    assert repr(TwinResult(({}, {}), ((1, 2), (1, 2)))) == "TwinResult(2 trainers, 2 steps)"
+
+
+def test_a_table_and_a_handle_are_shown_in_one_line() -> None:
+    assert repr(jf.embedding_table("users", 16)) == "EmbeddingTable('users', dim=16)"
+    handle = Handle("opt/mu", (3,), np.dtype("f4"), "2 servers")
+    assert repr(handle) == "<'opt/mu' float32[3] on 2 servers>"
 
 
 @pytest.mark.parametrize("read", ["sum", "reshape", "item"])

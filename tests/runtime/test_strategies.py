@@ -154,7 +154,7 @@ def test_local_statistics_are_those_of_a_step_written_by_hand() -> None:
         wanted, hand_loss = jax.block_until_ready(by_hand(wanted, rows(16, number)))
         assert_alike(found, wanted)
         assert_alike(loss, hand_loss)
-    assert "stay a device's own" in step.explain()
+    assert "stay on each device" in step.explain()
 
 
 def test_the_statistics_are_the_whole_batchs_otherwise() -> None:

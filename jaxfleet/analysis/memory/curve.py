@@ -7,7 +7,6 @@ from jaxfleet.analysis.memory.liveness import InnerPeaks, Value, values_of
 from jaxfleet.analysis.memory.merging import executables, merged
 from jaxfleet.analysis.memory.sizes import Counted
 from jaxfleet.ir import Program
-from jaxfleet.ir.source import short_path
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _SHOWN = 12  # values of the peak, unless asked for more
@@ -73,8 +72,8 @@ class Curve:
         return f"  {size_text(value.bytes):>9}  {variable}{self._line_of(value.made)}"
 
     def _line_of(self, place: int) -> str:
-        source = self.program.root.ops[place].source
-        return f"  {short_path(source.file)}:{source.line}" if source.file else ""
+        line = self.program.root.ops[place].source.place()
+        return f"  {line}" if line else ""
 
 
 def curve_of(
