@@ -153,7 +153,7 @@ def test_slices_are_named_and_know_their_rows() -> None:
 def test_what_stays_whole_says_why_with_the_users_line() -> None:
     program = cut(on_gradients(lambda gradient: gradient / gradient.sum()))
     whole = why_whole(program, optimize_groups(program))
-    assert whole["params/b"] == ("fits one block (min_block_size, slice_var, number of servers)")
+    assert whole["params/b"] == "fits one block (min_block_size, slice_var, number of servers)"
     assert whole["params/s"] == "a scalar has no rows"
     assert whole["params/w"].startswith("reduces its rows by jax.reduce_sum (")
     assert "test_slice_var.py:" in whole["params/w"]
