@@ -123,7 +123,7 @@ PUBLIC = {
         autoincreased_step_counter batch_norm brelu cast ceil clip clip_by_norm concat
         conv2d conv2d_transpose conv3d cos cos_sim cosh cosine_decay create_global_var
         create_parameter create_py_reader_by_data create_tensor crf_decoding cross_entropy
-        cumsum data data_norm double_buffer dropout dynamic_gru dynamic_lstm
+        cumsum data data_norm double_buffer dropout dynamic_gru dynamic_lstm edit_distance
         elementwise_add elementwise_div elementwise_floordiv elementwise_max
         elementwise_min elementwise_mod elementwise_mul elementwise_pow elementwise_sub elu
         embedding equal erf exp expand exponential_decay fc fill_constant
@@ -137,12 +137,13 @@ PUBLIC = {
         pow py_reader read_file reciprocal reduce_all reduce_any reduce_max reduce_mean
         reduce_min reduce_prod reduce_sum relu relu6 reshape resize_bilinear resize_nearest
         resize_trilinear reverse round rsqrt sampled_softmax_with_cross_entropy scale
-        scatter selu sequence_conv sequence_expand sequence_first_step sequence_last_step
-        sequence_pool sequence_softmax shape sigmoid sigmoid_cross_entropy_with_logits sign
-        sin sinh slice soft_relu softmax softmax_with_cross_entropy softplus softshrink
-        softsign split sqrt square square_error_cost squeeze stack stanh strided_slice sum
-        sums swish tanh tanh_shrink thresholded_relu topk transpose uniform_random
-        unsqueeze unstack zeros zeros_like
+        scatter selu sequence_concat sequence_conv sequence_expand sequence_first_step
+        sequence_last_step sequence_pad sequence_pool sequence_reshape sequence_slice
+        sequence_softmax sequence_unpad shape sigmoid sigmoid_cross_entropy_with_logits
+        sign sin sinh slice soft_relu softmax softmax_with_cross_entropy softplus
+        softshrink softsign split sqrt square square_error_cost squeeze stack stanh
+        strided_slice sum sums swish tanh tanh_shrink thresholded_relu topk transpose
+        uniform_random unsqueeze unstack warpctc zeros zeros_like
     """,
     "jaxfleet.fluid.optimizer": """
         Accumulator Adadelta AdadeltaOptimizer Adagrad AdagradOptimizer Adam AdamOptimizer

@@ -11,6 +11,7 @@ from jaxfleet.fluid.feeding import Rule
 from jaxfleet.fluid.memory_budget import MemoryBudget
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.ragged import ragged_data, with_lengths
+from jaxfleet.fluid.ragged_values import lengths_to_fetch
 from jaxfleet.fluid.recomputing import recomputed
 from jaxfleet.fluid.to_ir import ir_program
 from jaxfleet.fluid.transpiler.table_spec import SPECS
@@ -41,6 +42,7 @@ class Plan:
         unknown: those that the program does not have.
         has_sequences: some that it has are of unequal lengths, which are fed as two arrays.
         draws: random operators in it want the number of the run.
+        lengths: of sequences that it makes, which are fetched beside what is asked for.
     """
 
     prepared: Prepared
@@ -51,6 +53,7 @@ class Plan:
     unknown: Names
     has_sequences: bool
     draws: bool
+    lengths: Names = ()
 
 
 class Plans:
@@ -84,11 +87,12 @@ class Plans:
         if plan is None:
             plan = _made(program, fed, fetch)
             if budget is not None:
-                fitted = budget.fitted(plan.prepared, fetch, self._device())
+                fitted = budget.fitted(plan.prepared, fetch + plan.lengths, self._device())
                 plan = replace(plan, prepared=fitted)
             elif program._is_mem_optimized:
                 log = print if program._prints_memory else None
-                fitted = within_budget(plan.prepared, fetch, None, self._device(), log)
+                wanted = fetch + plan.lengths
+                fitted = within_budget(plan.prepared, wanted, None, self._device(), log)
                 plan = replace(plan, prepared=fitted)
             plans[fed, fetch, budget] = plan
         return plan
@@ -101,10 +105,12 @@ class Plans:
 def _made(program: Program, fed: Names, fetch: Names) -> Plan:
     declared = program.global_block().vars
     known = [name for name in fed if name in declared]
-    made = Donate().run(recomputed(runnable(program, known), fetch, begin_series()))
+    lengths = lengths_to_fetch(program, fetch)
+    wanted = fetch + lengths
+    made = Donate().run(recomputed(runnable(program, known), wanted, begin_series()))
     refuse_whole_tables(program, made)
     warn_alone(program)
-    prepared = prepare(made, fetch)
+    prepared = prepare(made, wanted)
     read = [v.name for v in prepared.data if v.name in declared]
     return Plan(
         prepared,
@@ -115,6 +121,7 @@ def _made(program: Program, fed: Names, fetch: Names) -> Plan:
         tuple(name for name in fed if name not in declared),
         bool(ragged_data(program)),
         any(v.name == RUN for v in prepared.data),
+        lengths,
     )
 
 

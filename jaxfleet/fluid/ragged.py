@@ -18,14 +18,20 @@ Each number of rows would be a program of its own to XLA. So rows are added, cop
 up to the next of a few numbers, wherever that changes no result (`ragged_values`): where all that
 reads the rows works row by row or knows the lengths. A `mean` over the words of a batch does
 not, and such a program is compiled for each number of rows. What is fetched has its own rows only.
+
+Sequences that an operator makes of others (`sequence_slice`) have lengths that the program
+computes; see `jaxfleet.fluid.made_sequences`. An operator that puts each sequence on a row of an
+array needs to know how long the longest is: it has a slot `XPlaces` for as many numbers, or `XRoom`
+where a few more do not matter, as arrays are of few sizes then.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from jaxfleet.fluid.made_sequences import OUT_LENGTHS, made_sequences, makes_lengths
 from jaxfleet.fluid.variable import Variable
-from jaxfleet.ir import Block, Kind, Operands
+from jaxfleet.ir import Block, Kind, Operands, Size
 from jaxfleet.ir import Operator as IrOperator
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.ir import Variable as IrVariable
@@ -37,13 +43,35 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LENGTHS = "@LENGTHS"
-_SLOT = "Lengths"  # ends the name of a slot for the lengths of what is in another: XLengths
+_LENGTHS, _PLACES, _ROOM = "@LENGTHS", "@PLACES", "@ROOM"
+# What ends the name of a slot for the lengths of what is in another (XLengths), or for places.
+_SLOT, _PLACES_SLOT, _ROOM_SLOT = "Lengths", "Places", "Room"
+_SHORTEN = frozenset({"sequence_slice", "sequence_erase"})  # make no sequence longer
 
 
 def lengths_of(name: str) -> str:
     """Returns the name of what holds the lengths of a variable's sequences."""
     return name + _LENGTHS
+
+
+def places_of(name: str) -> str:
+    """Returns the name of what has as many places as the longest of a variable's sequences."""
+    return name + _PLACES
+
+
+def room_of(name: str) -> str:
+    """Returns the name of what has at least as many places as the longest."""
+    return name + _ROOM
+
+
+def longest_of(source: Variable) -> Size:
+    """Returns the size that is the length of the longest sequence that is fed to a variable."""
+    return _own_letter(source, "longest")
+
+
+def _own_letter(source: Variable, what: str) -> Size:
+    assert source.sizes
+    return letter(f"{str(source.sizes[0]).removesuffix('_rows')}_{what}")
 
 
 def source_of(variable: Variable, ragged: Mapping[str, T]) -> T | None:
@@ -57,8 +85,27 @@ def source_of(variable: Variable, ragged: Mapping[str, T]) -> T | None:
 
 
 def ragged_data(program: "Program") -> dict[str, Variable]:
-    """Returns what a program is fed as sequences, by the letter that is its number of rows."""
-    return {rows: data[0] for rows, data in data_by_rows(program).items()}
+    """Returns what says the lengths of sequences, by their number of rows.
+
+    What the program is fed, by its letter, and what operators make of it.
+    """
+    found = {rows: data[0] for rows, data in data_by_rows(program).items()}
+    for _, made in made_sequences(program):
+        if made.sizes:
+            found.setdefault(str(made.sizes[0]), made)
+    return found
+
+
+def fed_source(variable: Variable) -> Variable | None:
+    """Returns what is fed whose longest sequence is as long as any of a variable's, or longer."""
+    program, source = variable.block.program, variable
+    makers = {name: op for op, made in made_sequences(program) for name in [made.name]}
+    while (found := source_of(source, ragged_data(program))) is not None and not found.is_data:
+        maker = makers[found.name]
+        if maker.type not in _SHORTEN:
+            return None
+        source = maker.block._var_recursive(maker.input("X")[0])
+    return found
 
 
 def data_by_rows(program: "Program") -> dict[str, list[Variable]]:
@@ -76,12 +123,16 @@ def join_rows(program: "Program", variables: Iterable[Variable]) -> bool:
     An operator that works row by row on two of them (a sum of embeddings of words and of their
     contexts) implies it. Fluid finds out when it runs; here it is checked when they are fed.
     """
-    ragged = ragged_data(program)
-    rows = [v.sizes[0] for v in variables if v.sizes and source_of(v, ragged) is not None]
-    first, *others = dict.fromkeys(rows) or [0]
-    if not others:
+    sources = [source_of(v, ragged_data(program)) for v in variables]
+    fed = {str(v.sizes[0]): v for v in sources if v is not None and v.sizes}
+    if len(fed) < 2 or not all(v.is_data for v in fed.values()):
         return False
-    same = {str(other): first for other in others}
+    first, *others = fed.values()
+    same = {
+        str(_own_letter(other, what)): _own_letter(first, what)
+        for other in others
+        for what in ("rows", "longest")
+    }
     for block in program.blocks:
         for variable in block.vars.values():
             if variable.sizes is not None:
@@ -91,7 +142,7 @@ def join_rows(program: "Program", variables: Iterable[Variable]) -> bool:
 
 
 def with_lengths(made: IrProgram, program: "Program") -> IrProgram:
-    """Gives operators the lengths of the sequences that they work on.
+    """Gives operators the lengths of the sequences that they work on, and has others say them.
 
     Args:
         made: the program in the IR.
@@ -100,26 +151,55 @@ def with_lengths(made: IrProgram, program: "Program") -> IrProgram:
     ragged = ragged_data(program)
     if not ragged:
         return made
-    names = {rows: lengths_of(variable.name) for rows, variable in ragged.items()}
-    blocks = tuple(_with_lengths(made, block, names) for block in made.blocks)
-    used = {name for block in blocks for op in block.ops for name in op.reads} & {*names.values()}
-    added = {name: IrVariable(name, "i32", (letter("b"),), Kind.DATA) for name in sorted(used)}
+    aside = {rows: _Aside.of(source) for rows, source in ragged.items()}
+    blocks = tuple(_with_lengths(made, block, aside) for block in made.blocks)
+    used = {name for block in blocks for op in block.ops for name in op.reads}
+    sources = [v for v in ragged.values() if v.is_data]
+    places = [(place(v.name), size) for v in sources for place, size in (
+        (lengths_of, letter("b")), (places_of, longest_of(v)), (room_of, _own_letter(v, "room")))
+    ]  # fmt: skip
+    added = {n: IrVariable(n, "i32", (size,), Kind.DATA) for n, size in sorted(places) if n in used}
     return replace(made, variables={**made.variables, **added}, blocks=blocks)
 
 
-def _with_lengths(made: IrProgram, block: Block, names: Mapping[str, str]) -> Block:
+@dataclass(frozen=True)
+class _Aside:
+    """What there is beside sequences: names by the end of the slot that takes them."""
+
+    names: Mapping[str, str | None]
+
+    @classmethod
+    def of(cls, source: Variable) -> "_Aside":
+        fed = source if source.is_data else fed_source(source)
+        places, room = (places_of(source.name), room_of(fed.name)) if fed else (None, None)
+        exact = places if source.is_data else None
+        return cls({_SLOT: lengths_of(source.name), _PLACES_SLOT: exact, _ROOM_SLOT: room})
+
+
+def _with_lengths(made: IrProgram, block: Block, aside: Mapping[str, _Aside]) -> Block:
     def filled(op: IrOperator) -> IrOperator:
-        slots = [name for name in slots_for_lengths(op.type) if not op.inputs.slot(name)]
-        given = {slot: _lengths(op, slot) for slot in slots}
-        more = [(slot, (name,)) for slot, name in given.items() if name is not None]
-        return replace(op, inputs=Operands((*op.inputs.slots, *more))) if more else op
+        slots = [name for name in slots_aside(op) if not op.inputs.slot(name)]
+        given = {slot: _names(op, slot) for slot in slots}
+        more = [(slot, names) for slot, names in given.items() if names]
+        op = replace(op, inputs=Operands((*op.inputs.slots, *more))) if more else op
+        if not makes_lengths(op.type):
+            return op
+        own = (OUT_LENGTHS, (lengths_of(str(op.outputs.slot("Out")[0])),))
+        return replace(op, outputs=Operands((*op.outputs.slots, own)))
 
-    def _lengths(op: IrOperator, slot: str) -> str | None:
-        operands = op.inputs.slot(slot.removesuffix(_SLOT))
-        found = operands and _declared(made, block, str(operands[0]))
-        return names.get(str(found.shape[0])) if found and found.shape else None
+    def _names(op: IrOperator, slot: str) -> tuple[str, ...]:
+        end = next(end for end in (_SLOT, _PLACES_SLOT, _ROOM_SLOT) if slot.endswith(end))
+        found = [_beside(name, end) for name in op.inputs.slot(slot.removesuffix(end))]
+        return tuple(name for name in found if name is not None)
 
-    return block.with_ops([filled(op) for op in block.ops])
+    def _beside(operand: object, end: str) -> str | None:
+        found = _declared(made, block, str(operand))
+        known = aside.get(str(found.shape[0])) if found and found.shape else None
+        return known.names[end] if known else None
+
+    ops = [filled(op) for op in block.ops]
+    own = [str(name) for op in ops for name in op.outputs.slot(OUT_LENGTHS)]
+    return block.with_ops(ops, declare=[IrVariable(name, "i32", (letter("b"),)) for name in own])
 
 
 def _declared(program: IrProgram, block: Block, name: str) -> IrVariable | None:
@@ -129,5 +209,25 @@ def _declared(program: IrProgram, block: Block, name: str) -> IrVariable | None:
 
 def slots_for_lengths(op_type: str) -> list[str]:
     """Returns the slots of an operator type that take lengths."""
+    return _slots(op_type, _SLOT)
+
+
+def slots_aside(op: IrOperator) -> list[str]:
+    """Returns the slots of an operator that take what there is beside sequences.
+
+    A `sequence_pad` that says how long its rows are needs no places.
+    """
+    ends = [_SLOT, _ROOM_SLOT]
+    if op.attrs.get("padded_length", -1) == -1:
+        ends.append(_PLACES_SLOT)
+    return [slot for end in ends for slot in _slots(op.type, end)]
+
+
+def measures(op_type: str) -> bool:
+    """Whether operators of a type need to know how long the longest sequence is."""
+    return bool(_slots(op_type, _PLACES_SLOT) or _slots(op_type, _ROOM_SLOT))
+
+
+def _slots(op_type: str, end: str) -> list[str]:
     schema = schema_of(op_type)
-    return [s.name for s in schema.inputs if s.name.endswith(_SLOT)] if schema else []
+    return [s.name for s in schema.inputs if s.name.endswith(end)] if schema else []

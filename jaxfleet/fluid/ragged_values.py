@@ -3,30 +3,36 @@
 See `jaxfleet.fluid.ragged` for what sequences are to a program.
 """
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from jaxfleet.errors import FeedError, RaggedError
+from jaxfleet.errors import FeedError, ProgramError, RaggedError
 from jaxfleet.fluid.block import Block
 from jaxfleet.fluid.lod_tensor import LoDTensor, create_lod_tensor, why_not_lengths
+from jaxfleet.fluid.made_sequences import spare_rows
 from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.program import Program
 from jaxfleet.fluid.ragged import (
     data_by_rows,
     lengths_of,
+    measures,
+    places_of,
     ragged_data,
+    room_of,
     slots_for_lengths,
     source_of,
 )
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.fluid.versions import PerVersion
-from jaxfleet.ir.dims import letter
+from jaxfleet.ir.dims import letter, letters
 from jaxfleet.ops.fluid import EMPTY
 
+_LIMITED = frozenset({"sequence_pad", "sequence_reshape"})  # take lengths of some kind alone
 _LEAST = 8  # the fewest rows, and the smallest step between two numbers of rows
 
 # Operators that compute each row by itself, when rows stay rows.
@@ -40,14 +46,25 @@ _ROW_BY_ROW = re.compile(
 def fed_sequences(program: Program, variable: Variable, value: Any) -> dict[str, np.ndarray]:
     """Returns the rows and the lengths of what is fed to a variable of sequences, by name.
 
+    Where an operator wants to know how long the longest is, there are places beside.
+
     Raises:
         RaggedError: it is neither a LoDTensor with lengths nor a list of sequences.
-        FeedError: it has more levels than one, or rows of another shape.
+        FeedError: it has more levels than one, rows of another shape, or sequences too long for
+            an operator.
     """
     rows, lengths = _rows_and_lengths(variable, value)
-    if variable.name not in _PROGRAMS.get(program).exact:
+    known = _PROGRAMS.get(program)
+    known.check(variable.name, lengths)
+    if variable.name not in known.exact:
         rows = _with_more_rows(rows)
-    return {variable.name: rows, lengths_of(variable.name): np.asarray(lengths, np.int32)}
+    fed = {variable.name: rows, lengths_of(variable.name): np.asarray(lengths, np.int32)}
+    if not known.measures:
+        return fed
+    longest = max([1, *lengths])
+    for place, count in ((places_of, longest), (room_of, _rounded(longest))):
+        fed[place(variable.name)] = np.arange(count, dtype=np.int32)
+    return fed
 
 
 def check_counts(declared: Mapping[str, Variable], fed: Mapping[str, Any]) -> None:
@@ -142,10 +159,54 @@ def _shaped(rows: np.ndarray, shape: Sequence[int], name: str) -> np.ndarray:
 def _with_more_rows(rows: np.ndarray) -> np.ndarray:
     """Returns rows with copies of the last, whose number is one of four up to the next power."""
     count = len(rows)
-    step = max(_LEAST, 1 << max(count.bit_length() - 3, 0))
-    more = max(-(-count // step) * step, _LEAST) - count
+    more = _rounded(count) - count
     last = rows[-1:] if count else np.zeros((1, *rows.shape[1:]), rows.dtype)
     return np.concatenate([rows, np.repeat(last, more, axis=0)])
+
+
+def _rounded(count: int) -> int:
+    """Returns the next of a few numbers, so that few programs are compiled."""
+    step = max(_LEAST, 1 << max(count.bit_length() - 3, 0))
+    return max(-(-count // step) * step, _LEAST)
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """What an operator wants of the lengths of sequences.
+
+    Attributes:
+        op_type: the operator's.
+        most: the longest that it takes; 0 for any.
+        factor: what each length is a multiple of.
+    """
+
+    op_type: str
+    most: int = 0
+    factor: int = 1
+
+    @classmethod
+    def of(cls, op: Operator, x: Variable) -> "_Limit":
+        if op.type == "sequence_pad":
+            return cls(op.type, most=max(op.attr("padded_length"), 0))
+        wide = op.attr("new_dim")
+        return cls(op.type, factor=wide // math.gcd(wide, x.shape[1]))
+
+    def check(self, name: str, lengths: Sequence[int]) -> None:
+        """Checks lengths.
+
+        Raises:
+            FeedError: the operator takes none such.
+        """
+        longest = max(lengths, default=0)
+        if self.most and longest > self.most:
+            what = f"'{name}' is fed a sequence of {longest} rows, and {self.op_type} pads to "
+            raise FeedError(f"{what}{self.most}", hint="give it a larger maxlen, or None")
+        odd = next((n for n in lengths if n % self.factor), None)
+        if odd is not None:
+            what = (
+                f"'{name}' is fed a sequence of {odd} rows, and {self.op_type} makes one of each "
+            )
+            raise FeedError(f"{what}{self.factor}", hint="feed lengths that divide")
 
 
 @dataclass(frozen=True)
@@ -157,11 +218,24 @@ class _Known:
         exact: the names of those to which no rows may be added.
         equal: the names of those that must have equal lengths, since an operator reads them side
             by side.
+        measures: some operator wants to know how long the longest sequence is.
+        limits: what operators want of the lengths of what is fed, by its name.
     """
 
     ragged: Mapping[str, str]
     exact: frozenset[str]
     equal: tuple[tuple[str, ...], ...] = ()
+    measures: bool = False
+    limits: Mapping[str, tuple[_Limit, ...]] = field(default_factory=dict)
+
+    def check(self, name: str, lengths: Sequence[int]) -> None:
+        """Checks the lengths that are fed to a variable.
+
+        Raises:
+            FeedError: an operator takes none such.
+        """
+        for limit in self.limits.get(name, ()):
+            limit.check(name, lengths)
 
     @classmethod
     def of(cls, program: Program) -> "_Known":
@@ -170,22 +244,56 @@ class _Known:
         together = [[v.name for v in same] for same in data_by_rows(program).values()]
         exact = frozenset(n for names in together if mixed & {*names} for n in names)
         equal = tuple(tuple(names) for names in together if len(names) > 1)
-        return cls({rows: variable.name for rows, variable in ragged.items()}, exact, equal)
+        names = {rows: variable.name for rows, variable in ragged.items()}
+        types = {op.type for block in program.blocks for op in block.ops} if ragged else set()
+        limits = _limits(program, together) if types & _LIMITED else {}
+        return cls(names, exact, equal, any(map(measures, types)), limits)
 
 
 _PROGRAMS = PerVersion(_Known.of)  # so that a run looks at no program that has not changed
 
 
+def _limits(
+    program: Program, together: Iterable[Sequence[str]]
+) -> Mapping[str, tuple[_Limit, ...]]:
+    """Returns what operators want of lengths, of those that read what is fed as it is."""
+    same = {name: names for names in together for name in names}
+    ragged, found = ragged_data(program), dict[str, tuple[_Limit, ...]]()
+    for block in program.blocks:
+        for op in block.ops:
+            if op.type not in _LIMITED:
+                continue
+            x = block._var_recursive(op.input("X")[0])
+            source = source_of(x, ragged)
+            for name in same.get(source.name, ()) if source else ():
+                found[name] = (*found.get(name, ()), _Limit.of(op, x))
+    return found
+
+
 def _mixed(program: Program, ragged: Mapping[str, Variable]) -> Iterator[str]:
-    """Yields the sequences whose rows some operator puts together without knowing the lengths."""
+    """Yields the fed sequences whose rows some operator puts together without knowing the lengths.
+
+    Raises:
+        ProgramError: rows that are put together are those of sequences and spare ones.
+    """
     for block in program.blocks:
         for op in block.ops:
             if slots_for_lengths(op.type):
                 continue
             names = [block._var_recursive(name) for name in op.input_arg_names]
-            read = [source for v in names if (source := source_of(v, ragged)) is not None]
-            if read and not _is_row_by_row(block, op, ragged):
-                yield from (variable.name for variable in read)
+            read = [v for v in names if source_of(v, ragged) is not None]
+            if not read or _is_row_by_row(block, op, ragged):
+                continue
+            for variable in read:
+                assert variable.sizes
+                if spare_rows(variable.sizes[0]):
+                    what = f"{op.type} takes all rows of '{variable.name}' together, and some of "
+                    hint = "pool the sequences first, by sequence_pool"
+                    raise ProgramError(
+                        f"{what}them are spare: an operator made its sequences", source=op.source,
+                        hint=hint,
+                    )  # fmt: skip
+                yield from (ragged[rows].name for rows in letters(variable.sizes[:1]) & {*ragged})
 
 
 def _is_row_by_row(block: Block, op: Operator, ragged: Mapping[str, Variable]) -> bool:
@@ -244,6 +352,14 @@ def fetched_sequences(
         lengths = np.asarray(fed[lengths_of(source)]).tolist()
         found.append(create_lod_tensor(np.asarray(value)[: sum(lengths)], [lengths]))
     return found
+
+
+def lengths_to_fetch(program: Program, names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the lengths of what is fetched that the program computes, which are fetched too."""
+    ragged, declared = _PROGRAMS.get(program).ragged, program.global_block().vars
+    sources = [source_of(declared[name], ragged) for name in names if name in declared]
+    made = [name for name in sources if name is not None and not declared[name].is_data]
+    return tuple(dict.fromkeys(map(lengths_of, made)))
 
 
 def is_sequences(program: Program, name: str) -> bool:

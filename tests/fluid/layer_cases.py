@@ -24,17 +24,28 @@ class Case:
         build: takes `fluid` and variables by name; returns what is fetched, and the loss or None.
         feed: values by name; the floating ones are differentiated.
         params: the names of parameters that `build` makes by `param`, which are too.
+        fixed: no first axis is the batch: the first of what is padded for CTC is time.
     """
 
-    def __init__(self, build: Any, feed: dict[str, Any], params: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        build: Any,
+        feed: dict[str, Any],
+        params: tuple[str, ...] = (),
+        *,
+        fixed: bool = False,
+    ) -> None:
+        self.fixed = fixed
         self.build, self.feed, self.params = build, feed, params
 
 
-def declared(fluid: Any, name: str, value: Any) -> Any:
-    """Declares what a value is fed to; its first axis is the batch."""
+def declared(fluid: Any, name: str, value: Any, *, fixed: bool) -> Any:
+    """Declares what a value is fed to; its first axis is the batch, unless sizes are fixed."""
     rows = value[0] if isinstance(value, tuple) else value
     level = 1 if isinstance(value, tuple) else 0
-    made = fluid.data(name, [None, *rows.shape[1:]], str(rows.dtype), lod_level=level)
+    made = fluid.data(
+        name, [rows.shape[0] if fixed else None, *rows.shape[1:]], str(rows.dtype), lod_level=level
+    )
     made.stop_gradient = False
     return made
 
@@ -59,6 +70,38 @@ def of_image(layer: str, **given: Any) -> Any:
     return build
 
 
+def of_rows(make: Any, pool: str | None = "sum") -> Any:
+    """A layer that makes sequences: each is pooled, since a loss wants one number."""
+
+    def build(fluid: Any, v: dict[str, Any]) -> Any:
+        out = make(fluid.layers, v)
+        if not out.lod_level:  # of sequence_slice, whose level fluid 1.8.5 forgets
+            return [out], squared(fluid, out)
+        if pool is None:
+            pooled = fluid.layers.sequence_pool(fluid.layers.square(out), "sum")
+            return [out], fluid.layers.reduce_sum(pooled)
+        return [out], squared(fluid, fluid.layers.sequence_pool(out, pool))
+
+    return build
+
+
+def of_pad(maxlen: int | None, pad: list[float]) -> Any:
+    def build(fluid: Any, v: dict[str, Any]) -> Any:
+        value = fluid.layers.assign(np.asarray(pad, "float32"))
+        out, length = fluid.layers.sequence_pad(v["x"], value, maxlen)
+        return [out, length], squared(fluid, out)
+
+    return build
+
+
+def padded_and_back(fluid: Any, v: dict[str, Any]) -> Any:
+    layers = fluid.layers
+    zero = layers.assign(np.zeros(1, "float32"))
+    out, length = layers.sequence_pad(v["x"], zero, 4)
+    back = layers.sequence_unpad(layers.scale(out, 3.0), length)
+    return [back], squared(fluid, layers.sequence_pool(back, "sqrt"))
+
+
 def of_conv3d(**given: Any) -> Any:
     def build(fluid: Any, v: dict[str, Any]) -> Any:
         wide = drawn(3, given["num_filters"], 4 // (given.get("groups") or 1), 2, 3, 2)
@@ -70,6 +113,26 @@ def of_conv3d(**given: Any) -> Any:
             **given,
         )
         return [out], squared(fluid, out)
+
+    return build
+
+
+def of_ctc(**given: Any) -> Any:
+    def build(fluid: Any, v: dict[str, Any]) -> Any:
+        out = fluid.layers.warpctc(
+            v["x"], v["label"], input_length=v.get("n"), label_length=v.get("m"), **given
+        )
+        return [out], squared(fluid, out)
+
+    return build
+
+
+def of_distance(**given: Any) -> Any:
+    def build(fluid: Any, v: dict[str, Any]) -> Any:
+        out, count = fluid.layers.edit_distance(
+            v["x"], v["y"], input_length=v.get("n"), label_length=v.get("m"), **given
+        )
+        return [out, count], None
 
     return build
 
@@ -91,6 +154,28 @@ def of_sampled(**given: Any) -> Any:
 
 
 IMAGE, VOLUME = drawn(0, 2, 3, 4, 5), drawn(1, 2, 4, 3, 5, 4)
+ROWS, LENGTHS = drawn(2, 6, 2), [3, 1, 2]
+X = {"x": (ROWS, LENGTHS)}
+CTC = {
+    "x": (drawn(5, 9, 4), [5, 4]),
+    "label": (np.array([[1], [1], [2], [3]], "int32"), [3, 1]),
+}
+CTC_PADDED = {
+    "x": drawn(6, 5, 2, 4),
+    "label": np.array([[1, 1, 2], [3, 0, 0]], "int32"),
+    "n": np.array([5, 4], "int64"),
+    "m": np.array([3, 1], "int64"),
+}
+WORDS = {
+    "x": (np.array([[1], [2], [3], [4], [5], [2]], "int64"), [4, 2]),
+    "y": (np.array([[1], [3], [3], [2], [2], [7]], "int64"), [3, 3]),
+}
+WORDS_PADDED = {
+    "x": np.array([[1, 2, 3, 4], [5, 2, 0, 0]], "int64"),
+    "y": np.array([[1, 3, 3], [2, 2, 7]], "int64"),
+    "n": np.array([4, 2], "int64"),
+    "m": np.array([3, 3], "int64"),
+}
 # A true class, and three drawn ones: that of row 1 is drawn again, which is an accident.
 SAMPLED = {
     "x": drawn(7, 3, 6),
@@ -100,6 +185,36 @@ SAMPLED = {
 }
 
 CASES = {
+    "sequence_pad": Case(of_pad(None, [0.5]), X),
+    "sequence_pad by a row": Case(of_pad(5, [0.5, -1.0]), X),
+    "sequence_unpad": Case(padded_and_back, X),
+    "sequence_concat": Case(
+        of_rows(lambda layers, v: layers.sequence_concat([v["x"], v["y"], v["x"]]), "max"),
+        dict(X, y=(drawn(8, 5, 2), [2, 2, 1])),
+    ),
+    "sequence_slice": Case(
+        of_rows(lambda layers, v: layers.sequence_slice(v["x"], v["offset"], v["n"]), None),
+        dict(X, offset=np.array([[1], [0], [0]], "int64"), n=np.array([[2], [1], [1]], "int64")),
+    ),
+    "sequence_reshape to narrower rows": Case(
+        of_rows(lambda layers, v: layers.sequence_reshape(v["x"], 1), "sqrt"), X
+    ),
+    "sequence_reshape to wider rows": Case(
+        of_rows(lambda layers, v: layers.sequence_reshape(v["x"], 4), "sqrt"),
+        {"x": (ROWS, [4, 2])},
+    ),
+    "warpctc": Case(of_ctc(), CTC),
+    "warpctc by times": Case(of_ctc(norm_by_times=True), CTC),
+    "warpctc, another blank": Case(of_ctc(blank=2), dict(CTC, label=(np.array(
+        [[1], [1], [0], [3]], "int32"), [3, 1]))),
+    # Two alike need three rows, and no label at all is a label too.
+    "warpctc without time": Case(of_ctc(), dict(CTC, x=(drawn(5, 9, 4), [2, 7]),
+                                                label=(np.array([[1], [1]], "int32"), [2, 0]))),
+    "warpctc, padded": Case(of_ctc(), CTC_PADDED, fixed=True),
+    "edit_distance": Case(of_distance(normalized=False), WORDS),
+    "edit_distance, normalized": Case(of_distance(), WORDS),
+    "edit_distance, without tokens": Case(of_distance(ignored_tokens=[2, 5]), WORDS),
+    "edit_distance, padded": Case(of_distance(), WORDS_PADDED),
     "sampled_softmax": Case(of_sampled(), SAMPLED),
     "sampled_softmax with accidents": Case(of_sampled(remove_accidental_hits=False), SAMPLED),
     "conv3d": Case(of_conv3d(num_filters=3, stride=[1, 2, 1], padding=1), {"x": VOLUME},
@@ -150,7 +265,7 @@ def run(fluid: Any, case: Case) -> dict[str, Any]:
     main, startup = fluid.Program(), fluid.Program()
     scope = fluid.scope_guard(fluid.Scope())
     with fluid.program_guard(main, startup), scope, fluid.unique_name.guard():
-        given = {name: declared(fluid, name, value) for name, value in case.feed.items()}
+        given = {n: declared(fluid, n, x, fixed=case.fixed) for n, x in case.feed.items()}
         outputs, loss = case.build(fluid, given)
         grads = {}
         if loss is not None:

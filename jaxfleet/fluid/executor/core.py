@@ -35,7 +35,7 @@ from jaxfleet.fluid.places import prepare_devices
 from jaxfleet.fluid.plans import runnable
 from jaxfleet.fluid.program import Program, default_main_program
 from jaxfleet.fluid.pserver import PserverRuns, begins_rows, talks_to_others
-from jaxfleet.fluid.ragged_values import fetched_sequences
+from jaxfleet.fluid.ragged_values import fetched_sequences, lengths_to_fetch
 from jaxfleet.fluid.reader import fed_by_readers
 from jaxfleet.fluid.scope import Scope as FluidScope
 from jaxfleet.fluid.scope import global_scope
@@ -337,8 +337,10 @@ class Executor(DatasetRuns):
         fed = fed_values(program, feed, wide=self._pserver.ids_of_any_size(program))
         _put_persistables(program, fed, scope)
         draw = partial(self._next_run, program)
-        made = self._pserver.run(program, runnable, fed, fetch, scope, draw)
-        return fetched_sequences(program, fetch, made, fed, return_numpy=return_numpy)
+        lengths, asked = lengths_to_fetch(program, fetch), len(fetch)
+        made = self._pserver.run(program, runnable, fed, fetch + lengths, scope, draw)
+        fed |= dict(zip(lengths, made[asked:], strict=True))
+        return fetched_sequences(program, fetch, made[:asked], fed, return_numpy=return_numpy)
 
     def _next_run(self, program: Program) -> np.uint32:
         """Returns what this run's random operators draw by."""

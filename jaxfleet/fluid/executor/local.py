@@ -85,7 +85,11 @@ class LocalRuns:
                 fetched, written = plan.prepared.function(given, kept, data)
         scope.keep(written)
         if plan.has_sequences:
-            fetched = fetched_sequences(program, fetch, fetched, feed, return_numpy=return_numpy)
+            asked = len(fetch)
+            feed = {**feed, **dict(zip(plan.lengths, fetched[asked:], strict=True))}
+            fetched = fetched_sequences(
+                program, fetch, fetched[:asked], feed, return_numpy=return_numpy
+            )
         if not return_numpy:
             return list(fetched)
         return [np.array(value).view(FetchedArray) for value in fetched]

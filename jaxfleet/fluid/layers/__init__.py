@@ -44,6 +44,8 @@ from jaxfleet.fluid.layers.activations import swish as swish
 from jaxfleet.fluid.layers.activations import tanh as tanh
 from jaxfleet.fluid.layers.activations import tanh_shrink as tanh_shrink
 from jaxfleet.fluid.layers.activations import thresholded_relu as thresholded_relu
+from jaxfleet.fluid.layers.alignment import edit_distance as edit_distance
+from jaxfleet.fluid.layers.alignment import warpctc as warpctc
 from jaxfleet.fluid.layers.arguments import checked as _checked
 from jaxfleet.fluid.layers.comparisons import equal as equal
 from jaxfleet.fluid.layers.comparisons import greater_equal as greater_equal
@@ -148,6 +150,11 @@ from jaxfleet.fluid.layers.schedules import natural_exp_decay as natural_exp_dec
 from jaxfleet.fluid.layers.schedules import noam_decay as noam_decay
 from jaxfleet.fluid.layers.schedules import piecewise_decay as piecewise_decay
 from jaxfleet.fluid.layers.schedules import polynomial_decay as polynomial_decay
+from jaxfleet.fluid.layers.sequence_shapes import sequence_concat as sequence_concat
+from jaxfleet.fluid.layers.sequence_shapes import sequence_pad as sequence_pad
+from jaxfleet.fluid.layers.sequence_shapes import sequence_reshape as sequence_reshape
+from jaxfleet.fluid.layers.sequence_shapes import sequence_slice as sequence_slice
+from jaxfleet.fluid.layers.sequence_shapes import sequence_unpad as sequence_unpad
 from jaxfleet.fluid.layers.sequences import sequence_conv as sequence_conv
 from jaxfleet.fluid.layers.sequences import sequence_expand as sequence_expand
 from jaxfleet.fluid.layers.sequences import sequence_first_step as sequence_first_step

@@ -2,6 +2,7 @@
 
 from jaxfleet.ir.names import GRAD as GRAD
 from jaxfleet.ops.fluid import activations as activations
+from jaxfleet.ops.fluid import alignment as alignment
 from jaxfleet.ops.fluid import arrays as arrays
 from jaxfleet.ops.fluid import communication as communication
 from jaxfleet.ops.fluid import compression as compression
@@ -19,6 +20,7 @@ from jaxfleet.ops.fluid import random as random
 from jaxfleet.ops.fluid import recurrent as recurrent
 from jaxfleet.ops.fluid import resizing as resizing
 from jaxfleet.ops.fluid import rows as rows
+from jaxfleet.ops.fluid import sequence_shapes as sequence_shapes
 from jaxfleet.ops.fluid import sequences as sequences
 from jaxfleet.ops.fluid import servers as servers
 from jaxfleet.ops.fluid import shapes as shapes
