@@ -224,8 +224,10 @@ def _alike(result: Any, argument: Any) -> bool:
     """Whether a result may be an argument's new value; a loss is not one of a learning rate."""
     found, given = jax.tree_util.tree_leaves(result), jax.tree_util.tree_leaves(argument)
     structure: Callable[[Any], Any] = jax.tree_util.tree_structure
-    if not given or structure(result) != structure(argument):
+    if structure(result) != structure(argument):
         return False
+    if not given:  # the state of plain SGD: empty states in a tuple; metrics may be {} or None
+        return structure(argument).num_nodes > 1
     if jax.tree_util.all_leaves([argument]) and _is_number(argument):
         return False
     return all(

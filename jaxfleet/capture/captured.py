@@ -235,9 +235,11 @@ def _check_callable(step: Any, example: Any) -> None:
         what = f"the training step is of type {type(step).__name__}, not a function"
         raise CaptureError(what, source=line_of_caller(), hint="pass the function itself first")
     if not isinstance(example, tuple) or len(example) < _PAIR:
-        size = f" of {len(example)}" if isinstance(example, tuple) else ""
-        what = f"the example is a {type(example).__name__}{size}, not a pair"
-        hint = "write example=(state, batch), or all arguments of the step"
+        found = f"of type {type(example).__name__}"
+        if isinstance(example, tuple):
+            found = f"a tuple of {len(example)}"
+        what = f"the example is {found}, not a tuple of all the step's arguments"
+        hint = "write example=(state, batch), or all arguments in their order"
         raise CaptureError(what, source=line_of_caller(), hint=hint)
     try:
         arguments = inspect.signature(step)

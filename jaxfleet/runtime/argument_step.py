@@ -99,8 +99,11 @@ class ArgumentStep:
     def _in_order(self, args: Sequence[Any], named: dict[str, Any]) -> list[Any]:
         """Returns the arguments of a call in order; the step counts them."""
         rest = self.arguments.names[len(args) :]
-        if missing := set(named).symmetric_difference(rest):
-            what = f"the step is called with other arguments: {', '.join(sorted(missing))}"
+        missing, unknown = set(rest) - named.keys(), named.keys() - set(rest)
+        if missing or unknown:
+            parts = (("without", missing), ("with an unknown or repeated", unknown))
+            said = [f"{how} {', '.join(sorted(names))}" for how, names in parts if names]
+            what = f"the step is called {' and '.join(said)}"
             raise FeedError(what, hint=f"call step({', '.join(self.arguments.names)})")
         return [*args, *(named[name] for name in rest)]
 

@@ -202,7 +202,22 @@ def test_an_argument_that_is_not_an_array_is_named() -> None:
 def test_a_call_with_other_arguments_names_them() -> None:
     state = (params(), TX.init(params()))
     step = distributed(train_step, *state, X, Y)
-    with pytest.raises(FeedError, match="other arguments: y"):
+    with pytest.raises(FeedError, match="^the step is called without y"):
         step(*state, X)
+    with pytest.raises(FeedError, match="called without y and with an unknown or repeated x, z"):
+        step(*state, X, x=X, z=Y)
     with pytest.raises(FeedError, match="with 5 arguments instead of 4"):
         step(*state, X, Y, Y)
+
+
+def test_an_optimizer_state_without_arrays_is_state_too() -> None:
+    tx = jf.distributed_optimizer(optax.sgd(0.1))
+
+    def step(params: Any, opt_state: Any, x: Any, y: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, x, y)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value
+
+    made = distributed(step, params(), tx.init(params()), X, Y)
+    assert "state: params, opt_state; batch: x, y" in made.explain()
+    assert len(made(params(), tx.init(params()), X, Y)) == 3

@@ -123,11 +123,22 @@ def test_an_example_that_is_no_pair() -> None:
     step, state = training(wrapped())
     with refused(
         CaptureError,
-        cause="the example is a tuple of 1, not a pair",
+        cause="the example is a tuple of 1, not a tuple of all the step's arguments",
         line="jf.capture(step, example=(state,))",
         hint="write example=(state, batch)",
     ):
         jf.capture(step, example=(state,))
+
+
+def test_an_example_that_is_the_batch_is_not_printed() -> None:
+    step, _ = training(wrapped())
+    with refused(
+        CaptureError,
+        cause="the example is of type ndarray, not a tuple of all the step's arguments",
+        line="jf.capture(step, example=batch()",
+        hint="write example=(state, batch)",
+    ):
+        jf.capture(step, example=batch()["x"])  # type: ignore[arg-type]
 
 
 def test_an_example_of_more_than_the_step_takes() -> None:
