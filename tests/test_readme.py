@@ -13,6 +13,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 SERVERS = (ROOT / "docs" / "parameter-servers.md").read_text(encoding="utf-8")
+PAGES = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("tables.md", "memory.md")]
+MOST_LINES = 200  # a stranger's first page
 
 
 def fenced(marker: str, page: str = README) -> str:
@@ -20,6 +22,11 @@ def fenced(marker: str, page: str = README) -> str:
     match = re.search(rf"<!-- {marker} -->\s*```\w*\n(.*?)```", page, re.DOTALL)
     assert match is not None, f"the page has no block marked '{marker}'"
     return match[1]
+
+
+def test_the_readme_is_short_and_begins_with_its_commands() -> None:
+    assert len(README.splitlines()) <= MOST_LINES
+    assert re.findall(r"```(\w+)", README)[:3] == ["bash", "bash", "python"]
 
 
 def test_every_python_block_is_marked_and_so_run() -> None:
@@ -32,7 +39,10 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("readme")
     script = folder / "script.py"
     more = '\nprint("----")\nprint(step.dumps["grad_allreduce"].diff)\nprint("----")\n'
-    more += "".join(re.findall(r"<!-- runs: \w+ -->\s*```python\n(.*?)```", README, re.DOTALL))
+    for page in (README, *PAGES):
+        blocks = re.findall(r"<!-- runs: \w+ -->\s*```python\n(.*?)```", page, re.DOTALL)
+        assert blocks
+        more += "".join(blocks)
     script.write_text(fenced("script") + more, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, str(script)],
