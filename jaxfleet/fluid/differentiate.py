@@ -3,6 +3,9 @@
 Follows fluid: gradients are named `x@GRAD`, or `x@GRAD_0` where an earlier walk took that name;
 where several operators give parts of one, each part has a name of its own (`@RENAME@`), and a
 `sum` adds them before the first operator that reads the whole, or at the end.
+
+A variable that is written several times has a gradient for each of its values, the first of which
+is named as usual. What an operator has read and another overwrote is copied for its gradient.
 """
 
 from collections import Counter
@@ -12,9 +15,12 @@ from typing import TypeAlias
 
 from jaxfleet.fluid import unique_name
 from jaxfleet.fluid.block import Block
+from jaxfleet.fluid.block_copies import block_attributes
 from jaxfleet.fluid.dtypes import VarType
-from jaxfleet.fluid.operator import Operator
+from jaxfleet.fluid.operator import ROLE, Operator
+from jaxfleet.fluid.roles import OpRole
 from jaxfleet.fluid.variable import Parameter, Variable
+from jaxfleet.fluid.written_values import WrittenValues
 from jaxfleet.ir import grad_name
 from jaxfleet.ops.fluid import EMPTY, GRAD, Gradient, Slot, schema_of
 
@@ -35,6 +41,9 @@ class Walk:
         expected: how many operators give parts of a variable's gradient.
         names: names of gradients, by those that they would have in a first walk.
         of: names of variables, by those of their gradients.
+        values: which value of a variable each operator reads and writes.
+
+    A variable stands for its first value that has a gradient; a later one is `x@VALUE2`.
     """
 
     block: Block
@@ -46,6 +55,11 @@ class Walk:
     names: dict[str, str] = field(default_factory=dict)
     of: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.values = WrittenValues(self.block.ops)
+        self._first: dict[str, int] = {}  # the first value with a gradient, by variable
+        self._copies: dict[tuple[str, int], str] = {}
+
     def run(self, targets: Sequence[Variable], begin: Callable[[Variable, str], str]) -> None:
         """Adds all gradient operators.
 
@@ -54,15 +68,22 @@ class Walk:
             begin: makes the gradient of a target: takes it and a name that is free, and returns
                 the name of the gradient.
         """
+        for target in targets:
+            self._first[target.name] = self.values.last(target.name)
+        for op in self.ops:  # the last first, so that the first value stays
+            for _, _, name in _given_back(op, self.ended):
+                value = self.values.before(op, name)
+                self._first[name] = min(value, self._first.get(name, value))
         for op in self.ops:
-            self.expected.update(name for _, _, name in _given_back(op, self.ended))
-        self.expected.update(target.name for target in targets)
+            read = (name for _, _, name in _given_back(op, self.ended))
+            self.expected.update(self._key(name, self.values.before(op, name)) for name in read)
+        self.expected.update(self._key(t.name, self.values.last(t.name)) for t in targets)
         for target in targets:
             self._begin(target, begin)
         for op in self.ops:
             self._differentiate(op)
-        for name in self.parts:
-            self._add_up(name)
+        for key in self.parts:
+            self._add_up(key.partition("@VALUE")[0], key)
 
     def gradient_of(self, name: str) -> Variable | None:
         """Returns the gradient of a variable; None where nothing on the way depends on it."""
@@ -70,9 +91,14 @@ class Walk:
         return None if made is None else self.block._var_recursive(made)
 
     def _begin(self, target: Variable, begin: Callable[[Variable, str], str]) -> None:
-        planned = self._next_part(target.name)
+        key = self._key(target.name, self.values.last(target.name))
+        planned = self._next_part(key)
         made = begin(target, self._free(planned))
-        self.names[planned] = self.parts[target.name][-1] = made
+        self.names[planned] = self.parts[key][-1] = made
+
+    def _key(self, name: str, value: int) -> str:
+        """Returns what stands for one of a variable's values."""
+        return name if value == self._first.get(name, value) else f"{name}@VALUE{value}"
 
     def _differentiate(self, op: Operator) -> None:
         gradient, schema = gradient_of(op), schema_of(op.type)
@@ -81,14 +107,16 @@ class Walk:
         if gradient.by is not None:
             self._differentiate_by(op, gradient.type, gradient.by(op.attrs))
             return
-        inputs = {slot: op.input(slot) or op.output(slot) for slot in gradient.reads_with(op.attrs)}
+        inputs = {slot: self._read(op, slot) for slot in gradient.reads_with(op.attrs)}
         for slot in schema.outputs:
             inputs[grad_name(slot.name)] = self._of_outputs(op, slot)
         written: dict[str, list[str]] = {}
         for place, at, name in _given_back(op, self.ended):
             names = written.setdefault(grad_name(place), [EMPTY] * len(op.input(place)))
-            names[at] = self._part(name, is_sparse=bool(op.attr("is_sparse")))
+            names[at] = self._part(op, name, is_sparse=bool(op.attr("is_sparse")))
         attrs = {k: v for k, v in op.attrs.items() if k in schema.attrs}
+        if "sub_block" in attrs:
+            attrs |= block_attributes(op, self.ended)
         self._add(gradient.type, inputs, written, attrs).source = op.source
 
     def _differentiate_by(self, op: Operator, op_type: str, attrs: Mapping[str, object]) -> None:
@@ -98,34 +126,63 @@ class Walk:
         (slot,) = schema.outputs
         grads = self._of_outputs(op, slot)
         for _, _, name in _given_back(op, self.ended):
-            part = self._part(name, is_sparse=False)
+            part = self._part(op, name, is_sparse=False)
             self._add(op_type, {"X": grads}, {"Out": [part]}, attrs).source = op.source
 
     def _of_outputs(self, op: Operator, slot: Slot) -> list[str]:
         """Returns the gradients of what an operator wrote, each in one piece."""
         names = [self._wanted(op, slot.name, at) for at in range(len(op.output(slot.name)))]
-        for name in names:
-            self._add_up(name)
-        known = [self.names[grad_name(n)] for n in names if grad_name(n) in self.names]
+        keys = [self._key(name, self.values.after(op, name)) for name in names]
+        for name, key in zip(names, keys, strict=True):
+            self._add_up(name, key)
+        known = [self.names[grad_name(key)] for key in keys if grad_name(key) in self.names]
         if known and len(known) < len(names):
-            return [self.names.get(grad_name(name)) or self._zeros(name) for name in names]
+            found = zip(names, keys, strict=True)
+            return [self.names.get(grad_name(key)) or self._zeros(n, key) for n, key in found]
         return known
+
+    def _read(self, op: Operator, slot: str) -> list[str]:
+        """Returns what a gradient operator reads of an operator's slot, as it was."""
+        if op.input(slot):
+            return [self._kept(op, name, self.values.before(op, name)) for name in op.input(slot)]
+        return [self._kept(op, name, self.values.after(op, name)) for name in op.output(slot)]
+
+    def _kept(self, op: Operator, name: str, value: int) -> str:
+        """Returns a variable that holds a value at the end: a copy where it is overwritten."""
+        if name == EMPTY or value >= self.values.last(name):
+            return name
+        like = self.block._var_recursive(name)
+        if like.persistable and like.stop_gradient and name in op.output_arg_names:
+            return name  # statistics, which an operator that normalizes by them leaves alone
+        if (name, value) not in self._copies:
+            copy = self.block.create_var(
+                name=unique_name.generate(f"{name}@KEPT"), dtype=like.dtype, stop_gradient=True
+            )
+            copy.type, copy.sizes, copy.lod_level = like.type, like.sizes, like.lod_level
+            place = op.idx + (value > self.values.before(op, name))
+            attrs = {ROLE: op.attrs[ROLE] & ~OpRole.LOSS}
+            self.block._insert_op_without_sync(
+                place, "assign", inputs={"X": [name]}, outputs={"Out": [copy.name]}, attrs=attrs
+            )
+            self._copies[name, value] = copy.name
+        return self._copies[name, value]
 
     def _wanted(self, op: Operator, slot: str, at: int) -> str:
         """Returns an output, or where it was not wanted a variable of its shape."""
         name = op.output(slot)[at]
         return name if name != EMPTY else op.input(slot.removesuffix(GRAD))[at]
 
-    def _zeros(self, name: str) -> str:
+    def _zeros(self, name: str, key: str) -> str:
         """Makes the gradient of what nothing depends on, beside others of its slot."""
-        zeros = self._declare(name, grad_name(name))
+        zeros = self._declare(name, grad_name(key))
         self._add("fill_zeros_like", {"X": [name]}, {"Out": [zeros]}, {})
         return zeros
 
-    def _part(self, name: str, *, is_sparse: bool) -> str:
-        """Declares the next part of a gradient, and returns its name."""
-        made = self._declare(name, self._next_part(name))
-        self.parts[name][-1] = made
+    def _part(self, op: Operator, name: str, *, is_sparse: bool) -> str:
+        """Declares the next part of a gradient, of what an operator read; returns its name."""
+        key = self._key(name, self.values.before(op, name))
+        made = self._declare(name, self._next_part(key))
+        self.parts[key][-1] = made
         if is_sparse:
             self.block.var(made).type = VarType.SELECTED_ROWS
         return made
@@ -137,12 +194,12 @@ class Walk:
         parts.append(f"{grad_name(name)}@RENAME@block{self.block.idx}@{len(parts)}")
         return parts[-1] if several else grad_name(name)
 
-    def _add_up(self, name: str) -> None:
+    def _add_up(self, name: str, key: str) -> None:
         """Adds the parts of a gradient, where there are several and that is not done."""
-        parts = self.parts.get(name, [])
-        if len(parts) < 2 or grad_name(name) in self.names:
+        parts = self.parts.get(key, [])
+        if len(parts) < 2 or grad_name(key) in self.names:
             return
-        whole = self._declare(name, grad_name(name))
+        whole = self._declare(name, grad_name(key))
         self.block.var(whole).type = self.block._var_recursive(parts[0]).type
         self._add("sum", {"X": parts}, {"Out": [whole]}, {})
 
@@ -186,16 +243,17 @@ def ops_between(
         inputs: what every operator on the way depends on; empty for anything.
         ended: names at which gradients end.
     """
-    reached, chosen = {x.name for x in targets}, []
+    values = WrittenValues(ops)
+    reached, chosen = {(x.name, values.last(x.name)) for x in targets}, []
     dependent = _dependent(ops, inputs, ended) if inputs else None
     for op in reversed(ops):
-        if reached.isdisjoint(op.output_arg_names):
+        if reached.isdisjoint((name, values.after(op, name)) for name in op.output_arg_names):
             continue
         if dependent is not None and dependent.isdisjoint(op.input_arg_names):
             continue
         names = {name for _, _, name in _given_back(op, ended)}
         if names:
-            reached |= names
+            reached.update((name, values.before(op, name)) for name in names)
             chosen.append(op)
     return chosen
 

@@ -7,7 +7,8 @@ Names that layers were given count on from program to program (`fc_0.w_0`, then 
 is the layer's place among those of its kind that counts: a net that is built again begins alike.
 Without a `random_seed` it draws by the number of the run too, whose first is another in each
 executor. Any other operator, a dropout, draws by the number of the run, which the `random_seed`
-begins, and by its place in the program.
+begins, and by its place in the program; one in a block that backward runs again draws the same
+there, and each turn of a loop draws its own.
 
 So a parameter begins alike in every program that begins it, and a server that holds some of its
 rows draws the whole and keeps those: any number of servers begin with the bits of one, and of one
@@ -24,9 +25,10 @@ import numpy as np
 from jaxfleet.analysis.slices import held_parts, known_shape, rows_of_slices
 from jaxfleet.ir import Attrs, Block, Kind, Operands, Operator, Program, Variable
 from jaxfleet.ops.fluid import RANDOM_OPS, RUN_SLOT
+from jaxfleet.ops.fluid.random import DRAWS_AS
+from jaxfleet.ops.fluid.random import RUN as RUN
 
 PLACES = "layer_places"  # in a server's facts: what `layer_places` returned of the whole startup
-RUN = "@RUN@"  # what random operators tell runs apart by
 _APART = 0x9E3779B9  # between devices' numbers of a run: odd, and far from a number of runs
 _WORD = 1 << 32
 _WHOLE = "@WHOLE"  # the suffix of a parameter of which a server keeps some rows
@@ -75,7 +77,8 @@ def with_draws(program: Program, random_seed: int = 0) -> Program:
             number += op.type != "delete_var"  # release_memory changes no draw
             # What the script gave a seed draws by that.
             is_given = op.type not in RANDOM_OPS or op.attrs.get("seed")
-            seeded = op if is_given else _with_seed(program, cuts, op, number, random_seed, places)
+            own = int(str(op.attrs.get(DRAWS_AS, number)))
+            seeded = op if is_given else _with_seed(program, cuts, op, own, random_seed, places)
             made.append(seeded)
         blocks.append(block.with_ops(made))
     program = replace(program, blocks=tuple(blocks))

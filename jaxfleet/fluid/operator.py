@@ -13,6 +13,7 @@ from jaxfleet.fluid.roles import OpRole, ir_role
 from jaxfleet.ir import Source
 from jaxfleet.ir.names import INSTEAD_OF
 from jaxfleet.ops.fluid import Schema, Slot, schema_of
+from jaxfleet.ops.fluid.random import DRAWS_AS
 
 if TYPE_CHECKING:
     from jaxfleet.fluid.block import Block
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 ROLE, ROLE_VAR = "op_role", "op_role_var"
 NAME_SCOPE, DEVICE = "op_namescope", "op_device"
 _CALL_STACK = "op_callstack"
-_EVERY = (ROLE, ROLE_VAR, NAME_SCOPE, DEVICE, _CALL_STACK, INSTEAD_OF)
+_TRIPS = "max_trips"  # of a `while` in a block that is differentiated
+_EVERY = (ROLE, ROLE_VAR, NAME_SCOPE, DEVICE, _CALL_STACK, INSTEAD_OF, _TRIPS, DRAWS_AS)
 
 
 class Operator:

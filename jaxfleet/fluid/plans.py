@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 from jaxfleet.analysis.memory.reused import check_fed
 from jaxfleet.fluid.alone import warn_alone
+from jaxfleet.fluid.closing import closed
 from jaxfleet.fluid.drawing import RUN, with_draws
 from jaxfleet.fluid.feeding import Rule
 from jaxfleet.fluid.memory_budget import MemoryBudget
@@ -132,7 +133,7 @@ def runnable(program: Program, fed: Iterable[str] = ()) -> IrProgram:
     their lengths; what is fed in the place of a value that the program computes becomes data.
     """
     made = _without_tables(_with_data(ir_program(program), fed))
-    return with_draws(with_lengths(made, program), program.random_seed)
+    return closed(with_draws(with_lengths(made, program), program.random_seed))
 
 
 def _without_tables(program: IrProgram) -> IrProgram:

@@ -38,6 +38,7 @@ class Program(Roles, Findings):
         self._facts: dict[str, Attr] = {}
         self._readers: list[Any] = []  # loaders that its runs take batches of
         self._fleet_rows: dict[str, Any] = {}  # tables that `fleet_embedding` made a job's
+        self._open_loops: list[int] = []  # numbers of the blocks of loops that are being built
         self.blocks = [Block(self, 0)]
 
     # --- random numbers ----------------------------------------------------------------------

@@ -54,6 +54,11 @@ def lengths_of(name: str) -> str:
     return name + _LENGTHS
 
 
+def source_name(name: str) -> str:
+    """Returns the name of what a variable holds the lengths of."""
+    return name.removesuffix(_LENGTHS)
+
+
 def places_of(name: str) -> str:
     """Returns the name of what has as many places as the longest of a variable's sequences."""
     return name + _PLACES

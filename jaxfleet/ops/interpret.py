@@ -55,19 +55,23 @@ class Interpreter:
         self._run_ops(block, scope)
         return [_read(scope, result, None) for result in block.results]
 
-    def run_scope(self, block: Block, held: Mapping[str, Array]) -> dict[str, Array]:
+    def run_scope(
+        self, block: Block, held: Mapping[str, Array], *, keep: Iterable[str] = ()
+    ) -> dict[str, Array]:
         """Runs a block that sees the values around it.
 
         Args:
             block: has neither arguments nor results.
             held: what the names that it reads hold, which are inputs of its operator.
+            keep: temporaries of the block's own that are returned too.
 
         Returns:
-            What names hold when it ends, the block's own temporaries left out.
+            What names hold when it ends, the block's other temporaries left out.
         """
-        scope = {**self._values_of_constants(), **held}
-        self._run_ops(block, scope)
-        return {name: value for name, value in scope.items() if name not in block.variables}
+        scope, kept = {**self._values_of_constants(), **held}, frozenset(keep)
+        self._run_ops(block, scope, kept)
+        own = block.variables.keys() - kept
+        return {name: value for name, value in scope.items() if name not in own}
 
     @property
     def device(self) -> Array | None:

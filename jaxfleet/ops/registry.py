@@ -4,7 +4,7 @@ An operator's shapes come from `jax.eval_shape` of its meaning, its gradient fro
 lowering from calling it under `jit`. `jax.*` operators are jax primitives and need no entry.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -35,8 +35,13 @@ class Context(Protocol):
         """Runs a sub-block as a function of its arguments."""
         ...
 
-    def run_scope(self, block: Block, held: Mapping[str, Array]) -> dict[str, Array]:
-        """Runs a sub-block that sees the values around it; returns what names hold at its end."""
+    def run_scope(
+        self, block: Block, held: Mapping[str, Array], *, keep: Iterable[str] = ()
+    ) -> dict[str, Array]:
+        """Runs a sub-block that sees the values around it; returns what names hold at its end.
+
+        The block's own temporaries are left out, but for those to `keep`.
+        """
         ...
 
     @property

@@ -47,6 +47,9 @@ from jaxfleet.fluid.layers.activations import thresholded_relu as thresholded_re
 from jaxfleet.fluid.layers.alignment import edit_distance as edit_distance
 from jaxfleet.fluid.layers.alignment import warpctc as warpctc
 from jaxfleet.fluid.layers.arguments import checked as _checked
+from jaxfleet.fluid.layers.branches import case as case
+from jaxfleet.fluid.layers.branches import cond as cond
+from jaxfleet.fluid.layers.branches import switch_case as switch_case
 from jaxfleet.fluid.layers.comparisons import equal as equal
 from jaxfleet.fluid.layers.comparisons import greater_equal as greater_equal
 from jaxfleet.fluid.layers.comparisons import greater_than as greater_than
@@ -64,6 +67,7 @@ from jaxfleet.fluid.layers.control_flow import (
 )
 from jaxfleet.fluid.layers.control_flow import increment as increment
 from jaxfleet.fluid.layers.data_norm import data_norm as data_norm
+from jaxfleet.fluid.layers.dynamic_rnn import DynamicRNN as DynamicRNN
 from jaxfleet.fluid.layers.images import adaptive_pool2d as adaptive_pool2d
 from jaxfleet.fluid.layers.images import conv2d as conv2d
 from jaxfleet.fluid.layers.images import conv2d_transpose as conv2d_transpose
@@ -83,6 +87,8 @@ from jaxfleet.fluid.layers.io import create_py_reader_by_data as create_py_reade
 from jaxfleet.fluid.layers.io import double_buffer as double_buffer
 from jaxfleet.fluid.layers.io import py_reader as py_reader
 from jaxfleet.fluid.layers.io import read_file as read_file
+from jaxfleet.fluid.layers.loops import While as While
+from jaxfleet.fluid.layers.loops import while_loop as while_loop
 from jaxfleet.fluid.layers.losses import cross_entropy as cross_entropy
 from jaxfleet.fluid.layers.losses import huber_loss as huber_loss
 from jaxfleet.fluid.layers.losses import label_smooth as label_smooth
@@ -173,6 +179,11 @@ from jaxfleet.fluid.layers.shapes import stack as stack
 from jaxfleet.fluid.layers.shapes import transpose as transpose
 from jaxfleet.fluid.layers.shapes import unsqueeze as unsqueeze
 from jaxfleet.fluid.layers.shapes import unstack as unstack
+from jaxfleet.fluid.layers.static_rnn import StaticRNN as StaticRNN
+from jaxfleet.fluid.layers.tensor_arrays import array_length as array_length
+from jaxfleet.fluid.layers.tensor_arrays import array_read as array_read
+from jaxfleet.fluid.layers.tensor_arrays import array_write as array_write
+from jaxfleet.fluid.layers.tensor_arrays import create_array as create_array
 from jaxfleet.fluid.layers.tensors import assign as assign
 from jaxfleet.fluid.layers.tensors import cast as cast
 from jaxfleet.fluid.layers.tensors import create_global_var as create_global_var

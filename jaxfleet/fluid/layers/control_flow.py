@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
-from jaxfleet.fluid.block import Block
 from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.crossing import crossing
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.comparisons import logical_and, logical_not
 from jaxfleet.fluid.layers.one_operator import variables
@@ -77,29 +77,13 @@ def conditional_block(condition: Variable) -> Iterator[None]:
         yield
     finally:
         program._rollback()
-    read, written = _crossing(inner)
+    read, written = crossing(inner)
     program.current_block().append_op(
         "conditional_block",
         {"Cond": condition, "Input": read},
         {"Out": written},
         {"sub_block": inner, "is_scalar_condition": True},
     )
-
-
-def _crossing(inner: Block) -> tuple[list[str], list[str]]:
-    """Returns what a block reads and writes of those around it.
-
-    What it writes it also reads: that is what stays where the block does not run.
-    """
-    made: set[str] = set()
-    read: dict[str, None] = {}
-    written: dict[str, None] = {}
-    for op in inner.ops:
-        read.update(dict.fromkeys(n for n in op.input_arg_names if n not in made))
-        made.update(op.output_arg_names)
-        written.update(dict.fromkeys(n for n in op.output_arg_names if not inner.has_var(n)))
-    outside = [name for name in read if not inner.has_var(name)]
-    return [*outside, *(name for name in written if name not in read)], list(written)
 
 
 def increment(x: Variable, value: float = 1.0, in_place: bool = True) -> Variable:

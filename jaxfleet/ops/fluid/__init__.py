@@ -4,6 +4,7 @@ from jaxfleet.ir.names import GRAD as GRAD
 from jaxfleet.ops.fluid import activations as activations
 from jaxfleet.ops.fluid import alignment as alignment
 from jaxfleet.ops.fluid import arrays as arrays
+from jaxfleet.ops.fluid import arrays_of_tensors as arrays_of_tensors
 from jaxfleet.ops.fluid import communication as communication
 from jaxfleet.ops.fluid import compression as compression
 from jaxfleet.ops.fluid import control as control
@@ -24,6 +25,7 @@ from jaxfleet.ops.fluid import sequence_shapes as sequence_shapes
 from jaxfleet.ops.fluid import sequences as sequences
 from jaxfleet.ops.fluid import servers as servers
 from jaxfleet.ops.fluid import shapes as shapes
+from jaxfleet.ops.fluid import step_blocks as step_blocks
 from jaxfleet.ops.fluid import synchronized as synchronized
 from jaxfleet.ops.fluid import tagging as tagging
 from jaxfleet.ops.fluid import updates as updates

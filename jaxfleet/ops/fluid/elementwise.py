@@ -98,7 +98,8 @@ def clip(attrs: Mapping[str, Any], x: Array) -> Array:
 define_gradient("clip")
 
 
-@fluid_op("increment", inputs="X", attrs={"step": 1.0})
+@fluid_op("increment", inputs="X", attrs={"step": 1.0},
+          gradient=Gradient("assign", (), ("X",), by=lambda _: {}))  # fmt: skip
 def increment(attrs: Mapping[str, Any], x: Array) -> Array:
     """Adds `step`."""
     return x + jnp.asarray(attrs["step"], x.dtype)

@@ -47,6 +47,23 @@ def define_gradient(op_type: str) -> None:
     _defined(second, second.gradient)
 
 
+def define_block_gradient(op_type: str, attrs: Mapping[str, Any] | None = None) -> None:
+    """Registers the gradient operator of one with a sub-block, of which it runs a copy.
+
+    Args:
+        op_type: the operator's type.
+        attrs: what the gradient operator says besides which names the copy has for its operands.
+
+    Raises:
+        ProgramError: the operator is not described, or has no gradient.
+    """
+    schema = schema_of(op_type)
+    if schema is None or schema.gradient is None:
+        raise ProgramError(f"operator type '{op_type}' has no gradient")
+    made = _defined(schema, schema.gradient)
+    describe(replace(made, attrs={**made.attrs, "reads": [], "writes": [], **(attrs or {})}))
+
+
 def _defined(schema: Schema, gradient: Gradient) -> Schema:
     """Registers one gradient operator, and returns what it looks like."""
 

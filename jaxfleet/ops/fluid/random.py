@@ -12,6 +12,8 @@ from jaxfleet.ops.registry import Array
 
 # `Run` is ours: u32[], what tells one run of a program from the next.
 RUN_SLOT = "Run"
+RUN = "@RUN@"  # what it reads there
+DRAWS_AS = "draws_as"  # attribute: the number by which an operator and its copies draw alike
 _DRAWN = {"shape": [1], "dtype": "float32", "seed": 0}
 RANDOM_OPS = (
     *("uniform_random", "gaussian_random", "truncated_gaussian_random", "dropout"),

@@ -1,0 +1,185 @@
+"""What `StaticRNN` and `DynamicRNN` share: a block for one step, with its memories."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxfleet.fluid.block import Block
+from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.crossing import crossing
+from jaxfleet.fluid.layer_helper import LayerHelper
+from jaxfleet.fluid.layers.loops import open_loop
+from jaxfleet.fluid.variable import Variable
+from jaxfleet.ir import Size
+
+
+@dataclass
+class _Memory:
+    """A state: where it begins, what the block reads, and what it becomes."""
+
+    init: Variable
+    before: Variable
+    after: Variable | None = None
+
+
+@dataclass
+class Stepping:
+    """A block for one step, while it is built and afterwards.
+
+    Attributes:
+        layer: `StaticRNN`, for messages.
+        op_type: of the operator that runs the block.
+        helper: adds operators.
+        inputs: what is gone through, with the block's name of one step.
+        memories: the states, by the block's names.
+        outputs: what the block makes that is kept, with what all steps of it become.
+    """
+
+    layer: str
+    op_type: str
+    helper: LayerHelper
+    inputs: list[tuple[Variable, Variable]] = field(default_factory=list)
+    memories: dict[str, _Memory] = field(default_factory=dict)
+    outputs: list[tuple[Variable, Variable]] = field(default_factory=list)
+    block: Block | None = None
+    is_open: bool = False
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Adds the operators of a `with` to the block, and the operator that runs it.
+
+        Raises:
+            ProgramError: nothing is gone through, or a memory is never updated.
+        """
+        if self.block is not None:
+            raise mistake(f"{self.layer}: it has its block already", "make another for another")
+        program = self.helper.main_program
+        self.block, self.is_open = program._create_block(), True
+        with open_loop(program, self.block):
+            try:
+                yield
+            finally:
+                self.is_open = False
+                program._rollback()
+        self._append()
+
+    def check_open(self, what: str) -> Block:
+        """Returns the block, of which one is built now.
+
+        Raises:
+            ProgramError: it is not.
+        """
+        if self.block is None or not self.is_open:
+            raise mistake(f"{self.layer}: {what} is called outside its block")
+        return self.block
+
+    def outer(self) -> Block:
+        """Returns the block around the one that is built."""
+        assert self.block is not None
+        return self.block.program.block(self.block.parent_idx)
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Adds the operators of a `with` before the block that is being built."""
+        assert self.block is not None
+        program = self.block.program
+        program.current_block_idx = self.block.parent_idx
+        try:
+            yield
+        finally:
+            program.current_block_idx = self.block.idx
+
+    def declare(self, like: Variable, sizes: tuple[Size, ...], kind: str) -> Variable:
+        """Declares what the block begins with."""
+        made = self.check_open(kind).create_var(
+            name=like.block.program.unique_name(f"{self.helper.name}.{kind}"),
+            dtype=like.dtype,
+            stop_gradient=like.stop_gradient,
+        )
+        made.sizes = sizes
+        return made
+
+    def remember(self, init: Variable) -> Variable:
+        """Adds a memory; returns what the block reads of it."""
+        assert init.sizes is not None
+        before = self.declare(init, init.sizes, "mem")
+        before.stop_gradient = False
+        self.memories[before.name] = _Memory(init, before)
+        return before
+
+    def update(self, before: Any, after: Any) -> None:
+        """Says what a memory becomes.
+
+        Raises:
+            WrongTypeError: one of them is no variable.
+            ProgramError: it is no memory, or becomes something of another shape.
+        """
+        self.check_open("update_memory")
+        for one in (before, after):
+            check_type(one, f"what {self.layer}.update_memory takes", Variable)
+        memory = self.memories.get(before.name)
+        if memory is None:
+            raise mistake(f"{self.layer}: '{before.name}' is no memory", "rnn.memory(...)")
+        if after.sizes != before.sizes:
+            what = f"memory '{before.name}' is {list(before.sizes or ())}, and becomes"
+            raise mistake(f"{self.layer}: {what} {list(after.sizes or ())}")
+        memory.after = after
+
+    def keep(self, of: Any, sizes: tuple[Size, ...], lod_level: int = 0) -> None:
+        """Adds an output of every step."""
+        self.check_open("an output")
+        check_type(of, f"an output of {self.layer}", Variable)
+        outer = self.outer()
+        name = outer.program.unique_name(f"{self.helper.name}.out")
+        made = outer.create_var(name=name, dtype=of.dtype)
+        made.sizes, made.lod_level = sizes, lod_level
+        self.outputs.append((of, made))
+
+    def results(self) -> Any:
+        """Returns the outputs, the one where there is one.
+
+        Raises:
+            ProgramError: the block is not finished, or has none.
+        """
+        if self.block is None or self.is_open:
+            raise mistake(f"{self.layer}: its outputs are asked for before its block is finished")
+        if not self.outputs:
+            raise mistake(f"{self.layer}: it has no output", "call output(...) in its block")
+        made = [out for _, out in self.outputs]
+        return made[0] if len(made) == 1 else made
+
+    def _append(self) -> None:
+        assert self.block is not None
+        if not self.inputs:
+            raise mistake(f"{self.layer}: it goes through nothing", "call step_input(x) first")
+        for memory in self.memories.values():
+            if memory.after is None:
+                what = f"memory '{memory.before.name}' is never updated"
+                raise mistake(f"{self.layer}: {what}", "call update_memory(before, after)")
+        read, written = crossing(self.block)
+        if written:
+            what = f"its block writes '{written[0]}', which is around it"
+            raise mistake(f"{self.layer}: {what}", "what a step leaves to the next is a memory")
+        states = list(self.memories.values())
+        attrs = {
+            "sub_block": self.block,
+            "step_inputs": [inner.name for _, inner in self.inputs],
+            "ex_states": [memory.before.name for memory in states],
+            "states": [memory.after.name for memory in states if memory.after is not None],
+            "step_outputs": [inner.name for inner, _ in self.outputs],
+        }
+        inputs = {
+            "inputs": [x.name for x, _ in self.inputs],
+            "initial_states": [memory.init.name for memory in states],
+            "parameters": self._parameters(read),
+        }
+        outputs = {"outputs": [out.name for _, out in self.outputs]}
+        self.outer().append_op(self.op_type, inputs, outputs, attrs)
+
+    def _parameters(self, read: list[str]) -> list[str]:
+        """Returns what the block reads around it, besides what its operators read: its outputs."""
+        assert self.block is not None
+        kept = [memory.after for memory in self.memories.values() if memory.after is not None]
+        names = [x.name for x in (*kept, *(inner for inner, _ in self.outputs))]
+        return list(dict.fromkeys([*read, *(n for n in names if not self.block.has_var(n))]))

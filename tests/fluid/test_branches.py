@@ -1,0 +1,122 @@
+"""`cond`, `case` and `switch_case`: the chosen branch, and its gradients alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxfleet import fluid
+from jaxfleet.errors import ProgramError, WrongTypeError
+from jaxfleet.fluid import layers
+from tests.fluid.nets import fresh
+from tests.fluid.unrolled import Array, gradients, same
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(4, 3)).astype("f4")
+W: dict[str, Array] = {"w": RANDOM.normal(size=(3, 3)).astype("f4")}
+Branch = Callable[[fluid.Variable], fluid.Variable]
+
+
+def dense(x: fluid.Variable) -> fluid.Variable:
+    return layers.fc(x, 3, param_attr="w", bias_attr=False)
+
+
+def twice(x: fluid.Variable) -> fluid.Variable:
+    return layers.scale(x, 2.0)
+
+
+def cubed(x: fluid.Variable) -> fluid.Variable:
+    return layers.square(dense(x)) * x
+
+
+def data() -> tuple[fluid.Variable, fluid.Variable]:
+    number = layers.data("number", [1], dtype="int64", append_batch_size=False)
+    return layers.data("x", [3], stop_gradient=False), number
+
+
+def is_number(number: fluid.Variable, wanted: int) -> fluid.Variable:
+    return layers.equal(number, layers.fill_constant([1], "int64", wanted))
+
+
+def loss_of(made: fluid.Variable, x: fluid.Variable) -> fluid.Variable:
+    """Returns a loss in which the weights and the data appear besides."""
+    return layers.mean(layers.square(made + dense(x)))
+
+
+def by_cond() -> fluid.Variable:
+    x, number = data()
+    hidden = dense(x)
+    return loss_of(
+        layers.cond(is_number(number, 0), lambda: cubed(hidden), lambda: twice(hidden)), x
+    )
+
+
+def by_case() -> fluid.Variable:
+    x, number = data()
+    hidden = dense(x)
+    pairs = [(is_number(number, 0), lambda: cubed(hidden))]
+    return loss_of(layers.case(pairs, lambda: twice(hidden)), x)
+
+
+def by_switch_case() -> fluid.Variable:
+    x, number = data()
+    hidden = dense(x)
+    return loss_of(layers.switch_case(number, [lambda: cubed(hidden), lambda: twice(hidden)]), x)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("build", [by_cond, by_case, by_switch_case])
+def test_a_branch_has_its_value_and_its_gradients(
+    build: Callable[[], fluid.Variable], number: int
+) -> None:
+    def oracle() -> fluid.Variable:
+        x, _ = data()
+        return loss_of((cubed if number == 0 else twice)(dense(x)), x)
+
+    feed = {"x": X, "number": np.array([number], "i8")}
+    same(gradients(build, feed, W, ["x"]), gradients(oracle, feed, W, ["x"]))
+
+
+def test_branches_return_structures_and_run_only_if_chosen() -> None:
+    with fresh() as (main, _):
+        count = layers.fill_constant([1], "float32", 0)
+        one, two = (layers.fill_constant([1], "float32", value) for value in (1, 2))
+
+        def counted(value: fluid.Variable) -> Any:
+            layers.increment(count)
+            return {"a": value, "b": (value + value, value)}
+
+        made = layers.cond(layers.less_than(two, one), lambda: counted(one), lambda: counted(two))
+        fetched = [made["a"], *made["b"], count]
+        found = fluid.Executor().run(main, fetch_list=fetched)
+    assert [float(each) for each in found] == [2, 4, 2, 1]
+
+
+@pytest.mark.parametrize(("number", "wanted"), [(1, 10), (4, 40), (7, 40)])
+def test_a_number_without_a_branch_takes_the_default(number: int, wanted: float) -> None:
+    with fresh() as (main, _):
+        index = layers.fill_constant([1], "int32", number)
+        constant = {n: (lambda n=n: layers.fill_constant([1], "float32", 10 * n)) for n in (1, 4)}
+        made = layers.switch_case(index, constant)
+        assert float(fluid.Executor().run(main, fetch_list=[made])[0]) == wanted
+
+
+def test_the_first_condition_that_holds_chooses() -> None:
+    with fresh() as (main, _):
+        numbers = [layers.fill_constant([1], "float32", value) for value in (1, 2, 3)]
+        below = [layers.less_than(numbers[0], x) for x in numbers]
+        pairs = [(one, lambda x=x: x + x) for one, x in zip(below, numbers, strict=True)]
+        assert float(fluid.Executor().run(main, fetch_list=[layers.case(pairs)])[0]) == 4
+
+
+def test_branches_that_return_other_shapes_are_refused() -> None:
+    with fresh():
+        x, number = data()
+        holds = is_number(number, 0)
+        with pytest.raises(ProgramError, match="'true_fn' returns"):
+            layers.cond(holds, lambda: x, lambda: layers.fc(x, 7))
+        with pytest.raises(ProgramError, match="'true_fn' returns"):
+            layers.cond(holds, lambda: x, lambda: None)
+        with pytest.raises(WrongTypeError, match="'true_fn' is no function"):
+            layers.cond(holds, x)  # type: ignore[arg-type]

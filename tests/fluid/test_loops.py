@@ -1,0 +1,241 @@
+"""`While` and `while_loop`: what they compute and their gradients, against the unrolled program."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxfleet import fluid
+from jaxfleet.errors import ProgramError
+from jaxfleet.fluid import layers
+from jaxfleet.fluid.to_ir import ir_program
+from jaxfleet.ir import parse
+from tests.fluid.nets import fresh
+from tests.fluid.unrolled import gradients, same
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(4, 3)).astype("f4")
+W = {"w": RANDOM.normal(size=(3, 3)).astype("f4") / 2, "b": np.ones(3, "f4") / 8}
+
+
+def data() -> fluid.Variable:
+    return layers.data("x", [3], stop_gradient=False)
+
+
+def step(h: fluid.Variable) -> fluid.Variable:
+    return layers.fc(h, 3, act="tanh", param_attr="w", bias_attr="b")
+
+
+def mean(h: fluid.Variable) -> fluid.Variable:
+    return layers.mean(layers.square(h))
+
+
+def unrolled(turns: int) -> fluid.Variable:
+    h = data()
+    for _ in range(turns):
+        h = step(h)
+    return mean(h)
+
+
+def counted(turns: int, begin: Any = None) -> fluid.Variable:
+    """Returns the loss of a net whose state a While overwrites."""
+    h = layers.assign(data())
+    i = layers.fill_constant([1], "int64", 0) if begin is None else begin
+    n = layers.fill_constant([1], "int64", turns)
+    go_on = layers.less_than(i, n)
+    loop = layers.While(go_on)
+    with loop.block():
+        layers.assign(step(h), h)
+        layers.increment(i)
+        layers.less_than(i, n, cond=go_on)
+    return mean(h)
+
+
+def test_a_while_has_the_gradients_of_its_turns() -> None:
+    made = gradients(lambda: counted(3), {"x": X}, W, ["x"])
+    same(made, gradients(lambda: unrolled(3), {"x": X}, W, ["x"]))
+
+
+@pytest.mark.parametrize("turns", [0, 3, 70])
+def test_a_while_that_only_a_run_can_count_has_the_same_gradients(turns: int) -> None:
+    """70 turns are more than are kept, so that some are computed again."""
+
+    def build() -> fluid.Variable:
+        begin = layers.data("begin", [1], dtype="int64", append_batch_size=False)
+        return counted(turns, layers.assign(begin))
+
+    feed = {"x": X, "begin": np.zeros(1, "i8")}
+    net = unrolled if turns == 3 else counted
+    same(gradients(build, feed, W, ["x"]), gradients(lambda: net(turns), {"x": X}, W, ["x"]))
+
+
+def test_a_while_loop_reads_a_value_that_its_turns_do_not_change() -> None:
+    def build() -> fluid.Variable:
+        x = data()
+        i, n = (layers.fill_constant([1], "int64", value) for value in (0, 3))
+        _, h = layers.while_loop(
+            lambda i, _: layers.less_than(i, n),
+            lambda i, h: [i + 1, step(h) + x],
+            [i, layers.assign(x)],
+        )
+        return mean(h)
+
+    def oracle() -> fluid.Variable:
+        x = h = data()
+        for _ in range(3):
+            h = step(h) + x
+        return mean(h)
+
+    same(gradients(build, {"x": X}, W, ["x"]), gradients(oracle, {"x": X}, W, ["x"]))
+
+
+def test_variables_of_a_while_loop_may_change_places() -> None:
+    with fresh() as (main, _):
+        a, b = (layers.fill_constant([1], "float32", value) for value in (1, 2))
+        i, n = (layers.fill_constant([1], "int64", value) for value in (0, 3))
+        layers.while_loop(
+            lambda *now: layers.less_than(now[0], n), lambda i, a, b: [i + 1, b, a], [i, a, b]
+        )
+        made = fluid.Executor().run(main, fetch_list=[a, b])
+    assert [float(each) for each in made] == [2, 1]
+
+
+def test_what_is_fed_may_be_the_counter() -> None:
+    """The loss is the square of the last turn's number; only the counter's gradient is not 0."""
+
+    def build() -> fluid.Variable:
+        i = fluid.data("i", [1], "float32")
+        x = fluid.data("x", [1], "float32")
+        i.stop_gradient = x.stop_gradient = False
+        n = layers.fill_constant([1], "float32", 11)
+        _, square = layers.while_loop(
+            lambda i, _: layers.less_than(i, n),
+            lambda i, _: [layers.increment(layers.assign(i)), layers.elementwise_mul(i, i)],
+            [i, x],
+        )
+        return layers.mean(square)
+
+    one = np.ones(1, "f4")
+    made = gradients(build, {"i": one, "x": one}, {}, ["i", "x"])
+    assert {name: value.item() for name, value in made.items()} == {"loss": 100, "i": 20, "x": 0}
+
+
+def written(turns: int) -> fluid.Variable:
+    """Returns the loss of a net that keeps every turn's state in an array."""
+    i = layers.fill_constant([1], "int64", 0)
+    n = layers.fill_constant([1], "int64", turns)
+    states = layers.array_write(layers.assign(data()), i)
+    go_on = layers.less_than(i, n)
+    with layers.While(go_on).block():
+        before = layers.array_read(states, i)
+        layers.increment(i)
+        layers.array_write(step(before), i, states)
+        layers.less_than(i, n, cond=go_on)
+    one = layers.fill_constant([1], "int64", 1)
+    return mean(layers.array_read(states, i)) + mean(layers.array_read(states, one))
+
+
+def test_arrays_carry_gradients_from_turn_to_turn() -> None:
+    def oracle() -> fluid.Variable:
+        states = [data()]
+        for _ in range(3):
+            states.append(step(states[-1]))
+        return mean(states[-1]) + mean(states[1])
+
+    made = gradients(lambda: written(3), {"x": X}, W, ["x"])
+    same(made, gradients(oracle, {"x": X}, W, ["x"]))
+
+
+def test_an_array_counts_what_was_written() -> None:
+    with fresh() as (main, _):
+        one, five = (layers.fill_constant([1], "int64", n) for n in (1, 5))
+        array = layers.create_array("float32")
+        before = layers.array_length(array)
+        layers.array_write(layers.fill_constant([2], "float32", 7), five, array)
+        layers.array_write(layers.fill_constant([2], "float32", 8), one, array)
+        fetched = [before, layers.array_length(array), layers.array_read(array, five)]
+        made = fluid.Executor().run(main, fetch_list=fetched)
+    assert [each.tolist() for each in made] == [[0], [6], [7, 7]]
+
+
+def test_loops_within_loops_have_gradients() -> None:
+    def build() -> fluid.Variable:
+        h = layers.assign(data())
+        i, n = (layers.fill_constant([1], "int64", value) for value in (0, 2))
+        go_on = layers.less_than(i, n)
+        with layers.While(go_on).block():
+            j = layers.fill_constant([1], "int64", 0)
+            inner = layers.less_than(j, n)
+            with layers.While(inner).block():
+                layers.assign(step(h), h)
+                layers.increment(j)
+                layers.less_than(j, n, cond=inner)
+            layers.increment(i)
+            layers.less_than(i, n, cond=go_on)
+        return mean(h)
+
+    same(gradients(build, {"x": X}, W, ["x"]), gradients(lambda: unrolled(4), {"x": X}, W, ["x"]))
+
+
+def test_gradients_end_within_a_block_where_a_variable_says_so() -> None:
+    def stopped(h: fluid.Variable) -> fluid.Variable:
+        made = step(h)
+        made.stop_gradient = True
+        return made
+
+    def build() -> fluid.Variable:
+        h = layers.assign(data())
+        i, n = (layers.fill_constant([1], "int64", value) for value in (0, 2))
+        go_on = layers.less_than(i, n)
+        with layers.While(go_on).block():
+            layers.assign(stopped(h) + layers.fc(h, 3, param_attr="w", bias_attr="b"), h)
+            layers.increment(i)
+            layers.less_than(i, n, cond=go_on)
+        return mean(h)
+
+    def oracle() -> fluid.Variable:
+        h = data()
+        for _ in range(2):
+            h = stopped(h) + layers.fc(h, 3, param_attr="w", bias_attr="b")
+        return mean(h)
+
+    same(gradients(build, {"x": X}, W, ["x"]), gradients(oracle, {"x": X}, W, ["x"]))
+
+
+def test_a_program_with_loops_and_their_gradients_prints_and_parses() -> None:
+    with fresh() as (main, _):
+        fluid.optimizer.SGD(0.1).minimize(written(3))
+    made = ir_program(main)
+    assert parse(str(made)) == made
+    again = fluid.Program.parse_from_string(main.serialize_to_string())
+    assert str(ir_program(again)) == str(made)
+
+
+def test_a_clone_for_tests_runs_the_loop_without_its_gradient() -> None:
+    with fresh() as (main, startup):
+        loss = counted(3)
+        fluid.optimizer.SGD(0.1).minimize(loss)
+        exe, test = fluid.Executor(), main.clone(for_test=True)
+        exe.run(startup)
+        before = exe.run(test, {"x": X}, [loss])[0]
+        assert exe.run(test, {"x": X}, [loss])[0] == before
+        assert exe.run(main, {"x": X}, [loss])[0] == before
+        assert exe.run(test, {"x": X}, [loss])[0] < before
+
+
+def test_room_of_an_array_that_nothing_bounds_is_asked_for() -> None:
+    with fresh():
+        i = layers.data("i", [1], dtype="int64", append_batch_size=False)
+        x = layers.fill_constant([2], "float32", 0)
+        with pytest.raises(ProgramError, match="how large 'i' may become is not known"):
+            layers.array_write(x, i)
+
+
+def test_a_block_that_never_writes_its_condition_is_refused() -> None:
+    with fresh():
+        n = layers.fill_constant([1], "int64", 1)
+        block = layers.While(layers.less_than(n, n)).block()
+        block.__enter__()
+        layers.increment(n)
+        with pytest.raises(ProgramError, match="never writes its condition"):
+            block.__exit__(None, None, None)
