@@ -35,6 +35,7 @@ from jaxfleet.passes.prefetch_rows import PrefetchRows as PrefetchRows
 from jaxfleet.passes.recompute import Recompute as Recompute
 from jaxfleet.passes.release_memory import ReleaseMemory as ReleaseMemory
 from jaxfleet.passes.roll_layers import RollLayers as RollLayers
+from jaxfleet.passes.scan_slices import ScanSlices as ScanSlices
 from jaxfleet.passes.schedule_sends import ScheduleSends as ScheduleSends
 from jaxfleet.passes.shape_reads import ShapeReads as ShapeReads
 from jaxfleet.passes.sharded_update import ShardedUpdate as ShardedUpdate

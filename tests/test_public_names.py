@@ -201,7 +201,8 @@ PUBLIC = {
         FuseAllreduce GenNcclId GeoSgd GradAllreduce GradAllreduceByRole HalfPrecision
         InterleaveSlices
         InsertSendRecv InsertStartup LocalSGD Meet MemoryOptimize MergeGradients MergeSends
-        Offload OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScheduleSends
+        Offload OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScanSlices
+        ScheduleSends
         ShapeReads
         ShardedUpdate SkipNonfinite SkipOverflow SliceVar SnapshotParams SparseTable TrainApart
         TwoLevels UpdateOnTrainers

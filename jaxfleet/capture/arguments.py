@@ -227,7 +227,7 @@ def _alike(result: Any, argument: Any) -> bool:
     if structure(result) != structure(argument):
         return False
     if not given:  # the state of plain SGD: empty states in a tuple; metrics may be {} or None
-        return structure(argument).num_nodes > 1
+        return bool(structure(argument).num_nodes > 1)
     if jax.tree_util.all_leaves([argument]) and _is_number(argument):
         return False
     return all(

@@ -19,6 +19,7 @@ from jaxfleet.passes import (
     Meet,
     MergeGradients,
     Offload,
+    ScanSlices,
     ShardedUpdate,
     SkipNonfinite,
     SkipOverflow,
@@ -74,7 +75,7 @@ def pipeline_for(
     if strategy.merge > 1:
         passes.append(MergeGradients(every=strategy.merge))
     if devices > 1 and slices:
-        passes.append(InterleaveSlices(devices=devices))
+        passes += ScanSlices(), InterleaveSlices(devices=devices)
     if devices > 1:
         passes.extend(_on_devices(strategy, devices, loss, outer))
     if tables:

@@ -16,6 +16,7 @@ from jaxfleet.ir.specialize import specialize
 from jaxfleet.lower import Interface, LoweredStep, lower_step
 from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.passes.interleave_slices import InterleaveSlices, goes_over_slices
+from jaxfleet.passes.scan_slices import ScanSlices, counts_out_slices
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.held_state import HeldState, beside
 from jaxfleet.runtime.memory_fit import Fit, Fitting
@@ -104,10 +105,10 @@ class Variants:
         Each device then has a part of every slice, which is only known of a number of rows.
         """
         devices = len(self._devices)
-        if devices == 1 or not goes_over_slices(captured.program):
+        if devices == 1 or not _has_slices(captured.program):
             return captured
         program = specialize(captured.program, {} if captured.rows else {BATCH_LETTER: rows})
-        sliced = InterleaveSlices(devices=devices).run(program)
+        sliced = InterleaveSlices(devices=devices).run(ScanSlices().run(program))
         if sliced == program:
             return captured
         signature = captured.signature.with_rows(rows)
@@ -125,7 +126,7 @@ class Variants:
             tables=described,
             loss=_loss(self._strategy, captured),
             outer=_outer(self._strategy, captured),
-            slices=captured.rows is not None and goes_over_slices(captured.program),
+            slices=captured.rows is not None and _has_slices(captured.program),
         )
         passes += fit.passes if fit is not None else ()
         program, record = transpile(captured.program, passes, dump_dir=self._dump_dir)
@@ -213,3 +214,8 @@ def _interface(captured: Captured) -> Interface:
         signature.batch_tree,
         captured.metrics_tree,
     )
+
+
+def _has_slices(program: Program) -> bool:
+    """Whether a loop may go over slices of the batch."""
+    return goes_over_slices(program) or counts_out_slices(program)

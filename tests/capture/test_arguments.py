@@ -202,7 +202,7 @@ def test_an_argument_that_is_not_an_array_is_named() -> None:
 def test_a_call_with_other_arguments_names_them() -> None:
     state = (params(), TX.init(params()))
     step = distributed(train_step, *state, X, Y)
-    with pytest.raises(FeedError, match="^the step is called without y"):
+    with pytest.raises(FeedError, match=r"^the step is called without y"):
         step(*state, X)
     with pytest.raises(FeedError, match="called without y and with an unknown or repeated x, z"):
         step(*state, X, x=X, z=Y)

@@ -138,7 +138,7 @@ def test_an_example_that_is_the_batch_is_not_printed() -> None:
         line="jf.capture(step, example=batch()",
         hint="write example=(state, batch)",
     ):
-        jf.capture(step, example=batch()["x"])  # type: ignore[arg-type]
+        jf.capture(step, example=batch()["x"])
 
 
 def test_an_example_of_more_than_the_step_takes() -> None:

@@ -104,6 +104,64 @@ def test_a_loop_over_slices_is_divided_for_a_batch_that_can_be_and_right_for_oth
         assert_as_one_device(step, made, {name: x[:rows] for name, x in BATCH.items()})
 
 
+def counting(slices: int, loop: str, loss: Any = mean_loss) -> Any:
+    """Returns a step that cuts slices of the batch out by the count of a loop."""
+    rows = ROWS // slices
+
+    def step(w: Any, batch: Any) -> Any:
+        def turn(number: Any, sums: Any) -> Any:
+            part = {
+                name: lax.dynamic_slice_in_dim(x, number * rows, rows) for name, x in batch.items()
+            }
+            value, grads = jax.value_and_grad(loss)(w, part)
+            return sums[0] + value, sums[1] + grads
+
+        sums = (0.0, jnp.zeros_like(w))
+        if loop == "fori_loop":
+            sums = lax.fori_loop(0, slices, turn, sums)
+        else:
+            sums, _ = lax.scan(lambda c, n: (turn(n, c), None), sums, jnp.arange(slices))
+        return updated(w, sums[1] / slices), {"loss": sums[0] / slices}
+
+    return step
+
+
+@pytest.mark.parametrize("loop", ["fori_loop", "scan"])
+@pytest.mark.parametrize("slices", [2, 4])
+def test_a_loop_that_cuts_out_slices_by_its_count_is_divided(slices: int, loop: str) -> None:
+    step = counting(slices, loop)
+    made = distributed(step)
+    assert reductions(made) == 1
+    assert_as_one_device(step, made, BATCH)
+
+
+def skipping(w: Any, batch: Any) -> Any:
+    """Cuts out windows that overlap."""
+
+    def turn(number: Any, grads: Any) -> Any:
+        part = {name: lax.dynamic_slice_in_dim(x, number * 4, 8) for name, x in batch.items()}
+        return grads + jax.grad(mean_loss)(w, part)
+
+    return updated(w, lax.fori_loop(0, 4, turn, jnp.zeros_like(w))), {"loss": jnp.float32(0)}
+
+
+def weighting(w: Any, batch: Any) -> Any:
+    """Counts a later slice for more."""
+
+    def turn(number: Any, grads: Any) -> Any:
+        part = {name: lax.dynamic_slice_in_dim(x, number * 8, 8) for name, x in batch.items()}
+        return grads + number * jax.grad(mean_loss)(w, part)
+
+    return updated(w, lax.fori_loop(0, 4, turn, jnp.zeros_like(w))), {"loss": jnp.float32(0)}
+
+
+@pytest.mark.parametrize("step", [skipping, weighting, counting(2, "scan", normalized_loss)])
+def test_a_loop_whose_slices_or_count_mean_more_runs_whole_and_warns(step: Any) -> None:
+    with pytest.warns(UserWarning, match="is not divided: each of 4 devices does all"):
+        made = distributed(step)
+    assert_as_one_device(step, made, BATCH)
+
+
 @pytest.mark.parametrize("loss", [normalized_loss, positional_loss, random_loss])
 def test_a_loop_in_which_a_rows_place_matters_runs_whole_and_warns(loss: Any) -> None:
     step = adding_up(2, loss)
