@@ -29,6 +29,7 @@ from jaxfleet.passes.meet import Meet as Meet
 from jaxfleet.passes.memory_optimize import MemoryOptimize as MemoryOptimize
 from jaxfleet.passes.merge_gradients import MergeGradients as MergeGradients
 from jaxfleet.passes.merge_sends import MergeSends as MergeSends
+from jaxfleet.passes.multi_batch_merge import MultiBatchMerge as MultiBatchMerge
 from jaxfleet.passes.offload import Offload as Offload
 from jaxfleet.passes.order_for_memory import OrderForMemory as OrderForMemory
 from jaxfleet.passes.prefetch_rows import PrefetchRows as PrefetchRows

@@ -195,17 +195,14 @@ PUBLIC = {
         EMPTY GRAD Gradient LAZY_ROWS RANDOM_OPS RUN_SLOT Schema Slot schema_of UNWANTED
     """,
     "jaxfleet.passes": """
-        AmpByRole BroadcastParams ClipOnTrainers CommInit CommInitAll CompressSends CutApart
-        DataParallel
-        DcAsgd DeadCodeElimination DealRings Dispatch Donate ExchangeAllreduce FlAverage
-        FuseAllreduce GenNcclId GeoSgd GradAllreduce GradAllreduceByRole HalfPrecision
-        InterleaveSlices
-        InsertSendRecv InsertStartup LocalSGD Meet MemoryOptimize MergeGradients MergeSends
-        Offload OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScanSlices
-        ScheduleSends
-        ShapeReads
-        ShardedUpdate SkipNonfinite SkipOverflow SliceVar SnapshotParams SparseTable TrainApart
-        TwoLevels UpdateOnTrainers
+        AmpByRole BroadcastParams ClipOnTrainers CommInit CommInitAll CompressSends
+        CutApart DataParallel DcAsgd DeadCodeElimination DealRings Dispatch Donate
+        ExchangeAllreduce FlAverage FuseAllreduce GenNcclId GeoSgd GradAllreduce
+        GradAllreduceByRole HalfPrecision InsertSendRecv InsertStartup InterleaveSlices
+        LocalSGD Meet MemoryOptimize MergeGradients MergeSends MultiBatchMerge Offload
+        OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScanSlices
+        ScheduleSends ShapeReads ShardedUpdate SkipNonfinite SkipOverflow SliceVar
+        SnapshotParams SparseTable TrainApart TwoLevels UpdateOnTrainers
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders

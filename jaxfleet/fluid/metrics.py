@@ -2,11 +2,13 @@
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from jaxfleet.errors import UnsupportedError
 from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.ops.frames import line_of_caller
 
 _EMPTY = "feed it with update() first"
 
@@ -213,6 +215,32 @@ class Auc(MetricBase):
         area = float((np.diff(found_neg) * (found_pos[1:] + found_pos[:-1]) / 2).sum())
         whole = found_pos[-1] * found_neg[-1]
         return area / whole if whole else 0.0
+
+
+class DetectionMAP:
+    """Would take the mean average precision of boxes.
+
+    Raises:
+        NotImplementedError: always.
+    """
+
+    def __init__(
+        self,
+        input: Any,
+        gt_label: Any,
+        gt_box: Any,
+        gt_difficult: Any = None,
+        class_num: int | None = None,
+        background_label: int = 0,
+        overlap_threshold: float = 0.5,
+        evaluate_difficult: bool = True,
+        ap_version: str = "integral",
+    ) -> NoReturn:
+        del input, gt_label, gt_box, gt_difficult, class_num, background_label
+        del overlap_threshold, evaluate_difficult, ap_version
+        what = "DetectionMAP: the layers of detection, whose boxes it compares, are not here"
+        hint = "fetch boxes and scores, and compute it in numpy"
+        raise UnsupportedError(what, source=line_of_caller(), hint=hint)
 
 
 def _rounded(preds: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:

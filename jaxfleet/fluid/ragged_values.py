@@ -3,7 +3,6 @@
 See `jaxfleet.fluid.ragged` for what sequences are to a program.
 """
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,12 +26,12 @@ from jaxfleet.fluid.ragged import (
     slots_for_lengths,
     source_of,
 )
+from jaxfleet.fluid.sequence_limits import LIMITED, Limit, limits_of
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.ir.dims import letter, letters
 from jaxfleet.ops.fluid import EMPTY
 
-_LIMITED = frozenset({"sequence_pad", "sequence_reshape"})  # take lengths of some kind alone
 _LEAST = 8  # the fewest rows, and the smallest step between two numbers of rows
 
 # Operators that compute each row by itself, when rows stay rows.
@@ -171,45 +170,6 @@ def _rounded(count: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Limit:
-    """What an operator wants of the lengths of sequences.
-
-    Attributes:
-        op_type: the operator's.
-        most: the longest that it takes; 0 for any.
-        factor: what each length is a multiple of.
-    """
-
-    op_type: str
-    most: int = 0
-    factor: int = 1
-
-    @classmethod
-    def of(cls, op: Operator, x: Variable) -> "_Limit":
-        if op.type == "sequence_pad":
-            return cls(op.type, most=max(op.attr("padded_length"), 0))
-        wide = op.attr("new_dim")
-        return cls(op.type, factor=wide // math.gcd(wide, x.shape[1]))
-
-    def check(self, name: str, lengths: Sequence[int]) -> None:
-        """Checks lengths.
-
-        Raises:
-            FeedError: the operator takes none such.
-        """
-        longest = max(lengths, default=0)
-        if self.most and longest > self.most:
-            what = f"'{name}' is fed a sequence of {longest} rows, and {self.op_type} pads to "
-            raise FeedError(f"{what}{self.most}", hint="give it a larger maxlen, or None")
-        odd = next((n for n in lengths if n % self.factor), None)
-        if odd is not None:
-            what = (
-                f"'{name}' is fed a sequence of {odd} rows, and {self.op_type} makes one of each "
-            )
-            raise FeedError(f"{what}{self.factor}", hint="feed lengths that divide")
-
-
-@dataclass(frozen=True)
 class _Known:
     """What is known of a program as it is: names, which do not keep it alive.
 
@@ -226,7 +186,7 @@ class _Known:
     exact: frozenset[str]
     equal: tuple[tuple[str, ...], ...] = ()
     measures: bool = False
-    limits: Mapping[str, tuple[_Limit, ...]] = field(default_factory=dict)
+    limits: Mapping[str, tuple[Limit, ...]] = field(default_factory=dict)
 
     def check(self, name: str, lengths: Sequence[int]) -> None:
         """Checks the lengths that are fed to a variable.
@@ -246,28 +206,11 @@ class _Known:
         equal = tuple(tuple(names) for names in together if len(names) > 1)
         names = {rows: variable.name for rows, variable in ragged.items()}
         types = {op.type for block in program.blocks for op in block.ops} if ragged else set()
-        limits = _limits(program, together) if types & _LIMITED else {}
+        limits = limits_of(program, together) if types & LIMITED else {}
         return cls(names, exact, equal, any(map(measures, types)), limits)
 
 
 _PROGRAMS = PerVersion(_Known.of)  # so that a run looks at no program that has not changed
-
-
-def _limits(
-    program: Program, together: Iterable[Sequence[str]]
-) -> Mapping[str, tuple[_Limit, ...]]:
-    """Returns what operators want of lengths, of those that read what is fed as it is."""
-    same = {name: names for names in together for name in names}
-    ragged, found = ragged_data(program), dict[str, tuple[_Limit, ...]]()
-    for block in program.blocks:
-        for op in block.ops:
-            if op.type not in _LIMITED:
-                continue
-            x = block._var_recursive(op.input("X")[0])
-            source = source_of(x, ragged)
-            for name in same.get(source.name, ()) if source else ():
-                found[name] = (*found.get(name, ()), _Limit.of(op, x))
-    return found
 
 
 def _mixed(program: Program, ragged: Mapping[str, Variable]) -> Iterator[str]:

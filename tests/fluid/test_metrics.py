@@ -67,6 +67,11 @@ def test_the_area_under_the_curve_is_the_chance_of_a_right_order() -> None:
     assert made.eval() == 0.0
 
 
+def test_a_precision_of_boxes_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match=r"the layers of detection, .* are not here"):
+        fluid.metrics.DetectionMAP(None, None, None)
+
+
 def test_memory_is_estimated_by_what_operators_write() -> None:
     with fresh() as (main, _):
         x = fluid.data("x", [None, 256])

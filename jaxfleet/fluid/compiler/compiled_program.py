@@ -141,6 +141,9 @@ class CompiledProgram:
         if strategy.num_trainers > 1 and not self._is_data_parallel:
             what = f"{strategy.num_trainers} trainers are to sum gradients, on one device each"
             raise AssertedError(what, hint="call with_data_parallel, which sums them")
+        if strategy.num_repeats > 1 and not self._is_data_parallel:
+            what = "multi_batch_merge_pass is added to a program that is not rewritten for devices"
+            raise AssertedError(what, hint="call with_data_parallel; one place is enough")
         if self._is_data_parallel:
             self._replicas = self._made(strategy, place)
         if strategy.memory_budget is not None:

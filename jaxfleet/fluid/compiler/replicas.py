@@ -36,7 +36,7 @@ from jaxfleet.fluid.versions import PerVersion
 from jaxfleet.group import Joined, joined
 from jaxfleet.group.arrays import of_rank_0
 from jaxfleet.ir import Program as IrProgram
-from jaxfleet.passes import DataParallel, Donate
+from jaxfleet.passes import DataParallel, Donate, MultiBatchMerge
 from jaxfleet.runtime.dump_series import DumpSeries, begin_series, run_passes
 from jaxfleet.runtime.parts import Fed, Fetched
 from jaxfleet.runtime.prepared import not_fed
@@ -86,7 +86,8 @@ class Replicas:
     @property
     def is_one(self) -> bool:
         """It runs as it does without data parallelism."""
-        scale, alone = self.build.gradient_scale_strategy, self.build.num_trainers == 1
+        scale = self.build.gradient_scale_strategy
+        alone = self.build.num_trainers == 1 and self.build.num_repeats == 1
         return alone and len(self.places) == 1 and scale != GradientScaleStrategy.Customized
 
     def run(
@@ -220,7 +221,8 @@ class Replicas:
             rings=max(build.nccl_comm_num, program._nccl_comm_num),
             sync_batch_norm=build.sync_batch_norm,
         )
-        return run_passes(runnable(program, fed), [rewrite], series=series)
+        passes = [MultiBatchMerge(build.num_repeats)] if build.num_repeats > 1 else []
+        return run_passes(runnable(program, fed), [*passes, rewrite], series=series)
 
 
 def fed_to(

@@ -9,9 +9,11 @@ fields stay as they are.
 
 import difflib
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any, ClassVar
 
 from jaxfleet.errors import FieldError, FinalError, StrategyError
+from jaxfleet.fluid.compiler.pass_builder import PassBuilder
 from jaxfleet.fluid.memory_budget import is_budget
 from jaxfleet.fluid.no_effect import warn_no_effect
 
@@ -161,14 +163,33 @@ class BuildStrategy(_Strategy):
         made = type(self)()
         for name in self._defaults:
             object.__setattr__(made, name, getattr(self, name))
+        object.__setattr__(made, "_builder", self._builder)
         made.num_trainers, made.trainer_id = num_trainers, trainer_id
         for name in ("num_trainers", "trainer_id"):
             object.__setattr__(self, name, getattr(made, name))
         return made
 
+    def _finalize_strategy_and_create_passes(self) -> PassBuilder:
+        """Returns the builder of passes; the fields stay as they are from then on."""
+        self.finalize()
+        builder = self._builder or PassBuilder()
+        object.__setattr__(self, "_builder", builder)
+        return builder
+
+    @property
+    def num_repeats(self) -> int:
+        """How often gradients are computed for an update: see `multi_batch_merge_pass`.
+
+        Raises:
+            ProgramError: the pass is there, and not told how often.
+        """
+        passes = self._builder.all_passes() if self._builder else []
+        return prod(one.num_repeats for one in passes)
+
     ReduceStrategy = ReduceStrategy
     GradientScaleStrategy = GradientScaleStrategy
 
+    _builder: PassBuilder | None = None
     _defaults: ClassVar[Mapping[str, Any]] = {
         "reduce_strategy": ReduceStrategy.AllReduce,
         "gradient_scale_strategy": GradientScaleStrategy.CoeffNumDevice,
