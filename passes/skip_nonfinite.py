@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from jaxfleet.ir import Program, Variable
+from jaxfleet.ir.names import GRADIENTS_FINITE
 from jaxfleet.passes._finite_gradients import HeldBack, finite_test
 from jaxfleet.passes._known_gradients import check_gradients_are_known
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
-_FINITE = "gradients.finite"
 _HINT = "leave on_nonfinite='skip' out"
 
 
@@ -59,10 +59,10 @@ class SkipNonfinite(Pass):
         gradients = [name for x in ops for _, name in x.role_var]
         if not gradients:
             return program
-        held = HeldBack(program, self.forward, self.name, _HINT, _FINITE)
+        held = HeldBack(program, self.forward, self.name, _HINT, GRADIENTS_FINITE)
         renamed = [*held.ops()]
-        testing, declared = finite_test(program, gradients, _FINITE)
-        declared += [*held.declared, Variable(_FINITE, "bool", ())]
+        testing, declared = finite_test(program, gradients, GRADIENTS_FINITE)
+        declared += [*held.declared, Variable(GRADIENTS_FINITE, "bool", ())]
         new = [made_by(x, self) for x in (*testing, *held.choices())]
         fetches = [x for x in renamed if x.type == "fetch"]
         others = [x for x in renamed if x.type != "fetch"]

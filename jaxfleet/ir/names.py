@@ -15,6 +15,7 @@ LR_COUNTER = "@LR_DECAY_COUNTER@"  # of the runs that learning rates are compute
 CLIP_MARK = "@CLIP"  # in the name scope of clipping that trainers do, and not servers
 LOCAL_STEPS = "@LOCAL_SGD_STEPS@"  # how many steps a rank has done by itself
 INSTEAD_OF = "instead_of"  # an operator's attribute: pairs of a variable and whose value it gets
+GRADIENTS_FINITE = "gradients.finite"  # what decides whether a step is left out
 RESERVED = frozenset({"true", "false", "none", "nan", "inf"})
 
 

@@ -5,19 +5,21 @@ they are, for the runtime to do.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
 from jaxfleet.analysis.slices import joins_slices
 from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.analysis.written_once import used_inside, with_names_of_their_own, written_again
-from jaxfleet.ir import Block, Dim, Operator, Program
+from jaxfleet.ir import Block, Dim, Kind, Operator, Program
 from jaxfleet.ir.embed import embed
 from jaxfleet.ir.types import RAW
 from jaxfleet.lower.blocks import ExecutableCache, block_key, outer_reads, outer_writes
+from jaxfleet.lower.finite import all_finite, is_float, is_parameter
 from jaxfleet.ops import Array, Interpreter, find_op
 
 HOST_OPS = frozenset(
@@ -26,6 +28,7 @@ HOST_OPS = frozenset(
         *("distributed_lookup_table", "cut", "to_host", "to_device"),
     }
 )
+_SENDING = frozenset({"split_byref", "send", "send_rows"})
 _OF_THIS_PROCESS = frozenset({"fetch", "cut", "to_host", "to_device"})
 Run: TypeAlias = Callable[..., Sequence[Array]]
 
@@ -38,11 +41,14 @@ class Segment:
         reads: the variables that it takes, in order, besides which trainer this is.
         writes: the variables that it returns, in order.
         run: `(trainer, *reads) -> writes`, compiled at the first call.
+        is_watched: `run` returns one more value, `bool[2]`: whether the parameters that it takes
+            are finite; and what it makes that is sent or a parameter, as gradients are.
     """
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     run: Run = field(repr=False)
+    is_watched: bool = False
 
 
 def runs_on_host(op: Operator) -> bool:
@@ -66,8 +72,17 @@ def segments(
         The program that declares what they take and return, and they.
     """
     blocks, items = in_blocks(program, sizes)
-    made = [segment_of(blocks, item, cache) if isinstance(item, int) else item for item in items]
+    sent = sent_by(items)
+    made = [
+        segment_of(blocks, item, sent, cache) if isinstance(item, int) else item for item in items
+    ]
     return blocks, made
+
+
+def sent_by(items: Sequence[int | tuple[Operator, ...]]) -> frozenset[str]:
+    """Returns what the host sends, of what `in_blocks` returned."""
+    ops = (op for item in items if not isinstance(item, int) for op in item)
+    return frozenset(name for op in ops if op.type in _SENDING for name in op.reads)
 
 
 def count_waits(program: Program) -> int:
@@ -198,21 +213,47 @@ def _of(root: Block, homes: Mapping[str, int], index: int) -> dict[str, Any]:
     return {name: v for name, v in root.variables.items() if homes.get(name, 0) == index}
 
 
-def segment_of(program: Program, index: int, cache: ExecutableCache) -> Segment:
-    """Returns the segment that a block of `in_blocks` is."""
+def segment_of(
+    program: Program, index: int, sent: Collection[str], cache: ExecutableCache
+) -> Segment:
+    """Returns the segment that a block of `in_blocks` is.
+
+    Args:
+        program: from there.
+        index: the block's.
+        sent: the variables that the host sends, from `sent_by`.
+        cache: where executables are kept.
+    """
     block = program.blocks[index]
     reads, writes = outer_reads(program, block), outer_writes(program, block)
-    key = "trainer\n" + block_key(program, block, reads, writes)
-    compiled = cache.get(key, lambda: _jitted(program, block, reads, writes))
-    return Segment(reads, writes, compiled)
+    # What a gradient that is not finite shows in.
+    found = (program.lookup(name, block) for name in writes)
+    watched = {
+        v.name for v in found if (v.name in sent or v.kind is Kind.PARAM) and is_float(v.dtype)
+    }
+    places = [n for n, name in enumerate(writes) if name in watched]
+    key = f"trainer {places}\n{block_key(program, block, reads, writes)}"
+    compiled = cache.get(key, lambda: _jitted(program, block, reads, writes, watched))
+    return Segment(reads, writes, compiled, bool(watched))
 
 
-def _jitted(program: Program, block: Block, reads: Sequence[str], writes: Sequence[str]) -> Run:
+def _jitted(
+    program: Program,
+    block: Block,
+    reads: Sequence[str],
+    writes: Sequence[str],
+    watched: Collection[str],
+) -> Run:
     several = program.attrs.get("devices", 1) != 1
 
     def run(trainer: Array, *values: Array) -> list[Array]:
         interpreter = Interpreter(program, {}, trainer=trainer if several else None)
-        return run_segment(interpreter, block, reads, writes, values)
+        made = run_segment(interpreter, block, reads, writes, values)
+        if not watched:
+            return made
+        taken = [x for name, x in zip(reads, values, strict=True) if is_parameter(program, name)]
+        new = [x for name, x in zip(writes, made, strict=True) if name in watched]
+        return [*made, jnp.stack([all_finite(taken), all_finite(new)])]
 
     run.__name__ = f"{program.name}_segment{block.index}"
     return jax.jit(run)

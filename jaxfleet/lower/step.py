@@ -9,8 +9,9 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxfleet.analysis.labels import own_state
 from jaxfleet.errors import FeedError
-from jaxfleet.ir import Program, Variable
+from jaxfleet.ir import Operands, Operator, Program, Variable
 from jaxfleet.lower.blocks import ExecutableCache
+from jaxfleet.lower.finite import Watched, all_finite
 from jaxfleet.lower.function import ProgramFunction, cut_axes, device_count
 from jaxfleet.lower.host_arrays import device_dtype
 from jaxfleet.lower.moves import check_moves
@@ -119,15 +120,18 @@ class LoweredStep:
     Attributes:
         function: jitted, on pytrees: `(state, batch) -> (state, metrics)`; None where something
             is held beside the state, which no such function has.
-        flat: jitted, on lists of leaves: `(given, kept, data) -> (written, metrics)`. Who has
-            flattened the state anyway saves its being flattened again, which costs some percent of
-            a small step.
-        run: what a step calls: `flat`, or the same in parts where the program says `cut`.
+        flat: jitted, on lists of leaves: `(given, kept, data) -> (written, metrics, finite)`. Who
+            has flattened the state anyway saves its being flattened again, which costs some percent
+            of a small step. `finite` is one array, `bool[devices]`: whether each device's new
+            parameters are finite, or the gradients where a step without finite ones is left out.
+        run: what a step calls: `flat`, or the same in parts where the program says `cut`, which
+            returns `(written, metrics)`, and where it leaves out steps, its decision behind them.
         shares: which leaf of what is held goes where in `flat`.
         state_shardings: where each leaf of what is held lies.
         state_axes: how each is cut: an axis, None, or `OWN`.
         beside: types of what is held beside the user's leaves, as one device has it.
         batch_shardings: where each leaf of the batch lies.
+        check: of a step in parts that leaves out none: makes `finite` of what it has written.
     """
 
     function: Any
@@ -138,6 +142,13 @@ class LoweredStep:
     state_axes: tuple[int | None, ...]
     beside: tuple[jax.ShapeDtypeStruct, ...]
     batch_shardings: tuple[Any, ...]
+    check: Callable[..., Any] | None = None
+
+    def split(self, written: Sequence[Any], fetched: list[Any]) -> tuple[list[Any], Any]:
+        """Returns the metrics, and what `flat` returns as `finite`, where the step is in parts."""
+        if self.check is not None:
+            return fetched, self.check(written)
+        return fetched[:-1], fetched[-1]
 
     def lower(self, state: Sequence[jax.ShapeDtypeStruct], data: Sequence[Any]) -> Any:
         """Returns jax's `Lowered` of `flat` for these types of the user's leaves.
@@ -179,8 +190,10 @@ def lower_step(
     held = interface.held
     shares = Shares.of(program, held, donate=donate)
     state_axes: tuple[int | None, ...] = (None,) * len(held)
+    watched = Watched.of(program, [held[place] for place in shares.written])
+    layout: Layout | None = None
     if device_count(program) == 1:
-        body = _body(program, interface, shares, None)
+        body = _body(program, interface, shares, watched, None)
         whole: Any = SingleDeviceSharding(devices[0])
         rows = [whole] * len(interface.batch)
         state = [whole] * len(held)
@@ -189,11 +202,11 @@ def lower_step(
         state_axes = tuple(OWN if name in own_state(program) else axes.get(name) for name in held)
         layout = Layout(
             tuple(axes.get(name) for name in interface.batch),
-            tuple(axes.get(name) for name in interface.metrics),
+            (*(axes.get(name) for name in interface.metrics), 0),
             shares.of_each(state_axes),
             tuple(state_axes[place] for place in shares.written),
         )
-        body = _body(program, interface, shares, AXIS)
+        body = _body(program, interface, shares, watched, AXIS)
         if lowering == "pmap":
             body = with_pmap(body, devices, layout)
         else:
@@ -202,15 +215,19 @@ def lower_step(
     flat = _on_leaves(body)
     flat.__name__ = program.name  # profiles and HLO then say whose step it is
     jitted = _jit(flat, shares, (*map(list, shares.of_each(state)), rows))
+    parts = _in_parts(program, interface, shares, devices, cache)
     return LoweredStep(
         _function(body, program, interface, shares, (state, rows)),
         jitted,
-        _in_parts(program, interface, shares, devices, cache) or jitted,
+        parts or jitted,
         shares,
         tuple(state),
         state_axes,
         tuple(_type_of(program.variables[name]) for name in interface.beside),
         tuple(rows),
+        None
+        if parts is None or watched.decision
+        else _check(shares, watched, held, devices, layout),
     )
 
 
@@ -258,19 +275,44 @@ def _in_parts(
         return None
     several = device_count(program) > 1
     check_moves(program, devices if several else devices[:1])
+    decision = Watched.of(program, ()).decision
+    if decision:  # what is fetched lives until the step is over
+        fetch = Operator("fetch", Operands.of(*decision))
+        program = program.with_block(program.root.with_ops((*program.root.ops, fetch)))
     return PartStep(
         program,
         given=tuple(interface.held[place] for place in shares.given),
         kept=tuple(interface.held[place] for place in shares.kept),
         data=interface.batch,
         written=tuple(interface.held[place] for place in shares.written),
-        fetched=interface.metrics,
+        fetched=(*interface.metrics, *decision),
         layout=layout_for(
             devices if several else devices[:1], cut_axes(program), own_state(program)
         ),
         waits=several and devices[0].platform == "cpu",
         cache=cache if cache is not None else ExecutableCache(),
     )
+
+
+def _check(
+    shares: Shares,
+    watched: Watched,
+    held: Sequence[str],
+    devices: Sequence[Any],
+    layout: Layout | None,
+) -> Callable[..., Any]:
+    """Returns the look at the new parameters as an executable of its own, for a step in parts."""
+    places = [n for n, at in enumerate(shares.written) if held[at] in watched.parameters]
+
+    def body(state: tuple[list[Any], list[Any]], _: Any) -> tuple[list[Any], list[Any]]:
+        return [], [all_finite(state[0]).reshape(1)]
+
+    made: Body = body
+    if layout is not None:
+        axes = tuple(layout.written[n] for n in places)
+        made = with_shard_map(body, device_mesh(devices), Layout((), (0,), (axes, ()), ()))
+    check = jax.jit(lambda values: made((values, []), [])[1][0])
+    return lambda written: check([written[n] for n in places])
 
 
 def _jit(function: Callable[..., Any], shares: Shares, in_shardings: tuple[Any, ...]) -> Any:
@@ -282,22 +324,30 @@ def _jit(function: Callable[..., Any], shares: Shares, in_shardings: tuple[Any, 
     return jax.jit(function, donate_argnums=donated, in_shardings=in_shardings)
 
 
-def _body(program: Program, interface: Interface, shares: Shares, axis_name: str | None) -> Body:
-    """Returns the program as a function of what is given and kept, and of the data."""
-    run = ProgramFunction(program, interface.metrics, axis_name)
+def _body(
+    program: Program, interface: Interface, shares: Shares, watched: Watched, axis_name: str | None
+) -> Body:
+    """Returns the program as a function of what is given and kept, and of the data.
+
+    Behind what is fetched is the flag that says whether all is finite.
+    """
+    count = len(interface.metrics)
+    run = ProgramFunction(program, (*interface.metrics, *watched.decision), axis_name)
     written = [interface.held[place] for place in shares.written]
 
     def body(state: tuple[Any, Any], data: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         values = dict(zip(interface.held, shares.merged(*state), strict=True))
         new, fetched = run(values, dict(zip(interface.batch, data, strict=True)))
-        return [new[name] for name in written], fetched
+        flag = watched.flag(fetched[count:], new)
+        return [new[name] for name in written], [*fetched[:count], flag]
 
     return body
 
 
-def _on_leaves(body: Body) -> Callable[..., tuple[Any, Any]]:
-    def step(given: list[Any], kept: list[Any], data: list[Any]) -> tuple[Any, Any]:
-        return body((given, kept), data)
+def _on_leaves(body: Body) -> Callable[..., tuple[Any, Any, Any]]:
+    def step(given: list[Any], kept: list[Any], data: list[Any]) -> tuple[Any, Any, Any]:
+        written, fetched = body((given, kept), data)
+        return written, fetched[:-1], fetched[-1]
 
     return step
 
@@ -314,7 +364,7 @@ def _on_trees(
         data, batch_tree = flatten(batch)
         _check_structure("batch", batch_tree, interface.batch_tree)
         new, fetched = body(shares.split(leaves), data)
-        metrics = unflatten(interface.metrics_tree, fetched)
+        metrics = unflatten(interface.metrics_tree, fetched[:-1])
         return unflatten(interface.state_tree, shares.updated(leaves, new)), metrics
 
     return step

@@ -1,6 +1,6 @@
 """The executables of a trainer's program, so that xla can say what each takes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import jax
@@ -12,7 +12,7 @@ from jaxfleet.lower.dropping import drops_of
 from jaxfleet.lower.host_arrays import device_dtype
 from jaxfleet.lower.moves import Move, moves_of
 from jaxfleet.lower.segmented import Part
-from jaxfleet.lower.segments import in_blocks, segment_of
+from jaxfleet.lower.segments import in_blocks, segment_of, sent_by
 
 
 def trainer_parts(
@@ -33,9 +33,10 @@ def trainer_parts(
     found: list[Part] = []
     uses: list[Sequence[str]] = []
     moves: tuple[Move, ...] = ()
+    sent = sent_by(items)
     for item in items:
         if isinstance(item, int):
-            found.append(_part(blocks, item, cache, moves))
+            found.append(_part(blocks, item, sent, cache, moves))
             moves = ()
             uses.append((*found[-1].reads, *found[-1].writes))
         else:
@@ -49,8 +50,14 @@ def trainer_parts(
     return tuple(found)
 
 
-def _part(program: Program, index: int, cache: ExecutableCache, moves: tuple[Move, ...]) -> Part:
-    segment, block = segment_of(program, index, cache), program.blocks[index]
+def _part(
+    program: Program,
+    index: int,
+    sent: Collection[str],
+    cache: ExecutableCache,
+    moves: tuple[Move, ...],
+) -> Part:
+    segment, block = segment_of(program, index, sent, cache), program.blocks[index]
     moved = [name for move in moves for name in (move.of, move.to)]
     names = (*segment.reads, *segment.writes, *moved)
     types = {name: program.lookup(name, block) for name in names}

@@ -258,14 +258,19 @@ class Client:
         self._save_at = self._clock() + _SAVE_AGAIN_S
 
     def close(self) -> None:
-        """Says bye to the servers that still listen, and closes."""
+        """Says bye to the servers, and closes; one that may come back is waited for as ever.
+
+        Else it would come back to nobody, and wait for trainers that have long ended.
+        """
         try:
             with suppress(JaxfleetError):
                 self._save_last()
             self._check_s = _CHECK_BYE_S
             with suppress(JaxfleetError):  # a server that is gone needs no bye
                 servers = range(len(self._servers))
-                self.wait([self.request(server, Kind.BYE) for server in servers], _BYE_S)
+                returns_s = self._patience.server_return_s
+                limit_s = _BYE_S + (self._patience.lost_after_s + returns_s if returns_s else 0.0)
+                self.wait([self.request(server, Kind.BYE) for server in servers], limit_s)
         finally:
             self.abandon()
 

@@ -37,6 +37,9 @@ class Trainer:
         tables: those that the program looks up.
         communicator: what sends and receives where trainers do not wait for each other.
         ahead: how many more steps are computed with what is received, besides the next.
+
+    Attributes:
+        finite: of the last step's segments: `bool[2]`, as they return it.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Trainer:
         self._tables = tables
         push = tables.push if tables is not None else push_rows
         self._host = Host(program, client, push, ahead)
+        self.finite: list[Array] = []
         self._rank = np.int32(client.me.trainer)
         self._plans: dict[tuple[tuple[str, int], ...], list[_Part]] = {}
         self._fetched = next(
@@ -83,6 +87,7 @@ class Trainer:
             self.client.doing("compiling")
             plan = self._plans[key] = self._planned(sizes)
         values = {**state, **data}
+        self.finite = []
         for part in plan:
             self._run_part(part.item, values)
             for name in part.drops:
@@ -100,6 +105,9 @@ class Trainer:
         if isinstance(item, Segment):
             with self.client.spans.span("compute", step=self.client.step):
                 outputs = item.run(self._rank, *[values[name] for name in item.reads])
+            if item.is_watched:
+                *outputs, finite = outputs
+                self.finite.append(finite)
             values.update(zip(item.writes, outputs, strict=True))
         else:
             self._on_host(item, values)

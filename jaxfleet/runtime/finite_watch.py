@@ -26,15 +26,19 @@ class FiniteWatch:
     """Looks at the metrics that are one number, and at the state.
 
     To warn must cost nothing that can be measured: metrics are looked at once their step is done,
-    some steps together and without waiting for any, and the state, which keeps what a gradient
-    that is not finite made of it, after 16, 32, 64, ... steps. To raise, both are read at every
+    some steps together and without waiting for any. With them travels what the compiled step says
+    of its gradients, so the step is named that the first bad one was of. All of the state, which
+    may become NaN by itself, is read after 16, 32, 64, ... steps. To raise, all is read at every
     step, which waits for it.
 
     Args:
-        action: `warn` or `raise`.
+        action: `warn`, `raise` or `skip`.
         state: the variables of the state's leaves. A parameter may be neither infinite nor NaN;
             any other leaf may be infinite, as the least loss so far is before the first step.
         speaks: whether this process warns; of several with the same metrics one does.
+        of_own: the truth values that steps bring are of this process's own gradients, before what
+            servers make of them: then it warns of those whether it speaks or not.
+        waits: whether a step's new state has what those gradients did to it.
         warn: takes the warning.
         clock: the time in seconds.
     """
@@ -45,44 +49,56 @@ class FiniteWatch:
         state: Sequence[Variable],
         *,
         speaks: Callable[[], bool] = lambda: True,
+        of_own: bool = False,
+        waits: Callable[[], bool] = lambda: True,
         warn: Callable[[str], None] = warn_at_caller,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._raises, self._state = action == "raise", tuple(state)
+        self._raises, self._skips = action == "raise", action == "skip"
+        self._state = tuple(state)
         self._warned: set[str] = set()  # metrics, and "" for the state
         self._speaks, self._warn, self._clock = speaks, warn, clock
+        self._of_own, self._waits = of_own, waits
         self._looked, self._step = clock(), 0
         self._pending: list[tuple[int, _Numbers]] = []
 
-    def note(self, metrics: Sequence[Any], tree: Any, leaves: Sequence[Any]) -> None:
+    def note(
+        self, metrics: Sequence[Any], tree: Any, leaves: Sequence[Any], finite: Sequence[Any] = ()
+    ) -> None:
         """Takes a step's results.
 
         Args:
             metrics: the leaves of what the step returned as such.
             tree: their structure.
             leaves: of the new state.
+            finite: what the step says of its gradients: `bool[devices]`, whether they (where they
+                decide whether the step is left out) or its new parameters are finite; of trainers
+                `bool[2]` of each part: the parameters taken, and what is sent.
 
         Raises:
             ProgramError: the strategy says `raise`, and something is not finite.
         """
         self._step += 1
-        numbers = _Numbers.of(metrics, tree)
+        ones = [(at, x) for at, x in enumerate(metrics) if getattr(x, "size", 0) == 1]
+        numbers = _Numbers(tree, ones, finite, self._of_own)
         if self._raises:
-            self._check(self._step, numbers)
+            self._check(self._step, numbers, leaves)
             self._check_state(leaves)
             return
         self._pending.append((self._step, numbers))
-        if len(self._pending) > _MOST_KEPT:
-            del self._pending[0]
+        is_late = len(self._pending) % _MOST_KEPT == 0
+        if is_late or self._clock() - self._looked >= _EVERY_S:
+            self.look(leaves, wait=False)
+        if len(self._pending) > 4 * _MOST_KEPT:
+            del self._pending[0]  # so many steps are under way
         if self._step >= _FIRST_STATE and self._step & (self._step - 1) == 0:
             self._check_state(leaves)
-        if self._clock() - self._looked >= _EVERY_S:
-            self.look(wait=False)
 
-    def look(self, *, wait: bool = True) -> None:
+    def look(self, leaves: Sequence[Any] = (), *, wait: bool = True) -> None:
         """Looks at the metrics of the steps that were not looked at yet.
 
         Args:
+            leaves: of the newest state, whose names are told.
             wait: wait for steps that are under way; they are left for the next look if not.
         """
         self._looked = self._clock()
@@ -90,31 +106,55 @@ class FiniteWatch:
         if not wait:
             done = next((at for at, (_, x) in enumerate(self._pending) if not x.is_ready), done)
         steps, self._pending = self._pending[:done], self._pending[done:]
-        if len(steps) > _MOST_EACH and not any(steps[-1][1].not_finite()):
-            return  # steps are short; one that was not finite shows in those after it
+        if not steps:
+            return
+        _, last = steps[-1]
+        # One that was not finite shows in those after it, unless it is left out.
+        read = steps if self._skips else steps[-1:]
+        are_finite = all(x.is_all_finite for _, x in read)
+        if len(steps) > _MOST_EACH and are_finite and not any(last.not_finite()):
+            return
         for step, numbers in steps:
-            self._check(step, numbers)
+            self._check(step, numbers, leaves, of_gradients=not are_finite)
 
-    def _check(self, step: int, numbers: "_Numbers") -> None:
+    def _check(
+        self, step: int, numbers: "_Numbers", leaves: Sequence[Any], *, of_gradients: bool = True
+    ) -> None:
+        told = len(self._warned)
         for name, value in numbers.not_finite():
             self._tell(name, f"metric {name} is {value} at step {step}")
+        if not of_gradients or "" in self._warned or numbers.is_finite:
+            return
+        if len(self._warned) > told:
+            self._warned.add("")  # a loss that is not finite has such gradients
+        elif self._skips:
+            what = f"a gradient is not finite at step {step}, which changes nothing"
+            self._tell("", what, is_own=self._of_own)
+        elif names := self._not_sound(leaves):
+            what = f"the state is not finite after step {step}: {names}; a gradient of it was not"
+            self._tell("", what, is_own=self._of_own)
+        elif not leaves or not self._of_own or not self._waits():  # else the optimizer mended it
+            self._tell("", f"a gradient is not finite at step {step}", is_own=self._of_own)
 
     def _check_state(self, leaves: Sequence[Any]) -> None:
-        pairs = zip(self._state, leaves, strict=True)
-        bad = [v.name for v, leaf in pairs if not _is_sound(leaf, v.kind is Kind.PARAM)]
-        if bad:
-            shown = ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
-            what = f"the state is not finite after step {self._step}: {shown}"
+        if names := self._not_sound(leaves):
+            what = f"the state is not finite after step {self._step}: {names}"
             self._tell("", f"{what}; a gradient of that step, or of one before, was not")
 
-    def _tell(self, name: str, what: str) -> None:
+    def _not_sound(self, leaves: Sequence[Any]) -> str:
+        """Returns the names of what is not finite, the first of them, or "" where there is none."""
+        pairs = zip(self._state, leaves, strict=True) if leaves else ()
+        bad = [v.name for v, leaf in pairs if not _is_sound(leaf, v.kind is Kind.PARAM)]
+        return ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
+
+    def _tell(self, name: str, what: str, *, is_own: bool = False) -> None:
         """Reports something that is not finite: once for each metric, and once for the state."""
         if self._raises:
             raise ProgramError(what, hint=_HINT.partition(";")[0])
         if name in self._warned:
             return
         self._warned.add(name)
-        if self._speaks():
+        if is_own or self._speaks():
             self._warn(f"{what} (of this run; warned of once); {_HINT}")
 
 
@@ -125,20 +165,34 @@ class _Numbers:
     Attributes:
         tree: of all metrics.
         leaves: those, with their places in the tree.
+        finite: what the step says of its gradients.
+        of_own: as a trainer says it.
     """
 
     tree: Any
     leaves: list[tuple[int, Any]]
+    finite: Sequence[Any]
+    of_own: bool
 
-    @classmethod
-    def of(cls, leaves: Sequence[Any], tree: Any) -> "_Numbers":
-        """Returns those of what a step returned."""
-        return cls(tree, [(at, x) for at, x in enumerate(leaves) if getattr(x, "size", 0) == 1])
+    @property
+    def is_all_finite(self) -> bool:
+        """Whether all that was looked at is, on the devices of this process."""
+        parts = (part.data for flag in self.finite for part in flag.addressable_shards)
+        return all(bool(np.asarray(part).all()) for part in parts)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether gradients were, or the parameters that they are of were not either."""
+        if not self.of_own or not self.finite:
+            return self.is_all_finite
+        parts = np.stack(self.finite)
+        return bool(parts[:, 1].all()) or not parts[:, 0].all()
 
     @property
     def is_ready(self) -> bool:
         """Whether their step is done, as far as can be known of what was not donated since."""
-        return all(x.is_ready() for _, x in self.leaves if _is_there(x))
+        made = (*(x for _, x in self.leaves), *self.finite)
+        return all(x.is_ready() for x in made if _is_there(x))
 
     def not_finite(self) -> Iterator[tuple[str, float]]:
         """Yields the names and values of those that are not finite."""

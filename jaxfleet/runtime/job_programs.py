@@ -33,7 +33,7 @@ from jaxfleet.pipeline import (
 )
 from jaxfleet.ps.job_text import digest_of, without_ports
 from jaxfleet.runtime.memory_fit import Fit
-from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.runtime.strategy import DistributedStrategy, check_skips_no_rows
 from jaxfleet.runtime.transpile import named_passes, transpile
 
 
@@ -136,7 +136,9 @@ def job_programs(
 
 
 def _check_tables(program: Program, strategy: DistributedStrategy) -> None:
-    """Refuses tables where trainers average what they have: nobody has all rows."""
+    """Refuses tables where trainers average what they have, for nobody has all rows; or skip."""
+    if program.attrs.get("tables"):
+        check_skips_no_rows(strategy)
     if strategy.communication == "fl" and program.attrs.get("tables"):
         what = f"'{program.name}' has tables, and tables are not trained with communication='fl'"
         raise StrategyError(what, hint="communication='geo' exchanges changes of rows")

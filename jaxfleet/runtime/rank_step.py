@@ -259,10 +259,10 @@ class RankStep(Step[State, Metrics]):
         if known not in self._compiled:
             self._compiled[known] = self._compile(run, given, kept, data)
         compute = partial(super()._run, self._compiled[known], given, kept, data)
-        written, fetched = self._joined.run_step(
+        written, fetched, *finite = self._joined.run_step(
             runs, compute, timeout_s=self._longest_s, digest=self._digests.get(rows, "")
         )
-        return written, [self._readable(value) for value in fetched]
+        return written, [self._readable(value) for value in fetched], *finite
 
     def _compile(self, run: Any, given: Any, kept: Any, data: Any) -> Any:
         """Returns a step compiled, here and not in the thread that is to run it."""

@@ -111,7 +111,9 @@ class Step(StepViews, Generic[State, Metrics]):
         elif len(self.devices) > 1 and any(map(_is_deleted, leaves)):
             raise used_before("state")  # on one device jax finds it, on several it crashes
         given, kept = lowered.shares.split(leaves)
-        written, fetched = self._run(lowered.run, given, kept, data)
+        written, fetched, *finite = self._run(lowered.run, given, kept, data)
+        if not finite:
+            fetched, *finite = lowered.split(written, fetched)
         if variant.tables is not None and joined is not None:
             fetched = variant.tables.hand_over(self.tables, joined, fetched)
             self.tables.next_step()
@@ -120,7 +122,7 @@ class Step(StepViews, Generic[State, Metrics]):
             leaves = self._held.shown(leaves)
         self._returned = LastState(leaves)
         metrics = _unflatten(variant.metrics_tree, fetched)
-        self._finite.note(fetched, variant.metrics_tree, leaves)
+        self._finite.note(fetched, variant.metrics_tree, leaves, finite)
         return _unflatten(tree, leaves), metrics
 
     def save(self, path: str | Path, state: State, *, number: int = 0) -> None:
@@ -335,10 +337,10 @@ class Step(StepViews, Generic[State, Metrics]):
     def _run(self, run: Any, given: Any, kept: Any, data: Any) -> Any:
         """Runs the step; where steps must not overlap, it is done when this returns."""
         try:
-            written, fetched = run(given, kept, data)
+            made = written, fetched, *_ = run(given, kept, data)
             if self._waits:
                 jax.block_until_ready((fetched or written)[:1])  # when one is there, so are all
-            return written, fetched
+            return made
         except (RuntimeError, ValueError) as error:
             if isinstance(error, RuntimeError) and (failed := failed_check(error)) is not None:
                 raise failed from error

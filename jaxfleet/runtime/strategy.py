@@ -104,12 +104,13 @@ class DistributedStrategy:
             gradient: `optax.sgd(0.7, momentum=0.9, nesterov=True)`. None: parameters are averaged.
         adaptive: local_sgd: the name of the metric that is the loss, such as `loss`: the further
             it has fallen, the more often devices meet; `k_steps` are the most. "": always k_steps.
-        on_nonfinite: what happens where a metric of one number (the loss), or the state that a
-            gradient has changed, is not finite: `warn` once, with the step, as of the first look
-            (metrics are looked at when their step is done, the state after 16, 32, 64, ... steps,
-            so it costs nothing); `raise` at that step, for which every step is waited for, and its
-            new state read once; or `skip`: warn, and have a step with a gradient that is not finite
-            change nothing, which costs a sum over every gradient.
+        on_nonfinite: what happens where a metric of one number (the loss), or a gradient, is not
+            finite: `warn` once, naming the step, some steps later (both travel with the step's
+            results, so nothing waits for them); `raise` at that step, for which every step is
+            waited for, and its new state read; or `skip`: warn, and have a step with a gradient
+            that is not finite change nothing, which costs a sum over every gradient. Where devices
+            or trainers train by themselves, the step of that one is left out; with `merge`, all
+            calls of the update.
         passes: further passes to run at the end, as text: `fuse_allreduce{flat=true}`.
     """
 
@@ -226,6 +227,19 @@ def _check_numbers(strategy: DistributedStrategy) -> None:
     for name in ("staleness", "delay_compensation", "loss_scale"):
         if (value := getattr(strategy, name)) is not None and not 0 <= value < math.inf:
             raise StrategyError(f"strategy: {name} is {value}, but must be 0 or more")
+
+
+def check_skips_no_rows(strategy: DistributedStrategy) -> None:
+    """Refuses to leave out steps that look up tables: their rows change as gradients arrive.
+
+    Raises:
+        StrategyError: the strategy says `skip`.
+    """
+    if strategy.on_nonfinite == "skip":
+        what = (
+            "on_nonfinite='skip' with a step that looks up tables, whose rows change all the same"
+        )
+        raise StrategyError(what, hint="on_nan='skip' of a table leaves out the rows concerned")
 
 
 def _is_number(value: object, *, whole: bool) -> bool:

@@ -75,6 +75,8 @@ class TrainerStep(Generic[State, Metrics]):
             strategy.on_nonfinite,
             [captured.program.variables[leaf.name] for leaf in captured.signature.state],
             speaks=lambda: not self._pace.is_sync or self.client.me.trainer == 0,
+            of_own=True,
+            waits=lambda: self._pace.is_sync,
         )
         self._pauses = 0
         # Only where all wait for each other do all come to their first steps together.
@@ -162,7 +164,8 @@ class TrainerStep(Generic[State, Metrics]):
         metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
         if client.is_replay_full:
             self._served.save_own(client)
-        self._finite.note(fetched, variant.captured.metrics_tree, self._newest.leaves)
+        finite = variant.trainer.finite
+        self._finite.note(fetched, variant.captured.metrics_tree, self._newest.leaves, finite)
         return jax.tree_util.tree_unflatten(tree, self._newest.leaves), metrics
 
     def pull(self, state: State) -> State:
@@ -340,7 +343,7 @@ class TrainerStep(Generic[State, Metrics]):
 
     def close(self) -> None:
         """Tells the servers that this trainer is done; they end when all are."""
-        self._finite.look()
+        self._finite.look(self._newest.leaves)
         self._lines.close()
 
     def __enter__(self) -> Self:

@@ -23,7 +23,7 @@ from jaxfleet.runtime.memory_fit import Fit, Fitting
 from jaxfleet.runtime.reductions import over_gloo
 from jaxfleet.runtime.step_memory import StepMemory
 from jaxfleet.runtime.step_tables import StepTables
-from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.runtime.strategy import DistributedStrategy, check_skips_no_rows
 from jaxfleet.runtime.transpile import pipeline_for, transpile
 
 
@@ -198,6 +198,7 @@ def _check_for_tables(strategy: DistributedStrategy) -> None:
     if strategy.amp == "float16":
         what = "amp='float16' with a step that looks up tables, whose rows change at every step"
         raise StrategyError(what, hint="amp='bfloat16' skips no steps")
+    check_skips_no_rows(strategy)
     if strategy.communication == "local_sgd" or strategy.merge > 1:
         given = "merge" if strategy.merge > 1 else "communication 'local_sgd'"
         what = f"{given} with a step that looks up tables, whose rows change at every step"

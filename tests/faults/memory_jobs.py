@@ -232,7 +232,7 @@ class MemoryJob:
             if server not in self._away_s:
                 raise
             return None
-        return End(core.failure)
+        return None if server in self._away_s else End(core.failure)
 
     def _end(self, name: str, body: Callable[[], End]) -> None:
         try:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from jaxfleet.errors import PeerLostError
-from jaxfleet.ps.messages import Message
+from jaxfleet.ps.messages import Kind, Message
+from jaxfleet.ps.server import ServerCore
 from tests.faults.cluster import LOST_S, check_same
 from tests.faults.conftest import Undisturbed
 from tests.faults.memory_jobs import KilledError
@@ -67,6 +68,52 @@ def test_a_server_killed_at_any_message_changes_nothing(
     )
     job.run()
     assert job.starts == [2, 1]
+    check_same(job.results(), undisturbed("clip", 4))
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_server_killed_as_trainers_say_bye_ends_with_the_job(
+    which: int, tmp_path: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One has said bye to it, and goes; or both have, and none will ever come again.
+    byes: list[str] = []
+
+    def count_byes(endpoint: str, message: Message) -> int:
+        if endpoint == job.endpoints[0] and message.kind is Kind.BYE:
+            byes.append(message.sender)
+        answered = message.kind is Kind.OK and message.sender == "server 0"
+        if answered and len(byes) == which and job.starts[0] == 1:
+            job.kill_server(0, away_s=4.0)
+        return 1
+
+    if which == 2:
+        monkeypatch.setattr(ServerCore, "end", lambda _: None)  # what is killed cannot
+    words = ["--kind=clip", "--steps=4", "--pause=0.15", "--step-timeout=30", "--lost-after=5"]
+    job = TrainingJob(tmp_path, returns_s=RETURNS_S, step_s=30.0, options=words, faults=count_byes)
+    job.run()
+    assert job.starts == [2, 1]
+    check_same(job.results(), undisturbed("clip", 4))
+    assert job.ends["server 0"].at_s < job.ends["trainer 0"].at_s + 10.0
+    assert bool([*tmp_path.glob("*/byes.json")]) == (which == 2)
+
+
+def test_a_server_that_is_lost_late_says_bye_all_the_same(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    carried = 0
+
+    def kill_at_the_end(endpoint: str, _: Message) -> int:
+        nonlocal carried
+        carried += endpoint == job.endpoints[0]
+        if carried == 68 and endpoint == job.endpoints[0]:
+            job.kill_server(0, away_s=AWAY_S)
+        return 1
+
+    words = ["--kind=clip", "--steps=4", "--pause=0.15", "--step-timeout=30", "--lost-after=5"]
+    job = TrainingJob(
+        tmp_path, returns_s=RETURNS_S, step_s=30.0, options=words, faults=kill_at_the_end
+    )
+    job.run()
     check_same(job.results(), undisturbed("clip", 4))
 
 

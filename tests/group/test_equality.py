@@ -85,6 +85,13 @@ def test_ranks_that_bring_their_own_rows_train_on_all(trained: Trained) -> None:
         assert_alike(of_rank(folder, "own rows", rank), (state, own), f"rank {rank}")
 
 
+def test_ranks_leave_out_a_step_whose_gradient_is_not_finite(trained: Trained) -> None:
+    folder, count = trained
+    wanted = toys.plain(STEPS, toys.rows(ROWS))
+    for rank in range(count):
+        assert_alike(of_rank(folder, "left out", rank), wanted, f"rank {rank}")
+
+
 def test_what_rank_0_saves_all_restore(trained: Trained) -> None:
     folder, count = trained
     wanted = toys.plain(STEPS, toys.rows(ROWS))

@@ -4,6 +4,7 @@
 """
 
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import chdir
 from functools import partial
@@ -106,6 +107,21 @@ def own_rows(place: Place) -> Any:
     return state, metrics
 
 
+def left_out(place: Place) -> Any:
+    """Trains with a batch of which rank 1's rows make no finite gradient, and is told of it."""
+    step, state = toys.distributed(jf.DistributedStrategy(on_nonfinite="skip"))
+    bad = toys.rows(ROWS)
+    bad["y"][-1] = np.nan
+    metrics: Any = None
+    with warnings.catch_warnings(record=True) as caught, step:
+        warnings.simplefilter("always")
+        for number in range(STEPS + 1):
+            state, metrics = step(state, bad if number == 2 else toys.rows(ROWS))
+    told = [str(x.message) for x in caught if "at step 3" in str(x.message)]
+    assert len(told) == (1 if place.rank == 0 else 0), told
+    return state, metrics
+
+
 def saved(folder: Path, place: Place) -> Any:
     """Trains, saves, goes on, and goes on again from what was saved."""
     step, state = toys.distributed(jf.DistributedStrategy())
@@ -174,6 +190,7 @@ def main(folder: Path) -> None:
     (folder / "devices").write_text(str(jax.device_count()))
     trainings: dict[str, Callable[[], Any]] = {
         "whole batches": lambda: whole_batches(place),
+        "left out": lambda: left_out(place),
         "own rows": lambda: own_rows(place),
         "saved": lambda: saved(folder, place),
     }

@@ -85,10 +85,62 @@ def test_a_job_may_end_at_that_step(mode: str, train_step: Callable[..., Any]) -
         step(state, batch(bad))
 
 
-def test_a_gradient_is_found_in_the_state_although_the_loss_is_finite() -> None:
-    step = jf.distribute(gradient_step, (start(), batch(1.0)), strategy("single", "warn"))
-    with pytest.warns(UserWarning, match="the state is not finite after step 16: state/0"):
-        trained(step, [1.0, 1.0, 0.0, *[1.0] * 14])
+@pytest.mark.parametrize("mode", ["single", "collective"])
+def test_a_gradient_is_warned_of_with_its_step_although_the_loss_is_finite(mode: str) -> None:
+    step = jf.distribute(gradient_step, (start(), batch(1.0)), strategy(mode, "warn"))
+    with pytest.warns(UserWarning, match="not finite (after|at) step 3") as warned:
+        trained(step, [1.0, 1.0, 0.0, 1.0])
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sharded": True},
+        {"communication": "local_sgd", "k_steps": 2},
+        {"passes": "recompute"},
+        {"passes": "recompute", "mode": "single", "devices": None},
+    ],
+)
+def test_it_is_warned_of_however_the_step_is_divided(fields: dict[str, Any]) -> None:
+    chosen = dataclasses.replace(strategy("collective", "warn"), **{"devices": 2, **fields})
+    step = jf.distribute(gradient_step, (start(), batch(1.0)), chosen)
+    with pytest.warns(UserWarning, match=r"(after|at) step 2") as warned:
+        trained(step, [1.0, 0.0, 1.0])
+    assert len(warned) == 1
+
+
+def test_the_trainer_with_the_gradient_warns_of_it() -> None:
+    good, bad = batch(1.0), batch(1.0)
+    bad["x"][4:] = 0.0  # the rows of trainer 1
+    twin = Twin(gradient_step, (start(), good), strategy("pserver", "warn"))
+    with pytest.warns(UserWarning, match="not finite after step 2: state/0") as warned:
+        twin.run(start(), [good, bad, good])
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("communication", ["async", "half_async", "geo"])
+def test_trainers_that_do_not_wait_warn_of_their_gradients(communication: Any) -> None:
+    chosen = dataclasses.replace(strategy("pserver", "warn"), communication=communication)
+    twin = Twin(gradient_step, (start(), batch(1.0)), dataclasses.replace(chosen, k_steps=2))
+    with pytest.warns(UserWarning, match=r"(after|at) step 2"):
+        twin.run(start(), [batch(x) for x in (1.0, 0.0, 1.0)])
+
+
+def test_a_gradient_that_the_optimizer_mends_is_not_warned_of() -> None:
+    mending = jf.distributed_optimizer(optax.chain(optax.zero_nans(), optax.sgd(0.1)))
+
+    def step(state: Any, batch: Any) -> Any:
+        params, opt = state
+        grads = jax.grad(lambda p: jnp.where(batch["x"] > 0, jnp.sqrt(p * batch["x"]), 0.0).sum())
+        updates, opt = mending.update(grads(params), opt, params)
+        return (optax.apply_updates(params, updates), opt), {}
+
+    state = (start()[0], mending.init(start()[0]))
+    twin = Twin(step, (state, batch(1.0)), strategy("pserver", "warn"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        twin.run(state, [batch(x) for x in (1.0, 0.0, 1.0)])
 
 
 def test_a_job_with_servers_warns_on_its_first_trainer() -> None:
@@ -112,19 +164,106 @@ def test_a_job_with_servers_may_end_at_that_step() -> None:
     assert len(errors) == 2
 
 
+def trained_in(mode: str, chosen: jf.DistributedStrategy, values: list[float]) -> Any:
+    if mode == "pserver":
+        twin = Twin(gradient_step, (start(), batch(1.0)), chosen)
+        return twin.run(start(), [batch(value) for value in values]).states[0]
+    return trained(jf.distribute(gradient_step, (start(), batch(1.0)), chosen), values)
+
+
 @pytest.mark.parametrize("mode", ["single", "collective", "pserver"])
 def test_a_step_whose_gradient_is_not_finite_may_be_left_out(mode: str) -> None:
     values, chosen = [1.0, 0.0, 1.0], strategy(mode, "skip")
-    if mode == "pserver":
-        twin = Twin(gradient_step, (start(), batch(1.0)), chosen)
-        found = twin.run(start(), [batch(value) for value in values]).states[0]
-    else:
-        step = jf.distribute(gradient_step, (start(), batch(1.0)), chosen)
-        found = trained(step, values)
+    with pytest.warns(UserWarning, match="a gradient is not finite at step 2, which changes"):
+        found = trained_in(mode, chosen, values)
     wanted = trained(
         jf.distribute(gradient_step, (start(), batch(1.0)), strategy("single", "warn")), [1.0, 1.0]
     )
     np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)  # devices add in another order
+
+
+def counted_step(state: Any, batch: Any) -> Any:
+    """As `gradient_step`, with an optimizer that counts its updates and keeps moments."""
+    params, opt = state
+    grads = jax.grad(lambda p: jnp.where(batch["x"] > 0, jnp.sqrt(p * batch["x"]), 0.0).mean())
+    updates, opt = COUNTING.update(grads(params), opt, params)
+    return (optax.apply_updates(params, updates), opt), {}
+
+
+COUNTING = jf.distributed_optimizer(optax.adam(0.1))
+
+
+def counted_start() -> Any:
+    params = jnp.ones(4, jnp.float32)
+    return params, COUNTING.init(params)
+
+
+def one_device(values: list[float]) -> Any:
+    chosen = strategy("single", "raise")
+    step = jf.distribute(counted_step, (counted_start(), batch(1.0)), chosen)
+    state = counted_start()
+    for value in values:
+        state, _ = step(state, batch(value))
+    return state
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:a gradient is not finite at step 3")
+@pytest.mark.parametrize("communication", ["async", "half_async", "dc_asgd", "geo", "fl"])
+def test_a_trainer_that_waits_for_nobody_leaves_its_step_out(communication: Any) -> None:
+    chosen = dataclasses.replace(
+        strategy("pserver", "skip"), communication=communication, k_steps=1
+    )
+    twin = Twin(counted_step, (counted_start(), batch(1.0)), chosen, trainers=1)
+    found = twin.run(counted_start(), [batch(x) for x in (1.0, 2.0, 0.0, 1.0)])
+    if communication == "dc_asgd":  # corrects for how old parameters are, which nobody else does
+        wanted = twin.run(counted_start(), [batch(x) for x in (1.0, 2.0, 1.0)]).states[0]
+    else:
+        wanted = one_device([1.0, 2.0, 1.0])
+    assert_same(found.states[0], wanted)
+
+
+@pytest.mark.filterwarnings("ignore:a gradient is not finite at step 3")
+@pytest.mark.parametrize(
+    ("fields", "values", "wanted"),
+    [
+        ({"sharded": True}, [1.0, 2.0, 0.0, 1.0], [1.0, 2.0, 1.0]),
+        ({"communication": "local_sgd", "k_steps": 2}, [1.0, 2.0, 0.0, 1.0], [1.0, 2.0, 1.0]),
+        ({"merge": 2}, [1.0, 1.0, 0.0, 1.0], [1.0]),
+        ({"passes": "recompute"}, [1.0, 2.0, 0.0, 1.0], [1.0, 2.0, 1.0]),
+    ],
+)
+def test_a_step_is_left_out_however_it_is_divided(
+    fields: dict[str, Any], values: list[float], wanted: list[float]
+) -> None:
+    chosen = dataclasses.replace(strategy("collective", "skip"), **{"devices": 2, **fields})
+    step = jf.distribute(counted_step, (counted_start(), batch(1.0)), chosen)
+    state = counted_start()
+    with step:
+        for value in values:
+            state, _ = step(state, batch(value))
+        assert_same(step.pull(state), one_device(wanted))
+
+
+@pytest.mark.filterwarnings("ignore:a gradient is not finite at step 2")
+def test_the_device_whose_gradient_it_was_leaves_its_step_out_of_local_sgd() -> None:
+    chosen = dataclasses.replace(
+        strategy("collective", "skip"), devices=2, communication="local_sgd", k_steps=4
+    )
+    step = jf.distribute(counted_step, (counted_start(), batch(1.0)), chosen)
+    half = batch(2.0)
+    half["x"][4:] = 0.0
+    state = counted_start()
+    with step:
+        for data in (batch(1.0), half, batch(1.0), batch(1.0)):
+            state, _ = step(state, data)
+        params = step.pull(state)[0]
+    mean = (one_device([1.0, 2.0, 1.0, 1.0])[0] + one_device([1.0, 1.0, 1.0])[0]) / 2
+    np.testing.assert_allclose(params, mean, rtol=1e-5)
 
 
 def test_a_step_that_is_left_out_changes_no_statistics_either() -> None:

@@ -15,6 +15,7 @@ from jaxfleet.lower import ExecutableCache
 from jaxfleet.ops import Array
 from jaxfleet.ps.messages import Kind, Message, Plain
 from jaxfleet.ps.network import Peer
+from jaxfleet.ps.server.byes import Byes, Left
 from jaxfleet.ps.server.desk import Desk, Job, RefusedError, Request, refusal_of
 from jaxfleet.ps.server.entrance import Entrance
 from jaxfleet.ps.server.figures import Figures, TrainerFigures
@@ -29,6 +30,7 @@ from jaxfleet.ps.server.save_folders import SaveFolders
 from jaxfleet.ps.server.together import Together
 from jaxfleet.ps.server.watch import Watch
 from jaxfleet.tables import TableStore
+from jaxfleet.watch.notices import alert
 
 Replies = list[tuple[Peer, Message]]
 
@@ -79,10 +81,22 @@ class ServerCore:
         self._entrance.on_new_process = self._together.forget_process
         self._watch = Watch(self.desk, self.trainers, self._holder, self._together, clock())
         self._handlers = self._requests()
+        self._byes = Byes(own.series.root) if own is not None else None
         if own is not None and (restored := own.restore(self._entrance.note_damage)) is not None:
             self._holder.restore(restored)
             self.trainers.restored = restored.job_program
             self.trainers.text = self._me.text = restored.aside.text
+            self._know_who_left()
+        elif self._byes is not None:
+            self._byes.clear()
+
+    def _know_who_left(self) -> None:
+        """Finds who said bye to the server whose place this one takes: they come no more."""
+        self.trainers.gone = self._byes.read() if self._byes is not None else None
+        for trainer in self.trainers.left():
+            self._let_go(trainer)
+        if self.trainers.all_left():
+            alert(f"{self.desk.name} was started again when all trainers had ended: it ends, too")
 
     def _requests(self) -> Mapping[Kind, Callable[[Request], None]]:
         """Returns who does what trainers may ask for once they said hello."""
@@ -155,7 +169,7 @@ class ServerCore:
             if message.sender.startswith("server "):
                 self._from_server(message)
             elif message.kind is Kind.HELLO:
-                self._entrance.hello(peer, message, self._clock())
+                self._hello(peer, message)
             else:
                 self._from_trainer(peer, message)
         except RefusedError as refusal:
@@ -250,14 +264,30 @@ class ServerCore:
 
     # --- who comes and goes ------------------------------------------------------------------
 
+    def _hello(self, peer: Peer, message: Message) -> None:
+        gone = self.trainers.gone
+        self._entrance.hello(peer, message, self._clock())
+        if self._byes is not None and self.trainers.gone is not gone:
+            self._byes.clear()
+
     def _bye(self, request: Request) -> None:
         self.trainers.by_id[request.trainer].left = True
+        if self._byes is not None:
+            self._byes.write(Left(self.trainers.count, self.trainers.left()))
         self.desk.answer(request.peer, request.message, Kind.OK)
         now = self._clock()
         self._together.one_left()
-        if self.options.may_leave or not self._holder.waits:
-            self._holder.leave(request.trainer)
+        self._let_go(request.trainer)
         self._watch.look_at_waits(now)
+
+    def _let_go(self, trainer: int) -> None:
+        if self.options.may_leave or not self._holder.waits:
+            self._holder.leave(trainer)
+
+    def end(self) -> None:
+        """Forgets who left, once all did: who starts this server again begins another run."""
+        if self._byes is not None and self.failure is None and self.trainers.all_left():
+            self._byes.clear()
 
     def _word(self, now: float, trainer: int = 0) -> dict[str, Plain]:
         lost: list[Plain] = list(self.trainers.lost(now))

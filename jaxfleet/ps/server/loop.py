@@ -80,6 +80,7 @@ class Server:
         try:
             while not self._core.finished and not self._stop.is_set():
                 self._turn()
+            self._core.end()
         finally:
             if self._worker is not None:
                 self._worker.close()

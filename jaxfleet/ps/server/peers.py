@@ -8,6 +8,7 @@ import numpy as np
 from jaxfleet.ps.job_text import text_difference
 from jaxfleet.ps.messages import PROTOCOL, Kind, Message, Plain
 from jaxfleet.ps.network import Peer
+from jaxfleet.ps.server.byes import Left
 from jaxfleet.ps.server.options import ServerOptions
 from jaxfleet.ps.server.request_log import RequestLog
 
@@ -66,6 +67,7 @@ class Trainers:
         versions: what the first trainer runs.
         by_id: those that said hello.
         refused: why others of the job were not let in.
+        gone: those that had left before this server was started again, and how many there are.
     """
 
     options: ServerOptions
@@ -76,6 +78,7 @@ class Trainers:
     versions: Plain = None
     by_id: dict[int, Known] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    gone: Left | None = None
     _ids: dict[Peer, int] = field(default_factory=dict)
     _came: dict[int, float] = field(default_factory=dict)
     _moved: dict[Peer, Peer] = field(default_factory=dict)  # connections that others replaced
@@ -86,7 +89,8 @@ class Trainers:
     @property
     def count(self) -> int:
         """How many the job has, 0 before the first hello."""
-        count = self.facts.get("trainers", self.options.trainers or 0)
+        told = self.options.trainers or (self.gone.trainers if self.gone is not None else 0)
+        count = self.facts.get("trainers", told)
         assert isinstance(count, int)
         return count
 
@@ -135,6 +139,8 @@ class Trainers:
                 self._move(old.peer, peer)
         self._ids[peer] = number
         self.by_id[number] = known
+        if self.gone is not None and self.gone.sessions.get(number, session) != session:
+            self.gone = None  # the trainers of another run
         return None
 
     def _move(self, old: Peer, new: Peer) -> None:
@@ -199,7 +205,13 @@ class Trainers:
 
     def all_left(self) -> bool:
         """Tells whether all said bye."""
-        return 0 < self.count <= sum(known.left for known in self.by_id.values())
+        return 0 < self.count <= len(self.left())
+
+    def left(self) -> dict[int, Plain]:
+        """Returns the sessions of those that said bye, to this server or the one before it."""
+        gone = self.gone.sessions if self.gone is not None else {}
+        left = {n: known.session for n, known in self.by_id.items() if known.left}
+        return {**{n: said for n, said in gone.items() if n not in self.by_id}, **left}
 
     def none_lives(self, now: float) -> bool:
         """Tells whether nobody is there who was not lost and did not leave."""
@@ -207,7 +219,8 @@ class Trainers:
 
     def staying(self) -> list[int]:
         """Returns the numbers of those that did not say bye, come or not."""
-        return [n for n in range(self.count) if n not in self.by_id or not self.by_id[n].left]
+        left = self.left()
+        return [n for n in range(self.count) if n not in left]
 
     def present(self) -> Iterable[Known]:
         """Returns those that came and did not say bye."""
