@@ -13,7 +13,6 @@ from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
 from jaxfleet.ps.network import Peer
 
 RUNNING = "running"
-_ANSWERS = 2  # a rank that asks for the next thing has had the answer before the last
 
 Answers = list[tuple[Peer, Message]]
 
@@ -34,6 +33,7 @@ class _Seen:
         inside: it has begun the step, and not run it yet.
         ran: differs where what it has run does, as it last said.
         last: what it ran last, in words.
+        had: the number of the last answer that it has had.
     """
 
     session: str
@@ -47,6 +47,7 @@ class _Seen:
     inside: bool = False
     ran: str = ""
     last: str = ""
+    had: int = 0
 
     def hear(self, body: Mapping[str, object]) -> None:
         """Takes what it says of all that it has run."""
@@ -55,6 +56,8 @@ class _Seen:
     def take_in(self, message: Message) -> None:
         """Takes in what a rank says that it does, unless it has said something later."""
         body = message.body
+        if isinstance(had := body.get("had"), int):
+            self.had = max(self.had, had)
         word = body.get("word", self.word)
         if isinstance(word, int) and word >= self.word:
             self.word, self.step = word, message.step
@@ -86,7 +89,7 @@ class Center:
         self.verdict: Verdict | None = None
         self._seen: dict[int, _Seen] = {}
         self._asked: dict[int, _Asked] = {}
-        self._answers: dict[int, Message] = {}  # the last ones, which a connection may have lost
+        self._answers: dict[int, Message] = {}  # which some have not had: their line may break
         self._leaving: dict[int, tuple[Peer, Message]] = {}
         self._takes: dict[Kind, Callable[[int, Peer, Message], Answers]] = {
             Kind.HELLO: self._hello,
@@ -111,6 +114,7 @@ class Center:
         self._seen[rank].silent_s = 0.0
         if message.kind is not Kind.HELLO:
             self._seen[rank].take_in(message)
+            self._let_go()
         before = self.verdict
         answers = take(rank, line, message)
         if before is None:
@@ -130,7 +134,7 @@ class Center:
             if seen.left_after is None and seen.silent_s > self.lost_after_s and rank:
                 said = f"it last said: {_said(seen)}"
                 what = f"rank {rank} is lost: not heard of for {seen.silent_s:.1f} s; {said}"
-                self.verdict = Verdict(rank, what)
+                self._condemn(Verdict(rank, what))
                 return self._tell_all()
         return []
 
@@ -163,10 +167,24 @@ class Center:
         self._seen[rank].line = line
         return [(line, self._news())]
 
+    def _let_go(self) -> None:
+        """Drops the answers that all have had: a gather may be as large as a model."""
+        all_had = min(seen.had for seen in self._seen.values())
+        for number in [number for number in self._answers if number <= all_had]:
+            del self._answers[number]
+
     def _ask(self, rank: int, line: Peer, message: Message) -> Answers:
+        if message.number <= self._seen[rank].had:
+            return []  # it came late
         if (answered := self._answers.get(message.number)) is not None:
             return [(line, answered)]
         what = str(message.body.get("what", ""))
+        known = self._asked.get(message.number)
+        if message.body.get("again") is True:
+            if known is None or rank not in known.by:  # what it brought was lost on the way
+                return [(line, Message(Kind.PENDING, "rank 0", number=message.number))]
+            known.by[rank] = (line, known.by[rank][1])
+            return []
         asked = self._asked.setdefault(message.number, _Asked(what))
         if asked.what != what:
             other = next(iter(asked.by))
@@ -184,7 +202,6 @@ class Center:
         tensors = tuple(tensor for part in parts for tensor in part)
         answer = Message(Kind.PARTS, "rank 0", number=message.number, tensors=tensors)
         self._answers[message.number] = answer
-        self._answers = dict(list(self._answers.items())[-_ANSWERS:])
         return [(line, answer) for line, _ in asked.by.values()]
 
     def _give_up(self, _: int, line: Peer, message: Message) -> Answers:
@@ -248,6 +265,15 @@ class Center:
     def _condemn(self, verdict: Verdict) -> None:
         if self.verdict is None:
             self.verdict = verdict
+            self._asked.clear()
+            self._answers.clear()
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of what ranks brought together that is kept, for who has not had it."""
+        brought = [tensors for asked in self._asked.values() for _, tensors in asked.by.values()]
+        answers = [answer.tensors for answer in self._answers.values()]
+        return sum(tensor.array.nbytes for tensors in (*brought, *answers) for tensor in tensors)
 
     def _tell_all(self) -> Answers:
         return [(seen.line, self._news()) for seen in self._seen.values()]

@@ -5,7 +5,7 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +23,9 @@ _HELLO_S = 0.5
 _LOOK_S = 0.05  # between two looks at whether the group still is one
 _MOST_BETWEEN_BEATS_S = 1.0
 _CLOSING_S = 5.0
-_ASK_AGAIN_S = 5.0
+_ASK_AGAIN_S = 5.0  # and then after twice as long, and so on: what is large takes its time
+_ASK_AGAIN_MOST_S = 40.0
+_ANSWERS = frozenset({Kind.PARTS, Kind.PENDING, Kind.OK})
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Member:
         size: how many there are.
         job: the job's name.
         lost_after_s: rank 0 is lost when it was not heard of for so long.
+        clock: the time in seconds.
+        beats: say between times, in a thread, that this rank lives.
     """
 
     def __init__(
@@ -66,7 +70,10 @@ class Member:
         size: int,
         job: str,
         lost_after_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        beats: bool = True,
     ) -> None:
+        self._clock, self._has_beats, self._had = clock, beats, 0
         self.rank, self.size, self.endpoint = rank, size, endpoint
         self._network, self._job = network, job
         self.lost_after_s = lost_after_s
@@ -130,14 +137,14 @@ class Member:
             StrategyError: rank 0 is of another job, or has met another process as this rank.
         """
         came: list[int] | None = None
-        until = time.monotonic() + connect_s
+        until = self._clock() + connect_s
         body: dict[str, Plain] = {"job": self._job, "size": self.size}
-        hello_at, wait = 0.0, LongWait()
-        while (left_s := until - time.monotonic()) > 0:
-            if time.monotonic() >= hello_at:
+        hello_at, wait = 0.0, LongWait(self._clock)
+        while (left_s := until - self._clock()) > 0:
+            if self._clock() >= hello_at:
                 self._send(self._lines, Kind.HELLO, body=body)
-                hello_at = time.monotonic() + _HELLO_S
-            arrived = self._lines.receive(min(max(0.0, hello_at - time.monotonic()), left_s))
+                hello_at = self._clock() + _HELLO_S
+            arrived = self._lines.receive(min(max(0.0, hello_at - self._clock()), left_s))
             wait.look(partial("rank {} waits for {}".format, self.rank, self._absent(came)))
             if arrived is None:
                 continue
@@ -148,7 +155,8 @@ class Member:
             found = answer.body.get("came")
             came = [int(str(each)) for each in found] if isinstance(found, list) else came
             if came is not None and len(came) == self.size:
-                self._thread.start()
+                if self._has_beats:
+                    self._thread.start()
                 return str(answer.body["coordinator"])
         raise self._nobody(came, connect_s)
 
@@ -184,17 +192,23 @@ class Member:
         self._doing = replace(before, what=what)
         tensors = (Tensor("payload", np.frombuffer(payload, np.uint8)),)
         body: dict[str, Plain] = {"what": what, **self._history}
-        until, wait = time.monotonic() + timeout_s, LongWait()
-        answer = None
-        while answer is None:
-            left_s = until - time.monotonic()
+        until, wait, again_s = self._clock() + timeout_s, LongWait(self._clock), _ASK_AGAIN_S
+        self._send(self._lines, Kind.BARRIER, number, body, tensors)
+        while True:
+            left_s = until - self._clock()
             if left_s <= 0:
                 raise self.late(what, timeout_s)
-            # A connection that broke took the last one along, or its answer.
-            self._send(self._lines, Kind.BARRIER, number, body, tensors)
-            answer = self._awaited(number, min(_ASK_AGAIN_S, left_s))
-            if answer is None:
-                wait.look(lambda: self.waits(what))
+            answer = self._awaited(number, min(again_s, left_s))
+            if answer is not None and answer.kind is Kind.PARTS:
+                break
+            if answer is not None:  # rank 0 has not got it
+                self._send(self._lines, Kind.BARRIER, number, body, tensors)
+                continue
+            # A connection that broke took the last one along, or its answer: rank 0 knows which.
+            wait.look(lambda: self.waits(what))
+            self._send(self._lines, Kind.BARRIER, number, {**body, "again": True})
+            again_s = min(2 * again_s, _ASK_AGAIN_MOST_S)
+        self._had = number
         self._doing = before
         return [tensor.array.tobytes() for tensor in answer.tensors]
 
@@ -224,7 +238,7 @@ class Member:
         Raises:
             PeerLostError: one is gone, or waits for a step that this rank will not take.
         """
-        number, wait = next(self._numbers), LongWait()
+        number, wait = next(self._numbers), LongWait(self._clock)
         self._send(self._lines, Kind.BYE, number, self._history)
         while self._awaited(number, _ASK_AGAIN_S) is None:
             wait.look(lambda: self.waits("the others' end"))
@@ -270,19 +284,23 @@ class Member:
         # Counted before it looks: of two threads' words the later one knows no less.
         word, doing = next(self._words), self._doing
         said: dict[str, Plain] = {"rank": self.rank, "session": self._session, "word": word}
+        said["had"] = self._had
         said |= {"doing": doing.what, "runs": doing.runs, "inside": doing.inside, **(body or {})}
         sender, step = f"rank {self.rank}", doing.step
         lines.send(0, Message(kind, sender, step=step, number=number, body=said, tensors=tensors))
 
     def _awaited(self, number: int, timeout_s: float) -> Message | None:
-        until = time.monotonic() + timeout_s
-        while (left_s := until - time.monotonic()) > 0:
+        """Returns the answer to a request; None after so long, or where the connection is new."""
+        until = self._clock() + timeout_s
+        while (left_s := until - self._clock()) > 0:
             arrived = self._lines.receive(min(_LOOK_S, left_s))
             if arrived is not None:
-                if arrived[1].kind in {Kind.PARTS, Kind.OK} and arrived[1].number == number:
+                if arrived[1].kind in _ANSWERS and arrived[1].number == number:
                     return arrived[1]
                 self._news.hear(arrived[1])
             self.check()
+            if self._lines.renewed():
+                return None
         return None
 
     def _beat(self) -> None:

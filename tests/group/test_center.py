@@ -1,6 +1,7 @@
 """What rank 0 tells the others, message by message."""
 
 import zlib
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 
 from jaxfleet.group.center import RUNNING, Center
 from jaxfleet.group.differences import first_difference
+from jaxfleet.group.member import Member
 from jaxfleet.group.verdict import Verdict
+from jaxfleet.ps.memory_network import MemoryNetwork
 from jaxfleet.ps.messages import Kind, Message, Tensor
 
 
@@ -83,6 +86,108 @@ def test_an_answer_that_was_lost_is_given_again() -> None:
     ranks.say(0, Kind.BARRIER, number=2, what="there")  # it has its answer, and goes on
     ranks.say(1, Kind.BARRIER, number=1, what="here")
     assert ranks.told == [(b"line of 1", wanted)]
+
+
+def test_an_answer_is_kept_until_all_have_had_it() -> None:
+    ranks = Ranks(2)
+    for rank in (1, 0):
+        ranks.say(rank, Kind.BARRIER, number=1, what="here")
+    ranks.say(0, Kind.HEARTBEAT, had=1)
+    assert ranks.center.kept_bytes == 2
+    ranks.say(1, Kind.HEARTBEAT, had=1)
+    assert ranks.center.kept_bytes == 0
+    ranks.say(1, Kind.BARRIER, number=1, what="here")  # sent again before it had the answer
+    assert ranks.told == []
+    assert ranks.center.kept_bytes == 0
+
+
+def test_what_was_lost_on_the_way_is_asked_for() -> None:
+    ranks = Ranks(2)
+    ranks.say(1, Kind.BARRIER, number=1, what="here", again=True)
+    ((line, asked),) = ranks.told
+    assert (line, asked.kind, asked.number) == (b"line of 1", Kind.PENDING, 1)
+    ranks.say(1, Kind.BARRIER, number=1, what="here")
+    ranks.say(1, Kind.BARRIER, number=1, what="here", again=True)
+    assert ranks.told == []
+
+
+def test_a_broken_group_keeps_nothing() -> None:
+    ranks = Ranks(2)
+    ranks.say(1, Kind.BARRIER, number=1, what="here")
+    ranks.say(0, Kind.BARRIER, number=1, what="there")
+    assert ranks.center.kept_bytes == 0
+
+
+@pytest.mark.parametrize("lost", [None, "request", "answer"])
+def test_what_is_gathered_travels_once_however_long_the_last_one_takes(lost: str | None) -> None:
+    job = Gathering(lost)
+    found = job.run()
+    payloads = [bytes([rank]) * SIZE for rank in range(3)]
+    assert found == {f"rank {rank}": [payloads, [b"done"] * 3] for rank in range(3)}
+    assert job.center.kept_bytes <= 3 * len(b"done")
+    assert job.brought == (SIZE * (4 if lost == "request" else 3))
+    assert job.given == 3 * SIZE * (4 if lost == "answer" else 3)
+
+
+SIZE = 100_000
+
+
+class Gathering:
+    """Three ranks in memory that gather; the last comes after 100 s.
+
+    Attributes:
+        brought: the bytes that ranks sent, of what they gather first.
+        given: those that rank 0 sent.
+    """
+
+    def __init__(self, lost: str | None) -> None:
+        self.lost, self.brought, self.given = lost, 0, 0
+        self.center = Center(3, "job", "host:1", lost_after_s=1e6)
+        self.network = MemoryNetwork(faults=self._carried)
+        self._ended = 0
+
+    def run(self) -> dict[str, Any]:
+        people: dict[str, Any] = {"center": self._center}
+        people |= {f"rank {rank}": partial(self._rank, rank) for rank in range(3)}
+        found = self.network.run(people)
+        return {name: value for name, value in found.items() if name != "center"}
+
+    def _carried(self, _: str, message: Message) -> int:
+        size = sum(tensor.array.nbytes for tensor in message.tensors)
+        if size < SIZE:
+            return 1
+        is_request = message.kind is Kind.BARRIER
+        self.brought += size if is_request else 0
+        self.given += 0 if is_request else size
+        if self.lost != ("request" if is_request else "answer"):
+            return 1
+        self.lost = None
+        return 0
+
+    def _center(self) -> None:
+        listener = self.network.listen("127.0.0.1:7")
+        while self._ended < 3:
+            if (found := listener.receive(1.0)) is not None:
+                for line, message in self.center.take(*found):
+                    listener.send(line, message)
+
+    def _rank(self, rank: int) -> list[list[bytes]]:
+        member = Member(
+            self.network,
+            "127.0.0.1:7",
+            rank=rank,
+            size=3,
+            job="job",
+            lost_after_s=1e6,
+            clock=self.network.clock,
+            beats=False,
+        )
+        member.meet(50.0)
+        self.network.sleep(100.0 if rank == 2 else 0.0)
+        first = member.together("first", bytes([rank]) * SIZE, 300.0)
+        found = [first, member.together("second", b"done", 300.0)]
+        self._ended += 1
+        return found
 
 
 def test_who_is_silent_is_lost_and_named_to_all() -> None:
