@@ -1,7 +1,6 @@
 """Which trainers have said bye, on disk: a server that comes back waits for none of them."""
 
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +42,7 @@ class Byes:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             new.write_text(text)
-            os.replace(new, self.folder / _NAME)
+            new.replace(self.folder / _NAME)
         except OSError as error:
             alert(f"cannot note in {self.folder} which trainers have left: {error}")
 
