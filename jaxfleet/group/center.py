@@ -121,6 +121,12 @@ class Center:
             self._judge(rank)
         return answers + (self._tell_all() if self.verdict is not before else [])
 
+    def knows(self, message: Message) -> bool:
+        """Tells whether a message is of a rank that was let in."""
+        rank = message.body.get("rank")
+        seen = self._seen.get(rank) if isinstance(rank, int) else None
+        return seen is not None and seen.session == message.body.get("session")
+
     def passed(self, seconds: float) -> Answers:
         """Counts time in which it listened, and returns what to send: who is silent for too long.
 

@@ -44,6 +44,8 @@ class Serving:
                 counted_s = now_s
                 if arrived is not None:
                     self._send(self.center.take(*arrived))
+                    if self.center.knows(arrived[1]):
+                        self._listener.trust(arrived[0])
 
     def _send(self, answers: Answers) -> None:
         for line, message in answers:

@@ -8,6 +8,9 @@ The progress of a handshake is visible in the byte counts of the kernel (`TCP_IN
 answers the 64 bytes of a greeting with as many, and sends more only to a peer that has the server's
 public key, which is derived from the secret. On systems without these counts only the number of
 connections is limited.
+
+Without a secret a handshake proves nothing. A connection then counts until the server says that a
+message on it was of the job: a hello that was accepted, or a heartbeat of who said one.
 """
 
 import os
@@ -43,6 +46,11 @@ class DoorLimits:
     longest_s: float = 10.0
 
 
+WITHOUT_SECRET = DoorLimits(
+    connections=256, of_an_address=64, received_bytes=2 << 20, longest_s=30.0
+)  # all trainers of a machine may come at once, and a hello brings the text of a program
+
+
 @dataclass(frozen=True)
 class _Stranger:
     """An unauthenticated connection: a second descriptor of it, its address, and when it came."""
@@ -58,11 +66,13 @@ class Doorway:
 
     Attributes:
         limits: how much they may hold.
+        by_handshake: a handshake proves it; else connections are cut when they stay too long.
         clock: the time in seconds.
         cut: how many were cut.
     """
 
     limits: DoorLimits
+    by_handshake: bool = True
     clock: Callable[[], float] = time.monotonic
     cut: int = 0
     _strangers: dict[int, _Stranger] = field(default_factory=dict)  # by their descriptor, in order
@@ -97,13 +107,18 @@ class Doorway:
         if (stranger := self._strangers.pop(fd, None)) is not None:
             stranger.line.close()
 
+    def may_hold(self, fd: int) -> bool:
+        """Tells whether a connection counts; any thread may ask."""
+        return fd in self._strangers
+
     def look(self) -> None:
         """Removes authenticated connections, and cuts those that sent too much."""
         for fd, stranger in list(self._strangers.items()):
             sent, received = _counted(stranger.line)
-            if sent >= _GREETED or self.clock() - stranger.since > self.limits.longest_s:
+            is_late = self.clock() - stranger.since > self.limits.longest_s
+            if self.by_handshake and (sent >= _GREETED or is_late):
                 self.left(fd)
-            elif received > self.limits.received_bytes:
+            elif received > self.limits.received_bytes or is_late:
                 self._cut(fd)
 
     def close(self) -> None:

@@ -190,6 +190,9 @@ class MemoryListener:
             for copy in self._network.carried(self._endpoint, message):
                 lines.put(server, copy)
 
+    def trust(self, _: Peer) -> None:
+        """Does nothing: there are no strangers here."""
+
     def put(self, lines: MemoryLines, server: int, message: Message) -> None:
         """Takes a message that arrived."""
         key = (id(lines), server)  # `_lines` keeps them alive, so the id stays theirs

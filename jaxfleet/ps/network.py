@@ -64,6 +64,13 @@ class Listener(Protocol):
         """
         ...
 
+    def trust(self, peer: Peer) -> None:
+        """Notes that who sent the last message takes part in the job.
+
+        Without a secret, connections of which that is not said are few, small and short-lived.
+        """
+        ...
+
     def wake(self) -> None:
         """Makes a `receive` that waits return; any thread may call it."""
         ...

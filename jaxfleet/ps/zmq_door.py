@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 
 import zmq
 import zmq.utils.z85
@@ -16,6 +17,7 @@ _EVENTS = "inproc://jaxfleet.door"
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _LOG_AGAIN_S = 60.0
 _SHOWN = 3  # addresses
+_MOST_TRUSTED = 1024  # at a time
 _LOOK_MS = 50  # between two looks at connections that have proved nothing
 
 
@@ -40,7 +42,8 @@ class Door:
         keys: Keys | None,
         limits: DoorLimits,
     ) -> None:
-        self._doorway = Doorway(limits)
+        self._doorway = Doorway(limits, keys is not None)
+        self._trusted = deque[int](maxlen=_MOST_TRUSTED)
         self._where, self._refused, self._log_at = "", 0, 0.0
         self._wanted = [b"NULL"]
         if keys is not None:
@@ -60,6 +63,11 @@ class Door:
         """Notes where the listener is, for the log."""
         self._where = endpoint
 
+    def trust(self, descriptor: int) -> None:
+        """Notes that who is at the other end of a connection takes part in the job."""
+        if self._doorway.may_hold(descriptor):
+            self._trusted.append(descriptor)
+
     @property
     def cut(self) -> int:
         """How many connections were cut before they proved anything."""
@@ -78,6 +86,8 @@ class Door:
                 if self._events in ready:
                     event = recv_monitor_message(self._events)
                     self._note(event["event"], event["value"])
+                while self._trusted:
+                    self._doorway.left(self._trusted.popleft())
                 self._doorway.look()
         except zmq.ZMQError:
             self._doorway.close()

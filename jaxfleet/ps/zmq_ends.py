@@ -4,7 +4,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import zmq
@@ -100,14 +100,23 @@ def send_parts(made: "zmq.Socket[bytes]", parts: Sequence[Frame]) -> None:
         made.send(part, flags, copy=frame_bytes(part) < _COPY_BELOW_BYTES)
 
 
-def receive_parts(made: "zmq.Socket[bytes]", *, most: int) -> list[memoryview]:
+def receive_parts(
+    made: "zmq.Socket[bytes]", *, most: int, first: Callable[[zmq.Frame], object] | None = None
+) -> list[memoryview]:
     """Returns the next parts, of which no more than `most` are kept at a time.
+
+    Args:
+        made: the socket.
+        most: so many.
+        first: is given the first part as ZeroMQ has it.
 
     Raises:
         zmq.Again: there are none.
         FrameError: there were more than `most`; the first one says, as `first`, who sent them.
     """
     frame = made.recv(zmq.NOBLOCK, copy=False)
+    if first is not None:
+        first(frame)
     parts = [frame.buffer]
     count = 1
     while frame.more:

@@ -4,12 +4,12 @@ import errno
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import zmq
 
 from jaxfleet.ps.chunks import Joiner, PieceError, split
-from jaxfleet.ps.doorway import DoorLimits
+from jaxfleet.ps.doorway import WITHOUT_SECRET, DoorLimits
 from jaxfleet.ps.frames import Frame, FrameError
 from jaxfleet.ps.limits import Limits
 from jaxfleet.ps.messages import Kind, Message
@@ -66,6 +66,9 @@ class ZmqListener:
         self._joiners: dict[Peer, tuple[Joiner, float]] = {}  # with when each took something
         self._borrower = Borrower(limits)
         self._lender = Lender()
+        # Without a secret: the descriptor of the connection that the last message came on.
+        self._came_on: Callable[[zmq.Frame], object] | None = self._note if keys is None else None
+        self._descriptor = -1
         self._near = deque[Peer](maxlen=_MOST_NEAR)  # those that lent something themselves
         self._end = End(f"the listener at {host} is")
         self._router = make_socket(self._end.context, zmq.ROUTER, timing)
@@ -75,9 +78,10 @@ class ZmqListener:
         try:
             if keys is not None:
                 use_keys(self._router, keys, server=True)
-            self._door = Door(
-                self._end.context, self._router, keys, DoorLimits(longest_s=timing.handshake_s)
+            limits = (
+                DoorLimits(longest_s=timing.handshake_s) if keys is not None else WITHOUT_SECRET
             )
+            self._door = Door(self._end.context, self._router, keys, limits)
             self._router.bind(address)
             port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
             if (name := local_name(host, int(port))) is not None:
@@ -133,7 +137,9 @@ class ZmqListener:
         """Reads once. What is no message is answered, and counted."""
         try:
             # The first part is the name that the ROUTER gave the peer.
-            name, *parts = receive_parts(self._router, most=self._limits.max_parts + 1)
+            name, *parts = receive_parts(
+                self._router, most=self._limits.max_parts + 1, first=self._came_on
+            )
         except TooManyPartsError as error:
             self._reject(error.first, error)
             return None
@@ -149,6 +155,13 @@ class ZmqListener:
         except FrameError as error:
             self._reject(peer, error)
         return None
+
+    def _note(self, frame: zmq.Frame) -> None:
+        self._descriptor = int(frame.get(zmq.SRCFD))
+
+    def trust(self, _: Peer) -> None:
+        if self._came_on is not None:
+            self._door.trust(self._descriptor)
 
     def _joined(self, peer: Peer, parts: Sequence[Frame]) -> Sequence[Frame] | None:
         found = self._joiners.pop(peer, None)

@@ -299,6 +299,9 @@ class StoppingListener:
     def send(self, peer: Peer, message: Message) -> None:
         self.listener.send(peer, message)
 
+    def trust(self, peer: Peer) -> None:
+        self.listener.trust(peer)
+
     def wake(self) -> None:
         self.listener.wake()
 

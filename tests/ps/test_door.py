@@ -84,6 +84,28 @@ def test_who_sends_much_before_it_is_known_is_cut_and_who_was_answered_is_not() 
         door.close()
 
 
+@counted
+def test_without_a_secret_a_connection_counts_until_it_is_known_to_be_of_the_job() -> None:
+    now = 0.0
+    door = Doorway(LIMITS, by_handshake=False, clock=lambda: now)
+    with connected(addresses=("127.0.0.1",) * 3) as pairs:
+        (idle, _), (known, answers), (loud, _) = pairs
+        for _, accepted in pairs:
+            door.accepted(accepted.fileno())
+        answers.sendall(b"x" * 100)
+        known.recv(100, socket.MSG_WAITALL)
+        loud.sendall(b"x" * 2000)
+        until(lambda: door.look() or door.cut > 0)  # type: ignore[func-returns-value]
+        assert is_cut(loud)
+        assert len(door) == 2  # an answer proves nothing
+        door.left(pairs[1][1].fileno())
+        now = 6.0
+        door.look()
+        assert is_cut(idle)
+        assert not is_cut(known)
+        assert (len(door), door.cut) == (0, 2)
+
+
 def test_a_door_forgets_what_ended_and_what_stays_long() -> None:
     now = 0.0
     door = Doorway(LIMITS, clock=lambda: now)

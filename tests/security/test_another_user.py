@@ -51,9 +51,11 @@ def found_by(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[tuple[ServerCore, ZmqListener]]:
-    """Serves a job with a secret in this process."""
-    network = ZmqNetwork(secret=SECRET)
+def serving(
+    folder: Path, secret: bytes | None = SECRET
+) -> Iterator[tuple[ServerCore, ZmqListener]]:
+    """Serves a job in this process, with a secret unless told."""
+    network = ZmqNetwork(secret=secret)
     listener = network.listen("127.0.0.1:0")
     options = ServerOptions(server=0, job="j", trainers=2, save_dirs=(folder,))
     core = ServerCore(listener.endpoint, CACHE, time.monotonic, options)
@@ -79,9 +81,11 @@ def ask(lines: Lines, trainer: int, kind: Kind, body: dict[str, Plain], **more: 
     return answer[1]
 
 
-def train(listener: ZmqListener, folder: Path) -> dict[str, np.ndarray]:
+def train(
+    listener: ZmqListener, folder: Path, secret: bytes | None = SECRET
+) -> dict[str, np.ndarray]:
     """Trains a step as both trainers of the job, and saves; returns the parameters."""
-    network = ZmqNetwork(secret=SECRET)
+    network = ZmqNetwork(secret=secret)
     lines = [network.connect([listener.endpoint]) for _ in range(2)]
     for number, line in enumerate(lines):
         body = hello(number, servers=[listener.endpoint])
@@ -128,6 +132,28 @@ def test_another_user_learns_nothing_changes_nothing_and_takes_little(tmp_path: 
         assert core.failure is None
     assert list((tmp_path / "theirs").iterdir()) == []
     assert any((tmp_path / "ours" / "saved").iterdir())
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel does not count bytes")
+def test_who_says_no_hello_takes_little_of_a_server_without_a_secret(tmp_path: Path) -> None:
+    with serving(tmp_path, None) as (core, listener):
+        before = descriptors()
+        words = [sys.executable, stranger.__file__, listener.endpoint, "--insecure"]
+        pipe = subprocess.PIPE
+        environment = os.environ | SETTINGS
+        with subprocess.Popen(
+            words, env=environment, stdout=pipe, stderr=pipe, text=True
+        ) as process:
+            found = found_by(process)
+        assert found["opened"] > stranger.IDLE / 2
+        assert found["left"] <= stranger.OF_AN_ADDRESS_WITHOUT_SECRET
+        assert found["poured"] < stranger.LARGE / 2
+        assert descriptors() < before + 2 * stranger.OF_AN_ADDRESS_WITHOUT_SECRET
+        assert not core.trainers.facts
+        parameters = train(listener, tmp_path, None)
+        for name, array in parameters.items():
+            np.testing.assert_array_equal(array, sgd_after(1)[name])
 
 
 @pytest.mark.grid

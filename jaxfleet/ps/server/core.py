@@ -178,6 +178,19 @@ class ServerCore:
             self.desk.error(peer, message, refusal_of("failed", error))
         return self._carried()
 
+    def knows(self, peer: Peer, message: Message) -> bool:
+        """Tells whether a message that was handled is of somebody who takes part in the job.
+
+        Heartbeats come on lines of their own, which say no hello: their session says whose.
+        """
+        if message.sender.startswith("server "):
+            is_other = self._links.number_of(message.sender) is not None
+            return is_other and message.body.get("program") == self._me.program
+        if message.kind is Kind.HEARTBEAT:
+            known = self.trainers.by_id.get(_number_of(message))
+            return known is not None and known.session == message.body.get("session")
+        return self.trainers.id_of(peer) is not None
+
     def tick(self, now: float) -> Replies:
         """Looks at the time: who is lost, who waited for too long."""
         self._watch.look_at_waits(now)

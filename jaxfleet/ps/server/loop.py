@@ -93,6 +93,8 @@ class Server:
         found = self._listener.receive(0.0 if self._todo else _TICK_S)
         if found is not None:
             self._send(self._core.handle(*found))
+            if self._core.knows(*found):
+                self._listener.trust(found[0])
         self._compute()
         now = self._clock()
         if now - self._ticked >= _TICK_S:

@@ -38,6 +38,9 @@ class QueueListener:
     def send(self, peer: Peer, message: Message) -> None:
         self.outbox.put((peer, message))
 
+    def trust(self, peer: Peer) -> None:
+        pass
+
     def wake(self) -> None:
         self.inbox.put(None)
 
