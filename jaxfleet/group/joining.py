@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxfleet.env import Rank, read_rank
+from jaxfleet.env import Rank, read_job, read_rank
 from jaxfleet.errors import ConnectError, StrategyError
 from jaxfleet.group.center import Center
 from jaxfleet.group.clusters import detected_rank
@@ -18,6 +18,7 @@ from jaxfleet.group.serving import Serving
 from jaxfleet.ps.secret import read_secret
 from jaxfleet.ps.zmq_network import ZmqNetwork
 from jaxfleet.watch import spans_of
+from jaxfleet.watch.notices import alert
 
 _SHUTDOWN_S = 60
 # jax's own heartbeat aborts the process, so ours must always be first.
@@ -105,6 +106,8 @@ def _meet(here: Rank, *, connect_s: float, lost_after_s: float) -> Joined:
     host = first.rpartition(":")[0]
     held, serving = None, None
     if here.rank == 0:
+        if secret is None and not read_job().insecure:
+            _warn_of_no_secret(first)
         listener = network.listen(first)
         held = _held_port()
         coordinator = f"{host}:{held.getsockname()[1]}"
@@ -123,6 +126,15 @@ def _meet(here: Rank, *, connect_s: float, lost_after_s: float) -> Joined:
         if held is not None:
             held.close()
     return joined
+
+
+def _warn_of_no_secret(endpoint: str) -> None:
+    alert(
+        f"rank 0 listens at {endpoint} without a secret: whoever reaches that port can take a "
+        "rank's place, or end the job. Give all ranks one file (`umask 077; head -c 32 "
+        "/dev/urandom > FILE`, in a folder that all of them see) by JAXFLEET_SECRET_FILE=FILE; "
+        "JAXFLEET_INSECURE=1 accepts the risk"
+    )
 
 
 def _start_jax(coordinator: str, here: Rank, connect_s: float) -> None:

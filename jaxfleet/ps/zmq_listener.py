@@ -78,10 +78,10 @@ class ZmqListener:
         try:
             if keys is not None:
                 use_keys(self._router, keys, server=True)
-            limits = (
-                DoorLimits(longest_s=timing.handshake_s) if keys is not None else WITHOUT_SECRET
+            usual = DoorLimits(longest_s=timing.handshake_s)
+            self._door = Door(
+                self._end.context, self._router, keys, usual if keys else WITHOUT_SECRET
             )
-            self._door = Door(self._end.context, self._router, keys, limits)
             self._router.bind(address)
             port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
             if (name := local_name(host, int(port))) is not None:

@@ -19,6 +19,7 @@ from jaxfleet.errors import ConnectError, PeerLostError, ProgramError, StrategyE
 from jaxfleet.group import Joined, Place
 from jaxfleet.group.center import Center
 from jaxfleet.group.clusters import detected_rank
+from jaxfleet.group.joining import _meet
 from jaxfleet.group.leaving import _leave
 from jaxfleet.group.member import Doing, Member
 from jaxfleet.group.news import News
@@ -64,6 +65,18 @@ def test_who_did_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             first.meet(3.0)
         other.join()
     assert len(heard) < 40, "who waits says hello now and then, not as fast as it can"
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_ranks_without_a_secret_are_told_once_what_to_set(
+    accepted: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("JAXFLEET_SECRET_FILE", raising=False)
+    monkeypatch.setenv("JAXFLEET_INSECURE", "1" if accepted else "")
+    with closing(Ports(2)) as ports, pytest.raises(ConnectError, match="rank 1 of 2 did not come"):
+        _meet(Rank(0, tuple(ports.endpoints), "job", None, 0, ()), connect_s=0.3, lost_after_s=10.0)
+    said = [line for line in caplog.messages if "JAXFLEET_SECRET_FILE=FILE" in line]
+    assert len(said) == (0 if accepted else 1)
 
 
 def test_nobody_there_is_said_with_the_place() -> None:
