@@ -119,7 +119,7 @@ PUBLIC = {
         save_params save_persistables save_vars set_program_state shuffle
     """,
     "jaxfleet.fluid.layers": """
-        DynamicRNN StaticRNN Switch While abs accuracy acos adaptive_pool2d argmax argmin
+        DynamicRNN IfElse StaticRNN Switch While abs accuracy acos adaptive_pool2d argmax argmin
         argsort array_length array_read array_write asin assign atan auc
         autoincreased_step_counter batch_norm brelu case cast ceil clip clip_by_norm concat cond
         conv2d conv2d_transpose conv3d cos cos_sim cosh cosine_decay create_array

@@ -120,3 +120,59 @@ def test_branches_that_return_other_shapes_are_refused() -> None:
             layers.cond(holds, lambda: x, lambda: None)
         with pytest.raises(WrongTypeError, match="'true_fn' is no function"):
             layers.cond(holds, x)  # type: ignore[arg-type]
+
+
+def by_rows() -> fluid.Variable:
+    """Returns the loss of a net that takes a logarithm where it can, and else multiplies."""
+    x = layers.data("x", [3], stop_gradient=False)
+    first = layers.slice(x, [1], [0], [1])
+    choice = layers.IfElse(
+        layers.less_than(layers.fill_constant_batch_size_like(x, [-1, 1], "float32", 0), first)
+    )
+    with choice.true_block():
+        choice.output(
+            layers.log(layers.slice(choice.input(x), [1], [0], [1])) + dense(choice.input(x))
+        )
+    with choice.false_block():
+        choice.output(dense(layers.square(choice.input(x))))
+    (made,) = choice()
+    return layers.mean(layers.square(made) + x)
+
+
+def of_each_row(rows: Array) -> Callable[[], fluid.Variable]:
+    """Returns the same net without a choice, for rows whose signs are known."""
+
+    def build() -> fluid.Variable:
+        x = layers.data("x", [3], stop_gradient=False)
+        made = []
+        for at, row in enumerate(rows):
+            one = layers.slice(x, [0], [at], [at + 1])
+            if row[0] > 0:
+                made.append(layers.log(layers.slice(one, [1], [0], [1])) + dense(one))
+            else:
+                made.append(dense(layers.square(one)))
+        return layers.mean(layers.square(layers.concat(made)) + x)
+
+    return build
+
+
+@pytest.mark.parametrize("signs", [[1, -1, -1, 1], [1, 1, 1, 1], [-1, -1, -1, -1]])
+def test_rows_go_through_one_of_two_blocks(signs: list[int]) -> None:
+    """No gradient of the logarithm of what is below 0 comes of the rows that are not its own."""
+    rows = X.copy()
+    rows[:, 0] = np.abs(rows[:, 0]) * signs
+    same(
+        gradients(by_rows, {"x": rows}, W, ["x"]),
+        gradients(of_each_row(rows), {"x": rows}, W, ["x"]),
+    )
+
+
+def test_a_block_of_rows_that_puts_them_together_is_refused() -> None:
+    def build() -> None:
+        x = layers.data("x", [1])
+        choice = layers.IfElse(layers.less_than(x, x))
+        with choice.true_block():
+            choice.output(layers.mean(choice.input(x)))
+
+    with fresh(), pytest.raises(ProgramError, match="'mean' puts the rows of a block together"):
+        build()

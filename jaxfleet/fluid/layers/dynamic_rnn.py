@@ -53,6 +53,7 @@ class DynamicRNN:
         """
         self._steps.check_open("step_input")
         (given,) = sequences("DynamicRNN", "x", x)
+        self._steps.check_outside(given, "which it is to go through")
         if level != 0:
             raise mistake(f"DynamicRNN: level {level} of sequences that have one", "level=0")
         if self._steps.inputs:

@@ -46,6 +46,7 @@ class StaticRNN:
         check_type(x, "the input of StaticRNN", Variable)
         if not x.sizes:
             raise mistake(f"StaticRNN: '{x.name}' has no axis to go through")
+        self._steps.check_outside(x, "which it is to go through")
         first = self._steps.inputs[0][0] if self._steps.inputs else x
         assert first.sizes is not None
         if first.sizes[0] != x.sizes[0]:

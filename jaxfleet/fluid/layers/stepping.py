@@ -100,8 +100,19 @@ class Stepping:
         made.sizes = sizes
         return made
 
+    def check_outside(self, x: Variable, what: str) -> None:
+        """Checks that a variable is made before the block.
+
+        Raises:
+            ProgramError: the block makes it.
+        """
+        if self.block is not None and self.block.vars.get(x.name) is x:
+            message = f"{self.layer}: its block makes '{x.name}', {what}"
+            raise mistake(message, "make it before the block")
+
     def remember(self, init: Variable) -> Variable:
         """Adds a memory; returns what the block reads of it."""
+        self.check_outside(init, "with which a memory begins")
         assert init.sizes is not None
         before = self.declare(init, init.sizes, "mem")
         before.stop_gradient = False

@@ -21,6 +21,7 @@ from jaxfleet.ops.fluid import random as random
 from jaxfleet.ops.fluid import recurrent as recurrent
 from jaxfleet.ops.fluid import resizing as resizing
 from jaxfleet.ops.fluid import rows as rows
+from jaxfleet.ops.fluid import rows_apart as rows_apart
 from jaxfleet.ops.fluid import sequence_shapes as sequence_shapes
 from jaxfleet.ops.fluid import sequences as sequences
 from jaxfleet.ops.fluid import servers as servers

@@ -1,0 +1,156 @@
+"""`IfElse`: rows for which a condition holds are computed in one way, the others in another."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from jaxfleet.fluid.block import Block
+from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.layer_helper import LayerHelper
+from jaxfleet.fluid.layers.comparisons import logical_not
+from jaxfleet.fluid.layers.control_flow import conditional_block
+from jaxfleet.fluid.layers.maths import reduce_any
+from jaxfleet.fluid.layers.tensors import assign
+from jaxfleet.fluid.variable import Variable
+from jaxfleet.ir import Size
+from jaxfleet.ops.fluid import EMPTY
+
+_MIX_ROWS = frozenset(
+    {"batch_norm", "data_norm", "cumsum", "reverse", "transpose2", "gather", "scatter", "argsort"}
+)
+
+
+class IfElse:
+    """Computes the rows for which a condition holds in one block, and the others in another.
+
+    ::
+
+        choice = layers.IfElse(layers.less_than(label, limit))  # bool[b,1]
+        with choice.true_block():
+            choice.output(layers.fc(choice.input(x), 10))
+        with choice.false_block():
+            choice.output(layers.fc(choice.input(x), 10))
+        (out,) = choice()  # f32[b,10]
+
+    A block runs if it has rows. What it does with a row must not depend on the others.
+
+    Args:
+        cond: bool[b,1].
+        name: of the layer.
+
+    Raises:
+        WrongTypeError: the condition is no variable.
+    """
+
+    OUT_IF_ELSE_BLOCKS, IN_IF_ELSE_TRUE_BLOCKS, IN_IF_ELSE_FALSE_BLOCKS = 0, 1, 2
+
+    def __init__(self, cond: Variable, name: str | None = None) -> None:
+        check_type(cond, "the condition of IfElse", Variable)
+        if cond.dtype != "bool" or not cond.sizes or cond.sizes[1:] not in {(), (1,)}:
+            raise mistake(f"IfElse: the condition is bool[b,1], and '{cond.name}' is {cond}")
+        self.cond = cond
+        self.helper = LayerHelper("ifelse", name)
+        self._parts: dict[str, tuple[Variable, Variable]] = {}
+        self._outputs: tuple[list[Variable], list[Variable]] = ([], [])  # if true, if false
+        self._side = -1  # of the block that is built: 0 if true, 1 if false
+        self._outer: Block = self.helper.block
+
+    @contextmanager
+    def true_block(self) -> Iterator[None]:
+        """Adds the operators of a `with`, for rows for which the condition holds."""
+        with self._building(0, self.cond):
+            yield
+
+    @contextmanager
+    def false_block(self) -> Iterator[None]:
+        """Adds the operators of a `with`, for the other rows."""
+        with self._building(1, logical_not(self.cond)):
+            yield
+
+    def input(self, x: Variable) -> Variable:
+        """Returns the rows of a variable that are the block's.
+
+        Raises:
+            ProgramError: it is called outside a block, or the variable has no rows of the batch.
+        """
+        self._check_open("input")
+        check_type(x, "the input of IfElse", Variable)
+        if not x.sizes or x.sizes[0] != self._rows:
+            raise mistake(f"IfElse: '{x.name}' has not as many rows as the condition")
+        if x.name not in self._parts:
+            block, program = self.helper.block, self.helper.main_program
+            program.current_block_idx = self._outer.idx
+            slots = {"X": x, "Mask": self.cond}, {"OutTrue": x.dtype, "OutFalse": x.dtype}
+            if_true, if_false = self.helper.add(*slots, op_type="split_lod_tensor")
+            program.current_block_idx = block.idx
+            self._parts[x.name] = if_true, if_false
+        return self._parts[x.name][self._side]
+
+    def output(self, *outs: Variable) -> None:
+        """Says what a block makes of its rows.
+
+        Raises:
+            ProgramError: it is called outside a block.
+        """
+        self._check_open("output")
+        for one in outs:
+            check_type(one, "an output of IfElse", Variable)
+            name = self._outer.program.unique_name(f"{self.helper.name}.out")
+            kept = self._outer.create_var(name=name, dtype=one.dtype)
+            kept.sizes = one.sizes
+            self._outputs[self._side].append(assign(one, kept))
+
+    def __call__(self) -> list[Variable]:
+        """Returns what both blocks made, in the order of the rows.
+
+        Raises:
+            ProgramError: they made different things.
+        """
+        if_true, if_false = self._outputs
+        if not if_true or [x.sizes for x in if_true] != [x.sizes for x in if_false]:
+            what = f"true_block makes {if_true}, and false_block {if_false}"
+            raise mistake(f"IfElse: {what}", "output as many variables of equal shapes from both")
+        merged = []
+        for pair in zip(if_true, if_false, strict=True):
+            inputs: dict[str, Any] = {"Mask": self.cond, "InTrue": pair[0], "InFalse": pair[1]}
+            out = {"Out": pair[0].dtype}
+            merged += self.helper.add(inputs, out, op_type="merge_lod_tensor")
+        return merged
+
+    @property
+    def _rows(self) -> Size:
+        assert self.cond.sizes is not None
+        return self.cond.sizes[0]
+
+    @contextmanager
+    def _building(self, side: int, condition: Variable) -> Iterator[None]:
+        if self._side >= 0:
+            raise mistake("IfElse: one of its blocks is opened within the other")
+        has_rows = reduce_any(condition, keep_dim=False)
+        self._side, self._outer = side, self.helper.block
+        try:
+            with conditional_block(has_rows):
+                yield
+                self._check_rows(self.helper.block)
+        finally:
+            self._side = -1
+
+    def _check_rows(self, inner: Block) -> None:
+        """Refuses an operator that puts rows together.
+
+        Raises:
+            ProgramError: there is one.
+        """
+        for op in inner.ops:
+            read = [inner._var_recursive(name) for name in op.input_arg_names if name != EMPTY]
+            if not any(v.sizes and v.sizes[0] == self._rows for v in read):
+                continue
+            made = [inner._var_recursive(name) for name in op.output_arg_names if name != EMPTY]
+            kept = all(v.sizes and v.sizes[0] in {0, self._rows} for v in made)
+            if op.type in _MIX_ROWS or not kept:
+                hint = "do it behind the IfElse, with what the blocks make of each row"
+                raise mistake(f"IfElse: '{op.type}' puts the rows of a block together", hint)
+
+    def _check_open(self, what: str) -> None:
+        if self._side < 0:
+            raise mistake(f"IfElse: {what} is called outside true_block and false_block")
