@@ -8,11 +8,13 @@ _TRANSPILER = f"{_FLUID}.transpiler"
 _DETAILS = f"{_TRANSPILER}.details"
 _SERVERS = f"{_FLUID}.incubate.fleet.parameter_server"
 _PSLIB = f"{_SERVERS}.pslib"
+_DYGRAPH = ("jaxfleet.compat.dygraph",)
 _FRAMEWORK = (f"{_FLUID}.framework",)
 
 # A package stands before its modules.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle": ("jaxfleet.compat.top",),
+    "paddle.compat": ("jaxfleet.compat.text",),
     "paddle.distributed": (),
     "paddle.distributed.fs_wrapper": (f"{_FLUID}.incubate.fleet.utils.fs",),
     "paddle.distributed.launch": ("jaxfleet.launch.paddle_launch",),
@@ -25,6 +27,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid": (_FLUID,),
     "paddle.fluid.backward": (f"{_FLUID}.backward",),
     "paddle.fluid.clip": (f"{_FLUID}.clip",),
+    "paddle.fluid.communicator": (f"{_FLUID}.communicator",),
     "paddle.fluid.compiler": (f"{_FLUID}.compiler",),
     "paddle.fluid.contrib": (f"{_FLUID}.contrib",),
     "paddle.fluid.contrib.memory_usage_calc": (f"{_FLUID}.contrib",),
@@ -37,6 +40,13 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid.distributed.downpour": (f"{_FLUID}.distributed",),
     "paddle.fluid.distributed.node": (f"{_FLUID}.distributed",),
     "paddle.fluid.distributed.ps_pb2": (f"{_FLUID}.distributed.ps_pb2",),
+    "paddle.fluid.dygraph": _DYGRAPH,
+    "paddle.fluid.dygraph.base": _DYGRAPH,
+    "paddle.fluid.dygraph.container": _DYGRAPH,
+    "paddle.fluid.dygraph.layers": _DYGRAPH,
+    "paddle.fluid.dygraph.learning_rate_scheduler": _DYGRAPH,
+    "paddle.fluid.dygraph.nn": _DYGRAPH,
+    "paddle.fluid.dygraph.parallel": _DYGRAPH,
     "paddle.fluid.executor": (f"{_FLUID}.executor",),
     "paddle.fluid.framework": _FRAMEWORK,
     "paddle.fluid.incubate": (f"{_FLUID}.incubate",),
@@ -68,6 +78,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid.layer_helper": (f"{_FLUID}.layer_helper",),
     "paddle.fluid.layers": _LAYERS,
     "paddle.fluid.layers.control_flow": _LAYERS,
+    "paddle.fluid.layers.device": ("jaxfleet.compat.device",),
     "paddle.fluid.layers.io": _LAYERS,
     "paddle.fluid.layers.learning_rate_scheduler": _LAYERS,
     "paddle.fluid.layers.loss": _LAYERS,
@@ -98,6 +109,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         f"{_TRANSPILER}.op_roles",
         _DETAILS,
     ),
+    "paddle.fluid.transpiler.geo_sgd_transpiler": (_TRANSPILER,),
     "paddle.fluid.transpiler.memory_optimization_transpiler": (f"{_TRANSPILER}.memory",),
     "paddle.fluid.transpiler.ps_dispatcher": (_TRANSPILER,),
     "paddle.fluid.unique_name": (f"{_FLUID}.unique_name",),

@@ -6,7 +6,7 @@ and choices of kernels, which XLA decides by itself, or have no effect, which is
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from jaxfleet.env import read_check_nan_inf, read_rpc_deadline_ms
@@ -68,3 +68,22 @@ def get_flags(flags: Sequence[str] | str) -> dict[str, Any]:
         if name not in _FLAGS:
             raise mistake(f"there is no flag {name}", f"flags: {', '.join(_FLAGS)}")
     return {name: _FLAGS[name] for name in names}
+
+
+class Globals(MutableMapping[str, Any]):
+    """The flags as one mapping: `fluid.core.globals()["FLAGS_rpc_deadline"] = 5000`."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _FLAGS[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        set_flags({name: value})
+
+    def __delitem__(self, name: str) -> None:
+        raise mistake(f"flag {name} cannot be taken away", "set another value")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_FLAGS)
+
+    def __len__(self) -> int:
+        return len(_FLAGS)

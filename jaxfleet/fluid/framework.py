@@ -8,6 +8,7 @@ from jaxfleet.fluid.flags import get_flags as get_flags
 from jaxfleet.fluid.flags import set_flags as set_flags
 from jaxfleet.fluid.guards import device_guard as device_guard
 from jaxfleet.fluid.guards import name_scope as name_scope
+from jaxfleet.fluid.op_proto import OpProtoHolder as OpProtoHolder
 from jaxfleet.fluid.operator import Operator as Operator
 from jaxfleet.fluid.places import CPUPlace as CPUPlace
 from jaxfleet.fluid.places import CUDAPlace as CUDAPlace

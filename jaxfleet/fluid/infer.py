@@ -21,6 +21,9 @@ from jaxfleet.ops.fluid.arrays import device_dtype
 # two for a `reshape` into groups of 5, 7 or 11.
 _TRIED = ((24, 48), (24 << 6, 48 << 6), (24 * 1155, 48 * 1155))
 
+# Ends the letter of a size that is not a multiple of another: rows in groups of five.
+UNKNOWN = "_part"
+
 
 def infer_sizes(op: Operator, read: Mapping[str, Variable]) -> list[tuple[Size, ...]]:
     """Returns the sizes of an operator's outputs, in the order of its operands.
@@ -121,6 +124,6 @@ def _size(base: int, grown: Mapping[str, int], tried: tuple[int, int]) -> Size:
     for name, number in grown.items():
         slope, rest = divmod(number - base, second - first)
         if rest:  # not a multiple of the letter: a size of its own, as good as unknown
-            return letter(f"{name}_part")
+            return letter(name + UNKNOWN)
         size = size + slope * letter(name) - slope * first
     return size

@@ -119,9 +119,8 @@ class Operator:
         return sorted({*self.attrs, _CALL_STACK})
 
     def all_attrs(self) -> dict[str, Any]:
-        """Returns all attributes; in the place of a block, its number."""
-        shown = {name: _numbered(value) for name, value in self.attrs.items()}
-        return {**shown, _CALL_STACK: self._call_stack()}
+        """Returns all attributes; blocks are the program's own."""
+        return {**self.attrs, _CALL_STACK: self._call_stack()}
 
     def _set_attr(self, name: str, val: Any) -> None:
         self.attrs[name] = _plain(val)
@@ -177,7 +176,7 @@ class Operator:
         """
         check_type(throw_on_error, "throw_on_error", bool)
         check_type(with_details, "with_details", bool)
-        shown = {name: value for name, value in self.all_attrs().items() if name != _CALL_STACK}
+        shown = {name: _numbered(value) for name, value in self.attrs.items()}
         return f"{self._line()} {shown}" if with_details else str(self)
 
     def _copied(self, block: "Block") -> "Operator":

@@ -25,6 +25,9 @@ class CPUPlace:
     def _equals(self, other: object) -> bool:
         return self == other
 
+    def _type(self) -> int:
+        return 0
+
 
 @dataclass(frozen=True)
 class CUDAPlace:
@@ -39,8 +42,51 @@ class CUDAPlace:
     def _equals(self, other: object) -> bool:
         return self == other
 
+    def _type(self) -> int:
+        return 1
+
 
 Place: TypeAlias = CPUPlace | CUDAPlace
+
+
+class AnyPlace:
+    """Holds a place of either kind: `fluid.core.Place()`, by which scripts ask which it is."""
+
+    def __init__(self) -> None:
+        self._place: Place | None = None
+
+    def set_place(self, place: Place) -> None:
+        """Sets the place."""
+        self._place = place
+
+    def is_cpu_place(self) -> bool:
+        """Tells whether it is the processor."""
+        return isinstance(self._place, CPUPlace)
+
+    def is_gpu_place(self) -> bool:
+        """Tells whether it is a GPU."""
+        return isinstance(self._place, CUDAPlace)
+
+    def gpu_device_id(self) -> int:
+        """Returns the number of the GPU.
+
+        Raises:
+            AssertionError: it is none.
+        """
+        return self._gpu().id
+
+    def _gpu(self) -> CUDAPlace:
+        if not isinstance(self._place, CUDAPlace):
+            raise AssertedError("the place is no GPU", hint="ask is_gpu_place() first")
+        return self._place
+
+    def _equals(self, other: object) -> bool:
+        return self._place == (other._place if isinstance(other, AnyPlace) else other)
+
+    def _type(self) -> int:
+        if self._place is None:
+            raise AssertedError("the place was not set", hint="set_place(fluid.CPUPlace())")
+        return self._place._type()
 
 
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:

@@ -29,6 +29,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from jaxfleet.fluid.infer import UNKNOWN
 from jaxfleet.fluid.made_sequences import OUT_LENGTHS, made_sequences, makes_lengths
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.ir import Block, Kind, Operands, Size
@@ -126,24 +127,34 @@ def join_rows(program: "Program", variables: Iterable[Variable]) -> bool:
     """Declares that the sequences of some variables have equal lengths; False if there is but one.
 
     An operator that works row by row on two of them (a sum of embeddings of words and of their
-    contexts) implies it. Fluid finds out when it runs; here it is checked when they are fed.
+    contexts) implies it. Fluid finds out when it runs; here it is checked when they are fed. Rows
+    in groups (`reshape` of words to `[-1, 5]`) are as many as the rows that they meet, too.
     """
-    sources = [source_of(v, ragged_data(program)) for v in variables]
+    met = list(variables)
+    sources = [source_of(v, ragged_data(program)) for v in met]
     fed = {str(v.sizes[0]): v for v in sources if v is not None and v.sizes}
-    if len(fed) < 2 or not all(v.is_data for v in fed.values()):
+    groups = list(dict.fromkeys(str(v.sizes[0]) for v in met if v.sizes and _is_grouped(v)))
+    if len(fed) + len(groups) < 2 or not all(v.is_data for v in fed.values()):
         return False
-    first, *others = fed.values()
+    first, *others = fed.values() or [None]
     same = {
         str(_own_letter(other, what)): _own_letter(first, what)
         for other in others
         for what in ("rows", "longest")
     }
+    rows = letter(groups[0]) if first is None else _own_letter(first, "rows")
+    same |= {group: rows for group in groups}
     for block in program.blocks:
         for variable in block.vars.values():
             if variable.sizes is not None:
                 variable.sizes = tuple(substitute(size, same) for size in variable.sizes)
     program.version += 1
     return True
+
+
+def _is_grouped(variable: Variable) -> bool:
+    rows = str(variable.sizes[0]) if variable.sizes else ""
+    return rows.isidentifier() and rows.endswith(UNKNOWN)
 
 
 def with_lengths(made: IrProgram, program: "Program") -> IrProgram:

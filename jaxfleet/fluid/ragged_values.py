@@ -225,8 +225,10 @@ def _mixed(program: Program, ragged: Mapping[str, Variable]) -> Iterator[str]:
                 continue
             names = [block._var_recursive(name) for name in op.input_arg_names]
             read = [v for v in names if source_of(v, ragged) is not None]
-            if not read or _is_row_by_row(block, op, ragged):
+            groups = _groups(block, op, ragged)
+            if not read or (not groups and _is_row_by_row(block, op, ragged)):
                 continue
+            yield from groups
             for variable in read:
                 assert variable.sizes
                 if spare_rows(variable.sizes[0]):
@@ -237,6 +239,16 @@ def _mixed(program: Program, ragged: Mapping[str, Variable]) -> Iterator[str]:
                         hint=hint,
                     )  # fmt: skip
                 yield from (ragged[rows].name for rows in letters(variable.sizes[:1]) & {*ragged})
+
+
+def _groups(block: Block, op: Operator, ragged: Mapping[str, Variable]) -> set[str]:
+    """Returns what has as many rows as an operator makes of groups of others' rows."""
+    read, written = (
+        {ragged[str(v.sizes[0])].name for v in map(block._var_recursive, names)
+         if source_of(v, ragged) is not None and v.sizes}
+        for names in (op.input_arg_names, [n for n in op.output_arg_names if n != EMPTY])
+    )  # fmt: skip
+    return written - read
 
 
 def _is_row_by_row(block: Block, op: Operator, ragged: Mapping[str, Variable]) -> bool:

@@ -60,6 +60,11 @@ class GeneratorLoader:
             self._variables[0].block.program._readers.append(self)
 
     @property
+    def iterable(self) -> bool:
+        """Whether it gives feeds to a loop, rather than to runs of the program."""
+        return self._iterable
+
+    @property
     def names(self) -> list[str]:
         """What is fed."""
         return [variable.name for variable in self._variables]

@@ -38,3 +38,17 @@ def test_flags_are_set_by_a_dict(given: Any) -> None:
 def test_flags_are_asked_for_by_name() -> None:
     with pytest.raises(TypeError, match="what get_flags takes is of type"):
         fluid.get_flags(3)  # type: ignore[arg-type]
+
+
+def test_flags_are_one_mapping_by_the_core() -> None:
+    flags = fluid.core.globals()
+    old = flags["FLAGS_rpc_deadline"]
+    flags["FLAGS_rpc_deadline"] = 5000
+    try:
+        assert fluid.get_flags("FLAGS_rpc_deadline") == {"FLAGS_rpc_deadline": 5000}
+        assert "FLAGS_rpc_deadline" in set(flags)
+        assert len(flags) == len(list(flags))
+        with pytest.raises(ValueError, match="cannot be taken away"):
+            del flags["FLAGS_rpc_deadline"]
+    finally:
+        flags["FLAGS_rpc_deadline"] = old

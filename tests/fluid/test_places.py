@@ -38,3 +38,16 @@ def test_a_list_feed_for_too_few_devices_names_cpu_num(monkeypatch: pytest.Monke
         with pytest.raises(FeedError, match="3 dicts for 2 devices") as refused:
             made.run([out], feed=[*feed, feed[0]])
         assert "CPU_NUM=3" in "".join(refused.value.__notes__)
+
+
+def test_a_place_of_either_kind_says_which_it_is() -> None:
+    place = fluid.core.Place()
+    with pytest.raises(AssertionError, match="was not set"):
+        place._type()
+    place.set_place(fluid.CUDAPlace(3))
+    assert (place.is_gpu_place(), place.is_cpu_place(), place.gpu_device_id()) == (True, False, 3)
+    assert place._type() == fluid.CUDAPlace(0)._type() != fluid.CPUPlace()._type()
+    place.set_place(fluid.CPUPlace())
+    assert place._equals(fluid.CPUPlace())
+    with pytest.raises(AssertionError, match="no GPU"):
+        place.gpu_device_id()

@@ -289,3 +289,49 @@ def test_what_is_remembered_of_a_program_goes_with_it() -> None:
     del main, _, rows, out, exe
     gc.collect()
     assert gone() is None
+
+
+_ROWS_PER_STEP = (3, 6, 2, 7)
+_OF_FLUID = (5.951917, 6.001533, 11.850956, 4.687580)  # what 1.8.5 computed, step by step
+
+
+def test_words_in_groups_of_five_meet_the_words_that_they_belong_to() -> None:
+    def table(name: str, seed: int, width: int = 8) -> fluid.ParamAttr:
+        values = np.random.RandomState(seed).randn(20, width).astype("float32")
+        initializer = fluid.initializer.NumpyArrayInitializer(values)
+        return fluid.ParamAttr(name=name, initializer=initializer)
+
+    with fresh() as (main, startup), fluid.scope_guard(fluid.Scope()):
+        word, true, others = (
+            layers.data(name, [1], dtype="int64", lod_level=1) for name in ("w", "t", "n")
+        )
+        here = layers.embedding(word, [20, 8], is_sparse=True, param_attr=table("in", 3))
+        there = layers.embedding(true, [20, 8], is_sparse=True, param_attr=table("out", 6))
+        rows = layers.reshape(others, [-1, 1])
+        far = layers.embedding(rows, [20, 8], is_sparse=True, param_attr=table("out", 6))
+        fives = layers.reshape(far, [-1, 5, 8])
+        near = layers.reduce_sum(layers.elementwise_mul(here, there), dim=1, keep_dim=True)
+        away = layers.matmul(layers.reshape(here, [-1, 1, 8]), fives, transpose_y=True)
+        bias = layers.embedding(rows, [20, 1], is_sparse=True, param_attr=table("bias", 4, 1))
+        away = layers.elementwise_add(layers.reshape(away, [-1, 5]), layers.reshape(bias, [-1, 5]))
+        ones = layers.fill_constant_batch_size_like(near, [-1, 1], "float32", 1.0)
+        zeros = layers.fill_constant_batch_size_like(near, [-1, 5], "float32", 0.0)
+        parts = [(near, ones), (away, zeros)]
+        costs = [layers.sigmoid_cross_entropy_with_logits(x, y) for x, y in parts]
+        cost = layers.elementwise_add(*(layers.reduce_sum(each, dim=1) for each in costs))
+        loss = layers.reduce_mean(cost)
+        fluid.optimizer.SGD(0.5).minimize(loss)
+        exe = fluid.Executor(fluid.CPUPlace())
+        exe.run(startup)
+        drawn = np.random.RandomState(3)
+        losses = []
+        for count in _ROWS_PER_STEP:
+            sizes = {"w": 1, "t": 1, "n": 5}
+            feed = {
+                name: fluid.create_lod_tensor(
+                    drawn.randint(0, 20, (count * of, 1)).astype("int64"), [[of] * count], None
+                )
+                for name, of in sizes.items()
+            }
+            losses.append(float(exe.run(main, feed, [loss])[0]))
+    np.testing.assert_allclose(losses, _OF_FLUID, rtol=1e-6)

@@ -3,9 +3,10 @@
 from jaxfleet.fluid.checks import mistake
 from jaxfleet.fluid.dataset.base import DatasetBase
 from jaxfleet.fluid.dataset.in_memory import InMemoryDataset
-from jaxfleet.fluid.dataset.queue_dataset import QueueDataset
+from jaxfleet.fluid.dataset.queue_dataset import FileInstantDataset, QueueDataset
 
 _KINDS: dict[str, type[DatasetBase]] = {
+    "FileInstantDataset": FileInstantDataset,
     "InMemoryDataset": InMemoryDataset,
     "QueueDataset": QueueDataset,
 }
@@ -18,7 +19,7 @@ class DatasetFactory:
         """Returns a dataset of a kind.
 
         Args:
-            datafeed_class: `QueueDataset` or `InMemoryDataset`.
+            datafeed_class: `QueueDataset`, `InMemoryDataset` or `FileInstantDataset`.
 
         Raises:
             ValueError: there is no such kind.

@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from jaxfleet.fluid.dataset.base import DatasetBase
 from jaxfleet.fluid.dataset.merging import merge_by_id
 from jaxfleet.fluid.dataset.slots import Samples
 
+_CORE_KINDS = ("MultiSlotDataset",)
 _AT_ONCE = 4096  # samples that are taken from memory at a time
 
 
@@ -40,6 +41,11 @@ class InMemoryDataset(DatasetBase):
         self._samples: Samples | None = None
         self._loading: _Loading | None = None
         self._drawn = np.random.default_rng()
+
+    @property
+    def dataset(self) -> "CoreDataset":
+        """The same dataset by the methods of fluid's core: `dataset.dataset.merge_by_lineid()`."""
+        return CoreDataset(dataset=self)
 
     def load_into_memory(self) -> None:
         """Reads all files.
@@ -173,6 +179,14 @@ class InMemoryDataset(DatasetBase):
         """Keeps what changes nothing here: each step asks for its own rows."""
         self._said["unique_feasigns"] = (generate_uni_feasigns, shard_num)
 
+    def generate_local_tables_unlock(
+        self, table_id: int, fea_dim: int, read_thread_num: int, consume_thread_num: int,
+        shard_num: int,
+    ) -> None:  # fmt: skip
+        """Keeps how fluid would begin rows of a table, which begin here when they are looked up."""
+        threads = read_thread_num, consume_thread_num
+        self._said["local_tables"] = (table_id, fea_dim, *threads, shard_num)
+
     def _set_trainer_num(self, trainer_num: int) -> None:
         self.trainer_num = trainer_num
 
@@ -205,3 +219,84 @@ class _Loading(threading.Thread):
             self._dataset.load_into_memory()
         except Exception as error:  # noqa: BLE001  # who waits gets it
             self.error = error
+
+
+class CoreDataset:
+    """Settings of a dataset in memory, and what fluid does to its samples by its core alone.
+
+    Args:
+        name: the kind, `MultiSlotDataset`.
+        dataset: whose settings these are; a new one unless given.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+
+    def __init__(self, name: str = _CORE_KINDS[0], dataset: InMemoryDataset | None = None) -> None:
+        if name not in _CORE_KINDS:
+            raise mistake(
+                f"dataset class {name} does not exist", f"one of {', '.join(_CORE_KINDS)}"
+            )
+        self._dataset = InMemoryDataset() if dataset is None else dataset
+        self._hdfs = ("", "")
+
+    def set_filelist(self, filelist: Sequence[str]) -> None:
+        """Sets the files."""
+        self._dataset.set_filelist(filelist)
+
+    def get_filelist(self) -> list[str]:
+        """Returns the files."""
+        return list(self._dataset.filelist)
+
+    def set_thread_num(self, thread_num: int) -> None:
+        """Sets how many files are read at once."""
+        self._dataset.set_thread(thread_num)
+
+    def get_thread_num(self) -> int:
+        """Returns how many files are read at once."""
+        return self._dataset.thread_num
+
+    def set_trainer_num(self, trainer_num: int) -> None:
+        """Sets how many trainers there are."""
+        self._dataset._set_trainer_num(trainer_num)
+
+    def get_trainer_num(self) -> int:
+        """Returns how many trainers there are."""
+        return self._dataset.trainer_num
+
+    def set_hdfs_config(self, fs_name: str, fs_ugi: str) -> None:
+        """Keeps where HDFS is, with the dataset's warning."""
+        self._dataset.set_hdfs_config(fs_name, fs_ugi)
+        self._hdfs = (fs_name, fs_ugi)
+
+    def get_hdfs_config(self) -> tuple[str, str]:
+        """Returns what `set_hdfs_config` kept."""
+        return self._hdfs
+
+    def set_download_cmd(self, download_cmd: str) -> None:
+        """Keeps a command that is not run."""
+        self._dataset.set_download_cmd(download_cmd)
+
+    def get_download_cmd(self) -> str:
+        """Returns what `set_download_cmd` kept."""
+        return str(self._dataset._said.get("download_cmd", ""))
+
+    def load_into_memory(self) -> None:
+        """Reads all files."""
+        self._dataset.load_into_memory()
+
+    def local_shuffle(self) -> None:
+        """Mixes the samples of this process."""
+        self._dataset.local_shuffle()
+
+    def merge_by_lineid(self) -> None:
+        """Joins samples of one id now; see `InMemoryDataset.set_merge_by_lineid`."""
+        self._dataset._merged()
+
+    def release_memory(self) -> None:
+        """Lets the samples go."""
+        self._dataset.release_memory()
+
+    def get_memory_data_size(self) -> int:
+        """Returns how many samples are held."""
+        return self._dataset.get_memory_data_size()

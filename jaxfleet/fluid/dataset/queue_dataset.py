@@ -15,7 +15,7 @@ class QueueDataset(DatasetBase):
         Raises:
             NotImplementedError: always.
         """
-        raise _refusal("local_shuffle")
+        raise self._refusal("local_shuffle")
 
     def global_shuffle(self, fleet: Any = None) -> None:
         """Refuses, as `local_shuffle`.
@@ -24,9 +24,12 @@ class QueueDataset(DatasetBase):
             NotImplementedError: always.
         """
         del fleet
-        raise _refusal("global_shuffle")
+        raise self._refusal("global_shuffle")
+
+    def _refusal(self, what: str) -> UnsupportedError:
+        said = f"{type(self).__name__} does not support {what}: it holds no samples"
+        return UnsupportedError(said, hint="create_dataset('InMemoryDataset')")
 
 
-def _refusal(what: str) -> UnsupportedError:
-    said = f"QueueDataset does not support {what}: it holds no samples"
-    return UnsupportedError(said, hint="create_dataset('InMemoryDataset')")
+class FileInstantDataset(QueueDataset):
+    """Samples in the order of the files, as `QueueDataset`: fluid's other name for pipelines."""

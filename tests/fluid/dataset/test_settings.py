@@ -151,3 +151,40 @@ def test_each_device_gets_a_batch_of_a_dataset(tmp_path: Path) -> None:
 def test_a_loader_needs_a_dataset() -> None:
     with pytest.raises(AssertedError, match="a loader reads a dataset, not a list"):
         fluid.io.DataLoader.from_dataset([], fluid.cpu_places(1))  # type: ignore[arg-type]
+
+
+def test_a_dataset_has_the_methods_of_fluids_core(tmp_path: Path) -> None:
+    made = in_memory(tmp_path, ["1 id0 1 7 1 0", "1 id0 1 0 1 8", "1 id1 1 5 1 6", "1 id1 1 0 1 0"])
+    made.set_parse_ins_id(True)
+    made.load_into_memory()
+    made.set_merge_by_lineid(2)
+    made.dataset.merge_by_lineid()
+    assert held(made) == {"a": [[7], [5]], "b": [[8], [6]]}
+    assert made.dataset.get_memory_data_size() == made.get_memory_data_size() == 2
+
+    core = fluid.core.Dataset("MultiSlotDataset")
+    core.set_thread_num(12)
+    core.set_filelist(["a.txt", "b.txt"])
+    core.set_trainer_num(4)
+    core.set_download_cmd("./read_from fs")
+    with pytest.warns(UserWarning, match="set_hdfs_config does nothing"):
+        core.set_hdfs_config("fs", "ugi")
+    assert (core.get_thread_num(), core.get_trainer_num()) == (12, 4)
+    assert (core.get_filelist(), core.get_hdfs_config()) == (["a.txt", "b.txt"], ("fs", "ugi"))
+    assert core.get_download_cmd() == "./read_from fs"
+    with pytest.raises(ValueError, match="dataset class OtherDataset does not exist"):
+        fluid.core.Dataset("OtherDataset")
+
+
+def test_a_dataset_of_pipelines_reads_as_a_queue_does(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    path.write_text("1 7\n1 8\n")
+    made = fluid.DatasetFactory().create_dataset("FileInstantDataset")
+    with fresh():
+        made.set_use_var([fluid.data("a", [None, 1], dtype="int64")])
+    made.set_filelist([str(path)])
+    made.set_batch_size(2)
+    (feed,) = made.batches()
+    assert feed["a"].tolist() == [[7], [8]]
+    with pytest.raises(UnsupportedError, match="FileInstantDataset does not support local_shuffle"):
+        made.local_shuffle()

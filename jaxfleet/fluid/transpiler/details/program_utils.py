@@ -91,4 +91,10 @@ def _find(places: Iterable[int], found: Sequence[bool]) -> int:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_shown(one) for one in value)}]" if _has_block(value) else str(value)
     return f"block {value.idx}" if isinstance(value, Block) else str(value)
+
+
+def _has_block(values: list[object]) -> bool:
+    return any(isinstance(one, Block) for one in values)
