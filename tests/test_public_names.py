@@ -88,7 +88,7 @@ PUBLIC = {
         memory_usage
     """,
     "jaxfleet.fluid.dataset": """
-        DatasetBase DatasetFactory InMemoryDataset QueueDataset
+        CoreDataset DatasetBase DatasetFactory FileInstantDataset InMemoryDataset QueueDataset
     """,
     "jaxfleet.fluid.distributed": """
         DownpourJob DownpourSGD DownpourServer DownpourWorker PSParameter from_text to_text

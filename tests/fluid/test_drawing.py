@@ -1,5 +1,6 @@
 """Servers begin with the rows that one process would have drawn."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -84,12 +85,16 @@ def test_a_program_that_draws_nothing_stays_as_it_is() -> None:
     assert with_draws(program) is program
 
 
-def begun_as(kind: str, *, names_before: int) -> dict[str, np.ndarray]:
+def begun_as(
+    kind: str, *, names_before: int = 0, widths: Sequence[int] = (200, 1), bias: bool | None = None
+) -> dict[str, np.ndarray]:
     """Returns by its place the value of each parameter that a net begins with.
 
     Args:
         kind: `alone`, or `servers`, whose startup programs begin some each.
         names_before: how many layers were named before the net's.
+        widths: of its layers.
+        bias: False for layers without one.
     """
     endpoints = ["127.0.0.1:6174", "127.0.0.1:6175"]
     with fluid.unique_name.guard():
@@ -99,7 +104,9 @@ def begun_as(kind: str, *, names_before: int) -> dict[str, np.ndarray]:
         main.random_seed = startup.random_seed = 3
         with fluid.program_guard(main, startup):
             x, y = fluid.layers.data("x", [100]), fluid.layers.data("y", [1])
-            out = fluid.layers.fc(fluid.layers.fc(x, 200), 1)
+            out = x
+            for width in widths:
+                out = fluid.layers.fc(out, width, bias_attr=bias)
             loss = fluid.layers.mean(fluid.layers.square_error_cost(out, y))
             fluid.optimizer.SGD(0.1).minimize(loss)
     names = [p.name for p in main.all_parameters()]
@@ -128,3 +135,12 @@ def test_a_net_that_is_built_again_begins_alike_whatever_its_names_count_from(ki
     for at, value in first.items():
         np.testing.assert_array_equal(value, again[at])
     assert np.abs(first["0"]).max() > 0
+
+
+def test_servers_that_hold_some_layers_each_begin_them_as_one_process_does() -> None:
+    widths = (5, 5, 5, 5, 1)  # too small to be cut: the third is the second that a server has
+    alone = begun_as("alone", widths=widths, bias=False)
+    servers = begun_as("servers", widths=widths, bias=False)
+    assert list(alone) == list(servers) == ["0", "1", "2", "3", "4"]
+    for at, value in alone.items():
+        np.testing.assert_array_equal(servers[at], value, err_msg=at)

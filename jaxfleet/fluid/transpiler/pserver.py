@@ -144,8 +144,8 @@ class PServerJob:
 
 def _with_places(attrs: Attrs, startup: IrProgram) -> Attrs:
     """Returns attributes with what the parameters of a whole startup program draw by."""
-    places = layer_places(startup)
-    return attrs.updated(**{PLACES: places}) if places else attrs
+    # Noted where it is empty too: a server has some of the layers, and would count those alone.
+    return attrs.updated(**{PLACES: layer_places(startup)})
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ def test_a_dataset_has_the_methods_of_fluids_core(tmp_path: Path) -> None:
 def test_a_dataset_of_pipelines_reads_as_a_queue_does(tmp_path: Path) -> None:
     path = tmp_path / "part"
     path.write_text("1 7\n1 8\n")
-    made = fluid.DatasetFactory().create_dataset("FileInstantDataset")
+    made: Any = fluid.DatasetFactory().create_dataset("FileInstantDataset")
     with fresh():
         made.set_use_var([fluid.data("a", [None, 1], dtype="int64")])
     made.set_filelist([str(path)])
