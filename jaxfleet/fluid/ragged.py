@@ -136,14 +136,14 @@ def join_rows(program: "Program", variables: Iterable[Variable]) -> bool:
     groups = list(dict.fromkeys(str(v.sizes[0]) for v in met if v.sizes and _is_grouped(v)))
     if len(fed) + len(groups) < 2 or not all(v.is_data for v in fed.values()):
         return False
-    first, *others = fed.values() or [None]
+    joined = list(fed.values())
     same = {
-        str(_own_letter(other, what)): _own_letter(first, what)
-        for other in others
+        str(_own_letter(other, what)): _own_letter(joined[0], what)
+        for other in joined[1:]
         for what in ("rows", "longest")
     }
-    rows = letter(groups[0]) if first is None else _own_letter(first, "rows")
-    same |= {group: rows for group in groups}
+    rows = _own_letter(joined[0], "rows") if joined else letter(groups[0])
+    same |= dict.fromkeys(groups, rows)
     for block in program.blocks:
         for variable in block.vars.values():
             if variable.sizes is not None:
