@@ -10,6 +10,7 @@ import pytest
 
 from jaxfleet import fluid
 from jaxfleet.fluid import layers
+from tests.fluid.nets import fresh
 
 
 def minimized(make: Callable[[], Any]) -> None:
@@ -91,3 +92,18 @@ def test_a_program_of_nobody_elses_is_warned_of_where_a_launch_started_several(
             exe.run(parallel, feed=feed)
         monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:6174")
         exe.run(main, feed=feed, fetch_list=[loss])  # a trainer of servers may
+
+
+@pytest.mark.parametrize(
+    ("ask", "why"),
+    [
+        (lambda x: layers.beam_search(x, x, x, x, 2, 1), "beam_search: its beams are two levels"),
+        (lambda x: layers.beam_search_decode(x, x, 2, 1), "beam_search_decode: its beams are"),
+        (lambda _: layers.io.ListenAndServ("127.0.0.1:0", ["X"]), "layers.io.ListenAndServ: serve"),
+        (lambda x: layers.io.Send("127.0.0.1:6174", [x]), "layers.io.Send: servers here serve"),
+        (lambda x: layers.io.Recv("127.0.0.1:6174", [x]), "layers.io.Recv: servers here serve"),
+    ],
+)
+def test_layers_that_are_not_here_are_refused_by_name(ask: Callable[[Any], Any], why: str) -> None:
+    with fresh(), pytest.raises(NotImplementedError, match=why):
+        ask(layers.data("x", [2]))

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.layers.refused import ListenAndServ as ListenAndServ
+from jaxfleet.fluid.layers.refused import Recv as Recv
+from jaxfleet.fluid.layers.refused import Send as Send
 from jaxfleet.fluid.layers.tensors import declare_data
 from jaxfleet.fluid.program import default_main_program
 from jaxfleet.fluid.reader import PyReader
