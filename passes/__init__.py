@@ -45,6 +45,7 @@ from jaxfleet.passes.skip_overflow import SkipOverflow as SkipOverflow
 from jaxfleet.passes.slice_var import SliceVar as SliceVar
 from jaxfleet.passes.snapshot_params import SnapshotParams as SnapshotParams
 from jaxfleet.passes.sparse_table import SparseTable as SparseTable
+from jaxfleet.passes.stride_slices import StrideSlices as StrideSlices
 from jaxfleet.passes.train_apart import TrainApart as TrainApart
 from jaxfleet.passes.two_levels import TwoLevels as TwoLevels
 from jaxfleet.passes.update_on_trainers import UpdateOnTrainers as UpdateOnTrainers

@@ -1,16 +1,13 @@
 """Give every device a part of each slice of the batch that a loop goes over."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from jaxfleet.analysis.labels import elementwise, infer, mesh_of, summed
+from jaxfleet.analysis.labels import infer, mesh_of, summed
 from jaxfleet.analysis.labels.accumulate import accumulators
-from jaxfleet.analysis.labels.plan import Plan
 from jaxfleet.ir import (
     Block,
     BlockRef,
-    Literal,
-    Operand,
     Operands,
     Operator,
     Program,
@@ -18,12 +15,8 @@ from jaxfleet.ir import (
     Variable,
 )
 from jaxfleet.ir.names import unique
+from jaxfleet.passes._rows_alike import keeps_rows
 from jaxfleet.pipeline import Pass, made_by, register_pass
-
-_EVEN = frozenset({"jax.broadcast_in_dim"})  # makes rows of nothing, all of them alike
-_ELEMENTWISE = (
-    elementwise.ADDITIVE | elementwise.LINEAR | elementwise.NONLINEAR | {"jax.mul", "jax.div"}
-)
 
 
 @register_pass("interleave_slices")
@@ -126,9 +119,12 @@ class InterleaveSlices(Pass):
         mesh, cut = mesh_of(program, self.devices)
         plan = infer(program, mesh, sharded_inputs=cut, held=summed(program))
         found = plan.blocks[0].ops[place]
+        kept = int(str(scan.attrs["num_consts"])) + int(str(scan.attrs["num_carry"]))
+        if any(label.is_sharded for label in found.labels[:kept]):
+            return False  # rows that are no slice's would meet others than before
         if found.placing.note or not all(label.is_sum for label in found.placing.outputs):
             return False
-        return all(_keeps_rows(plan, block) for block in _inside(program, scan))
+        return all(keeps_rows(plan, block) for block in _inside(program, scan))
 
 
 def goes_over_slices(program: Program) -> bool:
@@ -170,39 +166,6 @@ def _inside(program: Program, op: Operator) -> Iterator[Block]:
         yield program.blocks[index]
         for inner in program.blocks[index].ops:
             yield from _inside(program, inner)
-
-
-def _keeps_rows(plan: Plan, block: Block) -> bool:
-    """Whether a block makes of each row what it would make of it at any other place."""
-    makers = {name: op for op in block.ops for name in op.writes}
-    for op, found in zip(block.ops, plan.blocks[block.index].ops, strict=True):
-        if found.completed or found.placing.note:
-            return False
-        lie = list(zip(op.inputs, found.labels, found.placing.inputs, strict=True))
-        for operand, label, wanted in lie:
-            cut = wanted.is_sharded and not label.is_sharded
-            if label.is_sharded and label != wanted:
-                return False
-            if cut and not _is_even(operand, wanted.axis, makers):
-                return False
-        makes_rows = any(label.is_sharded for label in found.outputs)
-        if makes_rows and not any(x.is_sharded for _, x, _ in lie) and op.type not in _EVEN:
-            return False
-    return True
-
-
-def _is_even(operand: Operand, axis: int, makers: Mapping[str, Operator]) -> bool:
-    """Whether all rows of a value are equal."""
-    if isinstance(operand, Literal):
-        return True
-    op = makers.get(operand)
-    if op is None or op.type not in _EVEN | _ELEMENTWISE:
-        return False
-    if op.type in _EVEN:
-        places = op.attrs["broadcast_dimensions"]
-        assert isinstance(places, tuple)
-        return axis not in places
-    return all(_is_even(value, axis, makers) for value in op.inputs)
 
 
 def _shape(program: Program, name: str) -> tuple[Size, ...]:

@@ -203,7 +203,8 @@ PUBLIC = {
         LocalSGD Meet MemoryOptimize MergeGradients MergeSends MultiBatchMerge Offload
         OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScanSlices
         ScheduleSends ShapeReads ShardedUpdate SkipNonfinite SkipOverflow SliceVar
-        SnapshotParams SparseTable TrainApart TwoLevels UpdateOnTrainers
+        SnapshotParams SparseTable StrideSlices TrainApart TwoLevels
+        UpdateOnTrainers
     """,
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders

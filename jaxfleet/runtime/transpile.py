@@ -24,6 +24,7 @@ from jaxfleet.passes import (
     SkipNonfinite,
     SkipOverflow,
     SparseTable,
+    StrideSlices,
     TrainApart,
     TwoLevels,
 )
@@ -75,7 +76,7 @@ def pipeline_for(
     if strategy.merge > 1:
         passes.append(MergeGradients(every=strategy.merge))
     if devices > 1 and slices:
-        passes += ScanSlices(), InterleaveSlices(devices=devices)
+        passes += ScanSlices(), InterleaveSlices(devices=devices), StrideSlices(devices=devices)
     if devices > 1:
         passes.extend(_on_devices(strategy, devices, loss, outer))
     if tables:

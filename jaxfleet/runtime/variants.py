@@ -15,8 +15,10 @@ from jaxfleet.ir import Kind, Program
 from jaxfleet.ir.specialize import specialize
 from jaxfleet.lower import Interface, LoweredStep, lower_step
 from jaxfleet.lower.blocks import ExecutableCache
+from jaxfleet.passes._slice_sums import may_slice_batch
 from jaxfleet.passes.interleave_slices import InterleaveSlices, goes_over_slices
 from jaxfleet.passes.scan_slices import ScanSlices, counts_out_slices
+from jaxfleet.passes.stride_slices import StrideSlices
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.held_state import HeldState, beside
 from jaxfleet.runtime.memory_fit import Fit, Fitting
@@ -109,6 +111,7 @@ class Variants:
             return captured
         program = specialize(captured.program, {} if captured.rows else {BATCH_LETTER: rows})
         sliced = InterleaveSlices(devices=devices).run(ScanSlices().run(program))
+        sliced = StrideSlices(devices=devices).run(sliced)
         if sliced == program:
             return captured
         signature = captured.signature.with_rows(rows)
@@ -218,5 +221,6 @@ def _interface(captured: Captured) -> Interface:
 
 
 def _has_slices(program: Program) -> bool:
-    """Whether a loop may go over slices of the batch."""
-    return goes_over_slices(program) or counts_out_slices(program)
+    """Whether a step may go over slices of the batch, in a loop or written out."""
+    in_loops = goes_over_slices(program) or counts_out_slices(program)
+    return in_loops or may_slice_batch(program)

@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import jaxfleet as jf
+from tests.tiers import grid
 
 DEVICES = 4
 ROWS = 32
@@ -174,12 +175,144 @@ def test_a_loop_in_which_a_rows_place_matters_runs_whole_and_warns(loss: Any) ->
     assert_as_one_device(step, made, BATCH)
 
 
+Slice = dict[str, Any]
+
+
+def slices_of(batch: Any, count: int = 2) -> list[Slice]:
+    rows = batch["x"].shape[0] // count
+    return [
+        {name: x[at * rows : (at + 1) * rows] for name, x in batch.items()} for at in range(count)
+    ]
+
+
 def python_slices(w: Any, batch: Any) -> Any:
-    rows, total = batch["x"].shape[0] // 2, jnp.zeros_like(w)
-    for start in (0, rows):
-        part = {name: x[start : start + rows] for name, x in batch.items()}
+    total = jnp.zeros_like(w)
+    for part in slices_of(batch):
         total += jax.grad(mean_loss)(w, part)
     return updated(w, total), {"loss": jnp.float32(0)}
+
+
+def means_of_lists(w: Any, batch: Any) -> Any:
+    found = [jax.value_and_grad(mean_loss)(w, part) for part in slices_of(batch, 4)]
+    grads = sum(grads for _, grads in found) / 4
+    return updated(w, grads), {"loss": sum(loss for loss, _ in found) / 4}
+
+
+def loops_in_slices(w: Any, batch: Any) -> Any:
+    def loss(w: Any, part: Slice) -> Any:
+        def turn(h: Any, _: Any) -> Any:
+            return jnp.tanh(h @ w @ w.T), None
+
+        h, _ = lax.scan(turn, part["x"], None, length=2)
+        return jnp.square(h @ w - part["y"]).mean()
+
+    grads = sum(jax.grad(loss)(w, part) for part in slices_of(batch))
+    return updated(w, grads), {"loss": jnp.float32(0)}
+
+
+@pytest.mark.parametrize("step", [python_slices, means_of_lists, loops_in_slices])
+def test_sums_over_slices_that_python_cut_are_divided(step: Any) -> None:
+    made = distributed(step)
+    assert reductions(made) == 1
+    assert "stride_slices" in made.explain()
+    for rows in (32, 16):
+        assert_as_one_device(step, made, {name: x[:rows] for name, x in BATCH.items()})
+
+
+def test_slices_that_devices_cannot_share_run_whole_and_right() -> None:
+    made = distributed(means_of_lists)
+    small = {name: x[:8] for name, x in BATCH.items()}  # 4 slices of 2 rows, on 4 devices
+    assert_as_one_device(means_of_lists, made, small)
+
+
+def weighted_slices(w: Any, batch: Any) -> Any:
+    first, second = (jax.grad(mean_loss)(w, part) for part in slices_of(batch))
+    return updated(w, first + 2 * second), {"loss": jnp.float32(0)}
+
+
+def last_slices_loss(w: Any, batch: Any) -> Any:
+    found = [jax.value_and_grad(mean_loss)(w, part) for part in slices_of(batch)]
+    return updated(w, sum(grads for _, grads in found)), {"loss": found[-1][0]}
+
+
+def largest_loss(w: Any, batch: Any) -> Any:
+    found = [jax.value_and_grad(mean_loss)(w, part) for part in slices_of(batch)]
+    losses = jnp.stack([loss for loss, _ in found])
+    return updated(w, sum(grads for _, grads in found)), {"loss": losses.max()}
+
+
+def first_slice_twice(w: Any, batch: Any) -> Any:
+    first, second = (jax.grad(mean_loss)(w, part) for part in slices_of(batch))
+    return updated(w, first + second + first), {"loss": jnp.float32(0)}
+
+
+def slices_in_pairs(w: Any, batch: Any) -> Any:
+    def loss(w: Any) -> Any:
+        first, second = slices_of(batch)
+        return jnp.square(first["x"] @ w - second["y"]).mean()
+
+    return updated(w, jax.grad(loss)(w)), {"loss": jnp.float32(0)}
+
+
+def slices_beside_strides(w: Any, batch: Any) -> Any:
+    strided = batch["y"].reshape(ROWS // 2, 2, 2)[:, 0]
+    total = sum(jax.grad(mean_loss)(w, {"x": part["x"], "y": strided}) for part in slices_of(batch))
+    return updated(w, total), {"loss": jnp.float32(0)}
+
+
+def loop_beside_strides(w: Any, batch: Any) -> Any:
+    strided = batch["y"].reshape(ROWS // 2, 2, 2)[:, 0]
+
+    def turn(grads: Any, x: Any) -> Any:
+        return grads + jax.grad(mean_loss)(w, {"x": x, "y": strided}), None
+
+    grads, _ = lax.scan(turn, jnp.zeros_like(w), batch["x"].reshape(2, ROWS // 2, 4))
+    return updated(w, grads), {"loss": jnp.float32(0)}
+
+
+def one_after_another(w: Any, batch: Any) -> Any:
+    first, second = slices_of(batch)
+    middle = w - 0.1 * jax.grad(mean_loss)(w, first)
+    return updated(w, jax.grad(mean_loss)(middle, second)), {"loss": jnp.float32(0)}
+
+
+def normalized_slices(w: Any, batch: Any) -> Any:
+    total = sum(jax.grad(normalized_loss)(w, part) for part in slices_of(batch))
+    return updated(w, total), {"loss": jnp.float32(0)}
+
+
+def random_slices(w: Any, batch: Any) -> Any:
+    total = sum(jax.grad(random_loss)(w, part) for part in slices_of(batch))
+    return updated(w, total), {"loss": jnp.float32(0)}
+
+
+def positional_slices(w: Any, batch: Any) -> Any:
+    total = sum(jax.grad(positional_loss)(w, part) for part in slices_of(batch))
+    return updated(w, total), {"loss": jnp.float32(0)}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        weighted_slices,
+        slices_beside_strides,
+        loop_beside_strides,
+        first_slice_twice,
+        normalized_slices,
+        grid(last_slices_loss),
+        grid(largest_loss),
+        grid(slices_in_pairs),
+        grid(one_after_another),
+        grid(random_slices),
+        grid(positional_slices),
+    ],
+)
+def test_slices_that_are_more_than_summands_stay_as_they_are(step: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that nothing is divided
+        made = distributed(step)
+    assert "strided" not in str(made.program)
+    assert_as_one_device(step, made, BATCH)
 
 
 def over_time(w: Any, batch: Any) -> Any:
@@ -203,11 +336,11 @@ SEEDS = {"seed": np.zeros(DEVICES, np.int32)}
 @pytest.mark.parametrize(
     ("step", "batch", "instead"),
     [
-        (python_slices, BATCH, "reshape it to \\[slices, rows, ...\\] and add up in a lax.scan"),
+        (last_slices_loss, BATCH, "reshape it to \\[slices, rows, ...\\] and add up in a lax.scan"),
         (over_time, TIME_MAJOR, "pass the batch with its examples first and swap the axes"),
         (drawing, SEEDS, "test_undivided.py"),
     ],
-    ids=["slices in Python", "time-major", "its own batch"],
+    ids=["a slice of its own", "time-major", "its own batch"],
 )
 def test_a_step_of_which_nothing_is_divided_warns_once_with_what_to_write(
     step: Callable[[Any, Any], Any], batch: Any, instead: str
