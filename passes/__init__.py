@@ -47,5 +47,6 @@ from jaxfleet.passes.snapshot_params import SnapshotParams as SnapshotParams
 from jaxfleet.passes.sparse_table import SparseTable as SparseTable
 from jaxfleet.passes.stride_slices import StrideSlices as StrideSlices
 from jaxfleet.passes.train_apart import TrainApart as TrainApart
+from jaxfleet.passes.turn_products import TurnProducts as TurnProducts
 from jaxfleet.passes.two_levels import TwoLevels as TwoLevels
 from jaxfleet.passes.update_on_trainers import UpdateOnTrainers as UpdateOnTrainers

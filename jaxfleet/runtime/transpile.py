@@ -26,6 +26,7 @@ from jaxfleet.passes import (
     SparseTable,
     StrideSlices,
     TrainApart,
+    TurnProducts,
     TwoLevels,
 )
 from jaxfleet.pipeline import (
@@ -104,9 +105,9 @@ def _on_devices(
     """Returns the passes that make the program of each device."""
     if strategy.communication == "local_sgd":
         meet = Meet(every=strategy.k_steps, loss=loss, outer=outer)
-        return TrainApart(devices=devices), meet
+        return TurnProducts(), TrainApart(devices=devices), meet
     kind = ShardedUpdate if strategy.sharded else GradAllreduce
-    return (kind(devices=devices, local_statistics=strategy.local_statistics),)
+    return TurnProducts(), kind(devices=devices, local_statistics=strategy.local_statistics)
 
 
 def _reductions(strategy: DistributedStrategy, devices: int, *, over_gloo: bool) -> Iterator[Pass]:

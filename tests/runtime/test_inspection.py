@@ -48,7 +48,8 @@ def test_the_program_is_the_transpiled_one_and_round_trips() -> None:
 
 def test_the_dumps_hold_what_every_pass_did() -> None:
     step, _ = distributed()
-    assert [stage.name for stage in step.dumps][-3:] == ["dce", "grad_allreduce", "donate"]
+    names = ["dce", "turn_products", "grad_allreduce", "donate"]
+    assert [stage.name for stage in step.dumps][-4:] == names
     assert (
         step.dumps["grad_allreduce"].before.op_count < step.dumps["grad_allreduce"].after.op_count
     )
