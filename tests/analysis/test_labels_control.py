@@ -7,7 +7,16 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from tests.analysis.on_devices import Family, check, every_way
+from tests.analysis.on_devices import (
+    Batch,
+    Family,
+    State,
+    check,
+    every_way,
+    make_batch,
+    make_state,
+    rewritten,
+)
 
 
 def loop(body: Any, carry: Any, xs: Any, **options: Any) -> Any:
@@ -289,3 +298,20 @@ REMATS: Family = {
 )
 def test_loops_and_branches(family: Family, devices: int, *, letter: bool) -> None:
     check(family, devices=devices, letter=letter)
+
+
+def test_a_branch_that_hands_on_a_complete_value_takes_part_in_no_all_reduce() -> None:
+    """L-BFGS takes the gradient that its line search left, and seldom computes it anew."""
+
+    def step(state: State, batch: Batch) -> tuple[State, Any]:
+        new = lax.cond(state.s > 1, lambda: state.v, lambda: batch.x.sum(0))
+        return state._replace(v=jnp.tanh(new)), None
+
+    program, _ = rewritten(step, make_state(), make_batch(), devices=2, letter=True)
+    reducing = [
+        block.index
+        for block in program.blocks
+        if any(op.type == "c_allreduce_sum" for op in block.ops)
+    ]
+    assert len(reducing) == 1
+    assert reducing != [0]

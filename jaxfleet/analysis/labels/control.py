@@ -1,11 +1,12 @@
 """Rules for branches and recomputation: the sub-block is planned with what goes in."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from jaxfleet.analysis.labels import loops
-from jaxfleet.analysis.labels.label import REPLICATED, agreed, settle, sharded
+from jaxfleet.analysis.labels.label import REPLICATED, Label, agreed, settle, sharded
 from jaxfleet.analysis.labels.placing import Placing, View, along, gathered
+from jaxfleet.analysis.labels.plan import BlockPlan
 from jaxfleet.analysis.labels.planner import Planner, block_at, blocks_of
 
 Rule: TypeAlias = Callable[[Planner, View], Placing]
@@ -22,7 +23,11 @@ def _remat(planner: Planner, view: View) -> Placing:
 
 
 def _cond(planner: Planner, view: View) -> Placing:
-    """Takes what any branch needs complete complete into all of them."""
+    """Takes what any branch needs complete complete into all of them.
+
+    A sum that one branch makes is completed there, if it must be complete afterwards and another
+    branch hands on a value that is complete: taking that branch then costs no all-reduce.
+    """
     blocks, args = blocks_of(planner, view), list(view.labels[1:])
     while True:
         plans = [planner.enter(block, args) for block in blocks]
@@ -35,10 +40,17 @@ def _cond(planner: Planner, view: View) -> Placing:
         if settled == args:
             break
         args = settled
-    results = [agreed(labels) for labels in zip(*[plan.found for plan in plans], strict=True)]
+    results = [_joined(view, plans, place) for place in range(len(view.out_shapes))]
     for block in blocks:
         planner.enter(block, args, results)
     return along(view, (REPLICATED, *args), *results)
+
+
+def _joined(view: View, plans: Sequence[BlockPlan], place: int) -> Label:
+    """Returns how a result lies, whichever branch made it."""
+    label = agreed(plan.found[place] for plan in plans)
+    is_there = any(plan.found[place] == REPLICATED and place not in plan.zeros for plan in plans)
+    return settle(label) if label.is_sum and is_there and place in view.needed else label
 
 
 def _reduce(planner: Planner, view: View) -> Placing:

@@ -7,7 +7,7 @@ found by running forward again with what was found before, until nothing is new.
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from jaxfleet.analysis.labels import control
@@ -220,7 +220,9 @@ class _Inference:
 
         view = View.of(op, labels, self.mesh, find, zeros=zeros, completes=completes)
         if op.blocks:
-            return control.place(self, view)
+            counts = range(len(op.writes))
+            needed = frozenset(n for n in counts if self._is_needed(block, number, op, n))
+            return control.place(self, replace(view, needed=needed))
         self.placed[known] = place(view)
         return self.placed[known]
 

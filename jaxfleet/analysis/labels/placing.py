@@ -22,6 +22,7 @@ class View:
         out_dtypes: its outputs' dtypes.
         zeros: which inputs are zero whatever the data.
         completes: its output is needed complete, so that nothing is won by a summand.
+        needed: which outputs are needed complete, gradients of parameters among them.
     """
 
     op: Operator
@@ -33,6 +34,7 @@ class View:
     out_dtypes: tuple[str, ...]
     zeros: frozenset[int] = frozenset()
     completes: bool = False
+    needed: frozenset[int] = frozenset()
 
     @classmethod
     def of(
