@@ -63,7 +63,9 @@ class Side:
         self._batch = batch
         self._waits = waits
         self.advance()
-        if not all(leaf.is_ready() for leaf in jax.tree.leaves(self._state)):
+        leaves = jax.tree.leaves(self._state)
+        # Typed keys cannot be asked.
+        if not all(leaf.is_ready() for leaf in leaves if hasattr(leaf, "is_ready")):
             raise RuntimeError("the step returned before its results were there: waits=False")
 
     def advance(self) -> None:
@@ -99,7 +101,7 @@ def compare(baseline: Side, candidate: Side, again: Side, plan: Plan) -> Compari
         side.seconds(plan.warm_up)
     rounds: list[tuple[float, ...]] = []
     orders = itertools.cycle(itertools.permutations(range(3)))
-    with _no_collection():
+    with no_collection():
         for order in itertools.islice(orders, plan.most_rounds):
             took = {index: sides[index].seconds(plan.steps) for index in order}
             rounds.append(tuple(took[index] for index in range(3)))
@@ -133,7 +135,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     gc.collect()
     gc.disable()
     try:
