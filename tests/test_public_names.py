@@ -119,33 +119,32 @@ PUBLIC = {
         save_params save_persistables save_vars set_program_state shuffle
     """,
     "jaxfleet.fluid.layers": """
-        DynamicRNN IfElse StaticRNN Switch While abs accuracy acos adaptive_pool2d argmax
+        DynamicRNN IfElse Print StaticRNN Switch While abs accuracy acos adaptive_pool2d argmax
         argmin argsort array_length array_read array_write asin assign atan auc
-        autoincreased_step_counter batch_norm beam_search beam_search_decode brelu case
-        cast ceil clip clip_by_norm concat cond conv2d conv2d_transpose conv3d cos cos_sim
-        cosh cosine_decay create_array create_global_var create_parameter
-        create_py_reader_by_data create_tensor crf_decoding cross_entropy cumsum data
-        data_norm double_buffer dropout dynamic_gru dynamic_lstm edit_distance
-        elementwise_add elementwise_div elementwise_floordiv elementwise_max
-        elementwise_min elementwise_mod elementwise_mul elementwise_pow elementwise_sub elu
-        embedding equal erf exp expand exponential_decay fc fill_constant
-        fill_constant_batch_size_like flatten floor gather gather_nd gaussian_random gelu
-        greater_equal greater_than group_norm hard_shrink hard_sigmoid hard_swish hsigmoid
-        huber_loss image_resize image_resize_short increment inverse_time_decay is_empty
-        l2_normalize label_smooth layer_norm leaky_relu less_equal less_than
-        linear_chain_crf linear_lr_warmup log log_loss logical_and logical_not logical_or
-        logical_xor logsigmoid matmul mean mse_loss mul natural_exp_decay nce noam_decay
-        not_equal one_hot ones ones_like pad piecewise_decay polynomial_decay pool2d pool3d
-        pow py_reader read_file reciprocal reduce_all reduce_any reduce_max reduce_mean
-        reduce_min reduce_prod reduce_sum relu relu6 reshape resize_bilinear resize_nearest
-        resize_trilinear reverse round rsqrt sampled_softmax_with_cross_entropy scale
-        scatter selu sequence_concat sequence_conv sequence_expand sequence_first_step
+        autoincreased_step_counter batch_norm beam_search beam_search_decode brelu case cast
+        ceil clip clip_by_norm concat cond conv2d conv2d_transpose conv3d cos cos_sim cosh
+        cosine_decay create_array create_global_var create_parameter create_py_reader_by_data
+        create_tensor crf_decoding cross_entropy cumsum data data_norm double_buffer dropout
+        dynamic_gru dynamic_lstm edit_distance elementwise_add elementwise_div
+        elementwise_floordiv elementwise_max elementwise_min elementwise_mod elementwise_mul
+        elementwise_pow elementwise_sub elu embedding equal erf exp expand exponential_decay fc
+        fill_constant fill_constant_batch_size_like flatten floor gather gather_nd
+        gaussian_random gelu greater_equal greater_than group_norm hard_shrink hard_sigmoid
+        hard_swish hsigmoid huber_loss image_resize image_resize_short increment
+        inverse_time_decay is_empty l2_normalize label_smooth layer_norm leaky_relu less_equal
+        less_than linear_chain_crf linear_lr_warmup log log_loss logical_and logical_not
+        logical_or logical_xor logsigmoid matmul mean mse_loss mul natural_exp_decay nce
+        noam_decay not_equal one_hot ones ones_like pad piecewise_decay polynomial_decay pool2d
+        pool3d pow py_func py_reader read_file reciprocal reduce_all reduce_any reduce_max
+        reduce_mean reduce_min reduce_prod reduce_sum relu relu6 reshape resize_bilinear
+        resize_nearest resize_trilinear reverse round rsqrt sampled_softmax_with_cross_entropy
+        scale scatter selu sequence_concat sequence_conv sequence_expand sequence_first_step
         sequence_last_step sequence_pad sequence_pool sequence_reshape sequence_slice
-        sequence_softmax sequence_unpad shape sigmoid sigmoid_cross_entropy_with_logits
-        sign sin sinh slice soft_relu softmax softmax_with_cross_entropy softplus
-        softshrink softsign split sqrt square square_error_cost squeeze stack stanh
-        strided_slice sum sums swish switch_case tanh tanh_shrink thresholded_relu topk
-        transpose uniform_random unsqueeze unstack warpctc while_loop zeros zeros_like
+        sequence_softmax sequence_unpad shape sigmoid sigmoid_cross_entropy_with_logits sign sin
+        sinh slice soft_relu softmax softmax_with_cross_entropy softplus softshrink softsign
+        split sqrt square square_error_cost squeeze stack stanh strided_slice sum sums swish
+        switch_case tanh tanh_shrink thresholded_relu topk transpose uniform_random unsqueeze
+        unstack warpctc while_loop zeros zeros_like
     """,
     "jaxfleet.fluid.optimizer": """
         Accumulator Adadelta AdadeltaOptimizer Adagrad AdagradOptimizer Adam AdamOptimizer

@@ -58,6 +58,8 @@ def _copy_of(block: Block, parent: int) -> Block:
         if op.type in RANDOM_OPS and not op.attr("seed"):
             op.attrs.setdefault(DRAWS_AS, (1 << 20) + (block.idx << 10) + at)
         own = op._copied(made)
+        if op.type == "print":  # what was printed by the block itself
+            own = Operator(made, "assign", {"X": op.input("In")}, op.outputs, {}, op.source)
         own.attrs[ROLE], own.attrs[ROLE_VAR] = OpRole.BACKWARD, []
         if "sub_block" in own.attrs:
             own.attrs["sub_block"] = _copy_of(own.attrs["sub_block"], made.idx)

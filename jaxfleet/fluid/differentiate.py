@@ -272,7 +272,11 @@ def _dependent(
 def gradient_of(op: Operator) -> Gradient | None:
     """Returns how an operator is differentiated; None where it is not."""
     schema = schema_of(op.type)
-    return None if schema is None else schema.gradient
+    found = None if schema is None else schema.gradient
+    if found is not None and found.unless is not None:
+        name, value = found.unless
+        return None if op.attr(name) == value else found
+    return found
 
 
 def _given_back(op: Operator, ended: frozenset[str]) -> Iterator[tuple[str, int, str]]:

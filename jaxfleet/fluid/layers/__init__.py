@@ -68,6 +68,8 @@ from jaxfleet.fluid.layers.control_flow import (
 from jaxfleet.fluid.layers.control_flow import increment as increment
 from jaxfleet.fluid.layers.data_norm import data_norm as data_norm
 from jaxfleet.fluid.layers.dynamic_rnn import DynamicRNN as DynamicRNN
+from jaxfleet.fluid.layers.host_functions import Print as Print
+from jaxfleet.fluid.layers.host_functions import py_func as py_func
 from jaxfleet.fluid.layers.if_else import IfElse as IfElse
 from jaxfleet.fluid.layers.images import adaptive_pool2d as adaptive_pool2d
 from jaxfleet.fluid.layers.images import conv2d as conv2d

@@ -10,6 +10,7 @@ from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.crossing import crossing
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.loops import open_loop
+from jaxfleet.fluid.layers.tensors import assign
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.ir import Size
 
@@ -135,7 +136,7 @@ class Stepping:
         if after.sizes != before.sizes:
             what = f"memory '{before.name}' is {list(before.sizes or ())}, and becomes"
             raise mistake(f"{self.layer}: {what} {list(after.sizes or ())}")
-        memory.after = after
+        memory.after = self._own(after)
 
     def keep(self, of: Any, sizes: tuple[Size, ...], lod_level: int = 0) -> None:
         """Adds an output of every step."""
@@ -145,7 +146,11 @@ class Stepping:
         name = outer.program.unique_name(f"{self.helper.name}.out")
         made = outer.create_var(name=name, dtype=of.dtype)
         made.sizes, made.lod_level = sizes, lod_level
-        self.outputs.append((of, made))
+        self.outputs.append((self._own(of), made))
+
+    def _own(self, x: Variable) -> Variable:
+        """Returns a variable of the block itself, where one around it is given."""
+        return x if self.block is not None and self.block.has_var(x.name) else assign(x)
 
     def results(self) -> Any:
         """Returns the outputs, the one where there is one.
@@ -183,14 +188,7 @@ class Stepping:
         inputs = {
             "inputs": [x.name for x, _ in self.inputs],
             "initial_states": [memory.init.name for memory in states],
-            "parameters": self._parameters(read),
+            "parameters": read,
         }
         outputs = {"outputs": [out.name for _, out in self.outputs]}
         self.outer().append_op(self.op_type, inputs, outputs, attrs)
-
-    def _parameters(self, read: list[str]) -> list[str]:
-        """Returns what the block reads around it, besides what its operators read: its outputs."""
-        assert self.block is not None
-        kept = [memory.after for memory in self.memories.values() if memory.after is not None]
-        names = [x.name for x in (*kept, *(inner for inner, _ in self.outputs))]
-        return list(dict.fromkeys([*read, *(n for n in names if not self.block.has_var(n))]))

@@ -6,7 +6,14 @@ from dataclasses import replace
 from jaxfleet.ir import Attrs, Operator, Program, canonical, print_program
 
 DIGEST = "digest"
-_OWN = ("seed", "op_namescope")  # trainers may drop out other elements; names of scopes are free
+_OWN = frozenset(
+    {
+        *("seed", "op_namescope"),  # trainers may drop out other elements; names of scopes are free
+        *("reads", "writes", "step_inputs", "ex_states", "states", "step_outputs"),  # temporaries
+        *("forward_callable_id", "backward_callable_id", "names", "skipped"),  # of this process
+        *("variable", "number", "draws_as"),
+    }
+)
 
 
 def with_digest(step: Program) -> Program:

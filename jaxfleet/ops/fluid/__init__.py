@@ -10,6 +10,7 @@ from jaxfleet.ops.fluid import compression as compression
 from jaxfleet.ops.fluid import control as control
 from jaxfleet.ops.fluid import convolution as convolution
 from jaxfleet.ops.fluid import elementwise as elementwise
+from jaxfleet.ops.fluid import host_functions as host_functions
 from jaxfleet.ops.fluid import indexing as indexing
 from jaxfleet.ops.fluid import losses as losses
 from jaxfleet.ops.fluid import many_classes as many_classes

@@ -59,6 +59,7 @@ class Gradient:
         by: where the gradient operator is one that is there for other reasons (that of `split` is
             `concat`), its attributes from those of the operator. It reads the gradients of the
             output as `X`, and writes that of one input as `Out`; several inputs have one each.
+        unless: an attribute and the value of it with which there is no gradient.
     """
 
     type: str
@@ -67,6 +68,7 @@ class Gradient:
     compute: GradCompute | None = None
     only_if: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     by: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    unless: tuple[str, Any] | None = None
 
     def reads_with(self, attrs: Mapping[str, Any]) -> list[str]:
         """Returns what the gradient operator reads of an operator with these attributes."""

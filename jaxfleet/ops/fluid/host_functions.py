@@ -1,0 +1,212 @@
+"""Operators that run on the host: `py_func`, a function of the script's, and `print`.
+
+A program names a function by its number among those that this process has registered.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.experimental import io_callback
+
+from jaxfleet.errors import ProgramError
+from jaxfleet.ir import Operator
+from jaxfleet.ops.fluid.arrays import device_dtype
+from jaxfleet.ops.fluid.gradients import define_gradient
+from jaxfleet.ops.fluid.schema import (
+    Attributes,
+    Gradient,
+    Schema,
+    Value,
+    attributes,
+    describe,
+    fluid_op,
+    slots,
+)
+from jaxfleet.ops.registry import Array, Context, register_op
+
+HostFunction: TypeAlias = Callable[..., Any]
+
+
+@dataclass
+class _Host:
+    functions: list[HostFunction] = field(default_factory=list)
+    printed: Counter[int] = field(default_factory=Counter)  # how often, by number
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+
+_HOST = _Host()
+
+
+def register_function(function: HostFunction) -> int:
+    """Returns the number by which a program names a function."""
+    _HOST.functions.append(function)
+    return len(_HOST.functions) - 1
+
+
+def new_number() -> int:
+    """Returns a number for what prints, which is counted by it."""
+    return next(_HOST.numbers)
+
+
+def _function(number: int) -> HostFunction:
+    if not 0 <= number < len(_HOST.functions):
+        what = f"py_func: this process has no function {number}"
+        raise ProgramError(what, hint="build the program here; a saved one has no functions in it")
+    return _HOST.functions[number]
+
+
+def _called(number: int, like: Sequence[jax.ShapeDtypeStruct], *given: Array) -> list[Array]:
+    """Calls a function of the script's with numpy arrays, within a computation."""
+    function = _function(number)
+
+    def run(*arrays: Any) -> tuple[np.ndarray[Any, Any], ...]:
+        made = function(*map(np.asarray, arrays))
+        many = made if isinstance(made, list | tuple) else [made]
+        if len(many) != len(like):
+            name = getattr(function, "__name__", "the function")
+            raise ProgramError(f"py_func: {name} returns {len(many)} arrays for {len(like)}")
+        pairs = zip(many, like, strict=True)
+        return tuple(np.asarray(x).astype(to.dtype).reshape(to.shape) for x, to in pairs)
+
+    if like:
+        return list(jax.pure_callback(run, tuple(like), *given))
+
+    def call(*arrays: Any) -> None:
+        function(*map(np.asarray, arrays))
+
+    io_callback(call, None, *given)
+    return []
+
+
+@register_op("py_func", has_effect=True)
+def py_func(ctx: Context, op: Operator, values: Sequence[Array]) -> Sequence[Array]:
+    """Calls a function of the script's; its gradient calls another."""
+    attrs = attributes(ctx, op, _SCHEMA)
+    shapes = zip(attrs["out_shapes"], attrs["out_dtypes"], strict=True)
+    like = [jax.ShapeDtypeStruct(tuple(shape), device_dtype(dtype)) for shape, dtype in shapes]
+    forward, backward = attrs["forward_callable_id"], attrs["backward_callable_id"]
+
+    @jax.custom_vjp
+    def call(given: list[Array]) -> list[Array]:
+        return _called(forward, like, *given)
+
+    def begin(given: list[Array]) -> tuple[list[Array], tuple[list[Array], list[Array]]]:
+        made = call(given)
+        return made, (given, made)
+
+    def back(saved: tuple[list[Array], list[Array]], grads: list[Array]) -> tuple[list[Any]]:
+        if backward < 0:
+            return ([_no_gradient(x) for x in saved[0]],)
+        return (_backward(attrs, *saved, grads),)
+
+    call.defvjp(begin, back)
+    return list(call([jax.numpy.asarray(x) for x in values]))
+
+
+def _backward(
+    attrs: Attributes, given: list[Array], made: list[Array], grads: list[Array]
+) -> list[Any]:
+    """Returns the gradients of what is a number with a fraction; whole numbers have none."""
+    named = zip(attrs["names"], [*given, *made], strict=True)
+    read = [x for name, x in named if name not in attrs["skipped"]]
+    floats = [x for x in given if jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)]
+    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in floats]
+    rest = iter(_called(attrs["backward_callable_id"], like, *read, *grads))
+    return [
+        next(rest) if jax.numpy.issubdtype(x.dtype, jax.numpy.inexact) else _no_gradient(x)
+        for x in given
+    ]
+
+
+def _no_gradient(x: Array) -> Any:
+    if jax.numpy.issubdtype(x.dtype, jax.numpy.inexact):
+        return jax.numpy.zeros_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)
+
+
+def _py_func_back(
+    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    return {"X": _backward(attrs, reads["X"], reads["Out"], grads["Out"])}
+
+
+_SCHEMA = Schema(
+    "py_func",
+    slots("X*?"),
+    slots("Out*"),
+    {
+        "forward_callable_id": 0,
+        "backward_callable_id": -1,
+        "names": [],
+        "skipped": [],
+        "out_shapes": [],
+        "out_dtypes": [],
+    },
+    Gradient(
+        "py_func_grad",
+        ("X", "Out"),
+        ("X",),
+        _py_func_back,
+        unless=("backward_callable_id", -1),
+    ),
+)
+describe(_SCHEMA)
+define_gradient("py_func")
+
+
+def _print_back(
+    attrs: Attributes, _: Mapping[str, Value], grads: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    if attrs["print_phase"].upper() != "FORWARD":
+        _show({**attrs, "variable": attrs["variable"] + "@GRAD", "number": -attrs["number"]},
+              grads["Out"])  # fmt: skip
+    return {"In": grads["Out"]}
+
+
+@fluid_op("print", inputs="In",
+          attrs={"first_n": -1, "message": "", "summarize": 20, "print_tensor_name": True,
+                 "print_tensor_type": True, "print_tensor_shape": True, "print_tensor_lod": True,
+                 "print_tensor_layout": True, "print_phase": "BOTH", "variable": "",
+                 "number": 0},
+          gradient=Gradient("print_grad", (), ("In",), _print_back))  # fmt: skip
+def print_op(attrs: Attributes, x: Array) -> Array:
+    """Prints what it takes when the program runs, and returns it."""
+    if attrs["print_phase"].upper() != "BACKWARD":
+        _show(attrs, x)
+    return x
+
+
+def _show(attrs: Attributes, x: Array) -> None:
+    def show(value: Any) -> None:
+        _HOST.printed[attrs["number"]] += 1
+        if 0 <= attrs["first_n"] < _HOST.printed[attrs["number"]]:
+            return
+        sys.stdout.write(_text(attrs, np.asarray(value)))
+        sys.stdout.flush()
+
+    jax.debug.callback(show, x)
+
+
+def _text(attrs: Attributes, value: np.ndarray[Any, Any]) -> str:
+    """Returns a variable as fluid prints it."""
+    lines = [f"Variable: {attrs['variable']}"] if attrs["print_tensor_name"] else []
+    if attrs["message"]:
+        lines.append(f"  - message: {attrs['message']}")
+    if attrs["print_tensor_lod"]:
+        lines.append("  - lod: {}")
+    if attrs["print_tensor_shape"]:
+        lines.append(f"  - shape: {list(value.shape)}")
+    if attrs["print_tensor_type"]:
+        lines.append(f"  - dtype: {value.dtype}")
+    most = attrs["summarize"] if attrs["summarize"] >= 0 else value.size
+    shown = " ".join(str(x) for x in value.reshape(-1)[:most])
+    return "\n".join([*lines, f"  - data: [{shown}]", ""])
+
+
+define_gradient("print")
