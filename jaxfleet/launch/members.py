@@ -30,6 +30,7 @@ class Members:
         self._save_dirs = tuple(one.resolve() for one in save_dirs)
         self.trainers: list[Process] = []
         self.servers: dict[int, Process] = {}  # those that run now, or ran last
+        self._starts: dict[int, int] = {}
 
     def start(self) -> None:
         """Starts all, servers first."""
@@ -48,7 +49,9 @@ class Members:
         self._places.give(index)
         process = self._start(f"server {index}", self._job.server, self._cluster(endpoint=endpoint))
         self.servers[index] = process
-        self._starter.console.say(f"{process.name}: process {process.pid}, at {endpoint}")
+        count = self._starts[index] = self._starts.get(index, 0) + 1
+        again = f", start {count}" if count > 1 else ""
+        self._starter.console.say(f"{process.name}: process {process.pid}, at {endpoint}{again}")
 
     def _cluster(self, *, trainer_id: int | None = None, endpoint: str | None = None) -> Cluster:
         job = self._job

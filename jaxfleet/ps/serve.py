@@ -21,6 +21,7 @@ from jaxfleet.ps.secret import metrics_token, read_secret
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
 from jaxfleet.ps.zmq_network import ZmqNetwork
 from jaxfleet.watch import spans_of, write_token
+from jaxfleet.watch.notices import notify
 
 # The thread that computes waits this long for the one that serves to let the interpreter go.
 _SWITCH_S = 0.0002
@@ -84,6 +85,11 @@ def serve(
         )
         _stop_on_signals(server)
         on_listening(listener.endpoint)
+        if core.step >= 0 and options.checkpoint_dir is not None:
+            folder = options.checkpoint_dir / f"server{options.server}"
+            notify(
+                f"{core.desk.name} goes on after step {core.step}, from its checkpoint in {folder}"
+            )
         code = server.serve()
     if core.failure is not None:
         raise core.failure

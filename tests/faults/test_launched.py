@@ -43,6 +43,8 @@ def test_a_server_that_is_killed_is_started_again_and_the_result_is_right(
         assert job.ends() == 0
         text = job.text()
         assert "it is started again (1 of 3)" in text
+        assert re.search(r"launch +\| server 0: process \d+, at \S+, start 2\n", text)
+        assert re.search(r"server 0 +\| .*server 0 goes on after step \d+, from its check", text)
         assert not any(runs(pid) for pids in numbers(text).values() for pid in pids)
         check_same(jobs.results(), undisturbed("norm", 14))
 

@@ -40,6 +40,7 @@ def test_a_server_that_dies_comes_back_at_its_old_port(
     assert [words[4] for words in runs] == ["0", "1", "2"]
     assert len({words[5] for words in runs}) == 1
     assert "it is started again (2 of 2)" in err
+    assert err.count(", start 3\n") == 1
 
 
 def test_a_server_that_dies_too_often_is_a_failure(
