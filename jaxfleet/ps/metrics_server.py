@@ -9,7 +9,6 @@ import asyncio
 import hmac
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from jaxfleet.errors import ConnectError
@@ -100,16 +99,17 @@ class MetricsServer:
             next(iter(self._open)).transport.abort()
             del self._open[next(iter(self._open))]
         try:
-            # What ends a connection early is its peer's loss: it went, was slow, or sent no HTTP.
-            with suppress(OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
-                async with asyncio.timeout(self._longest_s):
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(self._answer(head))
-                    await writer.drain()
-                    writer.write_eof()
+            async with asyncio.timeout(self._longest_s):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(head))
+                writer.write_eof()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, EOFError, asyncio.LimitOverrunError):
+            pass  # its peer's loss: it went, was slow, or sent no HTTP
         finally:
             self._open.pop(writer, None)
-            writer.close()
+            writer.transport.abort()  # what it does not read would be kept until it does
 
     def _answer(self, head: bytes) -> bytes:
         lines = head.decode("latin-1").split("\r\n")

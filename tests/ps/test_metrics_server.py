@@ -4,13 +4,14 @@ import http.client
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
 from jaxfleet.errors import ConnectError
 from jaxfleet.ps.metrics_server import MetricsServer
 from jaxfleet.ps.secret import derive_keys, metrics_token
+from tests.ps.test_door import descriptors
 from tests.ps.test_zmq_network import SECRET, until
 
 
@@ -84,6 +85,19 @@ def test_a_request_without_end_is_not_kept() -> None:
             line.sendall(head)
         until(lambda: server.connections == 0)
         assert ask(port)[0] == 200
+
+
+def test_who_reads_nothing_of_its_answer_is_closed() -> None:
+    text = bytes(32 << 20)  # more than the kernel buffers
+    server = MetricsServer(lambda: text, content_type="text/plain", longest_s=1.0)
+    port = server.start("127.0.0.1", 0)
+    with closing(server), ExitStack() as stack:
+        before = descriptors()
+        for _ in range(8):
+            line = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            line.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        until(lambda: server.connections == 8)
+        until(lambda: descriptors() == before + 8)  # their ends here
 
 
 def test_a_port_that_is_taken_is_named() -> None:

@@ -2,12 +2,13 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from jaxfleet.ps.zmq_network import ZmqNetwork
 from tests.faults.cluster import SETTINGS, Jobs, check_same
 from tests.faults.conftest import Undisturbed, undisturbed
 from tests.ps.server.common import CACHE, SGD, hello, sgd_after, sgd_grads, sgd_state
-from tests.ps.test_zmq_network import SECRET
+from tests.ps.test_zmq_network import QUICK, SECRET
 from tests.security import stranger
 
 __all__ = ["undisturbed"]  # a fixture
@@ -132,6 +133,24 @@ def test_another_user_learns_nothing_changes_nothing_and_takes_little(tmp_path: 
         assert core.failure is None
     assert list((tmp_path / "theirs").iterdir()) == []
     assert any((tmp_path / "ours" / "saved").iterdir())
+
+
+@pytest.mark.parametrize("secret", [SECRET, None])
+@pytest.mark.parametrize("shakes", [False, True])
+def test_who_says_a_byte_now_and_then_is_cut(shakes: bool, secret: bytes | None) -> None:
+    network = ZmqNetwork(secret=secret, timing=QUICK)
+    host, _, port = (listener := network.listen("127.0.0.1:0")).endpoint.rpartition(":")
+    spoken = stranger.NULL + (b"" if shakes else bytes(500))
+    with closing(listener), socket.create_connection((host, int(port))) as line:
+        if shakes:
+            line.sendall(spoken)
+        until, sent = time.monotonic() + 8.0, 0
+        while stranger.is_open(line) and time.monotonic() < until:
+            with suppress(OSError):
+                line.send(spoken[sent : sent + 1] if not shakes else b"\x04")
+            sent += 1
+            time.sleep(0.1)
+        assert time.monotonic() < until
 
 
 @pytest.mark.processes

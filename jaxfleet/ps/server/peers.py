@@ -16,6 +16,7 @@ _LONGEST = 200  # characters of what a trainer says that it does
 _PUSHES = frozenset({Kind.PUSH, Kind.PUSH_ROWS})
 _DIGEST, _DIGEST_SHOWN = 64, 12  # characters
 _MOST_MOVED = 1024  # connections that broke, of all trainers
+_MOST_REFUSED = 1024  # of which it is known why, for who waits for them
 _FACTS = ("job", "trainers", "servers", "program")  # on which all trainers must agree
 
 
@@ -116,7 +117,8 @@ class Trainers:
         assert isinstance(number, int)
         text = next((t.array for t in message.tensors if t.name == "program"), None)
         if (refusal := self._unlike(body, text)) is not None:
-            if body.get("job") == self._job and number not in self.by_id:
+            is_room = number in self.refused or len(self.refused) < _MOST_REFUSED
+            if body.get("job") == self._job and number not in self.by_id and is_room:
                 self.refused[number] = refusal  # whoever waits for it is told
             return refusal
         if (refusal := self._taken(peer, body, now)) is not None:
