@@ -75,6 +75,13 @@ def longest_of(source: Variable) -> Size:
     return _own_letter(source, "longest")
 
 
+def room_for(variable: Variable) -> Size:
+    """Returns how many places there are for the longest of a variable's sequences."""
+    assert variable.sizes
+    fed = fed_source(variable)
+    return variable.sizes[0] if fed is None else _own_letter(fed, "room")
+
+
 def _own_letter(source: Variable, what: str) -> Size:
     assert source.sizes
     return letter(f"{str(source.sizes[0]).removesuffix('_rows')}_{what}")

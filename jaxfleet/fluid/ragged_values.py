@@ -38,7 +38,7 @@ _LEAST = 8  # the fewest rows, and the smallest step between two numbers of rows
 _ROW_BY_ROW = re.compile(
     r"lookup_table(_v2)?|mul|elementwise_\w+|scale|cast|dropout|sum|reshape2|concat|assign|clip"
     r"|relu6?|tanh|sigmoid|softsign|softplus|leaky_relu|elu|gelu|square|abs|exp|one_hot(_v2)?"
-    r"|layer_norm|softmax|less_than|equal|not_equal|fill_zeros_like"
+    r"|layer_norm|softmax|less_than|equal|not_equal|fill_zeros_like|delete_var"
 )
 
 

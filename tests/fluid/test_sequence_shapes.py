@@ -156,6 +156,19 @@ def test_rows_that_a_sequence_has_not_are_nan_and_spare_rows_are_not_averaged() 
             run(main, [out], x=lod(ROWS, LENGTHS))
 
 
+@pytest.mark.parametrize("share", [fluid.memory_optimize, fluid.release_memory])
+def test_made_sequences_let_their_memory_go_as_others_do(share: Callable[[Any], Any]) -> None:
+    with fresh() as (main, _), fluid.scope_guard(Scope()):
+        x = layers.data("x", [2], lod_level=1)
+        part = layers.scale(sliced(layers.scale(x, 2.0), [0, 0, 1], [2, 1, 1]), 3.0)
+        joined = layers.sequence_concat([layers.square(part), part])
+        out = layers.sequence_pool(layers.scale(joined, 0.5), "sum")
+        (wanted,) = run(main, [out], x=lod(ROWS, LENGTHS))
+        share(main)
+        (made,) = run(main, [out], x=lod(ROWS, LENGTHS))
+    np.testing.assert_array_equal(np.asarray(made), np.asarray(wanted))
+
+
 WORDS = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10, 11, 12, 13, 14, 15]]
 TAGS = [[1, 2], [3], [2], [1, 1, 3]]
 FEED: Any = {"words": WORDS, "tags": TAGS, "y": np.asarray([[0], [1], [1], [0]])}

@@ -7,6 +7,7 @@ from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.one_operator import variables
 from jaxfleet.fluid.layers.sequence_shapes import without_tokens
 from jaxfleet.fluid.layers.sequences import sequences
+from jaxfleet.fluid.ragged import room_for
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.ir.dims import letter
 
@@ -44,8 +45,7 @@ def warpctc(
     is_padded = "LogitsLength" in inputs
     rows = x.sizes[1] if is_padded else letter("b")
     loss.sizes = (rows, 1)
-    # Its first size is how much room there is for the longest, which nothing here reads.
-    slope.sizes = x.sizes if is_padded else (letter("room"), rows, x.sizes[1])
+    slope.sizes = x.sizes if is_padded else (room_for(x), rows, x.sizes[1])
     attrs = {"blank": blank, "norm_by_times": norm_by_times}
     helper.append_op("warpctc", inputs, {"WarpCTCGrad": slope, "Loss": loss}, attrs)
     return loss
