@@ -202,7 +202,7 @@ PUBLIC = {
         LocalSGD Meet MemoryOptimize MergeGradients MergeSends MultiBatchMerge Offload
         OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScanSlices
         ScheduleSends ShapeReads ShardedUpdate SkipNonfinite SkipOverflow SliceVar
-        SnapshotParams SparseTable StrideSlices TrainApart TwoLevels
+        SnapshotParams SparseTable StrideSlices TrainApart TurnProducts TwoLevels
         UpdateOnTrainers
     """,
     "jaxfleet.pipeline": """
