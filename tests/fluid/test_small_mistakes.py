@@ -101,6 +101,7 @@ def test_a_program_of_nobody_elses_is_warned_of_where_a_launch_started_several(
         (lambda x: layers.beam_search_decode(x, x, 2, 1), "beam_search_decode: its beams are"),
         (lambda _: layers.io.ListenAndServ("127.0.0.1:0", ["X"]), "layers.io.ListenAndServ: serve"),
         (lambda x: layers.io.Send("127.0.0.1:6174", [x]), "layers.io.Send: servers here serve"),
+        (lambda x: layers._pull_box_sparse(x, size=2), "_pull_box_sparse: the tables of BoxPS"),
         (lambda x: layers.io.Recv("127.0.0.1:6174", [x]), "layers.io.Recv: servers here serve"),
     ],
 )

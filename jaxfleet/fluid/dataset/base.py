@@ -25,6 +25,7 @@ class DatasetBase:
     def __init__(self) -> None:
         self.thread_num = 1
         self.filelist: list[str] = []
+        self._has_filelist = False
         self.use_slots: tuple[Slot, ...] = ()
         self._batch_size = 1
         self._command = "cat"
@@ -52,11 +53,14 @@ class DatasetBase:
         self.thread_num = thread_num and _positive(thread_num, "thread_num")
 
     def set_filelist(self, filelist: Sequence[str]) -> None:
-        """Sets the files; they are read when samples are wanted."""
+        """Sets the files; they are read when samples are wanted.
+
+        An empty list, of a worker for which no file is left, is trained on for no step at all.
+        """
         check_type(filelist, "a file list", (list, tuple))
         for path in filelist:
             check_type(path, "a file of the list", str)
-        self.filelist = list(filelist)
+        self.filelist, self._has_filelist = list(filelist), True
 
     def set_use_var(self, var_list: Sequence[Variable]) -> None:
         """Sets what the slots of a line are fed to, in their order.
@@ -153,8 +157,11 @@ class DatasetBase:
     def _read(self, threads: int) -> Iterator[Samples]:
         if not self.use_slots:
             raise mistake("nothing says what a line of the dataset holds", "call set_use_var")
-        if not self.filelist:
+        if not self._has_filelist:
             raise mistake("the dataset has no files", "call set_filelist")
+        if not self.filelist:
+            warnings.warn("the dataset's list of files is empty: no step is run", stacklevel=2)
+            return iter(())
         return read_files(self.filelist, self.use_slots, self._words, threads, self._groups)
 
     @property

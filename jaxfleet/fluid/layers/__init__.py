@@ -146,6 +146,7 @@ from jaxfleet.fluid.layers.recurrent import crf_decoding as crf_decoding
 from jaxfleet.fluid.layers.recurrent import dynamic_gru as dynamic_gru
 from jaxfleet.fluid.layers.recurrent import dynamic_lstm as dynamic_lstm
 from jaxfleet.fluid.layers.recurrent import linear_chain_crf as linear_chain_crf
+from jaxfleet.fluid.layers.refused import _pull_box_sparse as _pull_box_sparse
 from jaxfleet.fluid.layers.refused import beam_search as beam_search
 from jaxfleet.fluid.layers.refused import beam_search_decode as beam_search_decode
 from jaxfleet.fluid.layers.resizing import image_resize as image_resize

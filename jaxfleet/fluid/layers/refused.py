@@ -88,3 +88,15 @@ def _messages(name: str) -> UnsupportedError:
     what = f"layers.io.{name}: servers here serve the updates of a job that all processes know"
     hint = "write the job's programs by DistributeTranspiler"
     return UnsupportedError(what, source=line_of_caller(), hint=hint)
+
+
+def _pull_box_sparse(input: Any, size: int, dtype: Any = "float32") -> NoReturn:
+    """Would look rows up in BoxPS, tables on GPUs that another library holds.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    del input, size, dtype
+    what = "_pull_box_sparse: the tables of BoxPS are in a library of their own"
+    hint = "layers.embedding(ids, size, is_sparse=True, is_distributed=True)"
+    raise UnsupportedError(what, source=line_of_caller(), hint=hint)

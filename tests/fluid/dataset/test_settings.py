@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxfleet import fluid
-from jaxfleet.errors import AssertedError, FeedError, UnsupportedError
+from jaxfleet.errors import AssertedError, FeedError, ProgramError, UnsupportedError
 from tests.fluid.nets import fresh
 
 
@@ -188,3 +188,19 @@ def test_a_dataset_of_pipelines_reads_as_a_queue_does(tmp_path: Path) -> None:
     assert feed["a"].tolist() == [[7], [8]]
     with pytest.raises(UnsupportedError, match="FileInstantDataset does not support local_shuffle"):
         made.local_shuffle()
+
+
+def test_a_worker_for_which_no_file_is_left_trains_for_no_step() -> None:
+    with fresh() as (main, startup), fluid.scope_guard(fluid.Scope()):
+        slot = fluid.data("a", [None, 1])
+        layers = fluid.layers
+        fluid.optimizer.SGD(0.1).minimize(layers.mean(layers.fc(slot, 1)))
+        made = fluid.DatasetFactory().create_dataset("QueueDataset")
+        made.set_use_var([slot])
+        exe = fluid.Executor(fluid.CPUPlace())
+        exe.run(startup)
+        with pytest.raises(ProgramError, match="the dataset has no files"):
+            exe.train_from_dataset(main, made)
+        made.set_filelist([])
+        with pytest.warns(UserWarning, match="list of files is empty: no step is run"):
+            exe.train_from_dataset(main, made)
