@@ -65,8 +65,45 @@ def largest_index(loop: Operator, op: Operator, name: str) -> int | None:
     step, begun = _step(loop, value.name), constant_before(loop.block, value.name, loop)
     trips = most_trips(loop) if step else 1
     if step is None or begun is None or trips is None:
-        return None
+        largest = _held_below(loop, value.name)
+        return None if largest is None else math.ceil(largest + value.more)
     return math.ceil(begun + max(step, 0) * (trips - 1) + value.more)
+
+
+def _held_below(loop: Operator, name: str) -> int | None:
+    """Returns the largest number that a counter may hold as a turn begins, by the condition.
+
+    The loop may be in another, where its counter goes on from what it was.
+    """
+    condition, written = loop.input("Condition")[0], set(loop.output_arg_names)
+    values = _followed(loop.attrs["sub_block"], written)
+    truth, after = values.get(condition), values.get(name)
+    first = _writer_before(loop.block, condition, loop)
+    if not isinstance(truth, _Truth) or first is None or after is None:
+        return None
+    begun = _made(first, [_Sum(each, 0.0) for each in first.input_arg_names])
+    for one in _conjuncts(truth):
+        counter, limit = one.parts
+        if counter != after or not isinstance(limit, _Sum) or limit.name in written:
+            continue
+        if begun != _Truth(one.kind, (_Sum(name, 0.0), limit)):
+            continue
+        end = constant_before(loop.block, limit.name, loop) if limit.name else 0.0
+        if end is not None:
+            end += limit.more
+            return math.ceil(end) - 1 if one.kind == "less_than" else math.floor(end)
+    return None
+
+
+def _writer_before(block: Block, name: str, before: Operator) -> Operator | None:
+    """Returns the last operator that writes a variable before another, in its block or around."""
+    at = next((at for at, op in enumerate(block.ops) if op is before), len(block.ops))
+    found = [op for op in block.ops[:at] if name in op.output_arg_names]
+    if found or block.parent_idx < 0:
+        return found[-1] if found else None
+    outer = block.program.block(block.parent_idx)
+    owner = next((op for op in outer.ops if block in op._inner_blocks()), before)
+    return _writer_before(outer, name, owner)
 
 
 def constant_before(block: Block, name: str, before: Operator) -> float | None:

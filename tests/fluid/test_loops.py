@@ -177,6 +177,28 @@ def test_loops_within_loops_have_gradients() -> None:
     same(gradients(build, {"x": X}, W, ["x"]), gradients(lambda: unrolled(4), {"x": X}, W, ["x"]))
 
 
+def test_a_loop_within_another_may_go_on_counting_where_it_was() -> None:
+    """The inner loop's counter is set once, so that only the outer's first turn runs it."""
+
+    def build() -> fluid.Variable:
+        x = data()
+        i, j = (layers.fill_constant([1], "int64", 0) for _ in range(2))
+        one, three = (layers.fill_constant([1], "int64", value) for value in (1, 3))
+        states = layers.array_write(layers.assign(x), i)
+        outer, inner = layers.less_than(i, one), layers.less_than(j, three)
+        with layers.While(outer).block():
+            layers.increment(i)
+            layers.less_than(i, one, cond=outer)
+            with layers.While(inner).block():
+                before = layers.array_read(states, j)
+                layers.increment(j)
+                layers.array_write(step(before), j, states)
+                layers.less_than(j, three, cond=inner)
+        return mean(layers.array_read(states, j))
+
+    same(gradients(build, {"x": X}, W, ["x"]), gradients(lambda: unrolled(3), {"x": X}, W, ["x"]))
+
+
 def test_gradients_end_within_a_block_where_a_variable_says_so() -> None:
     def stopped(h: fluid.Variable) -> fluid.Variable:
         made = step(h)
