@@ -6,9 +6,9 @@ from dataclasses import dataclass
 _REPLAY_S = 1.0  # of steps that a server that starts again is sent anew: half of what is promised
 _STEP_S = 0.01  # what a step costs there beside its blocks: messages, and waiting for one another
 _EVERY_S = 30.0
-_SHARE = (
-    20  # times as long as the last save took: a twentieth of the time goes to saves at the most
-)
+_MOST_REPLAY_S = 1.5  # from which on saves may cost more, so that replay stays below 2 s
+_SHARE = 20  # times as long as the last save took: a twentieth of the time goes to saves
+_SHARE_THEN = 4  # the same where replay would take too long, as of a state of 100 MB and more
 _AGAIN_S, _MOST_AGAIN_S = 5.0, 60.0  # after one that failed
 
 
@@ -36,9 +36,10 @@ class SaveSchedule:
             block_s: the seconds that the server has spent in blocks.
         """
         now, steps = self.clock(), number - self._number
-        if steps <= 0 or now < self._retry_at or now - self._saved_at < _SHARE * self._took_s:
-            return False
         replay_s = steps * _STEP_S + block_s - self._block_s
+        share = _SHARE if replay_s < _MOST_REPLAY_S else _SHARE_THEN
+        if steps <= 0 or now < self._retry_at or now - self._saved_at < share * self._took_s:
+            return False
         return replay_s >= _REPLAY_S or now - self._saved_at >= _EVERY_S
 
     @property

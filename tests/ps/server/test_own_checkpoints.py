@@ -52,14 +52,25 @@ def test_a_checkpoint_is_due_after_some_seconds_however_few_steps_were_made() ->
     assert not schedule.is_due(0, 0.0)  # it would hold the same
 
 
-def test_saves_take_a_twentieth_of_the_time_at_the_most() -> None:
+def test_saves_take_a_twentieth_of_the_time_unless_replay_would_take_too_long() -> None:
     clock = Clock()
     schedule = SaveSchedule(clock)
     schedule.saved(0, 0.0, 4.0)
     clock.now = 79.0
-    assert not schedule.is_due(10_000, 50.0)
+    assert not schedule.is_due(1, 1.2)
     clock.now = 81.0
-    assert schedule.is_due(10_000, 50.0)
+    assert schedule.is_due(1, 1.2)
+
+
+def test_a_large_state_is_saved_before_replay_takes_two_seconds() -> None:
+    clock = Clock()
+    schedule = SaveSchedule(clock)
+    schedule.saved(0, 0.0, 0.3)  # as 100 MB take
+    clock.now = 1.1
+    assert not schedule.is_due(3, 1.6)  # a fifth of the time is the most
+    clock.now = 1.3
+    assert not schedule.is_due(3, 1.3)
+    assert schedule.is_due(3, 1.6)
 
 
 def test_a_save_that_failed_is_tried_again_later_and_later() -> None:

@@ -1,0 +1,104 @@
+"""Measures how long a killed server is missed, with a state of 100 MB.
+
+    python benchmarks/server_return.py [--width 112000] [--steps 120] [--kill-after 40]
+
+`jaxfleet launch` starts one trainer and one server; the model is that of `steady_memory.py`, whose
+8.3 million parameters Adam makes 100 MB. After some steps the trainer kills the server, which the
+launch starts again. Its next step waits for that; the time is split by the log: until the new
+process serves, and from then on, which is the state read, the steps sent anew and the step itself.
+"""
+
+import argparse
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from common import print_table
+from steady_memory import CLASSES, INPUTS, ROWS, start, train_step
+
+import jaxfleet as jf
+
+LONGEST_S = 1800.0
+
+
+def train(width: int, steps: int, kill_after: int) -> None:
+    """Trains in this process, and kills the server on the way."""
+    rng, state = np.random.default_rng(1), start(width)
+    x = rng.normal(size=(ROWS, INPUTS)).astype(np.float32)
+    batch = {"x": x, "y": rng.integers(0, CLASSES, ROWS).astype(np.int32)}
+    strategy = jf.DistributedStrategy(mode="pserver", replay_bytes=1 << 32)
+    step = jf.distribute(train_step, example=(state, batch), strategy=strategy)
+    with step:
+        for number in range(1, steps + 1):
+            if number == kill_after:
+                os.kill(_server(), signal.SIGKILL)
+                _say(f"killed at {time.time():.2f}")
+            began = time.time()
+            state, _ = step(state, batch)
+            _say(f"step {number} took {time.time() - began:.3f} until {time.time():.2f}")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _server() -> int:
+    """Returns the process of the server, a sibling of this one."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and b"serve" in (folder / "cmdline").read_bytes().split(b"\0"):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == os.getppid():
+                return int(folder.name)
+    raise RuntimeError("there is no server")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The benchmark server_return.")
+    parser.add_argument("--quick", action="store_true", help="a small state")
+    parser.add_argument("--width", type=int, default=112_000)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--kill-after", type=int, default=40)
+    parser.add_argument("--train", action="store_true", help="be the trainer")
+    arguments = parser.parse_args()
+    width = 1000 if arguments.quick else arguments.width
+    words = ["--width", str(width), "--steps", str(arguments.steps)]
+    words += ["--kill-after", str(arguments.kill_after)]
+    if arguments.train:
+        train(width, arguments.steps, arguments.kill_after)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "jaxfleet", "launch", "--checkpoint-dir", folder]
+        command += [__file__, "--train", *words]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert process.stdout is not None
+        lines = [(time.time(), line) for line in process.stdout]
+        if process.wait(LONGEST_S):
+            raise RuntimeError("".join(line for _, line in lines))
+    text = "".join(line for _, line in lines)
+    killed = float(re.findall(r"killed at (\S+)", text)[0])
+    serving = [at for at, line in lines if "serving at" in line][1]
+    steps = [float(x) for x in re.findall(r"step \d+ took (\S+)", text)]
+    took = steps[arguments.kill_after - 1]
+    again = re.findall(r"goes on after step (\d+)", text)[0]
+    rows = [
+        ["a step, median", f"{statistics.median(steps):.2f}"],
+        ["the step that waits", f"{took:.2f}"],
+        ["until the new process serves", f"{serving - killed:.2f}"],
+        ["from then on", f"{took - (serving - killed):.2f}"],
+        ["steps sent anew", str(arguments.kill_after - 1 - int(again))],
+    ]
+    print_table(("", "s"), rows)
+
+
+if __name__ == "__main__":
+    main()
