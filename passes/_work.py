@@ -1,12 +1,15 @@
 """Says which operators of a step trainers run, and what they must get from servers for it."""
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from jaxfleet.analysis.uses import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operator
 from jaxfleet.passes._bodies import WAY_OUT, Bodies
 from jaxfleet.passes._effects import Effects
+
+_Stage: TypeAlias = tuple[str, str]  # gradients of a parameter, or its update; "" for what crosses
 
 
 @dataclass
@@ -42,6 +45,7 @@ class Work:
         self._find_makers()
         self._visit(self._start())
         self._refuse_late_feeds()
+        self._refuse_updates_that_wait_for_themselves()
 
     def is_collective(self, op: Operator) -> bool:
         """Tells whether trainers must run an operator together."""
@@ -134,3 +138,48 @@ class Work:
                     "in the same step"
                 )
                 raise PassError(what, op=self._root[maker], hint=WAY_OUT)
+
+    def _refuse_updates_that_wait_for_themselves(self) -> None:
+        """Refuses a gradient that depends on what a server makes with that gradient.
+
+        A server updates a parameter once all its gradients are there. Where one of them depends on
+        an earlier update of the parameter in the same step, it and the trainers would wait for
+        each other.
+        """
+        waits = self._waits()
+        for group in self.bodies.groups.groups:
+            reached, left = set[_Stage](), [("gradients", group.name)]
+            while left:
+                found = waits[left.pop()] - reached
+                reached |= found
+                left += found
+            if ("gradients", group.name) in reached:
+                what = (
+                    f"a gradient of '{group.name}' depends on what servers make of another "
+                    "gradient in the same step"
+                )
+                raise PassError(what, op=self._root[group.ops[-1]], hint=WAY_OUT)
+
+    def _waits(self) -> dict[_Stage, set[_Stage]]:
+        """Returns what has to be there before what: gradients, sums that cross, new parameters."""
+        needed: list[set[str]] = []  # whose updates trainers need before each operator
+        for makers in self._makers:
+            of_servers = {self._server_of[at] for at in makers.values() if at in self._server_of}
+            own = [at for at in makers.values() if at >= 0 and at not in self._server_of]
+            needed.append(of_servers.union(*(needed[at] for at in own)))
+        crossing: _Stage = ("update", "")
+        waits: dict[_Stage, set[_Stage]] = {crossing: set()}
+        for group in self.bodies.groups.groups:
+            gradients: _Stage = ("gradients", group.name)
+            places = [self._last[name] for name in group.gradients if name in self._last]
+            waits[gradients] = {("update", name) for at in places for name in needed[at]}
+            waits["update", group.name] = {gradients}
+            if any(
+                self._server_of.get(at) == ""
+                for place in group.ops
+                for at in self._makers[place].values()
+            ):
+                waits["update", group.name].add(crossing)
+            if self.bodies.updates[group.name].part is not None:
+                waits[crossing].add(gradients)
+        return waits

@@ -48,21 +48,24 @@ def differing(
         first.numbers, second.numbers = (side.numbered(numbering) for side in (first, second))
         rest = tuple(name for name in names if first.last(name) != second.last(name))
         known = set(first.numbers.values()).intersection(second.numbers.values())
-        proven = len(numbering.same)
+        proven: set[int] = set()
         for x, y in _pairs(first, second, known, rest):
             parts = first.part(x, known), second.part(y, known)
             size = len(parts[0].places) + len(parts[1].places)
             if (x, y) in tried or failures == _MOST_FAILURES or size > min(budget, _MOST_OPS):
                 continue
+            if proven.intersection(first.numbers[name] for name in parts[0].inputs):
+                continue  # may well have one structure now, which the next round sees
             tried.add((x, y))
             budget -= size
             if _compute_the_same(first, second, parts):
                 numbering.equate(first.numbers[x], second.numbers[y])
                 second.numbers[y] = first.numbers[x]
                 known.add(first.numbers[x])
+                proven.add(first.numbers[x])
             else:
                 failures += 1
-        if len(numbering.same) == proven:
+        if not proven:
             return rest
 
 

@@ -90,7 +90,9 @@ def _check_all_marked(
             hint = (
                 "wrap the outermost optimizer, so that it sees every gradient: "
                 "jf.distributed_optimizer(optax.masked(...)), not the other way round; where one "
-                "optimizer's update is differentiated for another, wrap both"
+                "optimizer's update is differentiated for another, wrap both; where the step has "
+                "a rule of its own in place of an optimizer, hand the rule what "
+                "jf.distributed_optimizer(optax.identity()).update(grads, opt, params) returns"
             )
         else:
             what = f"'{variable.name}' is trained, but {NOT_WRAPPED}"

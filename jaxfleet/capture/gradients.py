@@ -161,7 +161,22 @@ class _Finder:
         if len(used) < 2:
             return used or alike
         needed = ancestors_of(self.ops, op.reads)  # takes a walk over the step for each gradient
-        return [name for name in used if name in needed]
+        found = [name for name in used if name in needed]
+        return self._added_to(op.writes[0], found) if len(found) > 1 else found
+
+    def _added_to(self, marked: str, leaves: list[str]) -> list[str]:
+        """Returns those of some leaves that what comes of a gradient is added to; all if none.
+
+        So are parameters updated, and a target network, whose leaves look the same, is not.
+        """
+        reached, found = {marked}, set[str]()
+        for op in self.ops:
+            if reached.isdisjoint(op.reads):
+                continue
+            reached.update(op.writes)
+            if op.type in {"jax.add", "jax.sub"}:
+                found.update(leaf for leaf in map(self._origin, op.inputs) if leaf is not None)
+        return [name for name in leaves if name in found] or leaves
 
     def _origin(self, operand: Operand) -> str | None:
         """Follows a value back through copies and casts to the state leaf that it is."""

@@ -77,12 +77,29 @@ def unmarked(
     that contain an update, and write what is `updated`, are like a marker.
     """
     reached: set[str] = set()
+    sums: set[str] = set()
     for op in ops:
         if op.type == MARK or not set(op.writes).isdisjoint(updated):
             continue
-        if op.role is Role.BACKWARD or _hands_on(op, reached, types):
-            reached.update(name for name in op.writes if _is_float(types[name]))
+        made = [name for name in op.writes if _is_float(types[name])]
+        if op.role is Role.BACKWARD:
+            reached.update(made)
+        elif _adds_to(op, sums) or (_is_sum(op, types) and not reached.isdisjoint(op.reads)):
+            sums.update(made)  # of a single element too, as the gradient of a bias may be
+        elif _hands_on(op, reached, types):
+            reached.update(made)
     return reached
+
+
+def _is_sum(op: Operator, types: Mapping[str, Variable]) -> bool:
+    """Whether an operator reduces all there is to one element."""
+    reduces = op.type.startswith("jax.reduce_") or op.type == "jax.dot_general"
+    return reduces and all(_elements(types[name]) == 1 for name in op.writes)
+
+
+def _adds_to(op: Operator, sums: set[str]) -> bool:
+    """Whether an operator adds to sums of gradients, as a norm over several leaves does."""
+    return op.type in {"jax.add", "jax.add_any"} and not sums.isdisjoint(op.reads)
 
 
 def _hands_on(op: Operator, gradients: set[str], types: Mapping[str, Variable]) -> bool:

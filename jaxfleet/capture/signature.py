@@ -62,7 +62,11 @@ def _rows(batch: Sequence[Leaf], caller: Source | None) -> int:
     if len(sizes) > 1:
         listed = ", ".join(f"'{name}' has {rows}" for rows, name in sorted(sizes.items()))
         what = f"the batch's leaves differ in their leading axis: {listed}"
-        hint = "axis 0 of every batch leaf is the batch; scalars and the state are not cut"
+        hint = (
+            "axis 0 of every batch leaf is the batch; scalars and the state are not cut. Where "
+            "examples differ in size, or are joined in one list, pad what belongs to one example "
+            "to one size, and stack the examples"
+        )
         if (key := next((leaf.name for leaf in batch if _is_raw_key(leaf)), None)) is not None:
             hint = f"'{key}' looks like a random key made by jax.random.PRNGKey: a typed one, "
             hint += "jax.random.key(0), is a scalar, which every device gets whole"

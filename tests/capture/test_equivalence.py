@@ -49,6 +49,15 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     return found
 
 
+def test_what_follows_a_part_that_is_proven_is_compared_by_its_structure(
+    parts: list[tuple[int, bool]],
+) -> None:
+    step = training(lambda h: h)
+    captured = jf.capture(lambda w, x: step(w, x[::-1] * 2), example=(jnp.eye(4), X))
+    assert captured.rows is None
+    assert 0 < len(parts) <= 2  # one at each of two sizes, however many layers follow
+
+
 @pytest.mark.grid
 def test_rows_in_reverse_keep_the_letter_by_comparing_a_few_operators(
     parts: list[tuple[int, bool]],

@@ -87,6 +87,43 @@ def weighed_by_norms(tx: Any) -> tuple[Any, State]:
     return step, {"params": params(), "opt": tx.init(params()), "weights": jnp.ones(2)}
 
 
+def weighed_by_a_norm_of_single_elements(tx: Any) -> tuple[Any, State]:
+    """Returns a step whose loss is weighed by a norm, over gradients of one element too."""
+
+    def of(params: Any, batch: Any) -> jax.Array:
+        return params["scale"] * (batch["x"] @ params["w"] + params["b"])[:, 0]
+
+    def step(state: State, batch: Any) -> tuple[State, Any]:
+        def loss(params: Any) -> jax.Array:
+            return jnp.square(of(params, batch) - batch["y"][:, 0]).mean()
+
+        norm = optax.tree.norm(jax.grad(loss)(state["params"]))
+        value, grads = jax.value_and_grad(lambda p: state["weight"] * loss(p))(state["params"])
+        weight = 0.9 * state["weight"] + 0.1 / norm
+        updates, opt = tx.update(grads, state["opt"], state["params"])
+        new = optax.apply_updates(state["params"], updates)
+        return {"params": new, "opt": opt, "weight": weight}, value
+
+    single = {"b": jnp.zeros(1), "scale": jnp.ones(()), "w": jnp.ones((FEATURES, 1))}
+    return step, {"params": single, "opt": tx.init(single), "weight": jnp.ones(())}
+
+
+def beside_a_target(tx: Any) -> tuple[Any, State]:
+    """Returns a step whose optimizer gets no parameters, where a target has the same leaves."""
+
+    def step(state: State, batch: Any) -> tuple[State, Any]:
+        def apart(params: Any) -> jax.Array:
+            return jnp.square(outputs(params, batch) - outputs(state["target"], batch)).mean()
+
+        value, grads = jax.value_and_grad(lambda p: apart(p) + loss(p, batch))(state["online"])
+        updates, opt = tx.update(grads, state["opt"])
+        new = optax.apply_updates(state["online"], updates)
+        target = optax.incremental_update(new, state["target"], 0.1)
+        return {"online": new, "opt": opt, "target": target}, value
+
+    return step, {"online": params(), "opt": tx.init(params()), "target": params()}
+
+
 def dpsgd() -> optax.GradientTransformation:
     """Returns what clips the gradient of each example and adds noise, as DP-SGD does."""
 
@@ -114,6 +151,12 @@ CASES: dict[str, tuple[Any, Any, set[str]]] = {
     "each example": (of_each_example, dpsgd, {"params/b", "params/w"}),
     "a pair": (of_a_pair, lookahead, {"params/fast/b", "params/fast/w"}),
     "norms": (weighed_by_norms, lambda: optax.sgd(0.1), {"params/b", "params/w"}),
+    "norms of single elements": (
+        weighed_by_a_norm_of_single_elements,
+        lambda: optax.sgd(0.1),
+        {"params/b", "params/scale", "params/w"},
+    ),
+    "beside a target": (beside_a_target, lambda: optax.sgd(0.1), {"online/b", "online/w"}),
 }
 
 

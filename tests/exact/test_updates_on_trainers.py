@@ -108,12 +108,37 @@ def meta(tx: Any) -> Any:
     return step, started(tx, rate=rate, outer=outer.init(rate))
 
 
+def of_two_nets(tx: Any) -> Any:
+    """Returns a step whose second net is judged by the first one as it was just updated."""
+    other = jf.distributed_optimizer(optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)))
+
+    def step(state: Any, batch: Any) -> tuple[Any, Any]:
+        value, grads = jax.value_and_grad(loss)(state["params"], batch)
+        new = updated(tx, state, grads)
+
+        def judged(actor: Any) -> jax.Array:
+            moved = batch["x"] * actor["gain"] + actor["shift"]
+            return loss(new["params"], {**batch, "x": moved})
+
+        grads = jax.grad(judged)(state["actor"])
+        updates, opt = other.update(grads, state["other"], state["actor"])
+        return {**new, "actor": optax.apply_updates(state["actor"], updates), "other": opt}, value
+
+    actor = {"gain": jnp.ones(FEATURES), "shift": jnp.zeros(FEATURES)}
+    return step, started(tx, actor=actor, other=other.init(actor))
+
+
 CONTRIB: Any = optax.contrib  # its names are there, but mypy does not see them
 SAM = CONTRIB.sam(optax.sgd(0.1), optax.sgd(0.05), opaque_mode=True)
 CASES: dict[str, tuple[Any, Any, str]] = {
     "sam": (with_the_batch, SAM, "the optimizer computes with the batch"),
     "finite": (if_finite, optax.sgd(0.1), "trainers make of what servers give them"),
     "meta": (meta, optax.sgd(0.1), "trainers make of what servers give them"),
+    "norms that wait for each other": (
+        of_two_nets,
+        optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)),
+        "depends on what servers make of another gradient in the same step",
+    ),
 }
 
 

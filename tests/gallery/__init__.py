@@ -1,15 +1,41 @@
-"""Programs in the idioms of public ones, whose update is not one pass of one optimizer."""
+"""Public programs in miniature: steps as their authors write them, written anew from the idea."""
 
 from collections.abc import Callable
 
-from tests.gallery import averages, gradients, reinforcement, scales
+from tests.gallery import (
+    agents,
+    averages,
+    curvature,
+    generative,
+    gradients,
+    language,
+    libraries,
+    reinforcement,
+    scales,
+    science,
+    vision,
+)
 from tests.zoo import Built
 from tests.zoo.base import Wrap
 
-GALLERY: dict[str, Callable[[Wrap], Built]] = {
-    **reinforcement.PROGRAMS,
-    **averages.PROGRAMS,
-    **gradients.PROGRAMS,
-    **scales.PROGRAMS,
+KINDS: dict[str, dict[str, Callable[[Wrap], Built]]] = {
+    "reinforcement": reinforcement.PROGRAMS,
+    "averages": averages.PROGRAMS,
+    "gradients": gradients.PROGRAMS,
+    "scales": scales.PROGRAMS,
+    "language": language.PROGRAMS,
+    "vision": vision.PROGRAMS,
+    "generative": generative.PROGRAMS,
+    "science": science.PROGRAMS,
+    "agents": agents.PROGRAMS,
+    "curvature": curvature.PROGRAMS,
+    "libraries": libraries.PROGRAMS,
 }
-"""What builds each program around its wrapped optimizers, by name."""
+"""What builds each program around its wrapped optimizers, by kind and name."""
+
+GALLERY: dict[str, Callable[[Wrap], Built]] = {
+    name: build for programs in KINDS.values() for name, build in programs.items()
+}
+"""The same by name."""
+
+assert len(GALLERY) == sum(map(len, KINDS.values())), "gallery: a name is used twice"

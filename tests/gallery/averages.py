@@ -72,6 +72,39 @@ def build_moco(wrap: Wrap) -> Built:
     return Built(started(tx, net(), keys=net(), queue=queue), step, labelled)
 
 
+def build_moco_ring(wrap: Wrap) -> Built:
+    """Builds MoCo as its authors have it: a ring of columns with a pointer, both encoders' keys."""
+    tx = wrap(optax.sgd(0.1, momentum=0.9))
+
+    def encode(params: Any, x: jax.Array) -> jax.Array:
+        return unit(mlp(params, x))
+
+    def step(state: State, batch: Any) -> tuple[State, Any]:
+        key, drawing = jax.random.split(state["key"])
+        order = jax.random.permutation(drawing, batch["x"].shape[0])
+        keys = averaged(state["keys"], state["params"], 0.01)
+        k = encode(keys, 1.1 * batch["x"][order])[jnp.argsort(order)]
+        k = jax.lax.stop_gradient(k)
+
+        def loss(params: Any) -> jax.Array:
+            q = encode(params, batch["x"])
+            good = jnp.einsum("nc,nc->n", q, k)[:, None]
+            scores = jnp.concatenate([good, q @ state["queue"]], axis=1) / 0.07
+            labels = jnp.zeros(scores.shape[0], jnp.int32)
+            return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
+
+        value, grads = jax.value_and_grad(loss)(state["params"])
+        at = state["at"]
+        queue = jax.lax.dynamic_update_slice(state["queue"], k.T, (0, at))
+        at = (at + k.shape[0]) % queue.shape[1]
+        more = {"keys": keys, "queue": queue, "at": at, "key": key}
+        return {**updated(tx, state, grads), **more}, {"loss": value}
+
+    queue = unit(generator(12).standard_normal((CLASSES, 64)).astype(np.float32))
+    more = {"queue": queue, "at": jnp.zeros((), jnp.int32), "key": jax.random.key(0)}
+    return Built(started(tx, net(), keys=net(), **more), step, labelled)
+
+
 def build_average_as_metric(wrap: Wrap) -> Built:
     """Builds a metric of averaged weights, before and after the update."""
     tx = wrap(optax.adam(1e-2))
@@ -94,5 +127,6 @@ PROGRAMS: dict[str, Callable[[Wrap], Built]] = {
     "mean_teacher": build_mean_teacher,
     "byol": build_byol,
     "moco": build_moco,
+    "moco_ring": build_moco_ring,
     "average_as_metric": build_average_as_metric,
 }

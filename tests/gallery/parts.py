@@ -1,16 +1,43 @@
 """What the programs of the gallery share: a small net, its losses, an update."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from tests.zoo import Built
 from tests.zoo.data import CLASSES, FEATURES
 from tests.zoo.layers import init_mlp, mlp
 
 State = dict[str, Any]
 HIDDEN = 6
+
+
+@dataclass(frozen=True)
+class Spread(Built):
+    """A step of several arguments, as many public ones are.
+
+    `train_step(*state, *batch(step, rows))` returns `(*metrics, *state)` with so many metrics
+    `before` the state, and further ones behind it. State and batch are tuples of arguments.
+    """
+
+    train_step: Callable[..., Any]
+    before: int = 0
+
+
+def arguments(built: Built, state: Any, batch: Any) -> tuple[Any, ...]:
+    """Returns what a program's step is called with."""
+    return (*state, *batch) if isinstance(built, Spread) else (state, batch)
+
+
+def state_of(built: Built, results: Any) -> Any:
+    """Returns the new state out of what a program's step returned."""
+    if not isinstance(built, Spread):
+        return results[0]
+    return tuple(results[built.before : built.before + len(built.state)])
 
 
 def net(seed: int = 1, outputs: int = CLASSES) -> Any:
@@ -40,6 +67,6 @@ def averaged(old: Any, new: Any, weight: float | jax.Array = 0.1) -> Any:
     return jax.tree.map(lambda x, y: (1 - weight) * x + weight * y, old, new)
 
 
-def unit(x: jax.Array) -> jax.Array:
+def unit(x: Any) -> jax.Array:
     """Returns rows divided by their norms."""
     return x / jnp.sqrt(jnp.square(x).sum(axis=-1, keepdims=True) + 1e-6)

@@ -37,7 +37,16 @@ def build_dqn(wrap: Wrap) -> Built:
 
 def build_actor_critic(wrap: Wrap) -> Built:
     """Builds a critic with a target and an actor that the new critic judges, as in SAC and TD3."""
-    critic_tx, actor_tx = wrap(optax.adam(1e-2)), wrap(optax.adam(1e-2))
+    return _actor_critic(wrap(optax.adam(1e-2)), wrap(optax.adam(1e-2)))
+
+
+def build_clipped_actor_critic(wrap: Wrap) -> Built:
+    """Builds the same with a clip by the norm over each net, as acme's D4PG has it."""
+    clipped = [optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2)) for _ in range(2)]
+    return _actor_critic(*map(wrap, clipped))
+
+
+def _actor_critic(critic_tx: Any, actor_tx: Any) -> Built:
 
     def critic_loss(critic: Any, target: Any, actor: Any, batch: Any) -> jax.Array:
         value = mlp(target, jnp.tanh(batch["x"])).mean(axis=-1)
@@ -115,6 +124,7 @@ def build_early_stop(wrap: Wrap) -> Built:
 PROGRAMS: dict[str, Callable[[Wrap], Built]] = {
     "dqn": build_dqn,
     "actor_critic": build_actor_critic,
+    "clipped_actor_critic": build_clipped_actor_critic,
     "ppo": build_ppo,
     "two_updates": build_two_updates,
     "early_stop": build_early_stop,
