@@ -257,7 +257,7 @@ def test_every_layer_is_among_these_or_tested_elsewhere() -> None:
         "sequence_first_step", "sequence_last_step", "sequence_pool", "sequence_softmax",
         "noam_decay", "exponential_decay", "natural_exp_decay", "inverse_time_decay",
         "polynomial_decay", "piecewise_decay", "cosine_decay", "linear_lr_warmup",
-        "DynamicRNN", "IfElse", "Print", "StaticRNN", "While", "array_length", "array_read",
+        "DynamicRNN", "Print", "StaticRNN", "While", "array_length", "array_read",
         "array_write", "case", "cond", "create_array", "py_func", "switch_case", "while_loop",
     }  # fmt: skip
     there = {n for n in vars(layers) if not n.startswith("_") and callable(getattr(layers, n))}
