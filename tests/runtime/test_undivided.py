@@ -210,7 +210,7 @@ def loops_in_slices(w: Any, batch: Any) -> Any:
     return updated(w, grads), {"loss": jnp.float32(0)}
 
 
-@pytest.mark.parametrize("step", [python_slices, means_of_lists, loops_in_slices])
+@pytest.mark.parametrize("step", [python_slices, means_of_lists, grid(loops_in_slices)])
 def test_sums_over_slices_that_python_cut_are_divided(step: Any) -> None:
     made = distributed(step)
     assert reductions(made) == 1
