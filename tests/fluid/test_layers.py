@@ -244,7 +244,7 @@ def test_each_layer_without_a_gradient_makes_what_it_says() -> None:
 
 def test_every_layer_is_among_these_or_tested_elsewhere() -> None:
     elsewhere = {
-        "IfElse", "Switch", "auc", "autoincreased_step_counter", "beam_search",
+        "Switch", "auc", "autoincreased_step_counter", "beam_search",
         "beam_search_decode",
         "create_py_reader_by_data", "double_buffer",
         "py_reader", "read_file", "create_global_var", "create_parameter",

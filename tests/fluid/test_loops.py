@@ -199,6 +199,23 @@ def test_a_loop_within_another_may_go_on_counting_where_it_was() -> None:
     same(gradients(build, {"x": X}, W, ["x"]), gradients(lambda: unrolled(3), {"x": X}, W, ["x"]))
 
 
+def test_each_value_of_a_variable_that_is_overwritten_has_its_own_gradient() -> None:
+    def build() -> fluid.Variable:
+        h = step(data())
+        first = layers.square(h)
+        layers.assign(layers.tanh(h), h)
+        second = layers.square(h)
+        layers.assign(layers.scale(h, 0.0), h)
+        return layers.mean(first + layers.scale(second, 3.0))
+
+    def oracle() -> fluid.Variable:
+        h = step(data())
+        second = layers.square(layers.tanh(h))
+        return layers.mean(layers.square(h) + layers.scale(second, 3.0))
+
+    same(gradients(build, {"x": X}, W, ["x"]), gradients(oracle, {"x": X}, W, ["x"]))
+
+
 def test_gradients_end_within_a_block_where_a_variable_says_so() -> None:
     def stopped(h: fluid.Variable) -> fluid.Variable:
         made = step(h)
