@@ -85,7 +85,7 @@ def test_attributes_of_every_kind_are_kept() -> None:
         "limit": float("inf"), "text": "\u00e9\n", "flag": True, "literal": Literal.of(2.0, "f32"),
     }  # fmt: skip
     program._rollback()
-    block.append_op("recurrent", attrs=given)
+    block.append_op("go", attrs=given)
     copy = again(program)
     (op,) = copy.global_block().ops
     assert op._block_attr("sub_block") is copy.block(1)
