@@ -142,6 +142,9 @@ def test_a_whole_program_is_saved_to_train_on(trained: Trained, tmp_path: Path) 
     program = fluid.Program.parse_from_string((tmp_path / "__model__.main_program").read_bytes())
     assert str(program) == str(trained.main)
     assert (tmp_path / "b_velocity_0").exists()
+    io.save_inference_model(tmp_path / "any", [], [], trained.exe, export_for_deployment=False)
+    whole = (tmp_path / "any" / "__model__.main_program").read_bytes()
+    assert str(fluid.Program.parse_from_string(whole)) == str(trained.main)
     only = tmp_path / "only"
     io.save_inference_model(only, ["x"], trained.loss, trained.exe, program_only=True)
     assert [path.name for path in only.iterdir()] == ["__model__"]

@@ -47,7 +47,7 @@ def save_inference_model(
     Args:
         dirname: the folder; made if it is not there.
         feeded_var_names: names of variables that will be fed.
-        target_vars: what will be fetched.
+        target_vars: what will be fetched; none are needed where the whole program is saved.
         executor: taken; values lie in the scope.
         main_program: the default main program unless given; it stays as it is.
         model_filename: the program's file; `__model__` unless given.
@@ -66,7 +66,10 @@ def save_inference_model(
         SavedError: a variable has no value, or a file cannot be written.
     """
     check_type(executor, "executor", Executor)
-    fed, targets = _fed(feeded_var_names), _targets(target_vars)
+    fed, targets = (
+        _fed(feeded_var_names),
+        _targets(target_vars, may_be_none=not export_for_deployment),
+    )
     program = program_of(main_program)
     model = Path(dirname) / (model_filename or MODEL)
     names = [x.name for x in targets]
@@ -174,8 +177,8 @@ def _fed(given: Sequence[str] | str) -> list[str]:
     return many
 
 
-def _targets(given: Sequence[Variable] | Variable) -> list[Variable]:
+def _targets(given: Sequence[Variable] | Variable, *, may_be_none: bool) -> list[Variable]:
     many = [given] if isinstance(given, Variable) else list(given or ())
-    if not many or not all(isinstance(x, Variable) for x in many):
+    if not (many or may_be_none) or not all(isinstance(x, Variable) for x in many):
         raise mistake("target_vars are not Variables, one or many", "give what will be fetched")
     return many
