@@ -244,8 +244,7 @@ def test_each_layer_without_a_gradient_makes_what_it_says() -> None:
 
 def test_every_layer_is_among_these_or_tested_elsewhere() -> None:
     elsewhere = {
-        "Switch", "auc", "autoincreased_step_counter", "beam_search",
-        "beam_search_decode",
+        "Switch", "auc", "autoincreased_step_counter", "beam_search", "beam_search_decode",
         "create_py_reader_by_data", "double_buffer",
         "py_reader", "read_file", "create_global_var", "create_parameter",
         "conv3d", "cos_sim", "create_tensor", "crf_decoding", "data", "data_norm", "dynamic_gru",
@@ -257,7 +256,7 @@ def test_every_layer_is_among_these_or_tested_elsewhere() -> None:
         "sequence_first_step", "sequence_last_step", "sequence_pool", "sequence_softmax",
         "noam_decay", "exponential_decay", "natural_exp_decay", "inverse_time_decay",
         "polynomial_decay", "piecewise_decay", "cosine_decay", "linear_lr_warmup",
-        "DynamicRNN", "Print", "StaticRNN", "While", "array_length", "array_read",
+        "DynamicRNN", "IfElse", "Print", "StaticRNN", "While", "array_length", "array_read",
         "array_write", "case", "cond", "create_array", "py_func", "switch_case", "while_loop",
     }  # fmt: skip
     there = {n for n in vars(layers) if not n.startswith("_") and callable(getattr(layers, n))}
