@@ -122,6 +122,7 @@ def on_devices(build: Any, plan: Plan) -> tuple[float, Comparison]:
     step = jax.jit(theirs.train_step, donate_argnums=tuple(range(donated)))
     state, batch = placed(theirs)
     a, again = (Side(_paired(theirs, step), state, batch) for _ in range(2))
+    state, batch = placed(ours)  # whose optimizer may be a part of it, as in a TrainState
     return seconds, compare(a, Side(_paired(ours, made[0]), state, batch, waits=True), again, plan)
 
 
