@@ -127,6 +127,7 @@ def test_a_sampler_that_is_not_there_is_refused() -> None:
 def test_a_sampled_softmax_draws_classes_that_differ_and_says_how_often_they_come() -> None:
     count, drawn_classes = 20, 5
     with fresh() as (main, _), fluid.scope_guard(Scope()):
+        main.random_seed = 5
         x, y = layers.data("x", [count]), layers.data("y", [1], dtype="int64")
         layers.sampled_softmax_with_cross_entropy(x, y, drawn_classes)
         (op,) = (op for op in main.global_block().ops if op.type == "sample_logits")
@@ -149,7 +150,8 @@ def test_a_sampled_softmax_draws_classes_that_differ_and_says_how_often_they_com
         is_hit = samples[:, 1:] == samples[:, :1]
         np.testing.assert_allclose(logits[:, 1:][~is_hit], taken[:, 1:][~is_hit], rtol=1e-4)
         assert (logits[:, 1:][is_hit] < -1e19).all()
-    assert frequent[:5].sum() > frequent[5:].sum()
+    # Classes that differ, by Zipf's law: of 400 such samples the least had 1.8, and half over 3.1.
+    assert frequent[:5].mean() > 1.5 * frequent[5:].mean()
     assert any((runs[0][0] != run[0]).any() for run in runs[1:])
 
 
