@@ -1,5 +1,6 @@
 """The gallery on devices and over servers, against one device and the noise of a 1e-6 change."""
 
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -115,13 +116,17 @@ REFUSED = {
 """Those that are refused: what is said, the file of the line that is named, and the way out."""
 
 RUN = [name for name in GALLERY if name not in REFUSED]
+UNDIVIDED = {"evolution"}  # it ranks its population's losses: no gradient of the batch comes of it
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("name", RUN)
 def test_four_devices_are_within_the_noise_of_one(name: str) -> None:
     expected, noise = on_one_device(name)
-    assert difference(on_devices(name), expected) <= ROOM * max(noise, CHANGE)
+    is_said = pytest.warns(UserWarning, match="is not divided: each of 4 devices does all")
+    with is_said if name in UNDIVIDED else nullcontext():
+        state = on_devices(name)
+    assert difference(state, expected) <= ROOM * max(noise, CHANGE)
 
 
 @pytest.mark.grid
@@ -151,7 +156,7 @@ def test_what_is_refused_names_the_line_and_the_way_out(name: str) -> None:
 
 
 ON_TRAINERS = {
-    *("clipped_examples", "sam", "line_search", "learned_rate", "ppo", "rule", "quantiles"),
+    *("clipped_examples", "sam", "line_search", "learned_rate", "ppo", "rule"),
     *("dynamic_scale", "all_finite", "prodigy", "dadapt", "mechanize"),
     *("clipped_actor_critic", "gradient_penalty"),
 }
