@@ -200,7 +200,8 @@ class _Loop:
         carried = counter - self.num_consts
         after = tuple(self.op.writes)[carried]
         is_read = any(after in op.reads for block in program.blocks for op in block.ops)
-        if is_read or len(readers) != 1 or self.index in body.results:
+        is_state = after in program.variables
+        if is_read or is_state or len(readers) != 1 or self.index in body.results:
             return False
         (following,) = readers[0].writes
         alone = not any(following in op.reads for op in body.ops)

@@ -58,6 +58,8 @@ def largest_index(loop: Operator, op: Operator, name: str) -> int | None:
     value = _followed(block, {name}, until=ops[0] if ops else None)[name]
     if op.block is not block and name not in block.vars and not ops:
         return None
+    if ops and ops[0] is not op and name in ops[0].output_arg_names:
+        return None  # the block within changes it, before the operator reads it or after
     if not isinstance(value, _Sum):
         return None
     if not value.name:
@@ -210,6 +212,8 @@ def _trips(loop: Operator, truth: _Truth, values: dict[str, _Value]) -> int | No
         end += fixed
     if step is None or begun is None or step <= 0:
         return None
+    if not all(x.is_integer() for x in (begun, counter.more, step, end)):
+        return None  # sums of fractions are rounded at run time: ten times 0.1 is not 1
     turns = (end - begun - counter.more) / step
     more = math.ceil(turns) if truth.kind == "less_than" else math.floor(turns) + 1
     return 1 + max(more, 0)

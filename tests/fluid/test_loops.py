@@ -69,6 +69,23 @@ def test_a_while_that_only_a_run_can_count_has_the_same_gradients(turns: int) ->
     same(gradients(build, feed, W, ["x"]), gradients(lambda: net(turns), {"x": X}, W, ["x"]))
 
 
+def test_a_while_that_counts_in_fractions_has_the_gradients_of_all_its_turns() -> None:
+    """A hundred times 0.01 is less than 1 in float32, so that a hundred and first turn runs."""
+    with fresh() as (main, _):
+        x = layers.data("x", [1], append_batch_size=False, stop_gradient=False)
+        i, end = (layers.fill_constant([1], "float32", value) for value in (0.0, 1.0))
+        total = layers.fill_constant([1], "float32", 0.0)
+        total.stop_gradient = False
+        go_on = layers.less_than(i, end)
+        with layers.While(go_on).block():
+            layers.assign(layers.elementwise_add(total, x), total)
+            layers.increment(i, 0.01)
+            layers.less_than(i, end, cond=go_on)
+        (grad,) = fluid.gradients(total, x)
+        made = fluid.Executor().run(main, {"x": np.ones(1, "f4")}, [total, grad])
+    assert [each.tolist() for each in made] == [[101.0], [101.0]]
+
+
 def test_a_while_loop_reads_a_value_that_its_turns_do_not_change() -> None:
     def build() -> fluid.Variable:
         x = data()
@@ -268,6 +285,46 @@ def test_room_of_an_array_that_nothing_bounds_is_asked_for() -> None:
         x = layers.fill_constant([2], "float32", 0)
         with pytest.raises(ProgramError, match="how large 'i' may become is not known"):
             layers.array_write(x, i)
+
+
+def test_room_of_an_array_that_an_inner_loop_counts_without_a_bound_is_asked_for() -> None:
+    def build() -> None:
+        end = layers.data("end", [1], dtype="int64", append_batch_size=False)
+        i, j = (layers.fill_constant([1], "int64", 0) for _ in range(2))
+        two, states = layers.fill_constant([1], "int64", 2), layers.create_array("float32")
+        outer, inner = layers.less_than(i, two), layers.less_than(j, end)
+        with layers.While(outer).block():
+            layers.assign(layers.fill_constant([1], "int64", 0), j)
+            layers.less_than(j, end, cond=inner)
+            with layers.While(inner).block():
+                layers.array_write(layers.cast(j, "float32"), j, states)
+                layers.increment(j)
+                layers.less_than(j, end, cond=inner)
+            layers.increment(i)
+            layers.less_than(i, two, cond=outer)
+
+    with fresh(), pytest.raises(ProgramError, match=r"array_write: how large '.*' may become"):
+        build()
+
+
+def test_room_of_an_array_whose_index_a_branch_changes_is_asked_for() -> None:
+    def build() -> None:
+        i, j = (layers.fill_constant([1], "int64", 0) for _ in range(2))
+        three, states = layers.fill_constant([1], "int64", 3), layers.create_array("float32")
+        go_on = layers.less_than(i, three)
+
+        def write_further() -> None:
+            layers.increment(j)
+            layers.array_write(layers.cast(j, "float32"), j, states)
+
+        with layers.While(go_on).block():
+            layers.assign(i, j)
+            layers.cond(layers.fill_constant([1], "bool", value=True), write_further)
+            layers.increment(i)
+            layers.less_than(i, three, cond=go_on)
+
+    with fresh(), pytest.raises(ProgramError, match=r"array_write: how large '.*' may become"):
+        build()
 
 
 def test_a_block_that_never_writes_its_condition_is_refused() -> None:
