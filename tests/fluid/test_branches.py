@@ -176,3 +176,32 @@ def test_a_block_of_rows_that_puts_them_together_is_refused() -> None:
 
     with fresh(), pytest.raises(ProgramError, match="'mean' puts the rows of a block together"):
         build()
+
+
+@pytest.mark.parametrize(
+    ("op_type", "mix"),
+    [
+        ("softmax", lambda x: layers.softmax(x, axis=0)),
+        ("matmul", lambda x: layers.matmul(layers.matmul(x, x, transpose_y=True), x)),
+        ("reduce_mean", lambda x: layers.cond(truth(), lambda: with_mean(x), lambda: x)),
+    ],
+)
+def test_a_block_in_which_a_row_depends_on_others_is_refused(
+    op_type: str, mix: Callable[[fluid.Variable], fluid.Variable]
+) -> None:
+    def build() -> None:
+        x = layers.data("x", [3])
+        choice = layers.IfElse(layers.less_than(layers.slice(x, [1], [0], [1]), truth("float32")))
+        with choice.true_block():
+            choice.output(mix(choice.input(x)))
+
+    with fresh(), pytest.raises(ProgramError, match=f"'{op_type}' puts the rows of a block"):
+        build()
+
+
+def truth(dtype: str = "bool") -> fluid.Variable:
+    return layers.fill_constant([1], dtype, 1)
+
+
+def with_mean(x: fluid.Variable) -> fluid.Variable:
+    return layers.elementwise_add(x, layers.reduce_mean(x, dim=0))

@@ -11,6 +11,7 @@ from jaxfleet.fluid.layers.comparisons import logical_not
 from jaxfleet.fluid.layers.control_flow import conditional_block
 from jaxfleet.fluid.layers.maths import reduce_any
 from jaxfleet.fluid.layers.tensors import assign
+from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.ir import Size
 from jaxfleet.ops.fluid import EMPTY
@@ -18,6 +19,7 @@ from jaxfleet.ops.fluid import EMPTY
 _MIX_ROWS = frozenset(
     {"batch_norm", "data_norm", "cumsum", "reverse", "transpose2", "gather", "scatter", "argsort"}
 )
+_ALONG_AXIS = frozenset({"softmax", "log_softmax", "softmax_with_cross_entropy", "norm"})
 
 
 class IfElse:
@@ -142,15 +144,29 @@ class IfElse:
             ProgramError: there is one.
         """
         for op in inner.ops:
+            for block in op._inner_blocks():
+                self._check_rows(block)
             read = [inner._var_recursive(name) for name in op.input_arg_names if name != EMPTY]
             if not any(v.sizes and v.sizes[0] == self._rows for v in read):
                 continue
             made = [inner._var_recursive(name) for name in op.output_arg_names if name != EMPTY]
             kept = all(v.sizes and v.sizes[0] in {0, self._rows} for v in made)
-            if op.type in _MIX_ROWS or not kept:
+            is_paired = any(self._rows in v.sizes[1:] for v in made if v.sizes)  # as x @ x.T is
+            if op.type in _MIX_ROWS or not kept or is_paired or _goes_along_rows(inner, op):
                 hint = "do it behind the IfElse, with what the blocks make of each row"
                 raise mistake(f"IfElse: '{op.type}' puts the rows of a block together", hint)
 
     def _check_open(self, what: str) -> None:
         if self._side < 0:
             raise mistake(f"IfElse: {what} is called outside true_block and false_block")
+
+
+def _goes_along_rows(block: Block, op: Operator) -> bool:
+    """Whether an operator normalizes along axis 0."""
+    slots = op.input("X")
+    if op.type == "layer_norm":
+        return bool(op.attr("begin_norm_axis") == 0)
+    if not slots or op.type not in _ALONG_AXIS:
+        return False
+    sizes = block._var_recursive(slots[0]).sizes
+    return bool(sizes) and op.attr("axis") in {0, -len(sizes or ())}
