@@ -118,7 +118,7 @@ def test_branches_that_return_other_shapes_are_refused() -> None:
             layers.cond(holds, lambda: x, lambda: layers.fc(x, 7))
         with pytest.raises(ProgramError, match="'true_fn' returns"):
             layers.cond(holds, lambda: x, lambda: None)
-        with pytest.raises(WrongTypeError, match="'true_fn' is no function"):
+        with pytest.raises(WrongTypeError, match="'true_fn' is not a function"):
             layers.cond(holds, x)  # type: ignore[arg-type]
 
 

@@ -138,7 +138,7 @@ def test_print_shows_values_and_gradients_so_often(capsys: pytest.CaptureFixture
 def test_what_is_no_function_or_has_no_shape_is_refused() -> None:
     with fresh():
         x = layers.data("x", [3])
-        with pytest.raises(WrongTypeError, match="'func' is no function"):
+        with pytest.raises(WrongTypeError, match="'func' is not a function"):
             layers.py_func(x, x, x)  # type: ignore[arg-type]
         out = fluid.default_main_program().current_block().create_var(name="out", dtype="float32")
         with pytest.raises(ProgramError, match="the shape of 'out' is not known"):

@@ -165,3 +165,24 @@ def test_a_block_of_steps_that_writes_what_is_around_it_is_refused() -> None:
 
     with fresh(), pytest.raises(ProgramError, match="which is around it"):
         build()
+
+
+def test_a_step_may_write_an_array_of_its_own() -> None:
+    with fresh() as (main, _):
+        x = layers.data("x", [3, 2, 1], append_batch_size=False)
+        rnn, zeros = layers.StaticRNN(), layers.fill_constant([2, 1], "float32", 0)
+        with rnn.step():
+            word, before = rnn.step_input(x), rnn.memory(init=zeros)
+            zero, i, n = (layers.fill_constant([1], "int64", value) for value in (0, 1, 3))
+            array = layers.array_write(word, zero)
+            go_on = layers.less_than(i, n)
+            with layers.While(go_on).block():
+                layers.array_write(word + layers.cast(i, "float32"), i, array)
+                layers.increment(i)
+                layers.less_than(i, n, cond=go_on)
+            last = layers.array_read(array, layers.fill_constant([1], "int64", 2))
+            rnn.update_memory(before, last)
+            rnn.output(last)
+        rows = np.arange(6, dtype="f4").reshape(3, 2, 1)
+        (made,) = fluid.Executor().run(main, {"x": rows}, [rnn()])
+    np.testing.assert_array_equal(made, rows + 2)

@@ -37,7 +37,7 @@ def cond(
     check_type(pred, "'pred' of cond", Variable)
     for function, what in ((true_fn, "true_fn"), (false_fn, "false_fn")):
         if function is not None and not callable(function):
-            raise mistake(f"cond: '{what}' is no function", kind=WrongTypeError)
+            raise mistake(f"cond: '{what}' is not a function", kind=WrongTypeError)
     helper = LayerHelper("cond", name)
     if_true = _branch(helper, pred, true_fn)
     if_false = _branch(helper, logical_not(pred), false_fn)
@@ -105,7 +105,7 @@ def case(
     if last is None:
         last = pairs.pop()[1]
     elif not callable(last):
-        raise mistake("case: 'default' is no function", kind=WrongTypeError)
+        raise mistake("case: 'default' is not a function", kind=WrongTypeError)
     for condition, function in reversed(pairs):
         last = partial(cond, condition, function, last, name)
     return last()
@@ -132,7 +132,7 @@ def switch_case(
     check_type(branch_index, "'branch_index' of switch_case", Variable)
     pairs = _numbered(branch_fns)
     if default is not None and not callable(default):
-        raise mistake("switch_case: 'default' is no function", kind=WrongTypeError)
+        raise mistake("switch_case: 'default' is not a function", kind=WrongTypeError)
     if default is None:
         default = max(pairs, key=lambda pair: pair[0])[1]
     index = branch_index if branch_index.dtype == "int64" else cast(branch_index, "int64")

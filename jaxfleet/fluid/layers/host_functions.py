@@ -38,7 +38,7 @@ def py_func(
     """
     for function, name in ((func, "func"), (backward_func, "backward_func")):
         if not callable(function) and (name == "func" or function is not None):
-            raise mistake(f"py_func: '{name}' is no function", kind=WrongTypeError)
+            raise mistake(f"py_func: '{name}' is not a function", kind=WrongTypeError)
     read = variables("py_func", "x", x)
     made = [] if out is None else variables("py_func", "out", out)
     skipped = skip_vars_in_backward_input
@@ -87,7 +87,7 @@ def Print(  # noqa: N802  # fluid's name
         print_phase: `forward`, `backward` (its gradient) or `both`.
 
     Raises:
-        WrongTypeError: the input is no variable.
+        WrongTypeError: the input is not a variable.
         ProgramError: there is no such phase.
     """
     check_type(input, "'input' of Print", Variable)

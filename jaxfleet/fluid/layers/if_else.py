@@ -41,7 +41,7 @@ class IfElse:
         name: of the layer.
 
     Raises:
-        WrongTypeError: the condition is no variable.
+        WrongTypeError: the condition is not a variable.
     """
 
     OUT_IF_ELSE_BLOCKS, IN_IF_ELSE_TRUE_BLOCKS, IN_IF_ELSE_FALSE_BLOCKS = 0, 1, 2

@@ -40,7 +40,7 @@ class While:
         name: of the layer.
 
     Raises:
-        WrongTypeError: the condition is no variable of one truth value.
+        WrongTypeError: the condition is not a variable of one truth value.
     """
 
     def __init__(self, cond: Variable, is_test: bool = False, name: str | None = None) -> None:
@@ -112,7 +112,7 @@ def while_loop(
     """
     for function, what in ((cond, "cond"), (body, "body")):
         if not callable(function):
-            raise mistake(f"while_loop: '{what}' is no function", kind=WrongTypeError)
+            raise mistake(f"while_loop: '{what}' is not a function", kind=WrongTypeError)
     check_type(loop_vars, "'loop_vars' of while_loop", (list, tuple))
     if not loop_vars:
         raise mistake("while_loop: 'loop_vars' is empty", "give it at least one variable")

@@ -111,7 +111,7 @@ def image_resize_short(input: Variable, out_short_len: int, resample: str = "BIL
     """Resizes images `[b,c,h,w]` so that the shorter side is so long, and the other in proportion.
 
     Raises:
-        ProgramError: they are no images, or their sizes are not known.
+        ProgramError: they are not images, or their sizes are not known.
     """
     (x,) = variables("image_resize_short", "input", input)
     if len(x.shape) != 4 or min(x.shape[2:]) < 0:
@@ -129,7 +129,7 @@ def _wanted(
     """Returns the attributes that say how large the result is.
 
     Raises:
-        ProgramError: they are no numbers, or not of this many axes.
+        ProgramError: they are not numbers, or not of this many axes.
     """
     parts = list(out_shape) if isinstance(out_shape, list | tuple) else [out_shape]
     given = {"out_shape": parts, "scale": [scale], "actual_shape": [actual_shape]}

@@ -30,7 +30,7 @@ def sequence_pad(
         name: of the layer.
 
     Raises:
-        ProgramError: the input is no sequences; or it is made by an operator, which says in a run
+        ProgramError: the input has no sequences; or it is made by an operator, which says in a run
             alone how long the longest is, and there is no `maxlen`.
     """
     (rows,) = sequences("sequence_pad", "x", x)
@@ -83,7 +83,7 @@ def sequence_concat(input: Sequence[Variable], name: str | None = None) -> Varia
     """Joins the first sequences of some variables, then the second ones, and so on.
 
     Raises:
-        ProgramError: one is no sequences.
+        ProgramError: one has no sequences.
     """
     found = sequences("sequence_concat", "input", input)
     sizes = [x.sizes[0] for x in found if x.sizes]
@@ -107,7 +107,7 @@ def sequence_slice(
         name: of the layer.
 
     Raises:
-        ProgramError: the input is no sequences.
+        ProgramError: the input has no sequences.
     """
     (x,) = sequences("sequence_slice", "input", input)
     (first,) = variables("sequence_slice", "offset", offset)
@@ -122,7 +122,7 @@ def sequence_reshape(input: Variable, new_dim: int) -> Variable:
     """Makes rows of another width of the elements of each sequence: `[rows,width]`.
 
     Raises:
-        ProgramError: the input is no sequences of rows with one axis.
+        ProgramError: the input has no sequences of rows with one axis.
     """
     (x,) = sequences("sequence_reshape", "input", input)
     if len(x.shape) != 2 or new_dim < 1:
@@ -141,7 +141,7 @@ def without_tokens(x: Variable, tokens: Sequence[int]) -> Variable:
     """Leaves some numbers out of each sequence.
 
     Raises:
-        ProgramError: the input is no sequences.
+        ProgramError: the input has no sequences.
     """
     (ids,) = sequences("sequence_erase", "x", x)
     assert ids.sizes

@@ -10,6 +10,7 @@ from jaxfleet.fluid.checks import check_type, mistake
 from jaxfleet.fluid.crossing import crossing
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.loops import open_loop
+from jaxfleet.fluid.layers.tensor_arrays import room_in_loop
 from jaxfleet.fluid.layers.tensors import assign
 from jaxfleet.fluid.variable import Variable
 from jaxfleet.ir import Size
@@ -51,7 +52,8 @@ class Stepping:
         """Adds the operators of a `with` to the block, and the operator that runs it.
 
         Raises:
-            ProgramError: nothing is gone through, or a memory is never updated.
+            ProgramError: nothing is gone through, a memory is never updated, or the room that an
+                array of the block needs is not known.
         """
         if self.block is not None:
             raise mistake(f"{self.layer}: it has its block already", "make another for another")
@@ -124,15 +126,15 @@ class Stepping:
         """Says what a memory becomes.
 
         Raises:
-            WrongTypeError: one of them is no variable.
-            ProgramError: it is no memory, or becomes something of another shape.
+            WrongTypeError: one of them is not a variable.
+            ProgramError: it is not a memory, or becomes something of another shape.
         """
         self.check_open("update_memory")
         for one in (before, after):
             check_type(one, f"what {self.layer}.update_memory takes", Variable)
         memory = self.memories.get(before.name)
         if memory is None:
-            raise mistake(f"{self.layer}: '{before.name}' is no memory", "rnn.memory(...)")
+            raise mistake(f"{self.layer}: '{before.name}' is not a memory", "rnn.memory(...)")
         if after.sizes != before.sizes:
             what = f"memory '{before.name}' is {list(before.sizes or ())}, and becomes"
             raise mistake(f"{self.layer}: {what} {list(after.sizes or ())}")
@@ -191,4 +193,6 @@ class Stepping:
             "parameters": read,
         }
         outputs = {"outputs": [out.name for _, out in self.outputs]}
-        self.outer().append_op(self.op_type, inputs, outputs, attrs)
+        op = self.outer().append_op(self.op_type, inputs, outputs, attrs)
+        if not self.block.program._open_loops:
+            room_in_loop(op)

@@ -72,7 +72,7 @@ def array_read(array: Variable, i: Variable) -> Variable:
     """Reads the tensor at an index of an array.
 
     Raises:
-        ProgramError: it is no array, or nothing was written to it.
+        ProgramError: it is not an array, or nothing was written to it.
     """
     of, helper = _array("array_read", array), LayerHelper("array_read")
     if of.sizes is None:
@@ -87,7 +87,7 @@ def array_length(array: Variable) -> Variable:
     """Counts the tensors of an array: i64[1].
 
     Raises:
-        ProgramError: it is no array.
+        ProgramError: it is not an array.
     """
     of, helper = _array("array_length", array), LayerHelper("array_length")
     made = helper.output("int64", stop_gradient=True)
@@ -98,17 +98,19 @@ def array_length(array: Variable) -> Variable:
 
 
 def room_in_loop(loop: Operator) -> None:
-    """Gives arrays the room for what a `while` writes.
+    """Gives arrays the room for what a loop writes.
 
     Args:
-        loop: the `while`, which is in no other.
+        loop: a `while`, or the operator of an RNN's steps, which is in no other loop.
 
     Raises:
         ProgramError: how much it writes is not known.
     """
     for write, around in _writes(loop, ()):
         name = write.input("I")[0]
-        found = [largest_index(each, write, name) for each in around]
+        found: list[float | None] = [largest_index(each, write, name) for each in around]
+        if not around:
+            found = [constant_before(write.block, name, write)]
         known = [number for number in found if number is not None]
         array = write.block._var_recursive(write.output("Out")[0])
         _grow(array, max(known) if known else None, write.block._var_recursive(name))
@@ -144,7 +146,7 @@ def _grow(array: Variable, index: float | None, by: Variable) -> None:
 def _array(layer: str, array: Any) -> Variable:
     (given,) = variables(layer, "array", array)
     if given.type != VarType.LOD_TENSOR_ARRAY:
-        raise mistake(f"{layer}: '{given.name}' is no array of tensors", "layers.create_array")
+        raise mistake(f"{layer}: '{given.name}' is not an array of tensors", "layers.create_array")
     return given
 
 

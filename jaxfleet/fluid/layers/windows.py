@@ -25,7 +25,7 @@ def channels_of(layer: str, x: Variable, data_format: str, axes: int = 2) -> int
         axes: how many axes windows move along.
 
     Raises:
-        ProgramError: they are no images, or that is not known.
+        ProgramError: they are not images, or that is not known.
     """
     formats = [name for name, count in _FORMATS.items() if count == axes]
     if data_format not in formats:

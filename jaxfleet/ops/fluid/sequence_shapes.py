@@ -22,7 +22,7 @@ def padded(x: Array, lengths: Array | None, most: int, fill: Any = 0) -> Array:
         ValueError: there are no lengths.
     """
     if lengths is None:
-        raise ValueError("its input is no sequences: nothing says where one ends")
+        raise ValueError("its input has no sequences: their lengths are not known")
     places = starts_of(lengths)[:, None] + jnp.arange(most)
     is_there = jnp.arange(most) < lengths[:, None]
     rows = jnp.take(x, places, axis=0, mode="clip")
@@ -89,10 +89,10 @@ def sequence_concat(attrs: Attributes, xs: list[Array], lengths: list[Array]) ->
     """Joins the first sequences of its inputs, then the second ones, and so on.
 
     Raises:
-        ValueError: an input is no sequences.
+        ValueError: an input has no sequences.
     """
     if len(lengths) != len(xs):
-        raise ValueError("its inputs are not all sequences: nothing says where one ends")
+        raise ValueError("not all of its inputs have sequences: some lengths are not known")
     rows = sum(len(x) for x in xs) + attrs["spare_rows"]
     total = sum(lengths[1:], start=lengths[0])
     begin = starts_of(total)
@@ -116,10 +116,10 @@ def sequence_slice(
     """Takes some rows of each sequence, from an offset on; NaN where it has not so many.
 
     Raises:
-        ValueError: the input is no sequences.
+        ValueError: the input has no sequences.
     """
     if lengths is None:
-        raise ValueError("its input is no sequences: nothing says where one ends")
+        raise ValueError("its input has no sequences: their lengths are not known")
     first, own = (n.reshape(-1).astype(jnp.int32) for n in (offset, length))
     rows = len(x) + attrs["spare_rows"]
     owners = owners_of(rows, own)
@@ -136,10 +136,10 @@ def sequence_reshape(attrs: Attributes, x: Array, lengths: Array | None) -> Valu
     """Makes rows of another width of the elements of each sequence.
 
     Raises:
-        ValueError: the input is no sequences.
+        ValueError: the input has no sequences.
     """
     if lengths is None:
-        raise ValueError("its input is no sequences: nothing says where one ends")
+        raise ValueError("its input has no sequences: their lengths are not known")
     wide, new = x.shape[1], attrs["new_dim"]
     rows = x.size // new
     made = x.reshape(-1)[: rows * new].reshape(rows, new)

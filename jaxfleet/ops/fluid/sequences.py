@@ -19,7 +19,7 @@ def owners_of(rows: int, lengths: Array | None) -> Array:
         ValueError: there are no lengths.
     """
     if lengths is None:
-        raise ValueError("its input is no sequences: nothing says where one ends")
+        raise ValueError("its input has no sequences: their lengths are not known")
     return jnp.searchsorted(jnp.cumsum(lengths), jnp.arange(rows), side="right")
 
 

@@ -97,7 +97,7 @@ def dynamic_recurrent(ctx: Context, op: Operator, values: Sequence[Array]) -> Se
     """
     given = _by_slot(op, values)
     if "inputsLengths" not in given:
-        raise ValueError("its input is no sequences: nothing says where one ends")
+        raise ValueError("its input has no sequences: their lengths are not known")
     lengths, rows = given["inputsLengths"][0][1], given["inputs"][0][1].shape[0]
     count = given["inputsRoom"][0][1].shape[0] if "inputsRoom" in given else rows
     at = jnp.clip(starts_of(lengths) + jnp.arange(count)[:, None], 0, rows - 1)
@@ -137,7 +137,7 @@ def _rows_of(made: Array, rows: int, lengths: Array) -> Array:
 def fill_constant_per_sequence(attrs: Attributes, _: Array, lengths: Array | None) -> Array:
     """Makes an array of one value for each sequence: `[b, *shape]`."""
     if lengths is None:
-        raise ValueError("its input is no sequences: nothing says how many there are")
+        raise ValueError("its input has no sequences: their number is not known")
     shape = (lengths.shape[0], *attrs["shape"])
     return jnp.full(shape, attrs["value"], device_dtype(attrs["dtype"]))
 
