@@ -246,7 +246,12 @@ class _Loop:
             return None
         values = [self._at(x, count) for x in op.inputs]
         known = [x for x in values if x is not None]
-        return _SCALAR[op.type](*known) if len(known) == len(values) else None
+        if len(known) < len(values):
+            return None
+        dtype, made = self.body.variables[operand].dtype, _SCALAR[op.type](*known)
+        if dtype == "bool":
+            return int(made != 0)
+        return made if _fits(made, dtype) else None
 
 
 def _count_from(
@@ -277,6 +282,14 @@ def _whole(operand: Operand) -> int | None:
     if not isinstance(operand, Literal) or not operand.dtype.startswith(("i", "u")):
         return None
     return int(operand.text)
+
+
+def _fits(value: int, dtype: str) -> bool:
+    """Whether a dtype has a whole number, and so does not wrap or round it."""
+    if not dtype[1:].isdigit() or dtype[0] not in "iu":
+        return False
+    least = -(1 << int(dtype[1:]) - 1) if dtype[0] == "i" else 0
+    return least <= value < least + (1 << int(dtype[1:]))
 
 
 def _without_dead(body: Block, found: list[Operator]) -> Block:
