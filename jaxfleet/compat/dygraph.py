@@ -22,7 +22,7 @@ _NAMES = frozenset(_LISTED.split())
 
 
 def enabled() -> bool:
-    """Tells whether operators run as they are written: they never do here."""
+    """Whether operators run as they are written: they never do here."""
     return False
 
 

@@ -60,11 +60,11 @@ class AnyPlace:
         self._place = place
 
     def is_cpu_place(self) -> bool:
-        """Tells whether it is the processor."""
+        """Whether it is the processor."""
         return isinstance(self._place, CPUPlace)
 
     def is_gpu_place(self) -> bool:
-        """Tells whether it is a GPU."""
+        """Whether it is a GPU."""
         return isinstance(self._place, CUDAPlace)
 
     def gpu_device_id(self) -> int:

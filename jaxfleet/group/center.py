@@ -122,7 +122,7 @@ class Center:
         return answers + (self._tell_all() if self.verdict is not before else [])
 
     def knows(self, message: Message) -> bool:
-        """Tells whether a message is of a rank that was let in."""
+        """Whether a message is of a rank that was let in."""
         rank = message.body.get("rank")
         seen = self._seen.get(rank) if isinstance(rank, int) else None
         return seen is not None and seen.session == message.body.get("session")

@@ -49,13 +49,13 @@ class Watched:
 
 
 def is_parameter(program: Program, name: str) -> bool:
-    """Tells whether a variable is a parameter that may be infinite, or no number."""
+    """Whether a variable is a parameter that may be infinite, or no number."""
     variable = program.variables.get(name)
     return variable is not None and variable.kind is Kind.PARAM and is_float(variable.dtype)
 
 
 def is_float(dtype: str) -> bool:
-    """Tells whether numbers of a dtype, spelled as in the IR, may be infinite."""
+    """Whether numbers of a dtype, spelled as in the IR, may be infinite."""
     return dtype.startswith(("f", "bf"))
 
 

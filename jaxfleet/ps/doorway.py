@@ -108,7 +108,7 @@ class Doorway:
             stranger.line.close()
 
     def may_hold(self, fd: int) -> bool:
-        """Tells whether a connection counts; any thread may ask."""
+        """Whether a connection counts; any thread may ask."""
         return fd in self._strangers
 
     def look(self) -> None:

@@ -48,8 +48,12 @@ class DynamicRNN:
         """Goes through sequences; returns one row of each in the block: `[b, ...]`.
 
         Args:
-            x: sequences; all that are gone through have equal lengths.
+            x: sequences, `[rows, ...]`; all inputs have equal lengths.
             level: 0, since sequences have one level.
+
+        Raises:
+            ProgramError: called outside the block, the input has no sequences or is made by the
+                block, or another level is asked for.
         """
         self._steps.check_open("step_input")
         (given,) = sequences("DynamicRNN", "x", x)
@@ -64,7 +68,12 @@ class DynamicRNN:
         return made
 
     def static_input(self, x: Variable) -> Variable:
-        """Lets the block read a variable whole in every step, rows or sequences."""
+        """Lets the block read a variable whole in every step, rows or sequences.
+
+        Raises:
+            WrongTypeError: it is not a variable.
+            ProgramError: called outside the block, or before `step_input`.
+        """
         self._steps.check_open("static_input")
         check_type(x, "the static input of DynamicRNN", Variable)
         if not self._steps.inputs:
@@ -111,11 +120,21 @@ class DynamicRNN:
         return steps.remember(begun)
 
     def update_memory(self, ex_mem: Variable, new_mem: Variable) -> None:
-        """Says what a state becomes."""
+        """Sets what a state becomes after the step.
+
+        Raises:
+            WrongTypeError: one of them is not a variable.
+            ProgramError: `ex_mem` is not a memory, or `new_mem` has another shape.
+        """
         self._steps.update(ex_mem, new_mem)
 
     def output(self, *outputs: Variable) -> None:
-        """Keeps something of every step: sequences like those that are gone through."""
+        """Keeps variables of every step, `[b, ...]`, as sequences like the inputs', `[rows, ...]`.
+
+        Raises:
+            WrongTypeError: one is not a variable.
+            ProgramError: called outside the block, or before `step_input`.
+        """
         self._steps.check_open("output")
         if not self._steps.inputs:
             raise mistake("DynamicRNN: it goes through nothing", "call step_input(x) first")

@@ -40,7 +40,12 @@ class StaticRNN:
         """Goes through a variable; returns one step of it in the block.
 
         Args:
-            x: `[steps, b, ...]`; all that is gone through has as many steps.
+            x: `[steps, b, ...]`; all inputs have the same number of steps.
+
+        Raises:
+            WrongTypeError: it is not a variable.
+            ProgramError: called outside the block, or the input has no axis, has another number of
+                steps or is made by the block.
         """
         self._steps.check_open("step_input")
         check_type(x, "the input of StaticRNN", Variable)
@@ -68,7 +73,7 @@ class StaticRNN:
         """Adds a state; returns what the step before left of it.
 
         Args:
-            init: what the first step finds; else `shape` and `batch_ref` say.
+            init: the value at the first step; unless given, `shape` and `batch_ref` make it.
             shape: -1 for the batch.
             batch_ref: has the batch: an input, or one step of it.
             init_value: what all elements begin with.
@@ -96,11 +101,21 @@ class StaticRNN:
         return steps.remember(begun)
 
     def update_memory(self, mem: Variable, var: Variable) -> None:
-        """Says what a state becomes."""
+        """Sets what a state becomes after the step.
+
+        Raises:
+            WrongTypeError: one of them is not a variable.
+            ProgramError: `mem` is not a memory, or `var` has another shape.
+        """
         self._steps.update(mem, var)
 
     def step_output(self, o: Variable) -> None:
-        """Keeps something of every step."""
+        """Keeps a variable of every step: `[...]` becomes `[steps, ...]`.
+
+        Raises:
+            WrongTypeError: it is not a variable.
+            ProgramError: called outside the block, or before `step_input`.
+        """
         if not self._steps.inputs:
             raise mistake("StaticRNN: it goes through nothing", "call step_input(x) first")
         count = self._steps.inputs[0][0].sizes
@@ -108,7 +123,7 @@ class StaticRNN:
         self._steps.keep(o, ((count or ())[0], *(o.sizes or ())))
 
     def output(self, *outputs: Variable) -> None:
-        """Keeps several things of every step."""
+        """Keeps several variables of every step, see `step_output`."""
         for one in outputs:
             self.step_output(one)
 

@@ -179,7 +179,7 @@ class ServerCore:
         return self._carried()
 
     def knows(self, peer: Peer, message: Message) -> bool:
-        """Tells whether a message that was handled is of somebody who takes part in the job.
+        """Whether a message that was handled is of somebody who takes part in the job.
 
         Heartbeats come on lines of their own, which say no hello: their session says whose.
         """
