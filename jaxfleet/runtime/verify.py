@@ -56,8 +56,9 @@ class Verification:
         return self.same_on_all and all(within)
 
     def is_noise(self, leaf: str) -> bool:
-        """Whether a leaf is off by no more than rounding may move it, far as that may be."""
-        return leaf in self.noise and self.differences[leaf] <= _ROOM * self.noise[leaf]
+        """Whether a leaf is off by no more than rounding may move it, which is a finite number."""
+        off = self.differences[leaf]
+        return leaf in self.noise and math.isfinite(off) and off <= _ROOM * self.noise[leaf]
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

@@ -66,5 +66,10 @@ def test_a_difference_that_rounding_does_not_make_is_not_explained_away() -> Non
     assert repr(wrong) == "Verification(3 steps, the same state on all, largest=5.0e-01)"
 
 
+def test_a_value_that_is_finite_on_one_side_alone_is_never_noise() -> None:
+    wrong = Verification(3, {"w": float("inf")}, True, noise={"w": float("inf")})
+    assert not wrong.agrees
+
+
 def test_trainers_that_differ_do_not_agree() -> None:
     assert not Verification(3, {"w": 0.0}, same_on_all=False).agrees

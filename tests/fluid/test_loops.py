@@ -175,6 +175,14 @@ def test_an_array_counts_what_was_written() -> None:
     assert [each.tolist() for each in made] == [[0], [6], [7, 7]]
 
 
+def test_what_is_read_beyond_the_end_of_an_array_is_no_number() -> None:
+    with fresh() as (main, _):
+        first, beyond = (layers.fill_constant([1], "int64", n) for n in (0, 7))
+        array = layers.array_write(layers.fill_constant([2], "float32", 7), first)
+        (made,) = fluid.Executor().run(main, fetch_list=[layers.array_read(array, beyond)])
+    assert np.isnan(made).all()
+
+
 def test_loops_within_loops_have_gradients() -> None:
     def build() -> fluid.Variable:
         h = layers.assign(data())

@@ -47,8 +47,8 @@ def write_to_array(_: Attributes, x: Array, i: Array, array: Array, length: Arra
 @fluid_op("read_from_array", inputs="X I",
           gradient=Gradient("read_from_array_grad", ("X", "I"), ("X",)))  # fmt: skip
 def read_from_array(_: Attributes, array: Array, i: Array) -> Array:
-    """Takes a tensor out of an array."""
-    return jax.lax.dynamic_index_in_dim(array, _index(i), keepdims=False)
+    """Takes a tensor out of an array; NaN beyond its end, where fluid ends the program."""
+    return array.at[_index(i)].get(mode="fill")
 
 
 @fluid_op("lod_array_length", inputs="X Length")
