@@ -333,7 +333,8 @@ def _returns_no_state(
     structure: Callable[[Any], Any] = jax.tree_util.tree_structure
     if any(structure(part) == structure(types[0]) for part in parts):
         what = f"{called} returns '{names[0]}' with other shapes or types"
-    hint = "return the new state first, as it came in: return params, opt_state, loss"
+    hint = f"return what it becomes, in the order of the arguments: return {names[0]}, ..., loss"
+    hint += "; an nnx model or optimizer that the step changes is returned, too"
     return CaptureError(what, source=line_of_function(step), hint=hint)
 
 

@@ -130,7 +130,7 @@ def about_notes(program: Program, dumps: Record) -> Iterator[str]:
 
 
 def undivided(program: Program, dumps: Record) -> str | None:
-    """Returns why every device does all of a step that trains, and what to write instead.
+    """Returns why each device or trainer does all of a step that trains, and what to write instead.
 
     None where gradients of rows are summed over devices, or where there is no gradient.
     """
@@ -156,20 +156,22 @@ def _sums_gradients(op: Operator) -> bool:
 
 
 _MOVES = frozenset({"c_allgather", "c_split", "c_alltoall", *_OWN_ROWS})
+_MERGING = "distribute with DistributedStrategy(merge=N) and call the step for each slice"
 _INSTEAD = {  # by a part of why an operator runs whole
     "the loop carries": (
         "Axis 0 of the batch is what devices share: where the loop goes over time, pass the batch "
         "with its examples first and swap the axes in the step; where it goes over slices of the "
-        "batch, let it only add up, or set strategy.merge and call the step for each slice"
+        f"batch, let it only add up, or {_MERGING}"
     ),
     "the reshape merges": (
         "Slices of the batch are divided where a loop over them only adds up and treats every row "
         "alike (no random numbers, positions or statistics of a slice), or where the devices "
-        "divide their number; else set strategy.merge and call the step for each slice"
+        f"divide their number; else {_MERGING}"
     ),
     "takes some rows": (
         "To add up the gradients of slices of the batch, reshape it to [slices, rows, ...] and "
-        "add up in a lax.scan over axis 0, or set strategy.merge and call the step for each slice"
+        "add up in a lax.scan over axis 0, with as many slices as there are devices, or a multiple "
+        f"of that, where they draw random numbers; or {_MERGING}"
     ),
     "": (
         "Pass what the step computes with as its batch, drawn outside of the step, with one row "

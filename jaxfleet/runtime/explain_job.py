@@ -6,7 +6,14 @@ from jaxfleet.analysis.plan import transfer_plan
 from jaxfleet.capture import Captured
 from jaxfleet.lower.segments import count_waits
 from jaxfleet.passes._update_obstacle import update_obstacle
-from jaxfleet.runtime.explain import about_capture, about_notes, about_parts, about_passes
+from jaxfleet.pipeline import Record
+from jaxfleet.runtime.explain import (
+    about_capture,
+    about_notes,
+    about_parts,
+    about_passes,
+    undivided,
+)
 from jaxfleet.runtime.explain_mode import about_mode
 from jaxfleet.runtime.job_programs import JobPrograms, holds_sum
 from jaxfleet.runtime.strategy import DistributedStrategy
@@ -23,6 +30,15 @@ def explain_job(captured: Captured, strategy: DistributedStrategy, job: JobProgr
         about_passes(job.dumps),
     ]
     return "\n".join([lines[0], *(f"  {line}" for line in lines[1:])])
+
+
+def undivided_job(dumps: Record) -> str | None:
+    """Returns why every trainer does all of a step that trains, and what to write instead.
+
+    None where trainers divide it, and where none of them is to: one alone, or in a relaxed mode.
+    """
+    stages = [stage for stage in dumps if stage.name == "grad_allreduce"]
+    return undivided(stages[0].after, dumps) if stages else None
 
 
 def _about_processes(

@@ -12,6 +12,8 @@ from jaxfleet.capture.trees import Leaf, difference
 from jaxfleet.errors import FeedError
 from jaxfleet.ops.jax_adapter import dtype_text
 
+_KEEPING = "distribute with strategy=DistributedStrategy(donate=False)"
+
 
 def check_state(leaves: Sequence[Any], tree: Any, captured: Captured) -> None:
     """Refuses a state that is not like the example's.
@@ -90,14 +92,14 @@ def used_before(tree: str, names: Sequence[str] = (), leaves: Sequence[Any] = ()
         names: of its leaves, where they are known.
         leaves: those leaves; where some of them still live, the others are older.
     """
-    hint = "write state, metrics = step(state, batch), or set strategy.donate=False"
+    hint = f"write state, metrics = step(state, batch), or {_KEEPING}"
     gone = [name for name, x in zip(names, leaves, strict=True) if _is_deleted(x)]
     if not gone or len(gone) == sum(isinstance(x, jax.Array) for x in leaves):
         what = f"the {tree} was used before: the last step took its memory"
         return FeedError(what, hint=hint)
     what = f"'{gone[0]}' is of an older {tree}: a step since then took its memory"
     hint = "a reference, as in best = state.params, keeps no values: copy them, "
-    hint += "best = jax.tree.map(jnp.copy, state.params), or set strategy.donate=False"
+    hint += f"best = jax.tree.map(jnp.copy, state.params), or {_KEEPING}"
     return FeedError(what, hint=hint)
 
 

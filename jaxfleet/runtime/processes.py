@@ -8,11 +8,13 @@ from jaxfleet.capture import Captured
 from jaxfleet.env import Cluster, read_cluster
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
+from jaxfleet.ops.frames import warn_at_caller
 from jaxfleet.ps.allocation import keep_freed_memory
 from jaxfleet.ps.client import Client
 from jaxfleet.ps.heartbeat import Heartbeat
 from jaxfleet.ps.serve import network_of, serve
 from jaxfleet.ps.server import ServerOptions
+from jaxfleet.runtime.explain_job import undivided_job
 from jaxfleet.runtime.job import example_of, membership, patience_of, programs_for
 from jaxfleet.runtime.job_programs import JobPrograms
 from jaxfleet.runtime.strategy import DistributedStrategy
@@ -56,7 +58,13 @@ def job_step(
     )
     example = example_of(captured, strategy, cluster.trainers)
     connect = _Connect(cluster, strategy)
-    return TrainerStep(captured, strategy, programs, connect, example=example)
+    step = TrainerStep(captured, strategy, programs, connect, example=example)
+    if trainer == 0 and (why := undivided_job(step.dumps)) is not None:
+        warn_at_caller(
+            f"'{captured.program.name}' is not divided: each of {cluster.trainers} trainers does "
+            f"all of the work, since {why}"
+        )
+    return step
 
 
 class _Connect:

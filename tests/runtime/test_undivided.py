@@ -12,6 +12,8 @@ import pytest
 from jax import lax
 
 import jaxfleet as jf
+from jaxfleet.env import Cluster
+from jaxfleet.runtime.processes import job_step
 from tests.tiers import grid
 
 DEVICES = 4
@@ -171,7 +173,7 @@ def test_a_loop_in_which_a_rows_place_matters_runs_whole_and_warns(loss: Any) ->
     ) as got:
         made = distributed(step)
     assert "test_undivided.py" in str(got[0].message)
-    assert "strategy.merge" in str(got[0].message)
+    assert "DistributedStrategy(merge=N)" in str(got[0].message)
     assert_as_one_device(step, made, BATCH)
 
 
@@ -380,3 +382,27 @@ def test_reductions_over_the_axis_of_a_vmap_are_reductions_over_rows() -> None:
     made = distributed(step)
     assert "gathers" not in made.explain()
     assert_as_one_device(step, made, BATCH)
+
+
+def as_trainer(step: Any, trainer: int) -> Any:
+    endpoints = ("127.0.0.1:6174", "127.0.0.1:6175")
+    cluster = Cluster("trainer", 4, endpoints, trainer_id=trainer)
+    captured = jf.capture(step, example=(STATE, BATCH))
+    return job_step(captured, jf.DistributedStrategy(mode="pserver"), None, cluster)
+
+
+def test_trainers_of_which_each_does_all_of_the_work_are_warned_of_by_the_first() -> None:
+    step = adding_up(2, random_loss)
+    said = "'step' is not divided: each of 4 trainers does all of the work, since "
+    with pytest.warns(UserWarning, match=said) as got:
+        as_trainer(step, 0)
+    assert "test_undivided.py" in str(got[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        as_trainer(step, 1)
+
+
+def test_trainers_that_divide_the_slices_are_not_warned_of() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        as_trainer(adding_up(4, random_loss), 0)
