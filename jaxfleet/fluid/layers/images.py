@@ -4,11 +4,9 @@ Images are `NCHW` or `NHWC`. A size is a number or two; a padding also four numb
 left, right), a pair for each of the four axes, `"SAME"` or `"VALID"`.
 """
 
-import math
 from typing import Any
 
 from jaxfleet.fluid.checks import mistake
-from jaxfleet.fluid.initializer import Normal
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.one_operator import variables
 from jaxfleet.fluid.layers.windows import (
@@ -16,7 +14,9 @@ from jaxfleet.fluid.layers.windows import (
     Size,
     channels_of,
     check_pooling,
+    convolution,
     placing,
+    pooling,
     sizes_of,
 )
 from jaxfleet.fluid.param_attr import ParamAttr
@@ -43,29 +43,10 @@ def conv2d(
     Raises:
         ProgramError: the channels do not divide into the groups, or a padding is none.
     """
-    (x,) = variables("conv2d", "input", input)
-    channels, parts = channels_of("conv2d", x, data_format), groups or 1
-    if channels % parts or num_filters % parts:
-        what = f"conv2d: {channels} channels and {num_filters} filters are not {parts} groups"
-        raise mistake(what)
-    is_depthwise = parts == channels and not use_cudnn
-    helper = LayerHelper("depthwise_conv2d" if is_depthwise else "conv2d", name)
-    window = sizes_of("conv2d", "filter_size", filter_size)
-    weight = helper.parameter(
-        ParamAttr.of(param_attr) or ParamAttr(),
-        [num_filters, channels // parts, *window],
-        x.dtype,
-        default_initializer=Normal(0.0, math.sqrt(2.0 / (math.prod(window) * channels))),
-    )
-    attrs = {
-        **placing("conv2d", stride, padding, data_format),
-        "dilations": sizes_of("conv2d", "dilation", dilation),
-        "groups": parts,
-        "use_cudnn": use_cudnn,
-    }
-    (made,) = helper.add({"Input": x, "Filter": weight}, {"Output": x.dtype}, attrs)
-    made = helper.with_bias(made, bias_attr, num_filters, 1 if data_format == "NCHW" else 3)
-    return helper.with_activation(made, act)
+    return convolution(
+        2, input, num_filters, filter_size, stride, padding, dilation, groups, param_attr,
+        bias_attr, use_cudnn, act, name, data_format,
+    )  # fmt: skip
 
 
 def conv2d_transpose(
@@ -129,22 +110,10 @@ def pool2d(
     Raises:
         ValueError: there is no such type of pooling, or no size where the pooling is not global.
     """
-    (x,) = variables("pool2d", "input", input)
-    check_pooling("pool2d", pool_type)
-    channels_of("pool2d", x, data_format)
-    if not global_pooling and pool_size == -1:
-        raise mistake("pool2d: pool_size is needed unless global_pooling is True")
-    attrs = {
-        **placing("pool2d", pool_stride, pool_padding, data_format),
-        "pooling_type": pool_type,
-        "ksize": sizes_of("pool2d", "pool_size", pool_size),
-        "global_pooling": global_pooling,
-        "use_cudnn": use_cudnn,
-        "ceil_mode": ceil_mode,
-        "exclusive": exclusive,
-    }
-    (made,) = LayerHelper("pool2d", name).add({"X": x}, {"Out": x.dtype}, attrs)
-    return made
+    return pooling(
+        2, input, pool_size, pool_type, pool_stride, pool_padding, global_pooling, use_cudnn,
+        ceil_mode, name, exclusive, data_format,
+    )  # fmt: skip
 
 
 def adaptive_pool2d(

@@ -1,9 +1,14 @@
-"""Where the windows of convolutions and pooling stand: what layers on images and volumes share."""
+"""Convolutions and pooling by windows, and where these stand: of images and of volumes."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.initializer import Normal
+from jaxfleet.fluid.layer_helper import LayerHelper
+from jaxfleet.fluid.layers.one_operator import variables
+from jaxfleet.fluid.param_attr import ParamAttr
 from jaxfleet.fluid.variable import Variable
 
 Size: TypeAlias = int | Sequence[int]
@@ -13,6 +18,92 @@ _FORMATS = {"NCHW": 2, "NHWC": 2, "NCDHW": 3, "NDHWC": 3}  # with how many axes 
 _KINDS = {2: ("images", "a number or two", "height and width", "a number, two or four"),
           3: ("volumes", "a number or three", "depth, height and width",
               "a number, three or six")}  # fmt: skip
+
+
+def convolution(
+    axes: int,
+    input: Variable,
+    num_filters: int,
+    filter_size: Size,
+    stride: Size,
+    padding: Padding,
+    dilation: Size,
+    groups: int | None,
+    param_attr: Any,
+    bias_attr: Any,
+    use_cudnn: bool,
+    act: str | None,
+    name: str | None,
+    data_format: str,
+) -> Variable:
+    """Adds `conv2d` or `conv3d`, by the number of axes that windows move along.
+
+    Raises:
+        ProgramError: the channels do not divide into the groups, or a padding is none.
+    """
+    layer = f"conv{axes}d"
+    (x,) = variables(layer, "input", input)
+    channels, parts = channels_of(layer, x, data_format, axes), groups or 1
+    if channels % parts or num_filters % parts:
+        what = f"{layer}: {channels} channels and {num_filters} filters are not {parts} groups"
+        raise mistake(what)
+    is_depthwise = axes == 2 and parts == channels and not use_cudnn
+    helper = LayerHelper(f"depthwise_{layer}" if is_depthwise else layer, name)
+    window = sizes_of(layer, "filter_size", filter_size, axes)
+    weight = helper.parameter(
+        ParamAttr.of(param_attr) or ParamAttr(),
+        [num_filters, channels // parts, *window],
+        x.dtype,
+        default_initializer=Normal(0.0, math.sqrt(2.0 / (math.prod(window) * channels))),
+    )
+    attrs = {
+        **placing(layer, stride, padding, data_format),
+        "dilations": sizes_of(layer, "dilation", dilation, axes),
+        "groups": parts,
+        "use_cudnn": use_cudnn,
+    }
+    (made,) = helper.add({"Input": x, "Filter": weight}, {"Output": x.dtype}, attrs)
+    channel_axis = 1 if data_format.startswith("NC") else axes + 1
+    made = helper.with_bias(made, bias_attr, num_filters, channel_axis)
+    return helper.with_activation(made, act)
+
+
+def pooling(
+    axes: int,
+    input: Variable,
+    pool_size: Size,
+    pool_type: str,
+    pool_stride: Size,
+    pool_padding: Padding,
+    global_pooling: bool,
+    use_cudnn: bool,
+    ceil_mode: bool,
+    name: str | None,
+    exclusive: bool,
+    data_format: str,
+) -> Variable:
+    """Adds `pool2d` or `pool3d`, by the number of axes that windows move along.
+
+    Raises:
+        ProgramError: there is no such type of pooling, or no size where the pooling is not global.
+    """
+    layer = f"pool{axes}d"
+    (x,) = variables(layer, "input", input)
+    check_pooling(layer, pool_type)
+    channels_of(layer, x, data_format, axes)
+    if not global_pooling and pool_size == -1:
+        raise mistake(f"{layer}: pool_size is needed unless global_pooling is True")
+    attrs = {
+        **placing(layer, pool_stride, pool_padding, data_format),
+        "pooling_type": pool_type,
+        "ksize": sizes_of(layer, "pool_size", pool_size, axes),
+        "global_pooling": global_pooling,
+        "use_cudnn": use_cudnn,
+        "ceil_mode": ceil_mode,
+        "exclusive": exclusive,
+    }
+    (made,) = LayerHelper(layer, name).add({"X": x}, {"Out": x.dtype}, attrs)
+    return made
 
 
 def channels_of(layer: str, x: Variable, data_format: str, axes: int = 2) -> int:
