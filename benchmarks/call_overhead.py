@@ -1,12 +1,12 @@
-"""Measures what `step()` costs on top of the jitted function that it calls.
+"""Overhead of `step()` over the jitted function that it calls.
 
     python benchmarks/call_overhead.py [--quick]
 
-The step trains 500 small parameters with Adam: 1,501 arrays go in and come out of a call in which
-hardly anything is computed, so what stands around XLA shows. It runs on one device, where that is
-most of the time; `--devices 4` is for the curious. Both sides run the same executable on arrays
-that are in place already, and wait for every step. The bar is 1.05 times the raw call, plus the
-spread of the raw call against itself.
+The step trains 500 small parameters with Adam: 1,501 arrays go in and out of a call that computes
+almost nothing, so the overhead around XLA shows. It runs on one device, where that overhead is most
+of the time; `--devices 4` is for the curious. Both sides run the same executable on arrays already
+in place, and wait for every step. The bar is 1.05 times the raw call, plus the spread of the raw
+call against itself.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ def measure(devices: int, plan: Plan) -> list[Bar]:
     rows = np.random.default_rng(0).normal(size=(32, 16)).astype(np.float32)
     step = jf.distribute(train_step, example=(state, rows), strategy="collective")
     assert isinstance(step, jf.Step)
-    state, _ = step(state, rows)  # the state that comes out is where the next call wants it
+    state, _ = step(state, rows)  # the returned state is already in place for the next call
     mesh = Mesh(np.array(jax.devices()), ("devices",))
     batch = jax.device_put(rows, NamedSharding(mesh, PartitionSpec("devices")))
     raw, again = (Side(step.compiled, state, batch) for _ in range(2))

@@ -1,12 +1,12 @@
-"""Measures the tax: jaxfleet's collective step against one written by hand.
+"""Overhead of jaxfleet's collective step over one written by hand.
 
     python benchmarks/collective_step.py [--quick]
 
-By hand is a donated `jit(shard_map)` with `lax.pmean` on the gradients; jaxfleet gets the
+The step by hand is a donated `jit(shard_map)` with `lax.pmean` on the gradients; jaxfleet gets the
 one-device step. Both train the same models from the same state with Adam, on 4 and on 8 devices
 emulated on the CPU, and wait for every step. Bars: at most 1.02 times the time, plus the spread
 of the step by hand against itself; no more floating point operations; no more temporary bytes,
-but for a scalar's.
+except for one scalar.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +25,7 @@ import jaxfleet as jf
 AXIS = "devices"
 ROWS = PartitionSpec(AXIS)
 WHOLE = PartitionSpec()
-ONE_SCALAR = (
-    1.0001  # a sum that is a result needs a slot, of 64 bytes, that a mean's division saves
-)
+ONE_SCALAR = 1.0001  # a sum as a result needs a slot, of 64 bytes, that a mean's division saves
 HEADS = ("", "by hand, ms", "jaxfleet, ms", "ratio", "by hand/itself", "Mflops", "temporary kB")
 
 Gradients = Callable[[Any, Any], tuple[jax.Array, Any]]
@@ -35,7 +33,7 @@ Gradients = Callable[[Any, Any], tuple[jax.Array, Any]]
 
 @dataclass(frozen=True)
 class Compiled:
-    """A step ready to run, and what XLA counts in it on one device."""
+    """A compiled step, with XLA's counts for one device."""
 
     step: Step
     flops: float

@@ -1,9 +1,9 @@
-"""Measures two ways of doing the same step against each other, and says which bars hold.
+"""Paired comparison of two implementations of a step, against bars.
 
-Times on a shared machine drift by more than the bars allow, so nothing is compared across
-minutes. A round times the baseline A, the candidate B and a second copy of A, one right after
-the other; the order changes from round to round, so that no side profits from its place. What
-counts is the median over the rounds of B/A, and beside it how far A/A strays from 1 by chance.
+Times on a shared machine drift by more than the bars allow, so only measurements close in time are
+compared. A round times the baseline A, the candidate B and a second copy of A, one right after the
+other; the order changes from round to round, so that no side profits from its position. The result
+is the median over the rounds of B/A, with the random deviation of A/A from 1.
 """
 
 import argparse
@@ -26,14 +26,14 @@ import jaxfleet as jf
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 Measure = Callable[[int, "Plan"], Sequence["Bar"]]
-Entry = dict[str, object]  # a bar, as the last line has it
+Entry = dict[str, object]  # a bar in the last line
 
 LONGEST_CHILD_S = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How long to measure.
+    """Duration of a measurement.
 
     On a busy machine `rounds` may be too few to tell A from itself. Rounds are added until the
     spread of A against itself is down to `wanted_spread`, or there are `most_rounds`.
@@ -50,10 +50,10 @@ QUICK = Plan(rounds=7, most_rounds=7)
 
 
 class Side:
-    """One way of doing the step, with the state that it has reached.
+    """One implementation of the step, with its current state.
 
     A step may donate its state, so each side owns a copy. With `waits` the step itself returns
-    only when its results are there, which is checked; otherwise the side waits for them. Two
+    only when its results are ready, which is checked; otherwise the side waits for them. Two
     steps are never in flight at once: with emulated devices on few cores that can deadlock.
     """
 
@@ -64,7 +64,7 @@ class Side:
         self._waits = waits
         self.advance()
         leaves = jax.tree.leaves(self._state)
-        # Typed keys cannot be asked.
+        # Typed keys do not support it.
         if not all(leaf.is_ready() for leaf in leaves if hasattr(leaf, "is_ready")):
             raise RuntimeError("the step returned before its results were there: waits=False")
 
@@ -81,7 +81,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the rounds said."""
+    """Result of the rounds."""
 
     baseline_ms: float  # for one step, as is the next
     candidate_ms: float
@@ -90,7 +90,7 @@ class Comparison:
 
     @property
     def spread(self) -> float:
-        """How far from 1 the median of A/A may well be by chance."""
+        """Plausible random deviation of the median of A/A from 1."""
         return max(abs(end - 1) for end in self.itself)
 
 
@@ -112,7 +112,7 @@ def compare(baseline: Side, candidate: Side, again: Side, plan: Plan) -> Compari
 
 
 def sum_up(rounds: Sequence[tuple[float, ...]], *, steps: int) -> Comparison:
-    """Sums up rounds of (A, B, A again), each in seconds for so many steps."""
+    """Summarizes rounds of (A, B, A again), each in seconds for `steps` steps."""
     return Comparison(
         baseline_ms=1e3 / steps * statistics.median(a for a, _, _ in rounds),
         candidate_ms=1e3 / steps * statistics.median(b for _, b, _ in rounds),
@@ -122,7 +122,7 @@ def sum_up(rounds: Sequence[tuple[float, ...]], *, steps: int) -> Comparison:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Returns the 95 % confidence interval of the median, whatever the distribution.
+    """Returns the 95 % confidence interval of the median, for any distribution.
 
     Its ends are two of the values: how many of n values lie under the true median is binomial,
     so they are the k-th from either end with k = n/2 - 1.96 sqrt(n)/2. Of 21 values these are
@@ -146,7 +146,7 @@ def no_collection() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Bar:
-    """A number and what it must not exceed, apart from the `spread` of measuring it."""
+    """A number and its limit, apart from the measurement's `spread`."""
 
     what: str
     value: float
@@ -159,7 +159,7 @@ class Bar:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints the rows under their heads, the first column to the left and the rest to the right."""
+    """Prints a table, the first column left-aligned and the others right-aligned."""
     columns = list(zip(heads, *rows, strict=True))
     widths = [max(len(cell) for cell in column) for column in columns]
     for line in (heads, *rows):
@@ -168,7 +168,7 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_bars(name: str, bars: Sequence[Bar]) -> None:
-    """Prints a benchmark's last line; a spread stands in `what`, beside the number it widens."""
+    """Prints a benchmark's last line; a spread is part of `what`, beside the number it widens."""
     entries: list[Entry] = []
     for bar in bars:
         what = f"{bar.what}, spread {bar.spread:.3f}" if bar.spread else bar.what
@@ -177,10 +177,10 @@ def print_bars(name: str, bars: Sequence[Bar]) -> None:
 
 
 def run(name: str, script: str, measure: Measure, *, device_counts: Sequence[int]) -> None:
-    """Measures for each number of devices, each in a process of its own, and prints all bars.
+    """Measures for each number of devices, each in its own process, and prints all bars.
 
-    A process emulates one number of devices for life, so the script calls itself with
-    `--devices N`; a reader who wants one number only may do the same.
+    A process can emulate only one number of devices, so the script calls itself with `--devices N`;
+    call it so for a single number.
     """
     parser = argparse.ArgumentParser(description=f"The benchmark {name}.")
     parser.add_argument("--quick", action="store_true", help="few rounds: a look, not a verdict")

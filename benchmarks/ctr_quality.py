@@ -1,10 +1,10 @@
-"""Measures what relaxed modes cost in quality: the AUC of a click model against sync's.
+"""Quality cost of relaxed modes: the AUC of a click model, against sync.
 
     python benchmarks/ctr_quality.py [--quick]
 
 The model and the planted clicks are those of examples/ctr.py. A job of four trainers and two
-servers runs in one process (`jf.Twin`), which is the same every time, once for each mode and each
-of five seeds. The bar: the mean AUC of a mode is at most 0.003 below that of sync.
+servers runs in one process (`jf.Twin`), which is deterministic, once for each mode and each of
+five seeds. The bar: the mean AUC of a mode is at most 0.003 below that of sync.
 """
 
 import argparse
@@ -40,7 +40,7 @@ HEADS = ("", "AUC", "least", "most", "below sync")
 
 @dataclass(frozen=True)
 class Size:
-    """How many rows there are to train on, in a step of all trainers, and to test with."""
+    """Numbers of rows: for training, in a step of all trainers, and for the test."""
 
     rows: int = 200_000
     batch: int = 1024
@@ -48,7 +48,7 @@ class Size:
 
 
 def example(rate: float) -> ModuleType:
-    """Returns examples/ctr.py, which is a script, with its rates so much greater."""
+    """Returns examples/ctr.py, which is a script, with scaled rates."""
     path = Path(__file__).resolve().parents[1] / "examples" / "ctr.py"
     spec = importlib.util.spec_from_file_location("ctr", path)
     assert spec is not None
@@ -65,14 +65,14 @@ def example(rate: float) -> ModuleType:
 def auc_of(
     ctr: ModuleType, options: Mapping[str, Any], seed: int, size: Size, cache: ExecutableCache
 ) -> float:
-    """Trains in one mode, and returns the AUC on rows that were not trained on.
+    """Trains in one mode; returns the AUC on held-out rows.
 
     Args:
-        ctr: what `example` returned.
-        options: of the strategy: the mode, and what it needs.
-        seed: of rows and first parameters.
-        size: how many rows.
-        cache: where executables are kept; they are the same for all rates and seeds.
+        ctr: result of `example`.
+        options: of the strategy: the mode and its parameters.
+        seed: of rows and initial parameters.
+        size: numbers of rows.
+        cache: of executables, which are the same for all rates and seeds.
     """
     data = list(ctr.batches(ctr.draw(size.rows, 10 * seed + 1), size.batch))
     test, state = ctr.draw(size.test, 10 * seed + 2), ctr.start(seed)

@@ -1,13 +1,13 @@
-"""Measures a step of a click model whose embedding is a table on servers.
+"""Time of a step of a click model whose embedding is a table on servers.
 
     python benchmarks/ctr_step.py [--quick]
 
 A row has 26 keys out of 10^6 (zipf 1.2), a table's row 16 elements, the layers are 400-400, all is
 updated by SGD, and each of two trainers has 512 rows. Trainers and a server are processes on the
-cores of one machine. What counts is the median of a step's time over all trainers, after a warm-up
-in which processes touch new memory and keys get their rows. The bars are those of the project's
-design: 20 ms in sync, 17 ms in async and GEO. Beside them: one process that has the table itself,
-and keys out of 10^9 against keys out of 10^6 with the same number of rows that live.
+cores of one machine. The result is the median of a step's time over all trainers, after a warm-up
+in which processes touch new memory and rows are created. The bars are those of the project's
+design: 20 ms in sync, 17 ms in async and GEO. For comparison: one process that holds the table
+itself, and keys out of 10^9 against keys out of 10^6 with the same number of live rows.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def start() -> Any:
 
 
 def batches(rows: int, vocabulary: int) -> list[dict[str, np.ndarray]]:
-    """Returns batches; the keys of a greater vocabulary are others, and come as often."""
+    """Returns batches; a larger vocabulary spreads the same key frequencies over other keys."""
     random = np.random.default_rng(0)
     found: list[dict[str, np.ndarray]] = []
     for _ in range(BATCHES):
@@ -80,7 +80,7 @@ def batches(rows: int, vocabulary: int) -> list[dict[str, np.ndarray]]:
 
 
 def train(options: argparse.Namespace) -> tuple[list[float], float]:
-    """Trains in this process; returns the seconds of each step, and the bytes that one sends."""
+    """Trains in this process; returns the seconds of each step, and the bytes sent per step."""
     whole = ROWS * options.trainers
     data, state = batches(whole, options.vocabulary), start()
     strategy = jf.DistributedStrategy(mode=options.mode, communication=options.communication)
@@ -103,7 +103,7 @@ def _sent(step: Any) -> float:
 def launched(
     communication: str, trainers: int, steps: int, vocabulary: int = 10**6
 ) -> tuple[list[float], float]:
-    """Trains in processes; returns the seconds of every step of every trainer, and bytes a step."""
+    """Trains in processes; returns the seconds of all trainers' steps, and the bytes per step."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "jaxfleet", "launch", "--restarts", "0"]
         command += ["--servers", "1", "--trainers", str(trainers), __file__, "--out", folder]

@@ -1,10 +1,10 @@
-"""Measures dropout that is the same on any number of devices against a key for each device.
+"""Cost of dropout that is the same on any number of devices, against one key per device.
 
     python benchmarks/dropout_rows.py [--quick]
 
 A mask of 4096 x 1024 over 8 devices. Each device draws its own rows of the bits that one device
-would draw; by hand, each draws as many bits from a key of its own, which costs the least and means
-something else on every number of devices. The bar is 1.02 times that, plus its spread.
+would draw; by hand, each draws as many bits from its own key, which costs the least but depends on
+the number of devices. The bar is 1.02 times that, plus its spread.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ HEADS = ("", "own keys, ms", "own rows, ms", "ratio", "own keys/itself")
 
 
 def dropped(key: Any, x: jax.Array) -> jax.Array:
-    """Returns the sum of what is left of the rows."""
+    """Returns the sum of the rows after dropout."""
     return jnp.where(jax.random.bernoulli(key, KEEP, x.shape), x, 0).sum()
 
 

@@ -1,14 +1,14 @@
-"""Measures `Executor.run` of a fluid program against the same step by `jf.distribute`.
+"""Time of `Executor.run` of a fluid program, against the same step by `jf.distribute`.
 
     python benchmarks/executor.py [--quick]
 
-The step trains an MLP of three layers with momentum on numpy rows, and hands the loss back to the
-script. Both sides begin with the same parameters, compute the same, which is checked, and wait for
-every step. What differs is all that stands around XLA: feeds that are checked and narrowed, state
-that is looked up by name in a scope, the fetch as a numpy array. The bar is 1.10 times
-`jf.distribute` on one device, plus the spread of that against itself. `--devices 4` is for the
-curious, and without a bar: the program then runs by `ParallelExecutor`, whose devices share the
-rows and have numpy's memory copied for each.
+The step trains an MLP of three layers with momentum on numpy rows, and returns the loss to the
+script. Both sides begin with the same parameters, give the same results, which is checked, and wait
+for every step. They differ in the work around XLA: feeds that are checked and narrowed, state
+looked up by name in a scope, the fetch as a numpy array. The bar is 1.10 times `jf.distribute` on
+one device, plus the spread of that against itself. `--devices 4` is for the curious, without a bar:
+the program then runs by `ParallelExecutor`, whose devices share the rows and receive copies of
+numpy's memory.
 """
 
 import itertools
@@ -78,7 +78,7 @@ def distributed(weights: list[np.ndarray], feed: dict[str, np.ndarray]) -> tuple
 def in_fluid(
     weights: list[np.ndarray], feed: dict[str, np.ndarray], devices: int
 ) -> tuple[Any, Any, Any]:
-    """Returns the step by an executor, in the form of the other: its state is in a scope."""
+    """Returns the step by an executor, with the same signature: its state is in a scope."""
     layers, scope = fluid.layers, fluid.Scope()
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
@@ -105,7 +105,7 @@ def in_fluid(
 
 
 def check_alike(ours: tuple[Any, Any, Any], theirs: tuple[Any, Any, Any], *, steps: int) -> None:
-    """Refuses to compare steps that compute something else."""
+    """Rejects steps with different results."""
     (step, state, batch), (run_, _, feed) = ours, theirs
     for _ in range(steps):
         state, loss = step(state, batch)

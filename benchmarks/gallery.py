@@ -1,13 +1,13 @@
-"""Measures every program of tests/gallery: distributing it, its step on devices, through servers.
+"""Measurements of tests/gallery's programs: `distribute`, steps on devices and through servers.
 
     python benchmarks/gallery.py [--quick] [--kind KIND ...] [NAME ...]
 
 For each program, in one process: the CPU seconds of tracing it by jax, and those of `distribute`
-(compiling is apart from both); its step on 4 devices emulated on the CPU beside jax's own
+(without compilation, for both); its step on 4 devices emulated on the CPU, against jax's own
 partitioning of the same step (`jit`, the batch cut by a `NamedSharding`), in alternating rounds,
 both donating; and its step as a job of 2 servers and 2 trainers in one process (`jf.Twin`), which
 does the work of all of them. Bars: `distribute` takes at most twice the tracing and 1 s; a step at
-most 1.1 of jax's plus the spread of jax's against itself. A refusal stands in place of a figure.
+most 1.1 of jax's plus the spread of jax's against itself. A rejection replaces a number.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rounds: a look, not a verdict")
     given = parser.parse_args()
     jf.emulate_devices(DEVICES)
-    warnings.simplefilter("ignore")  # of steps that are not divided: the tests look at them
+    warnings.simplefilter("ignore")  # about undivided steps: the tests cover them
     bars: list[Bar] = []
     table = []
     for name, build in chosen(given.kind, given.names):
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def chosen(kinds: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yields the programs that were asked for, all where none was."""
+    """Yields the requested programs, by default all."""
     for kind, programs in KINDS.items():
         for name, build in programs.items():
             if name in names or kind in kinds or not (names or kinds):
@@ -97,7 +97,7 @@ def _written(times: Comparison) -> list[str]:
 
 
 def cpu_seconds(do: Callable[[], object]) -> float:
-    """Returns the CPU seconds that something takes in this process, all threads together."""
+    """Returns the CPU seconds of a call in this process, over all threads."""
     before = time.process_time()
     do()
     return time.process_time() - before
@@ -127,7 +127,7 @@ def on_devices(build: Any, plan: Plan) -> tuple[float, Comparison]:
 
 
 def placed(built: Built) -> tuple[Any, Any]:
-    """Returns state and batch on the devices as one partitions them by hand."""
+    """Returns state and batch on the devices, partitioned by hand."""
     mesh = Mesh(np.array(jax.devices()), (AXIS,))
     whole, rows = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (AXIS,)))
 
@@ -139,7 +139,7 @@ def placed(built: Built) -> tuple[Any, Any]:
 
 
 def _paired(built: Built, step: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """Returns a step of a state and a batch, which hands on all that it returned."""
+    """Returns a step of a state and a batch that passes on all results."""
 
     def run(state: Any, batch: Any) -> tuple[Any, Any]:
         results = step(*arguments(built, state, batch))

@@ -1,20 +1,20 @@
-"""Measures what a step takes with `memory_budget`, against as it is and `jax.checkpoint` by hand.
+"""Memory and time of a step with `memory_budget`, against the plain step and `jax.checkpoint`.
 
     python benchmarks/memory.py [--quick] [--only NAME ...] [--optimizer NAME ...]
     python benchmarks/memory.py --zoo [ENTRY ...]
 
-Six programs whose layers are written out one by one, each a whole training step, with SGD and with
-Adam after clipping by the global norm. The peak is what docs/memory.md says: xla's temporary bytes,
-and for a step of several executables what lies between them too. Ours is asked for a third of the
-peak; where that cannot be met, for the next of 0.4, 0.5, 0.7 that can. The bar is a third at 1.2 of
-the time, on at least four of the six programs. A seventh, with 8,192 rows, is for its RSS.
+Six programs with unrolled layers, each a whole training step, with SGD and with Adam after clipping
+by the global norm. The peak is defined in docs/memory.md: xla's temporary bytes, and for a step of
+several executables also the values between them. Ours gets a budget of a third of the peak; if that
+is impossible, the next of 0.4, 0.5, 0.7. The bar is a third at 1.2 of the time, on at least four of
+the six programs. A seventh, with 8,192 rows, is for its RSS.
 
-Steps are timed in turns in one process. CPU time, of all threads, is the better figure where others
-use the machine. RSS is of a process that made the step one way only: how much it rose while steps
-ran, a copy of the state among it, and the most in its whole life, compiling too.
+Steps are timed in turns in one process. CPU time, of all threads, is the better measure on a shared
+machine. RSS is of a process with one implementation only: its growth while steps ran, including a
+copy of the state, and its maximum, including compilation.
 
-`--zoo` asks for half of what each program of tests/zoo takes, and compares peak and results with
-the step as it is: never more, and the same numbers.
+`--zoo` sets a budget of half of the memory of each program of tests/zoo, and compares peak and
+results with the plain step: never more, and the same numbers.
 """
 
 import argparse
@@ -49,17 +49,17 @@ POLICIES: Mapping[str, Any] = {
     "dots without batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
 HEADS = ("", "MB", "of it", "ms", "of it", "CPU ms", "of it", "made, s", "RSS rises, most")
-ALONE = ("as it is", "memory_budget")  # whose RSS is measured too
+ALONE = ("as it is", "memory_budget")  # RSS is measured too
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A network of layers, the first and the last among them.
+    """A network as a list of layers, first and last included.
 
     Attributes:
         params: of each layer.
-        layers: what each computes.
-        batch: that it learns.
+        layers: the functions.
+        batch: of training data.
     """
 
     params: list[Any]
@@ -150,7 +150,7 @@ OPTIMIZERS: Mapping[str, Callable[[], Any]] = {
 
 
 def train_step(stack: Stack, tx: Any, policy: Any = None) -> Callable[[Any, Any], Any]:
-    """Returns the step; with a policy, every block is `jax.checkpoint` of it."""
+    """Returns the step; with a policy, every block is wrapped by `jax.checkpoint`."""
     layers = stack.layers
     if policy is not None:
         wrapped = {layer: jax.checkpoint(layer, policy=policy) for layer in set(layers)}
@@ -174,13 +174,13 @@ def train_step(stack: Stack, tx: Any, policy: Any = None) -> Callable[[Any, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a step: what it takes, and how to run it."""
+    """One implementation of a step: its memory, and a function that runs it."""
 
     peak: int
     run: Callable[[Any, Any], Any]
 
 
-Times = tuple[float, float]  # of a step: by the clock, and of all cores, in ms
+Times = tuple[float, float]  # of a step: wall and CPU, in ms
 
 
 def by_hand(stack: Stack, tx: Any, policy: Any = None) -> Way:
@@ -192,7 +192,7 @@ def by_hand(stack: Stack, tx: Any, policy: Any = None) -> Way:
 
 
 def ours(stack: Stack, tx: Any) -> Way:
-    """Compiles it with the least of the budgets that can be met."""
+    """Compiles it with the smallest feasible budget."""
     tx = jf.distributed_optimizer(tx)
     example = ((stack.params, tx.init(stack.params)), stack.batch)
     for share in SHARES:
@@ -207,7 +207,7 @@ def ours(stack: Stack, tx: Any) -> Way:
 
 
 def ways(stack: Stack, tx: Any) -> dict[str, Callable[[], Way]]:
-    """Returns every way to run a step, by name; nothing is compiled before it is asked for."""
+    """Returns every implementation of a step, by name; each compiles on demand."""
     found: dict[str, Callable[[], Way]] = {"as it is": partial(by_hand, stack, tx)}
     for name, policy in POLICIES.items():
         found[f"checkpoint, {name}"] = partial(by_hand, stack, tx, policy)
@@ -215,7 +215,7 @@ def ways(stack: Stack, tx: Any) -> dict[str, Callable[[], Way]]:
 
 
 def timed(way: Way, stack: Stack, tx: Any, steps: int) -> Times:
-    """Returns the milliseconds of a step: the medians."""
+    """Returns the median times of a step."""
     state = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), stack.params)
     state, clock, cpu = (state, tx.init(state)), list[float](), list[float]()
     for _ in range(steps):
@@ -228,7 +228,7 @@ def timed(way: Way, stack: Stack, tx: Any, steps: int) -> Times:
 
 
 def measure(program: str, optimizer: str, *, rounds: int, only: str | None) -> dict[str, Any]:
-    """Measures all ways in turns, or in a process of its own only one, for its RSS."""
+    """Measures all implementations in turns, or only one in its own process, for its RSS."""
     stack, tx = ALL[program](), OPTIMIZERS[optimizer]()
     named = {name: make for name, make in ways(stack, tx).items() if only in {None, name}}
     made, found = dict[str, Way](), dict[str, dict[str, Any]]()
@@ -252,7 +252,7 @@ def measure(program: str, optimizer: str, *, rounds: int, only: str | None) -> d
 
 
 def forget_rss() -> float:
-    """Gives what lies unused back to the system; returns the RSS, which is now the highest."""
+    """Returns unused memory to the system; returns the RSS, now also the maximum."""
     libc: Any = ctypes.CDLL("libc.so.6")
     libc.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
@@ -260,14 +260,14 @@ def forget_rss() -> float:
 
 
 def highest_rss() -> float:
-    """Returns the most that the process held, in MB."""
+    """Returns the maximum RSS of the process, in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024 / 1e6
 
 
 def child(*args: str) -> dict[str, Any]:
-    """Measures in a process of its own."""
+    """Measures in its own process."""
     command = [sys.executable, __file__, "--child", *args]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LONGEST_S, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -275,7 +275,7 @@ def child(*args: str) -> dict[str, Any]:
 
 
 def compare(program: str, optimizer: str, rounds: int) -> bool:
-    """Prints all ways for one program, and tells whether the bar holds."""
+    """Prints all implementations for one program; returns whether the bar holds."""
     alone = {name: child(program, optimizer, "1", name)[name] for name in ALONE}
     found = alone if program == FOR_RSS else child(program, optimizer, str(rounds))
     for name, of in alone.items():
@@ -295,7 +295,7 @@ def compare(program: str, optimizer: str, rounds: int) -> bool:
 
 
 def main() -> None:
-    """Measures what the command line asks for."""
+    """Runs the measurements of the command line."""
     if sys.argv[1:2] == ["--child"]:
         program, optimizer, count, *only = sys.argv[2:]
         found = measure(program, optimizer, rounds=int(count), only=only[0] if only else None)
@@ -317,7 +317,7 @@ def main() -> None:
 
 
 def zoo(names: list[str]) -> int:
-    """Prints what a budget of half makes of programs of the zoo; returns how many are worse."""
+    """Prints the effect of a budget of half on zoo programs; returns the number of failures."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.runtime.budgets import outcome  # noqa: PLC0415  # only here: not installed
     from tests.zoo import ZOO  # noqa: PLC0415
@@ -329,7 +329,7 @@ def zoo(names: list[str]) -> int:
             text = str(outcome(ZOO[name], 0.5))
         except AssertionError as error:
             text, worse = f"WORSE: {error}", worse + 1
-        except CaptureError as error:  # an entry that shows what is refused, and how
+        except CaptureError as error:  # an entry that demonstrates a rejection
             text = f"refused, as without a budget: {error}"
         print(f"{name:28} {time.process_time() - start:5.1f} s  {text}", flush=True)
     print(json.dumps({"programs": len(names or ZOO), "worse": worse}))

@@ -16,13 +16,13 @@ from sklearn.datasets import load_digits
 
 import jaxfleet as jf
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.ps.memory_network import MemoryNetwork
-from jaxfleet.runtime.twin import Twin
+from jaxfleet.runtime.simulated_job import Twin
+from jaxfleet.transport.memory_network import MemoryNetwork
 
 TRAINERS, ROWS, HIDDEN, STEPS = 4, 64, 32, 150
 MODES: dict[str, dict[str, Any]] = {
     "sync": {"rate": 0.4},
-    "async": {"rate": 0.1},  # four updates, of a quarter of the rows each, in the place of one
+    "async": {"rate": 0.1},  # four updates, of a quarter of the rows each, replace one
     "half_async": {"rate": 0.2, "merge": 2},
     "dc_asgd": {"rate": 0.1},
     "geo": {"rate": 0.4, "k_steps": 5},
@@ -64,7 +64,7 @@ def start(rate: float, seed: int) -> Any:
 
 
 def accuracy(how: str, seed: int, caches: dict[str, ExecutableCache]) -> tuple[float, Any]:
-    """Returns the accuracy on rows that were held back, and how old values were."""
+    """Returns the accuracy on held-out rows, and the staleness of values."""
     options = dict(MODES[how])
     rate = options.pop("rate")
     x, y = load_digits(return_X_y=True)

@@ -1,6 +1,6 @@
-"""The models that the benchmarks train, each with a batch made for it."""
+"""Models that the benchmarks train, each with a matching batch."""
 
-# Flax is Any to mypy here, as pyproject.toml says.
+# Flax is Any to mypy here, see pyproject.toml.
 # mypy: disallow-subclassing-any=False, disallow-untyped-decorators=False, warn-return-any=False
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Batch = dict[str, Any]
 
 @dataclass(frozen=True)
 class Model:
-    """A Flax module, and one batch: `x`, and the integer labels `y` that it learns."""
+    """A Flax module with one batch: `x`, and integer labels `y`."""
 
     name: str
     module: nn.Module
@@ -31,7 +31,7 @@ class Model:
 
 
 def models() -> list[Model]:
-    """Makes the MLP of 784-512-512-10 with 256 rows, a small CNN and a small transformer."""
+    """Returns the MLP of 784-512-512-10 with 256 rows, a small CNN and a small transformer."""
     rng = np.random.default_rng(0)
     pixels = {"x": rng.normal(size=(256, 784)).astype(np.float32), "y": _integers(rng, 10, 256)}
     images = {

@@ -1,19 +1,19 @@
-"""Measures a step of two processes that train together, without servers.
+"""Time of a step of two processes that train together, without servers.
 
     python benchmarks/multiprocess.py [--quick] [--processes 2]
 
-An MLP, 784-1024-1024-10, trained by Adam on 64 rows a process: three ways, each in processes of its
-own, on the cores of one machine, over gloo.
+An MLP, 784-1024-1024-10, trained by Adam on 64 rows a process in three implementations, each in its
+own processes, on the cores of one machine, over gloo.
 
 - by hand: `jax.distributed`, and a donated `jit(shard_map)` with `lax.pmean` on the gradients;
 - jaxfleet: the same one-device step, `strategy="collective"`;
 - torch: DistributedDataParallel, one thread a process as `torchrun` sets it, its buckets views of
-  the gradients and Adam fused, which is the fastest that it has. Of the extra `bench`.
+  the gradients and Adam fused, its fastest configuration. Needs the extra `bench`.
 
-All processes are there from the beginning to the end and rest while others are timed: rounds of a
-few steps go to one way after another, in changing order. Batches come from the host at each step,
-on all sides. Bars: jaxfleet over torch at most 1, and over by hand at most 1.02, plus the spread
-of by hand against itself.
+All processes live from the beginning to the end and idle while others are timed: rounds of a few
+steps go to one implementation after another, in changing order. Batches come from the host at each
+step, on all sides. Bars: jaxfleet over torch at most 1, and over by hand at most 1.02, plus the
+spread of by hand against itself.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from common import Bar, median_interval, print_bars, print_table
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxfleet as jf
-from jaxfleet.launch.ports import Ports
+from jaxfleet.launch.placement import Ports
 
 SIZES = (784, 1024, 1024, 10)
 ROWS = 64  # a process's
@@ -153,18 +153,18 @@ WAYS = {HAND: by_hand, OURS: by_jaxfleet, TORCH: by_torch}
 
 
 def be(way: str, rank: int, endpoints: Sequence[str]) -> None:
-    """Is one process: for every number of steps that is asked for, says what they took."""
+    """Runs one process: reads numbers of steps, and reports their times."""
     advance = WAYS[way](rank, endpoints)
     for line in sys.stdin:
         started, cpu = time.perf_counter(), time.process_time()
         for _ in range(int(line)):
             advance()
         print("took", time.perf_counter() - started, time.process_time() - cpu, flush=True)
-    os._exit(0)  # what ends in an order here is no matter of a benchmark
+    os._exit(0)  # an orderly shutdown is no part of the benchmark
 
 
 class Side:
-    """The processes of one way."""
+    """The processes of one implementation."""
 
     def __init__(self, way: str, processes: int) -> None:
         self.way, self.cpu_s = way, 0.0
@@ -177,7 +177,7 @@ class Side:
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                bufsize=0,  # a line that waits in a buffer is none that `select` sees
+                bufsize=0,  # `select` does not see buffered lines
                 env={**os.environ, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"},
             )
             self.children.append(child)
@@ -186,7 +186,7 @@ class Side:
         self.cpu_s = 0.0
 
     def seconds(self, steps: int) -> float:
-        """Lets all processes take so many steps; returns what the slowest took."""
+        """Runs `steps` steps in all processes; returns the time of the slowest."""
         for child in self.children:
             assert child.stdin is not None
             child.stdin.write(f"{steps}\n".encode())
@@ -203,7 +203,7 @@ class Side:
 
 
 def _answer(child: "subprocess.Popen[bytes]", who: str) -> tuple[float, float]:
-    """Returns what a process says that its steps took: seconds, and of CPU."""
+    """Returns the times that a process reports: wall and CPU seconds."""
     assert child.stdout is not None
     until = time.monotonic() + LONGEST_S
     with selectors.DefaultSelector() as ready:
@@ -236,7 +236,7 @@ def measure(processes: int, rounds: int) -> list[Bar]:
         ways.append(TORCH)
     else:
         print("torch is left out: pip install 'jaxfleet[bench]' brings it", file=sys.stderr)
-    timed = [*ways, HAND]  # by hand twice, to see how far it strays from itself
+    timed = [*ways, HAND]  # by hand twice, for its deviation from itself
     found: list[list[float]] = []
     with all_sides(ways, processes) as sides:
         for number in range(rounds):

@@ -22,7 +22,7 @@ HEADS = ("MB", "as it is", "least without", "of it", "least with", "of it", "the
 
 
 def least(stack: Any, tx: Any, **options: Any) -> Any:
-    """Returns the report of the least that a step can be made to take."""
+    """Returns the report of a step with the smallest feasible budget."""
     tx = jf.distributed_optimizer(tx)
     example = ((stack.params, tx.init(stack.params)), stack.batch)
     budget = 1

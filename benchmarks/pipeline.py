@@ -1,12 +1,12 @@
-"""Measures how long the passes take over large programs, the verifier on.
+"""Time of the passes over large programs, with the verifier on.
 
     python benchmarks/pipeline.py
 
 The programs are written by hand in the shape of a training step on one device: the layers forward
-and backward, and a momentum update for each parameter, in place; the passes put an all-reduce to
+and backward, and a momentum update for each parameter, in place; the passes add an all-reduce to
 each gradient. The bars:
-under 0.3 s for 1,000 operators and under 3 s for 10,000, so that compiling a step is never a
-matter of our passes; and ten times the operators take at most twice ten times as long.
+under 0.3 s for 1,000 operators and under 3 s for 10,000, so that passes never dominate the
+compilation of a step; and ten times the operators take at most twice ten times as long.
 """
 
 import statistics
@@ -17,7 +17,7 @@ from dataclasses import replace
 from common import Bar, print_bars, print_table
 
 import jaxfleet.passes  # noqa: F401  # registers them
-from jaxfleet.analysis.rules import meaning_rules
+from jaxfleet.analysis.verifier_rules import meaning_rules
 from jaxfleet.ir import (
     Attrs,
     Block,
@@ -40,7 +40,7 @@ HALF = Literal("0.5", "f32")
 
 
 def training_step(operators: int) -> Program:
-    """Returns a step of about so many operators: 9 for each layer, and 3."""
+    """Returns a step of about this many operators: 9 for each layer, and 3."""
     layers = (operators - 3) // 9
     params = [Variable(f"w{i}", "f32", (WIDTH, WIDTH), Kind.PARAM) for i in range(layers)]
     moments = [Variable(f"m{i}", "f32", (WIDTH, WIDTH), Kind.STATE) for i in range(layers)]
@@ -111,7 +111,7 @@ def measure(program: Program) -> tuple[float, list[Stage]]:
 
 
 def main() -> None:
-    measure(training_step(100))  # the first look at an operator type imports what it means
+    measure(training_step(100))  # the first use of an operator type imports its definition
     bars, took, rows = [], {}, []
     for size, bar in SIZES.items():
         program = training_step(size)

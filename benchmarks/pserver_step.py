@@ -1,13 +1,13 @@
-"""Measures a step of trainers and servers as processes, on the cores of one machine.
+"""Time of a step of trainers and servers as processes, on the cores of one machine.
 
     python benchmarks/pserver_step.py [--quick]
 
 The model is an MLP, 784-1024-1024-10, trained by Adam on 64 rows a trainer: 7.4 MB of parameters
-go each way between each trainer and the servers. `jaxfleet.launch` starts the processes. What
-counts is the median of a step's time over all trainers. Beside it stand: one process that computes
-the same step alone, without servers; what a trainer's step takes without any communication
-(its segments alone); the bytes that a trainer sends and receives in a step, and their rate. The
-first 200 steps do not count: until then processes touch memory that is new to them.
+go each way between each trainer and the servers. `jaxfleet.launch` starts the processes. The
+result is the median of a step's time over all trainers. For comparison: one process that computes
+the same step alone, without servers; a trainer's step without any communication (its segments
+alone); the bytes that a trainer sends and receives in a step, and their rate. The first 200 steps
+do not count: until then processes touch new memory.
 
 The bar is 20 ms for 2 trainers and 1 server, on 2 cores.
 """
@@ -31,14 +31,14 @@ from common import Bar, print_bars, print_table
 import jaxfleet as jf
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.lower.host_arrays import device_dtype
-from jaxfleet.lower.segments import Segment, rows_of, segments
+from jaxfleet.lower.host_transfer import device_dtype
+from jaxfleet.lower.partition import Segment, rows_of, segments
 
 SIZES = (784, 1024, 1024, 10)
 ROWS = 64  # a trainer's
 BAR_MS = 20.0
 LONGEST_S = 600.0
-WARM_UP = 200  # steps: memory that is new costs more, and jobs run for weeks
+WARM_UP = 200  # steps: touching new memory costs time, and jobs run for weeks
 HEADS = ("", "step, ms", "fastest tenth, ms", "MB each way", "goodput, GB/s")
 
 
@@ -92,7 +92,7 @@ def train(mode: str, trainers: int, steps: int, out: Path | None, cuts: int) -> 
 
 
 def compute_only(trainers: int, steps: int) -> list[float]:
-    """Returns the seconds of a trainer's segments, one after the other, with nothing sent."""
+    """Returns the seconds of a trainer's segments, run in sequence without communication."""
     state, batch = start(ROWS * trainers)
     strategy = jf.DistributedStrategy(mode="pserver")
     twin = jf.Twin(train_step, (state, batch), strategy, servers=1, trainers=trainers)
@@ -106,21 +106,21 @@ def compute_only(trainers: int, steps: int) -> list[float]:
         for item in plan:
             if isinstance(item, Segment):
                 made = item.run(np.int32(0), *[values[name] for name in item.reads])
-                made = jax.block_until_ready(made)  # and behind them whether all is finite
+                made = jax.block_until_ready(made)  # including the check for finite values
                 values.update(zip(item.writes, made, strict=False))
         seconds.append(time.perf_counter() - started)
     return seconds[WARM_UP:]
 
 
 def _some(program: Program, name: str) -> jax.Array:
-    """Returns an array for a variable: a segment takes as long whatever is in it."""
+    """Returns an array for a variable: the time of a segment does not depend on values."""
     variable = program.variables[name]
     shape = tuple(size if isinstance(size, int) else ROWS for size in variable.shape)
     return jnp.full(shape, 0.01, device_dtype(variable.dtype))
 
 
 def launched(servers: int, trainers: int, steps: int, cuts: int) -> tuple[list[float], float]:
-    """Trains in processes; returns the seconds of every step of every trainer, and bytes a step."""
+    """Trains in processes; returns the seconds of all trainers' steps, and the bytes per step."""
     with tempfile.TemporaryDirectory() as folder:
         child = [__file__, "--out", folder, "--steps", str(steps), "--trainers", str(trainers)]
         command = [sys.executable, "-m", "jaxfleet", "launch", "--restarts", "0"]

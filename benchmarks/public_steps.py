@@ -1,4 +1,4 @@
-"""Measures jaxfleet's collective step against jax's own partitioning of the same program.
+"""Time of jaxfleet's collective step, against jax's own partitioning of the same program.
 
     python benchmarks/public_steps.py [--quick]
 
@@ -8,8 +8,8 @@ SAC, a variational autoencoder, low-rank tuning, a click model, images with text
 experts. jax gets the one-device step under `jit` with the batch cut by a `NamedSharding`; jaxfleet
 gets the same step. Both donate, train from the same state on 4 devices emulated on the CPU, and
 wait for every step. Bar: at most 1.1 times the processor time, plus the spread of jax's step
-against itself; and no more floating point operations or temporary bytes than jax's by more than a
-hundredth. Time by the clock is shown beside it, since on a busy machine it is another thing.
+against itself; and at most a hundredth more floating point operations or temporary bytes than
+jax's. Wall time is shown too, since it differs on a busy machine.
 """
 
 import itertools
@@ -74,7 +74,7 @@ def measure(devices: int, plan: Plan) -> list[Bar]:
                 f"{_all_reduces(compiled)} and {_all_reduces(ours)}",
             )
         )
-        print(*table[-1], sep=", ", file=sys.stderr, flush=True)  # all take some minutes
+        print(*table[-1], sep=", ", file=sys.stderr, flush=True)  # all programs take some minutes
         name = f"{program.name} on {devices} devices"
         bars.append(Bar(f"{name}: processor time over jit", used.ratio, 1.1, used.spread))
         bars.append(Bar(f"{name}: flops over jit", flops, 1.01))
@@ -84,7 +84,7 @@ def measure(devices: int, plan: Plan) -> list[Bar]:
 
 
 def _compared(sides: Sequence[Side], plan: Plan) -> tuple[Comparison, Comparison]:
-    """Runs the sides in alternating rounds; returns what they used of processors, and took."""
+    """Runs the sides in alternating rounds; returns their CPU and wall times."""
     for side in sides:
         side.seconds(plan.warm_up)
     orders = itertools.cycle(itertools.permutations(range(len(sides))))
@@ -110,7 +110,7 @@ def _counted(compiled: Any) -> tuple[float, float]:
 
 
 def _all_reduces(compiled: Any) -> int:
-    """Returns how many all-reduces a step's text has, of however many arrays each."""
+    """Returns the number of all-reduces in a step's text, each of any number of arrays."""
     return len(re.findall(r" all-reduce\(", compiled.as_text()))
 
 

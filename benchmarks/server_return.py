@@ -1,11 +1,11 @@
-"""Measures how long a killed server is missed, with a state of 100 MB.
+"""Recovery time after the loss of a server with a state of 100 MB.
 
     python benchmarks/server_return.py [--width 112000] [--steps 120] [--kill-after 40]
 
 `jaxfleet launch` starts one trainer and one server; the model is that of `steady_memory.py`, whose
-8.3 million parameters Adam makes 100 MB. After some steps the trainer kills the server, which the
-launch starts again. Its next step waits for that; the time is split by the log: until the new
-process serves, and from then on, which is the state read, the steps sent anew and the step itself.
+8.3 million parameters with Adam make 100 MB. After some steps the trainer kills the server, which
+the launch restarts. The trainer's next step waits for that; the log splits the time: until the new
+process serves, and from then on, which is reading the state, replaying steps and the step itself.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def _say(text: str) -> None:
 
 
 def _server() -> int:
-    """Returns the process of the server, a sibling of this one."""
+    """Returns the pid of the server, a sibling of this process."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal() and b"serve" in (folder / "cmdline").read_bytes().split(b"\0"):
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]

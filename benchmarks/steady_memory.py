@@ -1,11 +1,11 @@
-"""Measures the memory of trainers and servers over a long run, every 1,000 steps.
+"""Memory of trainers and servers over a long run, every 1,000 steps.
 
     python benchmarks/steady_memory.py [--steps 17000] [--every 1000] [--width 128]
 
-`jaxfleet launch` starts two trainers and one server, which keeps checkpoints of its own as by
-default; the model is an MLP, 64-128-10, trained by Adam on 32 rows a trainer. Trainer 0 reads the
-resident memory of all processes of the job from `/proc`. What counts is how far it grows after
-the first 2,000 steps, when all is compiled and the lists that keep what may be sent again are full.
+`jaxfleet launch` starts two trainers and one server, which keeps its own checkpoints by default;
+the model is an MLP, 64-128-10, trained by Adam on 32 rows a trainer. Trainer 0 reads the resident
+memory of all processes of the job from `/proc`. The result is the growth after the first 2,000
+steps, when all is compiled and the replay logs are full.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def start(width: int) -> Any:
 
 
 def train(out: Path, steps: int, every: int, width: int) -> None:
-    """Trains in this process; trainer 0 writes what all processes hold, every so many steps."""
+    """Trains in this process; trainer 0 writes the memory of all processes, every `every` steps."""
     rng, state = np.random.default_rng(1), start(width)
     x = rng.normal(size=(2 * ROWS, INPUTS)).astype(np.float32)
     batch = {"x": x, "y": rng.integers(0, CLASSES, 2 * ROWS).astype(np.int32)}
@@ -74,7 +74,7 @@ def train(out: Path, steps: int, every: int, width: int) -> None:
 
 
 def of_job() -> dict[str, float]:
-    """Returns the resident MB of this process and its siblings, by what they are."""
+    """Returns the resident MB of this process and its siblings, by role."""
     found: dict[str, float] = {}
     for folder in Path("/proc").iterdir():
         try:

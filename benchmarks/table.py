@@ -1,23 +1,23 @@
-"""Measures a server's table: its index, its updates, its memory; and against a dense table.
+"""Speed and memory of a server's table: its index and its updates; against a dense table.
 
     python benchmarks/table.py [--quick]
 
-One thread does all of it, and what is timed is that thread's own time on its core, so that others
-on the machine take none of it (they still take of its caches and of its memory).
+All runs in one thread, and the times are that thread's CPU time, so that other load on the machine
+does not count (except for its share of caches and memory bandwidth).
 
 Keys are any int64; 1 M of them have rows of 16 elements, and 10 M in the second half of the first
-table. Requests are as many keys as there are rows (2 M at most), drawn evenly, or by zipf 1.2 as in
-click logs. Bars: key to slot 30 M/s and SGD by slot 15 M rows/s at 1 M rows, whichever way keys are
-drawn. Gradients of as many rows are read from memory; those of a real step are in a cache.
-`update: all` is given each key once, and looks for NaN besides.
+table. Requests have as many keys as there are rows (2 M at most), drawn evenly, or by zipf 1.2 as
+in click logs. Bars: key to slot 30 M/s and SGD by slot 15 M rows/s at 1 M rows, for both
+distributions. Gradients of that many rows are read from memory; those of a real step are in a
+cache. `update: all` gets each key once, and also looks for NaN.
 
-Memory is what a process of its own grows by as 1 M rows are made, 4096 at a time, over the bytes of
-its live rows: key, row, the optimizer's state and the step of the last touch. The longest pause is
-that of any of those requests.
+Memory is the growth of a separate process while 1 M rows are made, 4096 at a time, over the bytes
+of its live rows: key, row, the optimizer's state and the step of the last touch. The longest pause
+is that of any of those requests.
 
-The dense table is what JAX offers: 4 M x 16 parameters under a jitted and donated `optax.adam`,
-with a gradient of 4096 rows that are not zero; ours looks 4096 rows up and updates them, of as many
-live rows. The last bar is that step with keys drawn from 10**9 over the same with keys from 10**6.
+The dense table is JAX's option: 4 M x 16 parameters under a jitted and donated `optax.adam`, with a
+gradient of 4096 rows that are not zero; ours looks 4096 rows up and updates them, of as many live
+rows. The last bar is that step with keys drawn from 10**9 over the same with keys from 10**6.
 """
 
 import argparse
@@ -39,9 +39,9 @@ import optax
 from common import Bar, median_interval, print_bars, print_table
 
 from jaxfleet.tables import Adagrad, Adam, Sgd, TableSpec, TableStore
-from jaxfleet.tables.index import Index
+from jaxfleet.tables.columns import Columns, Kind
+from jaxfleet.tables.hash_index import Index
 from jaxfleet.tables.optimizers import ROWS, update_of
-from jaxfleet.tables.rows import Columns, Kind
 from jaxfleet.tables.spec import Part
 
 DIM = 16
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def speed(rounds: int) -> list[Bar]:
-    """Prints M/s of all parts, and returns the bars: nanoseconds, which must not be exceeded."""
+    """Prints M/s of all parts; returns the bars: nanoseconds, as upper limits."""
     heads = ("M/s", *(f"{rows} M rows, {draw}" for rows in (1, 10) for draw in ("uniform", "zipf")))
     columns = [micro(rows, rounds, draw) for rows in (LIVE, MANY) for draw in (uniform, zipf)]
     rows = [[name, *(f"{column[name]:.1f}" for column in columns)] for name in columns[0]]
@@ -96,7 +96,7 @@ def zipf(live: np.ndarray) -> np.ndarray:
 
 
 def micro(count: int, rounds: int, draw: Callable[[np.ndarray], np.ndarray]) -> Timings:
-    """Returns M/s of each part, at so many live rows."""
+    """Returns M/s of each part, at `count` live rows."""
     live = distinct_keys(count, 2**62)
     asked = draw(live)
     index = Index()
@@ -122,7 +122,7 @@ def micro(count: int, rounds: int, draw: Callable[[np.ndarray], np.ndarray]) -> 
 
 
 def ready(optimizer: Part, count: int) -> tuple[Columns, Callable[..., None]]:
-    """Returns columns with rows and state for so many slots, and what updates them."""
+    """Returns columns with rows and state for `count` slots, and a function that updates them."""
     update = update_of(optimizer, DIM)
     kinds = {name: state.kind for name, state in update.state.items()}
     columns = Columns({ROWS: Kind(np.float32, DIM), **kinds})
@@ -134,7 +134,7 @@ def ready(optimizer: Part, count: int) -> tuple[Columns, Callable[..., None]]:
 
 
 def rate(work: Callable[[], object], count: int, rounds: int) -> float:
-    """Returns M/s, of the median round."""
+    """Returns M/s of the median round."""
     work()
     return count / 1e6 / statistics.median(seconds(work) for _ in range(rounds))
 
@@ -152,7 +152,7 @@ def wall_seconds(work: Callable[[], object]) -> float:
 
 
 def distinct_keys(count: int, below: int) -> np.ndarray:
-    """Returns so many keys from 0 up to a number, no two alike, in no order."""
+    """Returns `count` distinct keys in [0, `below`), in random order."""
     if below == count:
         return RANDOM.permutation(count)
     keys = np.unique(RANDOM.integers(0, below, count + count // 50 + 100))
@@ -175,7 +175,7 @@ def memories() -> list[Bar]:
 
 
 def memory(name: str) -> tuple[int, float, int, float]:
-    """Returns bytes that this process grew by, two of those of live rows, and the pause."""
+    """Returns the growth of this process in bytes, two sizes of live rows, and the pause."""
     optimizer = {"sgd": Sgd(), "adagrad": Adagrad(), "adam": Adam()}[name]
     keys = distinct_keys(LIVE, 2**62)
     grads = np.ones((STEP, DIM), np.float32)
@@ -225,7 +225,7 @@ def dense(rounds: int) -> Bar:
 
     dense_s, our_s = [], []
     for _ in range(rounds + 1):
-        started = time.perf_counter()  # on all cores, as JAX likes it
+        started = time.perf_counter()  # on all cores, JAX's default
         carried = jax.block_until_ready(compiled(*carried, jnp.asarray(ids), jnp.asarray(grads)))
         dense_s.append(time.perf_counter() - started)
         our_s.append(min(wall_seconds(ours) for _ in range(5)))
@@ -237,7 +237,7 @@ def dense(rounds: int) -> Bar:
 
 
 def key_space(rounds: int) -> Bar:
-    """Compares steps with keys from 10**9 and from 10**6, with 1 M live rows both times."""
+    """Compares steps with keys from 10**9 and from 10**6, each with 1 M live rows."""
     small, large, again = (stepper(below) for below in (10**6, 10**9, 10**6))
     ratios, itself = [], []
     orders = itertools.cycle(itertools.permutations(range(3)))
@@ -253,7 +253,7 @@ def key_space(rounds: int) -> Bar:
 
 
 def stepper(below: int) -> Callable[[], None]:
-    """Returns what does 20 steps on a table of its own."""
+    """Returns a function that runs 20 steps on a new table."""
     live = distinct_keys(LIVE, below)
     store = TableStore(TableSpec(name="t", dim=DIM, optimizer=Adagrad()))
     store.look_up(live)

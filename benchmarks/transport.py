@@ -1,15 +1,15 @@
-"""Measures push and pull of an array between two processes, against raw sockets on loopback.
+"""Push and pull of an array between two processes, against raw sockets on loopback.
 
     python benchmarks/transport.py [--quick] [--sockets]
 
 An array goes to another process, and one of the same size comes back, with the same bytes on both
 sides of the comparison. Raw is a blocking TCP socket: `sendall` from one buffer, `recv_into` into
-another, both made before. Ours is `ZmqNetwork`: messages are encoded, sent, received and decoded,
-so that arrays lie there with names, dtypes and shapes, checked. Between processes of one machine
-they lie in memory that both share, copied once; with `--sockets` nothing is shared, and they lie
-where ZeroMQ received them (up to 16 MB), or in aligned memory. Rounds alternate, and what counts
-is the median of raw over ours. The bar is 0.7 of the raw goodput from 1 MB on, so raw/ours must not
-exceed 1/0.7; 64 KB, where what a message costs besides its bytes shows, is printed for the curious.
+another, both preallocated. Ours is `ZmqNetwork`: messages are encoded, sent, received and decoded
+into checked arrays with names, dtypes and shapes. Between processes of one machine they are in
+shared memory, copied once; with `--sockets` nothing is shared, and they stay where ZeroMQ received
+them (up to 16 MB), or in aligned memory. Rounds alternate, and the result is the median of raw over
+ours. The bar is 0.7 of the raw goodput from 1 MB on, so raw/ours must not exceed 1/0.7; 64 KB,
+where the fixed cost of a message shows, is printed for the curious.
 """
 
 import argparse
@@ -26,18 +26,17 @@ import numpy as np
 from common import Bar, print_bars, print_table
 
 from jaxfleet.errors import ClosedError
-from jaxfleet.ps.messages import Kind, Message, Tensor
-from jaxfleet.ps.network import Lines, Listener
-from jaxfleet.ps.zmq_network import ZmqNetwork
+from jaxfleet.transport.messages import Connections, Kind, Listener, Message, Tensor
+from jaxfleet.transport.zmq.network import ZmqNetwork
 
 SIZES = {"64 KB": 1 << 16, "1 MB": 1 << 20, "8 MB": 8 << 20, "64 MB": 64 << 20}
-BARRED = 1 << 20  # bytes, from which on the bar holds
+BARRED = 1 << 20  # smallest size with a bar
 LEAST_SHARE = 0.7  # of the raw goodput
 BYTES_A_TIMING = 1 << 27
 LONGEST_S = 60.0
 HEADS = ("", "raw, GB/s", "ours, GB/s", "ours/raw", "raw/itself")
 
-Trip = Callable[[int], None]  # there and back again, of so many bytes
+Trip = Callable[[int], None]  # a round trip of this many bytes
 
 
 def main() -> None:
@@ -62,7 +61,7 @@ def main() -> None:
 
 @contextmanager
 def trips(*, share_memory: bool) -> Iterator[tuple[Trip, Trip]]:
-    """Starts the other process and yields the two ways of going there."""
+    """Starts the other process; yields both kinds of round trip."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(LONGEST_S)
         port = str(server.getsockname()[1])
@@ -92,7 +91,7 @@ def raw_trip(connection: socket.socket) -> Trip:
     return trip
 
 
-def our_trip(lines: Lines) -> Trip:
+def our_trip(lines: Connections) -> Trip:
     arrays = {size: np.ones(size // 4, np.float32) for size in SIZES.values()}
 
     def trip(size: int) -> None:
@@ -105,7 +104,7 @@ def our_trip(lines: Lines) -> Trip:
 
 
 def fill(connection: socket.socket, array: np.ndarray) -> bool:
-    """Receives an array; False where the other end went instead."""
+    """Receives an array; False at the end of the stream."""
     memory, at = array.data, 0
     while at < len(memory):
         got = connection.recv_into(memory[at:])
@@ -116,7 +115,7 @@ def fill(connection: socket.socket, array: np.ndarray) -> bool:
 
 
 def answer(port: int) -> None:
-    """Answers ours in a thread and raw ones in this; whichever has none to answer sleeps."""
+    """Answers ours in a thread and raw in this one; the idle one sleeps."""
     connection = socket.create_connection(("127.0.0.1", port))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with connection, closing(ZmqNetwork().listen("127.0.0.1:0")) as listener:
@@ -141,7 +140,7 @@ def answer_ours(listener: Listener) -> None:
         while True:
             if (arrived := listener.receive(LONGEST_S)) is not None:
                 peer, message = arrived
-                # Another array each time, as a step makes: the same is lent without a copy.
+                # A new array each time, as in a step: the same one is lent without a copy.
                 array = arrays[message.tensors[0].array.nbytes].view()
                 listener.send(
                     peer, Message(Kind.VALUES, "server 0", 1, 1, {}, (Tensor("w", array),))

@@ -6,9 +6,9 @@
 
 Each process, a rank, brings its own half of every batch of the 1,797 real images, and all have the
 same parameters after every step. With `--checkpoint` they are saved after every epoch, and a job
-that is started again, by the launch or by you, goes on from there. Alone, the script trains on the
-whole batches, to the same results but for the order of sums. It takes a quarter of a minute; the
-last line is `test accuracy 0.96x`, or above.
+that is restarted, by the launch or by you, resumes from there. Alone, the script trains on whole
+batches, to the same results up to the order of sums. It takes a quarter of a minute; the last line
+is `test accuracy 0.96x`, or above.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, help="where the state is saved every epoch")
     args = parser.parse_args()
-    place = jf.initialize()  # before anything else of jax
+    place = jf.initialize()  # before any other use of jax
     images, labels = load_digits(return_X_y=True)
     data = (images / 16).astype(np.float32), labels.astype(np.int32)
     x, x_test, y, y_test = train_test_split(*data, test_size=360, random_state=0, stratify=labels)

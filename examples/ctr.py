@@ -4,11 +4,11 @@
     jaxfleet launch --servers 2 --trainers 2 examples/ctr.py --mode pserver
     jaxfleet launch --servers 2 --trainers 2 examples/ctr.py --mode pserver --communication async
 
-The clicks are drawn from a planted truth: every key has a weight of its own, a click's odds are
-the sum of 26 of them. So the AUC has a ceiling, that of the truth itself, which is printed beside
-the model's. Keys are as seldom as real ones, by a zipf law of exponent 1.2: most of those in the
-test rows were never trained on, and no model can know their weights; what can be reached is printed
-too, as the AUC of the truth with 0 for keys that training had fewer than five times.
+The clicks are drawn from a planted truth: every key has its own weight, and a click's odds are the
+sum of 26 of them. So the AUC has a ceiling, that of the truth itself, which is printed beside the
+model's. Keys are as rare as real ones, by a zipf law of exponent 1.2: most of those in the test
+rows never occurred in training, so no model can know their weights. The reachable AUC is printed
+too: that of the truth with 0 for keys that training had fewer than five times.
 
 The last line is `test AUC 0.74x, ...`, in about two minutes.
 """
@@ -30,7 +30,7 @@ SLOTS, RANKS, EXPONENT = 26, 10**9, 1.2
 DIM, HIDDEN = 8, (64, 32)
 MIX = np.uint64(0x9E3779B97F4A7C15)
 
-# A gradient of a mean over a thousand rows is small beside the 0.1 that Adagrad begins with.
+# The gradient of a mean over a thousand rows is small beside Adagrad's initial 0.1.
 table = jf.embedding_table(
     "slots",
     DIM,
@@ -62,18 +62,18 @@ def draw(rows: int, seed: int) -> Clicks:
 
 
 def mixed(values: np.ndarray) -> np.ndarray:
-    """Returns uint64 keys all over the range, of uint64 values."""
+    """Hashes values to uint64 keys over the whole range."""
     values = (values ^ (values >> np.uint64(31))) * MIX
     return values ^ (values >> np.uint64(29))
 
 
 def weights(keys: np.ndarray) -> np.ndarray:
-    """Returns the planted weight of each key, evenly spread in [-0.5, 0.5)."""
+    """Returns the planted weight of each key, uniform in [-0.5, 0.5)."""
     return (mixed(keys.view(np.uint64)) >> np.uint64(11)) * 2.0**-53 - 0.5
 
 
 def learnable(train: Clicks, test: Clicks) -> float:
-    """Returns the AUC of the truth that forgets what training had fewer than five times."""
+    """Returns the AUC of the truth without keys that training had fewer than five times."""
     keys, counts = np.unique(train.keys, return_counts=True)
     known = np.isin(test.keys, keys[counts >= 5])
     return auc(test.clicked, (weights(test.keys) * known).sum(1))
@@ -117,7 +117,7 @@ def batches(rows: Clicks, size: int) -> Iterator[dict[str, np.ndarray]]:
 
 
 def predict(step: Any, state: Any, keys: np.ndarray) -> np.ndarray:
-    """Returns the odds of rows: their embeddings come from wherever the table is."""
+    """Returns the odds of rows; their embeddings come from the table, wherever it is."""
     return np.asarray(jax.jit(logits_of)(state["params"], step.look_up("slots", keys)))
 
 

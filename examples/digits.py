@@ -5,7 +5,7 @@
 
 It takes about a minute: the devices are emulated on the CPU, and the 1,797 real images come with
 scikit-learn. The second command trains with two parameter servers and two trainers, as processes.
-Lines (1) to (3) are all that a working one-device script has to change. The last line is
+Lines (1) to (3) are the only changes to a one-device script. The last line is
 `test accuracy 0.98x`, or a little above; never under 0.970.
 """
 

@@ -8,8 +8,8 @@ random fifth of the ratings the last line is `test RMSE 0.91x`, or 0.92x with an
 SVD of the Surprise library, the same model, reports 0.934 over five such folds, and always
 predicting the mean gives 1.126.
 
-The 100,000 ratings are a file in the `recbole` package, which pip downloads once (3 MB) and
-nothing installs; a folder of an earlier download is taken with --folder.
+The 100,000 ratings are a file in the `recbole` package, which pip downloads once (3 MB) without
+installing it; --folder reuses an earlier download.
 """
 
 import argparse
@@ -31,9 +31,9 @@ import jaxfleet as jf
 
 RATINGS = "recbole/dataset_example/ml-100k/ml-100k.inter"
 DIM, PENALTY, BATCH_ROWS = 32, 0.08, 512
-MOVIES = 1 << 40  # a movie's key is its number beyond this: keys of a table may be any int64
+MOVIES = 1 << 40  # a movie's key is its number plus this: keys of a table may be any int64
 
-# A gradient of a mean over 512 rows is small beside the 0.1 that Adagrad begins with.
+# The gradient of a mean over 512 rows is small beside Adagrad's initial 0.1.
 ADAGRAD = jf.tables.Adagrad(0.1, initial=0.0, epsilon=1e-12)
 # The first element of a row is the bias, the others are the vector.
 users, movies = (
@@ -63,7 +63,7 @@ def train_step(state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
 
 
 def load(folder: Path | None) -> dict[str, np.ndarray]:
-    """Returns the ratings; pip fetches the file that they are in where no folder has it."""
+    """Returns the ratings; without a folder, pip downloads the file."""
     with tempfile.TemporaryDirectory() as new:
         place = folder if folder is not None else Path(new)
         if not any(place.glob("recbole-*.whl")):

@@ -23,11 +23,11 @@ if _TYPE_CHECKING:
     from jaxfleet.capture import capture as capture
     from jaxfleet.capture import distributed_optimizer as distributed_optimizer
     from jaxfleet.capture import embedding_table as embedding_table
-    from jaxfleet.group import initialize as initialize
-    from jaxfleet.group import is_first as is_first
-    from jaxfleet.group import rank as rank
-    from jaxfleet.group import size as size
-    from jaxfleet.group import split_files as split_files
+    from jaxfleet.cluster import initialize as initialize
+    from jaxfleet.cluster import is_first as is_first
+    from jaxfleet.cluster import rank as rank
+    from jaxfleet.cluster import size as size
+    from jaxfleet.cluster import split_files as split_files
     from jaxfleet.runtime import DistributedStrategy as DistributedStrategy
     from jaxfleet.runtime import Executor as Executor
     from jaxfleet.runtime import Scope as Scope
@@ -41,9 +41,9 @@ if _TYPE_CHECKING:
 
     __version__: str
 
-# Where each public name is, imported when it is first asked for: the command line, a launcher and
-# a process's guard need neither JAX nor what compiles. `tests/test_public_names.py` holds this
-# against the imports above, which type checkers read.
+# Module of each public name, imported on first access: the command line, the launcher and the guard
+# of a process need neither JAX nor the compiler. `tests/test_public_names.py` compares this table
+# with the imports above, which type checkers read.
 _HOMES = {
     "jaxfleet.capture": (
         "Captured",
@@ -51,7 +51,7 @@ _HOMES = {
         "distributed_optimizer",
         "embedding_table",
     ),
-    "jaxfleet.group": ("initialize", "is_first", "rank", "size", "split_files"),
+    "jaxfleet.cluster": ("initialize", "is_first", "rank", "size", "split_files"),
     "jaxfleet.runtime": (
         "DistributedStrategy",
         "Executor",
@@ -70,9 +70,9 @@ _PACKAGES = ("fleet", "tables")
 
 
 class _Package(_ModuleType):
-    """This package, in which `capture` is the function although a package has its name too.
+    """Keeps `capture` bound to the function although a subpackage has the same name.
 
-    The import system puts a package that it has imported into the one around it.
+    The import system sets every imported subpackage as an attribute of its parent.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -101,9 +101,9 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # takes a while
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # slow to import
 
     try:
         return version(__name__)
-    except PackageNotFoundError:  # a checkout that was never installed
+    except PackageNotFoundError:  # a checkout that was not installed
         return "unknown"

@@ -4,40 +4,41 @@
 
     JaxfleetError
       ProgramError         the user's program is wrong
-        CaptureError         a training step cannot be captured as it is written
+        CaptureError         the training step cannot be captured as written
         TextError            IR text does not parse
         VerifyError          a program breaks a rule of the IR
-        FeedError            what was fed or fetched does not fit the program
-          RaggedError          a feed of sequences of different lengths, as a list
-        NonFiniteError       an operator made NaN or Inf, which the script asked to be checked
-        WrongTypeError       something of another type was given
-        AssertedError        what fluid asserts of a program or an argument does not hold
-        NotReadyError        something is asked before what makes it known: a NameError in fluid
-        UnknownServerError   an endpoint that is that of no server: a KeyError in fluid
-        TableError           distributed tables that cannot be: a RuntimeError in fluid
-        DatasetError         a dataset is missing, or not ready: a RuntimeError in fluid
-      PassError            a pass cannot run: its options, or what it was given
+        FeedError            a feed or fetch does not fit the program
+          RaggedError          a feed is a list of sequences of different lengths
+        NonFiniteError       an operator produced NaN or Inf while the check is enabled
+        WrongTypeError       a value has the wrong type
+        AssertedError        an assertion of fluid about a program or argument fails
+        NotReadyError        a value is requested before it exists: a NameError in fluid
+        UnknownServerError   an endpoint belongs to no server: a KeyError in fluid
+        TableError           invalid distributed tables: a RuntimeError in fluid
+        DatasetError         a dataset is missing or not ready: a RuntimeError in fluid
+      PassError            a pass rejects its options or its program
       StrategyError        a strategy's fields contradict each other or the machine
         FieldError           a strategy has no such field
         FinalError           a strategy is changed after a program was made with it
-        UnsetError           a variable of the environment is not set: a KeyError in fluid
-        UnsupportedError     what is asked for does not run here
+        UnsetError           an environment variable is not set: a KeyError in fluid
+        UnsupportedError     the requested feature does not run here
       ConnectError         a peer never answered; try again
-      PeerLostError        a peer answered, then went
+      PeerLostError        a peer answered, then disappeared
       ClosedError          this end was closed
-      EndOfDataError       a loader has given all: fluid's EOFException
-      CheckpointError      a checkpoint cannot be written, or is damaged, or has not what is asked
-        SavedError           the same of what `fluid.io` saves: variables, programs
+      EndOfDataError       a loader is exhausted: fluid's EOFException
+      CheckpointError      a checkpoint cannot be written, is damaged, or lacks the requested data
+        SavedError           the same for variables and programs saved by `fluid.io`
 
-The first line of an error says what happened, with the values. Where it happened and what to do
-are notes, which Python prints under the message.
+The first line of an error states what happened, with the values; it is `str(error)`, which tests
+match. The location and the hint are notes (PEP 678), which Python and the command line print below
+the message; code that logs an error itself can read `error.hint`.
 """
 
 from typing import Protocol
 
 
 class Located(Protocol):
-    """Describes what an error can point at: a line of the user's program."""
+    """A location in the user's program that an error can point at."""
 
     def where(self) -> str:
         """Returns `file:line, in function` and the line itself, or an empty string."""
@@ -45,17 +46,18 @@ class Located(Protocol):
 
 
 class JaxfleetError(Exception):
-    """Says what happened, where, and what to do.
+    """Base of all errors: the message, the location and a hint.
 
     Args:
         what: the message; names the values that are wrong.
-        source: the line of the user's program it is about.
-        op: the operator it is about; printed, and its source is used where `source` is not given.
+        source: the line of the user's program to blame.
+        op: the operator to blame; printed, and its source is used unless `source` is given.
         hint: what the user can do.
 
     Attributes:
         what: the message.
-        op: the operator it is about, or None.
+        op: the operator, or None.
+        hint: the hint, or None.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class JaxfleetError(Exception):
         super().__init__(what)
         self.what = what
         self.op = op
+        self.hint = hint
         located = source if source is not None else getattr(op, "source", None)
         if located is not None and (where := located.where()):
             self.add_note(f"  {where}")
@@ -86,7 +89,7 @@ class ProgramError(JaxfleetError, ValueError):
 
 
 class CaptureError(ProgramError):
-    """A training step cannot be captured as it is written."""
+    """The training step cannot be captured as written."""
 
 
 class TextError(ProgramError):
@@ -98,7 +101,7 @@ class VerifyError(ProgramError):
 
 
 class FeedError(ProgramError):
-    """What was fed or fetched does not fit the program."""
+    """A feed or fetch does not fit the program."""
 
 
 class RaggedError(FeedError, RuntimeError):
@@ -106,35 +109,35 @@ class RaggedError(FeedError, RuntimeError):
 
 
 class NonFiniteError(ProgramError, ArithmeticError):
-    """An operator made NaN or Inf, and `FLAGS_check_nan_inf` asked for none."""
+    """An operator produced NaN or Inf while `FLAGS_check_nan_inf` is set."""
 
 
 class WrongTypeError(ProgramError, TypeError):
-    """Something of another type was given."""
+    """A value has the wrong type."""
 
 
 class AssertedError(ProgramError, AssertionError):
-    """What fluid asserts of a program or an argument does not hold."""
+    """An assertion of fluid about a program or an argument fails."""
 
 
 class NotReadyError(ProgramError, NameError):
-    """Something is asked before what makes it known: fluid raises a NameError."""
+    """A value is requested before it exists: fluid raises a NameError."""
 
 
 class UnknownServerError(ProgramError, KeyError):
-    """An endpoint is that of no server: fluid raises a KeyError."""
+    """An endpoint belongs to no server: fluid raises a KeyError."""
 
 
 class TableError(ProgramError, RuntimeError):
-    """A program's distributed tables are not one: fluid raises a RuntimeError."""
+    """A program's distributed tables are invalid: fluid raises a RuntimeError."""
 
 
 class DatasetError(ProgramError, RuntimeError):
-    """A dataset is missing, or not ready to be read: fluid raises a RuntimeError."""
+    """A dataset is missing or not ready to be read: fluid raises a RuntimeError."""
 
 
 class PassError(JaxfleetError, ValueError):
-    """A pass cannot run: its options, or the program that it was given."""
+    """A pass rejects its options or the program it was given."""
 
 
 class StrategyError(JaxfleetError, ValueError):
@@ -150,11 +153,11 @@ class FinalError(StrategyError, RuntimeError):
 
 
 class UnsetError(StrategyError, KeyError):
-    """A variable of the environment is not set: fluid raises a KeyError."""
+    """An environment variable is not set: fluid raises a KeyError."""
 
 
 class UnsupportedError(StrategyError, NotImplementedError):
-    """What is asked for does not run here."""
+    """The requested feature does not run here."""
 
 
 class ConnectError(JaxfleetError, ConnectionError):
@@ -162,7 +165,7 @@ class ConnectError(JaxfleetError, ConnectionError):
 
 
 class PeerLostError(JaxfleetError, ConnectionError):
-    """A peer answered, then went."""
+    """A peer answered, then disappeared."""
 
 
 class ClosedError(JaxfleetError, RuntimeError):
@@ -170,12 +173,12 @@ class ClosedError(JaxfleetError, RuntimeError):
 
 
 class EndOfDataError(JaxfleetError, EOFError):
-    """A loader has given all batches of a pass: fluid's EOFException."""
+    """A loader has yielded all batches of an epoch: fluid's EOFException."""
 
 
 class CheckpointError(JaxfleetError, OSError):
-    """A checkpoint cannot be written, or is damaged, or has not what is asked of it."""
+    """A checkpoint cannot be written, is damaged, or lacks the requested data."""
 
 
 class SavedError(CheckpointError, RuntimeError):
-    """What `fluid.io` saves cannot be written, or is damaged, or does not fit the program."""
+    """Data of `fluid.io` cannot be written, is damaged, or does not fit the program."""

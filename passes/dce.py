@@ -1,12 +1,12 @@
-"""Remove operators whose results nobody needs."""
+"""Dead code elimination."""
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
+from jaxfleet.analysis.effects import Effects
 from jaxfleet.ir import Attr, Attrs, Block, BlockRef, Kind, Operator, Program, Variable
-from jaxfleet.ir.values import map_attr
-from jaxfleet.passes._effects import Effects
+from jaxfleet.ir.attributes import map_attr
 from jaxfleet.pipeline import Pass, register_pass
 
 
@@ -15,15 +15,14 @@ from jaxfleet.pipeline import Pass, register_pass
 class DeadCodeElimination(Pass):
     """Removes operators whose results nobody needs.
 
-    Other passes leave such operators behind rather than look for them, and a captured step
-    computes what the user's script throws away. XLA would remove most of it, but only after
-    it was read in dumps, counted, verified and lowered.
+    Other passes leave such operators behind instead of searching for them, and a captured step
+    computes values that the user's script discards. XLA would remove most of them, but only after
+    dumps, counts, verification and lowering.
 
-    Needed are writes to parameters and state, operators with an effect or that all devices
-    run together, and whatever these read; of a sub-block that is a function, its results too.
-    A write that is overwritten before it is read is not needed. Types that are not registered
-    count as having an effect. Sub-blocks, temporaries and constants that nothing names any
-    longer go as well.
+    Needed are writes to parameters and state, operators with an effect, collectives, and
+    everything these read; for a sub-block that is a function, also its results. A
+    write that is overwritten before it is read is not needed. Unregistered types count as having an
+    effect. Unreferenced sub-blocks, temporaries and constants are removed as well.
 
     Before::
 
@@ -55,7 +54,7 @@ class DeadCodeElimination(Pass):
               fetch(h)
     """
 
-    keep: tuple[str, ...] = ()  # variables that are fetched by name, so needed at the end
+    keep: tuple[str, ...] = ()  # variables fetched by name, so needed at the end
 
     def run(self, program: Program) -> Program:
         blocks = _Sweep(program, self.keep).needed_blocks()
@@ -64,20 +63,18 @@ class DeadCodeElimination(Pass):
 
 
 class _Sweep:
-    """Goes through each block once, from its end, and keeps what is needed."""
-
     def __init__(self, program: Program, keep: Iterable[str]) -> None:
         self.effects = Effects()
         self.at_end = {v.name for v in program.variables.values() if v.kind.persistable}
         self.at_end.update(keep)
         self.blocks = list(program.blocks)
-        self.outer_reads: dict[int, set[str]] = {}  # what a block reads of those around it
-        self.acts: dict[int, bool] = {}  # whether a block has an effect or writes around it
+        self.outer_reads: dict[int, set[str]] = {}  # a block's reads of outer variables
+        self.acts: dict[int, bool] = {}  # whether a block has an effect or writes outer variables
         for block in reversed(program.blocks):  # a sub-block comes after the block that uses it
             self._sweep(block)
 
     def needed_blocks(self) -> list[Block]:
-        """Returns the root, the blocks it leads to, and those around them, in order."""
+        """Returns the root, the blocks reachable from it, and their parents, in order."""
         found: set[int] = set()
         rest = [0]
         while rest:
@@ -97,7 +94,7 @@ class _Sweep:
             if not (self._acts(op, block) or any(name in live for name in op.writes)):
                 continue
             kept.append(op)
-            if runs_once and not op.blocks:  # a sub-block may leave a variable as it was
+            if runs_once and not op.blocks:  # a sub-block may leave a variable unwritten
                 live.difference_update(op.writes)
             live.update(op.reads)
             for index in op.blocks:
@@ -111,14 +108,14 @@ class _Sweep:
         live = {item for item in block.results if isinstance(item, str)}
         if block.index == 0:
             live |= self.at_end
-            # The runtime hands out what a fetched variable holds when the step is over.
+            # The runtime returns the value of a fetched variable at the end of the step.
             live.update(name for op in block.ops if op.type == "fetch" for name in op.reads)
-        if not _runs_once(block):  # what it reads early may be what it wrote late
+        if not _runs_once(block):  # a late write may reach an early read of the next run
             live.update(name for op in block.ops for name in op.reads)
         return live
 
     def _acts(self, op: Operator, block: Block) -> bool:
-        """Tells whether an operator is needed whoever reads its outputs."""
+        """Whether an operator is needed even if its outputs are not read."""
         if self.effects.has_effect(op) or self.effects.is_collective(op):
             return True
         if block.index and any(name not in block.variables for name in op.writes):
@@ -127,12 +124,11 @@ class _Sweep:
 
 
 def _runs_once(block: Block) -> bool:
-    """Tells whether what a block wrote in one run is unknown to the next: the root, functions."""
+    """Whether a block's writes cannot reach its own next run: the root and functions."""
     return block.index == 0 or bool(block.args or block.results)
 
 
 def _renumbered(blocks: list[Block]) -> list[Block]:
-    """Returns the blocks numbered by place, and every reference to them with its new number."""
     places = {block.index: place for place, block in enumerate(blocks)}
     if all(index == place for index, place in places.items()):
         return blocks
@@ -156,9 +152,9 @@ def _renumbered(blocks: list[Block]) -> list[Block]:
 
 
 def _without_unused(program: Program, keep: set[str]) -> Program:
-    """Returns the program without the temporaries and constants that nothing names."""
+    """Returns the program without unreferenced temporaries and constants."""
     named = [_names(block) | keep for block in program.blocks]
-    from_inside = set[str]()  # named in a block that does not declare it
+    from_inside = set[str]()  # referenced in a block that does not declare them
     for block, names in zip(program.blocks, named, strict=True):
         from_inside |= names - block.variables.keys()
     blocks = []
@@ -177,7 +173,6 @@ def _names(block: Block) -> set[str]:
 
 
 def _used(variables: Mapping[str, Variable], names: AbstractSet[str]) -> dict[str, Variable]:
-    """Returns the variables less the temporaries and constants that are not among the names."""
     dispensable = {Kind.TEMP, Kind.CONST}
     return {
         name: variable

@@ -1,6 +1,6 @@
-"""A plugin of pytest that records the CPU seconds of each test, and a command that sums them up.
+"""pytest plugin that records the CPU seconds of each test, with a command that sums them up.
 
-Wall seconds of a test double where another worker runs beside it; CPU seconds do not.
+Wall time of a test doubles if another worker runs beside it; CPU time does not.
 
     python -m pytest -n 2 --dist loadfile -p tests.cpu_seconds --cpu-seconds=FILE
     python -m tests.cpu_seconds FILE
@@ -24,12 +24,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Records what a test, its fixtures and the processes that it waited for have taken."""
+    """Records the CPU time of a test, its fixtures and its finished child processes."""
     before = _cpu_seconds()
     result = yield
     if (path := item.config.getoption("cpu_seconds")) is not None:
         line = json.dumps([item.nodeid, round(_cpu_seconds() - before, 3)])
-        with path.open("a", encoding="utf-8") as file:  # workers write whole lines, side by side
+        with path.open("a", encoding="utf-8") as file:  # workers append whole lines concurrently
             file.write(f"{line}\n")
     return result
 

@@ -1,8 +1,8 @@
-"""How many examples Hypothesis draws: about 50 by default, more with its profile `nightly`."""
+"""Number of Hypothesis examples: about 50 by default, more with the profile `nightly`."""
 
 from hypothesis import settings
 
 
 def at_most(examples: int) -> settings:
-    """Returns settings with so many examples, or as many as the profile allows."""
+    """Returns settings with at most this many examples, or as many as the profile allows."""
     return settings(max_examples=min(examples, settings().max_examples))

@@ -1,7 +1,7 @@
-"""Programs of the zoo, each built, captured and run on one device once in a process.
+"""Zoo programs, each built, captured and run on one device once per process.
 
-Tests ask for them by name. What is compiled is kept apart by how it is compiled, since quick and
-full compiling round differently.
+Tests request them by name. Results of quick and full compilation are cached separately, since they
+round differently.
 """
 
 from functools import cache
@@ -20,23 +20,22 @@ Array = NDArray[Any]
 
 @cache
 def built_zoo(name: str) -> Built:
-    """Returns a program whose optimizer is wrapped."""
+    """Returns a program with a wrapped optimizer."""
     return ZOO[name].build(jf.distributed_optimizer)
 
 
 @cache
 def captured_zoo(name: str) -> jf.Captured:
-    """Returns a program as captured."""
     program = built_zoo(name)
     example = (program.state, program.batch(0, ZOO[name].rows))
     return jf.capture(program.train_step, example=example, name=name)
 
 
 class OneDevice:
-    """A program's plain function on one device; its steps run when their results are asked for.
+    """A program's plain function on one device; steps run on demand.
 
     Attributes:
-        built: the program, its optimizer as it is.
+        built: the program, with its unwrapped optimizer.
         step: its function, jitted.
     """
 
@@ -51,8 +50,8 @@ class OneDevice:
         """Returns the leaves of state and metrics after each step.
 
         Raises:
-            AssertionError: there are values that are not finite, or other types than after the
-                first step: nothing can be compared with it.
+            AssertionError: a value is not finite, or types change after the first step: no
+                comparison is possible.
         """
         while len(self._after) < steps:
             batch = self.built.batch(len(self._after), self._rows)
@@ -72,7 +71,7 @@ def one_device(name: str) -> OneDevice:
 
 
 @cache
-def _one_device(name: str, quickly: object) -> OneDevice:  # what it is kept by
+def _one_device(name: str, quickly: object) -> OneDevice:  # the cache key
     return OneDevice(name)
 
 

@@ -1,7 +1,7 @@
-"""The examples in jaxfleet's docstrings give what they show.
+"""The examples in jaxfleet's docstrings.
 
-pytest's own `--doctest-modules` looks for examples in every object of 1,600 modules, which takes it
-6 s in each worker, for the few modules that have any.
+pytest's `--doctest-modules` searches every object of 1,600 modules, 6 s in each worker, although
+few modules have examples.
 """
 
 import doctest
@@ -16,7 +16,7 @@ _EXAMPLE = re.compile(r"^\s*>>> ", re.MULTILINE)
 
 
 def modules_with_examples() -> list[str]:
-    """Returns the names of the modules of jaxfleet whose text has an example."""
+    """Returns the names of the modules of jaxfleet whose text contains an example."""
     folders = {"jaxfleet": "jaxfleet", "passes": "jaxfleet.passes"}  # `**` follows no link
     return [
         ".".join((package, *path.relative_to(ROOT / folder).with_suffix("").parts))

@@ -1,7 +1,7 @@
-"""The examples do what their docstrings say, from any folder and on any output.
+"""The examples do what their docstrings promise, from any folder and on any output.
 
 By default each runs once, for a few steps, compiled quickly (`test_reading.py` runs the digits);
-marked grid, they run in every mode until they have learned.
+marked grid, they run in every mode until they have converged.
 """
 
 import os
@@ -23,7 +23,7 @@ from tests.compiling import quickly
 from tests.tiers import by_default
 
 ROOT = Path(__file__).resolve().parents[1]
-LONGEST_S = 60.0  # of a processor's time: other work on the machine does not count
+LONGEST_S = 60.0  # of CPU time: other load on the machine does not count
 DEADLINE_S = 280.0
 LEAST_ACCURACY = 0.97
 MOST_BITS = 2.5
@@ -32,7 +32,6 @@ pytestmark = pytest.mark.processes
 
 
 def command(name: str, *options: str) -> list[str]:
-    """Returns how an example is started."""
     return [sys.executable, str(ROOT / "examples" / f"{name}.py"), *options]
 
 
@@ -42,7 +41,7 @@ def environment() -> dict[str, str]:
 
 
 def run(folder: Path, name: str, *options: str) -> tuple[list[str], float]:
-    """Runs an example in a folder; returns its lines and the processor's seconds it took."""
+    """Runs an example in a folder; returns its lines and its CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         command(name, *options),
@@ -61,9 +60,9 @@ def run(folder: Path, name: str, *options: str) -> tuple[list[str], float]:
 
 
 def run_on_a_terminal(folder: Path, name: str, *options: str) -> str:
-    """Runs an example on a pseudo-terminal, and returns all that it wrote there."""
+    """Runs an example on a pseudo-terminal; returns its whole output."""
     ours, its = pty.openpty()
-    termios.tcsetwinsize(its, (24, 80))  # a bar is as wide as its terminal, and this one has none
+    termios.tcsetwinsize(its, (24, 80))  # a pseudo-terminal has no width for the progress bar
     process = subprocess.Popen(
         command(name, *options), cwd=folder, env=environment(), stdout=its, stderr=its
     )
@@ -81,10 +80,10 @@ def run_on_a_terminal(folder: Path, name: str, *options: str) -> str:
 
 
 def _read(terminal: int) -> bytes:
-    """Returns what comes next, or nothing once the other end is closed."""
+    """Returns the next output; empty once the other end is closed."""
     try:
         return os.read(terminal, 1 << 16)
-    except OSError:  # Linux says so of a terminal that nobody writes to any more
+    except OSError:  # on Linux, once no process has the terminal open
         return b""
 
 
@@ -94,7 +93,7 @@ class Short:
 
     Attributes:
         options: of the script.
-        last: what its last line is like.
+        last: pattern of its last line.
         bounds: of the number in that line.
     """
 
@@ -107,7 +106,7 @@ SHORT = {
     "transformer": Short(
         ("--steps", "4", "--devices", "2"),
         r"held-out bits per character: (\d\.\d\d)",
-        (3.0, 5.5),  # of 96 characters, the logarithm is 6.6
+        (3.0, 5.5),  # for 96 characters the logarithm is 6.6
     ),
     "ctr": Short(
         ("--rows", "20000"),
@@ -127,7 +126,7 @@ SHORT = {
     ),
 }
 
-DEFAULT = ("ctr", "fluid/lenet_digits", "fluid/fit_a_line")  # tests/test_reading.py runs digits.py
+DEFAULT = ("ctr", "fluid/fit_a_line")  # tests/test_reading.py runs digits.py
 
 
 @pytest.mark.parametrize("name", by_default(SHORT, *DEFAULT))
@@ -201,17 +200,16 @@ def test_digits_learns_with_servers_and_trainers_as_on_one_device(tmp_path: Path
     assert len(expected) == 2
     for trainer in ("trainer 0", "trainer 1"):
         found = losses([line for line in together if line.startswith(trainer)])
-        # 36 steps of BatchNorm and Adam from sums in another order; 4 digits are printed.
+        # 36 steps of BatchNorm and Adam with sums in another order; 4 digits are printed.
         assert found == pytest.approx(expected, rel=5e-3)
 
 
 def losses(lines: list[str]) -> list[float]:
-    """Returns the loss of each epoch."""
     found = (re.search(r"epoch \d+: loss ([\d.]+)", line) for line in lines)
     return [float(match[1]) for match in found if match is not None]
 
 
-# Of few epochs, so each figure is short of the one that the example's docstring names.
+# After few epochs each figure is below the one in the example's docstring.
 OF_FLUID = [
     ("lenet_digits", "parallel", "3", r"test accuracy (\d\.\d{3})", (0.9, 1.0)),
     ("word2vec", "single", "1", r"perplexity (\d+), by frequency \d+", (50, 140)),
@@ -273,7 +271,7 @@ def test_collective_learns_over_two_processes_as_in_one(tmp_path: Path) -> None:
     alone, took_s = run(tmp_path, "collective", "--epochs", "4")
     assert took_s < LONGEST_S
     assert len(losses(alone)) == 4
-    # Half of each batch is added up by each rank; 4 digits are printed.
+    # Each rank sums half of each batch; 4 digits are printed.
     assert losses(together) == pytest.approx(losses(alone), rel=5e-3)
     (again,) = [line for line in together if "test accuracy" in line]
     assert again.startswith("rank 0 | ")
@@ -284,7 +282,7 @@ def test_collective_learns_over_two_processes_as_in_one(tmp_path: Path) -> None:
 def launch(
     folder: Path, *words: str, of: Sequence[str] = ("--servers", "2", "--trainers", "2")
 ) -> list[str]:
-    """Runs a script as a job, and returns what all of its processes wrote."""
+    """Runs a script as a job; returns the output of all its processes."""
     done = subprocess.run(
         [sys.executable, "-m", "jaxfleet", "launch", *of, *words],
         cwd=folder,
@@ -300,7 +298,7 @@ def launch(
 
 
 def ratings_wheel(folder: Path) -> None:
-    """Writes a wheel such as pip downloads, with ratings that biases explain but for some noise."""
+    """Writes a wheel as pip downloads it, with ratings explained by biases and some noise."""
     random = np.random.default_rng(0)
     user, movie = random.integers(1, 60, 4000), random.integers(1, 40, 4000)
     taste = random.normal(size=60)[user] * 0.8 + random.normal(size=40)[movie] * 0.8
@@ -317,7 +315,7 @@ def test_movielens_learns_the_ratings_that_it_is_given(tmp_path: Path) -> None:
     ratings_wheel(tmp_path)
     lines, _ = run(tmp_path, "movielens", "--folder", str(tmp_path), "--epochs", "12")
     found = float(lines[-1].removeprefix("test RMSE "))
-    assert found < 0.6  # the mean alone gives 1.1; rounding and noise alone give 0.4
+    assert found < 0.6  # the mean alone gives 1.1; rounding and noise give 0.4
 
 
 @pytest.mark.grid

@@ -1,4 +1,4 @@
-"""What pyproject.toml, the checkout and README.md say of the package agrees."""
+"""pyproject.toml, the checkout and README.md agree about the package."""
 
 import re
 import subprocess
@@ -15,11 +15,11 @@ README_COMMANDS = ("main", "test")
 
 
 def packages_under(folder: str, *, named: str) -> set[str]:
-    """Returns the packages below a folder; `**` walks into no link, so jaxfleet/passes is not one.
+    """Returns the packages below a folder; `**` follows no link, so jaxfleet/passes is not one.
 
     Args:
         folder: a folder of the checkout.
-        named: the package that the folder is.
+        named: the folder's package.
     """
     inits = (ROOT / folder).glob("**/__init__.py")
     below = (init.parent.relative_to(ROOT / folder) for init in inits)
@@ -27,20 +27,18 @@ def packages_under(folder: str, *, named: str) -> set[str]:
 
 
 def requirements(extra: str) -> list[str]:
-    """Returns what an extra lists."""
     found: list[str] = PYPROJECT["project"]["optional-dependencies"][extra]
     return found
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command in the checkout."""
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
     )
 
 
 def readme_blocks(name: str) -> list[str]:
-    """Returns every bash block right under the marker, read in another way than .ci does."""
+    """Returns every bash block right under the marker, parsed independently of .ci."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     marker = re.escape(f"<!-- command: {name} -->")
     return re.findall(rf"^{marker}\n+```bash\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
@@ -54,8 +52,8 @@ def test_every_package_of_the_checkout_is_shipped() -> None:
 
 
 def test_an_editable_install_is_a_path_that_static_tools_can_follow() -> None:
-    # setuptools writes a .pth file for this root alone; for any map of folders it installs an
-    # import hook, behind which Pyright and editors see no name of ours.
+    # setuptools writes a .pth file only for this root; for a map of folders it installs an import
+    # hook, through which Pyright and editors find no names of the package.
     assert PYPROJECT["tool"]["setuptools"]["package-dir"] == {"": "."}
     packages = PYPROJECT["tool"]["setuptools"]["packages"]
     without_init = [

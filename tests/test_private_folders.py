@@ -1,4 +1,4 @@
-"""A folder whose content is run, or trusted, is this user's alone."""
+"""A folder whose content is executed or trusted belongs to this user alone."""
 
 import os
 import stat
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jaxfleet.env import is_private, runtime_dir
-from jaxfleet.tables import compiled
-from jaxfleet.watch import read_token, write_token
+from jaxfleet.observability import read_token, write_token
+from jaxfleet.tables import numba_jit
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
@@ -65,7 +65,7 @@ def test_a_user_namespace_shows_folders_above_as_the_overflow_users(
     folder.parent.chmod(0o777)
     assert not is_private(folder)
     folder.parent.chmod(0o755)
-    users.write_text("         0          0 4294967295\n")  # none: this is a user as others are
+    users.write_text("         0          0 4294967295\n")  # none: an ordinary user
     assert not is_private(folder)
     users.write_text("         0       1000          1\n")
     os.chown(folder.parent, NOBODY - 1, -1)
@@ -88,7 +88,7 @@ def test_compiled_functions_are_kept_in_a_private_folder_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAXFLEET_CACHE_DIR", str(tmp_path / "kept"))
-    find = compiled._cache_dir.__wrapped__  # noqa: SLF001
+    find = numba_jit._cache_dir.__wrapped__  # noqa: SLF001
     found = find()
     assert found is not None
     assert stat.S_IMODE(found.stat().st_mode) == 0o700

@@ -1,4 +1,4 @@
-"""What the example of the digits prints, and what a reader finds in its dumps."""
+"""Output of the digits example, and the dumps of its programs."""
 
 import os
 import re
@@ -25,7 +25,7 @@ class Ran:
     """A run of the example.
 
     Attributes:
-        lines: that it printed.
+        lines: its output.
         dumps: the folder of its dumps.
     """
 
@@ -35,7 +35,6 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Runs the example for one epoch."""
     folder = tmp_path_factory.mktemp("dumps")
     with quickly():
         done = subprocess.run(
@@ -59,7 +58,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.fixture(scope="module")
 def dumps(ran: Ran) -> Path:
-    """Returns the folder of the example's dumps."""
     return ran.dumps
 
 
@@ -75,7 +73,7 @@ def test_the_example_prints_plain_lines_where_there_is_no_terminal(ran: Ran) -> 
 
 
 def views(dumps: Path) -> list[Path]:
-    """Returns the numbered files that are for reading."""
+    """Returns the numbered files, which are views for readers."""
     found = sorted(dumps.glob("[0-9][0-9]_*.txt"))
     assert found, "no dumps"
     return found
@@ -127,4 +125,4 @@ def test_the_diff_of_a_pass_shows_what_it_did(dumps: Path) -> None:
 def test_every_full_dump_is_a_program_again(dumps: Path) -> None:
     for path in sorted((dumps / "full").glob("*.txt")):
         program = load_program(path)
-        assert program.op_count > 100  # the whole step, not a view of it
+        assert program.op_count > 100  # the whole step, not a view

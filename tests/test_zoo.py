@@ -1,6 +1,7 @@
-"""Every program of the zoo: it is captured, rewritten, and trains on devices as it does on one.
+"""Every program of the zoo is captured, rewritten, and trains on several devices as on one.
 
-The file is one, so that a worker captures each program once and trains it once on one device.
+All tests are in one file, so that a worker captures each program once and trains it once on one
+device.
 """
 
 from itertools import cycle
@@ -12,7 +13,7 @@ import pytest
 from jax import export
 from jax.errors import InconclusiveDimensionOperation
 
-from jaxfleet.analysis.rules import meaning_rules
+from jaxfleet.analysis.verifier_rules import meaning_rules
 from jaxfleet.ir import parse, print_program, verify
 from jaxfleet.passes import GradAllreduce
 from tests.runtime.comparing import ELSEWHERE, compare
@@ -26,7 +27,7 @@ OTHERS = [entry.name for entry in lacking("core") if entry.name not in ELSEWHERE
 CAPTURED = [entry.name for entry in lacking("marker_inside")]
 
 
-# The default run has the core and a program of each trait; the grid has them all.
+# By default: the core and one program per trait; the grid has all.
 DEFAULT = {*CORE, *(having(trait)[0].name for trait in TRAITS)}
 
 
@@ -44,7 +45,7 @@ def test_a_batch_depends_on_its_step_and_size_only(name: str) -> None:
         np.testing.assert_array_equal(first, again)
 
 
-@pytest.mark.grid  # the default run asks it of captures: test_a_captured_entry_keeps_its_letter...
+@pytest.mark.grid  # by default on captures: test_a_captured_entry_keeps_its_letter...
 @pytest.mark.parametrize("entry", every_entry())
 def test_an_entry_traces_with_a_letter_unless_it_says_otherwise(entry: Case) -> None:
     built = one_device(entry.name).built
@@ -61,6 +62,7 @@ def test_an_entry_traces_with_a_letter_unless_it_says_otherwise(entry: Case) -> 
         jax.eval_shape(built.train_step, built.state, batch)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", by_default(CAPTURED, *DEFAULT))
 def test_a_captured_entry_is_valid_and_reads_back_as_it_was(name: str) -> None:
     program = captured_zoo(name).program
@@ -83,16 +85,19 @@ def test_the_verifier_accepts_an_entry_rewritten_for_four_devices(name: str) -> 
     verify(rewritten, more_rules=meaning_rules)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", CORE)
 def test_one_device_is_bitwise_the_plain_function(name: str) -> None:
     compare(name, 1, STEPS)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "devices"), [*zip(CORE, cycle([2, 8]), strict=False)])
 def test_devices_compute_what_one_does(name: str, devices: int) -> None:
     compare(name, devices, STEPS)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", by_default(OTHERS, *DEFAULT))
 def test_the_one_device_meaning_holds_on_four_devices(name: str) -> None:
     compare(name, 4, STEPS)

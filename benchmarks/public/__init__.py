@@ -1,1 +1,1 @@
-"""Programs of the kinds that public examples train, each small and of a realistic shape."""
+"""Small programs with realistic shapes, of the kinds that public examples train."""

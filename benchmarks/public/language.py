@@ -1,4 +1,4 @@
-"""Language models, in the styles of the libraries that they are written with."""
+"""Language models, in the styles of several libraries."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -144,7 +144,7 @@ def _nnx(name: str, model: nnx.Module, batch: Any) -> Program:
 
 
 class Layer(linen.Module):
-    """A block as flax's lm1b has it."""
+    """A block as in flax's lm1b."""
 
     @linen.compact
     def __call__(self, x: Any, mask: Any) -> Any:
@@ -159,7 +159,7 @@ class Layer(linen.Module):
 
 
 class Decoder(linen.Module):
-    """A language model as flax's lm1b has it: inputs shifted, logits from the embedding."""
+    """A language model as in flax's lm1b: inputs shifted, logits from the embedding."""
 
     @linen.compact
     def __call__(self, words: Any) -> Any:
@@ -207,7 +207,7 @@ def _lm1b(words: Any) -> Program:
 
 
 def _haiku_style(words: Any) -> Program:
-    """A transformer as haiku's example has it: flat parameters, keys split at every dropout."""
+    """A transformer as in haiku's example: flat parameters, keys split at every dropout."""
     names = [f"h{n}_" for n in range(LAYERS)]
     params: dict[str, dict[str, Any]] = {"words": {"w": drawn(WORDS, WIDTH) / 8}}
     params["places"] = {"w": drawn(LENGTH, WIDTH) / 8}
@@ -272,7 +272,7 @@ def _haiku_style(words: Any) -> Program:
 
 
 def _keras_style(words: Any) -> Program:
-    """A classifier as keras's `stateless_call` has it: lists of variables, keys of counters."""
+    """A classifier as in keras's `stateless_call`: lists of variables, keys of counters."""
     shapes = [(WORDS, WIDTH), (LENGTH, WIDTH), *[(WIDTH, WIDTH)] * 4, (WIDTH, 4 * WIDTH)]
     shapes += [(4 * WIDTH, WIDTH), (WIDTH, 2)]
     weights = [drawn(*shape, seed=n) / shape[0] ** 0.5 for n, shape in enumerate(shapes)]

@@ -281,7 +281,7 @@ def _nnx(name: str, model: Any, loss: Any, batch: Any, kind: Any) -> Program:
 
 
 class Tuned(nnx.Module):
-    """A frozen net with low-rank additions that are trained."""
+    """A frozen net with trained low-rank additions."""
 
     def __init__(self, rngs: nnx.Rngs, size: int = 128) -> None:
         self.layers = nnx.List([nnx.Linear(size, size, rngs=rngs) for _ in range(4)])
@@ -363,7 +363,7 @@ def _siglip() -> Program:
 
 
 def _experts() -> Program:
-    """Top-2 routing with a capacity, as GShard and Switch have it."""
+    """Top-2 routing with a capacity, as in GShard and Switch."""
     size, experts = 64, 4
     params = {
         "gate": drawn(size, experts) / 8,

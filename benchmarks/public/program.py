@@ -1,4 +1,4 @@
-"""What a benchmarked program is, and the usual way to make one."""
+"""A benchmarked program, and helpers to build one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ ROWS = 64
 
 @dataclass(frozen=True)
 class Program:
-    """A training step, made with a wrapper of its optimizer, with where it starts."""
+    """A training step, with a wrapper of its optimizer and its initial state."""
 
     name: str
     make: Callable[[Wrap], TrainStep]
@@ -39,21 +39,21 @@ def trained(name: str, loss: Any, params: Any, batch: Any, optimizer: Any) -> Pr
 
 
 def started(tx: Any, params: Any, **more: Any) -> dict[str, Any]:
-    """Returns the state that a program begins with."""
+    """Returns a program's initial state."""
     return {"params": params, "opt": tx.init(params), **more}
 
 
 def updated(tx: Any, state: Any, grads: Any, **extra: Any) -> dict[str, Any]:
-    """Returns the state after one update, its other entries as they were."""
+    """Returns the state after one update, other entries unchanged."""
     updates, opt = tx.update(grads, state["opt"], state["params"], **extra)
     return {**state, "params": optax.apply_updates(state["params"], updates), "opt": opt}
 
 
 def drawn(*shape: int, seed: int = 1) -> np.ndarray:
-    """Returns float32 numbers of the normal distribution."""
+    """Returns normally distributed float32 numbers."""
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def numbers(below: int, *shape: int, seed: int = 1) -> np.ndarray:
-    """Returns int32 numbers from 0 up to a bound."""
+    """Returns int32 numbers in [0, `below`)."""
     return np.random.default_rng(seed).integers(0, below, shape).astype(np.int32)

@@ -32,7 +32,7 @@ Sample: TypeAlias = tuple[np.ndarray, np.ndarray, int]
 
 
 def draw(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Draws categories, numbers, the law's probability of a click, and whether there was one."""
+    """Draws categories, numbers, the law's click probability, and clicks."""
     law, fresh = np.random.default_rng(0), np.random.default_rng(seed)
     taste, slope = law.normal(size=(SLOTS, IDS_A_SLOT)), law.normal(size=NUMBERS)
     ids = (fresh.zipf(1.2, size=(count, SLOTS)) - 1) % IDS_A_SLOT
@@ -56,7 +56,7 @@ def reader_of(
 def ctr_dnn_model(ids: fluid.Variable, numbers: fluid.Variable, table: str) -> fluid.Variable:
     size = [SLOTS * IDS_A_SLOT, WIDTH]
     attr = fluid.ParamAttr(name="embedding", initializer=fluid.initializer.Normal(scale=0.05))
-    if table == "distributed":  # whose optimizer is SGD, whatever that of the others is
+    if table == "distributed":  # its optimizer is always SGD
         attr.learning_rate = SGD_RATE / RATE
     rows = fluid.embedding(
         input=ids,

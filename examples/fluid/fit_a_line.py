@@ -26,7 +26,7 @@ Sample: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 def load() -> list[np.ndarray]:
     x, y = load_diabetes(return_X_y=True)
-    x = x * np.sqrt(len(x))  # each column is of length 1: now its spread is 1
+    x = x * np.sqrt(len(x))  # columns have length 1: now their spread is 1
     parts = train_test_split(x, y[:, None], test_size=82, random_state=0)
     return [part.astype("float32") for part in parts]
 
@@ -56,7 +56,7 @@ def main() -> None:
     x_train, x_test, y_train, y_test = load()
     fluid.default_main_program().random_seed = 1
     fluid.default_startup_program().random_seed = 1
-    random.seed(1)  # shuffles: in the same order in every process
+    random.seed(1)  # for shuffling in the same order in every process
 
     x = fluid.layers.data(name="x", shape=[10], dtype="float32")
     y = fluid.layers.data(name="y", shape=[1], dtype="float32")

@@ -44,7 +44,7 @@ def main() -> None:
     predicted = fluid.layers.fc(x, 1)
     loss = fluid.layers.mean(fluid.layers.square_error_cost(predicted, y))
 
-    fleet.init()  # as the environment says
+    fleet.init()  # by the environment
     sgd = fluid.optimizer.SGD(0.02)
     fleet.distributed_optimizer(sgd, StrategyFactory.create_sync_strategy()).minimize(loss)
     if fleet.is_server():

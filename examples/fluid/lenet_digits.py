@@ -1,4 +1,4 @@
-"""Read handwritten digits with LeNet, in fluid's words.
+"""Read handwritten digits with LeNet, in fluid's API.
 
     python examples/fluid/lenet_digits.py
     python examples/fluid/lenet_digits.py --mode parallel

@@ -1,8 +1,8 @@
-"""Three ways to run a fluid script: what each of the examples does after `minimize`.
+"""Three modes of a fluid script: the part of each example after `minimize`.
 
 single     an Executor, on one device
 parallel   a ParallelExecutor, on four devices that are emulated on the CPU
-pserver    DistributeTranspiler; every process runs the script, and its environment says as what:
+pserver    DistributeTranspiler; every process runs the script, with its role in the environment:
 
     jaxfleet launch --servers 2 --trainers 2 --servers-run-script SCRIPT --mode pserver
 """
@@ -35,10 +35,10 @@ def arguments(*, epochs: int, tables: Iterable[str] = ()) -> argparse.Namespace:
 def training(
     mode: str, loss: fluid.Variable, test_program: fluid.Program | None = None
 ) -> Iterator[Callable[[dict[str, Any]], float]]:
-    """Gives the step that trains on a batch of rows and returns their loss; servers serve here.
+    """Yields a step that trains on a batch of rows and returns their loss; servers serve here.
 
-    A test program that looks rows of servers' tables up gets them when the training ends, from what
-    the first trainer saves; the other trainers end with it.
+    A test program with lookups in servers' tables gets the rows at the end of training, from a save
+    of the first trainer; the other trainers end with it.
     """
     if mode == "parallel":
         os.environ["CPU_NUM"] = str(DEVICES)  # an Executor starts the devices
@@ -58,7 +58,7 @@ def training(
 
 
 def bring_tables(exe: fluid.Executor, program: fluid.Program, test_program: fluid.Program) -> None:
-    """Saves what a job has trained, as one would to keep it, and loads it into this process."""
+    """Saves the trained tables of a job, as one would to keep them, and loads them here."""
     if int(os.environ["PADDLE_TRAINER_ID"]) > 0:
         exe.close()
         sys.exit()
@@ -84,7 +84,7 @@ def transpiled(exe: fluid.Executor) -> fluid.Program:
 
 
 def own_rows(mode: str, batches: Iterable[list[Any]]) -> Iterator[list[Any]]:
-    """Yields of each batch the rows that are this process's: all, but for a trainer of several."""
+    """Yields this process's rows of each batch: all, unless there are several trainers."""
     first, step = 0, 1
     if mode == "pserver":
         first, step = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])

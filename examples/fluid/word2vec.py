@@ -25,7 +25,7 @@ from modes import arguments, own_rows, training
 from jaxfleet import fluid
 
 WIDTH, HIDDEN, BATCH_ROWS, N = 32, 256, 128, 5
-LEAST_COUNT = 10  # words that are rarer are one, the unknown
+LEAST_COUNT = 10  # rarer words are mapped to the unknown one
 
 Sample: TypeAlias = tuple[int, ...]
 

@@ -1,1 +1,1 @@
-"""What passes ask about a program: labels, optimize groups, fingerprints."""
+"""Analyses of a program: sharding, optimizer groups, memory, placement on servers, fingerprints."""

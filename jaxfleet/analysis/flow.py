@@ -1,18 +1,56 @@
-"""Which values of a program depend on which, through sub-blocks too.
+"""Data flow: dependencies between values, sub-blocks included, and the forward operators.
 
-A value is what an operator writes, or what a block is given: names may be written again, values
-are not. A loop's value depends on itself: what a turn hands on, the next one is given.
+A value is an output of an operator or an argument of a block: names may be written again, values
+are not. A value carried by a loop depends on itself, since each iteration receives the results of
+the previous one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jaxfleet.ir import Block, BlockRef, Operator, Program
+from jaxfleet.analysis.effects import OuterUses
+from jaxfleet.ir import Block, BlockRef, Operator, Program, Role
+
+_BACKWARD = frozenset({Role.BACKWARD, Role.BACKWARD_LOSS, Role.OPTIMIZE, Role.OPTIMIZE_LR_SCHED})
+_EXCHANGE = frozenset({Role.RPC, Role.DIST})
 
 
-class Value(NamedTuple):
-    """One value: of an operator, its output by number; or, with place -1, a block's argument."""
+def forward_places(program: Program) -> AbstractSet[int]:
+    """Returns the places of the forward operators of a training step, and of those they need.
+
+    Schedules are included. An operator marked forward that reads results of the backward pass or of
+    the optimizer (a metric of gradients, or of new parameters) is not.
+    """
+    uses = OuterUses(program)
+    late, ops = _late(program, uses), program.root.ops
+    found, needed = set[int](), set[str]()
+    for place in sorted(set(range(len(ops))) - late, reverse=True):
+        op, used = ops[place], uses.of(ops[place])
+        if (op.role.is_forward and op.type != "fetch") or not needed.isdisjoint(used.writes):
+            found.add(place)
+            needed -= set(op.writes)
+            needed |= used.reads
+    return found
+
+
+def _late(program: Program, uses: OuterUses) -> AbstractSet[int]:
+    """Returns the places of operators that make gradients or depend on them."""
+    found, made = set[int](), set[str]()
+    for place, op in enumerate(program.root.ops):
+        used = uses.of(op)
+        waits = op.role in _BACKWARD or (op.role in _EXCHANGE and bool(found))
+        if waits or not made.isdisjoint(used.reads):
+            found.add(place)
+            made |= used.writes
+        else:
+            made -= set(op.writes)
+    return found
+
+
+class FlowValue(NamedTuple):
+    """One value: output `number` of an operator or, with place -1, an argument of a block."""
 
     block: int
     place: int
@@ -24,42 +62,37 @@ class Flow:
     """The values of a program.
 
     Attributes:
-        readers: the values that are computed from a value.
-        sources: the values that a value is computed from.
-        final: what each name of block 0 holds at the end; inputs are left out.
+        readers: the values computed from a value.
+        sources: the values that a value depends on.
+        final: the value of each name of block 0 at the end, inputs excluded.
     """
 
     program: Program
-    readers: dict[Value, list[Value]] = field(default_factory=dict)
-    sources: dict[Value, list[Value]] = field(default_factory=dict)
-    final: dict[str, Value] = field(default_factory=dict)
+    readers: dict[FlowValue, list[FlowValue]] = field(default_factory=dict)
+    sources: dict[FlowValue, list[FlowValue]] = field(default_factory=dict)
+    final: dict[str, FlowValue] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: Program, *, inputs: Iterable[str] = ()) -> "Flow":
-        """Follows the values of a program.
-
-        Args:
-            program: any program.
-            inputs: variables of the program that count as values too, as arguments of block 0.
-        """
+        """Follows the values of a program, with `inputs` as arguments of block 0."""
         flow = cls(program)
-        env = {name: Value(0, -1, number) for number, name in enumerate(inputs)}
+        env = {name: FlowValue(0, -1, number) for number, name in enumerate(inputs)}
         flow.final = flow._block(program.root, env)
         return flow
 
-    def op(self, value: Value) -> Operator | None:
+    def op(self, value: FlowValue) -> Operator | None:
         """Returns the operator that makes a value, or None for an argument."""
         ops = self.program.blocks[value.block].ops
         return ops[value.place] if value.place >= 0 else None
 
-    def reached(self, starts: Iterable[Value], through: Callable[[Value], bool]) -> set[Value]:
-        """Returns the values computed from some, themselves left out unless in a circle.
+    def reached(
+        self, starts: Iterable[FlowValue], through: Callable[[FlowValue], bool]
+    ) -> set[FlowValue]:
+        """Returns the values computed from `starts`, these themselves only if in a cycle.
 
-        Args:
-            starts: where to begin.
-            through: tells whether to go to a value, and on from it.
+        `through` decides whether to visit a value and continue from it.
         """
-        found: set[Value] = set()
+        found: set[FlowValue] = set()
         waiting = list(starts)
         while waiting:
             for value in self.readers.get(waiting.pop(), ()):
@@ -68,14 +101,11 @@ class Flow:
                     waiting.append(value)
         return found
 
-    def reaching(self, ends: Iterable[Value], through: Callable[[Value], bool]) -> set[Value]:
-        """Returns the values that some are computed from, by a way that `reached` would go.
-
-        Args:
-            ends: where to end.
-            through: tells whether to go to a value, and on from it.
-        """
-        found: set[Value] = set()
+    def reaching(
+        self, ends: Iterable[FlowValue], through: Callable[[FlowValue], bool]
+    ) -> set[FlowValue]:
+        """Returns the values that `ends` are computed from, along the paths of `reached`."""
+        found: set[FlowValue] = set()
         waiting = [value for value in ends if through(value)]
         while waiting:
             for value in self.sources.get(waiting.pop(), ()):
@@ -85,10 +115,10 @@ class Flow:
                         waiting.append(value)
         return found
 
-    def _block(self, block: Block, env: dict[str, Value]) -> dict[str, Value]:
+    def _block(self, block: Block, env: dict[str, FlowValue]) -> dict[str, FlowValue]:
         for place, op in enumerate(block.ops):
             read = [env.get(x) if isinstance(x, str) else None for x in op.inputs]
-            outputs = [Value(block.index, place, count) for count in range(len(op.writes))]
+            outputs = [FlowValue(block.index, place, count) for count in range(len(op.writes))]
             if op.blocks and self._is_function(op):
                 self._function(op, read, outputs)
             else:
@@ -99,21 +129,23 @@ class Flow:
     def _is_function(self, op: Operator) -> bool:
         return op.type in {"jax.scan", "jax.while", "jax.cond", "jax.remat2"}
 
-    def _function(self, op: Operator, read: list[Value | None], outputs: list[Value]) -> None:
+    def _function(
+        self, op: Operator, read: list[FlowValue | None], outputs: list[FlowValue]
+    ) -> None:
         for name, sub, places in _bodies(op, self.program):
-            args = [Value(sub.index, -1, place) for place in range(len(sub.args))]
+            args = [FlowValue(sub.index, -1, place) for place in range(len(sub.args))]
             for arg, place in zip(args, places, strict=True):
                 self._connect_all([read[place]], [arg])
             env = self._block(sub, dict(zip(sub.args, args, strict=True)))
             results = [env.get(x) if isinstance(x, str) else None for x in sub.results]
             if name == "cond" and op.type == "jax.while":
-                continue  # it decides how long the loop runs, and no value is computed from it
+                continue  # it decides how long the loop runs; no value is computed from it
             for result, output in zip(results, outputs, strict=True):
                 self._connect_all([result], [output])
             for result, arg in zip(results, _carried(op, args), strict=False):
                 self._connect_all([result], [arg])
 
-    def _connect_all(self, reads: Iterable[Value | None], values: list[Value]) -> None:
+    def _connect_all(self, reads: Iterable[FlowValue | None], values: list[FlowValue]) -> None:
         for read in reads:
             if read is not None:
                 self.readers.setdefault(read, []).extend(values)
@@ -122,7 +154,7 @@ class Flow:
 
 
 def _bodies(op: Operator, program: Program) -> Iterator[tuple[str, Block, list[int]]]:
-    """Yields the sub-blocks of an operator, and which operand each argument is."""
+    """Yields the sub-blocks of an operator, with the operand for each argument."""
     attrs, count = op.attrs, len(op.inputs)
     if op.type == "jax.while":
         tests, used = int(str(attrs["cond_nconsts"])), int(str(attrs["body_nconsts"]))
@@ -141,8 +173,8 @@ def _at(program: Program, ref: object) -> Block:
     return program.blocks[ref.index]
 
 
-def _carried(op: Operator, args: list[Value]) -> list[Value]:
-    """Returns the arguments that a loop's next turn is given the results for."""
+def _carried(op: Operator, args: list[FlowValue]) -> list[FlowValue]:
+    """Returns the arguments that receive the results of the loop's previous iteration."""
     if op.type == "jax.scan":
         first = int(str(op.attrs["num_consts"]))
         return args[first : first + int(str(op.attrs["num_carry"]))]

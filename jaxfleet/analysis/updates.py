@@ -1,8 +1,9 @@
-"""What updates each parameter, read off roles: how programs in fluid's dialect say it.
+"""The update of each parameter, read from operator roles, as fluid's dialect declares it.
 
-A captured JAX step says only which gradient is whose, and `jaxfleet.analysis.groups` finds out by
-its dataflow what belongs to which parameter. A fluid program says it itself: every operator has a
-role, and an operator of the optimize section names its parameter and gradient (`for (w, w@GRAD)`).
+A captured JAX step only records the gradient of each parameter, and
+`jaxfleet.analysis.optimizer_groups` derives the update from its data flow. A fluid program declares
+it: every operator has a role, and an operator of the optimize section names its parameter and
+gradient (`for (w, w@GRAD)`).
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ DIALECT = "dialect"
 FLUID = "fluid"
 
 _SCHEDULE = (Role.LR_SCHED, Role.OPTIMIZE_LR_SCHED)
-# What these compute of some rows differs from what they compute there of all.
+# The result of these for some rows differs from those rows of their result for all.
 _NEEDS_ALL_ROWS = frozenset({"dpsgd", "lamb", "lars_momentum"})
 
 LOOKUPS = frozenset({"lookup_table", "lookup_table_v2"})
@@ -27,46 +28,37 @@ def looks_up(op: Operator, table: str) -> bool:
     return op.type in LOOKUPS and op.inputs.slot("W") == (table,)
 
 
-def says_by_roles(program: Program) -> bool:
-    """Tells whether roles say what updates what: whether a fluid program is at hand."""
+def is_fluid_dialect(program: Program) -> bool:
+    """Whether roles declare the updates, as in a fluid program."""
     return program.attrs.get(DIALECT) == FLUID
 
 
 @dataclass(frozen=True)
 class Updates:
-    """The optimize section of a program, as its roles say it.
-
-    Attributes:
-        program: it.
-    """
+    """The optimize section of a program, as its roles declare it."""
 
     program: Program
 
     @cached_property
     def ops(self) -> tuple[Operator, ...]:
-        """The operators of the optimize section, in order, without those of schedules."""
+        """The operators of the optimize section, in order, except those of schedules."""
         return tuple(op for op in self.program.root.ops if op.role is Role.OPTIMIZE)
 
     @cached_property
     def schedule(self) -> tuple[Operator, ...]:
-        """The operators that make learning rates."""
+        """The operators that compute learning rates."""
         return tuple(op for op in self.program.root.ops if op.role in _SCHEDULE)
 
     @cached_property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Each parameter with the gradient that travels, distributed tables left out.
-
-        Raises:
-            PassError: nothing is updated, or not what the program has.
-        """
+        """Each parameter with the gradient that is sent, distributed tables excluded."""
         return tuple(pair for pair in self.all_pairs if pair[0] not in self.tables)
 
     @cached_property
     def all_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Each parameter with the gradient that travels, in the order of their updates.
+        """Each parameter with the gradient that is sent, in the order of their updates.
 
-        Raises:
-            PassError: nothing is updated, or not what the program has.
+        A program without updates, or with one of a variable that it lacks, is a PassError.
         """
         found: dict[str, str] = {}
         for op in self.ops:
@@ -84,16 +76,16 @@ class Updates:
         return tuple(found.items())
 
     def _check_kept(self) -> None:
-        """Refuses to keep state beside the updates, such as averages, which neither side does."""
+        """Rejects state beside the updates, such as averages, which neither side keeps."""
         for op in self.ops:
             kept = [n for n in op.writes if self.variable(n).kind in {Kind.PARAM, Kind.STATE}]
             if kept and not op.role_var and not op.inputs.slot("Param"):
                 what = f"'{op.type}' writes '{kept[0]}', and belongs to no parameter's update"
-                hint = "ModelAverage, ExponentialMovingAverage and Lookahead work in one process"
+                hint = "ModelAverage, Lookahead, mixed precision and the like work in one process"
                 raise PassError(what, op=op, hint=f"{hint}: leave them out where servers update")
 
     def of(self, param: str) -> tuple[Operator, ...]:
-        """Returns the operators that are about a parameter, the one that updates it among them."""
+        """Returns the operators marked with a parameter, its update among them."""
         return self._by_param.get(param, ())
 
     @cached_property
@@ -106,12 +98,12 @@ class Updates:
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """Which of the updates each parameter's is, by the operator that writes it."""
+        """The index of each parameter's update, by the operator that writes it."""
         updates = (op for op in self.ops if op.role_var and op.inputs.slot("Param"))
         return {op.role_var[0][0]: at for at, op in enumerate(updates)}
 
     def is_cuttable(self, param: str) -> bool:
-        """Tells whether some rows of a parameter can be updated without the others."""
+        """Whether some rows of a parameter can be updated without the others."""
         types = {op.type for op in self.of(param)}
         return types.isdisjoint(_NEEDS_ALL_ROWS)
 
@@ -127,7 +119,7 @@ class Updates:
 
     @cached_property
     def prefetched(self) -> frozenset[str]:
-        """The tables whose rows trainers fetch when they need them, and never hold."""
+        """The tables whose rows trainers fetch on demand, and never hold."""
         return self._looked_up(lambda op: bool(op.attrs.get("is_sparse"))) - self.tables
 
     @cached_property
@@ -136,7 +128,7 @@ class Updates:
         return self._looked_up(lambda op: bool(op.attrs.get("is_distributed")))
 
     def _looked_up(self, is_wanted: Callable[[Operator], bool]) -> frozenset[str]:
-        """Returns the tables that operators of some kind take rows of."""
+        """Returns the tables that operators of some kind look up."""
         return frozenset(
             name
             for op in self.program.root.ops
@@ -146,5 +138,5 @@ class Updates:
         )
 
     def variable(self, name: str) -> Variable:
-        """Returns what is said of a variable of block 0, or of the program."""
+        """Returns the declaration of a variable of block 0, or of the program."""
         return self.program.lookup(name)

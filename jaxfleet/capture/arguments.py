@@ -1,9 +1,9 @@
-"""Steps of several arguments: which of them are the state, the batch, or neither.
+"""Steps of several arguments: classification into state, batch and fixed arguments.
 
-`train_step(params, opt_state, x, y)` is captured as a step of one state and one batch, by the
+`train_step(params, opt_state, x, y)` is captured as a step of one state and one batch, keyed by the
 names of its arguments. An argument is state if the step returns it: a result of the same structure
-and types, in the same order. Of the rest, what has rows is the batch; random keys and scalars go
-to every device whole, and so does what has no rows in common, such as the parameters of a teacher.
+and types, in the same order. Of the rest, arguments with rows are the batch. Random keys, scalars
+and arguments without common rows, such as a teacher's parameters, are replicated on every device.
 """
 
 import functools
@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxfleet.capture.trees import leaves_of
+from jaxfleet.capture.pytrees import leaves_of
 from jaxfleet.errors import CaptureError, FeedError
-from jaxfleet.ops.frames import line_of_caller, line_of_function
+from jaxfleet.ops.user_frames import line_of_caller, line_of_function
 
 Trace: TypeAlias = Callable[..., Any]
 """Returns the types of what a step returns, from those of its arguments."""
@@ -25,29 +25,29 @@ Trace: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True)
 class _Returned:
-    """The place in what a step returns where an argument comes back."""
+    """Position in the step's results of an argument's new value."""
 
     argument: str
 
 
 @dataclass(frozen=True)
 class _Metric:
-    """The place in what a step returns of the metric of a number."""
+    """Position in the step's results of the metric of this number."""
 
     place: int
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Describes the arguments and results of a step that has more than a state and a batch.
+    """Arguments and results of a step that takes more than a state and a batch.
 
     Attributes:
         names: of the arguments, in order.
         state: those that the step returns.
-        fixed: those that it only reads and that have no rows: handed to every device whole.
-        batch: the others; leaves without rows, such as keys, are handed to every device whole.
-        raw_keys: arguments that hold keys as integers, `jax.random.PRNGKey`; the leaves of them.
-        results: what the step returns: tuples of `_Returned` and `_Metric`.
+        fixed: read-only ones without rows, replicated on every device.
+        batch: the others; leaves without rows, such as keys, are replicated too.
+        raw_keys: by argument, the leaves that are keys as integers, `jax.random.PRNGKey`.
+        results: the step's results: tuples of `_Returned` and `_Metric`.
     """
 
     names: tuple[str, ...]
@@ -58,11 +58,6 @@ class Arguments:
     results: Any
 
     def split(self, args: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
-        """Returns the state and the batch of what a step is called with.
-
-        Raises:
-            FeedError: there are more or fewer arguments than the step has.
-        """
         if len(args) != len(self.names):
             what = f"the step is called with {len(args)} arguments instead of {len(self.names)}"
             raise FeedError(what, hint=f"call step({', '.join(self.names)})")
@@ -71,15 +66,14 @@ class Arguments:
         return self.packed({name: given[name] for name in (*self.state, *self.fixed)}), batch
 
     def packed(self, state: dict[str, Any]) -> Any:
-        """Returns a state by name as the step has it: itself where it is one argument."""
+        """Returns a state by name in the step's own form: a single argument is itself."""
         return state[self.names[0]] if self._is_one() else state
 
     def unpacked(self, state: Any) -> dict[str, Any]:
-        """Returns the step's state by the names of its arguments."""
         return {self.names[0]: state} if self._is_one() else state
 
     def results_of(self, state: Any, metrics: Any) -> Any:
-        """Returns a new state and metrics as the user's step returns them."""
+        """Returns a new state and metrics in the form of the user's results."""
         after = self.unpacked(state)
         listed = metrics if self._count_of_metrics() != 1 else (metrics,)
 
@@ -94,8 +88,6 @@ class Arguments:
         return built(self.results)
 
     def adapted(self, step: Callable[..., Any]) -> Callable[[Any, Any], tuple[Any, Any]]:
-        """Returns the step as one of a state and a batch."""
-
         @functools.wraps(step)
         def run(state: Any, batch: Any) -> tuple[Any, Any]:
             given = dict(self.unpacked(state))
@@ -113,7 +105,7 @@ class Arguments:
         return run
 
     def note(self) -> str:
-        """Returns a line for `explain()`: which arguments are what."""
+        """Returns a line for `explain()`: the class of each argument."""
         keys = [name for name in self.batch if name in self.raw_keys]
         rows = [name for name in self.batch if name not in keys]
         kinds = {"state": self.state, "batch": rows, "whole": [*self.fixed, *keys]}
@@ -127,7 +119,7 @@ class Arguments:
         return sum(isinstance(part, _Metric) for part in _leaves(self.results))
 
     def _with_keys(self, name: str, value: Any) -> Any:
-        """Returns an argument with typed keys instead of integers: scalars, which have no rows."""
+        """Returns an argument with typed keys, scalars without rows, instead of integers."""
         return self._replaced(name, value, jax.random.wrap_key_data)
 
     def _without_keys(self, name: str, value: Any) -> Any:
@@ -145,18 +137,13 @@ class Arguments:
 def read_arguments(
     step: Callable[..., Any], example: Sequence[Any], outputs_of: Trace
 ) -> Arguments:
-    """Finds out what the arguments of a step are, from an example of them.
-
-    Args:
-        step: takes them.
-        example: arrays, or their types, for each argument.
-        outputs_of: traces the step.
+    """Classifies the arguments of a step from an example of them.
 
     Raises:
         CaptureError: an argument is not made of arrays; the step does not return its first
-            argument; or nothing that it is called with has rows.
+            argument; or no argument has rows.
     """
-    names = _names(step, example)
+    names = names_of(step, example)
     types = [_types(name, value) for name, value in zip(names, example, strict=True)]
     returned = outputs_of(*types)
     reader = _Reader(names, types)
@@ -178,8 +165,8 @@ def read_arguments(
     return Arguments(tuple(names), state, fixed, batch, raw_keys, _numbered(results))
 
 
-def _names(step: Callable[..., Any], example: Sequence[Any]) -> list[str]:
-    """Returns a name for each argument: those of the function's own signature."""
+def names_of(step: Callable[..., Any], example: Sequence[Any]) -> list[str]:
+    """Returns a name for each argument, from the function's own signature."""
     try:
         signature = inspect.signature(step)
     except (TypeError, ValueError):
@@ -194,14 +181,13 @@ def _names(step: Callable[..., Any], example: Sequence[Any]) -> list[str]:
 
 
 def _types(name: str, value: Any) -> Any:
-    """Returns an argument's types."""
     leaves = leaves_of({name: value}, "argument", source=line_of_caller())
     specs = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak) for x in leaves]
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(value), specs)
 
 
 class _Reader:
-    """Pairs what a step returns with its arguments, both in order."""
+    """Pairs a step's results with its arguments, both in order."""
 
     def __init__(self, names: Sequence[str], types: Sequence[Any]) -> None:
         self.names, self.types = names, types
@@ -209,7 +195,7 @@ class _Reader:
         self.next = 0
 
     def read(self, value: Any) -> Any:
-        """Returns where arguments come back in a result, and where metrics are."""
+        """Returns the positions of arguments and metrics in a result."""
         for place in range(self.next, len(self.names)):
             if _alike(value, self.types[place]):
                 self.next = place + 1
@@ -221,7 +207,7 @@ class _Reader:
 
 
 def _alike(result: Any, argument: Any) -> bool:
-    """Whether a result may be an argument's new value; a loss is not one of a learning rate."""
+    """Whether a result may be an argument's new value; a loss is never a learning rate's."""
     found, given = jax.tree_util.tree_leaves(result), jax.tree_util.tree_leaves(argument)
     structure: Callable[[Any], Any] = jax.tree_util.tree_structure
     if structure(result) != structure(argument):
@@ -247,7 +233,7 @@ def _others(names: Sequence[str], types: Sequence[Any], state: Sequence[str]) ->
 def _rows_in(
     trees: Mapping[str, Any], keys: Mapping[str, frozenset[int]] | None = None
 ) -> set[int]:
-    """Returns the leading sizes of the leaves of some arguments, raw keys left out."""
+    """Returns the leading sizes of some arguments' leaves, except raw keys."""
     found = set()
     for name, tree in trees.items():
         left_out = (keys or {}).get(name, frozenset())
@@ -258,7 +244,7 @@ def _rows_in(
 
 
 def _is_data(name: str, trees: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    """Whether an argument that comes back is the batch, say one that is reconstructed."""
+    """Whether a returned argument is the batch, for example one that is reconstructed."""
     rows = _rows_in(others)
     if not rows:
         return True
@@ -267,7 +253,7 @@ def _is_data(name: str, trees: Mapping[str, Any], others: Mapping[str, Any]) -> 
 
 
 def _raw_keys(name: str, tree: Any, others: Mapping[str, Any]) -> frozenset[int]:
-    """Returns the leaves of an argument that are keys as integers, unless those are its rows."""
+    """Returns the leaves of an argument that are raw keys, unless those are its rows."""
     key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
     places = {
         place
@@ -280,14 +266,13 @@ def _raw_keys(name: str, tree: Any, others: Mapping[str, Any]) -> frozenset[int]
 
 
 def _changed(leaf: Any, change: Callable[[Any], Any]) -> Any:
-    """Returns a key in its other form; of a type the type."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.eval_shape(change, leaf)
     return change(jnp.asarray(leaf))
 
 
 def _as_metric(results: Any, argument: str) -> Any:
-    """Returns results in which an argument that was taken for state is a metric after all."""
+    """Returns results in which an argument taken for state is a metric."""
     if isinstance(results, _Returned):
         return _Metric(0) if results.argument == argument else results
     if isinstance(results, _Metric):
@@ -296,7 +281,6 @@ def _as_metric(results: Any, argument: str) -> Any:
 
 
 def _numbered(results: Any) -> Any:
-    """Returns results whose metrics are numbered in order."""
     count = iter(range(len(list(_leaves(results)))))
 
     def numbered(part: Any) -> Any:
@@ -316,7 +300,6 @@ def _leaves(results: Any) -> Iterator[_Returned | _Metric]:
 
 
 def _parts(results: Any, found: Any) -> Iterator[tuple[_Returned | _Metric, Any]]:
-    """Yields each place of the results with what a call returned there."""
     if isinstance(results, _Returned | _Metric):
         yield results, found
         return

@@ -1,7 +1,7 @@
-"""Turns a jaxpr into operators: calls inlined, loops and branches as sub-blocks, values named.
+"""Conversion of a jaxpr to operators: calls inlined, loops and branches as sub-blocks.
 
-The result is a `Draft`, still in single-assignment form, with the markers of
-`capture.marker` as `gradient` and `parameter` operators.
+The result is a `Draft` with named values, still in single-assignment form, with the markers of
+`capture.gradient_marker` as `gradient` and `parameter` operators.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfleet.capture import look_up_checks
-from jaxfleet.capture.checks import Check, check_of
 from jaxfleet.capture.draft import MARK, Draft
-from jaxfleet.capture.foreign import implementation, is_foreign
-from jaxfleet.capture.look_up import PRIMITIVES
-from jaxfleet.capture.loops import is_loop, is_recomputed, read_loop
-from jaxfleet.capture.marker import read_mark
-from jaxfleet.capture.refusals import has_effect, is_leaked, is_refused, not_data
+from jaxfleet.capture.embedding import lookup
+from jaxfleet.capture.embedding.lookup import PRIMITIVES
+from jaxfleet.capture.gradient_marker import read_mark
+from jaxfleet.capture.primitives import (
+    Check,
+    check_of,
+    implementation,
+    is_foreign,
+    is_loop,
+    is_recomputed,
+    read_loop,
+)
+from jaxfleet.capture.unsupported import has_effect, is_leaked, is_refused, not_data
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import (
     Attrs,
@@ -36,7 +42,7 @@ from jaxfleet.ir import (
     Word,
 )
 from jaxfleet.ir.constants import make_constant
-from jaxfleet.ir.names import unique
+from jaxfleet.ir.naming import unique
 from jaxfleet.ops import find_op, jax_adapter, jaxprs
 from jaxfleet.ops.exported import export_primitive
 from jaxfleet.ops.jax_ops import is_described
@@ -45,12 +51,12 @@ from jaxfleet.ops.jaxprs import Equation, Jaxpr
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the equations being read come from.
+    """Context of the equations being read.
 
     Attributes:
         stack: jax's name stack around them.
-        source: what to give as their source, since they are of a library function.
-        around: the source of the loop that they are in, for those that have none of their own.
+        source: overrides their source inside a library function.
+        around: the source of the enclosing loop, for equations without one.
     """
 
     stack: str = ""
@@ -60,7 +66,7 @@ class _Place:
 
 @dataclass
 class _Open:
-    """A block being filled."""
+    """A block under construction."""
 
     index: int
     parent: int
@@ -71,14 +77,10 @@ class _Open:
 
 
 def build(jaxpr: Jaxpr, inputs: Sequence[Operand]) -> Draft:
-    """Reads a closed jaxpr.
-
-    Args:
-        jaxpr: what `jax.make_jaxpr` returned.
-        inputs: the variable for each of its inputs.
+    """Converts a closed jaxpr from `jax.make_jaxpr`, with a variable for each input.
 
     Raises:
-        CaptureError: an equation has an effect or a parameter that is not data, or is not known.
+        CaptureError: an equation has an effect or a parameter that is not data, or is unknown.
     """
     builder = _Builder({x for x in inputs if isinstance(x, str)})
     results = builder.read(jaxpr, list(inputs), _Place())
@@ -97,7 +99,7 @@ class _Builder:
         self.constants: dict[str, Variable] = {}
         self.by_digest: dict[str, str] = {}
         self.count = 0
-        self.kept_rows: list[Source] = []  # recomputations that were not kept apart
+        self.kept_rows: list[Source] = []  # recomputations inlined into their surroundings
 
     def read(self, closed: Jaxpr, inputs: list[Operand], place: _Place) -> list[Operand]:
         jaxpr, consts = jaxprs.open_jaxpr(closed)
@@ -140,7 +142,6 @@ class _Builder:
         self.current.ops.append(op)
 
     def _check(self, check: Check, inputs: list[Operand]) -> tuple[Operator, list[Operand]]:
-        """Returns the operator of a check at run time, and what it reads."""
         place = check.number
         number = inputs[place] if isinstance(place, int) else self._value({}, place)
         values = [inputs[place] for place in check.values]
@@ -159,38 +160,37 @@ class _Builder:
             inner = source if jaxprs.is_library_function(call.body) else place.source
             passed = [inputs[i] for i in call.inputs]
             return self.read(call.body, passed, replace(place, source=inner))
-        if is_recomputed(name) and look_up_checks.holds_lookup(eqn.params["jaxpr"]):
-            # A block that is a function sees no tables; its rows are kept instead.
+        if is_recomputed(name) and lookup.holds_lookup(eqn.params["jaxpr"]):
+            # A block that is a function cannot look up tables; its rows are kept instead.
             self.kept_rows.append(source)
             return self.read(eqn.params["jaxpr"], inputs, place)
         if (body := self._implementation(eqn, inputs)) is not None:
             given = [x for x in inputs if self._known(x) is None]
             inner = source if place.source is None else place.source
             return self.read(body, given, replace(place, source=inner))
-        if name == "random_clone":  # the key itself; only jax's checker of reuse looks at it
+        if name == "random_clone":  # the key itself; only jax's checker of reuse needs it
             return inputs
-        if name == "platform_index":  # the choice that it is for knows its platforms itself
+        if name == "platform_index":  # the branch that uses it knows its platforms itself
             return [Literal("0", "i32")]
-        if name == "device_put" and not any(eqn.params["devices"]):  # a copy, and nothing else
+        if name == "device_put" and not any(eqn.params["devices"]):  # a plain copy
             return inputs
         return None
 
     def _implementation(self, eqn: Equation, inputs: Sequence[Operand]) -> Jaxpr | None:
-        """Returns what a library's primitive is made of, or None for any other."""
+        """Returns the implementation of a library's primitive, or None for any other."""
         name = eqn.primitive.name
         if name in PRIMITIVES or is_loop(eqn) or is_described(f"jax.{name}") or not is_foreign(eqn):
             return None
         return implementation(eqn, [self._known(operand) for operand in inputs])
 
     def _known(self, operand: Operand) -> Any | None:
-        """Returns the value of an operand that is the same at every step."""
+        """Returns an operand's value if it is the same at every step."""
         if isinstance(operand, Literal):
             return jax_adapter.literal_value(operand)
         variable = self.constants.get(operand)
         return variable.constant.value if variable is not None and variable.constant else None
 
     def _operator(self, eqn: Equation, place: _Place, source: Source) -> Operator:
-        """Returns the type and the attributes of an equation's operator."""
         name = eqn.primitive.name
         if name == "name" and (mark := read_mark(eqn.params["name"])) is not None:
             return Operator(MARK, attrs=Attrs({"mark": mark.text()}))
@@ -275,12 +275,12 @@ class _Builder:
         return name
 
 
-# What `vmap(axis_name=)` makes reductions over its axis: of an axis of an array.
+# `vmap(axis_name=)` turns reductions over its axis into reductions over an array's axis.
 _ALONG_AXES = {"psum": "reduce_sum", "pmax": "reduce_max", "pmin": "reduce_min"}
 
 
 def _positional(eqn: Equation) -> tuple[int, ...] | None:
-    """Returns the axes of an array that a reduction by name is over, or None for one of devices."""
+    """Returns the array axes of a reduction by name, or None for an axis of devices."""
     axes = eqn.params.get("axes", ())
     if eqn.params.get("axis_index_groups") is not None or len(eqn.invars) != 1:
         return None

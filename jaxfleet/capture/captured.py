@@ -1,23 +1,26 @@
-"""Captures a training step: with the batch as a letter where that is sound, else by its size."""
+"""Captured training steps, with a symbolic batch size where that is sound."""
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxfleet.capture.arguments import Arguments, read_arguments
-from jaxfleet.capture.check import different_results, unlike
-from jaxfleet.capture.refusals import NOT_WRAPPED, traced_before
+from jaxfleet.capture.arguments import Arguments, names_of, read_arguments
+from jaxfleet.capture.gc_threshold import rare_collections
 from jaxfleet.capture.signature import Signature
 from jaxfleet.capture.trace import Step, Traced, trace, types_of_results
-from jaxfleet.errors import CaptureError
+from jaxfleet.capture.trace_equivalence import different_results, unlike
+from jaxfleet.capture.unsupported import NOT_WRAPPED, traced_before
+from jaxfleet.errors import CaptureError, JaxfleetError
 from jaxfleet.ir import Program
 from jaxfleet.ir.source import Source
-from jaxfleet.ops.frames import line_of_caller, line_of_error, line_of_function
+from jaxfleet.ops.jax_adapter import dtype_text
+from jaxfleet.ops.user_frames import line_of_caller, line_of_error, line_of_function
 
 
 @dataclass(frozen=True)
@@ -25,15 +28,15 @@ class Captured:
     """A captured training step.
 
     Attributes:
-        program: what one step does.
-        signature: how the pytrees of state and batch map to its variables.
+        program: the computation of one step.
+        signature: mapping of the pytrees of state and batch to variables.
         metrics: the variables of the metrics, in the order of their leaves.
         metrics_tree: the structure of the metrics.
-        notes: what was decided, a line each, for `explain()`.
-        rows: the global batch it was traced for; None where the batch is a letter.
-        keys: the leaves of the batch that are keys of tables and nothing else, which may be
-            integers of any type, since only the host sees them.
-        arguments: of a step that takes others than a state and a batch; else None.
+        notes: decisions, a line each, for `explain()`.
+        rows: the global batch size of the trace; None if symbolic.
+        keys: the leaves of the batch that are only keys of tables: integers of any type, as only
+            the host reads them.
+        arguments: of a step that takes more than a state and a batch; else None.
     """
 
     program: Program
@@ -50,7 +53,7 @@ class Captured:
         return f"Captured({self.program!r})"
 
     def at(self, rows: int) -> "Captured":
-        """Returns the step captured for a global batch of `rows`: itself where that is a letter.
+        """Returns the step captured for a global batch of `rows`: itself if that is symbolic.
 
         Raises:
             Exception: whatever the user's step raises for this batch size.
@@ -63,31 +66,58 @@ def capture(
 ) -> Captured:
     """Captures a training step as a program.
 
-    The batch is a letter, so that one capture serves every batch size. Whether that is sound is
-    checked against traces at the example's size and at one row more; where it is not, the step is
+    The batch size is symbolic, so that one capture serves every size. Whether that is sound is
+    checked against traces at the example's size and at one row more; if it is not, the step is
     captured for the example's size, and `Captured.at` captures it for others.
 
     Args:
         step: takes `(state, batch)` and returns `(state, metrics)`; jitted or not. Or it takes
-            more, such as `(params, opt_state, x, y)`, and returns its leading arguments anew,
-            with metrics before or behind them.
+            more, such as `(params, opt_state, x, y)`, and returns new values of its leading
+            arguments, with metrics before or behind them.
         example: its arguments; arrays, or their types.
-        name: the program's name; the step's own where it is left out.
+        name: the program's name; by default the step's.
 
     Raises:
-        CaptureError: the step is not of the form that can be captured, or the example is not.
+        CaptureError: the step or the example cannot be captured.
         Exception: whatever the user's step raises.
     """
     _check_callable(step, example)
-    if len(example) == _PAIR:
-        return _capture(step, example, name)
-    arguments = read_arguments(step, example, functools.partial(types_of_results, step))
-    found = _capture(arguments.adapted(step), arguments.split(example), name)
+    with rare_collections(), _noting_arguments(step, example):
+        if len(example) == _PAIR:
+            return _capture(step, example, name)
+        arguments = read_arguments(step, example, functools.partial(types_of_results, step))
+        found = _capture(arguments.adapted(step), arguments.split(example), name)
     return replace(found, arguments=arguments, notes=(arguments.note(), *found.notes))
 
 
+@contextlib.contextmanager
+def _noting_arguments(step: Callable[..., Any], example: tuple[Any, ...]) -> Iterator[None]:
+    """Adds a call's arguments to the user's exceptions: the example may be out of order."""
+    try:
+        yield
+    except JaxfleetError:
+        raise
+    except Exception as error:
+        names = names_of(step, example)
+        called = f"{_name_of(step)}({', '.join(names)})"
+        given = ", ".join(map(_is_given, names, example))
+        error.add_note(f"  note: {called} was called with the example's types: {given}")
+        order = f"example=({', '.join(names)})"
+        error.add_note(f"  hint: where this is not what the arguments are, write {order}")
+        raise
+
+
+def _is_given(name: str, value: Any) -> str:
+    """Returns a name and its value's type: `x: f32[8,3]`, `state: dict of 3 arrays`."""
+    leaves = jax.tree_util.tree_leaves(value)
+    if jax.tree_util.all_leaves([value]):
+        dtype = getattr(value, "dtype", None)
+        of = type(value).__name__ if dtype is None else dtype_text(dtype)
+        return f"{name}: {of}[{','.join(map(str, np.shape(value)))}]"
+    return f"{name}: {type(value).__name__} of {len(leaves)} array{'s' * (len(leaves) != 1)}"
+
+
 def _capture(step: Step, example: tuple[Any, Any], name: str | None) -> Captured:
-    """Captures a step of a state and a batch."""
     state, batch = example
     signature = Signature.of(state, batch)
     source = _Source(step, signature, name if name is not None else _name_of(step))
@@ -105,27 +135,21 @@ def _capture(step: Step, example: tuple[Any, Any], name: str | None) -> Captured
 
 @dataclass(frozen=True)
 class _Source:
-    """What is traced: the user's step, for one signature."""
+    """The user's step, traced for one signature."""
 
     step: Step
     signature: Signature
     name: str
 
     def trace(self, rows: int | None) -> Traced:
-        """Returns the trace for a number of rows, or for a letter."""
         return trace(self.step, self.signature, rows=rows, name=self.name)
 
     def at(self, rows: int, *, refused: bool) -> Traced:
-        """Returns the trace for a number of rows; an error there is the user's to see.
-
-        Args:
-            rows: the number.
-            refused: whether the trace with a letter failed as well.
-        """
+        """Returns the trace for a number of rows, and lets its errors reach the user."""
         try:
             return self.trace(rows)
         except Exception as error:
-            if not refused and NOT_WRAPPED in str(error):  # with a letter jax traced it anew
+            if not refused and NOT_WRAPPED in str(error):  # the symbolic trace made it retrace
                 raise traced_before(line_of_function(self.step)) from error
             if not refused:
                 error.add_note(
@@ -136,26 +160,22 @@ class _Source:
 
 
 def _with_letter(source: _Source) -> tuple[Traced | None, str | None]:
-    """Returns the trace with the batch as a letter, or why there is none."""
+    """Returns the symbolic trace, or the reason for its failure."""
     try:
         return source.trace(None), None
-    except Exception as error:  # noqa: BLE001  # the trace at the example's size tells whose it is
+    except Exception as error:  # noqa: BLE001  # the example's trace shows whose it is
         return None, _reason(error)
 
 
 @dataclass(frozen=True)
 class _Check:
-    """Checks a trace with a letter against traces at numbers of rows."""
+    """Checks a symbolic trace against traces at numbers of rows."""
 
     source: _Source
     symbolic: Traced
 
     def at_example(self, concrete: Traced) -> str | None:
-        """Returns why the letter does not serve the example's size, or None.
-
-        Raises:
-            CaptureError: the step is traced otherwise each time.
-        """
+        """Returns why the symbolic trace is wrong at the example's size, or None."""
         rows = self.source.signature.rows
         refusal = self._compare(concrete, rows)
         if refusal is not None and (found := unlike(concrete, self.source.trace(rows), rows)):
@@ -165,11 +185,11 @@ class _Check:
         return refusal
 
     def at_one_more(self) -> str | None:
-        """Returns why it does not serve one row more, or None: also where no batch has so many."""
+        """Returns why it is wrong at one row more; None also if no such batch exists."""
         rows = self.source.signature.rows + 1
         try:
             concrete = self.source.trace(rows)
-        except Exception:  # noqa: BLE001  # the step may well want an even number of rows
+        except Exception:  # noqa: BLE001  # the step may require an even number of rows
             return None
         return self._compare(concrete, rows)
 
@@ -182,7 +202,7 @@ class _Check:
 
 
 def _captured_by_size(source: _Source, first: Traced, notes: tuple[str, ...]) -> Captured:
-    """Returns a step captured at the signature's size, that is traced again for every other."""
+    """Returns a step captured at the signature's size, and traced again for every other."""
     signature = source.signature
 
     @functools.cache
@@ -210,10 +230,7 @@ def _captured(
 def _notes_on_types(
     example: tuple[Any, Any], signature: Signature, *, keys: Container[str]
 ) -> tuple[str, ...]:
-    """Returns a line for each type of numpy array that jax takes as a narrower one.
-
-    Keys of tables are not among them: jax never takes them.
-    """
+    """Returns a line for each numpy type that jax narrows, except for keys of tables."""
     leaves = zip(
         (*signature.state, *signature.batch), jax.tree_util.tree_leaves(example), strict=True
     )
@@ -230,7 +247,6 @@ def _notes_on_types(
 
 
 def _check_callable(step: Any, example: Any) -> None:
-    """Refuses a step that cannot be called with the arguments of an example."""
     if not callable(step):
         what = f"the training step is of type {type(step).__name__}, not a function"
         raise CaptureError(what, source=line_of_caller(), hint="pass the function itself first")
@@ -243,7 +259,7 @@ def _check_callable(step: Any, example: Any) -> None:
         raise CaptureError(what, source=line_of_caller(), hint=hint)
     try:
         arguments = inspect.signature(step)
-    except (TypeError, ValueError):  # a function that is not Python's has none
+    except (TypeError, ValueError):  # a function not written in Python has none
         return
     try:
         arguments.bind(*example)
@@ -258,7 +274,6 @@ def _check_callable(step: Any, example: Any) -> None:
 
 
 def _required(signature: inspect.Signature) -> list[str]:
-    """Returns the names of the arguments that a function must be called with."""
     kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
     parameters = signature.parameters.values()
     return [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
@@ -271,7 +286,7 @@ def _name_of(step: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the error as one line, with the user's line that it came from."""
+    """Returns the error as one line, with the line of the user's program."""
     text = " ".join(str(error).split()) or type(error).__name__
     sentence = text.split(". ")[0]
     shown = sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}..."
@@ -283,7 +298,7 @@ def _place(line: Source | None) -> str:
     return " ".join(line.where().split()) if line is not None else "no line of yours"
 
 
-_INSTEAD = {  # by a part of what jax says where it cannot trace with a letter
+_INSTEAD = {  # by a part of jax's message about a failed symbolic trace
     "Cannot divide evenly": (
         "to keep any size, write x.reshape(n, x.shape[0] // n, ...) instead of a size of -1"
     ),
@@ -298,4 +313,4 @@ _INSTEAD = {  # by a part of what jax says where it cannot trace with a letter
     "inconclusive": "to keep any size, do not compare the number of rows in Python",
 }
 _PAIR = 2  # a state and a batch
-_LONGEST = 200  # characters of somebody else's error message
+_LONGEST = 200  # characters of a third-party error message

@@ -1,12 +1,12 @@
-"""A step that has been read from a jaxpr and is not yet a program."""
+"""Draft of a program: a step read from a jaxpr, before it is finalized."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxfleet.ir import Attr, Attrs, Block, BlockRef, Operand, Operator, Source, Variable
-from jaxfleet.ir.values import map_attr
+from jaxfleet.ir.attributes import map_attr
 
-MARK = "jaxfleet.mark"  # the operator that stands for a marker until `finish` takes it out
+MARK = "jaxfleet.mark"  # operator of a marker, until `finalize` removes it
 
 
 @dataclass(frozen=True)
@@ -14,10 +14,10 @@ class Draft:
     """A traced step: operators in single-assignment form, by block.
 
     Attributes:
-        blocks: block 0 is the step; it has no variables but temporaries.
+        blocks: block 0 is the step; all variables are temporaries.
         constants: by name.
-        results: what the step returned, flat.
-        kept_rows: where a recomputation was not kept apart, since it looks up rows of tables.
+        results: of the step, flat.
+        kept_rows: recomputations that were inlined because they look up rows of tables.
     """
 
     blocks: Sequence[Block]
@@ -26,9 +26,9 @@ class Draft:
     kept_rows: tuple[Source, ...] = ()
 
     def without_dead_ops(self) -> "Draft":
-        """Returns the draft without operators whose results nothing reads.
+        """Returns the draft without operators whose results are unused.
 
-        Tracing and differentiation leave many behind. Markers stay: they are read by `finish`.
+        Tracing and differentiation leave many behind. Markers stay for `finalize`.
         """
         root = _live(self.blocks[0], self.results)
         blocks = [root, *(_live(block, block.results) for block in self.blocks[1:])]
@@ -50,9 +50,8 @@ def _live(block: Block, results: Sequence[Operand]) -> Block:
 
 
 def _reachable(blocks: Sequence[Block]) -> list[Block]:
-    """Returns the blocks that some operator still names, numbered anew."""
     places: dict[int, int] = {0: 0}
-    for block in blocks:  # a block comes after the one that it lies in
+    for block in blocks:  # a block comes after the enclosing one
         if block.index in places:
             for op in block.ops:
                 for index in op.blocks:

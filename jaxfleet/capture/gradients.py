@@ -1,4 +1,4 @@
-"""Finds out which parameter each marked gradient belongs to, and names it after that."""
+"""Parameters of marked gradients, and the gradients' names after them."""
 
 import functools
 from collections import defaultdict
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxfleet.capture.draft import MARK
-from jaxfleet.capture.marker import GRADIENT, PARAMETER, Mark, read_mark
+from jaxfleet.capture.gradient_marker import GRADIENT, PARAMETER, Mark, read_mark
 from jaxfleet.capture.roles import ancestors_of
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Attrs, Operand, Operator, Role, Size, Variable
-from jaxfleet.ir.names import grad_name, unique
+from jaxfleet.ir.naming import grad_name, unique
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Gradient:
     """A marked gradient.
 
     Attributes:
-        param: the state variable that it is the gradient of.
+        param: state variable of which it is the gradient.
         raw: the value before the marker.
         marked: the value after it.
     """
@@ -33,12 +33,12 @@ def find_gradients(
 ) -> list[Gradient]:
     """Returns the marked gradients with their parameters, in the order of their markers.
 
-    A parameter that came to `update` with its gradient is followed back to the state; where
-    `update` got no parameters, they are the part of the state that has the gradients' paths and
-    shapes and that the gradients depend on.
+    A parameter passed to `update` with its gradient is followed back to the state; without
+    parameters, they are the part of the state that has the gradients' paths and shapes and that the
+    gradients depend on.
 
     Raises:
-        CaptureError: a gradient's parameter cannot be told.
+        CaptureError: a gradient's parameter is ambiguous.
     """
     finder = _Finder(ops, state, types)
     found = []
@@ -54,15 +54,9 @@ def find_gradients(
 def name_gradients(
     ops: Sequence[Operator], gradients: Sequence[Gradient], *, taken: Iterable[str]
 ) -> tuple[list[Operator], dict[str, Operand]]:
-    """Takes the markers out, and gives each gradient its name at the operator that makes it.
+    """Removes the markers, and names each gradient at the operator that produces it.
 
-    Args:
-        ops: markers included.
-        gradients: from `find_gradients`.
-        taken: names that are in use.
-
-    Returns:
-        The operators, and what every name that is gone, or changes, becomes.
+    Returns the operators, and the replacement of every name that was removed or changed.
     """
     by_mark = {gradient.marked: gradient for gradient in gradients}
     written = {name for op in ops if op.type != MARK for name in op.writes}
@@ -106,7 +100,7 @@ def _with_pairs(op: Operator, pairs: Mapping[str, tuple[str, str]]) -> Operator:
 
 
 class _Finder:
-    """Tells parameters by the markers, which name them in the order of the step."""
+    """Finds parameters by the markers, in the order of the step."""
 
     def __init__(
         self, ops: Sequence[Operator], state: Sequence[str], types: Mapping[str, Variable]
@@ -115,7 +109,7 @@ class _Finder:
         self.state = state
         self.types = types
         self.params: dict[tuple[int, int], Operand] = {}  # (optimizer, leaf) -> the last given
-        self.found: dict[tuple[int, int], str] = {}  # what is updated again is found already
+        self.found: dict[tuple[int, int], str] = {}  # cache for parameters that are updated again
         self.by_last_part: dict[str, list[str]] = defaultdict(list)
         for name in state:
             self.by_last_part[_last_part(name)].append(name)
@@ -123,12 +117,10 @@ class _Finder:
 
     @functools.cached_property
     def used_by_some_gradient(self) -> set[str]:
-        """The values that any gradient depends on."""
         gradients = [name for op in self.ops if _is_gradient(op) for name in op.reads]
         return ancestors_of(self.ops, gradients)
 
     def param_of(self, mark: Mark, op: Operator) -> str:
-        """Returns the state leaf whose gradient a marker marks."""
         key = (mark.optimizer, mark.leaf)
         if key not in self.found:
             self.found[key] = self._find(mark, op, self.params.get(key))
@@ -153,7 +145,7 @@ class _Finder:
         raise CaptureError(what, source=op.source, hint=hint)
 
     def _matches(self, mark: Mark, op: Operator) -> list[str]:
-        """Returns the leaves of its path and shape, those that it depends on if there are any."""
+        """Returns the leaves of its path and shape, narrowed to its dependencies if possible."""
         shape = self.types[op.writes[0]].shape
         near = self.by_last_part[_last_part(mark.path)] if mark.path else self.state
         alike = matching_leaves(mark.path, shape, near, self.types)
@@ -165,9 +157,9 @@ class _Finder:
         return self._added_to(op.writes[0], found) if len(found) > 1 else found
 
     def _added_to(self, marked: str, leaves: list[str]) -> list[str]:
-        """Returns those of some leaves that what comes of a gradient is added to; all if none.
+        """Narrows leaves to those that a value derived from the gradient is added to, if any.
 
-        So are parameters updated, and a target network, whose leaves look the same, is not.
+        This tells an updated parameter from a target network with the same leaves.
         """
         reached, found = {marked}, set[str]()
         for op in self.ops:
@@ -179,7 +171,7 @@ class _Finder:
         return [name for name in leaves if name in found] or leaves
 
     def _origin(self, operand: Operand) -> str | None:
-        """Follows a value back through copies and casts to the state leaf that it is."""
+        """Follows a value back through copies and casts to its state leaf."""
         known = set(self.state)
         while operand not in known:
             op = self.producers.get(operand) if isinstance(operand, str) else None

@@ -1,15 +1,15 @@
-"""Updates inside loops and branches: whose they are, and their markers taken out.
+"""Parameter updates inside loops and branches.
 
-A gradient inside a loop is not a value of the step, so it has no name there. Capture learns which
-state leaves the optimizer trains, and which operators of the step update them.
+A gradient inside a loop is not a value of the step, so it has no name there. Capture finds the
+state leaves that the optimizer trains, and the operators of the step that update them.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxfleet.capture.draft import MARK, Draft
+from jaxfleet.capture.gradient_marker import GRADIENT, PARAMETER, Mark, read_mark
 from jaxfleet.capture.gradients import matching_leaves
-from jaxfleet.capture.marker import GRADIENT, PARAMETER, Mark, read_mark
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Block, Operand, Operator, Variable
 
@@ -18,12 +18,12 @@ _COPIES = frozenset({MARK, "jax.convert_element_type", "jax.copy"})
 
 @dataclass(frozen=True)
 class InnerUpdates:
-    """What updates run inside loops and branches.
+    """Updates inside loops and branches.
 
     Attributes:
         draft: the step, without markers in sub-blocks.
         params: the state leaves that they train.
-        results: what the operators of block 0 that contain an update write.
+        results: outputs of the operators of block 0 that contain an update.
     """
 
     draft: Draft
@@ -34,23 +34,14 @@ class InnerUpdates:
 def take_inner_updates(
     draft: Draft, *, state: Sequence[str], types: Mapping[str, Variable]
 ) -> InnerUpdates:
-    """Finds the updates in sub-blocks, and takes their markers out.
-
-    Args:
-        draft: a step, markers included.
-        state: the leaves of the state.
-        types: variables of block 0.
-
-    Raises:
-        CaptureError: which parameter a gradient belongs to cannot be decided.
-    """
+    """Finds the updates in sub-blocks of a marked step, and removes their markers."""
     marked = [block.index for block in draft.blocks[1:] if any(map(_is_mark, block.ops))]
     if not marked:
         return InnerUpdates(draft, frozenset(), frozenset())
     search = _Search(draft, state, types)
     params = frozenset(name for index in marked for name in search.params_of(index))
     around = set(marked)
-    for block in reversed(draft.blocks[1:]):  # a block comes after the one that it lies in
+    for block in reversed(draft.blocks[1:]):  # a block comes after the enclosing one
         if block.index in around:
             around.add(block.parent)
     updating = [op for op in draft.blocks[0].ops if around.intersection(op.blocks)]
@@ -68,7 +59,6 @@ class _Search:
                       for index in op.blocks}  # fmt: skip
 
     def params_of(self, index: int) -> set[str]:
-        """Returns the state leaves that the markers of a block mark."""
         block = self.blocks[index]
         marks = [(_mark_of(op), op) for op in block.ops if _is_mark(op)]
         found: dict[tuple[int, int], str] = {}
@@ -81,7 +71,7 @@ class _Search:
         return set(found.values())
 
     def _origin(self, block: Block, operand: Operand) -> str | None:
-        """Returns the state leaf that a value is, or was before the first turn of a loop."""
+        """Returns the state leaf that a value is, or was in the first iteration of a loop."""
         makers = {name: op for op in block.ops for name in op.writes}
         while isinstance(operand, str) and (op := makers.get(operand)) is not None:
             if op.type not in _COPIES:
@@ -97,7 +87,7 @@ class _Search:
         return self._origin(outer, _given(user, block)[block.args.index(operand)])
 
     def _like(self, block: Block, mark: Mark, op: Operator) -> str:
-        """Returns the leaf of a gradient's path and shape, where it came without parameters."""
+        """Returns the leaf of a gradient's path and shape, if it came without parameters."""
         shape = block.variables[op.writes[0]].shape
         leaves = matching_leaves(mark.path, shape, self.state, self.types)
         if len(leaves) == 1:
@@ -109,7 +99,7 @@ class _Search:
 
 
 def _given(op: Operator, block: Block) -> Sequence[Operand]:
-    """Returns what an operator gives to the arguments of one of its blocks, at first."""
+    """Returns the initial operands of the arguments of an operator's block."""
     operands = tuple(op.inputs)
     match op.type:
         case "jax.cond":
@@ -122,7 +112,7 @@ def _given(op: Operator, block: Block) -> Sequence[Operand]:
             is_body = op.attrs["body"] == _ref(op, block)
             consts = operands[of_cond : of_cond + of_body] if is_body else operands[:of_cond]
             return (*consts, *carried)
-    return operands  # a scan's constants, carry and rows; what a recomputation reads
+    return operands  # a scan's constants, carry and rows; inputs of a recomputation
 
 
 def _ref(op: Operator, block: Block) -> object:

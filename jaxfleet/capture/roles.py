@@ -1,8 +1,8 @@
-"""Says which part of the step each operator belongs to, and sorts the step by it.
+"""Roles of operators, and their order by role.
 
-Backward operators are those that jax's name stack calls transposed, up to the markers; optimize
-operators follow from the markers, or feed nothing else; what only the optimizer's scalars need
-(a schedule, a step counter) is the learning-rate schedule.
+Backward operators are those that jax's name stack marks as transposed, up to the markers; optimize
+operators follow from the markers, or feed only the optimizer; inputs of its scalars alone (a
+schedule, a step counter) are the learning-rate schedule.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from jaxfleet.capture.draft import MARK
 from jaxfleet.ir import Operator, Role, Variable
 
 _UNKNOWN = -1  # a number of elements that depends on the batch
-# What picks elements out and puts them elsewhere.
+# Operators that select or scatter elements.
 _MOVES = frozenset(
     f"jax.{name}"
     for name in (
@@ -32,14 +32,10 @@ def assign_roles(
     returned: Iterable[str],
     updated: Collection[str] = (),
 ) -> list[Operator]:
-    """Returns the operators with their roles, sorted by role where the order of values allows.
+    """Returns the operators with their roles, sorted by role where dependencies allow.
 
-    Args:
-        ops: a step in single-assignment form, markers included.
-        types: every variable of it.
-        data: the variables that are fed.
-        returned: what the step returns as metrics.
-        updated: what loops and branches write that contain an update.
+    `ops` are in single-assignment form, markers included; `updated` are the outputs of loops and
+    branches that contain an update.
     """
     before = _ancestors(ops)
     marked = {name for op in ops if op.type == MARK for name in op.writes}
@@ -72,9 +68,10 @@ def unmarked(
 ) -> set[str]:
     """Returns the values that backward operators reach without passing a marker.
 
-    Only floating-point values count: a test whether gradients are finite is not a gradient. Nor is
-    what sums gradients up: a norm of them may weigh losses, and trains nothing. Loops and branches
-    that contain an update, and write what is `updated`, are like a marker.
+    Only floating-point values count: a finiteness test of gradients is not a gradient. Nor is a sum
+    of
+    gradients: their norm may weight losses, and trains nothing. Loops and branches that contain an
+    update, and write `updated`, act as markers.
     """
     reached: set[str] = set()
     sums: set[str] = set()
@@ -85,14 +82,13 @@ def unmarked(
         if op.role is Role.BACKWARD:
             reached.update(made)
         elif _adds_to(op, sums) or (_is_sum(op, types) and not reached.isdisjoint(op.reads)):
-            sums.update(made)  # of a single element too, as the gradient of a bias may be
+            sums.update(made)  # even of a single element, as the gradient of a bias may be
         elif _hands_on(op, reached, types):
             reached.update(made)
     return reached
 
 
 def _is_sum(op: Operator, types: Mapping[str, Variable]) -> bool:
-    """Whether an operator reduces all there is to one element."""
     reduces = op.type.startswith("jax.reduce_") or op.type == "jax.dot_general"
     return reduces and all(_elements(types[name]) == 1 for name in op.writes)
 
@@ -103,7 +99,7 @@ def _adds_to(op: Operator, sums: set[str]) -> bool:
 
 
 def _hands_on(op: Operator, gradients: set[str], types: Mapping[str, Variable]) -> bool:
-    """Whether what an operator makes of gradients may still update a parameter."""
+    """Whether an operator's result on gradients may still update a parameter."""
     read = [_elements(types[name]) for name in gradients.intersection(op.reads)]
     if not read or op.blocks or op.type in _MOVES:
         return bool(read)
@@ -130,7 +126,7 @@ def ancestors_of(ops: Sequence[Operator], names: Iterable[str]) -> set[str]:
 
 
 def _ancestors(ops: Sequence[Operator]) -> set[int]:
-    """Returns the places of operators that some marker depends on, markers included."""
+    """Returns the positions of operators that some marker depends on, markers included."""
     needed: set[str] = set()
     places: set[int] = set()
     for place in reversed(range(len(ops))):
@@ -158,7 +154,7 @@ def _feeds_only_the_optimizer(
     fed: set[int],
     returned: set[str],
 ) -> set[int]:
-    """Returns the places of operators whose results only the optimizer or the next step reads."""
+    """Returns the positions of operators that feed only the optimizer or the next step."""
     elsewhere = set(returned)
     places: set[int] = set()
     for place in reversed(range(len(ops))):
@@ -177,7 +173,7 @@ def _is_scalar(op: Operator, types: Mapping[str, Variable]) -> bool:
 
 
 def _sorted(ops: list[Operator], producers: Mapping[str, Role]) -> list[Operator]:
-    """Returns the operators sorted by role, unless some value would be read before it is made."""
+    """Returns the operators sorted by role, unless that would read a value before it is written."""
     for op in ops:
         if any(_RANK[producers[name]] > _RANK[op.role] for name in op.reads if name in producers):
             return ops

@@ -1,4 +1,4 @@
-"""Traces a training step to a jaxpr, with the batch as a letter or as a number."""
+"""Tracing of a training step to a jaxpr, with a symbolic or concrete batch size."""
 
 import contextlib
 import functools
@@ -11,16 +11,16 @@ from typing import Any, TypeAlias
 import jax
 from jax import export
 
-from jaxfleet.capture import look_up_checks, refusals, tables
+from jaxfleet.capture import unsupported
 from jaxfleet.capture.builder import build
-from jaxfleet.capture.finish import Interface, finish
-from jaxfleet.capture.returned import Returned, check_state, read_returned
-from jaxfleet.capture.signature import Signature
-from jaxfleet.capture.tidy import tidy
-from jaxfleet.capture.trees import Leaf, spec_of
+from jaxfleet.capture.canonicalize import canonicalize
+from jaxfleet.capture.embedding import lookup, tables
+from jaxfleet.capture.finalize import Interface, finalize
+from jaxfleet.capture.pytrees import Leaf, spec_of
+from jaxfleet.capture.signature import Outputs, Signature, check_state, read_outputs
 from jaxfleet.ir import Attrs, Kind, Program, Source, Variable
 from jaxfleet.ops import jax_adapter, jaxprs
-from jaxfleet.ops.frames import line_of_function
+from jaxfleet.ops.user_frames import line_of_function
 
 BATCH_LETTER = "b"
 
@@ -29,14 +29,14 @@ Step: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class Traced:
-    """A step that was traced once.
+    """A traced step.
 
     Attributes:
-        program: what it does.
+        program: the computation.
         metrics_tree: the structure of the metrics.
         metrics: their variables, in the order of the leaves.
-        notes: what was decided, a line each.
-        keys: leaves of the batch that are keys of tables, and go to no device.
+        notes: decisions, a line each.
+        keys: leaves of the batch that are keys of tables, and are not sent to devices.
     """
 
     program: Program
@@ -53,18 +53,12 @@ def trace(
     rows: int | None,
     name: str,
 ) -> Traced:
-    """Traces a step.
-
-    Args:
-        step: takes `(state, batch)`, returns `(state, metrics)`.
-        signature: of an example of its arguments.
-        rows: the number of rows to trace with; None for a letter.
-        name: the program's name.
+    """Traces a step of `(state, batch)` with `rows` rows, or None for a symbolic batch size.
 
     Raises:
-        CaptureError: the step is not of the form that can be captured.
+        CaptureError: the step cannot be captured.
     """
-    returned: list[Returned] = []
+    returned: list[Outputs] = []
     size = rows if rows is not None else export.symbolic_shape(BATCH_LETTER)[0]
     types = _types_of(signature, size)
     with tables.looking_up() as known:
@@ -74,25 +68,24 @@ def trace(
     state = _variables(signature.state, types[:count], Kind.STATE)
     data = _variables(signature.batch, types[count:], Kind.DATA)
     draft = build(jaxpr, [variable.name for variable in (*state, *data)])
-    tidied = tidy(draft, (*state, *data))
+    tidied = canonicalize(draft, (*state, *data))
     draft = tidied.without_dead_ops()
-    look_up_checks.check_gradients(tidied.blocks[0].ops, draft.blocks[0].ops)
-    keys = look_up_checks.key_leaves(draft, state, data)
-    only_keys = keys - look_up_checks.used_on_device(draft)
+    lookup.check_gradients(tidied.blocks[0].ops, draft.blocks[0].ops)
+    keys = lookup.key_leaves(draft, state, data)
+    only_keys = keys - lookup.used_on_device(draft)
     data = [replace(v, dtype="i64") if v.name in only_keys else v for v in data]
     metrics = list(zip(returned[-1].metrics, draft.results[count:], strict=True))
     interface = Interface(state, data, draft.results[:count], metrics)
     attrs = Attrs({"batch": jax_adapter.size_of(size)})
-    if used := look_up_checks.looked_up(draft):
+    if used := lookup.looked_up(draft):
         attrs = attrs.updated(tables=tuple(known[name].spec.to_text() for name in used))
-    program = finish(draft, interface, name=name, attrs=attrs)
+    program = finalize(draft, interface, name=name, attrs=attrs)
     notes = (*map(str, known.values()), *map(_kept_apart, draft.kept_rows))
     last = returned[-1]
     return Traced(program, last.metrics_tree, last.metrics, notes, frozenset(only_keys))
 
 
 def _types_of(signature: Signature, rows: Any) -> list[jax.ShapeDtypeStruct]:
-    """Returns the types to trace with, state first."""
     batch = (
         spec_of(leaf, (rows, *leaf.shape[1:])) if leaf.shape else spec_of(leaf)
         for leaf in signature.batch
@@ -100,21 +93,21 @@ def _types_of(signature: Signature, rows: Any) -> list[jax.ShapeDtypeStruct]:
     return [*map(spec_of, signature.state), *batch]
 
 
-def _reading(step: Step, returned: list[Returned]) -> Step:
-    """Returns the step, which also puts down the structure of what it returns."""
+def _reading(step: Step, returned: list[Outputs]) -> Step:
+    """Wraps the step to record the structure of its results."""
 
-    # jax names the user's function in its own errors by what `wraps` leaves on this one.
+    # jax's errors name the user's function by the attributes that `wraps` copies.
     @functools.wraps(step)
     def run(state: Any, batch: Any) -> tuple[Any, Any]:
         result = step(state, batch)
-        returned.append(read_returned(result, step))
+        returned.append(read_outputs(result, step))
         return result
 
     return run
 
 
 def types_of_results(step: Callable[..., Any], *types: Any) -> Any:
-    """Returns the types of what a step returns for arguments of some types.
+    """Returns the types of a step's results for arguments of some types.
 
     Raises:
         CaptureError: the step reduces or is divided over devices by hand.
@@ -126,7 +119,7 @@ def types_of_results(step: Callable[..., Any], *types: Any) -> Any:
 def _make_jaxpr(step: Step, signature: Signature, types: Sequence[Any]) -> jaxprs.Jaxpr:
     unflatten, count = jax.tree_util.tree_unflatten, len(signature.state)
 
-    # A user's class may make arrays of its leaves: it gets tracers, and never their types.
+    # A user's class may build arrays from its leaves: it gets tracers, and never their types.
     @functools.wraps(step)
     def on_leaves(state: Sequence[Any], batch: Sequence[Any]) -> tuple[Any, Any]:
         trees = unflatten(signature.state_tree, state), unflatten(signature.batch_tree, batch)
@@ -134,41 +127,41 @@ def _make_jaxpr(step: Step, signature: Signature, types: Sequence[Any]) -> jaxpr
 
     with _explained(on_leaves, (types[:count], types[count:])):
         jaxpr = jax.make_jaxpr(on_leaves)(types[:count], types[count:])
-    if (name := refusals.division_in(jaxpr)) is not None:
-        raise refusals.is_divided_by_hand(name, line_of_function(step))
+    if (name := unsupported.division_in(jaxpr)) is not None:
+        raise unsupported.is_divided_by_hand(name, line_of_function(step))
     return jaxpr
 
 
 @contextlib.contextmanager
 def _explained(step: Callable[..., Any], args: Sequence[Any]) -> Iterator[None]:
-    """Maps what jax raises of a step that is written for devices to a `CaptureError`."""
+    """Maps jax's errors about a step that is written for devices to a `CaptureError`."""
     try:
         yield
     except NotImplementedError as error:
-        if (said := look_up_checks.is_batched(error)) is not None:
+        if (said := lookup.is_batched(error)) is not None:
             raise said from error
         raise
-    except NameError as error:  # what jax raises for a name that no mesh or pmap has bound
+    except NameError as error:  # jax's error for a name that no mesh or pmap has bound
         if "axis name" not in str(error):
             raise
-        raise refusals.reduces_by_hand(error) from error
+        raise unsupported.reduces_by_hand(error) from error
     except ValueError as error:
         if (name := _divided_by(step, args)) is None:
             raise
-        raise refusals.is_divided_by_hand(name, line_of_function(step)) from error
+        raise unsupported.is_divided_by_hand(name, line_of_function(step)) from error
 
 
 def _divided_by(step: Callable[..., Any], args: Sequence[Any]) -> str | None:
-    """Returns whether `pmap` or `shard_map` refused a step's arguments, by tracing it again.
+    """Returns whether `pmap` or `shard_map` rejected a step's arguments, by tracing it again.
 
-    jax leaves its own frames out of an error's traceback unless it is told not to.
+    By default jax removes its own frames from an error's traceback.
     """
     config: Any = jax.config
     before = config.jax_traceback_filtering
     config.update("jax_traceback_filtering", "off")
     try:
         jax.eval_shape(step, *args)
-    except Exception as error:  # noqa: BLE001  # only where it was raised counts
+    except Exception as error:  # noqa: BLE001  # only its origin matters
         frames = traceback.extract_tb(error.__traceback__)
         files = [Path(frame.filename).stem for frame in frames if "jax" in frame.filename]
         return next((name for name in ("pmap", "shard_map") if name in files), None)

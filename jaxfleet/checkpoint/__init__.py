@@ -2,24 +2,24 @@
 
 A checkpoint is a folder::
 
-    checkpoint.json          step, facts, parts; written last, and without it there is none
+    checkpoint.json          step, facts, parts; written last, and required
     part-server%200-1f0c9a2b/
         part.json            which rows of which arrays, and the sha256 of every block of rows
         data/                the rows: tensorstore's zarr3 arrays, packed in few files by its ocdbt
 
 Each process calls `write_part`, and one of them then calls `commit` with all receipts. Saving again
-into the same folder replaces the checkpoint in one step: the old one is whole until the new one is.
-Only one save at a time may write into a folder.
+into the same folder replaces the checkpoint atomically. Only one save at a time may write into a
+folder.
 """
 
-from jaxfleet.checkpoint.committing import commit as commit
-from jaxfleet.checkpoint.committing import discard as discard
-from jaxfleet.checkpoint.pieces import PartReceipt as PartReceipt
-from jaxfleet.checkpoint.pieces import Piece as Piece
+from jaxfleet.checkpoint.commits import commit as commit
+from jaxfleet.checkpoint.commits import discard as discard
+from jaxfleet.checkpoint.commits import save_arrays as save_arrays
+from jaxfleet.checkpoint.commits import save_pieces as save_pieces
+from jaxfleet.checkpoint.manifest import PartReceipt as PartReceipt
+from jaxfleet.checkpoint.manifest import Piece as Piece
 from jaxfleet.checkpoint.reading import Checkpoint as Checkpoint
 from jaxfleet.checkpoint.reading import open_checkpoint as open_checkpoint
-from jaxfleet.checkpoint.saving import save_arrays as save_arrays
-from jaxfleet.checkpoint.saving import save_pieces as save_pieces
 from jaxfleet.checkpoint.series import CheckpointSeries as CheckpointSeries
 from jaxfleet.checkpoint.writing import is_disk_full as is_disk_full
 from jaxfleet.checkpoint.writing import write_part as write_part

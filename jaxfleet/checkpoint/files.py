@@ -1,19 +1,53 @@
-"""Files and folders that appear whole or not at all."""
+"""Atomic files and folders, and their names in a checkpoint."""
 
 import contextlib
 import os
+import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
-from jaxfleet.checkpoint.layout import TEMPORARY, unique
+from jaxfleet.errors import CheckpointError
+
+MANIFEST = "checkpoint.json"
+PART_MANIFEST = "part.json"
+DATA = "data"
+TEMPORARY = "tmp-"
+_PART_FOLDER = re.compile(r"part-[A-Za-z0-9_.~%-]{1,180}-[0-9a-f]{8}")
+
+
+def unique(prefix: str) -> str:
+    """Returns an unused name."""
+    return f"{prefix}-{secrets.token_hex(4)}"
+
+
+def part_folder(part: str) -> str:
+    """Returns a new name for a part's folder.
+
+    Each save has its own, so that the parts of the older checkpoint stay until the commit.
+    """
+    if is_part(name := unique(f"part-{quote(part, safe='', errors='replace')}")):
+        return name
+    raise CheckpointError(f"no part can be called {part!r}", hint="give it a short name")
+
+
+def is_part(name: str) -> bool:
+    """Whether a name is a part's folder; without a `/`, so that it stays within the checkpoint."""
+    return _PART_FOLDER.fullmatch(name) is not None
+
+
+def is_ours(name: str) -> bool:
+    """Whether a name may occur in a checkpoint's folder."""
+    return name == MANIFEST or is_part(name) or name.startswith(TEMPORARY)
 
 
 @contextlib.contextmanager
 def staged_folder(final: Path) -> Iterator[Path]:
-    """Gives a new folder beside `final`, which takes that name when the block ends well.
+    """Yields a new folder beside `final`, renamed to it when the block succeeds.
 
-    All that is in it is on the disk before it takes the name. If the block fails it is removed.
+    Its contents are synced to disk before the rename. If the block fails, the folder is removed.
     """
     stage = final.parent / f"{TEMPORARY}{final.name}"
     stage.mkdir()
@@ -22,16 +56,16 @@ def staged_folder(final: Path) -> Iterator[Path]:
         sync_tree(stage)
         stage.rename(final)
         sync(final.parent)
-    except BaseException:  # Ctrl-C too must leave nothing
+    except BaseException:  # also after Ctrl-C
         remove(stage)
         raise
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Writes a file, which has the old content or the new one at any moment.
+    """Writes a file atomically.
 
     Raises:
-        OSError: it cannot be written; the old one is as it was.
+        OSError: the file cannot be written; the old one is unchanged.
     """
     stage = path.parent / unique(f"{TEMPORARY}{path.name}")
     try:
@@ -47,9 +81,9 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a folder, as far as that can be done.
+    """Removes a file or a folder as far as possible.
 
-    What cannot be removed does no harm, and is tried again at the next save.
+    Leftovers do no harm, and the next save tries again to remove them.
     """
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
@@ -59,16 +93,16 @@ def remove(path: Path) -> None:
 
 
 def remove_empty(folder: Path) -> None:
-    """Removes a folder with nothing in it, and leaves any other."""
+    """Removes a folder if it is empty."""
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
 def entries(folder: Path) -> tuple[str, ...]:
-    """Returns the names in a folder; none where there is no folder.
+    """Returns the names in a folder, sorted; none if the folder does not exist.
 
     Raises:
-        OSError: it is no folder, or may not be read.
+        OSError: the path is not a folder, or is not readable.
     """
     try:
         return tuple(sorted(os.listdir(folder)))  # noqa: PTH208  # names, not paths
@@ -77,20 +111,20 @@ def entries(folder: Path) -> tuple[str, ...]:
 
 
 def measure(folder: Path) -> tuple[int, int]:
-    """Returns how many files are under a folder, and their bytes."""
+    """Returns the number of files under a folder, and their total bytes."""
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     return len(sizes), sum(sizes)
 
 
 def sync_tree(folder: Path) -> None:
-    """Waits until a folder and all under it are on the disk."""
+    """Waits until a folder and everything under it are on disk."""
     for path in folder.rglob("*"):
         sync(path)
     sync(folder)
 
 
 def sync(path: Path) -> None:
-    """Waits until a file's content, or a folder's names, are on the disk."""
+    """Waits until a file's content, or a folder's names, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

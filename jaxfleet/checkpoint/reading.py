@@ -1,37 +1,119 @@
-"""Reads a checkpoint: any rows of any array, however many parts they were written in."""
+"""Reads any rows of any array of a checkpoint, regardless of the division into parts."""
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 
-from jaxfleet.checkpoint.catalog import Catalog, Entry, Place, bytes_of, catalog
-from jaxfleet.checkpoint.data import read_blocks
-from jaxfleet.checkpoint.fields import as_table
-from jaxfleet.checkpoint.files import measure
-from jaxfleet.checkpoint.layout import DATA, MANIFEST, PART_MANIFEST, is_part
-from jaxfleet.checkpoint.links import Link
-from jaxfleet.checkpoint.records import DTYPES, PartRecord, row_count
-from jaxfleet.checkpoint.sealed import DAMAGED, read_sealed
+from jaxfleet.checkpoint.array_store import read_blocks
+from jaxfleet.checkpoint.checksummed_json import DAMAGED, read_sealed
+from jaxfleet.checkpoint.files import DATA, MANIFEST, PART_MANIFEST, is_part, measure
+from jaxfleet.checkpoint.manifest import DTYPES, Link, PartRecord, PieceRecord, row_count
+from jaxfleet.checkpoint.typed_json import as_table
 from jaxfleet.errors import CheckpointError
 
 
 @dataclass(frozen=True)
+class Place:
+    """The location of a piece: the index of its part, its index there, and its record."""
+
+    part: int
+    number: int
+    record: PieceRecord
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An array of the checkpoint; its places are sorted by row and cover every row once."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    places: tuple[Place, ...]
+
+
+Catalog: TypeAlias = Mapping[str, Entry]
+
+
+def catalog(parts: Iterable[PartRecord]) -> dict[str, Entry]:
+    """Returns all arrays of some parts; raises ValueError unless pieces cover each row once."""
+    places: dict[str, list[tuple[str, Place]]] = {}
+    seen: set[str] = set()
+    for index, part in enumerate(parts):
+        if part.part in seen:
+            raise ValueError(f"part '{part.part}' is there twice")
+        seen.add(part.part)
+        for number, record in enumerate(part.pieces):
+            found = (part.part, Place(index, number, record))
+            places.setdefault(record.name, []).append(found)
+    return {name: _entry(name, found) for name, found in sorted(places.items())}
+
+
+def _entry(name: str, found: list[tuple[str, Place]]) -> Entry:
+    first_part, first = found[0]
+    for part, place in found[1:]:
+        ours, theirs = _kind(first.record), _kind(place.record)
+        if ours != theirs:
+            raise ValueError(f"`{name}` is {ours} in part '{first_part}', {theirs} in '{part}'")
+    return Entry(first.record.dtype, first.record.whole_shape, _in_order(name, found))
+
+
+def _kind(record: PieceRecord) -> str:
+    return f"{record.dtype}{list(record.whole_shape)}"
+
+
+def _in_order(name: str, found: list[tuple[str, Place]]) -> tuple[Place, ...]:
+    """Returns the non-empty pieces by row, with one for each set of shared copies."""
+    kept: dict[tuple[int, int], tuple[str, Place]] = {}
+    for part, place in found:
+        record = place.record
+        before = kept.setdefault((record.start, record.stop), (part, place))
+        if before[1] is not place and record.rows:
+            _check_copy(name, before, (part, place))
+    ordered = [kept[rows] for rows in sorted(kept) if rows[0] < rows[1]]
+    _check_cover(name, row_count(found[0][1].record.whole_shape), ordered)
+    return tuple(place for _, place in ordered)
+
+
+def _check_copy(name: str, one: tuple[str, Place], other: tuple[str, Place]) -> None:
+    where = f"rows [{one[1].record.start}:{one[1].record.stop}] of `{name}`"
+    both = f"part '{one[0]}' and part '{other[0]}'"
+    if not (one[1].record.shared and other[1].record.shared):
+        raise ValueError(f"{where} are in {both}, and not shared")
+    if one[1].record.blocks != other[1].record.blocks:
+        raise ValueError(f"{where} are shared by {both}, with other bytes")
+
+
+def _check_cover(name: str, rows: int, ordered: list[tuple[str, Place]]) -> None:
+    for (part, one), (other_part, other) in pairwise(ordered):
+        if one.record.stop > other.record.start:
+            what = f"rows [{other.record.start}:{min(one.record.stop, other.record.stop)}]"
+            raise ValueError(f"{what} of `{name}` are in part '{part}' and part '{other_part}'")
+    ends = [0, *(place.record.stop for _, place in ordered)]
+    starts = [*(place.record.start for _, place in ordered), rows]
+    for end, start in zip(ends, starts, strict=True):
+        if end < start:
+            raise ValueError(f"rows [{end}:{start}] of `{name}` are in no part")
+
+
+def bytes_of(part: PartRecord) -> int:
+    """Returns the minimum size of a part's data."""
+    return sum(piece.nbytes for piece in part.pieces)
+
+
+@dataclass(frozen=True)
 class Part:
-    """One part: its folder and what its manifest says."""
+    """A part: its folder and its manifest."""
 
     folder: Path
     record: PartRecord
 
     def blocks(self, number: int, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields the blocks with some rows of a piece, and the first row of each.
-
-        Raises:
-            CheckpointError: they are damaged.
-        """
+        """Yields the blocks that contain rows of a piece, each with its first row."""
         record = self.record.pieces[number]
         if not record.nbytes:
             return
@@ -48,14 +130,13 @@ class Checkpoint:
     """A checkpoint that is open for reading.
 
     Attributes:
-        folder: where it is.
+        folder: its folder.
         step: the step it was saved at.
-        facts: what was said at the commit.
+        facts: the facts given at the commit.
         parts: all parts.
-        catalog: where every row of every array is.
+        catalog: the location of every row of every array.
         sha256: of its manifest.
-        after: the checkpoint whose changes it holds, where it holds no more than changes of
-            something; its series knows that one.
+        after: for a delta, its base, which is in the same series.
     """
 
     folder: Path
@@ -67,7 +148,6 @@ class Checkpoint:
     after: Link | None = None
 
     def names(self) -> tuple[str, ...]:
-        """Returns the names of all arrays, sorted."""
         return tuple(self.catalog)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -77,13 +157,12 @@ class Checkpoint:
         return DTYPES[self._entry(name).dtype]
 
     def part_facts(self) -> dict[str, Mapping[str, object]]:
-        """Returns what the writer of each part said."""
         return {part.record.part: part.record.facts for part in self.parts}
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Returns rows of an array; all of them where no others are asked for.
+        """Returns rows of an array, all of them by default.
 
-        Reads no more than the blocks that these rows are in, and checks each.
+        Reads and checks only the blocks that contain these rows.
 
         Raises:
             CheckpointError: there is no such array, it has no such rows, or they are damaged.
@@ -101,7 +180,7 @@ class Checkpoint:
         return out
 
     def _read_piece(self, place: Place, out: np.ndarray, start: int) -> None:
-        """Fills what is of this piece in `out`, whose first row is `start` of the whole array."""
+        """Copies a piece's rows into `out`, whose first row is row `start` of the whole array."""
         record = place.record
         first = max(start, record.start)
         last = min(start + row_count(out.shape), record.stop)
@@ -117,10 +196,10 @@ class Checkpoint:
             out[low + shift : high + shift] = block[low - at : high - at]
 
     def verify(self) -> None:
-        """Reads all there is, copies of shared arrays too, a block at a time.
+        """Reads all data, including copies of shared arrays, a block at a time.
 
         Raises:
-            CheckpointError: something is damaged.
+            CheckpointError: some data is damaged.
         """
         for part in self.parts:
             for number, record in enumerate(part.record.pieces):
@@ -137,12 +216,12 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Opens a checkpoint, and sees that all its files are there and as long as they were.
+    """Opens a checkpoint, and checks that all its files exist with the recorded sizes.
 
-    What is in the data is checked when it is read.
+    Data is checked when it is read.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or a newer jaxfleet wrote it.
+        CheckpointError: there is no checkpoint, it is damaged, or a newer jaxfleet wrote it.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -168,12 +247,7 @@ def _catalog(step: int, parts: tuple[Part, ...]) -> Catalog:
 
 
 def read_part(folder: Path, item: object) -> Part:
-    """Returns a part that the manifest lists.
-
-    Raises:
-        ValueError: the list is wrong.
-        CheckpointError: the part is missing, or not what the list says.
-    """
+    """Returns a part that the manifest lists; raises ValueError if the entry is malformed."""
     fields = as_table("a part", item)
     if not is_part(name := fields.text("folder")):
         raise ValueError(f"{name!r} is no folder of a part")
@@ -184,12 +258,9 @@ def read_part(folder: Path, item: object) -> Part:
 
 
 def open_part(folder: Path, sha256: str) -> Part:
-    """Returns a part, once its manifest and the length of its data are known to be right.
+    """Returns a part after checking its manifest and the size of its data.
 
-    Nothing is allocated by what a manifest says of sizes before its data were found to have them.
-
-    Raises:
-        CheckpointError: they are not.
+    Sizes in the manifest are compared with the data before anything of that size is allocated.
     """
     path = folder / PART_MANIFEST
     fields, found = read_sealed(path)

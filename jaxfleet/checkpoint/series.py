@@ -1,4 +1,4 @@
-"""Checkpoints of one run, a folder for each step, of which the last few are kept."""
+"""Checkpoints of one run: a folder per step, of which the last few are kept."""
 
 import re
 import warnings
@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxfleet.checkpoint.files import entries, remove
-from jaxfleet.checkpoint.layout import MANIFEST, TEMPORARY, unique
+from jaxfleet.checkpoint.checksummed_json import DAMAGED
+from jaxfleet.checkpoint.files import MANIFEST, TEMPORARY, entries, remove, unique
 from jaxfleet.checkpoint.reading import Checkpoint, open_checkpoint
-from jaxfleet.checkpoint.sealed import DAMAGED
 from jaxfleet.errors import CheckpointError
 
 _STEP = re.compile(r"step-(\d{8,18})")
@@ -24,8 +23,8 @@ class CheckpointSeries:
     """Checkpoints under `root`, numbered by step.
 
     Attributes:
-        root: holds a folder for each; made by the first save.
-        keep: how many `prune` leaves.
+        root: the parent folder, created by the first save.
+        keep: how many checkpoints `prune` keeps.
     """
 
     root: Path
@@ -36,18 +35,17 @@ class CheckpointSeries:
             raise CheckpointError(f"a series that keeps {self.keep} checkpoints", hint="keep=1")
 
     def path(self, step: int) -> Path:
-        """Returns the folder of a step."""
         return self.root / f"step-{step:08d}"
 
     def steps(self) -> tuple[int, ...]:
-        """Returns the steps that were committed, damaged ones too, in order."""
+        """Returns the committed steps in order, including damaged checkpoints."""
         return tuple(step for step in self._folders() if (self.path(step) / MANIFEST).is_file())
 
     def chain(self, step: int) -> tuple[Checkpoint, ...]:
-        """Returns the checkpoint of a step, and after it those that it holds changes of, in turn.
+        """Returns the checkpoint of a step, followed by its bases.
 
         Raises:
-            CheckpointError: one is missing, damaged, or another than the changes are of.
+            CheckpointError: one is missing or damaged, or differs from the recorded base.
         """
         found = [open_checkpoint(self.path(step))]
         while (link := found[-1].after) is not None:
@@ -62,15 +60,13 @@ class CheckpointSeries:
         return tuple(found)
 
     def latest(self, *, warn: Callable[[str], None] = _warn) -> int | None:
-        """Returns the last step whose checkpoint is good, read to its last byte.
-
-        So must those be that it holds changes of.
+        """Returns the last step whose checkpoint and bases are good, read to the last byte.
 
         Args:
-            warn: is told of each that is damaged, and which error it gave.
+            warn: called with each damaged checkpoint and its error.
 
         Returns:
-            The step, or None where there is none.
+            The step, or None if there is none.
         """
         for step in reversed(self.steps()):
             try:
@@ -83,12 +79,10 @@ class CheckpointSeries:
         return None
 
     def prune(self) -> None:
-        """Removes all but the last `keep` good checkpoints, and what is left of broken saves.
+        """Removes leftovers of broken saves, and all but the last `keep` good checkpoints.
 
-        Those that they hold changes of stay too.
-
-        A folder without a commit that is newer than the last good checkpoint may be one that is
-        being written, and stays.
+        The bases of kept checkpoints stay too, and so does an uncommitted folder newer than the
+        last good checkpoint: it may still be in writing.
         """
         chains = {step: chain for step in self.steps() if (chain := self._opens(step))}
         good = list(chains)[-self.keep :]
@@ -103,13 +97,13 @@ class CheckpointSeries:
                 self._remove(step)
 
     def remove_after(self, step: int) -> None:
-        """Removes the checkpoints of later steps: the run goes on from this one."""
+        """Removes the checkpoints of later steps, when the run resumes from this one."""
         for later in self._folders():
             if later > step:
                 self._remove(later)
 
     def _remove(self, step: int) -> None:
-        """Removes a checkpoint so that at no moment half of one is there."""
+        """Removes a checkpoint atomically: a reader never sees half of it."""
         aside = self.root / unique(f"{TEMPORARY}{self.path(step).name}")
         try:
             self.path(step).rename(aside)

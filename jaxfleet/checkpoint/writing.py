@@ -8,16 +8,31 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfleet.checkpoint.data import DataWriter
-from jaxfleet.checkpoint.files import entries, measure, remove_empty, staged_folder, sync
-from jaxfleet.checkpoint.layout import DATA, PART_MANIFEST, is_ours, part_folder
-from jaxfleet.checkpoint.pieces import PartReceipt, Piece, Plain
-from jaxfleet.checkpoint.records import PartRecord, PieceRecord, record_of
-from jaxfleet.checkpoint.sealed import check_facts, write_sealed
+from jaxfleet.checkpoint.array_store import DataWriter
+from jaxfleet.checkpoint.checksummed_json import check_facts, write_sealed
+from jaxfleet.checkpoint.files import (
+    DATA,
+    PART_MANIFEST,
+    entries,
+    is_ours,
+    measure,
+    part_folder,
+    remove_empty,
+    staged_folder,
+    sync,
+)
+from jaxfleet.checkpoint.manifest import (
+    PartReceipt,
+    PartRecord,
+    Piece,
+    PieceRecord,
+    Plain,
+    record_of,
+)
 from jaxfleet.errors import CheckpointError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # as tensorstore passes them on
+_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # as reported by tensorstore
 
 
 def write_part(
@@ -28,22 +43,22 @@ def write_part(
     step: int,
     facts: Mapping[str, Plain] | None = None,
 ) -> PartReceipt:
-    """Writes what one process holds, and returns what `commit` must know of it.
+    """Writes one process's part of a checkpoint, and returns the receipt for `commit`.
 
-    The pieces are taken one at a time and held up to 64 MiB, so a generator needs little memory.
-    When this returns all is on the disk. A checkpoint that is in the folder stays as it is, until
-    `commit`.
+    Pieces are taken one at a time and up to 64 MiB are buffered, so a generator needs little
+    memory. When this returns, all data is on disk. A checkpoint already in the folder stays intact
+    until `commit`.
 
     Args:
-        folder: the checkpoint's, the same for all processes; made where there is none.
-        part: the process, such as `server 0`; no two processes may say the same.
+        folder: the checkpoint's folder, the same for all processes; created if missing.
+        part: the name of the process, such as `server 0`; unique within the job.
         pieces: rows of arrays.
-        step: the step that they belong to.
-        facts: plain data about this part, for whoever reads it.
+        step: the step that the rows belong to.
+        facts: plain data about this part, for its readers.
 
     Raises:
-        CheckpointError: the disk is full or fails, a piece is none, or the folder holds other
-            things. Nothing of the part is left.
+        CheckpointError: the disk is full or fails, a piece is invalid, or the folder contains other
+            files. Nothing of the part remains.
     """
     final = folder / part_folder(part)
     known = check_facts(step, facts)
@@ -92,9 +107,9 @@ def _record(part: str, piece: Piece) -> PieceRecord:
 
 
 def _make(folder: Path) -> None:
-    """Makes the checkpoint's folder, or sees that it is one.
+    """Creates the checkpoint's folder, or checks that it is one.
 
-    A save removes what older saves left, so it must not run in a folder of other things.
+    A save removes the leftovers of older saves, so it must not run in a folder with other files.
     """
     if foreign := [name for name in entries(folder) if not is_ours(name)]:
         what = f"{folder} holds {foreign[0]!r}, which is no part of a checkpoint"
@@ -117,7 +132,7 @@ def cannot_write(what: str, folder: Path, error: OSError) -> CheckpointError:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Returns whether a checkpoint could not be written for want of room, which may come."""
+    """Whether a write failed for lack of space, which may become available."""
     causes: BaseException | None = error
     while causes is not None:
         if getattr(causes, "errno", None) in _FULL or any(x in str(causes) for x in _FULL_TEXTS):

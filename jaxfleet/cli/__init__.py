@@ -1,3 +1,3 @@
-"""The command line: `jaxfleet` and its commands, a module each."""
+"""The command line: `jaxfleet` and its commands, one module each."""
 
 from jaxfleet.cli.app import main as main

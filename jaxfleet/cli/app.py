@@ -1,8 +1,8 @@
-"""The `jaxfleet` command: finds the sub-command, and prints errors with their notes.
+"""The `jaxfleet` command: runs the sub-command, and prints errors with their notes.
 
-Data goes to stdout, everything said about it to stderr. The exit status is 0 when all went well,
-1 when `diff` found a difference or a script failed, and 2 when an argument, a file or a program
-is wrong. `launch` ends as the first process of its job that failed.
+Data goes to stdout, messages to stderr. The exit status is 0 on success, 1 when `diff` found a
+difference or a script failed, and 2 when an argument, a file or a program is wrong. `launch`
+returns the status of the first process of its job that failed.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import jaxfleet
 from jaxfleet.cli.output import USER_ERROR, log
 from jaxfleet.errors import JaxfleetError
 
-_COMMANDS = {  # each is a module beside this one
+_COMMANDS = {  # each is a module in this package
     "opt": "run passes on the text of programs",
     "diff": "show what is different between two programs",
     "passes": "list the passes with their options",
@@ -27,20 +27,21 @@ _COMMANDS = {  # each is a module beside this one
     "top": "show what the servers and trainers of a running job do",
     "timeline": "merge what the processes of a job noted into one timeline",
 }
+_OWN = frozenset({"-h", "--help", "--version"})  # options before the command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit status.
-
-    Args:
-        argv: the words after `jaxfleet`; those of this process unless given.
-    """
+    """Runs the command line and returns its exit status."""
     words = sys.argv[1:] if argv is None else argv
-    args = _parser(words).parse_args(words)
+    parser = _parser(words)
+    if words and words[0].startswith("-") and words[0] not in _OWN:
+        option = words[0].partition("=")[0]
+        parser.error(f"{option} is no option of jaxfleet itself: write it behind the command")
+    args = parser.parse_args(words)
     try:
         status: int = args.run(args)
         sys.stdout.flush()
-    except BrokenPipeError:  # who read the output, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (JaxfleetError, OSError) as error:
@@ -55,15 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _version() -> str:
-    """What a bug report needs: versions of jaxfleet, JAX and Python."""
+    """Returns the versions for a bug report: jaxfleet, JAX and Python."""
     python = ".".join(map(str, sys.version_info[:3]))
     return f"jaxfleet {jaxfleet.__version__} (jax {version('jax')}, Python {python})"
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Makes the parser of some words; of all commands it imports the one that they name.
+    """Builds the parser; imports only the command that the arguments name.
 
-    A command imports what it works with, which for most takes longer than all that `launch` does.
+    A command imports its dependencies, which for most takes longer than a whole run of `launch`.
     """
     parser = argparse.ArgumentParser(
         prog="jaxfleet", description="Compiles one-device JAX training programs; reads programs."

@@ -1,4 +1,4 @@
-"""`jaxfleet diff`: what is different between two programs."""
+"""`jaxfleet diff`: the differences between two programs."""
 
 import argparse
 from itertools import zip_longest
@@ -36,7 +36,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _difference(a: Program | None, b: Program | None, args: argparse.Namespace) -> str:
-    """Returns what is different between two programs, or nothing where nothing is."""
     if a is None or b is None:
         name, program = (shown(args.a), a) if a is not None else (shown(args.b), b)
         return f"only in {name}: program '{program.name}'" if program is not None else ""

@@ -1,4 +1,4 @@
-"""`jaxfleet dump`: runs a script and shows what every pipeline in it did."""
+"""`jaxfleet dump`: runs a script and shows the effect of every pass of every pipeline in it."""
 
 import argparse
 import runpy
@@ -15,11 +15,17 @@ from jaxfleet.errors import JaxfleetError, ProgramError
 from jaxfleet.pipeline import dump_folders, read_index, remove_dumps
 
 _USAGE = """\
-jaxfleet dump [--dump-dir DIR] [--source] [--until-compiled] SCRIPT [ARGS...] [-- MORE ARGS...]\
+jaxfleet dump [--dump-dir DIR] [--source] [--until-compiled] SCRIPT [ARGS...]
+       jaxfleet dump [--dump-dir DIR] [--source] [--until-compiled] SCRIPT -- [ARGS...]\
 """
 _ABOUT = """\
 Runs a script as `python SCRIPT ARGS` would, and writes what the passes did to each program.
-Arguments that are this command's own are taken wherever they stand before a `--`.
+This command's own options may also stand behind the script; all behind a `--` is the script's.
+"""
+_EXAMPLES = """\
+examples:
+  jaxfleet dump --dump-dir dumps train.py --epochs 2
+  jaxfleet dump --dump-dir dumps train.py -- --source of-the-script
 """
 
 
@@ -31,11 +37,14 @@ def add_parser(commands: Any, about: str) -> None:
         help=about,
         usage=_USAGE,
         description=_ABOUT,
+        epilog=_EXAMPLES,
         parents=[own],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("script", metavar="SCRIPT", help="a Python file")
-    parser.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument(
+        "args", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's arguments"
+    )
     parser.set_defaults(run=run)
 
 
@@ -69,13 +78,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the words before and after the first `--`."""
     at = words.index("--") if "--" in words else len(words)
     return list(words[:at]), list(words[at + 1 :])
 
 
 def _run_script(script: str, args: Sequence[str]) -> int:
-    """Returns the script's exit status."""
     with _as_main(script, args):
         try:
             runpy.run_path(script, run_name="__main__")
@@ -92,7 +99,7 @@ def _run_script(script: str, args: Sequence[str]) -> int:
 
 @contextmanager
 def _as_main(script: str, args: Sequence[str]) -> Iterator[None]:
-    """Gives a script the arguments and the import path that `python SCRIPT` would."""
+    """Sets the arguments and the import path as `python SCRIPT` would."""
     argv, path = sys.argv, sys.path
     sys.argv = [script, *args]
     sys.path = [str(Path(script).resolve().parent), *path]
@@ -103,7 +110,7 @@ def _as_main(script: str, args: Sequence[str]) -> Iterator[None]:
 
 
 def _status(code: object) -> int:
-    """Returns the exit status of `sys.exit(code)`, as Python has it."""
+    """Returns the exit status of `sys.exit(code)`, by Python's rules."""
     if code is None or isinstance(code, int):
         return int(code or 0)
     log(str(code))
@@ -111,7 +118,7 @@ def _status(code: object) -> int:
 
 
 def _log_from_script(error: Exception, script: str) -> None:
-    """Shows an error as Python would, less the frames that only run the script."""
+    """Prints a traceback as Python would, without the frames that run the script."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != script:
         frames = frames.tb_next

@@ -6,15 +6,81 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxfleet.cli.launch_options import OF_ANY, OF_COLLECTIVE, OF_SERVERS, Option
 from jaxfleet.env import read_job
 from jaxfleet.errors import ProgramError, StrategyError
 from jaxfleet.launch import CollectiveJob, Job, Nodes, launch, launch_ranks
 from jaxfleet.launch.gpus import seen_gpus, selected_gpus
+
+
+@dataclass(frozen=True)
+class Option:
+    """A command-line option that sets a field of a job."""
+
+    flag: str
+    name: str
+    help: str
+    metavar: str = ""
+    type: Callable[[str], Any] = str
+
+    def add_to(self, parser: Any) -> None:
+        if not self.metavar:
+            parser.add_argument(self.flag, dest=self.name, action="store_true", help=self.help)
+            return
+        parser.add_argument(
+            self.flag, dest=self.name, metavar=self.metavar, type=self.type, help=self.help
+        )
+
+
+def _folders(text: str) -> tuple[Path, ...]:
+    return tuple(Path(word) for word in text.split(os.pathsep) if word)
+
+
+OF_ANY = (
+    Option("--job", "name", "the job's id", "ID"),
+    Option("--nodes", "nodes", "the job's machines, by name or address, in order", "A,B"),
+    Option("--node", "node", "which of them this one is", "A"),
+    Option("--port", "port", "of the first process that listens; free ones unless given; "
+           "6170 on several machines", "P", int),
+    Option("--log-dir", "log_dir", "write every process's output to a file too", "DIR", Path),
+    Option("--secret-file", "secret_file", "the secret that the job's processes share; a new one "
+           "unless given, which several machines need", "FILE", Path),
+    Option("--insecure", "insecure", "no secret: whoever reaches its ports can take part in the "
+           "job, and have its servers write files"),
+    Option("--timeout", "timeout_s", "stop all after S seconds", "S", float),
+    Option("--grace", "grace_s", "processes that are told to end have S seconds to do so (5)",
+           "S", float),
+    Option("--threads", "threads", "threads that each process computes with", "N", int),
+)  # fmt: skip
+
+OF_SERVERS = (
+    Option("--servers", "servers", "how many servers in all, 1 unless given", "N", int),
+    Option("--trainers", "trainers", "how many trainers in all, 1 unless given", "N", int),
+    Option("--checkpoint-dir", "checkpoint_dir", "where servers keep their checkpoints",
+           "DIR", Path),
+    Option("--save-dir", "save_dirs", "servers write and read what step.save and step.restore name "
+           f"below this folder alone ({os.pathsep} between several; the working directory)",
+           "DIR", _folders),
+    Option("--restarts", "restarts", "how often a dead server is started again (3)", "N", int),
+    Option("--server-return", "server_return_s",
+           "trainers wait S seconds for a dead server to be back (60)", "S", float),
+    Option("--servers-run-script", "servers_run_script",
+           "servers run SCRIPT too, as fluid's scripts expect: it reads its role"),
+)  # fmt: skip
+
+OF_COLLECTIVE = (
+    Option("--nproc", "nproc", "how many ranks each machine has; there are no servers then",
+           "N", int),
+    Option("--devices-per-process", "cpu_devices",
+           "how many devices the CPU stands in for in each rank", "D", int),
+    Option("--gpus", "gpus", "the GPUs that ranks share out; all unless given", "0,1"),
+    Option("--max-restarts", "max_restarts",
+           "how often all ranks are started again after one failed (0)", "N", int),
+)  # fmt: skip
 
 _USAGE = "jaxfleet launch [OPTIONS] (SCRIPT | -m MODULE) [ARGS...]"
 _ABOUT = """\
@@ -34,7 +100,7 @@ def add_parser(commands: Any, about: str) -> None:
         description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,  # what is not given is as the job has it
+        argument_default=argparse.SUPPRESS,  # the job's defaults apply
     )
     for title, options in (
         ("of any job", OF_ANY),
@@ -64,17 +130,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         _refuse(given, OF_COLLECTIVE, "it is of collective jobs: give --nproc too")
         status = launch(_job(command, given))
-    if status == 128 + signal.SIGPIPE:  # nobody reads stdout, so what is left in it cannot be said
+    if status == 128 + signal.SIGPIPE:  # nothing reads stdout, so drop the rest of its buffer
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
 
 
 def _refuse(given: Mapping[str, Any], options: Sequence[Option], hint: str) -> None:
-    """Refuses options of the other kind of job.
-
-    Raises:
-        StrategyError: one was given.
-    """
+    """Rejects options of the other kind of job."""
     for option in options:
         if option.name in given:
             raise StrategyError(f"{option.flag} does nothing here", hint=hint)
@@ -103,7 +165,7 @@ def _collective_job(command: tuple[str, ...], given: Mapping[str, Any]) -> Colle
 
 
 def _picked(given: Mapping[str, Any], options: Sequence[Option]) -> dict[str, Any]:
-    """Returns what was given of some options, machines as one thing."""
+    """Returns the given options as fields of a job, machines as one field."""
     picked = {option.name: given[option.name] for option in options if option.name in given}
     if "secret_file" not in picked and "insecure" not in picked:
         picked["secret_file"] = read_job().secret_file
@@ -120,11 +182,6 @@ def _picked(given: Mapping[str, Any], options: Sequence[Option]) -> dict[str, An
 def _command(
     script: str, args: Sequence[str], *, module: bool, under: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Returns the command that runs the script.
-
-    Raises:
-        ProgramError: there is no such script or module.
-    """
     if not module:
         if not Path(script).exists():
             hint = "options of the launch stand before the script, its own after it"
@@ -137,7 +194,7 @@ def _command(
 
 
 def _finds_module(name: str) -> bool:
-    """Returns whether the module's package can be found, without importing anything."""
+    """Whether the module's package can be found, without importing anything."""
     top = name.partition(".")[0]
     if not top:
         return False

@@ -1,12 +1,12 @@
-"""`jaxfleet opt`: programs in, passes over them, programs out."""
+"""`jaxfleet opt`: runs passes over programs."""
 
 import argparse
 from typing import Any
 
-from jaxfleet.analysis.rules import meaning_rules
+from jaxfleet.analysis.verifier_rules import meaning_rules
 from jaxfleet.cli.files import STDIN, read_programs, shown, write_programs
 from jaxfleet.cli.output import log
-from jaxfleet.cli.user_passes import add_import_option, import_passes
+from jaxfleet.cli.passes import add_import_option, import_passes
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, verify
 from jaxfleet.pipeline import (

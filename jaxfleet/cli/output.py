@@ -1,4 +1,4 @@
-"""Where the command line writes, and what its exit status says."""
+"""Output streams and exit statuses of the command line."""
 
 import sys
 
@@ -8,5 +8,5 @@ USER_ERROR = 2
 
 
 def log(text: str) -> None:
-    """Prints a line about the data, which is not the data: to stderr."""
+    """Prints a message to stderr, apart from the data."""
     print(text, file=sys.stderr)

@@ -1,14 +1,14 @@
-"""`jaxfleet plan`: what servers would hold and what would travel, without running anything."""
+"""`jaxfleet plan`: state held by servers and bytes sent, without running anything."""
 
 import argparse
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from jaxfleet.analysis.placing import METHODS
-from jaxfleet.analysis.plan import TransferPlan, transfer_plan
-from jaxfleet.analysis.rules import meaning_rules
-from jaxfleet.analysis.slices import endpoints_of
+from jaxfleet.analysis.placement.policies import METHODS
+from jaxfleet.analysis.placement.sliced_layout import endpoints_of
+from jaxfleet.analysis.placement.transfer_plan import TransferPlan, transfer_plan
+from jaxfleet.analysis.verifier_rules import meaning_rules
 from jaxfleet.cli.files import STDIN, read_programs
 from jaxfleet.ir import Program
 from jaxfleet.passes import Dispatch, GradAllreduce, InsertSendRecv, InsertStartup, SliceVar
@@ -74,9 +74,9 @@ def _plan(program: Program, args: argparse.Namespace) -> TransferPlan:
 
 
 def _startups(program: Program, args: argparse.Namespace) -> Iterator[Program]:
-    """Yields the startup programs of all trainers that have one of their own, and of servers.
+    """Yields the startup programs of the servers and of all trainers that have their own.
 
-    All trainers but the first differ in their number only.
+    Those of all trainers but the first differ only in the trainer id.
     """
     placed = _placed(program, args)
     for trainer in range(min(args.trainers, 2)):
@@ -90,7 +90,7 @@ def _placed(program: Program, args: argparse.Namespace) -> Program:
 
 
 def _passes(program: Program, args: argparse.Namespace) -> list[Pass]:
-    """Returns the passes that are still to run; a plan shows what `dispatch` would refuse."""
+    """Returns the remaining passes; a plan shows even programs that `dispatch` would reject."""
     endpoints = tuple(word.strip() for word in args.endpoints.split(",") if word.strip())
     servers = len(endpoints) or args.servers
     slicing = SliceVar(servers=servers, min_block_size=args.min_block_size, slice=not args.no_slice)

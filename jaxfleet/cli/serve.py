@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-from jaxfleet.env import Cluster, read_cluster
+from jaxfleet.env import PserverRole, read_cluster
 from jaxfleet.errors import ConnectError, StrategyError
 from jaxfleet.launch import PORT_TAKEN
 
@@ -47,15 +47,16 @@ def run(args: argparse.Namespace) -> int:
         return PORT_TAKEN
 
 
-def _serve(cluster: Cluster, args: argparse.Namespace) -> int:
-    from jaxfleet.ps.serve import serve  # noqa: PLC0415  # jax, which the other commands do without
+def _serve(cluster: PserverRole, args: argparse.Namespace) -> int:
     from jaxfleet.ps.server import ServerOptions  # noqa: PLC0415
+    from jaxfleet.ps.server.process import serve  # noqa: PLC0415  # jax, which the other commands do without
 
     times = {"lost_after_s": args.lost_after, "step_timeout_s": args.step_timeout}
     given = {name: seconds for name, seconds in times.items() if seconds is not None}
     options = ServerOptions(
         server=cluster.server_id,
         job=cluster.job,
+        launch_id=cluster.launch_id,
         trainers=cluster.trainers,
         as_trainers_say=len(given) < len(times),
         server_return_s=cluster.server_return_s,

@@ -1,4 +1,4 @@
-"""`jaxfleet timeline`: one picture of what all processes of a job did when."""
+"""`jaxfleet timeline`: merges the spans of all processes of a job into one trace."""
 
 import argparse
 import json
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jaxfleet.watch import merge
+from jaxfleet.observability import merge
 
 
 def add_parser(commands: Any, about: str) -> None:
@@ -23,7 +23,7 @@ def add_parser(commands: Any, about: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merges, and returns the exit status."""
+    """Runs the command and returns its exit status."""
     text = json.dumps(merge(args.folder))
     if args.output is None:
         sys.stdout.write(text + "\n")

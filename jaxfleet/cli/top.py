@@ -1,4 +1,4 @@
-"""`jaxfleet top`: what the servers and trainers of a running job do, in a terminal."""
+"""`jaxfleet top`: live activity of the servers and trainers of a job, in a terminal."""
 
 import argparse
 import time
@@ -7,11 +7,11 @@ from typing import Any
 
 from jaxfleet.cli.output import USER_ERROR, log
 from jaxfleet.errors import StrategyError
-from jaxfleet.watch import Board, Sample, read_token, scrape
+from jaxfleet.observability import Board, Sample, read_token, scrape
 
 _LONGEST_S = 3600.0
 _HERE = frozenset({"127.0.0.1", "localhost"})
-_BETWEEN_S = 0.5  # looks for a job that has not begun
+_BETWEEN_S = 0.5  # polls while the job has not begun
 
 
 def add_parser(commands: Any, about: str) -> None:
@@ -55,29 +55,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Tokens:
-    """Finds the tokens of servers' metrics.
-
-    Raises:
-        StrategyError: the file of the secret cannot be read.
-    """
+    """Finds the tokens of servers' metrics."""
 
     def __init__(self, secret_file: Path | None) -> None:
         self._of_all = None if secret_file is None else _token_of(secret_file)
 
     def of(self, address: str) -> str | None:
-        """Returns that of a server, None where it needs none, or none is known here."""
+        """Returns the token of a server; None if none is needed or known."""
         host, _, port = address.rpartition(":")
         if self._of_all is not None or host not in _HERE or not port.isdigit():
             return self._of_all
         return read_token(int(port))
 
     def scrape(self, address: str) -> Sample:
-        """Returns the metrics of a server."""
         return scrape(address, self.of(address))
 
 
 def _token_of(secret_file: Path) -> str:
-    from jaxfleet.ps.secret import metrics_token, read_secret  # noqa: PLC0415  # zmq, for CURVE
+    from jaxfleet.transport.secret import metrics_token, read_secret  # noqa: PLC0415  # zmq, for CURVE
 
     return metrics_token(read_secret(secret_file))
 
@@ -91,7 +86,7 @@ def _print_token(token: str | None) -> int:
 
 
 def _look_until_one_answers(board: Board, wait_s: float) -> None:
-    """Looks at a job that may be about to begin: its processes take seconds to start."""
+    """Polls a job that may be about to begin: its processes take seconds to start."""
     until = time.monotonic() + wait_s
     board.look()
     if wait_s > 0 and not board.answers:
@@ -102,7 +97,7 @@ def _look_until_one_answers(board: Board, wait_s: float) -> None:
 
 
 def _once(board: Board, every_s: float) -> int:
-    from rich.console import Console  # noqa: PLC0415  # an extra; the board says so where it lacks
+    from rich.console import Console  # noqa: PLC0415  # an extra; the board reports it if missing
 
     found = board.tables()
     time.sleep(every_s)
@@ -121,7 +116,7 @@ def _live(board: Board, every_s: float) -> int:
             while board.answers:
                 time.sleep(every_s)
                 board.look()
-                if board.answers:  # else what was seen last stays
+                if board.answers:  # otherwise the last samples stay on screen
                     live.update(board.tables(), refresh=True)
         except KeyboardInterrupt:
             return 0

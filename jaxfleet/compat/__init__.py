@@ -1,4 +1,4 @@
-"""The old names: an old script runs as it is.
+"""Old names, so that an old script runs unchanged.
 
 ::
 
@@ -9,7 +9,7 @@
     import paddle.fluid as fluid  # jaxfleet.fluid, by its old name
 
 `install` registers `paddle`, `paddle.fluid` and their submodules, and starts nothing: `CPU_NUM`
-may still be set afterwards. What the names stand for, `names` lists.
+may still be set afterwards. The module `names` lists the target of each name.
 """
 
 from jaxfleet.compat.installing import install as install

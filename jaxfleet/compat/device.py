@@ -6,7 +6,7 @@ from jaxfleet.errors import ProgramError
 
 
 def get_places(device_count: int | None = None, device_type: str | None = None) -> NoReturn:
-    """Would list devices for `parallel_do`, which fluid 1.8 has no more.
+    """Rejects a list of devices for `parallel_do`, which fluid 1.8 has removed.
 
     Raises:
         ProgramError: always.

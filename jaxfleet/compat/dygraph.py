@@ -1,7 +1,7 @@
-"""`paddle.fluid.dygraph`: it can be imported; what runs operators as they are written is refused.
+"""`paddle.fluid.dygraph`: importable, but eager execution is rejected.
 
-Static programs import it without using it, or to ask whether it is on. A class can be derived
-from (models are, where a script is imported); it is the first object that is refused.
+Static programs import it without using it, or to check whether it is on. A class can be subclassed
+(scripts subclass models at import); creating an object is rejected.
 """
 
 from typing import Any, NoReturn
@@ -22,12 +22,12 @@ _NAMES = frozenset(_LISTED.split())
 
 
 def enabled() -> bool:
-    """Whether operators run as they are written: they never do here."""
+    """Whether operators run eagerly; always False."""
     return False
 
 
 def disable_dygraph() -> None:
-    """Goes back to building programs, which are built anyway."""
+    """Does nothing: programs are always built."""
 
 
 disable_imperative = disable_dygraph

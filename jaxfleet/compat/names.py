@@ -1,4 +1,4 @@
-"""Which module each old name stands for."""
+"""The target module of each old name."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ _PSLIB = f"{_SERVERS}.pslib"
 _DYGRAPH = ("jaxfleet.compat.dygraph",)
 _FRAMEWORK = (f"{_FLUID}.framework",)
 
-# A package stands before its modules.
+# Packages before their modules.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle": ("jaxfleet.compat.top",),
     "paddle.compat": ("jaxfleet.compat.text",),
@@ -30,6 +30,9 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid.communicator": (f"{_FLUID}.communicator",),
     "paddle.fluid.compiler": (f"{_FLUID}.compiler",),
     "paddle.fluid.contrib": (f"{_FLUID}.contrib",),
+    "paddle.fluid.contrib.mixed_precision": (f"{_FLUID}.contrib.mixed_precision",),
+    "paddle.fluid.contrib.mixed_precision.decorator": (f"{_FLUID}.contrib.mixed_precision",),
+    "paddle.fluid.contrib.mixed_precision.fp16_lists": (f"{_FLUID}.contrib.mixed_precision",),
     "paddle.fluid.contrib.memory_usage_calc": (f"{_FLUID}.contrib",),
     "paddle.fluid.core": (f"{_FLUID}.core",),
     "paddle.fluid.data_feeder": (f"{_FLUID}.data_feeder",),
@@ -106,11 +109,11 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid.transpiler.details.vars_distributed": (_DETAILS,),
     "paddle.fluid.transpiler.distribute_transpiler": (
         _TRANSPILER,
-        f"{_TRANSPILER}.op_roles",
+        f"{_TRANSPILER}.distribute_transpiler",
         _DETAILS,
     ),
     "paddle.fluid.transpiler.geo_sgd_transpiler": (_TRANSPILER,),
-    "paddle.fluid.transpiler.memory_optimization_transpiler": (f"{_TRANSPILER}.memory",),
+    "paddle.fluid.transpiler.memory_optimization_transpiler": (_TRANSPILER,),
     "paddle.fluid.transpiler.ps_dispatcher": (_TRANSPILER,),
     "paddle.fluid.unique_name": (f"{_FLUID}.unique_name",),
 }

@@ -1,7 +1,7 @@
 """`paddle.optimizer`: fluid's optimizers with the later documents' arguments.
 
-`parameters` is what fluid calls `parameter_list`, and `weight_decay` its `regularization`: a
-number stands for L2 decay.
+`parameters` is fluid's `parameter_list`, and `weight_decay` its `regularization`: a number means L2
+decay.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ def _regularization(weight_decay: Any) -> Any:
 
 
 class SGD(fluids.SGDOptimizer):
-    """Goes against the gradient."""
+    """Stochastic gradient descent."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class SGD(fluids.SGDOptimizer):
 
 
 class Momentum(fluids.MomentumOptimizer):
-    """Goes along a decaying sum of gradients."""
+    """Gradient descent with momentum."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Momentum(fluids.MomentumOptimizer):
 
 
 class Adagrad(fluids.AdagradOptimizer):
-    """Divides by the root of the sum of squares."""
+    """Scales gradients by the root of the sum of their squares."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Adagrad(fluids.AdagradOptimizer):
 
 
 class Adam(fluids.AdamOptimizer):
-    """Divides one decaying average by the root of another."""
+    """Scales one decaying average by the root of another."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Adam(fluids.AdamOptimizer):
 
 
 class Adamax(fluids.AdamaxOptimizer):
-    """Adam by the largest gradient in the place of the second average."""
+    """Adam with the maximum norm instead of the second average."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Adamax(fluids.AdamaxOptimizer):
 
 
 class Adadelta(fluids.AdadeltaOptimizer):
-    """Finds its own rate from averages of gradients and of updates."""
+    """Derives its rate from averages of gradients and of updates."""
 
     plain_rate = 0.001  # the default, not the caller's choice
 
@@ -134,7 +134,7 @@ class Adadelta(fluids.AdadeltaOptimizer):
 
 
 class RMSProp(fluids.RMSPropOptimizer):
-    """Divides by the root of a decaying average of squares."""
+    """Scales gradients by the root of a decaying average of their squares."""
 
     def __init__(
         self,

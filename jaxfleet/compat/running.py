@@ -1,8 +1,8 @@
-"""Runs an old script with nothing changed: `python -m jaxfleet.compat script.py ARGS`.
+"""Runs an old script unchanged: `python -m jaxfleet.compat script.py ARGS`.
 
 `-m MODULE` runs a module. `-m paddle.distributed.launch` and `-m paddle.distributed.launch_ps`
-start processes that run their script in the same way. Python processes that a script starts by
-itself, with `subprocess` or `multiprocessing`, find `paddle` too, as a file on `PYTHONPATH`.
+start processes that run their script in the same way. Python processes that a script itself starts,
+with `subprocess` or `multiprocessing`, find `paddle` too, as a file on `PYTHONPATH`.
 """
 
 import atexit
@@ -40,12 +40,9 @@ jaxfleet.compat.install()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what the words say; returns the exit status.
+    """Runs the script or module of the arguments; returns the exit status.
 
     A script's own exit, and its errors, pass through.
-
-    Args:
-        argv: the words after `python -m jaxfleet.compat`; those of this process unless given.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] in (["-h"], ["--help"]):
@@ -77,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _install_in_children() -> None:
-    """Lets Python processes that this one starts import `paddle`."""
+    """Makes `paddle` importable in Python processes that this one starts."""
     folder = tempfile.mkdtemp(prefix="jaxfleet-compat-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     Path(folder, "paddle.py").write_text(_PADDLE, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`paddle.static.nn`: layers whose arguments the later documents call otherwise."""
+"""`paddle.static.nn`: layers whose arguments have other names in the later documents."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""`paddle.compat`: what let scripts run under Python 2 and 3, with Python 3's meaning."""
+"""`paddle.compat`: helpers for scripts on Python 2 and 3, with Python 3's meaning."""
 
 import math
 from collections.abc import Callable
@@ -9,32 +9,20 @@ long_type = int
 
 
 def to_text(obj: Any, encoding: str = "utf-8", inplace: bool = False) -> Any:
-    """Decodes bytes, alone or in a list or a set; anything else stays as it is.
-
-    Args:
-        obj: bytes, or a list or set with some.
-        encoding: of the bytes.
-        inplace: change the list or set itself.
-    """
+    """Decodes bytes, alone or in a list or set, optionally `inplace`; others stay unchanged."""
     return _each(
         obj, lambda item: item.decode(encoding) if isinstance(item, bytes) else item, inplace
     )
 
 
 def to_bytes(obj: Any, encoding: str = "utf-8", inplace: bool = False) -> Any:
-    """Encodes strings, alone or in a list or a set; anything else stays as it is.
-
-    Args:
-        obj: a string, or a list or set with some.
-        encoding: of the bytes.
-        inplace: change the list or set itself.
-    """
+    """Encodes strings, alone or in a list or set, optionally `inplace`; others stay unchanged."""
     return _each(
         obj, lambda item: item.encode(encoding) if isinstance(item, str) else item, inplace
     )
 
 
-def round(x: float, d: int = 0) -> float:  # the name that scripts call
+def round(x: float, d: int = 0) -> float:  # paddle's name
     """Rounds to `d` decimals, halves away from zero as Python 2 did."""
     scale: float = 10**d
     return math.copysign(math.floor(abs(x) * scale + 0.5) / scale, x)

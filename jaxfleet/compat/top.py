@@ -1,4 +1,4 @@
-"""What `paddle` itself has: the few names that static programs use."""
+"""Top level of `paddle`: the few names that static programs use."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from jaxfleet.fluid.readers import batch as batch
 
 
 def enable_static() -> None:
-    """Builds programs from now on: nothing else is done here anyway."""
+    """Does nothing: programs are always built."""
 
 
 def disable_static() -> None:
-    """Would run operators as they are written.
+    """Rejects eager execution.
 
     Raises:
         ProgramError: always.
@@ -26,7 +26,7 @@ def disable_static() -> None:
 
 
 def in_dynamic_mode() -> bool:
-    """Tells whether operators run as they are written: they never do here."""
+    """Whether operators run eagerly; always False."""
     return False
 
 

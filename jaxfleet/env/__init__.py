@@ -1,12 +1,9 @@
-"""Reads the environment: the only package that does.
+"""The only package that reads the environment.
 
-Every variable is listed in it with what it means; everything else takes values as arguments.
+It lists every variable with its meaning; all other code takes values as arguments. Readers raise
+`StrategyError` if a value is invalid, contradicts another, or is required and missing.
 """
 
-from jaxfleet.env.clusters import Cluster as Cluster
-from jaxfleet.env.clusters import cluster_environment as cluster_environment
-from jaxfleet.env.clusters import read_cluster as read_cluster
-from jaxfleet.env.clusters import read_roles as read_roles
 from jaxfleet.env.fluid import ensure_cpu_num as ensure_cpu_num
 from jaxfleet.env.fluid import preset_flag as preset_flag
 from jaxfleet.env.fluid import read_check_nan_inf as read_check_nan_inf
@@ -19,12 +16,18 @@ from jaxfleet.env.fluid import says_how_many_cpu_devices as says_how_many_cpu_de
 from jaxfleet.env.fluid import wants_gpus as wants_gpus
 from jaxfleet.env.folders import is_private as is_private
 from jaxfleet.env.folders import runtime_dir as runtime_dir
+from jaxfleet.env.jobs import CloudNodes as CloudNodes
 from jaxfleet.env.jobs import JobName as JobName
+from jaxfleet.env.jobs import read_cloud_nodes as read_cloud_nodes
 from jaxfleet.env.jobs import read_job as read_job
 from jaxfleet.env.jobs import read_meeting_dir as read_meeting_dir
 from jaxfleet.env.jobs import read_restart as read_restart
-from jaxfleet.env.nodes import CloudNodes as CloudNodes
-from jaxfleet.env.nodes import read_cloud_nodes as read_cloud_nodes
+from jaxfleet.env.launcher_detection import Started as Started
+from jaxfleet.env.launcher_detection import read_started as read_started
+from jaxfleet.env.pserver_role import PserverRole as PserverRole
+from jaxfleet.env.pserver_role import cluster_environment as cluster_environment
+from jaxfleet.env.pserver_role import read_cluster as read_cluster
+from jaxfleet.env.pserver_role import read_roles as read_roles
 from jaxfleet.env.ranks import Rank as Rank
 from jaxfleet.env.ranks import rank_environment as rank_environment
 from jaxfleet.env.ranks import read_rank as read_rank
@@ -36,5 +39,3 @@ from jaxfleet.env.settings import read_environment as read_environment
 from jaxfleet.env.settings import read_metrics_host as read_metrics_host
 from jaxfleet.env.settings import read_metrics_port as read_metrics_port
 from jaxfleet.env.settings import read_trace_dir as read_trace_dir
-from jaxfleet.env.started import Started as Started
-from jaxfleet.env.started import read_started as read_started

@@ -8,7 +8,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from jaxfleet.env.reading import get
+from jaxfleet.env.variables import get
 
 _OVERFLOW_USER = Path("/proc/sys/kernel/overflowuid")
 _USER_MAP = Path("/proc/self/uid_map")
@@ -19,9 +19,9 @@ def is_private(folder: Path) -> bool:
     """Whether only this user and root can modify the content of a folder.
 
     The folder belongs to this user, and is writable neither by others nor by its group, unless the
-    group has no other members. The same holds for the folders above it, which may also belong to
-    root or, as users outside of a user namespace appear inside it, to the system's overflow user,
-    and may be writable by others if they are sticky, as `/tmp` is.
+    group has no other members. The same holds for its parents, which may also belong to root or, as
+    users outside of a user namespace appear inside it, to the system's overflow user, and may be
+    writable by others if they are sticky, as `/tmp` is.
     """
     try:
         real = folder.resolve(strict=True)
@@ -43,7 +43,7 @@ def _others_write(found: os.stat_result) -> bool:
 
 
 def _users_above() -> set[int]:
-    """Returns the users that folders above a private one may belong to."""
+    """Returns the users that parents of a private folder may belong to."""
     users = {0, os.geteuid()}
     try:
         if not _maps_all_users(_USER_MAP.read_text()):

@@ -1,14 +1,13 @@
-"""Which rank of a collective job a process is."""
+"""Rank of this process in a collective job."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxfleet.env.endpoints import read_endpoints, read_trainer_id
 from jaxfleet.env.fluid import read_selected_gpus
-from jaxfleet.env.jobs import read_job, read_restart
-from jaxfleet.env.names import (
+from jaxfleet.env.jobs import read_endpoints, read_job, read_restart, read_trainer_id
+from jaxfleet.env.variables import (
     CURRENT,
     GPUS,
     JOB,
@@ -23,28 +22,30 @@ from jaxfleet.env.names import (
     TRAINER_ID,
     TRAINERS,
     XLA_FLAGS,
+    get,
+    read_number,
+    refuse,
 )
-from jaxfleet.env.reading import get, read_number, refuse
 
 _CPU_DEVICES = "--xla_force_host_platform_device_count"
 _PROXIES = ("http_proxy", "https_proxy")
-_NO_PROXY = ("no_grpc_proxy", "no_proxy")  # whom gRPC reaches without one; it reads the first
+_NO_PROXY = ("no_grpc_proxy", "no_proxy")  # hosts that gRPC reaches directly; it reads the first
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Holds which process of a collective job one is.
+    """Rank of a process in a collective job.
 
     Attributes:
         rank: `PADDLE_TRAINER_ID`.
-        endpoints: `PADDLE_TRAINER_ENDPOINTS`; one of each rank, in their order.
+        endpoints: `PADDLE_TRAINER_ENDPOINTS`; one per rank, in order.
         job: `JAXFLEET_JOB`.
         secret_file: `JAXFLEET_SECRET_FILE`.
-        restart: `JAXFLEET_RESTART`; how often the job has been started again.
-        gpus: `FLAGS_selected_gpus`; the GPUs that are this rank's, none to leave that open.
-        cpu_devices: how many devices the CPU stands in for (`XLA_FLAGS`); None leaves that open.
-        proxies: whether it may reach others through a proxy; fluid's launch takes that away.
-        meeting_dir: `JAXFLEET_MEETING_DIR`; where processes meet if by no other way.
+        restart: `JAXFLEET_RESTART`; the number of restarts of the job.
+        gpus: `FLAGS_selected_gpus`; the GPUs of this rank, empty for jax's default.
+        cpu_devices: number of CPU devices (`XLA_FLAGS`); None for jax's default.
+        proxies: whether it may reach others through a proxy; fluid's launch forbids it.
+        meeting_dir: `JAXFLEET_MEETING_DIR`; the default rendezvous of the processes.
     """
 
     rank: int
@@ -59,13 +60,10 @@ class Rank:
 
 
 def read_rank() -> Rank | None:
-    """Returns which rank of which collective job this is; None where the environment names none.
+    """Returns the rank of this process; None if the environment specifies no collective job.
 
-    `PADDLE_TRAINERS_NUM` and `PADDLE_CURRENT_ENDPOINT` need not be there, but must agree if they
-    are; the latter stands in for a `PADDLE_TRAINER_ID` that is not.
-
-    Raises:
-        StrategyError: a variable is missing, is no such value, or contradicts another.
+    `PADDLE_TRAINERS_NUM` and `PADDLE_CURRENT_ENDPOINT` are optional but must agree; the latter
+    replaces a missing `PADDLE_TRAINER_ID`.
     """
     if not get(TRAINER_ENDPOINTS):
         return None
@@ -88,7 +86,7 @@ def read_rank() -> Rank | None:
 
 
 def rank_environment(rank: Rank) -> dict[str, str]:
-    """Returns the whole environment of a child that is this rank: this process's, and its place."""
+    """Returns the whole environment of a child with this rank, based on this process's."""
     left_out = (*OF_CLUSTERS, GPUS, *(() if rank.proxies else _PROXIES))
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
     settings: Mapping[str, object] = {
@@ -111,13 +109,13 @@ def rank_environment(rank: Rank) -> dict[str, str]:
         settings = {
             **settings,
             XLA_FLAGS: " ".join([*others, f"{_CPU_DEVICES}={rank.cpu_devices}"]),
-            PLATFORMS: get(PLATFORMS) or "cpu",  # else a GPU would be taken before them
+            PLATFORMS: get(PLATFORMS) or "cpu",  # otherwise jax would prefer a GPU
         }
     return kept | {name: str(value) for name, value in settings.items() if value is not None}
 
 
 def _without_proxy(endpoints: tuple[str, ...]) -> str:
-    """Adds the ranks' hosts to those that gRPC reaches without a proxy: one would refuse them."""
+    """Adds the ranks' hosts to those that gRPC reaches directly: a proxy would refuse them."""
     before = get(_NO_PROXY[0]) or get(_NO_PROXY[1])
     hosts = dict.fromkeys(endpoint.rpartition(":")[0] for endpoint in endpoints)
     return ",".join([*([before] if before else []), *hosts])

@@ -1,4 +1,4 @@
-"""What jaxfleet's own variables ask for, in any process."""
+"""jaxfleet's own settings, for any process."""
 
 import os
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxfleet.env.reading import get, read_number, refuse
+from jaxfleet.env.variables import get, read_number, refuse
 
 _DUMP_DIR = "JAXFLEET_DUMP_DIR"
 _DUMP_SOURCE = "JAXFLEET_DUMP_SOURCE"
@@ -20,10 +20,10 @@ _LAST_PORT = 65535
 
 @dataclass(frozen=True)
 class Environment:
-    """Holds what the environment asked for.
+    """Settings from the environment.
 
     Attributes:
-        dump_dir: `JAXFLEET_DUMP_DIR`; where every pipeline writes what its passes did.
+        dump_dir: `JAXFLEET_DUMP_DIR`; where every pipeline dumps the programs between passes.
         dump_source: `JAXFLEET_DUMP_SOURCE`; `1` adds the user's source lines to those dumps.
         dump_until_compiled: `JAXFLEET_DUMP_UNTIL_COMPILED`; `1` ends a script at its first step.
     """
@@ -34,7 +34,7 @@ class Environment:
 
 
 def read_environment() -> Environment:
-    """Returns the environment's settings, as they are now."""
+    """Returns the current settings."""
     dump_dir = os.environ.get(_DUMP_DIR)
     return Environment(
         dump_dir=Path(dump_dir) if dump_dir else None,
@@ -47,7 +47,7 @@ def read_environment() -> Environment:
 def dumping_to(
     folder: Path, *, source: bool = False, until_compiled: bool = False
 ) -> Iterator[None]:
-    """Sets the environment's dump settings while it lasts, for this process and its children."""
+    """Context that sets the dump variables, for this process and its children."""
     settings = {
         _DUMP_DIR: str(folder),
         _DUMP_SOURCE: "1" if source else "0",
@@ -66,10 +66,10 @@ def dumping_to(
 
 
 def read_cache_dir() -> Path | None:
-    """Returns where compiled functions are kept for the user's later processes, None for nowhere.
+    """Returns the folder of compiled functions for later processes, None if disabled.
 
-    `JAXFLEET_CACHE_DIR` says where (an empty one: nowhere); else it is `jaxfleet` in the user's
-    cache folder: `XDG_CACHE_HOME`, or `.cache` at home.
+    `JAXFLEET_CACHE_DIR` sets it (empty: disabled); the default is `jaxfleet` in the user's cache
+    folder: `XDG_CACHE_HOME`, or `.cache` at home.
     """
     given = os.environ.get(_CACHE_DIR)
     if given is not None:
@@ -82,18 +82,15 @@ def read_cache_dir() -> Path | None:
 
 
 def read_trace_dir() -> Path | None:
-    """Returns where every process writes what it did when (`JAXFLEET_TRACE_DIR`), None for not."""
+    """Returns the folder for the spans of all processes (`JAXFLEET_TRACE_DIR`), if set."""
     return Path(get(_TRACE_DIR)) if get(_TRACE_DIR) else None
 
 
 def read_metrics_port(server: int) -> int | None:
-    """Returns the port at which a server gives its metrics, None if it gives none.
+    """Returns the port of a server's metrics, None if it serves none.
 
     Args:
-        server: its number: `JAXFLEET_METRICS_PORT` is server 0's, the others' follow.
-
-    Raises:
-        StrategyError: it is no port.
+        server: its number: `JAXFLEET_METRICS_PORT` is the port of server 0; the others' follow.
     """
     if not get(_METRICS_PORT):
         return None
@@ -104,14 +101,14 @@ def read_metrics_port(server: int) -> int | None:
 
 
 def read_metrics_host() -> str:
-    """Returns the address at which servers give their metrics: `JAXFLEET_METRICS_HOST`.
+    """Returns the address at which servers serve their metrics: `JAXFLEET_METRICS_HOST`.
 
-    Unless it is set that is 127.0.0.1, which this machine alone reaches.
+    The default is 127.0.0.1, which only this machine reaches.
     """
     return get(_METRICS_HOST) or "127.0.0.1"
 
 
 def prepend_python_path(folder: str) -> None:
-    """Puts a folder before others of `PYTHONPATH`, for processes that this one starts."""
+    """Prepends a folder to `PYTHONPATH`, for child processes."""
     known = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, known] if known else [folder])

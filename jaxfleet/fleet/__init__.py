@@ -1,6 +1,6 @@
-"""Jobs of several processes: who each is, and what a script calls.
+"""Facade for jobs of several processes: roles, training steps and checkpoints.
 
-The functions are about the job that this process is of; see `JobFleet` for what they do::
+The functions act on the job of this process; `JobFleet` documents them::
 
     from jaxfleet import fleet
 
@@ -9,25 +9,25 @@ The functions are about the job that this process is of; see `JobFleet` for what
     step = fleet.distribute(train_step, example=(state, batch))
 """
 
+from jaxfleet.cluster.roles.process_roles import OnlyWorker as OnlyWorker
 from jaxfleet.fleet.base import FleetBase as FleetBase
+from jaxfleet.fleet.default_fleet import all_reduce_worker as all_reduce_worker
+from jaxfleet.fleet.default_fleet import barrier_worker as barrier_worker
+from jaxfleet.fleet.default_fleet import distribute as distribute
+from jaxfleet.fleet.default_fleet import distributed_optimizer as distributed_optimizer
+from jaxfleet.fleet.default_fleet import init as init
+from jaxfleet.fleet.default_fleet import is_first_worker as is_first_worker
+from jaxfleet.fleet.default_fleet import is_server as is_server
+from jaxfleet.fleet.default_fleet import is_worker as is_worker
+from jaxfleet.fleet.default_fleet import restore as restore
+from jaxfleet.fleet.default_fleet import run_server as run_server
+from jaxfleet.fleet.default_fleet import save as save
+from jaxfleet.fleet.default_fleet import server_endpoints as server_endpoints
+from jaxfleet.fleet.default_fleet import server_index as server_index
+from jaxfleet.fleet.default_fleet import server_num as server_num
+from jaxfleet.fleet.default_fleet import split_files as split_files
+from jaxfleet.fleet.default_fleet import stop_worker as stop_worker
+from jaxfleet.fleet.default_fleet import worker_endpoints as worker_endpoints
+from jaxfleet.fleet.default_fleet import worker_index as worker_index
+from jaxfleet.fleet.default_fleet import worker_num as worker_num
 from jaxfleet.fleet.job import JobFleet as JobFleet
-from jaxfleet.fleet.only_worker import OnlyWorker as OnlyWorker
-from jaxfleet.fleet.this_process import all_reduce_worker as all_reduce_worker
-from jaxfleet.fleet.this_process import barrier_worker as barrier_worker
-from jaxfleet.fleet.this_process import distribute as distribute
-from jaxfleet.fleet.this_process import distributed_optimizer as distributed_optimizer
-from jaxfleet.fleet.this_process import init as init
-from jaxfleet.fleet.this_process import is_first_worker as is_first_worker
-from jaxfleet.fleet.this_process import is_server as is_server
-from jaxfleet.fleet.this_process import is_worker as is_worker
-from jaxfleet.fleet.this_process import restore as restore
-from jaxfleet.fleet.this_process import run_server as run_server
-from jaxfleet.fleet.this_process import save as save
-from jaxfleet.fleet.this_process import server_endpoints as server_endpoints
-from jaxfleet.fleet.this_process import server_index as server_index
-from jaxfleet.fleet.this_process import server_num as server_num
-from jaxfleet.fleet.this_process import split_files as split_files
-from jaxfleet.fleet.this_process import stop_worker as stop_worker
-from jaxfleet.fleet.this_process import worker_endpoints as worker_endpoints
-from jaxfleet.fleet.this_process import worker_index as worker_index
-from jaxfleet.fleet.this_process import worker_num as worker_num

@@ -1,35 +1,35 @@
-"""FleetBase: which process of a job this is, whatever it trains."""
+"""Role queries of a process, independent of the model it trains."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from jaxfleet.cluster import split_files
+from jaxfleet.cluster.roles import PaddleCloudRoleMaker, RoleMakerBase
+from jaxfleet.cluster.roles.process_roles import OnlyWorker
 from jaxfleet.env import read_roles
 from jaxfleet.errors import StrategyError, WrongTypeError
-from jaxfleet.fleet.only_worker import OnlyWorker
-from jaxfleet.fleet.roles import PaddleCloudRoleMaker, RoleMakerBase
-from jaxfleet.group import split_files
-from jaxfleet.ops.frames import line_of_caller
+from jaxfleet.ops.user_frames import line_of_caller
 
 _SERVERS, _WORKERS = "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_TRAINER_ENDPOINTS"
 
 
 class FleetBase:
-    """Answers who takes part in a job, by its role maker."""
+    """Reports the role of this process and its peers, as given by a role maker."""
 
     def __init__(self) -> None:
         self._role_maker: RoleMakerBase | None = None
         self._is_initialized = False
 
     def init(self, role_maker: RoleMakerBase | None = None) -> None:
-        """Says which process of the job this is.
+        """Sets the role of this process.
 
         Args:
-            role_maker: says it. Unless given, the environment does; where it says nothing, this is
-                the only worker, without servers.
+            role_maker: its role. By default the environment decides; without such variables this
+                process is the only worker, and there are no servers.
 
         Raises:
-            TypeError: it is no role maker.
-            ValueError: the environment is no job's.
+            TypeError: `role_maker` is not a role maker.
+            ValueError: the environment does not describe a job.
         """
         if role_maker is not None and not isinstance(role_maker, RoleMakerBase):
             what = "role_maker must be an instance of RoleMakerBase"
@@ -40,20 +40,19 @@ class FleetBase:
         self._role_maker, self._is_initialized = chosen, True
 
     def _by_environment(self) -> RoleMakerBase:
-        """Returns the role maker of who gives none."""
         return PaddleCloudRoleMaker() if _SERVERS in read_roles() else self._without_servers()
 
     def _without_servers(self) -> RoleMakerBase:
-        """Returns the role maker of who gives none, where the environment names no servers."""
+        """Returns the default role maker for an environment without servers."""
         is_one_of_many = _WORKERS in read_roles()
         return PaddleCloudRoleMaker(is_collective=True) if is_one_of_many else OnlyWorker()
 
     @property
     def role_maker(self) -> RoleMakerBase:
-        """What says which process this is.
+        """The role maker of this process.
 
         Raises:
-            StrategyError: nothing does yet.
+            StrategyError: `init` was not called.
         """
         if self._role_maker is None:
             what = "nobody has said which process of the job this is"
@@ -61,7 +60,6 @@ class FleetBase:
         return self._role_maker
 
     def is_first_worker(self) -> bool:
-        """Tells whether this is worker 0."""
         return self.role_maker.is_first_worker()
 
     def worker_index(self) -> int:
@@ -69,15 +67,12 @@ class FleetBase:
         return self.role_maker.worker_index()
 
     def worker_num(self) -> int:
-        """Returns how many workers there are."""
         return self.role_maker.worker_num()
 
     def is_worker(self) -> bool:
-        """Tells whether this process trains."""
         return self.role_maker.is_worker()
 
     def is_server(self) -> bool:
-        """Tells whether this process serves."""
         return self.role_maker.is_server()
 
     def server_index(self) -> int:
@@ -85,22 +80,21 @@ class FleetBase:
         return self.role_maker.server_index()
 
     def server_num(self) -> int:
-        """Returns how many servers there are."""
         return len(self.role_maker.get_pserver_endpoints())
 
     def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Returns `host:port` of every worker, where they are known: a list, or with commas."""
+        """Returns the known `host:port` of workers: a list, or joined by commas."""
         return _shown(self.role_maker.get_trainer_endpoints(), to_string=to_string)
 
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Returns `host:port` of every server: a list, or with commas."""
+        """Returns the `host:port` of every server: a list, or joined by commas."""
         return _shown(self.role_maker.get_pserver_endpoints(), to_string=to_string)
 
     def split_files(self, files: Sequence[str]) -> list[str]:
-        """Returns this worker's files: a contiguous block; the first workers have one more.
+        """Returns this worker's block of files; the first workers take one of the remainder each.
 
         Raises:
-            TypeError: the files are no list.
+            TypeError: `files` is not a list.
         """
         if not isinstance(files, list | tuple):
             what = "files should be a list of file need to be read."
@@ -109,33 +103,25 @@ class FleetBase:
         return split_files(files, rank=self.worker_index(), size=self.worker_num())
 
     def _check_serves(self) -> None:
-        """Refuses to be a server in a worker: it would take the endpoint of one.
-
-        Raises:
-            StrategyError: this process is a worker.
-        """
+        """Rejects serving from a worker, which would take a server's endpoint."""
         if not self.is_server():
             what = "this process is a worker, and serves nothing"
             hint = "if fleet.is_server(): fleet.run_server()"
             raise StrategyError(what, source=line_of_caller(), hint=hint)
 
     def _check_works(self) -> None:
-        """Refuses to be a worker in a server: it would speak in the name of one.
-
-        Raises:
-            StrategyError: this process is a server.
-        """
+        """Rejects training from a server, which would impersonate a worker."""
         if not self.is_worker():
             what = "this process is a server, and trains nothing"
             hint = "if fleet.is_worker(): fleet.init_worker()"
             raise StrategyError(what, source=line_of_caller(), hint=hint)
 
     def all_reduce_worker(self, input: Any, output: Any) -> None:
-        """Adds up an array over workers, into another."""
+        """Sums an array over all workers into `output`."""
         self.role_maker.all_reduce_worker(input, output)
 
     def barrier_worker(self) -> None:
-        """Waits until all workers are here."""
+        """Waits until all workers reach the barrier."""
         self.role_maker.barrier_worker()
 
 

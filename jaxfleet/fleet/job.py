@@ -1,4 +1,4 @@
-"""JobFleet: a job of a JAX step, asked of one object: with servers, or of ranks.
+"""JobFleet: the facade of a JAX training job, with servers or of ranks alone.
 
 ::
 
@@ -26,23 +26,22 @@ from typing import Any
 import optax
 
 from jaxfleet.capture import capture, distributed_optimizer
-from jaxfleet.env import Cluster, Rank, read_cluster, read_job, read_rank
+from jaxfleet.cluster import initialize, joined
+from jaxfleet.cluster.roles import RoleMakerBase
+from jaxfleet.cluster.roles.process_roles import RankRole, check_same_rank
+from jaxfleet.env import PserverRole, Rank, read_cluster, read_job, read_rank
 from jaxfleet.errors import StrategyError
 from jaxfleet.fleet.base import FleetBase
-from jaxfleet.fleet.ranks import RankRole
-from jaxfleet.fleet.roles import RoleMakerBase
-from jaxfleet.fleet.same_rank import check_same_rank
-from jaxfleet.group import initialize, joined
-from jaxfleet.ops.frames import line_of_caller
+from jaxfleet.ops.user_frames import line_of_caller
 from jaxfleet.runtime import DistributedStrategy, distribute
 from jaxfleet.runtime.argument_step import with_arguments
-from jaxfleet.runtime.distributing import AnyStep
-from jaxfleet.runtime.processes import job_step, serve_job
+from jaxfleet.runtime.distribution import AnyStep
+from jaxfleet.runtime.pserver_entry import job_step, serve_job
 from jaxfleet.runtime.strategy import as_strategy
 
 
 class JobFleet(FleetBase):
-    """What a script of a JAX step asks and says of its job."""
+    """The job of a JAX step, as its script sees it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,19 +49,19 @@ class JobFleet(FleetBase):
         self._step: AnyStep | None = None
 
     def init(self, role_maker: RoleMakerBase | None = None) -> None:
-        """Says which process of the job this is, and joins the others where there are no servers.
+        """Sets the role of this process and, in a job without servers, joins the other ranks.
 
-        It is called before anything else of jax.
+        Call it before any other use of jax.
 
         Args:
-            role_maker: says it. Unless given, the environment does: that of `jaxfleet launch`, of
-                SLURM, Open MPI or Kubernetes; where it says nothing, this is the only worker.
+            role_maker: the role. By default the environment decides: that of `jaxfleet launch`,
+                SLURM, Open MPI or Kubernetes; without any of them this process is the only worker.
 
         Raises:
-            TypeError: it is no role maker.
-            ValueError: the environment is no job's.
-            ConnectError: another rank did not come in time.
-            StrategyError: the process has joined a group before, and as another rank.
+            TypeError: `role_maker` is not a role maker.
+            ValueError: the environment does not describe a job.
+            ConnectError: another rank did not join in time.
+            StrategyError: the process already joined a group, as another rank.
         """
         super().init(role_maker)
         self._strategy = self._step = None
@@ -70,7 +69,7 @@ class JobFleet(FleetBase):
             return
         said = self.worker_index(), self.worker_num()
         if said[1] > 1:
-            initialize(self._rank())  # or has been called before
+            initialize(self._rank())  # or was called before
         if (group := joined()) is not None:
             hint = "let the role maker and jf.initialize() take the same environment"
             check_same_rank("the role maker says", said, (group.rank, group.size), hint)
@@ -79,7 +78,6 @@ class JobFleet(FleetBase):
         return RankRole()
 
     def _rank(self) -> Rank:
-        """Returns which rank this is, as its role maker says it."""
         endpoints, job = tuple(self.role_maker.get_trainer_endpoints()), read_job()
         known = read_rank() or Rank(0, endpoints, job.name, job.secret_file)
         return replace(known, rank=self.worker_index(), endpoints=endpoints)
@@ -93,12 +91,12 @@ class JobFleet(FleetBase):
 
         Args:
             optimizer: any Optax transformation.
-            strategy: how `distribute` makes the step; in a job with servers `pserver`, else
-                `collective`, unless given.
+            strategy: how `distribute` makes the step; by default `pserver` in a job with servers,
+                else `collective`.
 
         Raises:
-            ValueError: `init` was not called, or the strategy is none.
-            CaptureError: it is no optimizer.
+            ValueError: `init` was not called, or the strategy is invalid.
+            CaptureError: `optimizer` is not an optimizer.
         """
         made = distributed_optimizer(optimizer)
         with_servers = self.server_num() > 0
@@ -108,10 +106,10 @@ class JobFleet(FleetBase):
 
     @property
     def strategy(self) -> DistributedStrategy:
-        """How the step is made.
+        """The strategy of the step.
 
         Raises:
-            StrategyError: nothing was said of it.
+            StrategyError: `distributed_optimizer` was not called.
         """
         if self._strategy is None:
             what = "nobody has said how the step is distributed"
@@ -145,21 +143,21 @@ class JobFleet(FleetBase):
         return self._step
 
     def _check_has_no_servers(self) -> None:
-        """Refuses to train apart from the other workers, while servers wait for all of them."""
+        """Rejects training apart from the other workers while servers wait for all of them."""
         if self.server_num() and self.strategy.mode == "collective":
             what = f"mode 'collective' in a job with {self.server_num()} servers"
             hint = "mode='pserver', which is the default there; mode='single' trains apart"
             raise StrategyError(what, source=line_of_caller(), hint=hint)
 
-    def _cluster(self) -> Cluster:
-        """Returns who takes part, as the role maker says it."""
+    def _cluster(self) -> PserverRole:
+        """Returns this process's place among servers and trainers, by the role maker."""
         role, job = self.role_maker, read_job()
         servers, trainers = tuple(role.get_pserver_endpoints()), role.worker_num()
         if not servers:
             what = "mode 'pserver' needs servers, and this job has none"
             hint = "start the script with: jaxfleet launch --servers 2 --trainers 2 SCRIPT"
             raise StrategyError(what, source=line_of_caller(), hint=hint)
-        known = read_cluster() or Cluster(
+        known = read_cluster() or PserverRole(
             "trainer",
             trainers,
             servers,
@@ -182,9 +180,9 @@ class JobFleet(FleetBase):
         """Serves until all workers have stopped; a server needs nothing of the step.
 
         Raises:
-            ValueError: this process is no server.
+            ValueError: this process is not a server.
             ConnectError: the endpoint is taken, or may not be bound.
-            SystemExit: serving failed; the process's log says why.
+            SystemExit: serving failed; the process's log contains the reason.
         """
         self._check_serves()
         strategy = self._strategy or DistributedStrategy(mode="pserver")
@@ -193,25 +191,25 @@ class JobFleet(FleetBase):
             raise SystemExit(code)
 
     def save(self, path: str | Path, state: Any) -> None:
-        """Writes a checkpoint, of which every process of the job writes its part; all call it.
+        """Writes a checkpoint, each process its own part; every process must call it.
 
         Raises:
             ValueError: there is no step.
-            CheckpointError: it cannot be written; what was there before stays.
+            CheckpointError: it cannot be written; the previous checkpoint stays.
         """
         self._made().save(path, state)
 
     def restore(self, path: str | Path) -> Any:
-        """Returns the state that a checkpoint holds; all call it.
+        """Returns the state in a checkpoint; every process must call it.
 
         Raises:
             ValueError: there is no step.
-            CheckpointError: there is none, it is damaged, or of another step.
+            CheckpointError: there is no checkpoint, or it is damaged or of another step.
         """
         return self._made().restore(path)
 
     def stop_worker(self) -> None:
-        """Ends being a worker: servers wait for it no longer. Again, it does nothing."""
+        """Leaves the job, so that servers stop waiting for this worker; idempotent."""
         if self._step is not None and not self.is_server():
             self._step.close()
 

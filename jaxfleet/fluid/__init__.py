@@ -10,7 +10,7 @@
     exe.run(fluid.default_startup_program())
     (value,) = exe.run(feed={"x": rows, "y": wanted}, fetch_list=[loss])
 
-A program here is a builder over the IR (`jaxfleet.ir`): it becomes one where it runs.
+A program here is a builder over the IR (`jaxfleet.ir`), and is converted to it when it runs.
 """
 
 from jaxfleet.fluid import clip as clip
@@ -33,7 +33,6 @@ from jaxfleet.fluid import regularizer as regularizer
 from jaxfleet.fluid import unique_name as unique_name
 from jaxfleet.fluid.backward import append_backward as append_backward
 from jaxfleet.fluid.backward import gradients as gradients
-from jaxfleet.fluid.block import Block as Block
 from jaxfleet.fluid.compiler import BuildStrategy as BuildStrategy
 from jaxfleet.fluid.compiler import CompiledProgram as CompiledProgram
 from jaxfleet.fluid.compiler import ExecutionStrategy as ExecutionStrategy
@@ -49,8 +48,16 @@ from jaxfleet.fluid.executor import global_scope as global_scope
 from jaxfleet.fluid.executor import scope_guard as scope_guard
 from jaxfleet.fluid.flags import get_flags as get_flags
 from jaxfleet.fluid.flags import set_flags as set_flags
-from jaxfleet.fluid.guards import device_guard as device_guard
-from jaxfleet.fluid.guards import name_scope as name_scope
+from jaxfleet.fluid.framework.block import Block as Block
+from jaxfleet.fluid.framework.guards import device_guard as device_guard
+from jaxfleet.fluid.framework.guards import name_scope as name_scope
+from jaxfleet.fluid.framework.operator import Operator as Operator
+from jaxfleet.fluid.framework.program import Program as Program
+from jaxfleet.fluid.framework.program import default_main_program as default_main_program
+from jaxfleet.fluid.framework.program import default_startup_program as default_startup_program
+from jaxfleet.fluid.framework.program import program_guard as program_guard
+from jaxfleet.fluid.framework.variable import Parameter as Parameter
+from jaxfleet.fluid.framework.variable import Variable as Variable
 from jaxfleet.fluid.input import data as data
 from jaxfleet.fluid.input import embedding as embedding
 from jaxfleet.fluid.input import one_hot as one_hot
@@ -59,17 +66,12 @@ from jaxfleet.fluid.io import save as save
 from jaxfleet.fluid.lod_tensor import LoDTensor as LoDTensor
 from jaxfleet.fluid.lod_tensor import create_lod_tensor as create_lod_tensor
 from jaxfleet.fluid.lod_tensor import create_random_int_lodtensor as create_random_int_lodtensor
-from jaxfleet.fluid.operator import Operator as Operator
 from jaxfleet.fluid.parallel_executor import ParallelExecutor as ParallelExecutor
 from jaxfleet.fluid.param_attr import ParamAttr as ParamAttr
 from jaxfleet.fluid.places import CPUPlace as CPUPlace
 from jaxfleet.fluid.places import CUDAPlace as CUDAPlace
 from jaxfleet.fluid.places import cpu_places as cpu_places
 from jaxfleet.fluid.places import cuda_places as cuda_places
-from jaxfleet.fluid.program import Program as Program
-from jaxfleet.fluid.program import default_main_program as default_main_program
-from jaxfleet.fluid.program import default_startup_program as default_startup_program
-from jaxfleet.fluid.program import program_guard as program_guard
 from jaxfleet.fluid.transpiler import DistributeTranspiler as DistributeTranspiler
 from jaxfleet.fluid.transpiler import (
     DistributeTranspilerConfig as DistributeTranspilerConfig,
@@ -77,5 +79,3 @@ from jaxfleet.fluid.transpiler import (
 from jaxfleet.fluid.transpiler import FLDistributeTranspiler as FLDistributeTranspiler
 from jaxfleet.fluid.transpiler import memory_optimize as memory_optimize
 from jaxfleet.fluid.transpiler import release_memory as release_memory
-from jaxfleet.fluid.variable import Parameter as Parameter
-from jaxfleet.fluid.variable import Variable as Variable

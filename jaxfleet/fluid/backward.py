@@ -4,13 +4,12 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from jaxfleet.errors import AssertedError, WrongTypeError
-from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.checks import check_type, mistake
-from jaxfleet.fluid.differentiate import Callback, Walk, ops_between
-from jaxfleet.fluid.operator import ROLE, ROLE_VAR
-from jaxfleet.fluid.recomputing import keep_checkpoints
-from jaxfleet.fluid.roles import OpRole
-from jaxfleet.fluid.variable import Pairs, Parameter, Variable
+from jaxfleet.fluid.argument_checks import check_type, mistake
+from jaxfleet.fluid.framework.block import Block
+from jaxfleet.fluid.framework.differentiation import Callback, Walk, ops_between
+from jaxfleet.fluid.framework.operator import ROLE, ROLE_VAR, OpRole
+from jaxfleet.fluid.framework.variable import Pairs, Parameter, Variable
+from jaxfleet.fluid.lowering.memory import keep_checkpoints
 
 _MANY = (list, tuple, set, frozenset)
 
@@ -26,18 +25,18 @@ def append_backward(
 
     Args:
         loss: `[1]`.
-        parameter_list: whose gradients are wanted; those of all trainable parameters unless given.
-        no_grad_set: variables at which gradients end, besides those that say so themselves.
-        callbacks: called after each operator that is added, with its block and the names of
-            variables by those of their gradients.
-        checkpoints: values that are kept; the rest of forward is computed again for backward.
+        parameter_list: the parameters to differentiate; all trainable ones unless given.
+        no_grad_set: variables at which gradients end, in addition to those with `stop_gradient`.
+        callbacks: called after each added operator, with its block and a map from the names of
+            gradients to those of their variables.
+        checkpoints: values to keep; backward recomputes the rest of forward.
 
     Returns:
-        Each parameter that the loss depends on, with its gradient.
+        Each parameter on which the loss depends, with its gradient.
 
     Raises:
         TypeError: an argument is of another type.
-        ProgramError: the loss is of another shape, or no operator makes it.
+        ProgramError: the loss is of another shape, or no operator computes it.
     """
     check_type(loss, "the loss", Variable)
     if loss.shape != (1,):
@@ -72,20 +71,20 @@ def gradients(
     target_gradients: Variable | Sequence[Variable | None] | None = None,
     no_grad_set: Collection[str | Variable] | None = None,
 ) -> list[Variable | None]:
-    """Adds the operators that compute the gradients of targets, summed, for some inputs.
+    """Adds the operators that compute the summed gradients of targets for some inputs.
 
     Args:
         targets: one or many.
         inputs: one or many; a variable with `stop_gradient` has no gradient.
-        target_gradients: what the targets' gradients are; ones unless given.
-        no_grad_set: variables at which gradients end, besides those that say so themselves.
+        target_gradients: the gradients of the targets; ones unless given.
+        no_grad_set: variables at which gradients end, in addition to those with `stop_gradient`.
 
     Returns:
-        The gradient of each input; None for one that no target depends on.
+        The gradient of each input; None for one on which no target depends.
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: targets and their gradients differ in number or shape, or are of several blocks.
+        ValueError: targets and their gradients differ in number or shape, or are in several blocks.
     """
     many, wanted = _variables(targets, "targets"), _variables(inputs, "inputs")
     given = _given(many, target_gradients)
@@ -108,7 +107,7 @@ def gradients(
 
 
 def _ones(target: Variable, name: str) -> str:
-    """Makes the gradient of a target: ones."""
+    """Adds a gradient of ones for a target."""
     made = target.block.create_var(name=name, dtype=target.dtype)
     made.sizes = target.sizes
     attrs: dict[str, Any] = {"value": 1.0, "dtype": target.dtype}
@@ -121,7 +120,6 @@ def _ones(target: Variable, name: str) -> str:
 
 
 def _made_by(loss: Variable) -> int:
-    """Returns the place of the operator that makes a loss."""
     for at in range(len(loss.block.ops) - 1, -1, -1):
         if loss.name in loss.block.ops[at].output_arg_names:
             return at
@@ -129,7 +127,7 @@ def _made_by(loss: Variable) -> int:
 
 
 def _say_whose(block: Block, pairs: Sequence[tuple[Parameter, Variable]]) -> None:
-    """Tells the operators that finish gradients whose they are."""
+    """Records parameters on the operators that complete their gradients."""
     finishes = {name: op for op in block.ops for name in op.output_arg_names}
     for parameter, grad in pairs:
         op = finishes[grad.name]
@@ -137,7 +135,7 @@ def _say_whose(block: Block, pairs: Sequence[tuple[Parameter, Variable]]) -> Non
 
 
 def _wanted(block: Block, given: Sequence[Parameter | str] | None) -> list[Parameter]:
-    """Returns parameters, in the order that they are given in, or all that are trained."""
+    """Returns the given parameters in order, by default all trainable ones."""
     if given is None:
         return [p for p in block.program.all_parameters() if p.trainable]
     known = {p.name: p for p in block.program.all_parameters()}
@@ -169,7 +167,7 @@ def _variables(given: Any, what: str) -> list[Variable]:
 
 
 def _given(targets: Sequence[Variable], gradients: Any) -> dict[str, Variable | None]:
-    """Returns the gradients of targets that are given, by the targets' names."""
+    """Returns the given gradients by the names of their targets."""
     if gradients is None:
         return dict.fromkeys(x.name for x in targets)
     many = list(gradients) if isinstance(gradients, list | tuple) else [gradients]

@@ -1,4 +1,4 @@
-"""Gradient clipping: operators between the gradients and the updates."""
+"""Clipping of gradients before updates, and of single variables' gradients in backward."""
 
 import copy
 import warnings
@@ -6,29 +6,61 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxfleet.errors import WrongTypeError
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.checks import check_type, mistake, number
-from jaxfleet.fluid.dtypes import VarType
-from jaxfleet.fluid.error_clip import ErrorClipByValue as ErrorClipByValue
-from jaxfleet.fluid.error_clip import error_clip_callback as error_clip_callback
-from jaxfleet.fluid.guards import name_scope
+from jaxfleet.fluid.argument_checks import check_type, mistake, number
+from jaxfleet.fluid.framework.block import Block
+from jaxfleet.fluid.framework.guards import name_scope
+from jaxfleet.fluid.framework.operator import NAME_SCOPE, ROLE_VAR
+from jaxfleet.fluid.framework.program import Program, default_main_program
+from jaxfleet.fluid.framework.types import VarType
+from jaxfleet.fluid.framework.variable import Pairs, Parameter, Variable
 from jaxfleet.fluid.layer_helper import LayerHelper
-from jaxfleet.fluid.operator import NAME_SCOPE, ROLE_VAR
-from jaxfleet.fluid.program import Program, default_main_program
-from jaxfleet.fluid.variable import Pairs, Parameter, Variable
-from jaxfleet.ir.names import CLIP_MARK
+from jaxfleet.ir.naming import CLIP_MARK
+
+
+class ErrorClipByValue:
+    """Clips the elements of a variable's gradient before it propagates further.
+
+    Args:
+        max: the upper bound.
+        min: the lower bound; `-max` unless given.
+    """
+
+    def __init__(self, max: float, min: float | None = None) -> None:
+        self.max, self.min = float(max), float(-max if min is None else min)
+
+    def _append_clip_op(self, block: Block, grad_name: str) -> None:
+        attrs = {"min": self.min, "max": self.max}
+        block.append_op("clip", {"X": grad_name}, {"Out": grad_name}, attrs)
+
+    def __str__(self) -> str:
+        return f"ErrorClipByValue(max={self.max:g}, min={self.min:g})"
+
+
+def error_clip_callback(block: Block, context: Mapping[str, str]) -> None:
+    """Clips the outputs of a block's last operator for variables with an `error_clip`.
+
+    `context` has the names of variables, by the names of their gradients.
+    """
+    for name in block.ops[-1].output_arg_names:
+        if name in context:
+            clip = block._var_recursive(context[name]).error_clip
+            check_type(clip, f"error_clip of '{context[name]}'", (ErrorClipByValue, type(None)))
+            if clip is not None:
+                clip._append_clip_op(block, name)
+
 
 SCOPE = "gradient_clip"
 ON_TRAINERS = f"{SCOPE}_{CLIP_MARK}"
 
 
 class GradientClipBase:
-    """One way to clip.
+    """Base of the clipping strategies.
 
     Args:
-        need_clip: tells of a parameter whether its gradient is clipped; all are unless given.
+        need_clip: whether to clip the gradient of a parameter; True for all unless given.
 
     Raises:
-        TypeError: `need_clip` cannot be called.
+        TypeError: `need_clip` is not callable.
     """
 
     def __init__(self, need_clip: Callable[[Parameter], bool] | None = None) -> None:
@@ -38,12 +70,10 @@ class GradientClipBase:
         self._need_clip = need_clip
 
     def __call__(self, params_grads: Pairs) -> Pairs:
-        """Adds the operators, and returns parameters with their clipped gradients."""
         with name_scope(SCOPE):
             return _replaced(params_grads, self._of(params_grads))
 
     def _of(self, pairs: Pairs) -> dict[str, Variable]:
-        """Adds the operators, and returns clipped gradients by the names of parameters."""
         wanted = [(p, g) for p, g in pairs if self._wants(p)]
         made = self.clip(wanted)
         return {p.name: clipped for (p, _), clipped in zip(wanted, made, strict=True)}
@@ -52,25 +82,23 @@ class GradientClipBase:
         return param.need_clip and (self._need_clip is None or self._need_clip(param))
 
     def clip(self, pairs: Pairs) -> list[Variable]:
-        """Returns the clipped gradients."""
         return [self.clip_one(p, g) for p, g in pairs]
 
     def clip_one(self, param: Parameter, grad: Variable) -> Variable:
-        """Returns a clipped gradient."""
         raise TypeError(f"{type(self).__name__} does not say how '{grad.name}' of {param} is cut")
 
     def same_group(self, other: "GradientClipBase") -> bool:
-        """Tells whether gradients with this strategy go together with those with another."""
+        """Whether gradients with this strategy and with another are clipped together."""
         return other is self
 
 
 class GradientClipByValue(GradientClipBase):
-    """Keeps every element between two numbers.
+    """Clips every element to an interval.
 
     Args:
-        max: the larger.
-        min: the smaller; `-max` unless given.
-        need_clip: tells of a parameter whether its gradient is clipped.
+        max: the upper bound.
+        min: the lower bound; `-max` unless given.
+        need_clip: whether to clip the gradient of a parameter.
     """
 
     def __init__(
@@ -92,11 +120,11 @@ class GradientClipByValue(GradientClipBase):
 
 
 class GradientClipByNorm(GradientClipBase):
-    """Scales each gradient so that its norm is no larger than a number.
+    """Scales each gradient down to a maximum norm.
 
     Args:
-        clip_norm: the number.
-        need_clip: tells of a parameter whether its gradient is clipped.
+        clip_norm: the maximum.
+        need_clip: whether to clip the gradient of a parameter.
     """
 
     def __init__(
@@ -118,12 +146,12 @@ class GradientClipByNorm(GradientClipBase):
 
 
 class GradientClipByGlobalNorm(GradientClipBase):
-    """Scales gradients together so that their norm is no larger than a number.
+    """Scales gradients together down to a maximum global norm.
 
     Args:
-        clip_norm: the number.
-        group_name: which gradients go together, where `set_gradient_clip` gives several.
-        need_clip: tells of a parameter whether its gradient is clipped.
+        clip_norm: the maximum.
+        group_name: the group of gradients, if `set_gradient_clip` defines several.
+        need_clip: whether to clip the gradient of a parameter.
     """
 
     def __init__(
@@ -173,15 +201,15 @@ def set_gradient_clip(
     param_list: Sequence[Parameter | str] | None = None,
     program: Program | None = None,
 ) -> None:
-    """Says how the gradients of parameters are clipped, for optimizers without `grad_clip`.
+    """Sets how the gradients of parameters are clipped, for optimizers without `grad_clip`.
 
     Args:
-        clip: how.
+        clip: the clipping strategy.
         param_list: parameters or their names; all of the program unless given.
-        program: whose they are; the default main program unless given.
+        program: the program of the parameters; the default main program unless given.
 
     Raises:
-        TypeError: `clip` is no strategy, or the list holds something else.
+        TypeError: `clip` is not a clipping strategy, or the list has an item of another type.
     """
     check_type(clip, "clip", GradientClipBase)
     block = (program or default_main_program()).global_block()
@@ -195,7 +223,7 @@ def set_gradient_clip(
 
 
 def append_gradient_clip_ops(params_grads: Pairs) -> Pairs:
-    """Clips the gradients of parameters that `set_gradient_clip` named, each by its own strategy.
+    """Clips the gradients of parameters with a `set_gradient_clip`, each by its own strategy.
 
     Raises:
         ValueError: gradients of one group have different norms.
@@ -220,7 +248,7 @@ def append_gradient_clip_ops(params_grads: Pairs) -> Pairs:
 
 
 def _replaced(pairs: Pairs, clipped: Mapping[str, Variable]) -> Pairs:
-    """Returns parameters with their new gradients, which operators of clipping are about now."""
+    """Replaces the gradients by clipped ones, and updates the role variables of clip operators."""
     made = {(param.name, grad.name): clipped.get(param.name) for param, grad in pairs}
     for op in pairs[0][0].block.program.global_block().ops if clipped else ():
         new = made.get(tuple(op.attr(ROLE_VAR) or ()))
@@ -230,7 +258,7 @@ def _replaced(pairs: Pairs, clipped: Mapping[str, Variable]) -> Pairs:
 
 
 def _whole(grad: Variable) -> Variable:
-    """Returns a gradient as an array, where it is of rows."""
+    """Converts a gradient of rows to an array."""
     if grad.type != VarType.SELECTED_ROWS:
         return grad
     merged = _like(grad, _made("merge_selected_rows", grad))
@@ -245,6 +273,6 @@ def _made(op_type: str, x: Variable) -> Variable:
 
 
 def _like(grad: Variable, made: Variable) -> Variable:
-    """Says that what was made of a gradient is of rows where the gradient is."""
+    """Marks a clipped gradient as rows if the original is of rows."""
     made.type = grad.type
     return made

@@ -1,9 +1,10 @@
 """The communicator of fluid's asynchronous trainers, and its settings.
 
-In fluid a thread of the communicator sends and receives, since the executor's threads were not to
-wait. Here a run of a trainer's program sends what it made and receives what servers have: what a
-communicator does that sends each gradient alone and receives after each. So this class says who
-takes part, and when; its settings are checked and kept, and change nothing that is computed.
+In fluid a thread of the communicator sends and receives, so that the executor's threads need not
+wait. Here a run of a trainer's program sends its gradients and receives the servers' values,
+equivalent to a communicator that sends each gradient alone and receives after each. So this class
+only records the participants and the mode; its settings are checked and stored, and do not affect
+results.
 """
 
 import warnings
@@ -11,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxfleet.env import preset_flag, read_cpu_num
-from jaxfleet.fluid.checks import check_type, mistake
-from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.argument_checks import check_type, mistake
+from jaxfleet.fluid.framework.program import Program
 from jaxfleet.fluid.transpiler.config import DistributedMode
 
-_OWN = "CPU_NUM"  # as many as the CPU stands for devices
+_OWN = "CPU_NUM"  # the number of devices of the CPU
 DEFAULTS = {
     "communicator_max_merge_var_num": _OWN,
     "communicator_send_queue_size": _OWN,
@@ -40,14 +41,14 @@ _NEEDS = {
 
 
 def get_communicator_flags(mode: int, given: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Returns the settings that count in a mode, as text.
+    """Returns the settings that apply in a mode, as text.
 
-    `FLAGS_<name>` in the environment goes before the default. Where trainers or their threads wait
-    for each other, as many gradients are merged, and queued, as the CPU stands for devices.
+    `FLAGS_<name>` in the environment overrides the default. If trainers or their threads wait for
+    each other, the numbers of merged and queued gradients equal that of the CPU's devices.
 
     Args:
-        mode: of `DistributedMode`.
-        given: settings by name; what is not given is what fluid has.
+        mode: a member of `DistributedMode`.
+        given: settings by name; fluid's values by default.
 
     Raises:
         ProgramError: there is no such mode or setting.
@@ -73,17 +74,17 @@ def get_communicator_flags(mode: int, given: Mapping[str, Any] | None = None) ->
 
 
 class Communicator:
-    """Says that a trainer's program takes part in a job that does not wait at every step.
+    """Marks a trainer's program as part of a job that does not wait at every step.
 
     Args:
         program: the trainer's; its `recv` operators are marked as the communicator's.
-        mode: of `DistributedMode`.
-        kwargs: what the mode needs: `pserver_endpoints` and `trainer_id` of SYNC; `push_vars`,
-            `trainers` and `push_nums` of GEO.
+        mode: a member of `DistributedMode`.
+        kwargs: the arguments of the mode: `pserver_endpoints` and `trainer_id` of SYNC;
+            `push_vars`, `trainers` and `push_nums` of GEO.
         envs: settings; see `get_communicator_flags`.
 
     Raises:
-        ProgramError: something that the mode needs is not given, or is none of its settings.
+        ProgramError: an argument of the mode is missing, or a setting is unknown.
     """
 
     def __init__(
@@ -106,15 +107,14 @@ class Communicator:
         self._is_running = False
 
     def start(self) -> None:
-        """Begins; a second time changes nothing, with a warning."""
+        """Starts; a second call has no effect except a warning."""
         if self._is_running:
             warnings.warn("the communicator is running already", stacklevel=2)
         self._is_running = True
 
     def stop(self) -> None:
-        """Ends; what runs have sent is at the servers already."""
+        """Stops; values sent by runs are at the servers already."""
         self._is_running = False
 
     def is_running(self) -> bool:
-        """Tells whether it was started and not stopped."""
         return self._is_running

@@ -1,4 +1,4 @@
-"""DataFeeder: from lists of samples to what an executor is fed."""
+"""DataFeeder: converts lists of samples to feeds."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -6,12 +6,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxfleet.errors import AssertedError, FeedError
-from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.argument_checks import check_type, mistake
+from jaxfleet.fluid.framework.program import Program, default_main_program
+from jaxfleet.fluid.framework.variable import Variable
+from jaxfleet.fluid.lowering.lod_values import lod_tensor_of
 from jaxfleet.fluid.places import CPUPlace, CUDAPlace, Place, cpu_places, cuda_places
-from jaxfleet.fluid.program import Program, default_main_program
-from jaxfleet.fluid.ragged_values import lod_tensor_of
 from jaxfleet.fluid.readers import Reader
-from jaxfleet.fluid.variable import Variable
 from jaxfleet.ops.jax_adapter import numpy_dtype
 
 Sample: TypeAlias = Sequence[Any]
@@ -19,7 +19,7 @@ Fed: TypeAlias = Any  # an array, or a LoDTensor
 
 
 class DataFeeder:
-    """Makes batches of samples into arrays by name.
+    """Converts batches of samples to arrays by name.
 
     ::
 
@@ -28,11 +28,11 @@ class DataFeeder:
 
     Args:
         feed_list: variables or their names, in the order of a sample's fields.
-        place: where they will run; a run moves them there. None for wherever that is.
-        program: where names are looked up; the default main program unless given.
+        place: the device of the run, which moves the arrays there; None for any.
+        program: the program for looking up names; the default main program unless given.
 
     Raises:
-        TypeError: the list holds something else.
+        TypeError: the list has an item of another type.
         ValueError: the program has no such variable.
     """
 
@@ -52,7 +52,6 @@ class DataFeeder:
 
     @property
     def feed_names(self) -> list[str]:
-        """The names of what is fed."""
         return [variable.name for variable in self.feed_vars]
 
     def feed(self, iterable: Iterable[Sample]) -> dict[str, Fed]:
@@ -63,7 +62,7 @@ class DataFeeder:
 
         Raises:
             AssertionError: a sample has more or fewer fields.
-            FeedError: samples have other shapes than the program says, or differ in shape.
+            FeedError: shapes differ between samples, or from those declared in the program.
         """
         samples = list(iterable)
         for sample in samples:
@@ -79,11 +78,11 @@ class DataFeeder:
     def feed_parallel(
         self, iterable: Iterable[Iterable[Sample]], num_places: int | None = None
     ) -> Iterator[dict[str, Fed]]:
-        """Yields what each of several devices is fed.
+        """Yields the feed of each of several devices.
 
         Args:
             iterable: a batch for each device.
-            num_places: how many there are; all GPUs, or as many as `CPU_NUM` says, unless given.
+            num_places: the number of devices; by default all GPUs, or `CPU_NUM`.
 
         Raises:
             ValueError: there are more or fewer batches than devices.
@@ -106,12 +105,12 @@ class DataFeeder:
 
         Args:
             reader: of batches of samples.
-            multi_devices: give a list of feeds, one for each device.
-            num_places: how many devices; all of the place's kind unless given.
-            drop_last: leave out batches at the end that are too few for all devices.
+            multi_devices: yield a list of feeds, one for each device.
+            num_places: the number of devices; all of the place's kind unless given.
+            drop_last: drop batches at the end that are too few for all devices.
 
         Raises:
-            ValueError: when read, if some are left and may not be dropped.
+            ValueError: while reading, if batches are left over and `drop_last` is False.
         """
         if not multi_devices:
             return lambda: (self.feed(batch) for batch in reader())
@@ -137,7 +136,7 @@ class DataFeeder:
 
 
 def _column(variable: Variable, rows: Sequence[Any]) -> np.ndarray:
-    """Returns one field of all samples as the array that a variable is fed."""
+    """Returns one field of all samples as the fed array of a variable."""
     shape, dtype = variable.shape, numpy_dtype(variable.dtype)
     arrays = [_array(variable, row, dtype) for row in rows]
     if len({array.shape for array in arrays}) > 1:
@@ -149,11 +148,7 @@ def _column(variable: Variable, rows: Sequence[Any]) -> np.ndarray:
 
 
 def _array(variable: Variable, row: Any, dtype: np.dtype) -> np.ndarray:
-    """Returns one field of one sample.
-
-    Raises:
-        FeedError: it is no array of the declared dtype.
-    """
+    """Returns one field of one sample; FeedError if it is not an array of the declared dtype."""
     try:
         return np.asarray(row, dtype)
     except (TypeError, ValueError) as error:
@@ -162,11 +157,7 @@ def _array(variable: Variable, row: Any, dtype: np.dtype) -> np.ndarray:
 
 
 def _fitted(variable: Variable, made: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns an array in the declared number of axes.
-
-    Raises:
-        FeedError: it does not fit.
-    """
+    """Adapts an array to the declared number of axes; FeedError if that is not possible."""
     what = f"samples of '{variable.name}' are {list(made.shape)}, and declared {list(shape)}"
     if made.ndim != len(shape):
         try:

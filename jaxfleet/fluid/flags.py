@@ -1,8 +1,8 @@
-"""Flags of the original's runtime; `docs/fluid-arguments.md` says which act here.
+"""Flags of the original's runtime; `docs/fluid-arguments.md` lists those that act here.
 
-`FLAGS_rpc_deadline` is how long trainers and servers wait for each other, and
-`FLAGS_check_nan_inf` makes a run that computes NaN or Inf an error. The others steer memory pools
-and choices of kernels, which XLA decides by itself, or have no effect, which is warned of once.
+`FLAGS_rpc_deadline` is the timeout of trainers and servers for each other, and
+`FLAGS_check_nan_inf` makes a run that computes NaN or Inf an error. The others control memory pools
+and choices of kernels, which XLA decides by itself, or have no effect and warn once.
 """
 
 import warnings
@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from jaxfleet.env import read_check_nan_inf, read_rpc_deadline_ms
-from jaxfleet.fluid.checks import check_type, mistake
-from jaxfleet.fluid.no_effect import warn_no_effect
+from jaxfleet.fluid.argument_checks import check_type, mistake, warn_no_effect
 
 _FLAGS: dict[str, Any] = {
     "FLAGS_allocator_strategy": "auto_growth",
@@ -41,10 +40,10 @@ def flag(name: str) -> Any:
 
 
 def set_flags(flags: Mapping[str, Any]) -> None:
-    """Keeps flags; one that nobody knows is kept with a warning.
+    """Sets flags; unknown ones are stored with a warning.
 
     Raises:
-        TypeError: it is no dict.
+        TypeError: the argument is not a dict.
     """
     check_type(flags, "what set_flags takes", Mapping, "{'FLAGS_rpc_deadline': 5000}")
     for name, value in flags.items():
@@ -59,8 +58,8 @@ def get_flags(flags: Sequence[str] | str) -> dict[str, Any]:
     """Returns flags by their names.
 
     Raises:
-        TypeError: it is neither a name nor a list of them.
-        ValueError: nobody knows one.
+        TypeError: it is neither a name nor a list of names.
+        ValueError: a flag is unknown.
     """
     check_type(flags, "what get_flags takes", (str, list, tuple))
     names = [flags] if isinstance(flags, str) else flags

@@ -1,4 +1,4 @@
-"""First values of parameters: each adds the operator that makes them to the startup program."""
+"""Initializers: each adds the operator for a parameter's initial value to the startup program."""
 
 import math
 from collections.abc import Mapping
@@ -6,28 +6,28 @@ from typing import Any
 
 import numpy as np
 
-from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.checks import check_type, mistake
-from jaxfleet.fluid.operator import Operator
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.argument_checks import check_type, mistake
+from jaxfleet.fluid.framework.block import Block
+from jaxfleet.fluid.framework.operator import Operator
+from jaxfleet.fluid.framework.variable import Variable
 
 
 class Initializer:
-    """Says how a variable begins."""
+    """How a variable is initialized."""
 
     def __call__(self, variable: Variable, block: Block) -> Operator:
-        """Adds the operator to a block, before the others, as fluid does."""
+        """Inserts the operator at the start of a block, as fluid does."""
         op_type, attrs = self.operator(variable)
         shared = {"shape": list(variable.shape), "dtype": variable.dtype}
         return block._prepend_op(op_type, outputs={"Out": variable.name}, attrs={**shared, **attrs})
 
     def operator(self, variable: Variable) -> tuple[str, Mapping[str, Any]]:
-        """Returns the operator's type, and its attributes besides shape and dtype."""
+        """Returns the operator's type, and its attributes other than shape and dtype."""
         raise TypeError(f"{type(self).__name__} does not say how '{variable.name}' begins")
 
 
 class ConstantInitializer(Initializer):
-    """Begins with one value."""
+    """Fills with one value."""
 
     def __init__(self, value: float = 0.0, force_cpu: bool = False) -> None:
         self._value, self._force_cpu = value, force_cpu
@@ -38,15 +38,15 @@ class ConstantInitializer(Initializer):
 
 
 class UniformInitializer(Initializer):
-    """Draws evenly from `low` to `high`.
+    """Draws uniformly from `low` to `high`.
 
     Args:
-        low: the least.
-        high: the most.
-        seed: what is drawn by; the program's unless given.
-        diag_num: of how many rows the diagonal is given.
-        diag_step: how far its elements lie apart, less one.
-        diag_val: what they are.
+        low: the lower bound.
+        high: the upper bound.
+        seed: of the random numbers; the program's unless given.
+        diag_num: the number of rows whose diagonal element is set.
+        diag_step: the distance of these elements minus one.
+        diag_val: their value.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class NormalInitializer(Initializer):
 
 
 class TruncatedNormalInitializer(NormalInitializer):
-    """Draws from a normal distribution, no further than two deviations."""
+    """Draws from a normal distribution truncated at two standard deviations."""
 
     _type = "truncated_gaussian_random"
 
 
 class _Scaled(Initializer):
-    """Draws as far as the sizes of a weight say."""
+    """Draws with a spread that depends on the sizes of a weight."""
 
     def __init__(self, uniform: bool, seed: int) -> None:
         self._uniform, self._seed = uniform, seed
@@ -99,12 +99,12 @@ class _Scaled(Initializer):
         return "gaussian_random", {"mean": 0.0, "std": spread, "seed": self._seed}
 
     def spread(self, fan_in: float, fan_out: float) -> float:
-        """Returns the deviation for what goes into an element and out of it."""
+        """Returns the standard deviation for given numbers of inputs and outputs."""
         raise TypeError(f"{type(self).__name__} has no spread for {fan_in} and {fan_out}")
 
 
 class XavierInitializer(_Scaled):
-    """Keeps the spread of values from layer to layer (Glorot and Bengio, 2010)."""
+    """Keeps the variance of values from layer to layer (Glorot and Bengio, 2010)."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class XavierInitializer(_Scaled):
 
 
 class MSRAInitializer(_Scaled):
-    """Keeps the spread of values through rectifiers (He et al., 2015)."""
+    """Keeps the variance of values through rectifiers (He et al., 2015)."""
 
     def __init__(self, uniform: bool = True, fan_in: float | None = None, seed: int = 0) -> None:
         super().__init__(uniform, seed)
@@ -135,7 +135,7 @@ class MSRAInitializer(_Scaled):
 
 
 class BilinearInitializer(Initializer):
-    """Begins with filters that enlarge images by linear interpolation, for `conv2d_transpose`."""
+    """Filters for upsampling by linear interpolation, for `conv2d_transpose`."""
 
     def operator(self, variable: Variable) -> tuple[str, Mapping[str, Any]]:
         shape = variable.shape
@@ -150,7 +150,7 @@ class BilinearInitializer(Initializer):
 
 
 class NumpyArrayInitializer(Initializer):
-    """Begins with given values."""
+    """Fills with given values."""
 
     def __init__(self, value: np.ndarray) -> None:
         check_type(value, "the value of a NumpyArrayInitializer", np.ndarray)
@@ -164,7 +164,7 @@ class NumpyArrayInitializer(Initializer):
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[float, float]:
-    """Returns how many elements go into one, and how many it goes into."""
+    """Returns the numbers of inputs and outputs of a weight."""
     if len(shape) < 2:
         only = float(shape[0]) if shape else 1.0
         return only, only

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxfleet.fluid.layers.networks import rows_of_table
-from jaxfleet.fluid.layers.one_operator import one_operator
-from jaxfleet.fluid.layers.tensors import declare_data
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.framework.variable import Variable
+from jaxfleet.fluid.layers.layer_function import one_operator
+from jaxfleet.fluid.layers.nn import rows_of_table
+from jaxfleet.fluid.layers.tensor import declare_data
 
 
 def data(
     name: str, shape: Sequence[int | None], dtype: Any = "float32", lod_level: int = 0
 ) -> Variable:
-    """Declares what is fed; None or -1 is an axis that is known when the program runs."""
+    """Declares a fed variable; None or -1 is an axis that is known only at run time."""
     return declare_data(name, shape, dtype, lod_level, is_checked=True)
 
 
@@ -25,11 +25,11 @@ def embedding(
     param_attr: Any = None,
     dtype: Any = "float32",
 ) -> Variable:
-    """Takes rows of a table by number, as `layers.embedding` does: of `[...]`, `[..., width]`."""
+    """Looks up rows of a table like `layers.embedding`: of `[...]`, `[..., width]`."""
     return rows_of_table("lookup_table_v2", input, size, is_sparse, is_distributed, padding_idx,
                          param_attr, dtype)  # fmt: skip
 
 
 @one_operator("one_hot_v2", X="input", dtype="float32", frozen=True)
 def one_hot(input: Variable, depth: int, allow_out_of_range: bool = False) -> Variable:
-    """Makes rows that are 1 where they are named: of `[...]`, `[..., depth]`."""
+    """Converts indices to one-hot rows: of `[...]`, `[..., depth]`."""

@@ -1,18 +1,16 @@
-"""LayerHelper: what layers share: names, parameters in both programs, outputs, activations."""
+"""LayerHelper: names, parameters in both programs, outputs and activations of layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxfleet.fluid import unique_name
-from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.argument_checks import mistake
+from jaxfleet.fluid.framework.block import Block, Slots, check_redeclaration
+from jaxfleet.fluid.framework.operator import Operator
+from jaxfleet.fluid.framework.program import Program, default_main_program, default_startup_program
+from jaxfleet.fluid.framework.variable import Parameter, Variable
 from jaxfleet.fluid.initializer import Constant, Initializer, Xavier
-from jaxfleet.fluid.op_parts import Slots
-from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.param_attr import ParamAttr
-from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
-from jaxfleet.fluid.redeclared import check_same
-from jaxfleet.fluid.variable import Parameter, Variable
 from jaxfleet.ops.fluid import schema_of
 
 
@@ -20,8 +18,8 @@ class LayerHelper:
     """One layer under construction.
 
     Args:
-        layer_type: `fc`; the layer's name is made of it.
-        name: in the place of that.
+        layer_type: such as `fc`, from which the layer's name is made.
+        name: used instead of a generated name.
     """
 
     def __init__(self, layer_type: str, name: str | None = None) -> None:
@@ -30,17 +28,17 @@ class LayerHelper:
 
     @classmethod
     def named(cls, name: str) -> "LayerHelper":
-        """Returns a helper for what has a name already, and uses up none."""
+        """Returns a helper for an existing name, without generating one."""
         return cls(name, name)
 
     @property
     def main_program(self) -> Program:
-        """The program that the layer is added to."""
+        """The program to which the layer is added."""
         return default_main_program()
 
     @property
     def block(self) -> Block:
-        """The block that the layer is added to."""
+        """The block to which the layer is added."""
         return self.main_program.current_block()
 
     def append_op(
@@ -51,7 +49,7 @@ class LayerHelper:
         attrs: Mapping[str, Any] | None = None,
         stop_gradient: bool = False,
     ) -> Operator:
-        """Adds an operator."""
+        """Appends an operator to the block."""
         return self.block.append_op(type, inputs, outputs, attrs, stop_gradient)
 
     def add(
@@ -63,14 +61,10 @@ class LayerHelper:
         op_type: str | None = None,
         frozen: bool = False,
     ) -> list[Variable]:
-        """Adds an operator and returns what it makes, in the order of `outputs`.
+        """Adds an operator and returns its outputs, in the order of `outputs`.
 
-        Args:
-            inputs: by slot.
-            outputs: by slot: a variable that is there, or the dtype of one to declare.
-            attrs: its attributes.
-            op_type: its type, where that is not the layer's.
-            frozen: gradients end at what is declared.
+        An output is an existing variable, or the dtype of one to declare, at which gradients end if
+        `frozen` is set. The operator type is the layer's unless given.
         """
         made = {
             slot: self.output(given, stop_gradient=frozen) if isinstance(given, str) else given
@@ -80,7 +74,7 @@ class LayerHelper:
         return list(made.values())
 
     def output(self, dtype: str, *, stop_gradient: bool = False) -> Variable:
-        """Declares a variable that an operator of the layer makes: `fc_0.tmp_0`."""
+        """Declares an output of the layer: `fc_0.tmp_0`."""
         name = unique_name.generate(f"{self.name}.tmp")
         return self.block.create_var(name=name, dtype=dtype, stop_gradient=stop_gradient)
 
@@ -93,11 +87,7 @@ class LayerHelper:
         is_bias: bool = False,
         default_initializer: Initializer | None = None,
     ) -> Parameter:
-        """Makes a parameter, and says in the startup program how it begins.
-
-        Raises:
-            ProgramError: another layer has it with another shape or dtype.
-        """
+        """Creates a parameter, and its initialization in the startup program."""
         name = attr.name or unique_name.generate(f"{self.name}.{'b' if is_bias else 'w'}")
         usual = default_initializer or (Constant(0.0) if is_bias else Xavier())
         described = {
@@ -110,20 +100,20 @@ class LayerHelper:
             "do_model_average": attr.do_model_average,
         }
         startup = default_startup_program().global_block()
-        if not startup.has_var(name):  # a parameter that layers share begins once
+        if not startup.has_var(name):  # a parameter shared by layers is initialized once
             begun = startup.create_parameter(**described)
             (attr.initializer or usual)(begun, startup)
         home = self.main_program.global_block()
         known = home.vars.get(name)
         if isinstance(known, Parameter):
-            check_same(known, Parameter(home, **described), described)
+            check_redeclaration(known, Parameter(home, **described), described)
             return known
         return home.create_parameter(**described)
 
     def global_variable(
         self, name: str, shape: Sequence[int], dtype: str, value: float
     ) -> Variable:
-        """Makes a variable that lives from run to run, and says how it begins."""
+        """Creates an initialized persistable variable."""
         startup = default_startup_program().global_block()
         described = {"name": name, "shape": list(shape), "dtype": dtype, "persistable": True}
         if not startup.has_var(name):
@@ -131,7 +121,7 @@ class LayerHelper:
         return self.main_program.global_block().create_var(**described, stop_gradient=True)
 
     def with_bias(self, x: Variable, attr: Any, size: int, axis: int) -> Variable:
-        """Adds a bias to what a layer made; `attr` False means none."""
+        """Adds a bias to a layer's output, unless `attr` is False."""
         found = ParamAttr.of(attr)
         if found is None:
             return x
@@ -141,11 +131,7 @@ class LayerHelper:
         return out
 
     def with_activation(self, x: Variable, act: str | None) -> Variable:
-        """Applies the activation that a layer's argument names.
-
-        Raises:
-            ProgramError: there is no such activation.
-        """
+        """Applies the activation named by a layer's argument."""
         if act is None:
             return x
         schema = schema_of(act) if isinstance(act, str) else None

@@ -1,7 +1,7 @@
-"""LoDTensor: sequences of unequal lengths, one after the other in one array, with their lengths.
+"""LoDTensor: sequences of different lengths concatenated in one array, with their lengths.
 
 Sequences of 2 and 3 words are an array of 5 rows and the lengths `[[2, 3]]`, or, as offsets (the
-"level of detail"), `[[0, 2, 5]]`. A level more groups the sequences, and so on.
+"level of detail"), `[[0, 2, 5]]`. Each further level groups the sequences of the level below.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfleet.errors import AssertedError, RaggedError
-from jaxfleet.fluid.checks import check_type, mistake
-from jaxfleet.fluid.dtypes import dtype_name
+from jaxfleet.errors import AssertedError, FeedError, RaggedError
+from jaxfleet.fluid.argument_checks import check_type, mistake
+from jaxfleet.fluid.framework.types import dtype_name
 
 Levels = list[list[int]]
 
@@ -21,13 +21,13 @@ Levels = list[list[int]]
 class LoDTensor:
     """An array whose rows are sequences.
 
-    The array is set before the lengths, as with fluid, so that they can be checked against it. One
-    that is set later is checked when it is fed.
+    The array is set before the lengths, as in fluid, so that they can be checked against it. An
+    array set later is checked when it is fed.
 
     Raises:
-        TypeError: lengths are no lists of whole numbers.
-        RaggedError: they are not those of the rows; as fluid's error it is a ValueError, and a
-            RuntimeError too.
+        TypeError: lengths are not lists of integers.
+        RaggedError: they do not match the rows; like fluid's errors it is both a ValueError and a
+            RuntimeError.
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class LoDTensor:
         self._for: Any = None
 
     def set(self, array: Any, place: Any = None, zero_copy: bool = False) -> None:
-        """Takes the rows of all sequences.
+        """Sets the rows of all sequences.
 
         Args:
             array: the rows; a JAX array is not waited for.
-            place: what it is meant for, kept as `_place()`; a feed goes where the program runs.
-            zero_copy: taken; the array is never copied here.
+            place: the intended device, stored as `_place()`; a feed goes where the program runs.
+            zero_copy: ignored; the array is never copied here.
         """
         del zero_copy
         self._for = place
@@ -50,7 +50,7 @@ class LoDTensor:
         self._has_array = True
 
     def set_recursive_sequence_lengths(self, recursive_sequence_lengths: Sequence[Any]) -> None:
-        """Takes the lengths, the outermost level first."""
+        """Sets the lengths, the outermost level first."""
         self._take([_whole_numbers(level) for level in recursive_sequence_lengths])
 
     def recursive_sequence_lengths(self) -> Levels:
@@ -58,11 +58,11 @@ class LoDTensor:
         return [list(level) for level in self._lengths]
 
     def has_valid_recursive_sequence_lengths(self) -> bool:
-        """Tells whether each level has as many elements as the one around it says."""
+        """Whether the number of elements of each level matches the level around it."""
         return why_not_lengths(self._lengths, len(self._array)) is None
 
     def set_lod(self, lod: Sequence[Any]) -> None:
-        """Takes the lengths as offsets."""
+        """Sets the lengths as offsets."""
         levels = [_whole_numbers(level) for level in lod]
         for level in levels:
             if level[:1] != [0] or any(b < a for a, b in pairwise(level)):
@@ -78,18 +78,17 @@ class LoDTensor:
         return [[0, *accumulate(level)] for level in self._lengths]
 
     def _take(self, lengths: Levels) -> None:
-        """Takes lengths that fit the rows, where there are some yet."""
+        """Sets the lengths after checking them against the rows, if there are any."""
         rows = len(self._array) if self._has_array else None
         if (why := why_not_lengths(lengths, rows)) is not None:
             raise mistake(why, "each level adds up to how many the next has", RaggedError)
         self._lengths = lengths
 
     def shape(self) -> list[int]:
-        """Returns the sizes of the array."""
         return list(self._array.shape)
 
     def _place(self) -> Any:
-        """Returns the place that `set` was given; None unless one was."""
+        """Returns the place given to `set`, or None."""
         return self._for
 
     def _dtype(self) -> str:
@@ -110,12 +109,7 @@ class LoDTensor:
 
 
 def why_not_lengths(lengths: Levels, rows: int | None) -> str | None:
-    """Returns why lengths are not those of sequences; None if they are.
-
-    Args:
-        lengths: the outermost level first.
-        rows: how many there are; None while nobody knows.
-    """
+    """Returns why lengths, the outermost level first, do not match rows; None if they do."""
     for level in lengths:
         if any(length < 0 for length in level):
             return f"the lengths {level} are not all 0 or more"
@@ -136,20 +130,29 @@ def _whole_numbers(level: Any) -> list[int]:
     return [int(number) for number in level]
 
 
+def rows_of_shape(rows: np.ndarray, shape: Sequence[int], name: str) -> np.ndarray:
+    """Reshapes rows that lack only axes of size 1 of the declared shape; FeedError otherwise."""
+    count = rows.shape[0] if rows.ndim else 0
+    if [size for size in rows.shape[1:] if size != 1] == [size for size in shape if size != 1]:
+        return rows.reshape(count, *shape)
+    what = f"'{name}' is fed rows of shape {list(rows.shape[1:])}, and declared {list(shape)}"
+    raise FeedError(what, hint="feed a list of sequences of such rows")
+
+
 def create_lod_tensor(
     data: Any, recursive_seq_lens: Sequence[Sequence[int]], place: Any = None
 ) -> LoDTensor:
-    """Returns sequences made of their rows and lengths.
+    """Creates sequences from their rows and lengths.
 
     Args:
-        data: the rows as an array, or as a LoDTensor; or a list of sequences of numbers, whose
-            rows are then `[..., 1]`.
+        data: the rows as an array or a LoDTensor; or a list of sequences of numbers, whose rows
+            are then `[..., 1]`.
         recursive_seq_lens: the lengths, the outermost level first.
-        place: taken.
+        place: ignored.
 
     Raises:
-        TypeError: the data are none of these.
-        AssertionError: the lengths do not fit the data.
+        TypeError: the data is of another type.
+        AssertionError: the lengths do not match the data.
     """
     check_type(data, "the data of a LoDTensor", (LoDTensor, np.ndarray, list))
     if isinstance(data, list):
@@ -176,7 +179,7 @@ def create_random_int_lodtensor(
     low: int,
     high: int,
 ) -> LoDTensor:
-    """Returns sequences of whole numbers from `low` to `high`, each row of `base_shape`."""
+    """Creates sequences of random integers from `low` to `high`, each row of `base_shape`."""
     check_type(base_shape, "base_shape", (list, tuple))
     rows = sum(recursive_seq_lens[-1])
     drawn = np.random.default_rng().integers(low, high + 1, (rows, *base_shape))

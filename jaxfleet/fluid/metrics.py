@@ -1,4 +1,4 @@
-"""Metrics that add up over batches, in numpy: what `exe.run` fetched goes in, numbers come out."""
+"""Metrics accumulated over batches in numpy, from fetched values."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -7,14 +7,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 from jaxfleet.errors import UnsupportedError
-from jaxfleet.fluid.checks import check_type, mistake
-from jaxfleet.ops.frames import line_of_caller
+from jaxfleet.fluid.argument_checks import check_type, mistake
+from jaxfleet.ops.user_frames import line_of_caller
 
 _EMPTY = "feed it with update() first"
 
 
 class MetricBase(ABC):
-    """A metric whose state is its attributes without an underscore.
+    """A metric whose state is its public attributes.
 
     Args:
         name: of the metric; its class's unless given.
@@ -27,7 +27,7 @@ class MetricBase(ABC):
         return self._name
 
     def reset(self) -> None:
-        """Begins anew: numbers and arrays become zeros, anything else None."""
+        """Resets the state: numbers and arrays become zeros, other values None."""
         for attr, value in self._states().items():
             if isinstance(value, int | float):
                 setattr(self, attr, type(value)(0))
@@ -48,7 +48,7 @@ class MetricBase(ABC):
 
     @abstractmethod
     def eval(self) -> Any:
-        """Returns the metric of all batches."""
+        """Returns the metric over all batches."""
 
 
 class CompositeMetric(MetricBase):
@@ -77,7 +77,7 @@ class CompositeMetric(MetricBase):
 
 
 class Precision(MetricBase):
-    """The part of what is predicted to be 1 that is 1."""
+    """The fraction of predicted positives that are positive."""
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
@@ -94,7 +94,7 @@ class Precision(MetricBase):
 
 
 class Recall(MetricBase):
-    """The part of what is 1 that is predicted to be 1."""
+    """The fraction of positives that are predicted to be positive."""
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
@@ -111,14 +111,14 @@ class Recall(MetricBase):
 
 
 class Accuracy(MetricBase):
-    """The mean of batches' accuracies, each by its weight."""
+    """The weighted mean of the batches' accuracies."""
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
         self.value = self.weight = 0.0
 
     def update(self, value: Any, weight: float) -> None:
-        """Adds a batch: its accuracy, and its number of rows.
+        """Adds a batch by its accuracy and its number of rows.
 
         Raises:
             ValueError: one is not a number, or the weight is negative.
@@ -135,14 +135,14 @@ class Accuracy(MetricBase):
 
 
 class ChunkEvaluator(MetricBase):
-    """Precision, recall and F1 of chunks, of what `layers.chunk_eval` counts."""
+    """Precision, recall and F1 of chunks, from the counts of `layers.chunk_eval`."""
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
         self.num_infer_chunks = self.num_label_chunks = self.num_correct_chunks = 0
 
     def update(self, num_infer_chunks: Any, num_label_chunks: Any, num_correct_chunks: Any) -> None:
-        """Adds the counts of a batch: inferred, labelled, and both alike."""
+        """Adds the counts of a batch: inferred, labelled and correct chunks."""
         self.num_infer_chunks += _count(num_infer_chunks, "num_infer_chunks")
         self.num_label_chunks += _count(num_label_chunks, "num_label_chunks")
         self.num_correct_chunks += _count(num_correct_chunks, "num_correct_chunks")
@@ -156,7 +156,7 @@ class ChunkEvaluator(MetricBase):
 
 
 class EditDistance(MetricBase):
-    """The mean distance of sequences, and the part of them that is not right."""
+    """The mean distance of sequences, and the fraction of incorrect ones."""
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
@@ -164,7 +164,7 @@ class EditDistance(MetricBase):
         self.seq_num = self.instance_error = 0
 
     def update(self, distances: np.ndarray, seq_num: Any) -> None:
-        """Adds a batch: distances `f32[b,1]`, and how many there are."""
+        """Adds a batch: distances `f32[b,1]`, and their number."""
         check_type(distances, "distances", np.ndarray)
         count = _count(seq_num, "seq_num")
         self.total_distance += float(distances.sum())
@@ -178,12 +178,12 @@ class EditDistance(MetricBase):
 
 
 class Auc(MetricBase):
-    """The area under the ROC curve, of probabilities counted in bins.
+    """The area under the ROC curve, from probabilities counted in bins.
 
     Args:
         name: of the metric.
         curve: `ROC`.
-        num_thresholds: how many bins there are, less one.
+        num_thresholds: the number of bins minus one.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Auc(MetricBase):
         self._stat_neg[:] = 0
 
     def update(self, preds: np.ndarray, labels: np.ndarray) -> None:
-        """Adds a batch: probabilities `f32[b,2]`, the second of 1, and labels `i64[b,1]`."""
+        """Adds a batch: probabilities `f32[b,2]`, the second of class 1, and labels `i64[b,1]`."""
         check_type(preds, "preds", np.ndarray)
         check_type(labels, "labels", np.ndarray)
         bins = (np.asarray(preds)[:, 1] * self._num_thresholds).astype(np.int64)
@@ -218,11 +218,7 @@ class Auc(MetricBase):
 
 
 class DetectionMAP:
-    """Would take the mean average precision of boxes.
-
-    Raises:
-        NotImplementedError: always.
-    """
+    """The mean average precision of boxes, which is not supported: raises NotImplementedError."""
 
     def __init__(
         self,
@@ -244,11 +240,7 @@ class DetectionMAP:
 
 
 def _rounded(preds: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which predictions, and which labels, are 1.
-
-    Raises:
-        ValueError: one is not an array.
-    """
+    """Returns rounded predictions, and labels; ValueError if one is not an array."""
     for name, given in (("preds", preds), ("labels", labels)):
         if not isinstance(given, np.ndarray | np.generic):
             raise mistake(f"The '{name}' must be a numpy ndarray", "what exe.run fetched")

@@ -1,12 +1,12 @@
-"""Groups of layers that often stand together."""
+"""Common groups of layers."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.checks import mistake
-from jaxfleet.fluid.layers.windows import Padding, Size
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.argument_checks import mistake
+from jaxfleet.fluid.framework.variable import Variable
+from jaxfleet.fluid.layers.convolution import Padding, Size
 
 
 def simple_img_conv_pool(
@@ -27,7 +27,7 @@ def simple_img_conv_pool(
     act: str | None = None,
     use_cudnn: bool = True,
 ) -> Variable:
-    """Adds a convolution and a pooling of what it makes."""
+    """Adds a convolution and a pooling of its output."""
     made = layers.conv2d(
         input,
         num_filters,
@@ -66,7 +66,7 @@ def img_conv_group(
     pool_type: str = "max",
     use_cudnn: bool = True,
 ) -> Variable:
-    """Adds convolutions, each with a batch_norm and a dropout if asked for, and a pooling."""
+    """Adds convolutions, each with an optional batch_norm and dropout, and a pooling."""
     count = len(conv_num_filter)
     paddings = _each("conv_padding", conv_padding, count)
     sizes = _each("conv_filter_size", conv_filter_size, count)
@@ -91,7 +91,7 @@ def img_conv_group(
 
 
 def _each(argument: str, given: Any, count: int) -> list[Any]:
-    """Returns what each convolution gets: one thing for all, or one for each."""
+    """Returns a value for each convolution, from one for all or a list."""
     if not isinstance(given, list | tuple):
         return [given] * count
     if len(given) != count:
@@ -108,7 +108,7 @@ def sequence_conv_pool(
     pool_type: str = "max",
     bias_attr: Any = None,
 ) -> Variable:
-    """Adds a convolution over sequences and makes one row of each."""
+    """Adds a convolution over sequences, and pools each sequence to one row."""
     made = layers.sequence_conv(
         input, num_filters, filter_size, param_attr=param_attr, bias_attr=bias_attr, act=act
     )

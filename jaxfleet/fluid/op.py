@@ -1,7 +1,7 @@
-"""Operators that run alone, over a scope: `Operator("sgd", Param="w", ...).run(scope, place)`.
+"""Operators run individually over a scope: `Operator("sgd", Param="w", ...).run(scope, place)`.
 
-Rows of a variable (`get_selected_rows()`) are computed with in numpy: as the whole array that they
-are rows of, or row by row where an operator gives rows again.
+Selected rows of a variable (`get_selected_rows()`) are processed in numpy: as the whole array, or
+row by row if the operator outputs rows.
 """
 
 from collections.abc import Mapping
@@ -11,20 +11,19 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.errors import ProgramError, UnsupportedError
-from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.argument_checks import mistake
 from jaxfleet.fluid.executor import Executor
-from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.scope import Scope
-from jaxfleet.fluid.selected_rows import SelectedRows
+from jaxfleet.fluid.framework.program import Program
+from jaxfleet.fluid.scope import Scope, SelectedRows
 from jaxfleet.ops.fluid import Schema, schema_of
 
 
 @dataclass(frozen=True)
 class OneOperator:
-    """An operator with the names of what it reads and writes.
+    """An operator with the names of its operands.
 
     Attributes:
-        type: what it does.
+        type: the operator type.
         inputs: names by slot.
         outputs: names by slot.
         attrs: its attributes.
@@ -36,10 +35,10 @@ class OneOperator:
     attrs: Mapping[str, Any]
 
     def run(self, scope: Scope, place: Any = None) -> None:
-        """Computes once, over what a scope holds; what it writes is in the scope then.
+        """Runs once over the values in a scope, and writes the results to it.
 
         Raises:
-            ProgramError: something that it reads has no value.
+            ProgramError: an input has no value.
         """
         rows = {
             name: scope.selected_rows[name]
@@ -69,18 +68,18 @@ class OneOperator:
 
 
 class OperatorFactory:
-    """Makes operators by their type: `fluid.op.Operator`."""
+    """Creates operators by their type: `fluid.op.Operator`."""
 
     def __call__(self, *args: str, **kwargs: Any) -> OneOperator:
-        """Returns an operator.
+        """Creates an operator.
 
         Args:
             args: its type, unless `type` is given.
             kwargs: a name, or a list of names, for each slot; a value for each attribute.
 
         Raises:
-            ValueError: there is no such type, slot or attribute, or more than the type stands
-                alone.
+            ValueError: there is no such type, slot or attribute, or there are more positional
+                arguments than the type.
         """
         words = [*args, *([kwargs.pop("type")] if "type" in kwargs else [])]
         if len(words) != 1:
@@ -99,15 +98,12 @@ class OperatorFactory:
         )
 
     def get_op_input_names(self, type: str) -> list[str]:
-        """Returns the input slots of a type."""
         return [slot.name for slot in self._schema(type).inputs]
 
     def get_op_output_names(self, type: str) -> list[str]:
-        """Returns the output slots of a type."""
         return [slot.name for slot in self._schema(type).outputs]
 
     def get_op_attr_names(self, type: str) -> list[str]:
-        """Returns the attributes of a type."""
         return list(self._schema(type).attrs)
 
     def _schema(self, type: str) -> Schema:

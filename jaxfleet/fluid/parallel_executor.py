@@ -1,37 +1,37 @@
-"""ParallelExecutor: a program on all devices, under one name; the older spelling."""
+"""ParallelExecutor: the older interface for running a program on all devices."""
 
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxfleet.errors import AssertedError
-from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.argument_checks import mistake
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
 from jaxfleet.fluid.compiler.strategies import BuildStrategy, ExecutionStrategy
-from jaxfleet.fluid.executor.core import Executor
+from jaxfleet.fluid.executor.executor import Executor
+from jaxfleet.fluid.framework.program import Program, default_main_program
 from jaxfleet.fluid.places import CPUPlace, CUDAPlace, default_places
-from jaxfleet.fluid.program import Program, default_main_program
 from jaxfleet.fluid.scope import global_scope
 from jaxfleet.runtime.scope import Scope
 
 
 class ParallelExecutor:
-    """Runs a program on all devices, each on its part of what is fed.
+    """Runs a program on all devices, each on its part of the feed.
 
     Args:
-        use_cuda: run on GPUs; where there are none, on the CPU, with a warning.
-        loss_name: the loss; needed where there are gradients.
-        main_program: what runs; the default main program, unless given.
-        share_vars_from: another one whose parameters to use: it has run before.
+        use_cuda: run on GPUs; on the CPU, with a warning, if there are none.
+        loss_name: the loss; required if there are gradients.
+        main_program: the program to run; the default main program, unless given.
+        share_vars_from: another one that has run, whose parameters are used.
         exec_strategy: how the program is run.
         build_strategy: how the program is rewritten.
-        num_trainers: how many processes train together.
-        trainer_id: which of them this is.
-        scope: where the state is; the global scope, unless given.
+        num_trainers: the number of processes that train together.
+        trainer_id: the number of this process among them.
+        scope: the scope of the state; the global scope, unless given.
 
     Raises:
-        AssertionError: what is shared from is no ParallelExecutor, or there is no loss.
-        ValueError: what is shared from has not run.
+        AssertionError: `share_vars_from` is not a ParallelExecutor, or there is no loss.
+        ValueError: `share_vars_from` has not run.
     """
 
     def __init__(
@@ -72,17 +72,17 @@ class ParallelExecutor:
         feed_dict: Mapping[str, Any] | None = None,
         return_numpy: bool = True,
     ) -> list[Any]:
-        """Runs the program once; returns what is fetched, all devices' joined along axis 0.
+        """Runs the program once; returns the fetched values of all devices, joined along axis 0.
 
         Args:
             fetch_list: variables or their names.
-            feed: arrays by name, whose rows the devices share: each gets as many, and the last
-                those that are left over too. Or a list with a dict for each device.
-            feed_dict: what `feed` was called once.
+            feed: arrays by name, whose rows are divided equally, with the remainder on the last
+                device. Or a list with a dict for each device.
+            feed_dict: the older name of `feed`.
             return_numpy: return numpy arrays; JAX's if not.
 
         Raises:
-            FeedError: what is fed or fetched does not fit.
+            FeedError: a fed or fetched value does not match the program.
         """
         if feed_dict is not None:
             text = "feed_dict is the old name of feed"
@@ -100,11 +100,11 @@ class ParallelExecutor:
 
     @property
     def device_count(self) -> int:
-        """How many devices the program runs on."""
+        """The number of devices on which the program runs."""
         return len(self._replicas.places)
 
     def drop_local_exe_scopes(self) -> None:
-        """Lets go what runs have left: nothing but the note that they have, since XLA does."""
+        """Only resets the record of runs: XLA frees their memory by itself."""
         self._replicas.has_local_scopes = False
 
     def _need_create_local_exe_scopes(self) -> bool:

@@ -1,29 +1,29 @@
-"""ParamAttr: what a script says of a parameter that a layer makes."""
+"""ParamAttr: attributes of a parameter that a layer creates."""
 
 import numbers
 from dataclasses import dataclass
 from typing import Any
 
 from jaxfleet.errors import WrongTypeError
-from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.argument_checks import check_type, mistake
 from jaxfleet.fluid.initializer import Initializer
 from jaxfleet.fluid.regularizer import WeightDecayRegularizer
 
 
 @dataclass
 class ParamAttr:
-    """What is said of a parameter.
+    """Attributes of a parameter.
 
     Attributes:
-        name: it; a layer finds one unless given.
-        initializer: how it begins; the layer's own way unless given.
+        name: the parameter's; generated unless given.
+        initializer: how it is initialized; the layer's default unless given.
         learning_rate: a factor of the optimizer's.
-        regularizer: in the place of the optimizer's.
+        regularizer: used instead of the optimizer's.
         trainable: whether it is updated.
-        do_model_average: whether ModelAverage takes it in.
+        do_model_average: whether ModelAverage includes it.
 
     Raises:
-        WrongTypeError: one of them is of another type.
+        WrongTypeError: an attribute is of another type.
     """
 
     name: str | None = None
@@ -42,14 +42,14 @@ class ParamAttr:
 
     @classmethod
     def of(cls, given: Any) -> "ParamAttr | None":
-        """Returns what a layer's argument says; None for False, which means no parameter.
+        """Converts a layer's argument; returns None for False, which means no parameter.
 
         Args:
-            given: a ParamAttr, or a name, an initializer or a regularizer alone; None and True
-                say nothing.
+            given: a ParamAttr, or only a name, an initializer or a regularizer; None and True
+                select the defaults.
 
         Raises:
-            TypeError: it is none of those.
+            TypeError: it is of another type.
         """
         if isinstance(given, ParamAttr):
             return given

@@ -1,9 +1,8 @@
-"""Places: what scripts name devices by, and which devices of JAX they are.
+"""Places: fluid's names of devices, and the JAX devices that they denote.
 
-Fluid takes the CPU for as many devices as `CPU_NUM` says, and JAX must know how many there are
-before it starts. So they are made where a script says first that something will run, and the
-variable may be set any time before that. A script that asks for GPUs where there are none runs on
-the CPU, with a warning.
+Fluid counts the CPU as `CPU_NUM` devices, and JAX must know their number before it starts. So they
+are created at the first sign that a script will run a program, and the variable may be set any time
+before that. A script that requests GPUs on a machine without any runs on the CPU, with a warning.
 """
 
 import warnings
@@ -20,7 +19,7 @@ from jaxfleet.runtime.devices import have_cpu_devices
 
 @dataclass(frozen=True)
 class CPUPlace:
-    """The processor."""
+    """The CPU."""
 
     def _equals(self, other: object) -> bool:
         return self == other
@@ -31,11 +30,7 @@ class CPUPlace:
 
 @dataclass(frozen=True)
 class CUDAPlace:
-    """A GPU.
-
-    Attributes:
-        id: its number.
-    """
+    """A GPU by its number."""
 
     id: int = 0
 
@@ -50,28 +45,26 @@ Place: TypeAlias = CPUPlace | CUDAPlace
 
 
 class AnyPlace:
-    """Holds a place of either kind: `fluid.core.Place()`, by which scripts ask which it is."""
+    """Holds a place of either kind: `fluid.core.Place()`, which scripts query for its kind."""
 
     def __init__(self) -> None:
         self._place: Place | None = None
 
     def set_place(self, place: Place) -> None:
-        """Sets the place."""
         self._place = place
 
     def is_cpu_place(self) -> bool:
-        """Whether it is the processor."""
+        """Whether it is a CPU."""
         return isinstance(self._place, CPUPlace)
 
     def is_gpu_place(self) -> bool:
-        """Whether it is a GPU."""
         return isinstance(self._place, CUDAPlace)
 
     def gpu_device_id(self) -> int:
         """Returns the number of the GPU.
 
         Raises:
-            AssertionError: it is none.
+            AssertionError: it is not a GPU.
         """
         return self._gpu().id
 
@@ -93,8 +86,8 @@ def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
     """Returns places on the CPU.
 
     Args:
-        device_count: how many; as many as `CPU_NUM` says unless given. Where that is not set, it
-            is set to 1, as fluid does.
+        device_count: the number of places; `CPU_NUM` unless given, which is set to 1 if not set,
+            as in fluid.
     """
     count = device_count if device_count is not None else ensure_cpu_num()
     if count < 1:
@@ -109,7 +102,7 @@ def cuda_places(device_ids: Sequence[int] | None = None) -> list[CUDAPlace]:
         device_ids: their numbers; those of `FLAGS_selected_gpus`, or all, unless given.
 
     Raises:
-        StrategyError: there is no GPU, so nobody can say how many are meant.
+        StrategyError: there is no GPU, so the number of places is undefined.
     """
     given = device_ids if device_ids is not None else read_selected_gpus()
     if given is not None:
@@ -132,16 +125,16 @@ def gpus() -> Sequence[Any]:
 
 
 def prepare_devices(count: int | None = None) -> None:
-    """Makes the CPU as many devices as `CPU_NUM` says, if JAX has not started yet."""
+    """Creates `CPU_NUM` CPU devices, if JAX has not started yet."""
     have_cpu_devices(max(count or 1, read_cpu_num() or 1))
 
 
 def devices_of(places: Sequence[Place]) -> tuple[Any, ...]:
-    """Returns the devices that places name, each a different one.
+    """Returns the distinct devices that places denote.
 
     Raises:
         AssertionError: places are of different kinds.
-        StrategyError: there are not so many.
+        StrategyError: there are not enough devices.
     """
     kinds = {type(place) for place in places}
     if len(kinds) != 1 or not kinds <= {CPUPlace, CUDAPlace}:
@@ -156,7 +149,7 @@ def devices_of(places: Sequence[Place]) -> tuple[Any, ...]:
 
 
 def device_to_choose(place: Any) -> Any:
-    """Returns the device that JAX must be told to run on; None where it does so by itself."""
+    """Returns the device to pass to JAX; None if it is JAX's default."""
     if isinstance(place, CUDAPlace):
         found = gpus()
         if not found:
@@ -168,7 +161,7 @@ def device_to_choose(place: Any) -> Any:
 
 
 def default_places(*, use_cuda: bool) -> list[CPUPlace] | list[CUDAPlace]:
-    """Returns the places of a script that names none: GPUs if asked for and there, or the CPU."""
+    """Returns the default places: GPUs if requested and available, or the CPU."""
     if use_cuda and gpus():
         return cuda_places()
     places = cpu_places()
@@ -178,7 +171,7 @@ def default_places(*, use_cuda: bool) -> list[CPUPlace] | list[CUDAPlace]:
 
 
 def warn_of_no_gpu(count: int) -> None:
-    """Says that what asks for GPUs runs on the CPU."""
+    """Warns that a request for GPUs runs on the CPU."""
     devices = f"{count} device{'s' * (count > 1)}"
     text = f"a GPU is asked for and JAX has none here: the CPU stands in, as {devices}"
     warnings.warn(text, stacklevel=4)

@@ -1,6 +1,6 @@
-"""Profiles of what runs, by JAX's own profiler, under fluid's names.
+"""Profiles by JAX's own profiler, under fluid's names.
 
-A profile is a folder of JAX's traces, which TensorBoard and Perfetto show; no table is printed.
+A profile is a folder of JAX traces, to be viewed with TensorBoard or Perfetto; no table is printed.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.argument_checks import mistake
 
 _STATES = ("CPU", "GPU", "All")
 _TRACERS = ("Default", "OpDetail", "AllOpDetail")
@@ -22,7 +22,7 @@ _KEYS = (None, "default", "calls", "total", "max", "min", "ave")
 
 
 class _Running:
-    """Holds where the trace is written that runs; None where none does."""
+    """The folder of the running trace; None if there is none."""
 
     def __init__(self) -> None:
         self.folder: str | None = None
@@ -32,10 +32,10 @@ _RUNNING = _Running()
 
 
 def start_profiler(state: str, tracer_option: str = "Default") -> None:
-    """Begins a profile; does nothing while one runs.
+    """Starts a profile; does nothing if one is running.
 
     Args:
-        state: `CPU`, `GPU` or `All`; JAX traces all that it runs on.
+        state: `CPU`, `GPU` or `All`; JAX traces all devices in use.
         tracer_option: `Default`, `OpDetail` or `AllOpDetail`; a trace has all operators.
 
     Raises:
@@ -52,13 +52,12 @@ def start_profiler(state: str, tracer_option: str = "Default") -> None:
 
 
 def stop_profiler(sorted_key: str | None = None, profile_path: str = "/tmp/profile") -> None:  # noqa: S108  # fluid's default
-    """Ends the profile and writes it; does nothing where none runs.
+    """Stops the profile and writes it; does nothing if none is running.
 
     Args:
-        sorted_key: `calls`, `total`, `max`, `min` or `ave`: checked; whoever shows a trace sorts.
-        profile_path: the folder that it becomes, in place of an earlier profile. What else is
-            there stays: the profile becomes a new folder inside it (beside a file), and a
-            warning names that.
+        sorted_key: `calls`, `total`, `max`, `min` or `ave`: checked, but the viewer sorts.
+        profile_path: the output folder, which replaces an earlier profile. Other contents are kept:
+            the profile becomes a new folder inside it (or beside a file), which a warning names.
 
     Raises:
         ValueError: there is no such key.
@@ -72,7 +71,7 @@ def stop_profiler(sorted_key: str | None = None, profile_path: str = "/tmp/profi
 
 
 def _place(trace: Path, target: Path) -> None:
-    """Moves a trace to `target`, in place of an earlier trace; beside or inside anything else."""
+    """Moves a trace to `target`, replacing an earlier trace; otherwise beside or inside it."""
     if os.path.lexists(target) and not _is_trace(target):
         inside = target if target.is_dir() else target.parent
         new = Path(tempfile.mkdtemp(prefix=f"{target.name or 'profile'}-", dir=inside))
@@ -87,7 +86,7 @@ def _place(trace: Path, target: Path) -> None:
 
 
 def _is_trace(folder: Path) -> bool:
-    """Whether a folder is empty, or holds nothing but `plugins/profile/`."""
+    """Whether a folder is empty or contains only `plugins/profile/`."""
     for name in ("plugins", "profile"):
         if not folder.is_dir():
             return False
@@ -99,7 +98,7 @@ def _is_trace(folder: Path) -> bool:
 
 
 def reset_profiler() -> None:
-    """Lets what was profiled so far go, and goes on."""
+    """Discards the profile so far, and continues."""
     if _RUNNING.folder is not None:
         jax.profiler.stop_trace()
         shutil.rmtree(_RUNNING.folder, ignore_errors=True)
@@ -113,7 +112,7 @@ def profiler(
     profile_path: str = "/tmp/profile",  # noqa: S108
     tracer_option: str = "Default",
 ) -> Iterator[None]:
-    """Profiles what runs within a `with`; arguments as above."""
+    """Profiles the body of a `with`; arguments as above."""
     _check_key(sorted_key)
     start_profiler(state, tracer_option)
     try:
@@ -126,7 +125,7 @@ def profiler(
 def cuda_profiler(
     output_file: str, output_mode: str | None = None, config: Any = None
 ) -> Iterator[None]:
-    """Profiles what runs on GPUs within a `with`; JAX's trace becomes the folder `output_file`.
+    """Profiles GPUs in the body of a `with`; JAX's trace becomes the folder `output_file`.
 
     Raises:
         ValueError: `output_mode` is neither `kvp` nor `csv`.

@@ -1,7 +1,7 @@
-"""Loaders: a script's generators of samples as feeds, which a thread makes ahead of the steps.
+"""Loaders, which convert samples from generators to feeds in a thread ahead of the steps.
 
-A loader is *iterable*, and gives feeds to a loop of the script; or it belongs to the program whose
-data it was made for, and each run takes the next batch from it, between `start` and `reset`.
+An *iterable* loader yields feeds to a loop of the script; any other belongs to the program of its
+variables, and each run takes the next batch from it, between `start` and `reset`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,24 +11,23 @@ import jax
 import numpy as np
 
 from jaxfleet.errors import AssertedError, EndOfDataError, FeedError, UnsupportedError
-from jaxfleet.fluid.ahead import Ahead
-from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.argument_checks import check_type, mistake
 from jaxfleet.fluid.data_feeder import DataFeeder
 from jaxfleet.fluid.dataset.base import DatasetBase
+from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.lod_tensor import LoDTensor
-from jaxfleet.fluid.readers import Reader, batch
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.readers import Prefetcher, Reader, batch
 
 if TYPE_CHECKING:
-    from jaxfleet.fluid.program import Program
+    from jaxfleet.fluid.framework.program import Program
 
 OneFeed: TypeAlias = dict[str, Any]
 
-_CAPACITY = 2  # batches that lie ready where the script does not say how many
+_CAPACITY = 2  # batches read ahead by default
 
 
 class GeneratorLoader:
-    """Feeds that are made of what a generator gives; see `DataLoader.from_generator`."""
+    """Feeds from a generator; see `DataLoader.from_generator`."""
 
     def __init__(
         self,
@@ -39,7 +38,7 @@ class GeneratorLoader:
         return_list: bool = False,
         drop_last: bool = True,
     ) -> None:
-        del use_double_buffer  # JAX moves a feed while the step before runs
+        del use_double_buffer  # JAX moves a feed during the previous step
         check_type(feed_list, "feed_list", (list, tuple), "the variables that are fed: [x, y]")
         assert feed_list is not None
         for variable in feed_list:
@@ -54,38 +53,38 @@ class GeneratorLoader:
         self._iterable, self._return_list, self._drop_last = iterable, return_list, drop_last
         self._feeds: Callable[[], Iterable[OneFeed]] | None = None
         self._devices = 1
-        self._running: Ahead[OneFeed] | None = None
+        self._running: Prefetcher[OneFeed] | None = None
         self._passes: Iterator[Any] | None = None
         if not iterable:
             self._variables[0].block.program._readers.append(self)
 
     @property
     def iterable(self) -> bool:
-        """Whether it gives feeds to a loop, rather than to runs of the program."""
+        """Whether it yields feeds to a loop, rather than to runs of the program."""
         return self._iterable
 
     @property
     def names(self) -> list[str]:
-        """What is fed."""
+        """The names of the fed variables."""
         return [variable.name for variable in self._variables]
 
     @property
     def variables(self) -> list[Variable]:
-        """The variables that are fed."""
+        """The fed variables."""
         return list(self._variables)
 
-    # --- what it reads -----------------------------------------------------------------------
+    # --- sources -----------------------------------------------------------------------------
 
     def set_sample_generator(
         self, reader: Reader, batch_size: int, drop_last: bool = True, places: Any = None
     ) -> "GeneratorLoader":
-        """Reads samples, one at a time, and makes batches of them.
+        """Sets a generator of single samples, which are combined into batches.
 
         Args:
             reader: returns an iterator over samples, each with a field for every variable.
-            batch_size: how many samples are a batch.
-            drop_last: leave out samples at the end that are fewer.
-            places: devices, each of which gets a batch of its own; one unless given.
+            batch_size: the number of samples in a batch.
+            drop_last: drop an incomplete batch at the end.
+            places: devices, each of which gets its own batch; one unless given.
         """
         check_type(batch_size, "batch_size", int)
 
@@ -96,12 +95,12 @@ class GeneratorLoader:
         return self.set_sample_list_generator(batch(whole, batch_size, drop_last), places)
 
     def set_sample_list_generator(self, reader: Reader, places: Any = None) -> "GeneratorLoader":
-        """Reads lists of samples, each of which is a batch."""
+        """Sets a generator of lists of samples, each of which is a batch."""
         feeder = DataFeeder(self._variables, None)
         return self._reads(lambda: map(feeder.feed, reader()), places)
 
     def set_batch_generator(self, reader: Reader, places: Any = None) -> "GeneratorLoader":
-        """Reads batches: an array, or a LoDTensor, for each variable."""
+        """Sets a generator of batches: an array, or a LoDTensor, for each variable."""
         return self._reads(lambda: map(self._named, reader()), places)
 
     def _reads(self, feeds: Callable[[], Iterable[OneFeed]], places: Any) -> "GeneratorLoader":
@@ -122,11 +121,11 @@ class GeneratorLoader:
         arrays = [one if isinstance(one, kept) else np.asarray(one) for one in given]
         return dict(zip(self.names, arrays, strict=True))
 
-    def _ahead(self) -> Ahead[OneFeed]:
+    def _ahead(self) -> Prefetcher[OneFeed]:
         if self._feeds is None:
             hint = "call set_sample_generator, set_sample_list_generator or set_batch_generator"
             raise mistake("a loader has no generator to read", hint, AssertedError)
-        return Ahead(self._feeds, self._capacity)
+        return Prefetcher(self._feeds, self._capacity)
 
     # --- for a loop of the script ------------------------------------------------------------
 
@@ -134,10 +133,10 @@ class GeneratorLoader:
         return self
 
     def __iter__(self) -> Iterator[Any]:
-        """Begins a pass: gives a list with a dict for each device, or with a list of arrays.
+        """Starts a pass over lists with a dict for each device or, with `return_list`, of arrays.
 
         Raises:
-            AssertionError: the loader is not iterable, or reads nothing.
+            AssertionError: the loader is not iterable, or has no source.
         """
         if not self._iterable:
             hint = "call start(), run the program without a feed, and reset() at EOFException"
@@ -145,7 +144,7 @@ class GeneratorLoader:
         return self._pass(self._ahead())
 
     def __next__(self) -> Any:
-        """Returns the next of a pass, the first of a new one after the last."""
+        """Returns the next item; after the last one, the first of a new pass."""
         if self._passes is None:
             self._passes = iter(self)
         try:
@@ -154,7 +153,7 @@ class GeneratorLoader:
             self._passes = None
             raise
 
-    def _pass(self, ahead: Ahead[OneFeed]) -> Iterator[Any]:
+    def _pass(self, ahead: Prefetcher[OneFeed]) -> Iterator[Any]:
         try:
             while feeds := self._some(ahead, self._devices):
                 names = self.names
@@ -162,8 +161,8 @@ class GeneratorLoader:
         finally:
             ahead.stop()
 
-    def _some(self, ahead: Ahead[OneFeed], count: int) -> list[OneFeed]:
-        """Returns a feed for each device; none where the data end."""
+    def _some(self, ahead: Prefetcher[OneFeed], count: int) -> list[OneFeed]:
+        """Returns a feed for each device; an empty list at the end of the data."""
         feeds: list[OneFeed] = []
         while len(feeds) < count:
             try:
@@ -175,10 +174,10 @@ class GeneratorLoader:
     # --- for a program -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins a pass, whose batches the program's runs take.
+        """Starts a pass, from which the program's runs take batches.
 
         Raises:
-            AssertionError: the loader is iterable, reads nothing, or has started.
+            AssertionError: the loader is iterable, has no source, or has started.
         """
         if self._iterable:
             what = "start() is for a loader with iterable=False"
@@ -188,17 +187,17 @@ class GeneratorLoader:
         self._running = self._ahead()
 
     def reset(self) -> None:
-        """Ends a pass; the next one begins by `start`."""
+        """Ends a pass; `start` begins the next one."""
         running, self._running = self._running, None
         if running is not None:
             running.stop()
 
     def next_feeds(self, count: int) -> list[OneFeed]:
-        """Returns what a run takes: a feed for each device.
+        """Returns the feeds of a run, one for each device.
 
         Raises:
             FeedError: the loader was not started.
-            EndOfDataError: there is no more.
+            EndOfDataError: there is no more data.
         """
         names = ", ".join(self.names)
         if self._running is None:
@@ -212,7 +211,7 @@ class GeneratorLoader:
 
 
 class DataLoader:
-    """Makes loaders: `DataLoader.from_generator`, `DataLoader.from_dataset`."""
+    """Creates loaders: `DataLoader.from_generator`, `DataLoader.from_dataset`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         del args, kwargs
@@ -229,20 +228,20 @@ class DataLoader:
         use_multiprocess: bool = False,
         drop_last: bool = True,
     ) -> GeneratorLoader:
-        """Returns a loader that reads what a generator of the script gives.
+        """Returns a loader for a generator of the script.
 
         Args:
-            feed_list: what is fed, in the order of a sample's fields.
-            capacity: how many batches may lie ready.
-            use_double_buffer: taken; JAX moves what is fed while the step before runs.
-            iterable: it gives feeds to a loop; otherwise runs of the program take them.
-            return_list: give arrays in the order of `feed_list`, in the place of dicts.
-            use_multiprocess: taken; a thread reads.
-            drop_last: leave out batches at the end that are fewer than devices.
+            feed_list: the fed variables, in the order of a sample's fields.
+            capacity: the number of batches read ahead.
+            use_double_buffer: ignored; JAX moves a feed during the previous step.
+            iterable: yield feeds to a loop; otherwise runs of the program take them.
+            return_list: yield arrays in the order of `feed_list`, instead of dicts.
+            use_multiprocess: ignored; a thread reads.
+            drop_last: drop batches at the end that are fewer than devices.
 
         Raises:
-            TypeError: `feed_list` is no list of variables.
-            ProgramError: it is empty, or the capacity below 1.
+            TypeError: `feed_list` is not a list of variables.
+            ProgramError: it is empty, or the capacity is below 1.
         """
         del use_multiprocess
         return GeneratorLoader(
@@ -251,12 +250,12 @@ class DataLoader:
 
     @staticmethod
     def from_dataset(dataset: DatasetBase, places: Any, drop_last: bool = True) -> "DatasetLoader":
-        """Returns a loader that reads a dataset.
+        """Returns a loader for a dataset.
 
         Args:
-            dataset: what `DatasetFactory` made, with its files and variables set.
-            places: devices, each of which gets a batch of its own.
-            drop_last: leave out a last batch that has fewer samples than the others.
+            dataset: a dataset of `DatasetFactory`, with its files and variables set.
+            places: devices, each of which gets its own batch.
+            drop_last: drop an incomplete batch at the end.
 
         Raises:
             AssertionError: it is not a dataset.
@@ -265,7 +264,7 @@ class DataLoader:
 
 
 class DatasetLoader:
-    """Feeds that are made of a dataset; see `DataLoader.from_dataset`."""
+    """Feeds from a dataset; see `DataLoader.from_dataset`."""
 
     def __init__(self, dataset: DatasetBase, places: Any, drop_last: bool) -> None:
         if not isinstance(dataset, DatasetBase):
@@ -278,12 +277,12 @@ class DatasetLoader:
         return self
 
     def __iter__(self) -> Iterator[list[dict[str, LoDTensor]]]:
-        """Gives a list with a dict of LoDTensors for each device.
+        """Yields a list with a dict of LoDTensors for each device.
 
-        Batches at the end that are fewer than the devices are left out.
+        Batches at the end that are fewer than the devices are dropped.
 
         Raises:
-            FeedError: a file cannot be read, or holds something else.
+            FeedError: a file cannot be read, or has an invalid line.
         """
         feeds, size = list[dict[str, LoDTensor]](), self._dataset._batch_size
         batches = self._dataset.batches(self._dataset.thread_num or len(self._places))
@@ -311,13 +310,13 @@ class DatasetLoader:
 
 
 def _samples(tensor: LoDTensor) -> int:
-    """Returns of how many samples a tensor is."""
+    """Returns the number of samples in a tensor."""
     lengths = tensor.recursive_sequence_lengths()
     return len(lengths[0]) if lengths else len(tensor)
 
 
 class PyReader(GeneratorLoader):
-    """A loader under its older name, and with older names for what it reads."""
+    """A loader under its older name, with the older names of its methods."""
 
     def __init__(
         self,
@@ -332,15 +331,15 @@ class PyReader(GeneratorLoader):
     def decorate_sample_generator(
         self, sample_generator: Reader, batch_size: int, drop_last: bool = True, places: Any = None
     ) -> None:
-        """Reads samples; see `set_sample_generator`."""
+        """As `set_sample_generator`."""
         self.set_sample_generator(sample_generator, batch_size, drop_last, places)
 
     def decorate_sample_list_generator(self, reader: Reader, places: Any = None) -> None:
-        """Reads lists of samples; see `set_sample_list_generator`."""
+        """As `set_sample_list_generator`."""
         self.set_sample_list_generator(reader, places)
 
     def decorate_batch_generator(self, reader: Reader, places: Any = None) -> None:
-        """Reads batches; see `set_batch_generator`."""
+        """As `set_batch_generator`."""
         self.set_batch_generator(reader, places)
 
     decorate_paddle_reader = decorate_sample_list_generator
@@ -348,27 +347,27 @@ class PyReader(GeneratorLoader):
 
 
 def fed_by_readers(program: "Program", feed: Any, count: int) -> Any:
-    """Returns what a run is fed, with the next batch of the program's loaders.
+    """Adds the next batch of a program's loaders to the feed of a run.
 
-    Args:
-        program: it.
-        feed: what the script feeds; a loader whose variables are among it is not asked.
-        count: on how many devices it runs.
+    A loader is skipped if its variables are in the feed. `count` is the number of devices.
 
     Raises:
         FeedError: a loader was not started.
-        EndOfDataError: a loader has no more.
+        EndOfDataError: a loader has no more data.
     """
     declared, given = program.global_block().vars, feed or {}
     named = given[0] if isinstance(given, list | tuple) and given else given
     found: list[OneFeed] = [{} for _ in range(count)]
+    used = 0  # devices with a batch: the last batches may be fewer
     for reader in program._readers:
         if any(n in named for n in reader.names) or any(n not in declared for n in reader.names):
             continue
-        for one, more in zip(found, reader.next_feeds(count), strict=False):
+        feeds = reader.next_feeds(count)
+        used = max(used, len(feeds))
+        for one, more in zip(found, feeds, strict=False):
             one.update(more)
     if not any(found):
         return feed
-    many = given if isinstance(given, list | tuple) else [given] * count
-    made = [{**one, **more} for one, more in zip(many or [{}] * count, found, strict=False)]
+    many = given if isinstance(given, list | tuple) and given else [given or {}] * used
+    made = [{**one, **more} for one, more in zip(many, found, strict=False)]
     return made if count > 1 else made[0]

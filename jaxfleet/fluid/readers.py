@@ -1,30 +1,99 @@
-"""Readers: functions that return an iterator over samples, and what is made of them.
+"""Readers: functions that return an iterator over samples, their combinators, and prefetching.
 
-A reader is called once a pass over the data, so that each pass begins anew.
+A reader is called once per pass over the data, so each pass starts from the beginning.
 """
 
 import itertools
+import queue
 import random
+import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.fluid.ahead import Ahead
+
+T = TypeVar("T")
+
+_LOOK_S = 0.1  # between two checks whether the reading stopped
+_LEAVE_S = 5.0  # for a generator to reach its next sample after a stop
+
+
+class Prefetcher(Generic[T]):
+    """Reads up to `capacity` items ahead from an iterator in a thread, which also calls `make`."""
+
+    def __init__(self, make: Callable[[], Iterable[T]], capacity: int) -> None:
+        self._make = make
+        self._ready: queue.Queue[tuple[str, Any]] = queue.Queue(max(capacity, 1))
+        self._stopped = threading.Event()
+        self._ended = False
+        self._thread = threading.Thread(target=self._fill, name="read ahead", daemon=True)
+        self._thread.start()
+
+    def take(self) -> T:
+        """Waits for the next item.
+
+        Raises:
+            StopIteration: there are no more items.
+            Exception: any exception of the iterator, with its traceback.
+        """
+        if self._ended:
+            raise StopIteration
+        kind, value = self._ready.get()
+        if kind == "item":
+            item: T = value
+            return item
+        self.stop()
+        if kind == "error":
+            raise value
+        raise StopIteration
+
+    def stop(self) -> None:
+        """Stops the thread and discards the remaining items."""
+        self._ended = True
+        self._stopped.set()
+        if self._thread is threading.current_thread():
+            return
+        self._thread.join(_LEAVE_S)
+        if self._thread.is_alive():
+            what = f"a generator of data did not come to its next sample within {_LEAVE_S:.0f} s"
+            warnings.warn(f"{what} of being told to stop: its thread is left behind", stacklevel=3)
+
+    def _fill(self) -> None:
+        last: tuple[str, Any] = ("end", None)
+        try:
+            for item in self._make():
+                if not self._put(("item", item)):
+                    return
+        except BaseException as error:  # noqa: BLE001  # raised again in the consumer
+            last = ("error", error)
+        self._put(last)
+
+    def _put(self, item: tuple[str, Any]) -> bool:
+        """Waits for room in the queue; False if the reading stopped first."""
+        while not self._stopped.is_set():
+            try:
+                self._ready.put(item, timeout=_LOOK_S)
+                return True
+            except queue.Full:
+                continue
+        return False
+
 
 Reader: TypeAlias = Callable[[], Iterable[Any]]
 
-_SHORT = object()  # stands for the sample of a reader that has ended before the others
+_SHORT = object()  # the missing sample of a reader that ended before the others
 
 
 class ComposeNotAligned(ProgramError):  # noqa: N818  # fluid's name
-    """One of several readers has ended before the others."""
+    """A reader ended before the others."""
 
 
 def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
-    """Gives lists of `batch_size` samples; what is left at the end is shorter, or dropped.
+    """Yields lists of `batch_size` samples; an incomplete one at the end is kept or dropped.
 
     Raises:
-        ProgramError: the size is none.
+        ProgramError: the size is not positive.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ProgramError(f"batch_size is {batch_size!r}", hint="it is 1 or more")
@@ -39,7 +108,7 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
 
 
 def shuffle(reader: Reader, buf_size: int) -> Reader:
-    """Mixes every `buf_size` samples, by Python's own random numbers."""
+    """Shuffles blocks of `buf_size` samples with Python's own random numbers."""
 
     def shuffled() -> Iterator[Any]:
         samples = iter(reader())
@@ -51,20 +120,20 @@ def shuffle(reader: Reader, buf_size: int) -> Reader:
 
 
 def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
-    """Gives what a function makes of one sample of each reader."""
+    """Yields the results of a function of one sample of each reader."""
     return lambda: map(func, *(reader() for reader in readers))
 
 
 def chain(*readers: Reader) -> Reader:
-    """Gives the samples of one reader after another."""
+    """Yields the samples of one reader after another."""
     return lambda: itertools.chain.from_iterable(reader() for reader in readers)
 
 
 def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
-    """Gives tuples of one sample of each reader; samples that are tuples are flattened.
+    """Yields tuples of one sample of each reader; samples that are tuples are flattened.
 
     Raises:
-        ComposeNotAligned: when read, if one ends before the others and that is checked.
+        ComposeNotAligned: while reading, if one ends before the others and that is checked.
     """
 
     def composed() -> Iterator[tuple[Any, ...]]:
@@ -80,12 +149,12 @@ def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
 
 
 def firstn(reader: Reader, n: int) -> Reader:
-    """Gives the first `n` samples."""
+    """Yields the first `n` samples."""
     return lambda: itertools.islice(reader(), n)
 
 
 def cache(reader: Reader) -> Reader:
-    """Reads all samples now, and gives them from memory."""
+    """Reads all samples now, and yields them from memory."""
     samples = tuple(reader())
     return lambda: iter(samples)
 
@@ -94,7 +163,7 @@ def buffered(reader: Reader, size: int) -> Reader:
     """Reads up to `size` samples ahead, in a thread."""
 
     def samples() -> Iterator[Any]:
-        ahead = Ahead(reader, size)
+        ahead = Prefetcher(reader, size)
         try:
             while True:
                 try:

@@ -1,24 +1,24 @@
-"""Regularization: operators that add a parameter's own share to its gradient."""
+"""Regularization: operators that add a penalty on parameters to their gradients."""
 
-from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.dtypes import VarType
-from jaxfleet.fluid.guards import name_scope
-from jaxfleet.fluid.variable import Pairs, Parameter, Variable
+from jaxfleet.fluid.framework.block import Block
+from jaxfleet.fluid.framework.guards import name_scope
+from jaxfleet.fluid.framework.types import VarType
+from jaxfleet.fluid.framework.variable import Pairs, Parameter, Variable
 
 
 class WeightDecayRegularizer:
-    """Adds something to the gradient of each parameter."""
+    """Adds a penalty to the gradient of each parameter."""
 
     def __call__(self, param: Parameter, block: Block) -> Variable:
-        """Returns what is added to the gradient."""
+        """Returns the addition to the gradient."""
         raise TypeError(f"{type(self).__name__} does not say what is added to {param} in {block}")
 
 
 class L2DecayRegularizer(WeightDecayRegularizer):
-    """Adds the parameter, times a number.
+    """Adds a multiple of the parameter.
 
     Args:
-        regularization_coeff: the number.
+        regularization_coeff: the factor.
     """
 
     def __init__(self, regularization_coeff: float = 0.0) -> None:
@@ -29,10 +29,10 @@ class L2DecayRegularizer(WeightDecayRegularizer):
 
 
 class L1DecayRegularizer(WeightDecayRegularizer):
-    """Adds the parameter's signs, times a number.
+    """Adds a multiple of the parameter's signs.
 
     Args:
-        regularization_coeff: the number.
+        regularization_coeff: the factor.
     """
 
     def __init__(self, regularization_coeff: float = 0.0) -> None:
@@ -47,14 +47,14 @@ class L1DecayRegularizer(WeightDecayRegularizer):
 def append_regularization_ops(
     pairs: Pairs, regularization: WeightDecayRegularizer | None = None
 ) -> Pairs:
-    """Adds to gradients what their parameters' regularization says, or else the optimizer's."""
+    """Adds each parameter's own regularization to its gradient, or else the optimizer's."""
     return [
         (param, _added(param, grad, param.regularizer or regularization)) for param, grad in pairs
     ]
 
 
 def _added(param: Parameter, grad: Variable, chosen: WeightDecayRegularizer | None) -> Variable:
-    """Returns the gradient with what regularization adds; one of rows becomes another variable."""
+    """Returns the regularized gradient; a gradient of rows becomes another variable."""
     if chosen is None:
         return grad
     block, out = grad.block, grad

@@ -1,6 +1,6 @@
-"""Scopes as scripts use them: variables found by name, whose values are read and set."""
+"""Scopes with their variables and tensors, selected rows, and scopes shared by programs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,19 +8,91 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfleet.errors import ProgramError, WrongTypeError
-from jaxfleet.fluid.dtypes import dtype_name
-from jaxfleet.fluid.selected_rows import SelectedRows
+from jaxfleet.fluid.framework.types import dtype_name
 from jaxfleet.ops import Array
 from jaxfleet.runtime.scope import OfRanks
 from jaxfleet.runtime.scope import Scope as ArrayScope
 
 
+class SelectedRows:
+    """Rows with their numbers, which may repeat; initially empty.
+
+    Args:
+        rows: the numbers.
+        height: the number of rows of the whole array.
+    """
+
+    def __init__(self, rows: Sequence[int] = (), height: int = 0) -> None:
+        self._rows = [int(row) for row in rows]
+        self._height, self._tensor = int(height), _RowsTensor()
+
+    def rows(self) -> list[int]:
+        return list(self._rows)
+
+    def set_rows(self, rows: Sequence[int]) -> None:
+        self._rows = [int(row) for row in rows]
+
+    def height(self) -> int:
+        """Returns the number of rows of the whole array."""
+        return self._height
+
+    def set_height(self, height: int) -> None:
+        """Sets the number of rows of the whole array."""
+        self._height = int(height)
+
+    def numel(self) -> int:
+        """Returns the number of elements in the rows."""
+        return int(np.asarray(self._tensor).size)
+
+    def sync_index(self) -> None:
+        """Does nothing: rows are found by their current numbers."""
+
+    def to_array(self) -> np.ndarray:
+        """Returns the whole array: rows of equal numbers summed, zeros elsewhere."""
+        values = self.value()
+        whole = np.zeros((self._height, *values.shape[1:]), values.dtype)
+        np.add.at(whole, self._rows, values)
+        return whole
+
+    def get_tensor(self) -> "_RowsTensor":
+        """Returns a tensor for reading the rows by `np.array`, or setting them."""
+        return self._tensor
+
+    def value(self) -> np.ndarray:
+        """Returns the rows.
+
+        Raises:
+            ProgramError: their number differs from that of the row numbers.
+        """
+        found = np.asarray(self._tensor)
+        if len(found) != len(self._rows):
+            what = f"{len(found)} rows have {len(self._rows)} numbers"
+            raise ProgramError(what, hint="call set_rows and get_tensor().set with as many")
+        return found
+
+
+class _RowsTensor:
+    def __init__(self) -> None:
+        self._array = np.empty((0, 0), np.float32)
+
+    def set(self, array: Any, place: object = None) -> None:
+        del place
+        self._array = np.array(array)
+
+    def shape(self) -> list[int]:
+        return list(self._array.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy
+        return np.array(self._array, dtype=dtype)
+
+
 class Scope(ArrayScope):
-    """Holds values by name; a run writes a variable where it is found, in this scope or around it.
+    """Holds values by name; a run writes a variable where it is found, here or further out.
 
     Attributes:
-        kids: the scopes made inside this one.
-        selected_rows: what variables hold that are some rows of something, by name.
+        kids: the nested scopes.
+        selected_rows: the values of variables that are selected rows, by name.
     """
 
     def __init__(self, parent: ArrayScope | None = None) -> None:
@@ -31,7 +103,7 @@ class Scope(ArrayScope):
 
     @classmethod
     def around(cls, scope: ArrayScope) -> "Scope":
-        """Returns a scope that holds what another one holds, and goes on sharing it."""
+        """Returns a scope that shares the contents of another one."""
         if isinstance(scope, cls):
             return scope
         made = cls(scope.parent)
@@ -40,30 +112,30 @@ class Scope(ArrayScope):
         return made
 
     def var(self, name: str) -> "ScopeVariable":
-        """Returns a variable of this scope, made if it is not there."""
+        """Returns a variable of this scope, creating it if necessary."""
         self._declared.add(name)
         return ScopeVariable(self, name)
 
     def find_var(self, name: str) -> "ScopeVariable | None":
-        """Returns a variable of this scope or one around it; None where there is none."""
+        """Returns a variable of this scope or an enclosing one, or None."""
         home = self._home(name)
         return None if home is None else ScopeVariable(home, name)
 
     def new_scope(self) -> "Scope":
-        """Returns a scope inside this one."""
+        """Creates a nested scope."""
         self.kids.append(Scope(self))
         return self.kids[-1]
 
     def drop_kids(self) -> None:
-        """Lets the scopes inside this one go."""
+        """Drops the nested scopes."""
         self.kids.clear()
 
     def local_var_names(self) -> list[str]:
-        """Returns the names in this scope itself."""
+        """Returns the names in this scope, without enclosing ones."""
         return list(dict.fromkeys((*self._values, *sorted(self._declared))))
 
     def keep(self, values: Mapping[str, Array]) -> None:
-        """Takes what a run has written: where it was found, or here if it is new."""
+        """Stores the results of a run: in the scope of the variable, or here if it is new."""
         if self.parent is None:
             super().keep(values)
             return
@@ -72,13 +144,13 @@ class Scope(ArrayScope):
             ArrayScope.keep(self if home is None else home, {name: value})
 
     def keep_of_ranks(self, values: Mapping[str, OfRanks]) -> None:
-        """Takes what several ranks have written, where `keep` takes what one has."""
+        """Stores the results of several ranks, like `keep`."""
         for name, found in values.items():
             home = self._home(name)
             ArrayScope.keep_of_ranks(self if home is None else home, {name: found})
 
     def _home(self, name: str) -> ArrayScope | None:
-        """Returns the nearest scope that has a variable, with or without a value."""
+        """Returns the nearest scope that declares a variable, with or without a value."""
         scope: ArrayScope | None = self
         while scope is not None and not _has(scope, name):
             scope = scope.parent
@@ -96,18 +168,17 @@ class ScopeVariable:
         self._scope, self._name = scope, name
 
     def name(self) -> str:
-        """Returns its name."""
         return self._name
 
     def get_tensor(self) -> "ScopeTensor":
-        """Returns its value, as it is whenever that is read."""
+        """Returns a view of its current value."""
         return ScopeTensor(self._scope, self._name)
 
     def get_selected_rows(self) -> SelectedRows:
-        """Returns the rows that it holds; at first none.
+        """Returns its selected rows, initially empty.
 
         Raises:
-            ProgramError: its scope is none of fluid's.
+            ProgramError: its scope is not one of fluid's.
         """
         if not isinstance(self._scope, Scope):
             raise ProgramError(f"the scope of '{self._name}' holds arrays alone, and no rows")
@@ -115,27 +186,27 @@ class ScopeVariable:
 
 
 class ScopeTensor:
-    """What a variable of a scope holds: `np.array(tensor)` reads it, `set` replaces it."""
+    """The value of a variable in a scope: `np.array(tensor)` reads it, `set` replaces it."""
 
     def __init__(self, scope: ArrayScope, name: str) -> None:
         self._scope, self._name = scope, name
 
     def set(self, array: Any, place: object = None) -> None:
-        """Gives the variable a value, in its own scope whatever those around it hold.
+        """Sets the variable in its own scope, regardless of enclosing ones.
 
         Args:
-            array: it.
-            place: taken; a run moves the value where it is needed.
+            array: the value.
+            place: ignored; a run moves the value to its device.
         """
         del place
         ArrayScope.keep(self._scope, {self._name: jnp.array(array, copy=True)})
 
     def shape(self) -> list[int]:
-        """Returns the sizes of its axes; none while it has no value."""
+        """Returns the sizes of its axes; an empty list if it has no value."""
         return list(self._scope.peek(self._name).shape) if self._is_initialized() else []
 
     def lod(self) -> list[list[int]]:
-        """Returns where sequences begin and end: an array has none."""
+        """Returns the offsets of sequences, which an array does not have."""
         return []
 
     def _dtype(self) -> str:
@@ -145,7 +216,7 @@ class ScopeTensor:
         return self._name in self._scope
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        del copy  # the next run may take the memory, so it is always one
+        del copy  # the next run may reuse the memory, so it is always copied
         return np.array(self._value(), dtype=dtype)
 
     def __len__(self) -> int:
@@ -167,16 +238,16 @@ _CURRENT = _Current()
 
 
 def global_scope() -> Scope:
-    """Returns the scope that programs run in unless told otherwise."""
+    """Returns the default scope of runs."""
     return _CURRENT.scope
 
 
 @contextmanager
 def scope_guard(scope: ArrayScope) -> Iterator[None]:
-    """Takes another global scope within a `with`.
+    """Replaces the global scope within a `with` block.
 
     Raises:
-        TypeError: what is given is no scope.
+        TypeError: the argument is not a scope.
     """
     if not isinstance(scope, ArrayScope):
         raise WrongTypeError(f"scope_guard takes a Scope, not a {type(scope).__name__}")
@@ -185,3 +256,52 @@ def scope_guard(scope: ArrayScope) -> Iterator[None]:
         yield
     finally:
         _CURRENT.scope = old
+
+
+class SharedScope(Scope):
+    """Two scopes as one: variables are found in the shared scope, then in the program's own.
+
+    Writes go to the scope of the variable, and new variables to the own scope.
+    """
+
+    def __init__(self, shared: ArrayScope, own: ArrayScope) -> None:
+        super().__init__(own)
+        self._shared, self._own = shared, own
+
+    def _of(self, name: str) -> ArrayScope:
+        return self._shared if name in self._shared else self._own
+
+    def peek(self, name: str) -> Array:
+        return self._of(name).peek(name)
+
+    def give(self, name: str) -> Array:
+        return self._of(name).give(name)
+
+    def is_lent(self, name: str) -> bool:
+        return self._of(name).is_lent(name)
+
+    def of_ranks(self, name: str) -> OfRanks | None:
+        return self._of(name).of_ranks(name)
+
+    def keep(self, values: Mapping[str, Array]) -> None:
+        for name, value in values.items():
+            self._of(name).keep({name: value})
+
+    def keep_of_ranks(self, values: Mapping[str, OfRanks]) -> None:
+        for name, found in values.items():
+            self._of(name).keep_of_ranks({name: found})
+
+    def __getitem__(self, name: str) -> Array:
+        return self._of(name)[name]
+
+    def __setitem__(self, name: str, value: Array) -> None:
+        self._of(name)[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._of(name)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._shared, *self._own)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shared or name in self._own

@@ -1,4 +1,4 @@
-"""Unique names, as fluid makes them: `fc_0.w_0`; a counter for each key."""
+"""Unique names in fluid's form, with a counter for each key: `fc_0.w_0`."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 
 class UniqueNameGenerator:
-    """Makes names by counting how often each key was asked for.
+    """Generates names by counting the requests for each key.
 
     Args:
-        prefix: goes before every key.
+        prefix: prepended to every key.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -36,7 +36,7 @@ def generate(key: str) -> str:
 
 
 def switch(new_generator: UniqueNameGenerator | None = None) -> UniqueNameGenerator:
-    """Takes another generator, a new one unless given, and returns the one before."""
+    """Sets the generator, by default to a new one, and returns the previous one."""
     old = _CURRENT.generator
     _CURRENT.generator = new_generator if new_generator is not None else UniqueNameGenerator()
     return old
@@ -44,7 +44,7 @@ def switch(new_generator: UniqueNameGenerator | None = None) -> UniqueNameGenera
 
 @contextmanager
 def guard(new_generator: UniqueNameGenerator | str | None = None) -> Iterator[None]:
-    """Takes another generator within a `with`; a text is the prefix of a new one."""
+    """Replaces the generator within a `with` block; a string is the prefix of a new one."""
     if isinstance(new_generator, str):
         new_generator = UniqueNameGenerator(new_generator)
     old = switch(new_generator)

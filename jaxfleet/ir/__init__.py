@@ -1,5 +1,13 @@
-"""The IR: programs as immutable data, their text, and the rules that hold for all of them."""
+"""The IR: programs as immutable data, their text, and the structural rules."""
 
+from jaxfleet.ir.abbreviated_printer import print_folded as print_folded
+from jaxfleet.ir.attributes import Attr as Attr
+from jaxfleet.ir.attributes import Attrs as Attrs
+from jaxfleet.ir.attributes import BlockRef as BlockRef
+from jaxfleet.ir.attributes import Literal as Literal
+from jaxfleet.ir.attributes import Operand as Operand
+from jaxfleet.ir.attributes import Struct as Struct
+from jaxfleet.ir.attributes import Word as Word
 from jaxfleet.ir.canonical import canonical as canonical
 from jaxfleet.ir.canonical import equivalent as equivalent
 from jaxfleet.ir.constants import make_constant as make_constant
@@ -7,12 +15,15 @@ from jaxfleet.ir.dims import Dim as Dim
 from jaxfleet.ir.dims import Size as Size
 from jaxfleet.ir.dims import evaluate as evaluate
 from jaxfleet.ir.dims import letter as letter
-from jaxfleet.ir.fold import print_folded as print_folded
-from jaxfleet.ir.names import block_name as block_name
-from jaxfleet.ir.names import grad_name as grad_name
-from jaxfleet.ir.names import trainer_name as trainer_name
+from jaxfleet.ir.dims import parse_size as parse_size
+from jaxfleet.ir.naming import block_name as block_name
+from jaxfleet.ir.naming import grad_name as grad_name
+from jaxfleet.ir.naming import trainer_name as trainer_name
 from jaxfleet.ir.parser import parse as parse
 from jaxfleet.ir.parser import parse_all as parse_all
+from jaxfleet.ir.patience_diff import unified_diff as unified_diff
+from jaxfleet.ir.printer import print_operator as print_operator
+from jaxfleet.ir.printer import print_program as print_program
 from jaxfleet.ir.program import Block as Block
 from jaxfleet.ir.program import Operands as Operands
 from jaxfleet.ir.program import Operator as Operator
@@ -22,24 +33,13 @@ from jaxfleet.ir.program import block_of as block_of
 from jaxfleet.ir.program import shape_of as shape_of
 from jaxfleet.ir.program_diff import ProgramDiff as ProgramDiff
 from jaxfleet.ir.program_diff import diff as diff
-from jaxfleet.ir.resources import load_program as load_program
-from jaxfleet.ir.resources import save_program as save_program
-from jaxfleet.ir.resources import with_values as with_values
-from jaxfleet.ir.size_parser import parse_size as parse_size
+from jaxfleet.ir.serialization import load_program as load_program
+from jaxfleet.ir.serialization import save_program as save_program
+from jaxfleet.ir.serialization import with_values as with_values
 from jaxfleet.ir.source import Source as Source
-from jaxfleet.ir.text import print_operator as print_operator
-from jaxfleet.ir.text import print_program as print_program
-from jaxfleet.ir.text_diff import unified_diff as unified_diff
-from jaxfleet.ir.types import Constant as Constant
-from jaxfleet.ir.types import Kind as Kind
-from jaxfleet.ir.types import Variable as Variable
-from jaxfleet.ir.values import Attr as Attr
-from jaxfleet.ir.values import Attrs as Attrs
-from jaxfleet.ir.values import BlockRef as BlockRef
-from jaxfleet.ir.values import Literal as Literal
-from jaxfleet.ir.values import Operand as Operand
-from jaxfleet.ir.values import Struct as Struct
-from jaxfleet.ir.values import Word as Word
+from jaxfleet.ir.variable import Constant as Constant
+from jaxfleet.ir.variable import Kind as Kind
+from jaxfleet.ir.variable import Variable as Variable
 from jaxfleet.ir.verifier import Finding as Finding
 from jaxfleet.ir.verifier import Rule as Rule
 from jaxfleet.ir.verifier import verify as verify

@@ -1,25 +1,25 @@
-"""Names temporaries by their order, so that programs that differ only there become equal."""
+"""Renames temporaries by their order, so that programs that differ only there become equal."""
 
 from dataclasses import replace
 
+from jaxfleet.ir.attributes import Operand
 from jaxfleet.ir.program import Block, Operator, Program
-from jaxfleet.ir.types import Kind
-from jaxfleet.ir.values import Operand
+from jaxfleet.ir.variable import Kind
 
 
 def equivalent(a: Program, b: Program) -> bool:
-    """Tells whether two programs are equal but for the names of their blocks' temporaries.
+    """Whether two programs are equal up to the names of their blocks' temporaries.
 
-    What the programs themselves declare keeps its name: it is fed, kept or fetched by it.
+    Variables of the programs themselves keep their names: they are fed, kept or fetched by name.
     """
     return canonical(a) == canonical(b)
 
 
 def canonical(program: Program) -> Program:
-    """Returns the program with its blocks' temporaries called `%0`, `%1`, ... as they come up."""
+    """Returns the program with its blocks' temporaries named `%0`, `%1`, ... in order of use."""
     names = _Names(program)
     blocks = [_renamed(block, names) for block in program.blocks]
-    # A variable that nothing mentions has only its type to be known by.
+    # A variable without uses is identified only by its type.
     for block in program.blocks:
         for variable in sorted(block.variables.values(), key=lambda variable: variable.type):
             names.of(variable.name, block)
@@ -36,7 +36,7 @@ def canonical(program: Program) -> Program:
 
 
 class _Names:
-    """Gives each temporary its new name when it is first asked for."""
+    """Assigns each temporary its new name at its first use."""
 
     def __init__(self, program: Program) -> None:
         self._blocks = program.blocks

@@ -1,7 +1,7 @@
-"""The values of `const` variables: their digests, and those that are small enough to print.
+"""Values of `const` variables: their digests, and those that are small enough to print.
 
-A digest is made of a value's type and bytes, so that equal constants have equal digests in every
-process. Values are numpy arrays, `ml_dtypes` among them.
+A digest covers a value's type and bytes, so equal constants have equal digests in every process.
+Values are numpy arrays, including `ml_dtypes`.
 """
 
 import hashlib
@@ -13,11 +13,11 @@ import ml_dtypes
 import numpy as np
 
 from jaxfleet.errors import ProgramError
+from jaxfleet.ir.attributes import Attr, Word
 from jaxfleet.ir.dims import Size
-from jaxfleet.ir.types import Constant, Variable, long_dtype, short_dtype, type_text
-from jaxfleet.ir.values import Attr, Word
+from jaxfleet.ir.variable import Constant, Variable, long_dtype, short_dtype, type_text
 
-MAX_INLINE = 8  # values in a line; a longer list tells a reader nothing
+MAX_INLINE = 8  # values in a line; a longer list is not readable
 _INLINE_DTYPES = frozenset(
     {"bool", "f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"}
 )
@@ -26,13 +26,13 @@ _FLOAT0 = np.dtype([("float0", np.void, 0)])  # jax's dtype of a gradient that c
 
 
 def make_constant(value: Any) -> Constant:
-    """Returns the constant that holds an array.
+    """Returns the constant for an array.
 
     Args:
-        value: a numpy array or what numpy makes one of, numbers only.
+        value: a numpy array or a value that numpy converts to one, numbers only.
 
     Raises:
-        ProgramError: the value is no array of numbers.
+        ProgramError: the value is not an array of numbers.
     """
     array = np.asarray(value)
     dtype = dtype_of(array)
@@ -57,7 +57,7 @@ def dtype_of(array: Any) -> str:
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """Returns the numpy dtype that the IR names.
+    """Returns the numpy dtype for an IR name.
 
     Raises:
         ProgramError: numpy has no such dtype.
@@ -79,9 +79,9 @@ def raw_bytes(array: np.ndarray[Any, Any]) -> bytes:
 
 
 def inline_values(variable: Variable) -> tuple[Attr, ...] | None:
-    """Returns a constant's values to print in its line, or None where it prints by its digest.
+    """Returns a constant's values to print in its line, or None if it prints by its digest.
 
-    They print where they are few and, read back, give the same constant.
+    They print if they are few and parse to the same constant.
     """
     constant = variable.constant
     if constant is None or constant.value is None or variable.dtype not in _INLINE_DTYPES:
@@ -98,7 +98,7 @@ def inline_values(variable: Variable) -> tuple[Attr, ...] | None:
 
 
 def constant_of(values: Sequence[Attr], dtype: str, shape: Sequence[Size]) -> Constant:
-    """Returns the constant of values that stand in a line.
+    """Returns the constant for values printed in a line.
 
     Raises:
         ProgramError: the values do not fit the type.
@@ -111,7 +111,7 @@ def constant_of(values: Sequence[Attr], dtype: str, shape: Sequence[Size]) -> Co
     if not fits or len(sizes) != len(shape) or math.prod(sizes) != len(numbers):
         raise ProgramError(f"the values do not fit {type_text(dtype, tuple(shape))}")
     try:
-        with np.errstate(all="ignore"):  # what overflows becomes inf
+        with np.errstate(all="ignore"):  # overflow becomes inf
             array = np.array(numbers, dtype=wanted).reshape(sizes)
     except OverflowError as error:
         raise ProgramError(f"a value is too large for {dtype}") from error
@@ -119,7 +119,7 @@ def constant_of(values: Sequence[Attr], dtype: str, shape: Sequence[Size]) -> Co
 
 
 def _printed(item: Any) -> Attr:
-    """Returns a numpy number as the attribute that prints shortest and reads back the same."""
+    """Returns the shortest attribute for a numpy number that parses to the same number."""
     if item.dtype.kind not in "fV":
         number: int | bool = item.item()
         return number

@@ -1,4 +1,4 @@
-"""Symbolic sizes: a batch is a letter, not a number.
+"""Symbolic sizes, such as a batch given by a letter, and their text.
 
 A size is an `int` or a `Dim`, a polynomial over letters with integer coefficients whose atoms may
 also be `floordiv(x, y)`, `mod(x, y)`, `max(x, y)` and `min(x, y)`. It is kept in one canonical
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from jaxfleet.errors import ProgramError
+from jaxfleet.errors import ProgramError, TextError
 
 LETTER = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 CALLS: Mapping[str, Callable[[int, int], int]] = {
@@ -23,7 +23,7 @@ CALLS: Mapping[str, Callable[[int, int], int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Applies one of `CALLS` to two sizes."""
+    """An application of one of `CALLS` to two sizes."""
 
     name: str
     args: tuple["Size", "Size"]
@@ -70,7 +70,6 @@ class Dim:
 
     @property
     def letters(self) -> frozenset[str]:
-        """The letters that this size depends on."""
         found: set[str] = set()
         for factors, _ in self.terms:
             for atom, _ in factors:
@@ -103,10 +102,10 @@ Size: TypeAlias = int | Dim
 
 
 def letter(name: str) -> Dim:
-    """Returns the size that is just this letter, or any name that Python could take.
+    """Returns the size that is just this letter; the name may be any Python identifier.
 
     Raises:
-        ProgramError: the name is not one that `parse_size` would read back.
+        ProgramError: `parse_size` would not read the name back.
     """
     if LETTER.fullmatch(name) is None:
         raise ProgramError(f"'{name}' cannot name a size", hint="use a letter such as b")
@@ -114,9 +113,9 @@ def letter(name: str) -> Dim:
 
 
 def call(name: str, x: Size, y: Size) -> Size:
-    """Returns `name(x, y)`, one of `CALLS`, simplified where that holds whatever the letters.
+    """Returns `name(x, y)`, one of `CALLS`, simplified where that holds for all values of letters.
 
-    A letter is taken to be positive, so `floordiv(b,b)` is 1.
+    A letter is assumed to be positive, so `floordiv(b,b)` is 1.
     """
     if isinstance(x, int) and isinstance(y, int):
         return CALLS[name](x, y)
@@ -129,7 +128,7 @@ def call(name: str, x: Size, y: Size) -> Size:
 
 
 def divide_exactly(x: Size, y: Size) -> Size | None:
-    """Returns `x / y` where it divides without a rest whatever the letters, else None."""
+    """Returns `x / y` if it divides exactly for all values of letters, else None."""
     if y == 0:
         return None
     if x == y:
@@ -153,7 +152,7 @@ def divide_exactly(x: Size, y: Size) -> Size | None:
 
 
 def letters(sizes: tuple[Size, ...]) -> frozenset[str]:
-    """Returns the letters that any of the sizes depends on."""
+    """Returns the letters of any of the sizes."""
     return frozenset().union(*(size.letters for size in sizes if isinstance(size, Dim)))
 
 
@@ -163,7 +162,7 @@ def substitute(size: Size, values: Mapping[str, Size]) -> Size:
 
 
 def evaluate(size: Size, values: Mapping[str, int]) -> int:
-    """Returns the number that a size is, given its letters.
+    """Returns the number that a size evaluates to, given its letters.
 
     Raises:
         KeyError: a letter has no value.
@@ -220,3 +219,105 @@ def _term_text(factors: Factors, coefficient: int) -> str:
     if coefficient != 1 or not parts:
         parts.insert(0, str(coefficient))
     return "*".join(parts)
+
+
+_TOKEN = re.compile(r"[0-9]+|[A-Za-z_]\w*|\S")
+_MOST_NESTED = 64  # parentheses, which are parsed by recursion
+_MAX_POWER = 64  # far beyond any shape; b^999999999 would only waste time
+
+
+def parse_size(text: str) -> Size:
+    """Reads a size; spaces do not matter, and `b^2` is a power.
+
+    Raises:
+        TextError: the text is not a size.
+    """
+    return _SizeParser(text).parse()
+
+
+class _SizeParser:
+    """Reads `sum := product (('+'|'-') product)*` by recursive descent."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens: list[str] = _TOKEN.findall(text)
+        self.at = 0
+        if text.count("(") > _MOST_NESTED:
+            what = f"a size has more than {_MOST_NESTED} parentheses: {text[:60]}..."
+            raise TextError(what)
+
+    def parse(self) -> Size:
+        try:
+            size = self._sum()
+        except ZeroDivisionError:
+            raise TextError(f"'{self.text}' divides by zero") from None
+        if self.at != len(self.tokens):
+            raise self._error()
+        return size
+
+    def _sum(self) -> Size:
+        total = -self._product() if self._take("-") else self._product()
+        while True:
+            if self._take("+"):
+                total = total + self._product()
+            elif self._take("-"):
+                total = total - self._product()
+            else:
+                return total
+
+    def _product(self) -> Size:
+        product = self._power()
+        while self._take("*"):
+            product = product * self._power()
+        return product
+
+    def _power(self) -> Size:
+        base = self._atom()
+        if not self._take("^"):
+            return base
+        result: Size = 1
+        power = self._next()
+        if not power.isdecimal() or int(power) > _MAX_POWER:
+            raise self._error()
+        for _ in range(int(power)):
+            result = result * base
+        return result
+
+    def _atom(self) -> Size:
+        token = self._next()
+        if token.isdecimal():
+            return int(token)
+        if token == "(":
+            size = self._sum()
+            self._expect(")")
+            return size
+        if LETTER.fullmatch(token) is None:
+            raise self._error()
+        if not self._take("("):
+            return letter(token)
+        if token not in CALLS:
+            raise self._error()
+        x = self._sum()
+        self._expect(",")
+        y = self._sum()
+        self._expect(")")
+        return call(token, x, y)
+
+    def _next(self) -> str:
+        if self.at == len(self.tokens):
+            raise self._error()
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def _take(self, token: str) -> bool:
+        found = self.at < len(self.tokens) and self.tokens[self.at] == token
+        self.at += found
+        return found
+
+    def _expect(self, token: str) -> None:
+        if not self._take(token):
+            raise self._error()
+
+    def _error(self) -> TextError:
+        what = f"'{self.text}' is not a size"
+        return TextError(what, hint="sizes read like 784, b, 2*b+1, floordiv(b,4)")

@@ -1,12 +1,13 @@
-"""Reads programs from text; the grammar is in `jaxfleet.ir.text`, which prints it."""
+"""Reads programs from text; the grammar is in `jaxfleet.ir.printer`, which prints it."""
 
 import re
 from dataclasses import dataclass, field
 
 from jaxfleet.errors import ProgramError, TextError
+from jaxfleet.ir.attributes import Attrs, Operand
 from jaxfleet.ir.constants import constant_of
 from jaxfleet.ir.dims import Size
-from jaxfleet.ir.line import MOST_NESTED, Line
+from jaxfleet.ir.lexer import MOST_NESTED, Line
 from jaxfleet.ir.program import (
     NO_ATTRS,
     NO_OPERANDS,
@@ -17,7 +18,6 @@ from jaxfleet.ir.program import (
     Role,
 )
 from jaxfleet.ir.source import Source
-from jaxfleet.ir.types import Constant, Kind, Variable
 from jaxfleet.ir.value_parser import (
     read_attrs,
     read_inputs,
@@ -28,7 +28,7 @@ from jaxfleet.ir.value_parser import (
     read_type,
     starts_literal,
 )
-from jaxfleet.ir.values import Attrs, Operand
+from jaxfleet.ir.variable import Constant, Kind, Variable
 
 _COMMENT = re.compile(
     r"#\s*(?:(?P<file>[^;]*?):(?P<line>\d+), in (?P<function>[^;]*))?"
@@ -36,17 +36,17 @@ _COMMENT = re.compile(
 )
 _ROLES = {role.value: role for role in Role}
 _KINDS = {kind.value: kind for kind in Kind}
-_AFTER_A_NAME = frozenset({"(", ":", ",", "="})  # what follows a name that opens an operator's line
+_AFTER_A_NAME = frozenset({"(", ":", ",", "="})  # tokens after the first name of an operator line
 
 
 def parse(text: str) -> Program:
     """Reads one program.
 
-    Constants come back by digest, without their values, unless they are small enough to stand
-    in the text: `jaxfleet.ir.resources` adds the others.
+    Constants are read by digest, without their values, unless the text contains them:
+    `jaxfleet.ir.serialization` adds the others.
 
     Raises:
-        TextError: the text is not a program; the error names the line and what was expected.
+        TextError: the text is not a program; the error names the line and the expected token.
     """
     programs = parse_all(text)
     if not programs:
@@ -90,17 +90,17 @@ class _DraftBlock:
     ops: list[Operator] = field(default_factory=list)
     results: tuple[Operand, ...] = ()
     role: Role | None = None
-    depth: int = 0  # how many blocks it stands in
+    depth: int = 0  # of nesting
 
     def read_name(self, line: Line) -> str:
-        """Takes a name; with a type behind it, the name is declared here."""
+        """Takes a name; a type after it declares the name in this block."""
         name = line.name()
         if line.take(":"):
             _declare(Variable(name, *read_type(line)), self.variables, line)
         return name
 
     def read_output(self, line: Line) -> Operand:
-        """Takes what an operator writes: a name, or a literal, which the verifier refuses."""
+        """Takes an output: a name, or a literal, which the verifier rejects."""
         return read_operand(line) if starts_literal(line.peek()) else self.read_name(line)
 
     def finish(self) -> Block:
@@ -119,7 +119,7 @@ class _Draft:
     blocks: list[_DraftBlock] = field(default_factory=list)
 
     def add(self, line: Line) -> None:
-        """Adds what one line says."""
+        """Adds the content of one line."""
         if _opens(line, "block"):
             self._open_block(line)
         elif _opens(line, *_KINDS):
@@ -146,7 +146,7 @@ class _Draft:
 
 
 def _opens(line: Line, *keywords: str) -> bool:
-    """Tells whether a keyword opens the line, rather than a variable or operator called that."""
+    """Whether a keyword opens the line, as opposed to a variable or operator of that name."""
     following = line.peek(1)
     return line.peek() in keywords and following != "" and following not in _AFTER_A_NAME
 

@@ -1,10 +1,10 @@
 """The IR: Program, Block and Operator, all immutable; a rewrite returns a new Program.
 
 A Program has variables that outlive an operator's block (data, param, state, const) and blocks.
-Block 0 is the root; an operator that has sub-blocks names them in its attributes (`^1`). A block
-sees the variables of the blocks around it and those of the program; a block made from a jax
-function has arguments and results besides. State is updated in place: what a `param` or `state`
-variable holds when block 0 ends is its value in the next step.
+Block 0 is the root; an operator with sub-blocks names them in its attributes (`^1`). A block sees
+its own variables, those of the enclosing blocks and those of the program; a block made from a jax
+function also has arguments and results. State is updated in place: the value of a `param` or
+`state` variable at the end of block 0 is its value in the next step.
 """
 
 import enum
@@ -15,16 +15,16 @@ from types import MappingProxyType
 from typing import overload
 
 from jaxfleet.errors import ProgramError
+from jaxfleet.ir.attributes import Attrs, BlockRef, Literal, Operand
 from jaxfleet.ir.dims import Size
 from jaxfleet.ir.source import Source
-from jaxfleet.ir.types import Kind, Variable
-from jaxfleet.ir.values import Attrs, BlockRef, Literal, Operand
+from jaxfleet.ir.variable import Kind, Variable
 
 NO_SOURCE = Source()
 
 
 class Role(enum.Enum):
-    """What part of a training step an operator belongs to; passes select on it."""
+    """The part of a training step that an operator belongs to; passes select on it."""
 
     FORWARD = "forward"
     FORWARD_LOSS = "forward|loss"
@@ -45,7 +45,7 @@ class Role(enum.Enum):
 class Operands(Sequence[Operand]):
     """An operator's inputs or outputs: ordered (slot, operands) pairs.
 
-    As a sequence it is all operands in order, whatever their slots.
+    As a sequence it contains all operands in order, whatever their slots.
     """
 
     __slots__ = ("_flat", "_names", "slots")
@@ -73,11 +73,11 @@ class Operands(Sequence[Operand]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The variables among the operands, in order, literals left out."""
+        """The variables among the operands, in order, without literals."""
         return self._names
 
     def slot(self, name: str) -> tuple[Operand, ...]:
-        """Returns the operands of a slot, empty where there is no such slot."""
+        """Returns the operands of a slot, empty if there is no such slot."""
         return next((items for slot, items in self.slots if slot == name), ())
 
     def renamed(self, names: Mapping[str, Operand]) -> "Operands":
@@ -90,7 +90,7 @@ class Operands(Sequence[Operand]):
         )
 
     def replaced(self, flat: Sequence[Operand]) -> "Operands":
-        """Returns the same slots, of the same lengths, holding other operands."""
+        """Returns the same slots, of the same lengths, with other operands."""
         rest = iter(flat)
         return Operands((slot, tuple(next(rest) for _ in items)) for slot, items in self.slots)
 
@@ -149,13 +149,13 @@ class Operator:
     """One operator.
 
     Attributes:
-        type: what it does, a name known to `jaxfleet.ops`: `jax.dot_general`, `sgd`.
+        type: its operator type, a name in `jaxfleet.ops`: `jax.dot_general`, `sgd`.
         inputs: variables and literals that it reads.
         outputs: variables that it writes.
         attrs: its parameters; sub-blocks are `BlockRef`s among them.
         role: the part of the step it belongs to.
-        role_var: (parameter, gradient) pairs that it is about.
-        source: the user's line; not part of what makes two operators equal.
+        role_var: its (parameter, gradient) pairs.
+        source: the user's line; ignored in comparisons.
     """
 
     type: str
@@ -167,7 +167,7 @@ class Operator:
     source: Source = field(default=NO_SOURCE, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        # A pass that is written in an afternoon has `attrs={"axis": 0}` and `inputs=["x"]`.
+        # Convenience for passes: `attrs={"axis": 0}` and `inputs=["x"]`.
         if not isinstance(self.attrs, Attrs):
             object.__setattr__(self, "attrs", Attrs(self.attrs))
         if not isinstance(self.inputs, Operands):
@@ -177,21 +177,19 @@ class Operator:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The variables that it reads."""
         return self.inputs.names
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The variables that it writes."""
         return self.outputs.names
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """The indices of its sub-blocks, in the order its attributes name them."""
+        """The indices of its sub-blocks, in the order of its attributes."""
         return tuple(ref.index for ref in self.attrs.block_refs)
 
     def __str__(self) -> str:
-        from jaxfleet.ir.text import print_operator  # noqa: PLC0415  # text is built on this module
+        from jaxfleet.ir.printer import print_operator  # noqa: PLC0415  # text is built on this module
 
         return print_operator(self)
 
@@ -199,8 +197,7 @@ class Operator:
 def _as_operands(field_name: str, given: object) -> Operands:
     """Makes operands of a sequence (one unnamed slot) or of a mapping (slot to operands).
 
-    Raises:
-        ProgramError: it is neither; a string would read as one variable a letter.
+    Anything else is a ProgramError; a string would become one variable per letter.
     """
     if isinstance(given, Mapping):
         return Operands.named(**given)
@@ -212,15 +209,15 @@ def _as_operands(field_name: str, given: object) -> Operands:
 
 @dataclass(frozen=True)
 class Block:
-    """A list of operators with the variables that are theirs alone.
+    """A list of operators with their local variables.
 
     Attributes:
         index: its place in the program.
-        parent: the index of the block whose variables it sees, -1 for block 0.
+        parent: the index of the enclosing block, whose variables it sees; -1 for block 0.
         variables: name to Variable, arguments included.
         args: names of its arguments, for a block that is a function.
-        ops: in the order they run.
-        results: what a block that is a function returns.
+        ops: in execution order.
+        results: names of its results, for a block that is a function.
     """
 
     index: int = 0
@@ -241,7 +238,7 @@ class Block:
         return replace(self, ops=tuple(ops), variables=variables)
 
     def without_unused(self, *, keep: Iterable[str] = ()) -> "Block":
-        """Returns the block without the variables that nothing in it names."""
+        """Returns the block without the variables that it does not mention."""
         used = set(keep) | set(self.args)
         used |= {item for item in self.results if isinstance(item, str)}
         for op in self.ops:
@@ -261,10 +258,10 @@ class Program:
     """A whole program.
 
     Attributes:
-        name: what it prints under.
+        name: its name in text.
         variables: name to Variable, those that do not belong to one block.
         blocks: block 0 is the root.
-        attrs: facts about the whole: `role="trainer"`.
+        attrs: attributes of the whole: `role="trainer"`.
     """
 
     name: str = "main"
@@ -280,11 +277,9 @@ class Program:
 
     @property
     def root(self) -> Block:
-        """Block 0."""
         return self.blocks[0]
 
     def with_blocks(self, blocks: Iterable[Block]) -> "Program":
-        """Returns the program with other blocks."""
         return replace(self, blocks=tuple(blocks))
 
     def with_block(self, block: Block) -> "Program":
@@ -298,10 +293,10 @@ class Program:
         return tuple(v for v in self.variables.values() if v.kind in kinds)
 
     def lookup(self, name: str, block: Block | None = None) -> Variable:
-        """Returns the variable a name means in a block (block 0 unless told).
+        """Returns the variable of a name in a block, block 0 by default.
 
         Raises:
-            ProgramError: no such variable can be seen from there.
+            ProgramError: no such variable is visible there.
         """
         at = block if block is not None else self.root
         for scope in self.scopes(at):
@@ -311,7 +306,7 @@ class Program:
         raise ProgramError(what)
 
     def scopes(self, block: Block) -> Iterator[Mapping[str, Variable]]:
-        """Yields what a block can see, innermost first."""
+        """Yields the scopes visible to a block, innermost first."""
         at = block
         while True:
             yield at.variables
@@ -322,16 +317,16 @@ class Program:
 
     @cached_property
     def op_count(self) -> int:
-        """How many operators there are, in all blocks."""
+        """The number of operators in all blocks."""
         return sum(len(block.ops) for block in self.blocks)
 
     def __str__(self) -> str:
-        from jaxfleet.ir.text import print_program  # noqa: PLC0415  # text is built on this module
+        from jaxfleet.ir.printer import print_program  # noqa: PLC0415  # text is built on this module
 
         return print_program(self)
 
     def __repr__(self) -> str:
-        """One line, since a debugger and a notebook show it unasked; `str` is the whole text."""
+        """One line, since debuggers and notebooks show it unasked; `str` is the whole text."""
         blocks = f", {len(self.blocks)} blocks" if len(self.blocks) > 1 else ""
         variables = len(self.variables)
         return f"Program('{self.name}': {self.op_count} operators{blocks}, {variables} variables)"

@@ -1,4 +1,4 @@
-"""Tells what two programs differ in, variable by variable and operator by operator."""
+"""The differences of two programs, variable by variable and operator by operator."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -7,25 +7,31 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal, TypeAlias
 
-from jaxfleet.ir.matching import match
+from jaxfleet.ir.attributes import Attr, Attrs, BlockRef, map_attr
+from jaxfleet.ir.patience_diff import match
+from jaxfleet.ir.printer import (
+    attrs_text,
+    block_heading,
+    declaration_text,
+    name_text,
+    operator_text,
+)
 from jaxfleet.ir.program import Block, Operator, Program
-from jaxfleet.ir.text import attrs_text, block_heading, declaration_text, name_text, operator_text
-from jaxfleet.ir.types import Kind, Variable
-from jaxfleet.ir.values import Attr, Attrs, BlockRef, map_attr
+from jaxfleet.ir.variable import Kind, Variable
 
 ChangeKind: TypeAlias = Literal["added", "removed", "changed", "moved"]
 
-_MAX_LINES = 40  # of a program's or block's differences in a text for a reader
+_MAX_LINES = 40  # of a program's or block's differences in the text
 
 
 @dataclass(frozen=True)
 class OperatorChange:
-    """One operator that two programs differ in.
+    """One operator that differs between two programs.
 
     Attributes:
-        kind: what happened to it.
-        before: the operator in the first program, None where it was added.
-        after: the operator in the second program, None where it was removed.
+        kind: the kind of change.
+        before: the operator in the first program, None if it was added.
+        after: the operator in the second program, None if it was removed.
         at_before: its place in its block in the first program.
         at_after: its place in its block in the second program.
     """
@@ -39,11 +45,11 @@ class OperatorChange:
 
 @dataclass(frozen=True)
 class VariableChange:
-    """One variable that two programs differ in.
+    """One variable that differs between two programs.
 
     Attributes:
-        before: the variable in the first program, None where it was added.
-        after: the variable in the second program, None where it was removed.
+        before: the variable in the first program, None if it was added.
+        after: the variable in the second program, None if it was removed.
     """
 
     before: Variable | None
@@ -58,7 +64,7 @@ class VariableChange:
 
     @property
     def only(self) -> Variable | None:
-        """The variable where it was added or removed, None where it was changed."""
+        """The variable if it was added or removed, None if it was changed."""
         if self.before is None:
             return self.after
         return self.before if self.after is None else None
@@ -66,11 +72,11 @@ class VariableChange:
 
 @dataclass(frozen=True)
 class BlockDiff:
-    """What a block and its counterpart differ in.
+    """The differences of a block and its counterpart.
 
     Attributes:
-        before: the block in the first program, None where it was added.
-        after: the block in the second program, None where it was removed.
+        before: the block in the first program, None if it was added.
+        after: the block in the second program, None if it was removed.
         variables: those that differ.
         operators: those that differ, in the order of the block.
     """
@@ -83,17 +89,17 @@ class BlockDiff:
 
 @dataclass(frozen=True)
 class ProgramDiff:
-    """What two programs differ in. Source lines are no difference.
+    """The differences of two programs, source lines excluded.
 
-    A block's counterpart is the block with the same content, wherever that stands; a block that
-    only has another number is not a difference of that block.
+    A block's counterpart is the block with the same content, at any index; a different index alone
+    is not a difference of that block.
 
     Attributes:
         before: the first program.
         after: the second program.
         variables: the programs' own variables that differ.
         blocks: the blocks that differ.
-        renumbered: (index before, index after) of blocks that have another number.
+        renumbered: (index before, index after) of blocks whose index differs.
     """
 
     before: Program
@@ -115,7 +121,7 @@ class ProgramDiff:
         )
 
     def text(self, *, max_lines: int = _MAX_LINES) -> str:
-        """Returns what a reader wants to know: `+` added, `-` removed, `~` changed, `>` moved.
+        """Describes the differences: `+` added, `-` removed, `~` changed, `>` moved.
 
         Args:
             max_lines: the most differences to list for the program and for each block.
@@ -127,12 +133,12 @@ class ProgramDiff:
 
 
 def diff(before: Program, after: Program) -> ProgramDiff:
-    """Returns what two programs differ in, in about linear time."""
+    """Returns the differences of two programs, in about linear time."""
     counterparts = _counterparts(before, after)
     numbers = {i: j for i, j in counterparts if i is not None and j is not None}
 
     def new_number(index: int) -> int:
-        if index < len(before.blocks):  # one without a counterpart gets a number that none has
+        if index < len(before.blocks):  # a block without a counterpart gets an unused number
             return numbers.get(index, len(after.blocks) + index)
         return index
 
@@ -153,7 +159,7 @@ def diff(before: Program, after: Program) -> ProgramDiff:
 
 
 def _counterparts(before: Program, after: Program) -> list[tuple[int | None, int | None]]:
-    """Returns pairs of block numbers: the same block, or None where it has no counterpart."""
+    """Returns pairs of the numbers of counterparts, None for a block without one."""
     roots = [(0, 0)] if before.blocks and after.blocks else []
     same = match(
         [_content(block) for block in before.blocks[1:]],
@@ -168,7 +174,7 @@ def _counterparts(before: Program, after: Program) -> list[tuple[int | None, int
 
 
 def _content(block: Block) -> Hashable:
-    """Returns what a block holds, whatever its number and those of its sub-blocks."""
+    """Returns the content of a block, without its number and those of its sub-blocks."""
     masked = tuple(_with_refs(op, lambda _: BlockRef(0)) for op in block.ops)
     return block.args, block.results, masked
 
@@ -176,7 +182,7 @@ def _content(block: Block) -> Hashable:
 def _gaps(
     pairs: Sequence[tuple[int, int]], before: int, after: int
 ) -> Iterator[tuple[range, range, Sequence[tuple[int, int]]]]:
-    """Yields the places between matched pairs, with the pair that follows them, if one does."""
+    """Yields the stretches between matched pairs, with the next pair, if any."""
     i = j = 0
     for pair in pairs:
         yield range(i, pair[0]), range(j, pair[1]), [pair]
@@ -205,7 +211,7 @@ def _with_refs(op: Operator, change: Callable[[BlockRef], BlockRef]) -> Operator
 def _block_diff(before: Block | None, comparable: Block | None, after: Block | None) -> BlockDiff:
     old, new = comparable or Block(), after or Block()
     changes = _operator_changes(old.ops, new.ops)
-    if before is not None:  # show its operators with the numbers that they had
+    if before is not None:  # show its operators with their original numbers
         changes = tuple(
             replace(change, before=before.ops[change.at_before])
             if change.at_before is not None
@@ -232,7 +238,7 @@ def _operator_changes(
     new = dict(enumerate(after))
     for i, j in same:
         del old[i], new[j]
-    # What is left on both sides is paired by likeness, the strictest first.
+    # The unmatched on both sides are paired by likeness, the strictest first.
     moved = list(_paired(old, new, lambda op: op))
     changed = list(_paired(old, new, lambda op: (op.type, op.reads, op.writes)))
     changed += _paired(old, new, lambda op: op.writes or None)
@@ -246,7 +252,7 @@ def _operator_changes(
 def _paired(
     old: dict[int, Operator], new: dict[int, Operator], likeness: Callable[[Operator], Hashable]
 ) -> Iterator[tuple[int, int]]:
-    """Yields pairs of places of operators that are alike, and takes them from both sides."""
+    """Yields pairs of places of similar operators, and removes them from both sides."""
     waiting: dict[Hashable, list[int]] = {}
     for i, op in reversed(old.items()):
         waiting.setdefault(likeness(op), []).append(i)
@@ -259,7 +265,7 @@ def _paired(
 
 
 def _place(same: Sequence[tuple[int, int]]) -> Callable[[OperatorChange], tuple[int, bool, int]]:
-    """Returns the key that sorts changes as they stand between the operators that are the same."""
+    """Returns the key that sorts changes by position between the unchanged operators."""
     olds, news = [i for i, _ in same], [j for _, j in same]
 
     def key(change: OperatorChange) -> tuple[int, bool, int]:
@@ -290,7 +296,7 @@ def _lines(diff: ProgramDiff, max_lines: int) -> Iterator[str]:
 def _block_lines(block: BlockDiff) -> list[str]:
     """Returns a heading, and a line for each change.
 
-    A temporary that came or went with its operator has its type there, and no line of its own.
+    A temporary added or removed with its operator has its type there, and no line of its own.
     """
     temps = {
         change.name: variable

@@ -1,19 +1,19 @@
-"""Answers which variables a block can see, in constant time a question.
+"""Visibility of variables in blocks, in constant time per query.
 
-Asking `Program.lookup` walks up the blocks, and the optimize blocks of a parameter server are a
-chain as long as the parameters are many.
+`Program.lookup` walks up the blocks, and the optimize blocks of a parameter server form a chain
+with one block per parameter.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxfleet.ir.program import Program
-from jaxfleet.ir.types import Kind, Variable
+from jaxfleet.ir.variable import Kind, Variable
 
-_PROGRAM = -1  # stands for the program's own variables among the indices of blocks
+_PROGRAM = -1  # represents the program's own variables among block indices
 
 
 class Scopes:
-    """What is declared where in a program whose blocks are numbered rightly.
+    """The declarations in a program whose blocks are numbered correctly.
 
     Attributes:
         constants: the names of constants, wherever they are declared.
@@ -21,7 +21,7 @@ class Scopes:
 
     def __init__(self, program: Program) -> None:
         self._first, self._last = _spans(program)
-        self._repeated: dict[str, list[int]] = {}  # names declared more than once, and where
+        self._repeated: dict[str, list[int]] = {}  # names declared several times, with blocks
         self.constants: set[str] = set()
         once: dict[str, int] = {}
         for index, scope in _scopes(program):
@@ -35,11 +35,11 @@ class Scopes:
         self._once = once
 
     def is_inside(self, inner: int, outer: int) -> bool:
-        """Tells whether a block is another, or lies in it."""
+        """Whether a block is another, or lies in it."""
         return self._first[outer] <= self._first[inner] <= self._last[outer]
 
     def unseen_from(self, index: int) -> Callable[[Sequence[str]], list[str]]:
-        """Returns the function that picks out the names that a block cannot see."""
+        """Returns the function that selects the names that a block cannot see."""
         at_once = {_PROGRAM, index}
         declared = self._once.get
 
@@ -75,16 +75,16 @@ def _scopes(program: Program) -> Iterator[tuple[int, Mapping[str, Variable]]]:
 
 
 def _spans(program: Program) -> tuple[dict[int, int], dict[int, int]]:
-    """Numbers the blocks so that all that lies in a block comes right behind it.
+    """Numbers the blocks so that a block is directly followed by all blocks inside it.
 
     Returns:
-        The number of each block, and of the last one that lies in it.
+        The number of each block, and of the last block inside it.
     """
-    size = [1] * len(program.blocks)  # of the block and all that lies in it
+    size = [1] * len(program.blocks)  # of the block and all blocks inside it
     for block in reversed(program.blocks[1:]):
         size[block.parent] += size[block.index]
     first, last = {_PROGRAM: -1}, {_PROGRAM: len(program.blocks)}
-    free = {_PROGRAM: 0}  # the next number within a block
+    free = {_PROGRAM: 0}  # the next free number within a block
     for block in program.blocks:
         number = free[block.parent]
         free[block.parent] += size[block.index]

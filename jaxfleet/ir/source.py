@@ -1,4 +1,4 @@
-"""Where an operator comes from: a line of the user's program, and the pass that made it."""
+"""The source of an operator: a line of the user's program, and the pass that created it."""
 
 import linecache
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Points at a line of the user's program.
+    """A line of the user's program.
 
     Attributes:
-        file: the file's path, as Python knows it.
+        file: the file's path, as Python reports it.
         line: counted from 1.
-        function: the function the line is in.
-        scope: the modules around it, as jax's name stack has them: `CNN/Conv_0`.
-        made_by: the pass that inserted the operator, or empty where the user wrote it.
+        function: the function that contains the line.
+        scope: the modules around it, from jax's name stack: `CNN/Conv_0`.
+        made_by: the pass that inserted the operator, or empty if the user wrote it.
     """
 
     file: str = ""
@@ -23,7 +23,7 @@ class Source:
     made_by: str = ""
 
     def place(self) -> str:
-        """Returns `app/train.py:14`, the one form in which messages name a line; or nothing."""
+        """Returns `app/train.py:14`, the only form of a line in messages; or an empty string."""
         return f"{short_path(self.file)}:{self.line}" if self.file else ""
 
     def where(self) -> str:
@@ -35,7 +35,7 @@ class Source:
         return f"{place}\n    {code}" if code else place
 
     def comment(self) -> str:
-        """Returns the one line that IR text shows: `app/train.py:14, in build_model; by dce`."""
+        """Returns the comment in IR text: `app/train.py:14, in build_model; by dce`."""
         place = f"{self.place()}, in {self.function}" if self.file else ""
         scope = f"at {self.scope}" if self.scope else ""
         made_by = f"by {self.made_by}" if self.made_by else ""
@@ -44,5 +44,5 @@ class Source:
 
 
 def short_path(path: str) -> str:
-    """Returns the last two parts of a path, which is what a reader looks for."""
+    """Returns the last two components of a path."""
     return "/".join(path.replace("\\", "/").split("/")[-2:])

@@ -1,4 +1,4 @@
-"""Reads the parts of a line: types, operands, slots, attributes."""
+"""Readers for parts of a line: types, operands, slots, attributes."""
 
 import re
 from collections.abc import Callable
@@ -6,12 +6,11 @@ from functools import lru_cache
 from typing import TypeVar
 
 from jaxfleet.errors import ProgramError, TextError
-from jaxfleet.ir.dims import Dim, Size
-from jaxfleet.ir.line import MOST_NESTED, Line, name_of, string_of
-from jaxfleet.ir.names import PLAIN_WORD, RESERVED
+from jaxfleet.ir.attributes import Attr, Attrs, BlockRef, Literal, Operand, Struct, Word
+from jaxfleet.ir.dims import Dim, Size, parse_size
+from jaxfleet.ir.lexer import MOST_NESTED, Line, name_of, string_of
+from jaxfleet.ir.naming import PLAIN_WORD, RESERVED
 from jaxfleet.ir.program import Operands
-from jaxfleet.ir.size_parser import parse_size
-from jaxfleet.ir.values import Attr, Attrs, BlockRef, Literal, Operand, Struct, Word
 
 _TYPE = re.compile(r'(?P<dtype>"(?:[^"\\]|\\.)*"|[^"\[]*)\[(?P<sizes>[^\]]*)\]')
 Item = TypeVar("Item")
@@ -40,7 +39,7 @@ def parse_type(text: str) -> tuple[str, tuple[Size, ...]]:
     """Reads a text that is just a type.
 
     Raises:
-        TextError: it is not.
+        TextError: the text is not a type.
     """
     found = _type_of(text)
     if found is None:
@@ -61,7 +60,7 @@ def read_operand(line: Line) -> Operand:
 
 
 def read_items(line: Line, close: str, read: Callable[[Line], Item]) -> tuple[Item, ...]:
-    """Takes operands with commas between them, and the mark that closes them."""
+    """Takes operands separated by commas, and the closing mark."""
     items = []
     while not line.take(close):
         items.append(read(line))
@@ -71,7 +70,7 @@ def read_items(line: Line, close: str, read: Callable[[Line], Item]) -> tuple[It
 
 
 def read_inputs(line: Line) -> Operands:
-    """Takes an operator's inputs, from behind its `(` to its `)`."""
+    """Takes an operator's inputs, from after its `(` to its `)`."""
     slots: list[tuple[str, tuple[Operand, ...]]] = []
     while not line.take(")"):
         slot = _slot(line) if line.peek(1) == "=" else ""
@@ -82,7 +81,7 @@ def read_inputs(line: Line) -> Operands:
 
 
 def read_outputs(line: Line, read: Callable[[Line], Operand]) -> Operands:
-    """Takes an operator's outputs and the `=` behind them."""
+    """Takes an operator's outputs and the `=` after them."""
     slots: list[tuple[str, tuple[Operand, ...]]] = []
     while True:
         # `Out=y = op(x)` names a slot, `y = op(x)` does not: there a call follows the sign.
@@ -129,7 +128,7 @@ def read_dtype(line: Line) -> str:
 
 
 def starts_literal(word: str) -> bool:
-    """Tells whether a word is the value of a literal."""
+    """Whether a word is the value of a literal."""
     # A complex number may start with a word: nan+1.0i.
     return _is_number(word) or word in RESERVED or word.startswith(("inf+", "nan+"))
 
@@ -160,7 +159,7 @@ def _dtype_of(word: str) -> str | None:
 
 
 def _sizes(text: str) -> list[str]:
-    """Returns the parts between those commas that stand in no parentheses."""
+    """Splits at the commas outside parentheses."""
     parts, start, depth = [], 0, 0
     for at, mark in enumerate(text):
         depth += (mark == "(") - (mark == ")")

@@ -1,7 +1,7 @@
-"""The verifier: one readable rule a line, run between passes.
+"""The verifier: one readable rule per function, run between passes.
 
-The structural rules are here. Rules that need to know what an operator means (shapes,
-replication) live in `jaxfleet.analysis` and are handed in.
+The structural rules are here. Rules that need the meaning of operators (shapes, replication) live
+in `jaxfleet.analysis` and are passed in.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,18 +12,16 @@ from jaxfleet.errors import VerifyError
 from jaxfleet.ir.constants import dtype_of
 from jaxfleet.ir.program import Block, Operands, Operator, Program
 from jaxfleet.ir.scopes import Scopes
-from jaxfleet.ir.types import Kind, Variable, type_text
+from jaxfleet.ir.variable import Kind, Variable, type_text
 
-Finding: TypeAlias = tuple[str, Operator | None]  # what is wrong, and the operator it is about
+Finding: TypeAlias = tuple[str, Operator | None]  # the problem, and its operator
 Rule: TypeAlias = Callable[[Program], Iterator[Finding]]
 
 _OUTLIVES_A_BLOCK = frozenset({Kind.DATA, Kind.PARAM, Kind.STATE})
 
 
 def verify(program: Program, *, more_rules: Iterable[Rule] = ()) -> None:
-    """Checks a program against the structural rules, then against further rules.
-
-    It takes time in proportion to the program's length.
+    """Checks a program against the structural rules, then against further rules, in linear time.
 
     Raises:
         VerifyError: the first rule that is broken, with the operator.
@@ -49,14 +47,14 @@ def blocks_are_numbered_by_place(program: Program) -> Iterator[Finding]:
 
 
 def names_match_their_keys(program: Program) -> Iterator[Finding]:
-    """A variable is kept under its own name."""
+    """A variable is stored under its own name."""
     for name, variable in _variables(program):
         if name != variable.name:
             yield f"variable '{variable.name}' is kept under '{name}'", None
 
 
 def everything_has_a_name(program: Program) -> Iterator[Finding]:
-    """A variable's name is not empty, and neither is an operator's type."""
+    """Every variable and every operator type has a non-empty name."""
     for name, variable in _variables(program):
         if not name:
             yield f"a variable of type {variable.type} has no name", None
@@ -66,7 +64,7 @@ def everything_has_a_name(program: Program) -> Iterator[Finding]:
 
 
 def sizes_are_not_negative(program: Program) -> Iterator[Finding]:
-    """A size is a number from 0 on, or depends on a letter."""
+    """A size is a number of at least 0, or depends on a letter."""
     for _, variable in _variables(program):
         for size in variable.shape:
             if isinstance(size, int) and size < 0:
@@ -75,7 +73,7 @@ def sizes_are_not_negative(program: Program) -> Iterator[Finding]:
 
 
 def constants_have_values(program: Program) -> Iterator[Finding]:
-    """A const has a value, and nothing else has one."""
+    """Exactly the consts have a value."""
     for name, variable in _variables(program):
         if variable.kind is Kind.CONST and variable.constant is None:
             yield f"const '{name}' has no value", None
@@ -84,7 +82,7 @@ def constants_have_values(program: Program) -> Iterator[Finding]:
 
 
 def constants_have_their_types(program: Program) -> Iterator[Finding]:
-    """The value of a const, where it is at hand, has the type that is declared."""
+    """The value of a const, if present, has the declared type."""
     for name, variable in _variables(program):
         value = variable.constant.value if variable.constant is not None else None
         if value is not None:
@@ -103,7 +101,7 @@ def what_outlives_a_block_is_the_programs(program: Program) -> Iterator[Finding]
 
 
 def names_mean_one_variable(program: Program) -> Iterator[Finding]:
-    """No variable hides one of an outer block or of the program that has its name."""
+    """No variable hides one of the same name in an outer block or in the program."""
     scopes = Scopes(program)
     for name, inner, outer in scopes.hiding():
         where = "the program's" if outer < 0 else f"that of block {outer}"
@@ -129,7 +127,7 @@ def sub_blocks_stand_inside(program: Program) -> Iterator[Finding]:
 
 
 def sub_blocks_have_one_owner(program: Program) -> Iterator[Finding]:
-    """A sub-block is run by one operator, so that a rewrite of it changes nothing else."""
+    """A sub-block is run by one operator only, so that a rewrite of it changes nothing else."""
     owners: dict[int, Operator] = {}
     for op in _operators(program):
         for index in op.blocks:
@@ -152,7 +150,7 @@ def arguments_are_distinct_temporaries(program: Program) -> Iterator[Finding]:
 
 
 def operands_are_declared(program: Program) -> Iterator[Finding]:
-    """Every variable that an operator or a block's results name can be seen from there."""
+    """Every variable named by an operator or a block's results is visible there."""
     scopes = Scopes(program)
     for block in program.blocks:
         unseen = scopes.unseen_from(block.index)
@@ -202,7 +200,7 @@ def temporaries_are_written_before_read(program: Program) -> Iterator[Finding]:
     uses = _uses_with_sub_blocks(program)
     for block in program.blocks:
         if block.index and not (block.args or block.results):
-            continue  # the body of a loop may read what its last turn wrote
+            continue  # a loop body may read what its previous iteration wrote
         unwritten = {name for name, var in block.variables.items() if var.kind is Kind.TEMP}
         unwritten.difference_update(block.args)
         for op in block.ops:
@@ -220,7 +218,7 @@ def temporaries_are_written_before_read(program: Program) -> Iterator[Finding]:
 
 
 def role_vars_are_declared(program: Program) -> Iterator[Finding]:
-    """The parameter of a (parameter, gradient) pair can be seen from its operator."""
+    """The parameter of a (parameter, gradient) pair is visible from its operator."""
     scopes = Scopes(program)
     for block in program.blocks:
         unseen = scopes.unseen_from(block.index)
@@ -230,7 +228,7 @@ def role_vars_are_declared(program: Program) -> Iterator[Finding]:
                     yield f"'{param}', which the operator is for, is not declared", op
 
 
-# A rule may rely on those before it.
+# A rule may rely on earlier ones.
 STRUCTURAL_RULES: tuple[Rule, ...] = (
     there_is_a_root,
     blocks_are_numbered_by_place,
@@ -285,7 +283,7 @@ def _first_repeated(names: Iterable[str]) -> str | None:
 
 @dataclass
 class _Uses:
-    """What a block reads and writes, what its operators' sub-blocks do included."""
+    """The reads and writes of a block, those of its operators' sub-blocks included."""
 
     reads: set[str]
     writes: set[str]

@@ -1,4 +1,4 @@
-"""Runs `paddle.distributed.launch`'s likeness as `python -m jaxfleet.launch`."""
+"""Runs the equivalent of `paddle.distributed.launch` as `python -m jaxfleet.launch`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What a launch waits for, in one queue: ends of processes, signals to us, and times."""
+"""Events of a launch in one queue: process exits, signals and timers."""
 
 import queue
 import signal
@@ -11,28 +11,28 @@ from types import FrameType
 from typing import TypeAlias
 
 from jaxfleet.launch.process import Process
-from jaxfleet.watch import LongWait
+from jaxfleet.observability import LongWait
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A process has ended; what it started may still run."""
+    """A process has ended; its descendants may still run."""
 
     process: Process
 
 
 @dataclass(frozen=True)
 class Gone:
-    """A process and all that it started have ended, and what they wrote was shown."""
+    """A process and its descendants have ended, and all their output was shown."""
 
     process: Process
 
 
 @dataclass(frozen=True)
 class Told:
-    """This process was sent a signal, or what is as good as one."""
+    """This process received a signal or an equivalent request."""
 
     number: signal.Signals
 
@@ -48,7 +48,7 @@ Event: TypeAlias = Ended | Gone | Told | Due
 
 
 class Events:
-    """Holds events until they are asked for. Any thread, and a signal's handler, may put one."""
+    """Queue of events. Any thread or signal handler may put one."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -57,7 +57,6 @@ class Events:
         self._queue.put(event)
 
     def put_later(self, event: Event, seconds: float) -> None:
-        """Puts an event after a while."""
         timer = threading.Timer(seconds, self._queue.put, [event])
         timer.daemon = True
         timer.start()
@@ -71,13 +70,7 @@ class Events:
             return None
 
     def awaited(self, deadline: float, wait: LongWait, describe: Callable[[], str]) -> Event | None:
-        """Returns the next event, as `next`, and logs the wait for it once it is long.
-
-        Args:
-            deadline: when to return None.
-            wait: the wait for this event, and for those before it.
-            describe: returns what is waited for.
-        """
+        """Returns the next event, as `next`, and logs the wait for it once it is long."""
         event = self.next(min(deadline, time.monotonic() + wait.left_s))
         if event is None and time.monotonic() < deadline:
             wait.look(describe)
@@ -86,10 +79,10 @@ class Events:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Puts the signals that ask this process to stop here, while it lasts.
+        """Context in which termination signals become events.
 
-        Signals come to the main thread alone; in another one this does nothing. One that is
-        ignored, as `nohup` and a shell's background jobs have it, stays so.
+        Signals reach only the main thread; in another one this does nothing. Signals that are
+        ignored, as under `nohup` and in a shell's background jobs, stay ignored.
         """
         if threading.current_thread() is not threading.main_thread():
             yield

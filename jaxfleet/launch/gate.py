@@ -16,17 +16,20 @@ import sys
 from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
-_CANNOT_RUN, _NOT_FOUND = 126, 127  # as shells have it
+_CANNOT_RUN, _NOT_FOUND = 126, 127  # as in shells
 
 
 def main(launcher: int, command: Sequence[str]) -> int:
-    """Becomes the command; returns an exit status where it cannot."""
+    """Replaces itself by the command; returns an exit status on failure."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != launcher or not os.read(0, 1):
-        return 1  # the launch has ended already
+        return 1  # the launch has already ended
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and what it becomes would too
+    for ignored in (
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+    ):  # Python ignores these, and the command would inherit that
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execvp(command[0], list(command))  # noqa: S606  # the user's own command

@@ -1,4 +1,4 @@
-"""Which GPUs of this machine a job has, without starting jax: that would take their memory."""
+"""GPUs of this machine, found without starting jax, which would take their memory."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ _DEVICES = Path("/dev")
 
 
 def seen_gpus() -> tuple[int, ...]:
-    """Returns the GPUs that jax would see, by its numbers for them: from 0 on."""
+    """Returns the GPUs visible to jax, by its numbers for them: from 0 on."""
     if not wants_gpus():
         return ()
     named = read_visible_gpus()
@@ -21,11 +21,7 @@ def seen_gpus() -> tuple[int, ...]:
 
 
 def selected_gpus(words: str) -> tuple[int, ...]:
-    """Returns jax's numbers of GPUs that a user wrote: `4,5`, as `CUDA_VISIBLE_DEVICES` has them.
-
-    Raises:
-        AssertedError: one is none of the visible ones, or no number.
-    """
+    """Converts a user's GPU numbers, those of `CUDA_VISIBLE_DEVICES` (`4,5`), to jax's."""
     asked = [word.strip() for word in words.split(",") if word.strip()]
     visible = read_visible_gpus() or ()
     for word in asked:

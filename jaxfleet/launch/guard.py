@@ -1,9 +1,9 @@
-"""Ends the processes of a launch that was killed. Runs as a program, and needs Python alone.
+"""Ends the processes of a launch that was killed. A program that needs only Python.
 
-It reads which process groups there are from a pipe whose other end only the launching process
-holds: however that one ends, the pipe ends too, and what it then left running is ended here. It
-asks nothing of the processes themselves, reaches what they have started in turn, and is no
-parent of theirs, so that it works on any POSIX system.
+It reads the launch's process groups from a pipe whose other end only the launching process holds:
+however that process ends, the pipe closes, and the guard ends the remaining groups. It needs no
+cooperation of the processes, reaches their descendants too, and is not their parent, so it works on
+any POSIX system.
 
     python guard.py GRACE_S [FOLDER]
 
@@ -19,9 +19,9 @@ import time
 
 
 def main(grace_s: float, *folders: str) -> None:
-    """Waits for the pipe to end, then ends what is left."""
+    """Waits for the pipe to close, then ends the remaining groups."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # these are the launching process's to act on
+        signal.signal(number, signal.SIG_IGN)  # the launching process handles these
     groups: set[int] = set()
     for line in sys.stdin:
         change = groups.add if line[0] == "+" else groups.discard
@@ -43,10 +43,12 @@ def _end(groups: set[int], grace_s: float) -> None:
 
 
 def _signal(group: int, number: int) -> bool:
-    """Returns whether there was such a group."""
     try:
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):  # macOS says the second of one that has ended
+    except (
+        ProcessLookupError,
+        PermissionError,
+    ):  # macOS raises the second for a group that has ended
         return False
     return True
 

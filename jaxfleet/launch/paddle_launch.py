@@ -1,27 +1,74 @@
-"""`python -m jaxfleet.launch`: `python -m paddle.distributed.launch`, argument by argument.
+"""`python -m jaxfleet.launch`: the arguments of `python -m paddle.distributed.launch`.
 
-A process for each GPU of each machine, or one for each machine where there is none.
+One process per GPU of each machine, or one per machine without GPUs.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jaxfleet.env import CloudNodes, read_cloud_nodes, read_job
-from jaxfleet.errors import AssertedError
-from jaxfleet.launch.collective import launch_ranks
+from jaxfleet.errors import AssertedError, JaxfleetError, ProgramError
 from jaxfleet.launch.gpus import seen_gpus, selected_gpus
-from jaxfleet.launch.job import CollectiveJob
-from jaxfleet.launch.nodes import Nodes
-from jaxfleet.launch.paddle_arguments import add_common, run_as_command, script_command, tell
+from jaxfleet.launch.job_spec import CollectiveJob, Nodes
+from jaxfleet.launch.rank_launch import launch_ranks
+
+_FALSE = frozenset({"", "0", "false", "no", "off", "none"})
+_USER_ERROR = 2
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments common to both commands, the script last."""
+    add: Any = parser.add_argument
+    add("--cluster_node_ips", default="127.0.0.1", metavar="A,B", help="all machines")
+    add("--node_ip", default="127.0.0.1", metavar="A", help="this machine")
+    add("--print_config", type=_truth, default=True, metavar="BOOL", help="print the arguments")
+    add("training_script", metavar="SCRIPT", help="a Python file")
+    add("training_script_args", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
+
+
+def _truth(word: str) -> bool:
+    """Parses a boolean as its writer meant it: in the original, `False` was true."""
+    return word.strip().lower() not in _FALSE
+
+
+def tell(args: argparse.Namespace) -> None:
+    """Prints the arguments."""
+    lines = [f"{name}: {value}" for name, value in sorted(vars(args).items())]
+    width = max(map(len, lines))
+    rule = "-" * width
+    title = " arguments ".center(width, "-")
+    sys.stdout.write("\n".join([title, *lines, rule]) + "\n")
+    sys.stdout.flush()
+
+
+def script_command(args: argparse.Namespace, runner: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Returns the command that runs the script."""
+    if not Path(args.training_script).exists():
+        hint = "arguments of the launch stand before the script, its own after it"
+        raise ProgramError(f"there is no script {args.training_script}", hint=hint)
+    return (sys.executable, "-u", *runner, args.training_script, *args.training_script_args)
+
+
+def run_as_command(
+    launch: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None
+) -> int:
+    """Calls a launch; on an error, prints it with its notes and returns 2."""
+    try:
+        return launch(argv)
+    except (JaxfleetError, OSError) as error:
+        lines = [f"error: {error}", *getattr(error, "__notes__", ())]
+        sys.stderr.write("\n".join(lines) + "\n")
+        return _USER_ERROR
+
 
 _FIRST_PORT = 6070
 _FIRST_PORT_OF_CLOUD = 6170
-_INFO = 20  # as `logging` counts
+_INFO = 20  # a level of `logging`
 _INSECURE = (
     "launch: this job on several machines runs without a secret: whoever reaches its ports can "
     "take part; set JAXFLEET_SECRET_FILE to a file with the same content on each\n"
@@ -29,15 +76,7 @@ _INSECURE = (
 
 
 def launch(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -> int:
-    """Runs a script as its arguments say; returns 1 where a process failed.
-
-    Args:
-        argv: the words after the module's name; those of this process unless given.
-        runner: what Python is given before the script, such as `-m jaxfleet.compat`.
-
-    Raises:
-        AssertionError: the machines, or the GPUs, are not as they have to be.
-    """
+    """Runs a script as its arguments specify; returns 1 if a process failed."""
     args = _parser().parse_args(argv)
     if args.print_config:
         tell(args)
@@ -55,7 +94,7 @@ def launch(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -
         gpus=gpus or None,
         log_dir=args.log_dir,
         secret_file=secret_file,
-        # The original has no secret, and its arguments name none; JAXFLEET_SECRET_FILE does.
+        # The original has no secret, nor an argument for one; JAXFLEET_SECRET_FILE specifies it.
         insecure=insecure,
         quiet=args.log_level > _INFO,
         proxies=False,
@@ -64,7 +103,7 @@ def launch(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -
 
 
 def main(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -> int:
-    """Does as `launch`, and prints what is wrong with the arguments."""
+    """Like `launch`, but prints errors in the arguments."""
     return run_as_command(partial(launch, runner=runner), argv)
 
 
@@ -93,18 +132,13 @@ def _parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class _Place:
-    """Says on which machines a job runs.
-
-    Attributes:
-        nodes: the machines.
-        cloud: what PaddleCloud said of them, if it was asked.
-    """
+    """The machines on which a job runs."""
 
     nodes: Nodes
     cloud: CloudNodes | None = None
 
     def port(self, args: argparse.Namespace, count: int) -> int:
-        """Returns the first of a machine's ports, 0 where free ones are to be found."""
+        """Returns the first port of a machine, 0 to pick free ones."""
         asked: int = args.started_port or 0
         if self.cloud is None:
             return asked or (_FIRST_PORT if self.nodes.several else 0)

@@ -1,7 +1,8 @@
 """`python -m jaxfleet.launch_ps`: `python -m paddle.distributed.launch_ps`, with its arguments.
 
-Servers and workers, all on this machine, all running the script. Where the original starts nothing
-unless it prints its arguments, and ends well whatever its workers do, this one does neither.
+Servers and workers all run the script, on this machine. Unlike the original, which starts nothing
+unless it prints its arguments and reports success whatever its workers do, it always starts the
+job and returns its status.
 """
 
 import argparse
@@ -12,20 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from jaxfleet.env import read_job
-from jaxfleet.launch.job import Job
-from jaxfleet.launch.launcher import launch as launch_job
-from jaxfleet.launch.paddle_arguments import add_common, run_as_command, script_command, tell
+from jaxfleet.launch.job_spec import Job
+from jaxfleet.launch.paddle_launch import add_common, run_as_command, script_command, tell
+from jaxfleet.launch.pserver_launch import launch as launch_job
 
 _LOGS = {"server": "serverlog", "trainer": "workerlog"}
 
 
 def launch(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -> int:
-    """Runs a script as its arguments say; returns the exit status of the first that failed.
-
-    Args:
-        argv: the words after the module's name; those of this process unless given.
-        runner: what Python is given before the script, such as `-m jaxfleet.compat`.
-    """
+    """Runs a script as its arguments specify; returns the exit status of the first failure."""
     args = _parser().parse_args(argv)
     if args.print_config:
         tell(args)
@@ -52,7 +48,7 @@ def launch(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -
 
 
 def main(argv: Sequence[str] | None = None, *, runner: tuple[str, ...] = ()) -> int:
-    """Does as `launch`, and prints what is wrong with the arguments."""
+    """Like `launch`, but prints errors in the arguments."""
     return run_as_command(partial(launch, runner=runner), argv)
 
 

@@ -1,4 +1,4 @@
-"""One process of a job: its start, what it writes, and its end with all that it started."""
+"""One process of a job: start, output, and end together with its descendants."""
 
 import contextlib
 import os
@@ -12,32 +12,31 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
 from jaxfleet.launch import gate
-from jaxfleet.launch.console import Console
-from jaxfleet.launch.keeper import Keeper
-from jaxfleet.launch.reader import Reader
+from jaxfleet.launch.guard_client import GuardClient
+from jaxfleet.launch.output import Console, Reader
 
 _LAST_LINES = 20
-_DRAIN_S = 5.0  # to show what a process wrote before it ended
+_DRAIN_S = 5.0  # to show output written before the end
 _KILL_S = 2.0
 _LOOK_S = 0.05
 
-# A process waits there until the guard tracks it, so none ever lacks a guard.
+# A process waits there until the guard tracks it, so it is never without a guard.
 _GATE = (sys.executable, "-I", "-S", gate.__file__)
 
 
 class Process:
-    """Runs a command in a session of its own.
+    """Runs a command in its own session.
 
     Args:
         name: `trainer 0`.
         command: the program and its arguments.
         environment: the whole of it.
         console: where its lines are shown.
-        log: the file that gets what it writes, or none.
+        log: file for its output, or None.
         keeper: ends it if this process is killed.
-        grace_s: how long what it leaves behind may take to end.
+        grace_s: how long its descendants may take to end after it.
         on_end: called from another thread when it has ended.
-        on_gone: called so when all that it started has ended too, and what they wrote was shown.
+        on_gone: likewise, once its descendants have ended too and all output was shown.
     """
 
     def __init__(
@@ -48,18 +47,18 @@ class Process:
         environment: Mapping[str, str],
         console: Console,
         log: BinaryIO | None,
-        keeper: Keeper,
+        keeper: GuardClient,
         grace_s: float,
         on_end: Callable[["Process"], None],
         on_gone: Callable[["Process"], None],
     ) -> None:
         self.name = name
         self.last: deque[str] = deque(maxlen=_LAST_LINES)
-        self.told: signal.Signals | None = None  # what we ended it with
+        self.told: signal.Signals | None = None  # sent by this launch to end it
         self._keeper, self._grace_s = keeper, grace_s
         self._on_end, self._on_gone = on_end, on_gone
         self._began, self._ended_at = time.monotonic(), 0.0
-        self._empty = threading.Event()  # nobody is in its group, whose number may be another's
+        self._empty = threading.Event()  # set once its group is empty: the number may be reused
         self._gone = threading.Event()
         self._popen = subprocess.Popen(  # noqa: S603  # the user's own command
             [*_GATE, str(os.getpid()), *command],
@@ -81,23 +80,21 @@ class Process:
 
     @property
     def status(self) -> int | None:
-        """The exit status as a shell has it, 128 + n for signal n; None while it runs."""
+        """The exit status as in a shell, 128 + n for signal n; None while it runs."""
         code = self._popen.returncode
         return 128 - code if code is not None and code < 0 else code
 
     @property
     def seconds(self) -> float:
-        """How long it ran, or has run."""
         return (self._ended_at or time.monotonic()) - self._began
 
     @property
     def gone(self) -> bool:
-        """Whether it and all that it started have ended, and what they wrote was shown."""
+        """Whether it and its descendants have ended and all output was shown."""
         return self._gone.is_set()
 
     @property
     def ending(self) -> str:
-        """How it ended, in words."""
         code = self._popen.returncode
         if code is None:
             return "still runs"
@@ -108,7 +105,7 @@ class Process:
         return f"ended with exit code {code}" if code else "ended well"
 
     def tell(self, number: signal.Signals) -> None:
-        """Sends a signal to it and all that it started; one that is stopped wakes up for it."""
+        """Sends a signal to it and its descendants; stopped processes are continued first."""
         if self._empty.is_set():
             return
         if self._popen.returncode is None:
@@ -133,7 +130,6 @@ class Process:
         self._on_gone(self)
 
     def _end_rest(self) -> None:
-        """Ends what it left behind in its group."""
         for number, wait_s in ((signal.SIGTERM, self._grace_s), (signal.SIGKILL, _KILL_S)):
             deadline = time.monotonic() + wait_s
             alive = self._signal(number)
@@ -144,10 +140,12 @@ class Process:
         self._keeper.forget(self.pid)
 
     def _signal(self, number: int) -> bool:
-        """Returns whether its group has anybody in it."""
         try:
             os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):  # macOS says the second of one that has ended
+        except (
+            ProcessLookupError,
+            PermissionError,
+        ):  # macOS raises the second for a group that has ended
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""What every launch has: where lines, logs and events come together as processes are started."""
+"""Start of processes, with their output, logs and events; common to all launches."""
 
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,30 +7,22 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jaxfleet.env import read_meeting_dir
-from jaxfleet.launch.console import Console
 from jaxfleet.launch.events import Ended, Events, Gone, Told
-from jaxfleet.launch.job import AnyJob
-from jaxfleet.launch.keeper import Keeper
+from jaxfleet.launch.guard_client import GuardClient
+from jaxfleet.launch.job_folder import temporary_folder
+from jaxfleet.launch.job_spec import AnyJob
+from jaxfleet.launch.output import Console
 from jaxfleet.launch.process import Process
-from jaxfleet.launch.temporary import temporary_folder
 
 
 class Starter:
-    """Starts the processes of a job, and holds those that were started.
-
-    Args:
-        job: how they are run.
-        keeper: ends them if this process is killed.
-        console: where their lines are shown.
-        events: gets their ends.
-        logs: the files of those whose lines are written too, by their names.
-    """
+    """Starts the processes of a job, and keeps track of them."""
 
     def __init__(
         self,
         job: AnyJob,
         *,
-        keeper: Keeper,
+        keeper: GuardClient,
         console: Console,
         events: Events,
         logs: Mapping[str, BinaryIO],
@@ -41,7 +33,6 @@ class Starter:
         self.everybody: list[Process] = []
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Process:
-        """Starts a process, whose end is an event."""
         process = Process(
             name=name,
             command=command,
@@ -67,9 +58,9 @@ def log_name(role: str, number: int) -> str:
 
 
 def meeting_folder(job: AnyJob, stack: ExitStack) -> tuple[Path | None, list[Path]]:
-    """Returns where role makers let all processes meet, and what of it the launch removes.
+    """Returns the folder of the role makers' rendezvous, and the folders that the launch removes.
 
-    Several machines need one that all see: it is the one that the environment names, if any.
+    Several machines need a shared one: the folder that the environment specifies, if any.
     """
     if job.nodes.several:
         return read_meeting_dir(), []
@@ -81,13 +72,7 @@ def meeting_folder(job: AnyJob, stack: ExitStack) -> tuple[Path | None, list[Pat
 def starting(
     job: AnyJob, logs: Mapping[str, str], *, folders: Sequence[Path] = ()
 ) -> Iterator[Starter]:
-    """Has everything ready to start a job's processes, and nothing left when it ends.
-
-    Args:
-        job: how they are run.
-        logs: the names of all processes, each with its log's.
-        folders: what is removed also if this process is killed.
-    """
+    """Context in which a job's processes can be started; ends them all."""
     with ExitStack() as stack:
         events = Events()
         stack.enter_context(events.signals())
@@ -98,13 +83,13 @@ def starting(
             for name, log in logs.items():
                 file = (job.log_dir / log).open("wb", buffering=0)
                 opened[name] = stack.enter_context(file)
-        keeper = stack.enter_context(Keeper(job.grace_s, folders))
+        keeper = stack.enter_context(GuardClient(job.grace_s, folders))
         yield Starter(job, keeper=keeper, console=console, events=events, logs=opened)
 
 
 def _settings(job: AnyJob) -> dict[str, str]:
-    """Returns what the environment says besides a role."""
-    settings = {"PYTHONUNBUFFERED": "1"}  # lines are shown when they are written
+    """Returns the environment of the processes apart from their roles."""
+    settings = {"PYTHONUNBUFFERED": "1"}  # unbuffered, so that lines are shown at once
     if job.threads is not None:
         # XLA's pool on the CPU, and numpy's.
         names = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

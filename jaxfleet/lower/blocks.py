@@ -1,6 +1,6 @@
-"""Makes a compiled function of one block of a program: lists of arrays in and out.
+"""Compiled functions of single blocks of a program: lists of arrays in and out.
 
-A parameter server's program is such blocks. Two blocks that differ in names alone share an
+A parameter server's program consists of such blocks. Two blocks that differ in names alone share an
 executable.
 """
 
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Block, Operator, Program, Variable, print_operator
-from jaxfleet.ir.names import INSTEAD_OF
+from jaxfleet.ir.attributes import Attr, Attrs, BlockRef, Operand, map_attr
+from jaxfleet.ir.naming import INSTEAD_OF
 from jaxfleet.ir.program import Operands, Role
-from jaxfleet.ir.values import Attr, Attrs, BlockRef, Operand, map_attr
-from jaxfleet.lower.host_arrays import device_dtype
-from jaxfleet.lower.same_on_slices import compiler_options
+from jaxfleet.lower.host_transfer import device_dtype
+from jaxfleet.lower.slice_determinism import compiler_options
 from jaxfleet.ops import Array, Interpreter
 from jaxfleet.ops.jax_adapter import dtype_text
 
@@ -28,10 +28,10 @@ Run = Callable[..., Sequence[Array]]
 
 @dataclass
 class ExecutableCache:
-    """Keeps executables by what their blocks do, for all that it is handed to.
+    """Executables by the content of their blocks, shared by the cache's users.
 
     Attributes:
-        compiled: how many were compiled.
+        compiled: the number of compilations.
     """
 
     compiled: int = 0
@@ -39,7 +39,7 @@ class ExecutableCache:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, key: str, build: Callable[[], Run]) -> Run:
-        """Returns the executable of a key; builds it where nobody has."""
+        """Returns the executable of a key, building it on first use."""
         with self._lock:
             if key not in self._held:
                 self._held[key] = build()
@@ -47,28 +47,29 @@ class ExecutableCache:
             return self._held[key]
 
     def keep(self, wanted: Iterable[Run]) -> None:
-        """Forgets all executables but these; a step that holds another may still run it."""
+        """Drops all executables but these; a step that holds another may still run it."""
         known = set(map(id, wanted))
         with self._lock:
             self._held = {key: run for key, run in self._held.items() if id(run) in known}
 
     def runs(self) -> list[Run]:
-        """Returns the executables that are kept."""
+        """Returns the cached executables."""
         with self._lock:
             return list(self._held.values())
 
     def forget(self, unwanted: Iterable[Run], *, but: Iterable[Run]) -> None:
-        """Forgets these executables, without those that are wanted after all."""
+        """Drops these executables, except those in `but`."""
         gone = set(map(id, unwanted)) - set(map(id, but))
         with self._lock:
             self._held = {key: run for key, run in self._held.items() if id(run) not in gone}
 
 
 def compute_in_place() -> None:
-    """Makes CPUs compute in the thread that calls, for a process that waits for each result.
+    """Makes CPUs compute in the calling thread, for a process that waits for each result.
 
-    Handing a small block to another thread and waiting for it takes longer than the block; on a
-    machine whose cores are busy, by a millisecond. Works before a device was first used.
+    Passing a small block to another thread and waiting for it takes longer than the block; by a
+    millisecond on a machine whose cores are busy. Takes effect only before the first use of a
+    device.
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
@@ -80,7 +81,7 @@ class LoweredBlock:
     Attributes:
         reads: the variables that it takes, in order: those that it does not declare.
         writes: the variables that it returns, in order.
-        donated: those whose memory its results take; their arrays are gone afterwards.
+        donated: those whose memory its results reuse; their arrays are invalid afterwards.
     """
 
     reads: tuple[str, ...]
@@ -90,19 +91,11 @@ class LoweredBlock:
     _run: Run | None = field(default=None, repr=False)
 
     def function(self, values: Sequence[Array]) -> Sequence[Array]:
-        """Runs the block on what it reads and returns what it writes; compiles at the first call.
-
-        Raises:
-            ProgramError: an operator fails.
-        """
+        """Runs the block on its inputs and returns its outputs; compiles at the first call."""
         return self.compile()(*values)
 
     def compile(self) -> Run:
-        """Returns the executable.
-
-        Raises:
-            ProgramError: an operator fails, or makes what was not declared.
-        """
+        """Returns the executable; a ProgramError if a result differs from the declaration."""
         if self._run is None:
             self._run = self._build()
         return self._run
@@ -111,13 +104,10 @@ class LoweredBlock:
 def lower_block(
     program: Program, index: int, *, donate: Collection[str], cache: ExecutableCache | None = None
 ) -> LoweredBlock:
-    """Lowers one block.
+    """Lowers one block of a program, which has numbers for sizes.
 
-    Args:
-        program: declares what the block reads, with numbers for sizes.
-        index: the block's.
-        donate: variables that it may overwrite where it updates them.
-        cache: where executables are kept; those of this block alone, unless given.
+    It may reuse the memory of `donate` for their new values. Executables are kept in `cache`, a
+    private one by default.
     """
     block = program.blocks[index]
     reads, writes = outer_reads(program, block), outer_writes(program, block)
@@ -132,7 +122,7 @@ def lower_block(
 
 
 def outer_reads(program: Program, block: Block) -> tuple[str, ...]:
-    """Returns what a block reads before it writes it and does not declare, constants left out."""
+    """Returns the variables that a block reads from outside, constants excluded."""
     found: dict[str, None] = {}
     written: set[str] = set()
     for op in block.ops:
@@ -146,7 +136,7 @@ def outer_reads(program: Program, block: Block) -> tuple[str, ...]:
 
 
 def outer_writes(program: Program, block: Block) -> tuple[str, ...]:
-    """Returns what a block writes for others: what it does not declare, or a block in it reads."""
+    """Returns a block's writes for others: undeclared variables, or read by a block inside."""
     shared: set[str] = set()
     run_here = {index for op in block.ops for index in op.blocks}
     for other in program.blocks:
@@ -181,13 +171,9 @@ def _compiled(
 
 
 def _result(value: Array, variable: Variable, values: Sequence[Array]) -> Array:
-    """Returns what a block makes of a variable, in memory of its own.
-
-    Raises:
-        ProgramError: it is not of the declared type.
-    """
+    """Returns a block's result for a variable of the declared type, in memory of its own."""
     if any(value is given for given in values):
-        value = jnp.array(value, copy=True)  # a caller writes anew into what it passed
+        value = jnp.array(value, copy=True)  # the caller may overwrite its argument
     value = jnp.asarray(value)
     if dtype_text(value.dtype) != variable.dtype or value.shape != variable.shape:
         found = f"{dtype_text(value.dtype)}{list(value.shape)}"
@@ -216,7 +202,7 @@ def block_key(
 
 
 class _Key:
-    """Writes a block with its names numbered."""
+    """Prints a block with its names numbered."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -231,7 +217,7 @@ class _Key:
         writes: Sequence[str],
         donated: Collection[str],
     ) -> str:
-        """Returns the text of a block and of all that its operators run."""
+        """Returns the text of a block and of all blocks that its operators run."""
         self._block(block)
         for name in reads:
             self._lines.append(f"read {self._name(name, block)} {name in donated}")
@@ -284,11 +270,11 @@ class _Key:
 
 
 def _declared(program: Program, name: str, block: Block) -> tuple[int, Mapping[str, Variable]]:
-    """Returns the block that declares what a name means, -1 for the program, and its variables."""
+    """Returns the declaring block of a name (-1 for the program) and its variables."""
     at = block
     while name not in at.variables:
         if at.parent < 0:
-            program.lookup(name, block)  # raises where there is none
+            program.lookup(name, block)  # raises if there is none
             return -1, program.variables
         at = program.blocks[at.parent]
     return at.index, at.variables

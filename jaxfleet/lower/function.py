@@ -1,6 +1,6 @@
-"""Makes a Python function of a Program: state and data in, new state and fetched values out."""
+"""A Program as a Python function: state and data in, new state and fetched values out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -8,20 +8,56 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfleet.errors import FeedError
-from jaxfleet.ir import Kind, Program, Variable
-from jaxfleet.lower.sizes import bind_sizes
+from jaxfleet.ir import Dim, Kind, Program, Size, Variable, evaluate
 from jaxfleet.ops import Array, Interpreter
 from jaxfleet.ops.jax_adapter import dtype_text
+
+
+def bind_sizes(fed: Iterable[tuple[Variable, Sequence[int]]]) -> dict[str, int]:
+    """Returns a number for every letter in the shapes of `fed`, given the shapes of its values.
+
+    Raises:
+        FeedError: a shape does not fit its variable; the error names both.
+    """
+    fed = list(fed)
+    sizes: dict[str, int] = {}
+    for variable, shape in fed:
+        if len(shape) != len(variable.shape):
+            raise _misfit(variable, shape)
+        for size, number in zip(variable.shape, shape, strict=True):
+            if (letter := _bare_letter(size)) is not None:
+                sizes.setdefault(letter, number)
+    for variable, shape in fed:
+        if any(_differs(s, n, sizes) for s, n in zip(variable.shape, shape, strict=True)):
+            raise _misfit(variable, shape, sizes)
+    return sizes
+
+
+def _bare_letter(size: Size) -> str | None:
+    return str(size) if isinstance(size, Dim) and size.letters == {str(size)} else None
+
+
+def _differs(size: Size, number: int, sizes: Mapping[str, int]) -> bool:
+    return evaluate(size, sizes) != number
+
+
+def _misfit(
+    variable: Variable, shape: Sequence[int], sizes: Mapping[str, int] | None = None
+) -> FeedError:
+    found = ",".join(map(str, shape))
+    given = "".join(f" with {letter}={number}" for letter, number in (sizes or {}).items())
+    what = f"'{variable.name}' is fed an array of shape [{found}], but it is {variable.type}{given}"
+    return FeedError(what, hint="feed what the program declares")
+
 
 Values: TypeAlias = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
 class ProgramFunction:
-    """Runs a program on values by name; what `jit` traces.
+    """Runs a program on values by name; the function that `jit` traces.
 
     Attributes:
-        program: what to run.
         fetch: variables to return.
         axis_name: the mesh axis it runs over, or None on one device.
     """
@@ -31,15 +67,7 @@ class ProgramFunction:
     axis_name: str | None = None
 
     def __call__(self, state: Values, data: Values) -> tuple[dict[str, Array], list[Array]]:
-        """Runs the program once.
-
-        Args:
-            state: an array for every param and state variable.
-            data: an array for every data variable.
-
-        Raises:
-            FeedError: a value's type is not its variable's.
-        """
+        """Runs the program once."""
         fed = [(self.program.variables[name], value) for name, value in {**state, **data}.items()]
         check_types(fed)
         sizes = bind_sizes((variable, np.shape(value)) for variable, value in fed)
@@ -53,7 +81,7 @@ class ProgramFunction:
 
 
 def cut_axes(program: Program) -> dict[str, int]:
-    """Returns the variables that go in or come out cut over the devices, with the axes."""
+    """Returns the inputs and outputs that are cut over the devices, with the axes."""
     pairs = program.attrs.get("sharded", ())
     assert isinstance(pairs, tuple)
     found = {}
@@ -65,7 +93,7 @@ def cut_axes(program: Program) -> dict[str, int]:
 
 
 def device_count(program: Program) -> int:
-    """Returns how many devices a program was rewritten for; 1 for a one-device program."""
+    """Returns the number of devices that a program was rewritten for; 1 if it was not."""
     devices = program.attrs.get("devices", 1)
     assert isinstance(devices, int)
     return devices
@@ -77,11 +105,7 @@ def inputs_of(program: Program) -> tuple[tuple[Variable, ...], tuple[Variable, .
 
 
 def check_types(fed: Sequence[tuple[Variable, Any]]) -> None:
-    """Refuses a value whose dtype is not its variable's.
-
-    Raises:
-        FeedError: the error names both.
-    """
+    """Raises a FeedError for a value whose dtype is not its variable's."""
     for variable, value in fed:
         is_number = isinstance(value, bool | int | float | complex)
         found = dtype_text(jnp.result_type(value) if is_number else value.dtype)

@@ -1,4 +1,4 @@
-"""Puts a function on devices: `jit` for one, `jit(shard_map)` for several, or `pmap` so spelled."""
+"""Lowering of a function to devices: `jit` for one, `jit(shard_map)` or `pmap` for several."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXIS = "data"
-OWN = -1  # in place of an axis: each device's own, one after another along an axis put in front
+OWN = -1  # instead of an axis: per device, concatenated along an additional leading axis
 
 Body: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Says how the arguments and the results of a body are cut: an axis, None or `OWN` a leaf.
+    """How the arguments and the results of a body are cut: an axis, None or `OWN` per leaf.
 
     Attributes:
         data: for each leaf of the data, the axis that is cut, or None.
-        fetched: the same for each leaf of what is fetched.
-        state: the same for each leaf of the state, as `(given, kept)`, with `OWN` too; all of it
-            is on every device, unless given.
+        fetched: the same for each fetched leaf.
+        state: the same for each leaf of the state, as `(given, kept)`, with `OWN` too; replicated
+            by default.
         written: the same for each leaf of the new state.
     """
 
@@ -38,7 +38,7 @@ def device_mesh(devices: Sequence[Any]) -> Mesh:
 
 
 def shardings(mesh: Mesh, axes: Sequence[int | None]) -> list[NamedSharding]:
-    """Returns where arrays that are cut along these axes lie."""
+    """Returns the shardings of arrays that are cut along these axes."""
     return [NamedSharding(mesh, axis_spec(axis)) for axis in axes]
 
 
@@ -59,7 +59,7 @@ def with_shard_map(body: Body, mesh: Mesh, layout: Layout) -> Body:
 
 
 def _without_front(body: Body, layout: Layout) -> Body:
-    """Returns a body that is called with each device's own without the axis in front."""
+    """Returns a body that is called with each device's own values without the leading axis."""
     state = layout.state
     if state is None or OWN not in {*state[0], *state[1], *layout.written}:
         return body
@@ -79,10 +79,10 @@ def _specs(axes: Sequence[int | None]) -> list[PartitionSpec]:
 
 
 def with_pmap(body: Body, devices: Sequence[Any], layout: Layout) -> Body:
-    """Returns the same through `jax.pmap`, for those who want it spelled so.
+    """Returns the same through `jax.pmap`, for callers that require it.
 
-    `pmap` wants the devices as an axis of their own, which the reshapes add and take away; they
-    move no data. Under `jit`, which gives it donation and shardings, it is a `shard_map`.
+    `pmap` expects the devices as a separate axis, which the reshapes add and remove; they move no
+    data. Under `jit`, which gives it donation and shardings, it is a `shard_map`.
     """
     count, state_axes = len(devices), layout.state
     mapped = jax.pmap(
@@ -110,7 +110,7 @@ def with_pmap(body: Body, devices: Sequence[Any], layout: Layout) -> Body:
 
 
 def _in_front(parts: Any) -> Any:
-    """Returns the axes as `pmap` wants them: it takes the axis in front away by itself."""
+    """Returns the axes for `pmap`, which removes the leading axis itself."""
     if parts is None:
         return None
     return tuple([0 if axis == OWN else axis for axis in axes] for axes in parts)
@@ -137,5 +137,5 @@ def _join(value: Any, axis: int | None, _: int) -> Any:
 
 
 def axis_spec(axis: int | None) -> PartitionSpec:
-    """Returns how an array that is cut along an axis, or whole, or each one's own, lies."""
+    """Returns the spec of an array that is cut along an axis, replicated, or per device."""
     return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, AXIS)

@@ -1,4 +1,4 @@
-"""Lowers a training step: the user's pytrees in and out, one compiled function between."""
+"""Lowering of a training step: the user's pytrees in and out, one compiled function between."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,16 +7,13 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from jaxfleet.analysis.labels import own_state
+from jaxfleet.analysis.sharding import own_state
 from jaxfleet.errors import FeedError
 from jaxfleet.ir import Operands, Operator, Program, Variable
 from jaxfleet.lower.blocks import ExecutableCache
-from jaxfleet.lower.finite import Watched, all_finite
+from jaxfleet.lower.finite import Part, Watched
 from jaxfleet.lower.function import ProgramFunction, cut_axes, device_count
-from jaxfleet.lower.host_arrays import device_dtype
-from jaxfleet.lower.moves import check_moves
-from jaxfleet.lower.part_layout import layout_for
-from jaxfleet.lower.part_step import PartStep
+from jaxfleet.lower.host_transfer import check_moves, device_dtype
 from jaxfleet.lower.spmd import (
     AXIS,
     OWN,
@@ -27,11 +24,13 @@ from jaxfleet.lower.spmd import (
     with_pmap,
     with_shard_map,
 )
+from jaxfleet.lower.staged import StagedStep
+from jaxfleet.lower.staged_sharding import layout_for
 
 
 @dataclass(frozen=True)
 class Interface:
-    """Says how the user's pytrees map to a program's variables.
+    """How the user's pytrees map to a program's variables.
 
     Attributes:
         state: variables of the state's leaves, in order.
@@ -53,20 +52,20 @@ class Interface:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """All that is held from one step to the next: the state's leaves, and what is beside."""
+        """All variables kept between steps: the state's leaves, and those beside."""
         return (*self.state, *self.beside)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Says what becomes of the leaves of the state, by their places.
+    """How a step handles the leaves of the state, by index.
 
-    What a program only reads is no output: it comes back as the array that went in.
+    A leaf that the program only reads is not an output: the input array is returned.
 
     Attributes:
-        given: donated; their memory goes to what is written.
+        given: donated; the new state reuses their memory.
         kept: the others.
-        written: those that come out new.
+        written: those with new values.
     """
 
     given: tuple[int, ...]
@@ -75,7 +74,7 @@ class Shares:
 
     @classmethod
     def of(cls, program: Program, state: Sequence[str], *, donate: bool) -> "Shares":
-        """Reads them off a program: `donate` holds the variables that its attribute names."""
+        """Derives them from a program: `donate` holds the variables that its attribute names."""
         named = program.attrs.get("donate", ()) if donate else ()
         assert isinstance(named, tuple)
         ops = (op for block in program.blocks for op in block.ops)
@@ -88,23 +87,21 @@ class Shares:
         )
 
     def split(self, leaves: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Returns what is given and what is kept."""
+        """Returns the given and the kept leaves."""
         if not self.kept:
             return leaves, []
         return [leaves[place] for place in self.given], [leaves[place] for place in self.kept]
 
     def of_each(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
-        """Returns what is said of each leaf: of those that are given, and of those kept."""
+        """Returns the items for given leaves, and those for kept leaves."""
         return tuple(leaves[n] for n in self.given), tuple(leaves[n] for n in self.kept)
 
     def merged(self, given: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
-        """Returns the leaves in order."""
         places = (*self.given, *self.kept)
         found = dict(zip(places, (*given, *kept), strict=True))
         return [found[place] for place in range(len(places))]
 
     def updated(self, leaves: list[Any], new: list[Any]) -> list[Any]:
-        """Returns the leaves of the new state."""
         if len(new) == len(leaves):
             return new
         leaves = leaves.copy()
@@ -118,20 +115,22 @@ class LoweredStep:
     """A step that is ready to run.
 
     Attributes:
-        function: jitted, on pytrees: `(state, batch) -> (state, metrics)`; None where something
-            is held beside the state, which no such function has.
-        flat: jitted, on lists of leaves: `(given, kept, data) -> (written, metrics, finite)`. Who
-            has flattened the state anyway saves its being flattened again, which costs some percent
-            of a small step. `finite` is one array, `bool[devices]`: whether each device's new
-            parameters are finite, or the gradients where a step without finite ones is left out.
-        run: what a step calls: `flat`, or the same in parts where the program says `cut`, which
-            returns `(written, metrics)`, and where it leaves out steps, its decision behind them.
-        shares: which leaf of what is held goes where in `flat`.
-        state_shardings: where each leaf of what is held lies.
-        state_axes: how each is cut: an axis, None, or `OWN`.
-        beside: types of what is held beside the user's leaves, as one device has it.
-        batch_shardings: where each leaf of the batch lies.
-        check: of a step in parts that leaves out none: makes `finite` of what it has written.
+        function: jitted, on pytrees: `(state, batch) -> (state, metrics)`; None if variables are
+            kept beside the state, which no such function has.
+        flat: jitted, on lists of leaves: `(given, kept, data) -> (written, metrics, finite)`.
+            Callers with flattened state avoid flattening it again, which costs some percent of a
+            small step. `finite` is one array, `bool[devices]`: whether each device's part of the
+            new parameters is finite, or the gradients if a step with non-finite ones is skipped.
+            The devices of a process check all of them.
+        run: the function that a step calls: `flat`, or the same in parts if the program contains
+            `cut`, which returns `(written, metrics)`, followed by the decision if it may skip
+            steps.
+        shares: the role of each kept leaf in `flat`.
+        state_shardings: of each kept leaf.
+        state_axes: the cut of each: an axis, None, or `OWN`.
+        beside: types of the values beside the user's leaves, as one device has them.
+        batch_shardings: of each leaf of the batch.
+        check: of a step in parts that skips none: computes `finite` from the new state.
     """
 
     function: Any
@@ -145,7 +144,7 @@ class LoweredStep:
     check: Callable[..., Any] | None = None
 
     def split(self, written: Sequence[Any], fetched: list[Any]) -> tuple[list[Any], Any]:
-        """Returns the metrics, and what `flat` returns as `finite`, where the step is in parts."""
+        """Returns the metrics and the `finite` of `flat`, for a step in parts."""
         if self.check is not None:
             return fetched, self.check(written)
         return fetched[:-1], fetched[-1]
@@ -153,8 +152,8 @@ class LoweredStep:
     def lower(self, state: Sequence[jax.ShapeDtypeStruct], data: Sequence[Any]) -> Any:
         """Returns jax's `Lowered` of `flat` for these types of the user's leaves.
 
-        The state's lie where a step's arrays do, and the data's nowhere, as a batch of numpy's:
-        then jax compiles once for all who ask and for the calls.
+        The state's are placed as a step's arrays are, and the data's nowhere, as a numpy batch:
+        then jax compiles once for analyses and calls.
         """
         lies = zip((*state, *self.beside), self.state_shardings, self.state_axes, strict=True)
         types = [_held_type(x, sharding, axis) for x, sharding, axis in lies]
@@ -182,18 +181,18 @@ def lower_step(
     Args:
         program: for one device, or rewritten for as many as are given.
         interface: how pytrees map to its variables.
-        devices: what it runs on.
+        devices: the devices to run on.
         lowering: `shard_map` or `pmap`.
-        donate: let the new state take the place of the old, as the program's `donate` says.
-        cache: where the executables of a step in parts are kept; its own, unless given.
+        donate: let the new state reuse the memory of the old, per the program's `donate`.
+        cache: for the executables of a step in parts; a private one by default.
     """
     held = interface.held
     shares = Shares.of(program, held, donate=donate)
     state_axes: tuple[int | None, ...] = (None,) * len(held)
-    watched = Watched.of(program, [held[place] for place in shares.written])
     layout: Layout | None = None
     if device_count(program) == 1:
-        body = _body(program, interface, shares, watched, None)
+        watched = Watched.of(program, [held[place] for place in shares.written])
+        body = _body(program, interface, shares, watched)
         whole: Any = SingleDeviceSharding(devices[0])
         rows = [whole] * len(interface.batch)
         state = [whole] * len(held)
@@ -206,14 +205,16 @@ def lower_step(
             shares.of_each(state_axes),
             tuple(state_axes[place] for place in shares.written),
         )
-        body = _body(program, interface, shares, watched, AXIS)
+        watched = Watched.of(program, [held[at] for at in shares.written], layout.written)
+        part = Part.of(AXIS, devices)
+        body = _body(program, interface, shares, watched, part=part, axis_name=AXIS)
         if lowering == "pmap":
             body = with_pmap(body, devices, layout)
         else:
             body = with_shard_map(body, mesh, layout)
         state, rows = shardings(mesh, state_axes), shardings(mesh, layout.data)
     flat = _on_leaves(body)
-    flat.__name__ = program.name  # profiles and HLO then say whose step it is
+    flat.__name__ = program.name  # names the step in profiles and HLO
     jitted = _jit(flat, shares, (*map(list, shares.of_each(state)), rows))
     parts = _in_parts(program, interface, shares, devices, cache)
     return LoweredStep(
@@ -243,7 +244,7 @@ def _function(
     shares: Shares,
     lies: tuple[list[Any], list[Any]],
 ) -> Any:
-    """Returns the step as a function of the user's pytrees, or None where that is not all."""
+    """Returns the step as a function of the user's pytrees, or None if it has other state."""
     if interface.beside or own_state(program):
         return None
     on_trees = _on_trees(body, interface, shares)
@@ -254,9 +255,9 @@ def _function(
 
 
 def _prefix(structure: Any, shardings: list[Any]) -> Any:
-    """Returns shardings as jax takes them for a tree: where all are one, that one.
+    """Returns shardings as jax takes them for a tree: a single one if all are equal.
 
-    A user's class may make arrays of its leaves, and then has no place for a sharding.
+    A user's class may make arrays of its leaves, and then cannot hold a sharding.
     """
     if all(sharding == shardings[0] for sharding in shardings[1:]):
         return shardings[0] if shardings else None
@@ -269,17 +270,17 @@ def _in_parts(
     shares: Shares,
     devices: Sequence[Any],
     cache: ExecutableCache | None,
-) -> PartStep | None:
-    """Returns the step in parts, where the program says `cut`."""
+) -> StagedStep | None:
+    """Returns the step in parts, if the program contains `cut`."""
     if not any(op.type == "cut" for op in program.root.ops):
         return None
     several = device_count(program) > 1
     check_moves(program, devices if several else devices[:1])
     decision = Watched.of(program, ()).decision
-    if decision:  # what is fetched lives until the step is over
+    if decision:  # fetched values live until the end of the step
         fetch = Operator("fetch", Operands.of(*decision))
         program = program.with_block(program.root.with_ops((*program.root.ops, fetch)))
-    return PartStep(
+    return StagedStep(
         program,
         given=tuple(interface.held[place] for place in shares.given),
         kept=tuple(interface.held[place] for place in shares.kept),
@@ -301,11 +302,13 @@ def _check(
     devices: Sequence[Any],
     layout: Layout | None,
 ) -> Callable[..., Any]:
-    """Returns the look at the new parameters as an executable of its own, for a step in parts."""
+    """Returns the check of the new parameters as a separate executable, for a step in parts."""
     places = [n for n, at in enumerate(shares.written) if held[at] in watched.parameters]
+    part = None if layout is None else Part.of(AXIS, devices)
 
     def body(state: tuple[list[Any], list[Any]], _: Any) -> tuple[list[Any], list[Any]]:
-        return [], [all_finite(state[0]).reshape(1)]
+        new = dict(zip(watched.parameters, state[0], strict=True))
+        return [], [watched.flag((), new, part)]
 
     made: Body = body
     if layout is not None:
@@ -319,17 +322,24 @@ def _jit(function: Callable[..., Any], shares: Shares, in_shardings: tuple[Any, 
     donated = (0,) if shares.given else ()
     first = jax.tree_util.tree_leaves(in_shardings)[0]
     if isinstance(first, SingleDeviceSharding):
-        # One device needs no shardings said, and without them takes an array on any mesh of one.
+        # One device needs no explicit shardings, and without them accepts an array on any mesh of
+        # one.
         return jax.jit(function, donate_argnums=donated)
     return jax.jit(function, donate_argnums=donated, in_shardings=in_shardings)
 
 
 def _body(
-    program: Program, interface: Interface, shares: Shares, watched: Watched, axis_name: str | None
+    program: Program,
+    interface: Interface,
+    shares: Shares,
+    watched: Watched,
+    *,
+    part: Part | None = None,
+    axis_name: str | None = None,
 ) -> Body:
-    """Returns the program as a function of what is given and kept, and of the data.
+    """Returns the program as a function of given and kept state, and of the data.
 
-    Behind what is fetched is the flag that says whether all is finite.
+    The fetched values are followed by the flag of whether this device's part is finite.
     """
     count = len(interface.metrics)
     run = ProgramFunction(program, (*interface.metrics, *watched.decision), axis_name)
@@ -338,7 +348,7 @@ def _body(
     def body(state: tuple[Any, Any], data: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         values = dict(zip(interface.held, shares.merged(*state), strict=True))
         new, fetched = run(values, dict(zip(interface.batch, data, strict=True)))
-        flag = watched.flag(fetched[count:], new)
+        flag = watched.flag(fetched[count:], new, part)
         return [new[name] for name in written], [*fetched[:count], flag]
 
     return body
@@ -378,4 +388,4 @@ def _check_structure(what: str, found: Any, wanted: Any) -> None:
         raise FeedError(message, hint=f"distribute the step again with an example of this {what}")
 
 
-_LONGEST = 600  # characters; the tree of a big model fills the screen
+_LONGEST = 600  # characters; the tree of a large model fills the screen

@@ -1,15 +1,13 @@
-"""What operators mean: the registry, jax's primitives, and fluid's families."""
+"""Meanings of operators: the registry, jax's primitives, and fluid's families."""
 
 from jaxfleet.ops import basic as basic
-from jaxfleet.ops import checks as checks
 from jaxfleet.ops import collective as collective
 from jaxfleet.ops import exported as exported
 from jaxfleet.ops import fluid as fluid
 from jaxfleet.ops import jax_ops as jax_ops
-from jaxfleet.ops import memory as memory
-from jaxfleet.ops import own_rows as own_rows
-from jaxfleet.ops import rewriting as rewriting
-from jaxfleet.ops import tables as tables
+from jaxfleet.ops import pserver_ops as pserver_ops
+from jaxfleet.ops import sharded_random as sharded_random
+from jaxfleet.ops import table_lookup as table_lookup
 from jaxfleet.ops.interpret import Interpreter as Interpreter
 from jaxfleet.ops.registry import Array as Array
 from jaxfleet.ops.registry import Context as Context

@@ -1,6 +1,9 @@
-"""Collectives: fluid's names, jax's operations.
+"""Collectives: fluid's names, JAX's operations.
 
-All of them run inside `shard_map` over one mesh axis; on a single device they are identities.
+A backend's own all-reduce may drop a nan, which one device never does. So floats are sent as
+integers in the same order, nan before or after all of them.
+
+All collectives run inside `shard_map` over one mesh axis; on a single device they are identities.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +16,46 @@ from jax import lax
 
 from jaxfleet.ir import Operator
 from jaxfleet.ops.jax_adapter import decode
-from jaxfleet.ops.ordered import max_over, min_over
 from jaxfleet.ops.registry import Array, Context, register_op
+
+
+def max_over(value: Array, axis: str) -> Array:
+    """Returns the largest over the devices, nan if one has nan."""
+    return _extreme(value, axis, largest=True)
+
+
+def min_over(value: Array, axis: str) -> Array:
+    """Returns the smallest over the devices, nan if one has nan."""
+    return _extreme(value, axis, largest=False)
+
+
+def _extreme(value: Array, axis: str, *, largest: bool) -> Array:
+    reduce: Callable[..., Array] = lax.pmax if largest else lax.pmin
+    if value.dtype == bool:
+        return reduce(value.astype(jnp.int32), axis).astype(bool)
+    if jnp.issubdtype(value.dtype, jnp.complexfloating):
+        reduce_axis = lax.reduce_max if largest else lax.reduce_min
+        return reduce_axis(lax.all_gather(value, axis), axes=(0,))
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return reduce(value, axis)
+    wide = value if value.dtype.itemsize >= 4 else value.astype(np.float32)
+    found = reduce(_as_integer(wide, largest=largest), axis)
+    return _as_float(found, wide.dtype).astype(value.dtype)
+
+
+def _as_integer(value: Array, *, largest: bool) -> Array:
+    """Returns integers in the order of floats; the order of negative floats is reversed."""
+    kind = np.dtype(f"int{8 * value.dtype.itemsize}")
+    bits = lax.bitcast_convert_type(value, kind)
+    most = np.iinfo(kind).max
+    ordered = jnp.where(bits < 0, bits ^ most, bits)
+    return jnp.where(jnp.isnan(value), most if largest else np.iinfo(kind).min, ordered)
+
+
+def _as_float(ordered: Array, dtype: Any) -> Array:
+    """Undoes `_as_integer`: the extreme integers are not numbers."""
+    bits = jnp.where(ordered < 0, ordered ^ np.iinfo(ordered.dtype).max, ordered)
+    return lax.bitcast_convert_type(bits, dtype)
 
 
 def attr(ctx: Context, op: Operator, name: str) -> Any:
@@ -35,12 +76,12 @@ def _allreduce(reduce: Callable[[Any, str], Any]) -> Callable[..., Sequence[Arra
 
 
 def _exchanged(value: Array, axis: str) -> Array:
-    """Sums over 2, 4, 8 ... devices: each adds what its partner has, of ever wider pairs."""
+    """Sums over 2, 4, 8, ... devices: each adds its partner's value, at growing distance."""
     devices, device = lax.axis_size(axis), lax.axis_index(axis)
     apart = 1
     while apart < devices:
         theirs = lax.ppermute(value, axis, [(i, i ^ apart) for i in range(devices)])
-        # Both add in the same order, and what they add is a choice: a product that stood here
+        # Both add in the same order, and the summand is the result of a select: a product here
         # could be rounded once with its sum, but on one side only, and devices would drift apart.
         is_first = (device & apart) == 0
         value = jnp.where(is_first, value, theirs) + jnp.where(is_first, theirs, value)
@@ -57,7 +98,7 @@ def _flat(inputs: Sequence[Array], reduce: Callable[[Array], Array]) -> Sequence
 
 
 def _in_levels(op: Operator, reduce: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """Returns the reduction; where an operator says `within`, one of two levels."""
+    """Returns the reduction; for an operator with `within`, one of two levels."""
     within = op.attrs.get("within")
     if not isinstance(within, int) or reduce not in {lax.psum, _average}:
         return reduce
@@ -72,7 +113,7 @@ def _in_levels(op: Operator, reduce: Callable[[Any, str], Any]) -> Callable[[Any
 
 
 def _two_levels(value: Array, axis: str, within: int) -> Array:
-    """Sums over neighbours such that each has a part, over groups, and gathers the parts."""
+    """Reduces to parts over neighbours, sums over groups, and gathers the parts."""
     devices = int(lax.psum(1, axis))
     groups = [list(range(first, first + within)) for first in range(0, devices, within)]
     across = [list(members) for members in zip(*groups, strict=True)]
@@ -85,12 +126,12 @@ def _two_levels(value: Array, axis: str, within: int) -> Array:
 
 
 def _gathered(reduce: Callable[..., Array]) -> Callable[[Any, str], Any]:
-    """Reduces on every device what all of them have, for what has no collective of its own."""
+    """Gathers and reduces on every device, for reductions without a collective of their own."""
     return lambda value, axis: reduce(lax.all_gather(value, axis), axes=(0,))
 
 
 def _average(value: Array, axis: str) -> Array:
-    """Averages numbers; of integers and booleans, which have no average, it takes the largest."""
+    """Averages numbers; for integers and booleans, which have no average, it takes the largest."""
     if jnp.issubdtype(value.dtype, jnp.inexact):
         return lax.pmean(value, axis)
     return max_over(value, axis)
@@ -129,7 +170,7 @@ def reducescatter(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequen
 
 @register_op("c_broadcast", is_collective=True)
 def broadcast(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
-    """Gives every device what device `root` has."""
+    """Sends the value of device `root` to every device."""
     if ctx.axis_name is None:
         return list(inputs)
     is_root, axis = ctx.device == attr(ctx, op, "root"), ctx.axis_name
@@ -137,14 +178,14 @@ def broadcast(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[A
 
 
 def _from_one(value: Array, is_root: Array, axis: str) -> Array:
-    """Sums what one device has and the others' zeros: exact, but for the sign of a zero."""
+    """Sums one device's value and the others' zeros: exact, except for the sign of a zero."""
     summed = lax.psum(jnp.where(is_root, value, jnp.zeros_like(value)), axis)
     return summed.astype(value.dtype)  # booleans are summed as numbers
 
 
 @register_op("c_alltoall", is_collective=True)
 def alltoall(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
-    """Makes rows along `axis` of rows along `from_axis`."""
+    """Moves the cut from `from_axis` to `axis`."""
     axis, from_axis, name = attr(ctx, op, "axis"), attr(ctx, op, "from_axis"), ctx.axis_name
     if name is None:
         return list(inputs)
@@ -153,7 +194,7 @@ def alltoall(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Ar
 
 @register_op("c_split")
 def split(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
-    """Keeps this device's rows of what every device has."""
+    """Keeps this device's rows of a replicated value."""
     if ctx.device is None:
         return list(inputs)
     axis, devices = attr(ctx, op, "axis"), attr(ctx, op, "devices")
@@ -164,7 +205,7 @@ def split(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array
 
 @register_op("c_summand")
 def summand(ctx: Context, _: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
-    """Makes what every device has a sum that has it once: the first device keeps it."""
+    """Makes a replicated value a sum that counts it once: the first device keeps it."""
     if ctx.device is None:
         return list(inputs)
     value = jnp.asarray(inputs[0])
@@ -173,13 +214,13 @@ def summand(ctx: Context, _: Operator, inputs: Sequence[Array]) -> Sequence[Arra
 
 @register_op("c_complete")
 def complete(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
-    """Says that every device must have all of a value; labels see to it."""
+    """Requires all of a value on every device; labels ensure it."""
     return list(inputs)
 
 
 @register_op("c_local")
 def local(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
-    """Scales a device's summand up to stand for the whole sum: local batch statistics."""
+    """Scales a device's summand up to represent the whole sum: local batch statistics."""
     if ctx.device is None:
         return list(inputs)
     return [inputs[0] * jnp.asarray(attr(ctx, op, "devices"), inputs[0].dtype)]
@@ -187,18 +228,18 @@ def local(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array
 
 @register_op("c_sync_calc_stream")
 def sync_calc_stream(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
-    """Says that what was computed may be communicated; XLA sees that by itself."""
+    """Allows communication of computed values; XLA derives that itself."""
     return list(inputs)
 
 
 @register_op("c_sync_comm_stream")
 def sync_comm_stream(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
-    """Says that what was communicated may be read; XLA sees that by itself."""
+    """Allows reading of communicated values; XLA derives that itself."""
     return list(inputs)
 
 
 def _handle(_: Context, op: Operator, __: Sequence[Array]) -> Sequence[Array]:
-    """Begins a communicator: the mesh of devices is one already, so its handle is a number."""
+    """Creates a communicator: the device mesh already is one, so its handle is a number."""
     return [jnp.zeros((), jnp.int32)] * len(op.writes)
 
 
@@ -207,7 +248,7 @@ for _name in ("c_gen_nccl_id", "c_comm_init", "c_comm_init_all", "gen_nccl_id"):
 
 
 def _on_data(move: Callable[[Array], Array], value: Array) -> Array:
-    """Moves an array between devices; of random keys, which do not travel, the data."""
+    """Moves an array between devices; of random keys, which cannot be sent, the data."""
     if not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return move(value)
     data = move(jax.random.key_data(value))

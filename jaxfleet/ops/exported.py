@@ -1,8 +1,8 @@
-"""Operators whose meaning is StableHLO: primitives that no rule here describes.
+"""Operators defined by StableHLO: primitives without a rule here.
 
-`exported(artifact, x, ...)` runs what `jax.export` wrote of one primitive, Pallas kernels among
-them. The artifact is a constant of the program, bytes as `u8[n]`, so it travels with the program as
-every constant does, by its digest, and a process runs it without the library that it came from.
+`exported(artifact, x, ...)` runs the export of one primitive by `jax.export`, Pallas kernels among
+them. The artifact is a constant of the program, bytes as `u8[n]`, so it is stored with the program
+by digest, as every constant is, and a process runs it without the library that it came from.
 
     y: f32[b,4] = exported(const.0, x) {inputs=["f32[b,4]"], name="pallas_call",
                                         outputs=["f32[b,4]"], platforms=["cpu", "cuda", "tpu"]}
@@ -20,7 +20,7 @@ from jax import export
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Attrs, Operator, parse_size
-from jaxfleet.ir.types import type_text
+from jaxfleet.ir.variable import type_text
 from jaxfleet.ops import jax_adapter
 from jaxfleet.ops.jaxprs import Equation
 from jaxfleet.ops.registry import Array, Context, register_op
@@ -31,10 +31,8 @@ _PLATFORMS = ("cpu", "cuda", "tpu")
 def export_primitive(eqn: Equation) -> tuple[np.ndarray[Any, Any], Attrs]:
     """Returns a primitive's StableHLO as bytes, `u8[n]`, and the attributes of its operator.
 
-    It is exported for every platform that it can be, or for the one at hand.
-
-    Raises:
-        Exception: whatever jax raises where it cannot be exported.
+    It is exported for every platform if possible, else for the current one; jax raises if it cannot
+    be exported.
     """
     primitive = eqn.primitive
 
@@ -73,9 +71,9 @@ def _run(_: Context, op: Operator, args: Sequence[Array]) -> list[Array]:
 
 @functools.lru_cache(maxsize=64)
 def _callable(module: bytes, inputs: Any, outputs: Any, platforms: Any) -> Any:
-    """Returns what jax calls: a module of the same types, with this one's StableHLO.
+    """Returns a callable for jax: a module of the same types, with this one's StableHLO.
 
-    `Exported.deserialize` would need another package for what the operator's attributes hold.
+    `Exported.deserialize` would need another package for the contents of the operator's attributes.
     """
     scope = export.SymbolicScope()
     types = [_spec(text, scope) for text in inputs]

@@ -1,6 +1,6 @@
-"""Runs a Program as a jax function: operator by operator, each by its meaning.
+"""Runs a Program as a jax function, operator by operator.
 
-Under `jit` this is how a Program becomes an XLA computation; without, it runs step by step.
+Under `jit` the Program becomes an XLA computation; otherwise it runs eagerly.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,10 +10,10 @@ from jax import lax
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Block, Literal, Operand, Operator, Program, Size, evaluate
-from jaxfleet.ir.types import Kind
+from jaxfleet.ir.variable import Kind
 from jaxfleet.ops.jax_adapter import literal_value
+from jaxfleet.ops.product_rounding import rounding
 from jaxfleet.ops.registry import Array, find_op
-from jaxfleet.ops.rounding import rounding
 
 
 @dataclass
@@ -21,11 +21,10 @@ class Interpreter:
     """Runs the blocks of one program.
 
     Attributes:
-        program: what to run.
         sizes: a number for every letter in it.
         axis_name: the mesh axis it runs over, or None.
-        trainer: which of the trainers this is, where there are several and no mesh.
-        zero: `u32[]`, a zero that the compiler does not know, where each product is to be rounded.
+        trainer: the trainer's id, if there are several and no mesh.
+        zero: `u32[]`, a zero unknown to the compiler, if each product is to be rounded.
     """
 
     program: Program
@@ -36,14 +35,10 @@ class Interpreter:
     _constants: dict[str, Array] = field(default_factory=dict)
 
     def run(self, values: Mapping[str, Array], *, keep: Iterable[str] = ()) -> dict[str, Array]:
-        """Runs block 0 and returns what names hold at its end.
+        """Runs block 0 and returns the final values of names.
 
-        Args:
-            values: an array for each data, param and state variable.
-            keep: temporaries to return too, besides those that a `fetch` names.
-
-        Raises:
-            ProgramError: a constant's value is missing, or an operator fails.
+        `values` contains an array for each data, param and state variable. The temporaries in
+        `keep` are returned in addition to those that a `fetch` names.
         """
         scope = {**self._values_of_constants(), **values}
         self._run_ops(self.program.root, scope, keep)
@@ -58,15 +53,10 @@ class Interpreter:
     def run_scope(
         self, block: Block, held: Mapping[str, Array], *, keep: Iterable[str] = ()
     ) -> dict[str, Array]:
-        """Runs a block that sees the values around it.
+        """Runs a block without arguments and results, which sees the values around it.
 
-        Args:
-            block: has neither arguments nor results.
-            held: what the names that it reads hold, which are inputs of its operator.
-            keep: temporaries of the block's own that are returned too.
-
-        Returns:
-            What names hold when it ends, the block's other temporaries left out.
+        `held` contains the values of the names that it reads, which are inputs of its operator.
+        Returns the final values of names; of the block's temporaries, those in `keep`.
         """
         scope, kept = {**self._values_of_constants(), **held}, frozenset(keep)
         self._run_ops(block, scope, kept)
@@ -75,11 +65,11 @@ class Interpreter:
 
     @property
     def device(self) -> Array | None:
-        """Which of the devices, or trainers, this is; None on a single one."""
+        """The index of this device or trainer; None on a single one."""
         return self.trainer if self.axis_name is None else lax.axis_index(self.axis_name)
 
     def size(self, size: Size) -> int:
-        """Returns the number that a symbolic size is here."""
+        """Returns the number for a symbolic size."""
         return evaluate(size, self.sizes)
 
     def _run_ops(self, block: Block, scope: dict[str, Array], keep: Iterable[str] = ()) -> None:
@@ -125,10 +115,9 @@ def _read(scope: Mapping[str, Array], operand: Operand, op: Operator | None) -> 
 
 
 def _last_reads(block: Block, keep: Iterable[str]) -> dict[int, list[str]]:
-    """Returns, by operator, the temporaries that nothing reads after it.
+    """Returns, by operator, the temporaries that no later operator reads.
 
-    A step that runs eagerly frees them there; under `jit` XLA does so by itself. What is fetched
-    is read when the step is over.
+    An eager step frees them there; under `jit` XLA does so. Fetched values are read after the step.
     """
     kept = {*keep, *(result for result in block.results if isinstance(result, str))}
     kept.update(name for op in block.ops if op.type == "fetch" for name in op.reads)

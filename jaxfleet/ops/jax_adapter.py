@@ -1,6 +1,6 @@
 """Writes the parameters of jax's primitives as attributes, reads them back, runs primitives.
 
-Here and in `jaxprs` is all that knows how a JAX line spells things, by public surfaces only:
+This module and `jaxprs` contain all code that depends on a JAX line, using public interfaces only:
 `jax.make_jaxpr`, `jax.extend.core`, `jax.export`, `jax.lax`.
 """
 
@@ -10,22 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import ml_dtypes  # noqa: F401  # registers bfloat16 and its kin with numpy
+import ml_dtypes  # noqa: F401  # registers bfloat16 and related dtypes with numpy
 import numpy as np
 from jax import export, lax
 from jax.extend import core
 from jax.extend.core import primitives
 
 from jaxfleet.ir import Attr, Attrs, Dim, Literal, Size, Struct, Word, parse_size
-from jaxfleet.ir.names import INSTEAD_OF
-from jaxfleet.ir.types import long_dtype, short_dtype
+from jaxfleet.ir.naming import INSTEAD_OF
+from jaxfleet.ir.variable import long_dtype, short_dtype
 from jaxfleet.ops.jaxprs import Equation
 
 _HAVE_ACCURACY = (
     *("cbrt", "cos", "exp", "exp2", "expm1", "log", "log1p", "log2", "logistic"),
     *("rsqrt", "sin", "sqrt", "tan", "tanh"),
 )
-# Parameters that are left out of the IR where they are None, and put back when an operator runs.
+# Parameters that the IR omits if they are None; restored when an operator runs.
 _OMITTED: Mapping[str, tuple[str, ...]] = {
     "broadcast_in_dim": ("sharding",),
     "convert_element_type": ("sharding",),
@@ -39,7 +39,7 @@ _OMITTED: Mapping[str, tuple[str, ...]] = {
     **{f"reduce_{name}": ("out_sharding",) for name in ("sum", "max", "min", "prod")},
     **dict.fromkeys(_HAVE_ACCURACY, ("accuracy",)),
 }
-# Parameters that `jax.lax` makes by itself when the operator runs.
+# Parameters that `jax.lax` computes itself when the operator runs.
 _SCATTERS = ("", "-add", "-sub", "-mul", "-min", "-max")
 _REMADE: Mapping[str, tuple[str, ...]] = {
     f"scatter{kind}": ("update_jaxpr", "update_consts") for kind in _SCATTERS
@@ -47,7 +47,7 @@ _REMADE: Mapping[str, tuple[str, ...]] = {
 
 
 def find_primitive(name: str) -> Any | None:
-    """Returns the primitive of a name, or None where this JAX line makes none public."""
+    """Returns the primitive of a name, or None if this JAX line has no such public one."""
     return _primitive_table().get(name) or getattr(lax, f"{name}_p", None)
 
 
@@ -68,12 +68,12 @@ def numpy_dtype(short: str) -> np.dtype[Any]:
 
 
 def size_of(size: Any) -> Size:
-    """Returns an axis's size as the IR's own data."""
+    """Returns an axis's size as IR data."""
     return parse_size(str(size)) if export.is_symbolic_dim(size) else int(size)
 
 
 def shape_text(shape: Sequence[Any]) -> tuple[Size, ...]:
-    """Returns a shape as the IR's own data."""
+    """Returns a shape as IR data."""
     return tuple(size_of(size) for size in shape)
 
 
@@ -88,11 +88,7 @@ def literal_value(literal: Literal) -> np.ndarray[Any, Any]:
 
 
 def encode_params(eqn: Equation) -> Attrs:
-    """Returns the parameters of an equation without sub-jaxprs as attributes.
-
-    Raises:
-        TypeError: a parameter is not data.
-    """
+    """Returns the parameters of an equation without sub-jaxprs as attributes."""
     omitted = _OMITTED.get(eqn.primitive.name, ())
     remade = _REMADE.get(eqn.primitive.name, ())
     found = {}
@@ -104,11 +100,7 @@ def encode_params(eqn: Equation) -> Attrs:
 
 
 def encode(value: Any) -> Attr:
-    """Returns a parameter's value as data.
-
-    Raises:
-        TypeError: the value is a function or another object that is not data.
-    """
+    """Returns a parameter's value as data; raises a TypeError for a function or another object."""
     match value:
         case None | bool() | str():
             return value
@@ -161,11 +153,7 @@ def decode(attr: Attr, size: Callable[[Size], int]) -> Any:
 
 
 def bind(name: str, args: Sequence[Any], attrs: Attrs, size: Callable[[Size], int]) -> list[Any]:
-    """Runs a primitive by name.
-
-    Raises:
-        KeyError: this JAX line has no primitive of that name.
-    """
+    """Runs a primitive by name; raises a KeyError if this JAX line lacks it."""
     primitive = find_primitive(name)
     if primitive is None:
         raise KeyError(name)

@@ -1,6 +1,6 @@
-"""The `jax.` dialect: what jax's primitives mean as operators.
+"""The `jax.` dialect: jax's primitives as operators.
 
-Most primitives run by `bind` with their parameters. Those with sub-computations have their own
+Most primitives run by `bind` with their parameters. Those with sub-computations have separate
 attributes here, the same on every JAX line, and run through `jax.lax`; so do those that are not
 among jax's public primitives.
 """
@@ -21,11 +21,7 @@ PREFIX = "jax."
 
 
 def define(op_type: str) -> OpDef:
-    """Returns what a `jax.` operator means.
-
-    Raises:
-        ProgramError: this JAX line has no such primitive.
-    """
+    """Returns the meaning of a `jax.` operator; raises a ProgramError if this JAX line lacks it."""
     name = op_type.removeprefix(PREFIX)
     special = _SPECIAL.get(name)
     if special is not None:
@@ -104,7 +100,7 @@ def _cond(ctx: Context, op: Operator, args: Sequence[Array]) -> list[Array]:
 def _by_platform(
     platforms: Sequence[Any], branches: Sequence[Callable[..., Any]], args: Sequence[Array]
 ) -> list[Array]:
-    """Runs the branch that is meant for the platform; none of the others is compiled."""
+    """Runs the branch for the current platform; the others are not compiled."""
     pairs = list(zip(platforms, branches, strict=True))
     default = next((branch for names, branch in pairs if names is None), None)
     chosen = {name: branch for names, branch in pairs if names is not None for name in names}
@@ -112,9 +108,9 @@ def _by_platform(
 
 
 def _remat(ctx: Context, op: Operator, args: Sequence[Array]) -> list[Array]:
-    """Runs the recomputation behind a barrier, which keeps XLA from merging it with the first.
+    """Runs the recomputation after a barrier, which keeps XLA from merging it with the first run.
 
-    That is what jax itself lowers a differentiated `checkpoint` to.
+    jax itself lowers a differentiated `checkpoint` the same way.
     """
     prevent = _attr(ctx, op, "prevent_cse")
     operands = list(args)

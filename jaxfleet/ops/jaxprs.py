@@ -1,7 +1,7 @@
-"""Reads jaxprs: what their equations wrap, where they come from, whichever JAX line made them.
+"""Readers of jaxprs for any JAX line: wrapped computations and source lines of equations.
 
-jax 0.10 and 0.12 differ in what a scan's equation holds, in whether a closed jaxpr is a class of
-its own, and in primitives that are made of others.
+jax 0.10 and 0.12 differ in the contents of a scan's equation, in whether a closed jaxpr is a
+separate class, and in primitives composed of others.
 """
 
 import re
@@ -13,7 +13,7 @@ import jax
 from jax.extend import core
 
 from jaxfleet.ir import Source
-from jaxfleet.ops.frames import is_library
+from jaxfleet.ops.user_frames import is_library
 
 Jaxpr: TypeAlias = Any
 Equation: TypeAlias = Any
@@ -30,7 +30,7 @@ _WRAPPER = re.compile(r"[\w<>]*\(")
 
 @dataclass(frozen=True)
 class Loop:
-    """Says how the operands of a scan divide."""
+    """The division of a scan's operands."""
 
     num_consts: int
     num_carry: int
@@ -38,11 +38,11 @@ class Loop:
 
 @dataclass(frozen=True)
 class Call:
-    """A computation that an equation wraps and does nothing else to.
+    """A computation that an equation wraps without changing it.
 
     Attributes:
         body: the computation.
-        inputs: places of the equation's inputs that it takes.
+        inputs: indices of the equation's inputs that it takes.
     """
 
     body: Jaxpr
@@ -56,15 +56,15 @@ def open_jaxpr(value: Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
 
 
 def is_literal(atom: object) -> bool:
-    """Tells whether an equation's input is a literal."""
+    """Whether an equation's input is a literal."""
     return isinstance(atom, core.Literal)
 
 
 def call_of(eqn: Equation) -> Call | None:
-    """Returns what an equation wraps, or None for one that computes by itself.
+    """Returns the computation that an equation wraps, or None.
 
-    The derivatives of `custom_jvp`, `custom_vjp` and of linear solves have been taken by the time
-    a training step is traced, so that the computation is all that is left of them.
+    The derivatives of `custom_jvp`, `custom_vjp` and of linear solves have been taken by the time a
+    training step is traced, so only the computation remains of them.
     """
     name = eqn.primitive.name
     if name in _CALLS:
@@ -81,7 +81,7 @@ def call_of(eqn: Equation) -> Call | None:
 
 
 def _expanded(eqn: Equation) -> Jaxpr:
-    """Returns what a primitive of jax 0.12 that is made of others is made of."""
+    """Returns the expansion of a jax 0.12 primitive composed of others."""
     primitive = eqn.params["_prim"]
 
     def expand(*leaves: Any) -> Any:
@@ -94,7 +94,7 @@ def _expanded(eqn: Equation) -> Jaxpr:
 
 
 def loop_of(eqn: Equation) -> Loop:
-    """Returns how a scan's operands divide, whichever way this JAX line says it."""
+    """Returns the division of a scan's operands on this JAX line."""
     params = eqn.params
     if "num_consts" in params:
         return Loop(params["num_consts"], params["num_carry"])
@@ -131,16 +131,16 @@ def clean_scope(stack: str) -> str:
 
 
 def is_library_function(jaxpr: Jaxpr) -> bool:
-    """Tells whether a jaxpr was traced from a function of a library, not of the user."""
+    """Whether a jaxpr was traced from a function of a library."""
     info = getattr(open_jaxpr(jaxpr)[0], "debug_info", None)
     where = str(getattr(info, "func_src_info", "") or "")  # `relu at /a/nn.py:12`
     return is_library(where.rpartition(" at ")[2].rpartition(":")[0])
 
 
 def read_arguments(value: Jaxpr) -> list[bool]:
-    """Whether each argument of a jaxpr has a part in its results, or in an effect.
+    """Whether each argument of a jaxpr affects its results, or an effect.
 
-    An argument that is only handed on to a wrapped computation which ignores it has none.
+    An argument only passed to a wrapped computation that ignores it does not.
     """
     jaxpr, _ = open_jaxpr(value)
     live = {atom for atom in jaxpr.outvars if not is_literal(atom)}

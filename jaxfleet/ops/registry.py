@@ -1,4 +1,4 @@
-"""What an operator type means: one JAX function each, and nothing is defined twice.
+"""Meanings of operator types: one JAX function each, with no second definition.
 
 An operator's shapes come from `jax.eval_shape` of its meaning, its gradient from `jax.vjp`, its
 lowering from calling it under `jit`. `jax.*` operators are jax primitives and need no entry.
@@ -15,7 +15,7 @@ Array: TypeAlias = Any  # a jax array or tracer
 
 
 class Context(Protocol):
-    """What a meaning may ask about where it runs."""
+    """The execution context available to a meaning."""
 
     @property
     def axis_name(self) -> str | None:
@@ -24,11 +24,11 @@ class Context(Protocol):
 
     @property
     def device(self) -> Array | None:
-        """Which of the devices, or trainers, this is, from 0 on; None on a single one."""
+        """The index of this device or trainer; None on a single one."""
         ...
 
     def size(self, size: Size) -> int:
-        """Returns the number that a symbolic size is here."""
+        """Returns the number for a symbolic size."""
         ...
 
     def run_block(self, block: Block, args: Sequence[Array]) -> list[Array]:
@@ -38,16 +38,14 @@ class Context(Protocol):
     def run_scope(
         self, block: Block, held: Mapping[str, Array], *, keep: Iterable[str] = ()
     ) -> dict[str, Array]:
-        """Runs a sub-block that sees the values around it; returns what names hold at its end.
+        """Runs a sub-block that sees the values around it; returns the final values of names.
 
-        The block's own temporaries are left out, but for those to `keep`.
+        The block's own temporaries are left out, except those to `keep`.
         """
         ...
 
     @property
-    def program(self) -> Program:
-        """The program that the operator is in."""
-        ...
+    def program(self) -> Program: ...
 
 
 Meaning: TypeAlias = Callable[[Context, Operator, Sequence[Array]], Sequence[Array]]
@@ -55,12 +53,12 @@ Meaning: TypeAlias = Callable[[Context, Operator, Sequence[Array]], Sequence[Arr
 
 @dataclass(frozen=True)
 class OpDef:
-    """Says what one operator type does.
+    """The definition of one operator type.
 
     Attributes:
         type: the operator's type.
         meaning: computes the outputs from the inputs, in operand order.
-        has_effect: it does something besides writing its outputs, so it is never dead.
+        has_effect: it has effects besides its outputs, so it is never dead.
         is_collective: all devices must run it together, so none may skip or reorder it.
     """
 
@@ -72,7 +70,7 @@ class OpDef:
 
 @dataclass(frozen=True)
 class Dialect:
-    """Says what every operator type under one prefix does: `jax.` for jax's primitives."""
+    """The operator types under one prefix: `jax.` for jax's primitives."""
 
     prefix: str
     define: Callable[[str], OpDef]
@@ -90,7 +88,7 @@ _REGISTRY = _Registry()
 def register_op(
     op_type: str, *, has_effect: bool = False, is_collective: bool = False
 ) -> Callable[[Meaning], Meaning]:
-    """Registers the decorated function as what an operator type means."""
+    """Registers the decorated function as the meaning of an operator type."""
 
     def register(meaning: Meaning) -> Meaning:
         if op_type in _REGISTRY.ops:
@@ -102,12 +100,12 @@ def register_op(
 
 
 def register_dialect(dialect: Dialect) -> None:
-    """Registers what the types under a prefix mean."""
+    """Registers the meanings of the types under a prefix."""
     _REGISTRY.dialects[dialect.prefix] = dialect
 
 
 def find_op(op: Operator | str) -> OpDef:
-    """Returns what an operator, or an operator type, means.
+    """Returns the definition of an operator, or of an operator type.
 
     Raises:
         ProgramError: no such type; the error lists the nearest ones.
@@ -125,7 +123,7 @@ def find_op(op: Operator | str) -> OpDef:
 
 
 def known_ops() -> Mapping[str, OpDef]:
-    """Returns the registered operator types, and the jax primitives asked for so far."""
+    """Returns the registered operator types, and the jax primitives requested so far."""
     return dict(_REGISTRY.ops)
 
 

@@ -1,34 +1,33 @@
-"""Writes what a pipeline did to a folder: numbered files, and only what changed.
+"""Dumps of a pipeline run: numbered files in a folder, one for each pass that changed something.
 
 ::
 
-    index.txt                   one line a pass: changed or not, operators, seconds, what it made
-    00_input.txt                the program, folded to what communicates, with source lines
-    01_grad_allreduce.txt       the same after the pass, with what it made
-    01_grad_allreduce.diff      what it changed, as a unified diff of the whole texts
-    full/00_input.txt           the whole program, which can be parsed again
+    index.txt                   one line per pass: changed or not, operators, seconds, ops it made
+    00_input.txt                the program, folded to its communication, with source lines
+    01_grad_allreduce.txt       the same after the pass, with the operators it made
+    01_grad_allreduce.diff      the changes, as a unified diff of the full texts
+    full/00_input.txt           the full program, which can be parsed again
     full/01_grad_allreduce.txt
 """
 
 import re
 from pathlib import Path
 
-from jaxfleet.pipeline.instruments import index_table
-from jaxfleet.pipeline.stage import Stage
+from jaxfleet.pipeline.instruments import Stage, index_table
 
 INDEX = "index.txt"
 _FULL = "full"
-_FIRST = "00_input"  # how the first line of an index of ours begins
+_FIRST = "00_input"  # identifies the first line of our index
 _LABEL = re.compile(r"^\d+_\w+", re.MULTILINE)
 
 
 class Dump:
-    """Writes each stage as soon as it is over, so that a pipeline that fails leaves its trace.
+    """Writes each stage as soon as it completes, so that a failing pipeline leaves its trace.
 
-    Files of an earlier dump in the same folder are removed first, so none is taken for new.
+    Files of an earlier dump in the same folder are removed first.
 
     Args:
-        folder: where to write; made where it is missing.
+        folder: the folder to write to; created if missing.
         source: add source lines to the diffs; all other texts have them.
     """
 
@@ -56,16 +55,16 @@ class Dump:
 
 
 def new_dump_folder(root: Path | str, name: str) -> Path:
-    """Makes a folder for one more pipeline's dump: `root/name`, `root/name~1` where that exists.
+    """Creates a folder for another pipeline's dump: `root/name`, or `root/name~1` if that exists.
 
-    Several pipelines, of several processes, write under one root when the environment names it.
+    Several pipelines, of several processes, write under one root if the environment names it.
     """
     safe = re.sub(r"[^\w.@~+-]", "_", name)
     folder, count = Path(root) / safe, 0
     while True:
         try:
             folder.mkdir(parents=True)
-        except FileExistsError:  # another pipeline's
+        except FileExistsError:  # taken by another pipeline
             count += 1
             folder = Path(root) / f"{safe}~{count}"
         else:
@@ -73,7 +72,7 @@ def new_dump_folder(root: Path | str, name: str) -> Path:
 
 
 def dump_folders(root: Path | str) -> list[Path]:
-    """Returns the folders that hold a dump, in order of time: the root, and those under it."""
+    """Returns the folders that contain a dump, in order of time: the root and its subfolders."""
     root = Path(root)
     folders = [root, *root.iterdir()] if root.is_dir() else []
     found = [folder for folder in folders if _labels(folder)]
@@ -81,7 +80,7 @@ def dump_folders(root: Path | str) -> list[Path]:
 
 
 def remove_dumps(root: Path | str) -> None:
-    """Removes the dumps in a folder and right under it, and no other files."""
+    """Removes the dumps in a folder and its direct subfolders, and no other files."""
     for folder in dump_folders(root):
         _remove_dump(folder)
         if folder != Path(root) and not any(folder.iterdir()):
@@ -94,7 +93,7 @@ def read_index(folder: Path | str) -> str:
 
 
 def _remove_dump(folder: Path) -> None:
-    """Removes the files that the index of an earlier dump lists, and no other."""
+    """Removes only the files listed in the index of an earlier dump."""
     labels = _labels(folder)
     for label in labels:
         for name in (f"{label}.txt", f"{label}.diff", f"{_FULL}/{label}.txt"):
@@ -107,7 +106,7 @@ def _remove_dump(folder: Path) -> None:
 
 
 def _labels(folder: Path) -> list[str]:
-    """Returns what the index lists, or nothing where there is no index of ours."""
+    """Returns the labels listed in the index; none without an index of ours."""
     index = folder / INDEX
     if not index.is_file():
         return []

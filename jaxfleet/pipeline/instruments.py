@@ -1,19 +1,129 @@
-"""Instruments that keep what they saw: times, counts of operators, and the stages themselves."""
+"""Stages of a pipeline run, and the instruments that observe them: times, counts, records."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias, overload
 
-from jaxfleet.ir import Program
-from jaxfleet.pipeline.stage import Stage
-from jaxfleet.pipeline.tables import table
+from jaxfleet.ir import Operator, Program, Role, print_folded, print_program, unified_diff
+from jaxfleet.pipeline.base import Pass
+
+
+def table(rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> str:
+    """Returns rows as lines with aligned columns, two spaces apart.
+
+    Args:
+        rows: all of equal length.
+        right: the columns, counted from 0, to align right: those of numbers.
+    """
+    lines = list(rows)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    ends = set(right)
+
+    def cell(at: int, text: str) -> str:
+        return text.rjust(widths[at]) if at in ends else text.ljust(widths[at])
+
+    return "\n".join("  ".join(map(cell, range(len(row)), row)).rstrip() for row in lines)
+
+
+# Each of these moves data between devices or processes, or waits for such a transfer.
+_COMMUNICATION = frozenset(
+    {"send", "recv", "send_barrier", "fetch_barrier", "listen_and_serv", "prefetch", "push_rows"}
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a pipeline run. The first stage has no pass: it is the pipeline's input.
+
+    Attributes:
+        index: 0 for the input; passes count from 1.
+        pass_: the pass that ran, or None for the input.
+        before: the program before the pass.
+        after: the program after it.
+        seconds: the pass's run time.
+        verify_seconds: the time to verify its result.
+    """
+
+    index: int
+    pass_: Pass | None
+    before: Program
+    after: Program
+    seconds: float = 0.0
+    verify_seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.pass_.name if self.pass_ is not None else "input"
+
+    @property
+    def label(self) -> str:
+        """The stage's name in file names: `01_grad_allreduce`."""
+        return f"{self.index:02}_{self.name}"
+
+    def __repr__(self) -> str:
+        change = "changed" if self.changed else "unchanged"
+        return f"Stage({self.label}: {self.after!r}, {change})"
+
+    @cached_property
+    def changed(self) -> bool:
+        return self.before is not self.after and self.before != self.after
+
+    @cached_property
+    def made(self) -> Counter[str]:
+        """The number of operators of each type that are marked as made by the pass."""
+        if self.pass_ is None:
+            return Counter()
+        return _made_by(self.name, self.after) - _made_by(self.name, self.before)
+
+    @cached_property
+    def text(self) -> str:
+        """The program after the pass, folded to communication and the operators the pass made."""
+        return print_folded(self.after, keep=self.keeps, source=True)
+
+    @cached_property
+    def full_text(self) -> str:
+        """The full program after the pass, with source lines; it can be parsed again."""
+        return print_program(self.after, source=True)
+
+    @cached_property
+    def diff(self) -> str:
+        """The pass's changes, as a unified diff of the full texts, without source lines."""
+        return self.diff_text()
+
+    def diff_text(self, *, source: bool = False) -> str:
+        """Returns the pass's changes, as a unified diff of the full texts.
+
+        Args:
+            source: add the user's source lines as comments.
+        """
+        return unified_diff(self.before, self.after, source=source)
+
+    def keeps(self, op: Operator) -> bool:
+        return communicates(op) or (self.pass_ is not None and op.source.made_by == self.name)
+
+
+Instrument: TypeAlias = Callable[[Stage], None]
+
+
+def communicates(op: Operator) -> bool:
+    """Whether an operator moves data between devices or processes."""
+    by_role = op.role in {Role.RPC, Role.DIST}
+    return by_role or op.type.startswith("c_") or op.type in _COMMUNICATION
+
+
+def _made_by(name: str, program: Program) -> Counter[str]:
+    return Counter(
+        op.type for block in program.blocks for op in block.ops if op.source.made_by == name
+    )
 
 
 class Timing:
-    """Keeps how long each pass took."""
+    """Records the run time of each pass."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[str, float, float]] = []  # name, of the pass, of the verifier
+        self.rows: list[tuple[str, float, float]] = []  # name, seconds of the pass, of the verifier
 
     def __call__(self, stage: Stage) -> None:
         self.rows.append((stage.name, stage.seconds, stage.verify_seconds))
@@ -25,7 +135,7 @@ class Timing:
 
     @property
     def total(self) -> tuple[float, float]:
-        """Seconds that all passes took, and seconds that the verifier took."""
+        """Total seconds of all passes, and of the verifier."""
         return sum(row[1] for row in self.rows), sum(row[2] for row in self.rows)
 
 
@@ -49,7 +159,7 @@ class Statistics:
 
 
 class Record(Sequence[Stage]):
-    """Keeps every stage, the input first. Programs share what no pass changed, so this is cheap."""
+    """Keeps every stage, the input first. Unchanged programs are shared, so this is cheap."""
 
     def __init__(self, stages: Iterable[Stage] = ()) -> None:
         self._stages = list(stages)
@@ -62,7 +172,7 @@ class Record(Sequence[Stage]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[Stage]: ...
     def __getitem__(self, key: int | str | slice) -> Stage | Sequence[Stage]:
-        """Returns a stage by its place, or the last one of a pass by the pass's name."""
+        """Returns a stage by its index, or the last one of a pass by the pass's name."""
         if not isinstance(key, str):
             return self._stages[key]
         for stage in reversed(self._stages):
@@ -84,12 +194,12 @@ class Record(Sequence[Stage]):
 
 
 def count_types(program: Program) -> Counter[str]:
-    """Returns how many operators of each type a program has, in all blocks."""
+    """Returns the number of operators of each type in all blocks of a program."""
     return Counter(op.type for block in program.blocks for op in block.ops)
 
 
 def index_table(stages: Sequence[Stage]) -> str:
-    """Returns one line a stage: whether it changed anything, operators, seconds, what it made."""
+    """Returns one line per stage: changed or not, operators, seconds, operators it made."""
     return table(map(_index_row, stages), right=(2, 4))
 
 

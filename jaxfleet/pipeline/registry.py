@@ -1,14 +1,44 @@
-"""The registry of passes, by name."""
+"""The registry of passes by name, and plug-ins: packages that register passes of their own.
+
+A package declares its passes in its `pyproject.toml`; once it is installed, the command line and
+`strategy.passes` find them::
+
+    [project.entry-points."jaxfleet.passes"]
+    my_passes = "my_package.passes"  # a module whose import registers them
+"""
 
 import difflib
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import TypeVar
 
 from jaxfleet.errors import PassError
-from jaxfleet.pipeline.base import Pass
-from jaxfleet.pipeline.options import checked_options
-from jaxfleet.pipeline.plugins import load_plugins
+from jaxfleet.pipeline.base import Pass, checked_options
+
+GROUP = "jaxfleet.passes"
+
+
+@cache
+def load_plugins() -> tuple[str, ...]:
+    """Imports every installed plug-in, once per process, and returns their names.
+
+    Raises:
+        PassError: a plug-in cannot be imported; the error names its package.
+    """
+    found = entry_points(group=GROUP)
+    for plugin in found:
+        try:
+            plugin.load()
+        except Exception as error:
+            package = plugin.dist.name if plugin.dist is not None else "an installed package"
+            raise PassError(
+                f"passes of {package} cannot be loaded: {plugin.value}: {error}",
+                hint=f"repair or uninstall it; it is announced under '{GROUP}' as {plugin.name}",
+            ) from error
+    return tuple(sorted(plugin.name for plugin in found))
+
 
 _PASSES: dict[str, type[Pass]] = {}
 _Class = TypeVar("_Class", bound=type[Pass])
@@ -18,7 +48,7 @@ def register_pass(name: str) -> Callable[[_Class], _Class]:
     """Registers the decorated class under a name.
 
     Raises:
-        PassError: another pass has the name, or it is no identifier.
+        PassError: the name is taken or not an identifier.
     """
 
     def register(cls: _Class) -> _Class:
@@ -40,7 +70,7 @@ def registered_passes() -> Mapping[str, type[Pass]]:
 
 
 def make_pass(name: str, options: Mapping[str, object] | None = None) -> Pass:
-    """Returns the pass of a name with these options, and defaults for the others.
+    """Returns a pass by name, with these options and defaults for the others.
 
     Raises:
         PassError: no such pass, no such option, or a value of the wrong type.

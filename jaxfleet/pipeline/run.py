@@ -1,4 +1,4 @@
-"""Runs a pipeline: each pass in turn, the verifier between them, one callback a stage."""
+"""Runs a pipeline: each pass in turn, with the verifier between passes and a callback per stage."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from jaxfleet.errors import PassError, VerifyError
 from jaxfleet.ir import Program, Rule, verify
 from jaxfleet.pipeline.base import Pass
+from jaxfleet.pipeline.instruments import Instrument, Stage
 from jaxfleet.pipeline.spec import pass_text
-from jaxfleet.pipeline.stage import Instrument, Stage
 
 
 def run_pipeline(
@@ -20,14 +20,14 @@ def run_pipeline(
     """Returns the program after all passes, verified before the first and after each.
 
     Args:
-        program: what the first pass is given.
+        program: the input of the first pass.
         passes: run in this order.
-        instruments: each is called with one Stage for the input and one for each pass. They see
-            a program that a pass broke too, so that a dump ends with it.
+        instruments: each is called with one Stage for the input and one for each pass, also for a
+            program that fails verification, so that a dump ends with it.
         rules: rules for the verifier beyond the structural ones.
 
     Raises:
-        PassError: a pass stands before one that it runs after.
+        PassError: a pass precedes one that it runs after.
         VerifyError: the program breaks a rule; a note names the pass that broke it.
     """
     passes, rules, instruments = tuple(passes), tuple(rules), tuple(instruments)
@@ -66,7 +66,7 @@ def _run_one(
 
 
 def _broken_rule(before: Program, after: Program, rules: Sequence[Rule]) -> VerifyError | None:
-    if after is before:  # it was verified when it came
+    if after is before:  # unchanged, so already verified
         return None
     try:
         verify(after, more_rules=rules)

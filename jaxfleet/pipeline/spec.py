@@ -1,7 +1,7 @@
 """Pipelines as text: `slice_var{min_block_size=8192},dispatch`.
 
-A pass is its name, and in braces the options that are not at their defaults. A value is a number,
-`true`, `false`, `none`, a word, a string in double quotes, or a list of values in brackets.
+A pass is its name, followed in braces by the options that are not at their defaults. A value is a
+number, `true`, `false`, `none`, a word, a string in double quotes, or a list of values in brackets.
 """
 
 import json
@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterable
 
 from jaxfleet.errors import PassError
-from jaxfleet.pipeline.base import Pass
-from jaxfleet.pipeline.options import given_options, option_text
+from jaxfleet.pipeline.base import Pass, given_options, option_text
 from jaxfleet.pipeline.registry import make_pass
 
 _TOKEN = re.compile(
@@ -27,10 +26,10 @@ _WORDS: dict[str, object] = {"true": True, "false": False, "none": None}
 
 
 def parse_pipeline(text: str) -> tuple[Pass, ...]:
-    """Reads a pipeline; `parse_pipeline(pipeline_text(passes)) == passes`.
+    """Parses a pipeline; `parse_pipeline(pipeline_text(passes)) == passes`.
 
     Raises:
-        PassError: the text is no pipeline, or names an unknown pass or option.
+        PassError: a syntax error, or an unknown pass or option.
     """
     return _Parser(text).pipeline()
 
@@ -48,12 +47,10 @@ def pass_text(pass_: Pass) -> str:
 
 
 class _Parser:
-    """Reads a pipeline from left to right."""
-
     def __init__(self, text: str) -> None:
         self.text = text
-        self.place = 0  # where the next word is looked for
-        self.kind, self.word, self.start = "", "", 0  # the word that is being looked at
+        self.place = 0  # where the next token begins
+        self.kind, self.word, self.start = "", "", 0  # the current token
         self._advance()
 
     def pipeline(self) -> tuple[Pass, ...]:

@@ -1,4 +1,4 @@
-"""ArgumentStep: a distributed step that is called with the arguments of the user's own."""
+"""ArgumentStep: a distributed step that takes the arguments of the user's function."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,15 +11,11 @@ from jaxfleet.capture import Captured
 from jaxfleet.capture.arguments import Arguments
 from jaxfleet.errors import FeedError
 
+_PAIR = 2  # a state and a batch
+
 
 def with_arguments(step: Any, captured: Captured, example: Sequence[Any]) -> Any:
-    """Returns a distributed step as it is called: as it is, or with several arguments.
-
-    Args:
-        step: takes a state and a batch.
-        captured: what it was made of.
-        example: of the arguments.
-    """
+    """Wraps a step of a state and a batch if the user's function takes other arguments."""
     arguments = captured.arguments
     return step if arguments is None else ArgumentStep(step, arguments, example)
 
@@ -27,12 +23,12 @@ def with_arguments(step: Any, captured: Captured, example: Sequence[Any]) -> Any
 class ArgumentStep:
     """A step of several arguments: `params, opt_state, loss = step(params, opt_state, x, y)`.
 
-    It returns what the user's function returns. Where the state is several arguments, it is a
-    tuple of them for `save`, `restore`, `pull` and `place`. All else is the step's inside.
+    It returns the results of the user's function. A state of several arguments is a tuple of them
+    for `save`, `restore`, `pull` and `place`. All else is delegated to the inner step.
 
     Attributes:
         step: the step of a state and a batch: a `Step`, `TrainerStep` or `ServerStep`.
-        arguments: which arguments are what.
+        arguments: the classes of the arguments.
     """
 
     def __init__(self, step: Any, arguments: Arguments, example: Sequence[Any]) -> None:
@@ -44,12 +40,12 @@ class ArgumentStep:
         """Runs one step.
 
         Args:
-            args: as the user's function takes them; the memory of those that it returns is
-                reused unless the strategy says not.
+            args: as for the user's function; the memory of those that it returns is reused if the
+                strategy's `donate` is set.
             named: arguments by name.
 
         Raises:
-            FeedError: an argument is missing, or not like the example's.
+            FeedError: an argument is missing, or does not match the example's.
         """
         state, batch = self.arguments.split(self._in_order(args, named))
         for name, fixed in self._fixed.items():
@@ -74,9 +70,28 @@ class ArgumentStep:
         """Returns the state with a value for every leaf, as `Step.pull`."""
         return self._bare(self.step.pull(self._named(state)))
 
-    def evaluate(self, function: Callable[[Any, Any], Any], state: Any, batch: Any) -> Any:
-        """Returns `function(state, batch)`, as `Step.evaluate`."""
-        return self.step.evaluate(_OnBareState(self, function), self._named(state), batch)
+    def evaluate(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns `function(*args)`, as `Step.evaluate`.
+
+        Args:
+            function: takes a state and a batch, or the state's arguments one by one, as the step
+                does, followed by any others.
+            args: the state and a batch, each as one value, a tuple if it is several arguments; or
+                three and more values: `step.evaluate(accuracy, params, opt_state, x, y)`.
+
+        Raises:
+            FeedError: there are too few values for the state's arguments and a batch.
+        """
+        if len(args) == _PAIR:
+            state, batch = args
+            return self.step.evaluate(_OnBareState(self, function), self._named(state), batch)
+        names = self.arguments.state
+        if len(args) <= max(len(names), _PAIR):
+            what = f"evaluate is called with {len(args)} values behind the function"
+            raise FeedError(what, hint=f"pass {', '.join(names)} and what else the function takes")
+        parts, rest = args[: len(names)], args[len(names) :]
+        state = parts[0] if len(names) == 1 else parts
+        return self.step.evaluate(_OnParts(self, function), self._named(state), rest)
 
     def place(self, state: Any) -> Any:
         """Returns the state on the step's devices, as `Step.place`."""
@@ -97,7 +112,7 @@ class ArgumentStep:
         return f"{self.step!r} of ({', '.join(self.arguments.names)})"
 
     def _in_order(self, args: Sequence[Any], named: dict[str, Any]) -> list[Any]:
-        """Returns the arguments of a call in order; the step counts them."""
+        """Returns the arguments of a call in order, after checking their number."""
         rest = self.arguments.names[len(args) :]
         missing, unknown = set(rest) - named.keys(), named.keys() - set(rest)
         if missing or unknown:
@@ -108,7 +123,7 @@ class ArgumentStep:
         return [*args, *(named[name] for name in rest)]
 
     def _named(self, state: Any) -> Any:
-        """Returns a state as the step has it, arguments that are only read included."""
+        """Returns a state in the inner step's form, including arguments that are only read."""
         names = self.arguments.state
         parts = (state,) if len(names) == 1 else tuple(state)
         if len(parts) != len(names):
@@ -125,13 +140,26 @@ class ArgumentStep:
 
 @dataclass(frozen=True)
 class _OnBareState:
-    """A function of a state as the user has it, called with a state as the step has it."""
+    """Adapts a function of the user's form of a state to the inner step's form."""
 
     step: ArgumentStep
     function: Callable[[Any, Any], Any]
 
     def __call__(self, state: Any, batch: Any) -> Any:
         return self.function(self.step._bare(state), batch)  # noqa: SLF001  # its other half
+
+
+@dataclass(frozen=True)
+class _OnParts:
+    """Adapts a function of the state's arguments and others to the inner step's state."""
+
+    step: ArgumentStep
+    function: Callable[..., Any]
+
+    def __call__(self, state: Any, rest: Sequence[Any]) -> Any:
+        bare = self.step._bare(state)  # noqa: SLF001  # its other half
+        is_one = len(self.step.arguments.state) == 1
+        return self.function(*((bare,) if is_one else bare), *rest)
 
 
 class _Fixed:
@@ -142,11 +170,11 @@ class _Fixed:
 
     @property
     def newest(self) -> Any:
-        """The argument, on the devices if a step was given it."""
+        """The argument, on the devices if a step received it."""
         return self.given if self.placed is None else self.placed
 
     def placed_like(self, given: Any) -> Any:
-        """Returns an argument as the last step placed it, where it is what that one was given."""
+        """Returns the placed copy of an argument if it is the last step's argument."""
         leaves, known = jax.tree_util.tree_leaves(given), jax.tree_util.tree_leaves(self.given)
         same = len(leaves) == len(known) and all(map(_is_jax_and_same, leaves, known))
         if not same or self.placed is None:
@@ -156,5 +184,4 @@ class _Fixed:
 
 
 def _is_jax_and_same(value: Any, known: Any) -> bool:
-    """Whether two are one array, and immutable."""
     return value is known and isinstance(value, jax.Array)

@@ -1,4 +1,4 @@
-"""Which devices a step runs on, and emulated ones for a machine that has one."""
+"""Choice of a step's devices, and emulated devices for machines with only one."""
 
 import contextlib
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from jaxfleet.errors import StrategyError
 
 
 def emulate_devices(count: int) -> None:
-    """Makes the CPU look like several devices, for trying a distributed step on one machine.
+    """Emulates several CPU devices, for trying a distributed step on one machine.
 
-    Call it before anything runs on jax: the number of devices is fixed when jax first starts.
+    Call it before any jax computation: the number of devices is fixed when jax first starts.
 
     Raises:
         StrategyError: jax has started with fewer devices of this process.
@@ -33,7 +33,7 @@ def emulate_devices(count: int) -> None:
 
 
 def have_cpu_devices(count: int) -> None:
-    """Makes the CPU look like at least so many devices, if JAX has not started and nobody said."""
+    """Emulates at least `count` CPU devices, unless JAX has started or a number is configured."""
     if count <= emulated_count() or says_how_many_cpu_devices():
         return
     with contextlib.suppress(RuntimeError):  # JAX has started
@@ -41,7 +41,7 @@ def have_cpu_devices(count: int) -> None:
 
 
 def emulated_count() -> int:
-    """Returns how many devices the CPU is to stand in for; 1 where nobody said."""
+    """Returns the configured number of emulated CPU devices, or 1."""
     told: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # jax makes it up
     return max(1, told)
 
@@ -63,7 +63,7 @@ def choose_devices(count: int | None) -> Sequence[Any]:
 
 
 def steps_must_not_overlap(devices: Sequence[Any]) -> bool:
-    """Tells whether a step must end before the next may start.
+    """Whether a step must end before the next may start.
 
     On XLA:CPU, all-reduces of several steps in flight wait for each other's threads, and with few
     cores never end (seen: 4 emulated devices on 2 cores).

@@ -1,4 +1,4 @@
-"""One dump of several pipelines, which rewrite one program after another."""
+"""One dump of several pipelines that rewrite one program after another."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -10,12 +10,12 @@ from jaxfleet.pipeline import Dump, Pass, Stage, new_dump_folder, run_pipeline
 
 
 class DumpSeries:
-    """An instrument of pipelines that follow each other: their passes are numbered through.
+    """Instruments consecutive pipelines, and numbers their passes consecutively.
 
-    The folder is made when the first stage comes.
+    The folder is created at the first stage.
 
     Args:
-        root: where the folder is made, named for the program.
+        root: where the folder is created, named for the program.
         source: add source lines to the diffs.
         earlier: stages of pipelines that ran before, which other dumps may begin with too.
     """
@@ -26,7 +26,7 @@ class DumpSeries:
         self._next = 0
 
     def __call__(self, stage: Stage) -> None:
-        """Writes a stage; the input of a later pipeline is what the one before has made."""
+        """Writes a stage; the input of a later pipeline is the output of the one before."""
         if self._dump is None:
             name = stage.after.name
             self._dump = Dump(new_dump_folder(self._root, name), source=self._source)
@@ -39,7 +39,7 @@ class DumpSeries:
 
 
 def begin_series(earlier: Iterable[Stage] = ()) -> DumpSeries | None:
-    """Returns the instrument of a new dump where the environment asks for dumps; else None."""
+    """Returns the instrument of a new dump if the environment asks for dumps; else None."""
     environment = read_environment()
     if environment.dump_dir is None:
         return None
@@ -49,17 +49,18 @@ def begin_series(earlier: Iterable[Stage] = ()) -> DumpSeries | None:
 def run_passes(
     program: Program, passes: Sequence[Pass], *, series: DumpSeries | None = None
 ) -> Program:
-    """Runs passes on a program that is made ready to run, and dumps what each does.
+    """Runs passes in order, and dumps each into `series` or a new dump.
 
-    It is verified between passes where they are dumped.
-
-    Args:
-        program: it.
-        passes: in order.
-        series: a dump that the passes continue; None where nothing is dumped.
+    The program is verified between passes if they are dumped.
     """
     if series is not None:
         return run_pipeline(program, passes, instruments=[series])
     for pass_ in passes:
         program = pass_.run(program)
     return program
+
+
+def end_if_only_dumping() -> None:
+    """Ends the process, by SystemExit, if the environment asks for dumps only."""
+    if read_environment().dump_until_compiled:
+        raise SystemExit(0)

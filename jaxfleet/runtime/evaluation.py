@@ -1,8 +1,8 @@
-"""Evaluation: runs a function of the user's on the current state, in every mode.
+"""Evaluation of a user's function on the current state, in every mode.
 
 `step.evaluate(function, state, batch)` computes `function(state, batch)`, where the state may have
 leaves on servers, on several devices or on several processes. The function is traced first, to
-find which leaves of the state and which rows of tables it reads; only those are brought here.
+find the leaves of the state and the rows of tables that it reads; only those are fetched.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfleet.capture import Captured
-from jaxfleet.capture.tables import EmbeddingTable, answering
-from jaxfleet.capture.trees import spec_of
+from jaxfleet.capture.embedding.tables import EmbeddingTable, answering
+from jaxfleet.capture.pytrees import spec_of
 from jaxfleet.errors import CaptureError, FeedError
-from jaxfleet.ops.frames import line_of_caller
 from jaxfleet.ops.jaxprs import read_arguments
+from jaxfleet.ops.user_frames import line_of_caller
 
 Function: TypeAlias = Callable[[Any, Any], Any]
-_KEPT = 32  # compiled functions; a new lambda at every call would else pile them up
+_KEPT = 32  # compiled functions; otherwise a new lambda at every call would accumulate
 
 
 @dataclass(frozen=True)
 class _Reads:
-    """What a function reads.
+    """Inputs that a function reads.
 
     Attributes:
         leaves: the places of leaves of the state.
@@ -38,12 +38,16 @@ class _Reads:
     rows: tuple[tuple[str, int], ...]
 
 
-class Evaluator:
-    """Functions that were evaluated, compiled once for each shape of the batch.
+def check_is_pair(more: Sequence[Any]) -> None:
+    """Rejects values other than a state and a batch."""
+    if more:
+        what = f"evaluate takes a function, a state and one batch, and {len(more)} more were given"
+        hint = "pass a tuple: step.evaluate(function, state, (x, y)), to a function(state, batch)"
+        raise FeedError(what, hint=hint)
 
-    Args:
-        captured: the step, whose state the functions take.
-    """
+
+class Evaluator:
+    """Compiles evaluated functions, once for each shape of the batch."""
 
     def __init__(self, captured: Captured) -> None:
         self._signature = captured.signature
@@ -59,18 +63,14 @@ class Evaluator:
         bring: Callable[[AbstractSet[int]], Mapping[int, Any]],
         look_up: Callable[[str, np.ndarray], Any],
     ) -> Any:
-        """Returns `function(state, batch)`.
+        """Returns `function(state, batch)`; only the state's leaves that it reads must be readable.
 
-        Args:
-            function: takes a state and a batch; any pytree may come back.
-            state: like the example's; leaves that it does not read need not be readable.
-            batch: any pytree of arrays.
-            bring: returns values for leaves of the state, by place.
-            look_up: returns rows of a table: its name and i64[...] to f32[..., dim].
+        `bring` returns values for leaves of the state, by place; `look_up` returns rows of a table:
+        its name and i64[...] to f32[..., dim].
 
         Raises:
-            FeedError: the state has another structure than the example's.
-            CaptureError: the function looks a table up by keys that are no leaf of the batch.
+            FeedError: the state's structure differs from the example's.
+            CaptureError: the keys of a look-up are not a leaf of the batch.
         """
         tree = jax.tree_util.tree_structure(state)
         if tree != self._signature.state_tree:
@@ -83,7 +83,7 @@ class Evaluator:
         rows = [np.asarray(look_up(table, np.asarray(data[at]))) for table, at in reads.rows]
         values = bring(reads.leaves)
         keys = {at for _, at in reads.rows}
-        # Keys have done their work: jax would cut those that need 64 bits.
+        # Keys are no longer needed: jax would truncate those of 64 bits.
         on_device = [np.zeros(np.shape(x), np.int32) if at in keys else x
                      for at, x in enumerate(data)]  # fmt: skip
         return run({at: values[at] for at in sorted(reads.leaves)}, on_device, rows)
@@ -123,12 +123,12 @@ class Evaluator:
 
 
 class _Answers:
-    """Answers look-ups of tables while a function is traced: first with what is asked, then rows.
+    """Answers look-ups while a function is traced: first records them, then returns rows.
 
     Args:
         batch: the batch's leaves, as traced.
-        rows: one array for each look-up, in order; none where this finds out which there are.
-        found: gets the table and the keys' place of each look-up, where there are no rows yet.
+        rows: one array for each look-up, in order; none while look-ups are recorded.
+        found: receives the table and the keys' place of each recorded look-up.
     """
 
     def __init__(
@@ -152,5 +152,5 @@ class _Answers:
 
 
 def _plain(dtype: Any) -> Any:
-    """A dtype that numpy can make zeros of, for a leaf that nothing reads."""
+    """A dtype that numpy can make zeros of, for an unused leaf."""
     return np.uint32 if jnp.issubdtype(dtype, jax.dtypes.extended) else dtype

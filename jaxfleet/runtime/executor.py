@@ -9,11 +9,11 @@ import numpy as np
 
 from jaxfleet.errors import FeedError
 from jaxfleet.ir import Kind, Program, Variable
-from jaxfleet.ir.types import long_dtype
+from jaxfleet.ir.variable import long_dtype
 from jaxfleet.lower import device_count
+from jaxfleet.runtime.compiled_program import CompiledProgram, missing_state, not_fed, prepare
 from jaxfleet.runtime.devices import choose_devices, steps_must_not_overlap
-from jaxfleet.runtime.prepared import Prepared, missing_state, not_fed, prepare
-from jaxfleet.runtime.ranks import RanksProgram, rank_count
+from jaxfleet.runtime.rank_executor import RanksProgram, rank_count
 from jaxfleet.runtime.scope import Scope
 
 
@@ -21,17 +21,17 @@ class Executor:
     """Runs programs over a scope that holds their state.
 
     A program that was rewritten for several devices runs on as many; feeds and fetches are those of
-    the whole batch. One that is a rank's runs on a device for each rank: feeds are the rows of all
-    ranks, and what is fetched is every rank's, one after another. A compiled program is kept as
-    long as the executor.
+    the whole batch. A program for ranks runs on a device for each rank: feeds are the rows of all
+    ranks, and fetches the values of all ranks, concatenated. A compiled program is kept as long as
+    the executor.
 
     Args:
-        scope: where state lives between runs; a new one, unless given.
+        scope: where state lives between runs; by default a new one.
     """
 
     def __init__(self, scope: Scope | None = None) -> None:
         self.scope = scope if scope is not None else Scope()
-        self._compiled: dict[tuple[int, tuple[str, ...]], Prepared] = {}
+        self._compiled: dict[tuple[int, tuple[str, ...]], CompiledProgram] = {}
         self._on_ranks: dict[tuple[int, tuple[str, ...]], RanksProgram] = {}
 
     def run(
@@ -48,13 +48,13 @@ class Executor:
         Args:
             program: any program; its state is read from the scope and written back.
             feed: an array for each data variable that the program reads.
-            fetch: variables to return, as they are when the program ends.
-            scope: another scope than the executor's own.
+            fetch: variables to return, with their values at the end of the program.
+            scope: overrides the executor's own.
             return_numpy: return numpy arrays; jax arrays if not.
 
         Raises:
-            FeedError: something that the program needs is not fed or not in the scope, or what is
-                fed or fetched is not its own.
+            FeedError: an input of the program is neither fed nor in the scope, or a fed or fetched
+                name is unknown.
         """
         values = scope if scope is not None else self.scope
         if rank_count(program) > 1:
@@ -72,11 +72,11 @@ class Executor:
         return [np.asarray(value) for value in fetched] if return_numpy else list(fetched)
 
     def close(self) -> None:
-        """Forgets the compiled programs; the scope stays."""
+        """Drops the compiled programs; the scope stays."""
         self._compiled.clear()
         self._on_ranks.clear()
 
-    def _compile(self, program: Program, fetch: tuple[str, ...]) -> Prepared:
+    def _compile(self, program: Program, fetch: tuple[str, ...]) -> CompiledProgram:
         key = (id(program), fetch)
         if key not in self._compiled:
             self._compiled[key] = prepare(program, fetch)
@@ -92,7 +92,6 @@ class Executor:
 def _checked_feed(
     program: Program, data: Sequence[Variable], feed: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the feed with the dtypes that the program declares."""
     names = {variable.name for variable in program.of_kind(Kind.DATA)}
     unknown = sorted(set(feed) - names)
     if unknown:

@@ -1,18 +1,19 @@
-"""Says in some twenty lines what was decided about a step, and why."""
+"""Explanation of the decisions about a step, in some twenty lines."""
 
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
-from jaxfleet.analysis.cut_state import cut_state
-from jaxfleet.analysis.labels import infer, mesh_of, own_state, summed
+from jaxfleet.analysis.gradient_sums import reductions, trains, with_roles
+from jaxfleet.analysis.sharding import mesh_of, own_state, propagate, summed_state
+from jaxfleet.analysis.sharding.shardable_state import shardable_state
 from jaxfleet.capture import Captured
-from jaxfleet.ir import Dim, Kind, Operator, Program, Variable
+from jaxfleet.ir import Dim, Kind, Operator, Program, Role, Variable
 from jaxfleet.lower import device_count
 from jaxfleet.ops.jax_adapter import numpy_dtype
 from jaxfleet.pipeline import Record
+from jaxfleet.runtime.auxiliary_state import beside
 from jaxfleet.runtime.devices import steps_must_not_overlap
-from jaxfleet.runtime.held_state import beside
 from jaxfleet.runtime.strategy import DistributedStrategy
 
 _MOST_NOTES = 6
@@ -31,7 +32,7 @@ def explain(
     """Returns the explanation of a step."""
     lines = [
         *about_capture(captured),
-        *_about_devices(captured, strategy, devices),
+        *_about_devices(captured, strategy, devices, why_undivided(program, dumps)),
         *about_parts(program),
         *_about_communication(program, strategy),
         *_about_sharding(program, strategy, dumps),
@@ -43,7 +44,7 @@ def explain(
 
 
 def about_capture(captured: Captured) -> Iterator[str]:
-    """Says what was captured."""
+    """Describes the capture."""
     program = captured.program
     batch = program.attrs.get("batch")
     rows = f"any number of rows ({batch})" if isinstance(batch, Dim) else f"{batch} rows"
@@ -58,12 +59,16 @@ def about_capture(captured: Captured) -> Iterator[str]:
 
 
 def _about_devices(
-    captured: Captured, strategy: DistributedStrategy, devices: Sequence[Any]
+    captured: Captured, strategy: DistributedStrategy, devices: Sequence[Any], why: str | None
 ) -> Iterator[str]:
+    """Describes the devices; `why` is the reason if every device computes the whole batch."""
     rows, count = captured.signature.rows, len(devices)
     kind = _count(count, f"{devices[0].platform} device")
-    share = f", {rows // count} of {rows} rows on each" if count > 1 else ""
+    share = f", {rows // count} of {rows} rows on each" if count > 1 and why is None else ""
     yield f"runs on {kind}{share}"
+    if why is not None:
+        work = "does all of the work" if why == _NOT_OF_BATCH else "computes the whole batch"
+        yield f"every device {work}: {why}"
     call = f"jit({strategy.lowering})" if count > 1 else "jit"
     donation = "the new state reuses the memory of the old" if strategy.donate else "no donation"
     yield f"lowered to {call}; {donation}"
@@ -72,7 +77,7 @@ def _about_devices(
 
 
 def about_parts(program: Program) -> Iterator[str]:
-    """Says how often a step is cut, where it is."""
+    """Describes the executables of a step that is cut."""
     if cuts := sum(op.type == "cut" for op in program.root.ops):
         cut = _count(cuts, "place")
         yield f"cut at {cut} into executables that run one after another; see memory_report()"
@@ -84,21 +89,23 @@ def _about_communication(program: Program, strategy: DistributedStrategy) -> Ite
     if device_count(program) == 1:
         yield "one device: nothing is communicated"
         return
-    reduced = [op for op in _ops(program) if op.type.startswith("c_allreduce")]
-    gradients = [op for op in reduced if op.role_var]
-    known = {name: v for block in program.blocks for name, v in block.variables.items()}
-    reduced_values = [known[grad] for op in gradients for _, grad in op.role_var]
+    is_local = strategy.communication == "local_sgd"
+    found = reductions(program, unmarked=not is_local)
+    scattered = [x for x in found if x.op.type == "c_reducescatter" and x.of_gradients]
+    reduced = [x for x in found if x.op.type.startswith("c_allreduce")]
+    gradients = [x for x in reduced if x.of_gradients]
     time = "per step" if strategy.merge == 1 else f"every {strategy.merge} calls"
-    yield f"gradients: {_count(len(gradients), 'all-reduce')}, {_size(reduced_values)} {time}"
-    if scattered := [op for op in _ops(program) if op.type == "c_reducescatter" and op.role_var]:
-        sums = [known[op.reads[0]] for op in scattered]
+    sums = [value for x in gradients for value in x.summed]
+    yield f"gradients: {_count(len(gradients), 'all-reduce')}, {_size(sums)} {time}"
+    if scattered:
+        sums = [value for x in scattered for value in x.summed]
         yield f"gradients in parts: {_count(len(sums), 'reduce-scatter')}, {_size(sums)} {time}"
-    others = [op for op in reduced if not op.role_var]
-    if strategy.communication == "local_sgd":
-        root = [op for op in others if op in program.root.ops]
+    others = [x for x in reduced if not x.of_gradients]
+    if is_local:
+        root = [x for x in others if x.op in program.root.ops]
         yield f"parameters: {_count(len(others) - len(root), 'all-reduce')} when devices meet"
         others = root
-    forward = [op for op in others if op.role.is_forward]
+    forward = [x for x in others if x.role.is_forward]
     yield (
         f"statistics, losses and metrics: {_count(len(forward), 'all-reduce')} in forward, "
         f"{len(others) - len(forward)} after it"
@@ -113,14 +120,14 @@ def _about_communication(program: Program, strategy: DistributedStrategy) -> Ite
 
 
 def about_notes(program: Program, dumps: Record) -> Iterator[str]:
-    """Says where an operator runs on gathered rows, with the user's line."""
+    """Names the operators that run on gathered rows, with the user's line."""
     devices = device_count(program)
     if devices == 1:
         return
     source = _one_device(dumps)
     mesh, cut = mesh_of(source, devices)
     notes: dict[str, int] = {}
-    for op, why in infer(source, mesh, sharded_inputs=cut, held=summed(source)).notes:
+    for op, why in propagate(source, mesh, sharded_inputs=cut, held=summed_state(source)).notes:
         text = f"{op.source.place() or op.type}: {why}"
         notes[text] = notes.get(text, 0) + 1
     for text, count in list(notes.items())[:_MOST_NOTES]:
@@ -130,32 +137,43 @@ def about_notes(program: Program, dumps: Record) -> Iterator[str]:
 
 
 def undivided(program: Program, dumps: Record) -> str | None:
-    """Returns why each device or trainer does all of a step that trains, and what to write instead.
+    """Returns why each device or trainer computes all of a training step, and a remedy.
 
-    None where gradients of rows are summed over devices, or where there is no gradient.
+    None if gradients are summed over devices, if there are none, or if loops or branches update,
+    one slice after another, which is then intended.
     """
-    if device_count(program) == 1 or not any(op.role_var for op in _ops(program)):
+    why = why_undivided(program, dumps)
+    if why is None or not any(op.role_var for op in _ops(program)):
         return None
-    if any(_sums_gradients(op) for op in _ops(program)):
+    return f"{why}. {next(text for part, text in _INSTEAD.items() if part in why)}"
+
+
+def why_undivided(program: Program, dumps: Record) -> str | None:
+    """Returns why each device or trainer computes all of a training step, with the user's line."""
+    if device_count(program) == 1 or not trains(program):
+        return None
+    whole = {name for op, _ in with_roles(program) if op.type == "c_summand" for name in op.writes}
+    sums = (op for op, role in with_roles(program) if _sums_gradients(op, role))
+    if any(whole.isdisjoint(op.reads) for op in sums):
         return None
     source = _one_device(dumps)
     mesh, cut = mesh_of(source, device_count(program))
-    notes = infer(source, mesh, sharded_inputs=cut, held=summed(source)).notes
+    notes = propagate(source, mesh, sharded_inputs=cut, held=summed_state(source)).notes
     if not notes:
-        return f"the gradients are not of the batch. {_INSTEAD['']}"
+        return _NOT_OF_BATCH
     op, why = notes[0]
     where = " ".join(op.source.where().split())
-    instead = next(text for part, text in _INSTEAD.items() if part in why)
-    return f"{why} ({where or op.type}). {instead}"
+    return f"{why} ({where or op.type})"
 
 
-def _sums_gradients(op: Operator) -> bool:
-    """Whether an operator is a reduction of gradients, or of what becomes one."""
+def _sums_gradients(op: Operator, role: Role) -> bool:
+    """Whether an operator is a reduction of gradients, or of their summands."""
     reduces = op.type.startswith("c_") and op.type not in _MOVES
-    return reduces and (bool(op.role_var) or not op.role.is_forward)
+    return reduces and (bool(op.role_var) or not role.is_forward)
 
 
-_MOVES = frozenset({"c_allgather", "c_split", "c_alltoall", *_OWN_ROWS})
+_NOT_OF_BATCH = "the gradients are not of the batch"
+_MOVES = frozenset({"c_allgather", "c_split", "c_alltoall", "c_summand", *_OWN_ROWS})
 _MERGING = "distribute with DistributedStrategy(merge=N) and call the step for each slice"
 _INSTEAD = {  # by a part of why an operator runs whole
     "the loop carries": (
@@ -183,13 +201,13 @@ _INSTEAD = {  # by a part of why an operator runs whole
 def _about_sharding(
     program: Program, strategy: DistributedStrategy, dumps: Record
 ) -> Iterator[str]:
-    """Says what of the optimizer's state is cut over the devices, and why the rest is not."""
+    """Describes the sharded part of the optimizer's state, and why the rest is not sharded."""
     devices = device_count(program)
     if devices == 1 or not strategy.sharded:
         return
     source = _one_device(dumps)
     mesh, cut = mesh_of(source, devices)
-    found = cut_state(source, mesh, cut)
+    found = shardable_state(source, mesh, cut)
     leaves = [source.variables[name] for name, x in found.held.state.items() if x.is_sharded]
     each = sum(map(_bytes, leaves)) / devices
     yield (
@@ -205,7 +223,7 @@ def _about_sharding(
 
 
 def _about_what_is_held(program: Program, strategy: DistributedStrategy) -> Iterator[str]:
-    """Says what devices have each for itself, and what is kept beside the user's state."""
+    """Describes per-device state and the state beside the user's."""
     if own := [program.variables[name] for name in own_state(program)]:
         yield f"each device has its own of {_count(len(own), 'leaf', 'leaves')}, {_size(own)}"
     if strategy.communication == "local_sgd" and own:
@@ -228,12 +246,11 @@ def _about_what_is_held(program: Program, strategy: DistributedStrategy) -> Iter
 
 
 def _one_device(dumps: Record) -> Program:
-    """Returns the program from before it was rewritten for devices."""
     return next(stage.before for stage in dumps if "devices" in stage.after.attrs)
 
 
 def about_passes(dumps: Record) -> str:
-    """Says which passes ran, and how long."""
+    """Lists the passes that ran, with their times."""
     parts = [
         f"{stage.name} {stage.before.op_count} -> {stage.after.op_count}"
         if stage.before.op_count != stage.after.op_count

@@ -1,22 +1,52 @@
-"""Says in some twenty lines what was decided about a step of a parameter-server job, and why."""
+"""Explanation of a step of a parameter-server job, in some twenty lines."""
 
 from collections.abc import Iterator
 
-from jaxfleet.analysis.plan import transfer_plan
+from jaxfleet.analysis.placement.transfer_plan import transfer_plan
 from jaxfleet.capture import Captured
-from jaxfleet.lower.segments import count_waits
-from jaxfleet.passes._update_obstacle import update_obstacle
+from jaxfleet.ir import Program
+from jaxfleet.lower.partition import count_waits
+from jaxfleet.passes.pserver.trainer_split import update_obstacle
 from jaxfleet.pipeline import Record
+from jaxfleet.ps.client.communicator import CommunicationMode
 from jaxfleet.runtime.explain import (
     about_capture,
     about_notes,
     about_parts,
     about_passes,
     undivided,
+    why_undivided,
 )
-from jaxfleet.runtime.explain_mode import about_mode
-from jaxfleet.runtime.job_programs import JobPrograms, holds_sum
+from jaxfleet.runtime.pserver_job import JobPrograms, holds_sum
 from jaxfleet.runtime.strategy import DistributedStrategy
+
+
+def about_mode(trainer: Program, trainers: int) -> Iterator[str]:
+    """Describes the communication mode of a trainer's program in a job of `trainers`."""
+    mode = CommunicationMode.of(trainer)
+    if mode is None:
+        yield "communication sync: all trainers wait for each other at every step, as on one device"
+        return
+    how = {
+        "async": "gradients are sent as soon as they are computed, and no trainer waits; up to "
+        f"{mode.merge} (merge) are added up in one message while an answer is pending",
+        "half_async": f"one message has the mean of the gradients of {mode.merge} steps (merge), "
+        "and the trainer waits for its answer",
+        "dc_asgd": "trainers wait for the answer to each gradient; servers correct it by "
+        f"{trainer.attrs.get('compensation')} g g (w - w'), w' what its trainer last received",
+        "geo": f"trainers update on their own; every {mode.k_steps} steps (k_steps) they send "
+        f"1/{trainers} of their change",
+        "fl": f"trainers update on their own; every {mode.k_steps} steps (k_steps) they send "
+        "their parameters and go on with the mean",
+    }
+    yield f"communication {mode.communication}: {how[mode.communication]}"
+    if mode.averages_state:
+        yield f"values are at most {mode.k_steps - 1} steps old: an exchange waits for all"
+        return
+    yield (
+        f"staleness {mode.staleness}: a step sees all that every trainer sent up to "
+        f"{mode.staleness + 1} steps before; a trainer further ahead waits for the slowest"
+    )
 
 
 def explain_job(captured: Captured, strategy: DistributedStrategy, job: JobPrograms) -> str:
@@ -25,7 +55,7 @@ def explain_job(captured: Captured, strategy: DistributedStrategy, job: JobProgr
         *about_capture(captured),
         *_about_processes(captured, strategy, job),
         *about_mode(job.trainer, job.trainers),
-        *_about_travel(job),
+        *_about_travel(job, _share(captured, strategy, job)),
         *([] if job.is_whole else about_notes(job.trainer, job.dumps)),
         about_passes(job.dumps),
     ]
@@ -33,20 +63,29 @@ def explain_job(captured: Captured, strategy: DistributedStrategy, job: JobProgr
 
 
 def undivided_job(dumps: Record) -> str | None:
-    """Returns why every trainer does all of a step that trains, and what to write instead.
+    """Returns why every trainer computes all of a training step, and a remedy.
 
-    None where trainers divide it, and where none of them is to: one alone, or in a relaxed mode.
+    None if trainers divide it, or are not meant to: a single one, or in a relaxed mode.
     """
     stages = [stage for stage in dumps if stage.name == "grad_allreduce"]
     return undivided(stages[0].after, dumps) if stages else None
+
+
+def _why_undivided(dumps: Record) -> str | None:
+    stages = [stage for stage in dumps if stage.name == "grad_allreduce"]
+    return why_undivided(stages[0].after, dumps) if stages else None
 
 
 def _about_processes(
     captured: Captured, strategy: DistributedStrategy, job: JobPrograms
 ) -> Iterator[str]:
     trainers, rows = job.trainers, captured.signature.rows
-    share = rows if job.is_whole or strategy.batch == "local" else rows // trainers
-    yield f"{trainers} trainers, {share} of {rows} rows on each; {len(job.servers)} servers"
+    share = _share(captured, strategy, job)
+    why = None if job.is_whole else _why_undivided(job.dumps)
+    parts = "" if why is not None else f", {share} of {rows} rows on each"
+    yield f"{trainers} trainers{parts}; {len(job.servers)} servers"
+    if why is not None:
+        yield f"every trainer computes the whole batch: {why}"
     if job.is_whole and trainers > 1:
         op = holds_sum(captured.program, strategy, trainers)
         kind = op.type.removeprefix("jax.")
@@ -57,14 +96,13 @@ def _about_processes(
         )
     yield from _about_updates(job)
     yield from about_parts(job.trainer)
-    if strategy.communication != "sync":  # what is waited for then, the mode says
+    if strategy.communication != "sync":  # otherwise the mode defines what is waited for
         return
     waits = count_waits(job.trainer)
     yield f"a step waits for servers {waits} time{'s' * (waits != 1)}"
 
 
 def _about_updates(job: JobPrograms) -> Iterator[str]:
-    """Says why trainers run the optimizer, where they do."""
     if all(stage.name != "update_on_trainers" for stage in job.dumps):
         return
     stage = job.dumps["update_on_trainers"]
@@ -76,7 +114,12 @@ def _about_updates(job: JobPrograms) -> Iterator[str]:
         )
 
 
-def _about_travel(job: JobPrograms) -> Iterator[str]:
+def _about_travel(job: JobPrograms, rows: int) -> Iterator[str]:
     placed = job.dumps["dispatch"].after
-    plan = transfer_plan(placed, trainers=job.trainers, trainer=job.trainer)
+    plan = transfer_plan(placed, trainers=job.trainers, trainer=job.trainer, rows=rows)
     yield from plan.summary()
+
+
+def _share(captured: Captured, strategy: DistributedStrategy, job: JobPrograms) -> int:
+    rows = captured.signature.rows
+    return rows if job.is_whole or strategy.batch == "local" else rows // job.trainers

@@ -1,4 +1,4 @@
-"""Makes a step fit a budget of memory: plans, compiles, compares, and plans again."""
+"""Fits a step to a memory budget: plans, compiles, compares, and plans again."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -7,50 +7,50 @@ from typing import Protocol
 import numpy as np
 
 from jaxfleet.analysis.memory import (
-    Apart,
     Chain,
-    Plan,
+    ExecutableCuts,
+    RecomputePlan,
     cost_of,
-    even_plans,
     peak_of,
     plan_for,
-    smallest,
+    smallest_budget,
     stages_of,
+    uniform_plans,
 )
-from jaxfleet.analysis.memory.curve import size_text
+from jaxfleet.analysis.memory.profile import size_text
 from jaxfleet.errors import PassError, StrategyError
 from jaxfleet.ir import Program
-from jaxfleet.lower.peak import Peak
+from jaxfleet.lower.staged import Peak
+from jaxfleet.observability import Progress
 from jaxfleet.passes import CutApart, OrderForMemory
 from jaxfleet.pipeline import Pass
-from jaxfleet.runtime.memory_on_host import Way, moving, recompute_by, ways_on_host
-from jaxfleet.watch import Progress
+from jaxfleet.runtime.offload_plans import Way, moving, recompute_by, ways_on_host
 
-# What is compiled for a budget, at most: each takes as long as the step as it is, or longer.
-_TRIES = 4  # plans, besides the smallest and even ones where none of them meets it
-_CUT_TRIES = 2  # ways that compute nothing again, before plans and where no plan meets it
+# Most compilations for a budget: each takes at least as long as the original step's.
+_TRIES = 4  # plans, besides the smallest and even ones if none of them meets it
+_CUT_TRIES = 2  # ways without recomputation, before plans and after they fail
 _MOVES = frozenset({"to_host", "to_device"})
-_NEAR = 0.9  # of the budget: what takes as much is not tried to be made faster
-_LEAST_BYTES = 1 << 20  # less is not cut apart unless a budget asks for it
-_NEAR_LEAST = 1.1  # of the least by count: where cuts aim, for fewer executables
-_WORTH = 0.9  # of the peak as it is: what takes more is not worth executables apart
-_COUNTED_TOO_MUCH = 1.3  # how much more `Apart` counts than xla takes, where it is furthest off
+_NEAR = 0.9  # of the budget: no faster plan is searched from this usage on
+_LEAST_BYTES = 1 << 20  # a smaller step is not cut unless a budget requires it
+_NEAR_LEAST = 1.1  # of the least by count: the target of cuts, for fewer executables
+_WORTH = 0.9  # of the original peak: from here on separate executables do not pay
+_COUNTED_TOO_MUCH = 1.3  # largest ratio of the count of `ExecutableCuts` to xla's peak
 
-_MOST_PLANS = 12  # of all kinds, as docs/memory.md says
+_MOST_PLANS = 12  # of all kinds, as in docs/memory.md
 
 Passes = tuple[Pass, ...]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What was found for a budget.
+    """Result for a budget.
 
     Attributes:
         budget: in bytes.
-        before: the peak of the step as it is, by xla, in bytes.
-        after: the peak of what was chosen, by xla; None: the step as it is.
-        note: why, in words.
-        passes: what makes the step what was chosen.
+        before: xla's peak of the original step, in bytes.
+        after: xla's peak of the chosen one, in bytes; None for the original step.
+        note: the reason, in words.
+        passes: turn the original step into the chosen one.
     """
 
     budget: int
@@ -61,42 +61,38 @@ class Fit:
 
 
 class Memory(Protocol):
-    """What a program takes in memory, on a device or a trainer."""
+    """Memory use of a program, on a device or a trainer."""
 
     @property
-    def program(self) -> Program:
-        """It."""
-        ...
+    def program(self) -> Program: ...
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """A number for every letter."""
+        """Values of the symbolic sizes."""
         ...
 
     @property
-    def fetched(self) -> tuple[str, ...]:
-        """What is read when the step is over."""
-        ...
+    def fetched(self) -> tuple[str, ...]: ...
 
     @property
     def host_is_apart(self) -> bool:
-        """Tells whether pinned memory of the host is other memory than the device's."""
+        """Whether pinned host memory is separate from the device's."""
         ...
 
     def peak(self) -> Peak:
-        """Returns the peak as xla says it; compiles what is not compiled."""
+        """Returns xla's peak; compiles if necessary."""
         ...
 
 
 @dataclass
 class Fitting:
-    """A step that is to fit a budget.
+    """Search for a version of a step that fits a budget.
 
     Attributes:
-        memory: the step as it is.
-        of: what another program of this step takes.
-        offload: whether values may wait on the host: first (True), last where that is other memory
-            (None), or never (False).
+        memory: of the original step.
+        of: memory of another program of this step.
+        offload: whether values may be offloaded to the host: first (True), last if that has
+            separate memory (None), or never (False).
     """
 
     memory: Memory
@@ -104,19 +100,19 @@ class Fitting:
     offload: bool | None = False
     _tried: dict[Passes, Peak] = field(default_factory=dict)
     _progress: Progress = field(init=False)
-    _last_ways: list[Passes] = field(default_factory=list)  # tried before any budget is refused
+    _last_ways: list[Passes] = field(default_factory=list)  # tried before any budget is rejected
 
     def __post_init__(self) -> None:
         self._progress = Progress(f"memory_budget of '{self.memory.program.name}'")
 
     def to(self, wanted: float) -> Fit:
-        """Returns what meets the budget and runs least again.
+        """Returns the version that meets the budget with the least recomputation.
 
         Args:
-            wanted: bytes, where it is an int; a fraction of the peak as it is, where it is a float.
+            wanted: an int of bytes, or a float fraction of the original peak.
 
         Raises:
-            StrategyError: nothing meets it; the error says the least that is.
+            StrategyError: nothing meets it; the error names the least possible budget.
         """
         before = self.memory.peak().bytes
         self._progress.report(f"compiled as it is, it takes {size_text(before)}")
@@ -151,13 +147,13 @@ class Fitting:
         raise self._cannot(budget, before, why)
 
     def least(self, *, exact: bool = False) -> Fit:
-        """Returns a smaller way that computes nothing again; the step as it is where none is.
+        """Returns a smaller version without recomputation, or the original step.
 
-        One way is compiled besides the step as it is: the one whose least is counted as smallest,
-        cut into the fewest executables that come near it.
+        Besides the original it compiles only the version with the smallest counted peak, cut into
+        the fewest executables that come near it.
 
         Args:
-            exact: take the peak of a step as it is from xla, however small it is counted.
+            exact: take the peak of the original from xla, however small it is counted.
         """
         ways = self._ways_apart()
         counted = int(ways[0][1].held[0, -1]) if ways else 0
@@ -177,7 +173,7 @@ class Fitting:
         return self._fit(before, made, _cut_note(made))
 
     def _as_cut(self, budget: int, before: int) -> Fit:
-        """Returns what meets the budget of a step that `strategy.passes` has cut."""
+        """Returns the fit of a step that `strategy.passes` has cut."""
         moved = any(op.type in _MOVES for op in self.memory.program.root.ops)
         may = self.memory.host_is_apart if self.offload is None else self.offload
         way = Way((moving(before, self.memory.sizes),), "as it is cut", for_all=True)
@@ -186,7 +182,7 @@ class Fitting:
         raise self._cannot(budget, before, ": strategy.passes has cut it already")
 
     def _on_host(self, budget: int, before: int) -> Fit | None:
-        """Returns the first way that meets the budget with values that wait on the host."""
+        """Returns the first version that meets the budget by offloading values."""
         memory = self.memory
         offload = moving(before, memory.sizes)
         try:
@@ -209,11 +205,10 @@ class Fitting:
         return Fit(budget, self.memory.peak().bytes, self._peak(passes), note, passes)
 
     def _apart(self, budget: int, *, counted: float) -> Iterator[Passes]:
-        """Yields ways to cut the step that compute nothing again, and may meet a budget.
+        """Yields cuts without recomputation that may meet a budget.
 
-        Args:
-            budget: what cuts aim at, or at the least where that is more.
-            counted: ways whose least is counted as more are left out.
+        `budget` is the target of the cuts, if it is above the least; `counted` bounds a version's
+        counted least.
         """
         found = dict[Passes, None]()
         for before, apart in sorted(self._ways_apart(), key=lambda way: way[1].least()):
@@ -225,33 +220,35 @@ class Fitting:
                         found[*before, CutApart(cuts=cuts)] = None
         yield from list(found)[:_CUT_TRIES]
 
-    def _ways_apart(self) -> list[tuple[Passes, Apart]]:
-        """Returns the step as it stands and in a smaller order, cut wherever it may be cut.
+    def _ways_apart(self) -> list[tuple[Passes, ExecutableCuts]]:
+        """Returns the step in its own and in a smaller order, cut wherever possible.
 
-        None where the step is cut already.
+        Empty if the step is cut already.
         """
         program, sizes, keep = self.memory.program, self.memory.sizes, self.memory.fetched
         if any(op.type == "cut" for op in program.root.ops):
             return []
         ordering = OrderForMemory(rows=max(sizes.values(), default=1), keep=keep)
         ordered = ordering.run(program)
-        ways: list[tuple[Passes, Apart]] = [((), Apart.of(program, sizes, keep=keep))]
+        ways: list[tuple[Passes, ExecutableCuts]] = [
+            ((), ExecutableCuts.of(program, sizes, keep=keep))
+        ]
         if ordered is not program:
-            ways.append(((ordering,), Apart.of(ordered, sizes, keep=keep)))
+            ways.append(((ordering,), ExecutableCuts.of(ordered, sizes, keep=keep)))
         return ways
 
-    def _search(self, chain: Chain, budget: int) -> Plan | None:
-        """Returns the cheapest plan that was found to meet the budget, by xla's figures.
+    def _search(self, chain: Chain, budget: int) -> RecomputePlan | None:
+        """Returns the cheapest plan found to meet the budget, by xla's figures.
 
-        The model counts operators and xla merges them, so what is aimed at is moved until what
-        comes out is near the budget.
+        The model counts operators and xla merges them, so the target moves until the result is near
+        the budget.
         """
         aim, low, high = float(budget), 0.0, float("inf")
-        plans = dict[Plan, int]()
+        plans = dict[RecomputePlan, int]()
         for _ in range(_TRIES):
-            plan = plan_for(chain, int(aim)) or smallest(chain)[1]
+            plan = plan_for(chain, int(aim)) or smallest_budget(chain)[1]
             if plans.get(plan, 0) > budget:  # the next one that is smaller by the model too
-                plan = plan_for(chain, peak_of(chain, plan) - 1) or smallest(chain)[1]
+                plan = plan_for(chain, peak_of(chain, plan) - 1) or smallest_budget(chain)[1]
             if plan in plans:
                 break
             peak = plans[plan] = self._planned(plan).bytes
@@ -262,7 +259,7 @@ class Fitting:
             else:
                 high = aim
             aim = (low + high) / 2 if low and high < float("inf") else aim * budget / max(1, peak)
-        for plan in (smallest(chain)[1], *even_plans(chain)):
+        for plan in (smallest_budget(chain)[1], *uniform_plans(chain)):
             if any(peak <= budget for peak in plans.values()):
                 break
             self._last_ways.append((recompute_by(plan),))
@@ -270,7 +267,7 @@ class Fitting:
         met = [plan for plan, peak in plans.items() if peak <= budget]
         return min(met, key=lambda plan: cost_of(chain, plan), default=None)
 
-    def _planned(self, plan: Plan) -> Peak:
+    def _planned(self, plan: RecomputePlan) -> Peak:
         return self._peak((recompute_by(plan),))
 
     def _peak(self, passes: Passes) -> Peak:
@@ -285,10 +282,12 @@ class Fitting:
         return self._tried[passes]
 
     def _cannot(self, budget: int, before: int, why: str = "") -> StrategyError:
-        # Not of all that were tried: what a budget aims at was tried for that budget alone.
+        # Only what was tried for this budget: other tries depend on their own budgets.
         least = min([before, *(self._peak(passes).bytes for passes in self._last_ways)])
         what = f"memory_budget: the step cannot be made to take {budget:,} bytes{why}"
         hint = f"the least that it was made to take is {least:,}; as it is, it takes {before:,}"
+        if budget == 1:
+            hint = f"1 is one byte, and 1.0 a fraction: all that the step takes as it is; {hint}"
         return StrategyError(what, hint=hint)
 
 

@@ -1,38 +1,110 @@
-"""What a step takes in memory, before and after it was made to fit: as text, and drawn."""
+"""Memory of a step, before and after it was fitted to a budget: as text and as a plot."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxfleet.analysis.memory import Curve
-from jaxfleet.analysis.memory.curve import size_text
+from jaxfleet.analysis.memory import MemoryProfile, memory_profile
+from jaxfleet.analysis.memory.profile import size_text
+from jaxfleet.capture import Captured
+from jaxfleet.capture.pytrees import spec_of
 from jaxfleet.errors import StrategyError
+from jaxfleet.ir import Program
+from jaxfleet.lower import Interface, LoweredStep
+from jaxfleet.lower.function import bind_sizes, cut_axes
+from jaxfleet.lower.host_transfer import host_memory_is_apart
+from jaxfleet.lower.staged import Peak, StagedStep, count_runs, peak_of_one
+from jaxfleet.lower.staged_sharding import layout_for
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.memory_fit import Fit
-from jaxfleet.runtime.step_memory import StepMemory
 from jaxfleet.runtime.trainer_memory import TrainerMemory
 
 
 @dataclass(frozen=True)
-class MemoryReport:
-    """What a step takes in memory besides what goes in and comes out, on one device.
-
-    `str` of it is the text.
+class StepMemory:
+    """A lowered step, for batches of one size.
 
     Attributes:
-        before: the bytes at each operator of the step as it is, before xla merges operators.
-        before_bytes: the peak of the step as it is, by xla.
-        after: the bytes at each operator of the step as it runs.
-        after_bytes: the peak of the step as it runs, by xla.
-        executables: how many the step runs one after another, and how many of them differ.
-        fit: what was found for the budget; None where none was asked for.
-        host_bytes: the most that waits in pinned memory of the host, beside `after_bytes`.
-        host_is_apart: whether that is other memory than the device's.
+        captured: the step.
+        interface: mapping of its pytrees to variables.
+        program: the part that devices run.
+        lowered: that, compiled.
+        devices: where it runs.
+        rows: of the whole batch.
     """
 
-    before: Curve
+    captured: Captured
+    interface: Interface
+    program: Program
+    lowered: LoweredStep
+    devices: Sequence[Any]
+    rows: int
+
+    @property
+    def fetched(self) -> tuple[str, ...]:
+        return self.interface.metrics
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        shapes = [leaf.shape for leaf in self.captured.signature.batch]
+        return [(self.rows, *shape[1:]) if shape else () for shape in shapes]
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Values of the symbolic sizes, for the rows of one device."""
+        layout = layout_for(self.devices, cut_axes(self.program))
+        fed = [self.program.variables[leaf.name] for leaf in self.captured.signature.batch]
+        own = [layout.own_shape(v, shape) for v, shape in zip(fed, self.shapes, strict=True)]
+        return bind_sizes(zip(fed, own, strict=True))
+
+    @property
+    def host_is_apart(self) -> bool:
+        return host_memory_is_apart(self.devices[0])
+
+    def curve(self) -> MemoryProfile:
+        return memory_profile(self.program, self.sizes, keep=self.fetched)
+
+    def peak(self) -> Peak:
+        run = self.lowered.run
+        if isinstance(run, StagedStep):
+            return run.peak(self.shapes)
+        signature = self.captured.signature
+        state = [spec_of(leaf) for leaf in signature.state]
+        leaves = zip(signature.batch, self.shapes, strict=True)
+        executable = self.lowered.lower(state, [spec_of(leaf, shape) for leaf, shape in leaves])
+        return peak_of_one(executable.compile())
+
+    @property
+    def executables(self) -> tuple[int, int]:
+        return count_runs(self.runs)
+
+    @property
+    def runs(self) -> Sequence[Any]:
+        run = self.lowered.run
+        return [part.run for part in run.at(self.shapes)] if isinstance(run, StagedStep) else [run]
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Memory use of a step besides its inputs and outputs, on one device.
+
+    `str(report)` is the text.
+
+    Attributes:
+        before: the bytes at each operator of the original step, before xla merges operators.
+        before_bytes: xla's peak of the original step.
+        after: the bytes at each operator of the step as it runs.
+        after_bytes: xla's peak of the step as it runs.
+        executables: number of executables run, and number of distinct ones.
+        fit: result for the budget; None without a budget.
+        host_bytes: peak of offloaded values in pinned host memory, beside `after_bytes`.
+        host_is_apart: whether that is separate from the device's memory.
+    """
+
+    before: MemoryProfile
     before_bytes: int
-    after: Curve
+    after: MemoryProfile
     after_bytes: int
     executables: tuple[int, int]
     fit: Fit | None = None
@@ -63,7 +135,7 @@ class MemoryReport:
         """Draws the bytes over the step's operators, before and after, with the budget's line.
 
         Args:
-            path: a file; its ending says what it is: `.png`, `.svg`.
+            path: a file; its suffix selects the format: `.png`, `.svg`.
 
         Raises:
             StrategyError: matplotlib is not installed.
@@ -83,13 +155,7 @@ class MemoryReport:
 
 
 def report_of(memory: StepMemory | TrainerMemory, fit: Fit | None, dumps: Record) -> MemoryReport:
-    """Returns the report of a step; compiles what is not compiled.
-
-    Args:
-        memory: of the step as it runs.
-        fit: what was found for its budget.
-        dumps: what passes did to it.
-    """
+    """Returns the report of a step, with the fit to its budget; compiles if necessary."""
     after, peak = memory.curve(), memory.peak()
     before, before_bytes = after, peak.bytes
     if fit is not None and fit.passes:
@@ -107,11 +173,11 @@ def report_of(memory: StepMemory | TrainerMemory, fit: Fit | None, dumps: Record
     )
 
 
-def _head(curve: Curve) -> str:
+def _head(curve: MemoryProfile) -> str:
     return f"{size_text(curve.peak)} before operators are merged"
 
 
-def _draw(axes: Any, curve: Curve, label: str) -> None:
+def _draw(axes: Any, curve: MemoryProfile, label: str) -> None:
     count = max(1, len(curve.bytes))
     axes.step([n / count for n in range(count)], [size / 1e6 for size in curve.bytes], label=label)
 

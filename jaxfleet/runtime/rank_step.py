@@ -12,25 +12,25 @@ import numpy as np
 
 from jaxfleet.capture import Captured
 from jaxfleet.checkpoint import Checkpoint
-from jaxfleet.errors import CheckpointError, StrategyError, UnsupportedError
-from jaxfleet.group import Joined
-from jaxfleet.group.arrays import (
+from jaxfleet.cluster import ProcessGroup
+from jaxfleet.cluster.global_arrays import (
     digest,
+    local_rows,
     of_each_rank,
     of_rank_0,
     on_all_ranks,
-    own_rows,
     whole_array,
 )
-from jaxfleet.group.verdict import CHANGED_STATE
+from jaxfleet.cluster.termination import CHANGED_STATE
+from jaxfleet.errors import CheckpointError, StrategyError, UnsupportedError
 from jaxfleet.lower import LoweredStep
-from jaxfleet.runtime.agreement import description, warn_of_own_batches
-from jaxfleet.runtime.feed import check_batch, check_state
-from jaxfleet.runtime.last_state import LastState
+from jaxfleet.runtime.compiled_variants import Variant
+from jaxfleet.runtime.consistency_checks import description, warn_of_own_batches
+from jaxfleet.runtime.state_tracker import LastState
 from jaxfleet.runtime.step import Step
+from jaxfleet.runtime.step_inputs import check_batch, check_state
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.type_variables import Metrics, State
-from jaxfleet.runtime.variants import Variant
 
 _SHOWN = 6  # leaves of a state, in an error
 
@@ -39,8 +39,8 @@ class RankStep(Step[State, Metrics]):
     """One rank's end of a step that all ranks run together.
 
     Each call runs on the devices of all. Before the first, and before the first with a batch of
-    another shape, the ranks compare what they are about to run. The state of the first call is
-    rank 0's, whatever the others bring.
+    another shape, the ranks compare their programs and shapes. The state of the first call is rank
+    0's.
 
     Args:
         captured: the one-device program.
@@ -53,7 +53,7 @@ class RankStep(Step[State, Metrics]):
         self,
         captured: Captured,
         strategy: DistributedStrategy,
-        joined: Joined,
+        joined: ProcessGroup,
         dump_dir: Path | None = None,
     ) -> None:
         self._joined = joined
@@ -61,9 +61,7 @@ class RankStep(Step[State, Metrics]):
         self._is_local = strategy.batch == "local"
         self._has_begun = False
         self._compiled: dict[tuple[Any, ...], Any] = {}
-        self._digests: dict[
-            int, str
-        ] = {}  # of what ranks have agreed on, by the whole batch's rows
+        self._digests: dict[int, str] = {}  # agreed by ranks, by the whole batch's rows
         _check(strategy, captured)
         super().__init__(captured, strategy, jax.devices(), dump_dir)
         self._waits = False  # here, and not inside XLA
@@ -72,16 +70,16 @@ class RankStep(Step[State, Metrics]):
         """Runs one step, together with all ranks.
 
         Args:
-            state: as `train_step` takes it; at the first call, rank 0's counts.
-            batch: the global batch, of which this rank takes its rows; this rank's own rows where
-                the strategy's batch is `local`.
+            state: as for `train_step`; at the first call, rank 0's is used.
+            batch: the global batch, of which this rank takes its rows; this rank's own rows if the
+                strategy's batch is `local`.
 
         Returns:
-            What `train_step` returns: the new state and the metrics, complete over all ranks. A
-            metric with the batch's axis has all rows; this rank's where the batch is `local`.
+            The results of `train_step`: the new state and the metrics, complete over all ranks. A
+            metric with the batch's axis has all rows; this rank's if the batch is `local`.
 
         Raises:
-            FeedError: the state or the batch is not like the example.
+            FeedError: the state or the batch does not match the example.
             PeerLostError: another rank is gone, or late.
             ProgramError: another rank runs another program, or has a batch of another shape.
         """
@@ -89,7 +87,7 @@ class RankStep(Step[State, Metrics]):
         return super().__call__(state, batch)
 
     def save(self, path: str | Path, state: State, *, number: int = 0) -> None:
-        """Lets rank 0 write a checkpoint, and waits until it is there; every rank calls it.
+        """Writes a checkpoint from rank 0, and waits until it is complete; collective.
 
         Raises:
             CheckpointError: rank 0 cannot write it.
@@ -98,26 +96,25 @@ class RankStep(Step[State, Metrics]):
         super().save(path, state, number=number)
 
     def restore(self, path: str | Path) -> State:
-        """Returns the state of a checkpoint, which every rank reads and calls this for.
+        """Returns the state of a checkpoint, which every rank reads; collective.
 
         Raises:
-            CheckpointError: there is none on some rank, or another; it is damaged, or of another
-                step.
+            CheckpointError: a rank finds none, or another one; it is damaged, or of another step.
             PeerLostError: another rank is gone, or late.
         """
-        self._has_begun = True  # all have the checkpoint's, and nothing need be given to anybody
+        self._has_begun = True  # all have the checkpoint's state, so rank 0 need not send its own
         state = super().restore(path)
         self._returned = LastState(jax.tree_util.tree_leaves(state))
         return state
 
     def pull(self, state: State) -> State:
-        """Returns the state such that every rank can read all of it.
+        """Returns the state with all of it readable on every rank.
 
-        Every rank calls it where something of the state is cut over the ranks, or each one's own.
+        Collective if any leaf is sharded over the ranks, or has a value per rank.
 
         Raises:
             PeerLostError: another rank is gone, or late.
-            ProgramError: another rank does something else.
+            ProgramError: another rank performs another operation.
         """
         leaves = jax.tree_util.tree_leaves(state)
         if self._held is None and all(map(_is_readable, leaves)):
@@ -134,7 +131,7 @@ class RankStep(Step[State, Metrics]):
     ) -> Mapping[int, Any]:
         """Returns values on one device of this rank, so that a rank may evaluate alone.
 
-        Where a leaf is cut over the ranks, or each one's own, all of them have to call it.
+        Collective if any of the leaves is sharded over the ranks, or has a value per rank.
         """
         found: Mapping[int, Any] = {at: leaves[at] for at in places}
         if self._held is not None or not all(map(_is_readable, found.values())):
@@ -151,7 +148,7 @@ class RankStep(Step[State, Metrics]):
         return extra
 
     def _together(self, what: str, compute: Callable[[], Any]) -> Any:
-        """Returns what all ranks compute, where this one may wait for the others."""
+        """Returns the result of a collective computation, for which this rank may wait."""
         return self._joined.run(
             what, lambda: jax.block_until_ready(compute()), timeout_s=self._longest_s
         )
@@ -175,7 +172,7 @@ class RankStep(Step[State, Metrics]):
         found, said = None, ""
         try:
             found = super()._opened(path)
-            # Two of one step may differ all the same, where a machine has an old one of its own.
+            # Files of one step may still differ, if a machine has an old one of its own.
             said = f"found that of step {found.step}, {found.sha256[:8]}"
         except CheckpointError as error:
             said = str(error)
@@ -189,7 +186,7 @@ class RankStep(Step[State, Metrics]):
         return found
 
     def _tell(self, what: str, said: str) -> list[str]:
-        """Returns what each rank says."""
+        """Exchanges a text with all ranks; returns each rank's."""
         told = self._joined.gather(what, said.encode(), timeout_s=self._longest_s)
         return [each.decode() for each in told]
 
@@ -210,7 +207,7 @@ class RankStep(Step[State, Metrics]):
         return rows * self._joined.size if self._is_local else rows
 
     def _named(self, rows: int) -> str:
-        """Returns what others are told that this rank runs, for a call that brings so many rows."""
+        """Names this rank's computation to others, for a call with this number of rows."""
         return f"{self.program.name} with {rows} rows{' of each rank' if self._is_local else ''}"
 
     def _new_variant(self, data: list[Any], batch_tree: Any) -> Variant:
@@ -242,7 +239,7 @@ class RankStep(Step[State, Metrics]):
         return of_rank_0(self._joined, leaves, timeout_s=self._longest_s)
 
     def _agree_on(self, leaves: Sequence[Any]) -> None:
-        """Refuses what the user put into the state, where it is not the same on all ranks."""
+        """Rejects user changes to the state that differ between ranks."""
         names = [leaf.name for leaf in self.captured.signature.state]
         pairs = zip(names, leaves, strict=True)
         changed = [(name, leaf) for name, leaf in pairs if leaf not in self._returned]
@@ -265,20 +262,20 @@ class RankStep(Step[State, Metrics]):
         return written, [self._readable(value) for value in fetched], *finite
 
     def _compile(self, run: Any, given: Any, kept: Any, data: Any) -> Any:
-        """Returns a step compiled, here and not in the thread that is to run it."""
+        """Compiles a step here, not in the thread that is to run it."""
         return run.lower(given, kept, data).compile() if hasattr(run, "lower") else run
 
     def _readable(self, value: jax.Array) -> jax.Array:
-        """Returns a metric such that this rank can read it."""
+        """Returns a metric in a form that this rank can read."""
         if value.is_fully_replicated:
             return value
         if self._is_local:
-            return own_rows(value)
+            return local_rows(value)
         return whole_array(self._joined, value, timeout_s=self._longest_s)
 
 
 def _is_readable(leaf: Any) -> bool:
-    """Tells whether this rank can read all of what it has."""
+    """Whether this rank can read the whole leaf."""
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
 
 
@@ -288,7 +285,7 @@ def _on_one_device(leaf: Any) -> Any:
 
 
 def _check(strategy: DistributedStrategy, captured: Captured) -> None:
-    """Refuses what one process alone can do."""
+    """Rejects options that work in a single process only."""
     if strategy.devices not in {None, len(jax.devices())}:
         what = f"strategy: {strategy.devices} devices, and the group has {len(jax.devices())}"
         raise StrategyError(what, hint="leave devices out: a step runs on those of all ranks")

@@ -1,4 +1,4 @@
-"""Scope: where variables that outlive a run keep their values."""
+"""Scope: values of variables that outlive a run."""
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from jaxfleet.tables import TableStore
 
 @dataclass(frozen=True)
 class OfRanks:
-    """What several ranks have of a variable.
+    """Values of a variable on several ranks.
 
     Attributes:
         shown: rank 0's, which the scope holds under the variable's name.
-        whole: all ranks', one after another along axis 0, each on its rank's device.
+        whole: all ranks', concatenated along axis 0, each on its rank's device.
     """
 
     shown: Array
@@ -23,41 +23,41 @@ class OfRanks:
 
 
 class Scope(MutableMapping[str, Array]):
-    """Maps names to arrays; what it does not hold, it looks for in its parent.
+    """Maps names to arrays; missing names are looked up in its parent.
 
     Args:
-        parent: the scope around this one; writes never go there.
+        parent: the enclosing scope, which is never written to.
     """
 
     def __init__(self, parent: "Scope | None" = None) -> None:
         self.parent = parent
         self._values: dict[str, Array] = {}
-        self._lent: set[str] = set()  # whose arrays someone beside this scope may hold
+        self._lent: set[str] = set()  # names of arrays that may be referenced elsewhere
         self._of_ranks: dict[str, OfRanks] = {}
         self._rows: dict[str, TableStore] = {}
 
     @property
     def rows(self) -> dict[str, TableStore]:
-        """The rows of tables that a server of this process has, by the table's name."""
+        """The rows of tables that a server of this process holds, by the table's name."""
         return self._rows
 
     def new_scope(self) -> "Scope":
-        """Returns a scope inside this one."""
+        """Returns a child scope."""
         return Scope(self)
 
     def keep(self, values: Mapping[str, Array]) -> None:
-        """Takes arrays that nobody else holds, such as what a run has written."""
+        """Stores arrays without other references, such as the outputs of a run."""
         self._values.update(values)
         self._lent.difference_update(values)
         self._forget_ranks(values)
 
     def keep_of_ranks(self, values: Mapping[str, OfRanks]) -> None:
-        """Takes what several ranks have written, and shows what rank 0 has."""
+        """Stores the outputs of several ranks, and shows rank 0's."""
         self.keep({name: found.shown for name, found in values.items()})
         self._of_ranks.update(values)
 
     def of_ranks(self, name: str) -> OfRanks | None:
-        """Returns what ranks have of a variable; None where all have what the scope shows."""
+        """Returns the ranks' values of a variable; None if all have the scope's."""
         if name in self._values or self.parent is None:
             return self._of_ranks.get(name)
         return self.parent.of_ranks(name)
@@ -68,24 +68,24 @@ class Scope(MutableMapping[str, Array]):
                 self._of_ranks.pop(name, None)
 
     def give(self, name: str) -> Array:
-        """Returns an array whose memory a run may take: a copy where someone else may hold it.
+        """Returns an array whose memory a run may take: a copy if it may be referenced elsewhere.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such variable.
         """
         if self.is_lent(name):
             return jax.numpy.array(self.peek(name), copy=True)
         return self._values[name]
 
     def is_lent(self, name: str) -> bool:
-        """Tells whether someone beside this scope may hold an array."""
+        """Whether an array may be referenced outside this scope."""
         return name not in self._values or name in self._lent
 
     def peek(self, name: str) -> Array:
-        """Returns an array that the caller does not hold on to.
+        """Returns an array that the caller does not keep.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such variable.
         """
         if name in self._values or self.parent is None:
             return self._values[name]

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, Generic, Self
+from typing import Any, Generic, Never, Self
 
 import jax
 import numpy as np
@@ -14,24 +14,30 @@ from jaxfleet.capture import Captured
 from jaxfleet.checkpoint import Checkpoint
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.lower import LoweredStep
-from jaxfleet.ops.checks import failed_check
-from jaxfleet.ops.frames import warn_at_caller
-from jaxfleet.runtime.compile_only import end_if_only_dumping
+from jaxfleet.ops.basic import failed_check
+from jaxfleet.ops.user_frames import warn_at_caller
+from jaxfleet.runtime.checkpointing import open_for, read_leaves, read_tables, save_leaves
+from jaxfleet.runtime.compiled_variants import Variant, Variants
 from jaxfleet.runtime.devices import steps_must_not_overlap
-from jaxfleet.runtime.evaluation import Evaluator
+from jaxfleet.runtime.dump_series import end_if_only_dumping
+from jaxfleet.runtime.evaluation import Evaluator, check_is_pair
 from jaxfleet.runtime.explain import undivided
-from jaxfleet.runtime.feed import check_batch, check_rows, check_state, used_before
-from jaxfleet.runtime.finite_watch import FiniteWatch
-from jaxfleet.runtime.job_tables import exported
-from jaxfleet.runtime.last_state import LastState
-from jaxfleet.runtime.place import place_batch, place_state
-from jaxfleet.runtime.saving import open_for, read_leaves, read_tables, save_leaves
-from jaxfleet.runtime.step_views import StepViews
+from jaxfleet.runtime.nonfinite_watch import FiniteWatch
+from jaxfleet.runtime.state_tracker import LastState
+from jaxfleet.runtime.step_inputs import (
+    check_batch,
+    check_rows,
+    check_state,
+    place_batch,
+    place_state,
+    used_before,
+)
+from jaxfleet.runtime.step_introspection import StepViews
 from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.runtime.table_admin import exported
 from jaxfleet.runtime.type_variables import Batch, Metrics, Result, State
-from jaxfleet.runtime.variants import Variant, Variants
-from jaxfleet.tables.host import looked_up, specs_of
-from jaxfleet.tables.local import LocalTables
+from jaxfleet.tables.host_lookup import looked_up, specs_of
+from jaxfleet.tables.local_tables import LocalTables
 
 
 class Step(StepViews, Generic[State, Metrics]):
@@ -39,7 +45,7 @@ class Step(StepViews, Generic[State, Metrics]):
 
     Attributes:
         strategy: how it is distributed.
-        devices: what it runs on.
+        devices: where it runs.
         captured: the one-device program.
         tables: the tables that it looks up, which are kept here.
     """
@@ -80,16 +86,16 @@ class Step(StepViews, Generic[State, Metrics]):
         """Runs one step.
 
         Args:
-            state: as `train_step` takes it; its memory is reused unless the strategy says not.
+            state: as for `train_step`; its memory is reused if the strategy's `donate` is set.
             batch: the global batch; any number of rows that the devices can share.
 
         Returns:
-            What `train_step` returns: the new state and the metrics, complete over all devices.
+            The results of `train_step`: the new state and the metrics, complete over all devices.
 
         Raises:
-            FeedError: the state or the batch is not like the example.
+            FeedError: the state or the batch does not match the example.
         """
-        # What stands here is paid at every step, so it looks at the leaves as little as it can.
+        # This code runs at every step, so it inspects the leaves as little as possible.
         data, batch_tree = _flatten(batch)
         key = (batch_tree, *map(_shape_and_dtype, data))
         variant = self._known.get(key)
@@ -109,7 +115,7 @@ class Step(StepViews, Generic[State, Metrics]):
         elif is_new:
             leaves = self._taken(leaves, tree, data, lowered)
         elif len(self.devices) > 1 and any(map(_is_deleted, leaves)):
-            raise used_before("state")  # on one device jax finds it, on several it crashes
+            raise used_before("state")  # one device raises by itself, several would crash
         given, kept = lowered.shares.split(leaves)
         written, fetched, *finite = self._run(lowered.run, given, kept, data)
         if not finite:
@@ -129,9 +135,9 @@ class Step(StepViews, Generic[State, Metrics]):
         """Writes a checkpoint, which a step in any mode restores.
 
         Args:
-            path: a folder; a checkpoint that is there is replaced once the new one is complete.
-            state: what to save.
-            number: how many steps led to it, to be found in the checkpoint.
+            path: a folder; an existing checkpoint is replaced once the new one is complete.
+            state: the state to save.
+            number: number of steps that led to it, recorded in the checkpoint.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -144,7 +150,7 @@ class Step(StepViews, Generic[State, Metrics]):
         """Returns the state of a checkpoint, written in any mode.
 
         Raises:
-            CheckpointError: there is none, it is damaged, or of another step.
+            CheckpointError: there is no checkpoint, or it is damaged or of another step.
         """
         variables = [self.captured.program.variables[x.name] for x in self.captured.signature.state]
         checkpoint = self._opened(path)
@@ -158,22 +164,24 @@ class Step(StepViews, Generic[State, Metrics]):
         return self.place(_unflatten(tree, leaves))
 
     def evaluate(
-        self, function: Callable[[State, Batch], Result], state: State, batch: Batch
+        self, function: Callable[[State, Batch], Result], state: State, batch: Batch, *more: Never
     ) -> Result:
-        """Returns `function(state, batch)`, computed with the state as it is now.
+        """Returns `function(state, batch)`, computed with the current state.
 
-        For accuracy on held-out data, say. The function is compiled once for each shape of the
-        batch. It may look up tables, by keys that are leaves of the batch; nothing is trained.
+        For example for accuracy on held-out data. The function is compiled once for each shape of
+        the batch. It may look up tables, by keys that are leaves of the batch; nothing is trained.
 
         Args:
             function: takes the state, as `train_step` does, and a batch of any structure.
-            state: what the last step returned, or any like it.
-            batch: whole, with any number of rows; it need not look like the step's.
+            state: the result of the last step, or a similar one.
+            batch: whole, with any number of rows; its structure may differ from the step's.
+            more: must be empty; pass several values as one batch, a tuple.
 
         Raises:
-            FeedError: the state is not like the example.
-            CaptureError: a table is looked up by keys that are no leaf of the batch.
+            FeedError: the state does not match the example, or `more` is not empty.
+            CaptureError: the keys of a look-up are not a leaf of the batch.
         """
+        check_is_pair(more)
         leaves = jax.tree_util.tree_leaves(state)
         result: Result = self._evaluator(
             function,
@@ -195,7 +203,6 @@ class Step(StepViews, Generic[State, Metrics]):
         return {at: leaves[at] for at in places}
 
     def _spread(self, batch: Any) -> Any:
-        """Returns a batch whose rows are divided among the devices, where they can be."""
         shardings = self._example.lowered.batch_shardings
         cut = next((s for s in shardings if not s.is_fully_replicated), None)
         if cut is None or len(self.devices) == 1:
@@ -210,63 +217,63 @@ class Step(StepViews, Generic[State, Metrics]):
         return jax.tree_util.tree_map(placed, batch)
 
     def look_up(self, table: str, keys: Any) -> np.ndarray:
-        """Returns rows of a table as the last step left them: to evaluate a model, say.
+        """Returns rows of a table as of the last step, for example to evaluate a model.
 
         Args:
             table: its name.
             keys: integers of any shape.
 
         Returns:
-            float32[*keys.shape, dim]; of keys that were never trained, what they would begin with.
+            float32[*keys.shape, dim]; initial values for keys that were never trained.
 
         Raises:
-            FeedError: these are no keys.
-            ProgramError: the step looks up no such table.
+            FeedError: `keys` are not valid keys.
+            ProgramError: the step does not look up this table.
         """
         return looked_up(self.tables, table, np.asarray(keys))
 
     def shrink(self, table: str) -> int:
-        """Takes out the rows of a table that its evictions say; returns how many.
+        """Evicts rows of a table by its rules; returns their number.
 
-        `Unseen` and `ByScore` ask for it now and then, and not at every step.
+        `Unseen` and `ByScore` require it now and then, but not at every step.
 
         Args:
             table: its name.
 
         Raises:
-            ProgramError: the step looks up no such table.
+            ProgramError: the step does not look up this table.
         """
         return self.tables.shrink(table)
 
     def export(self, table: str, folder: str | Path, *, text: bool = False) -> int:
-        """Writes a table's rows for other programs; returns how many there are.
+        """Exports a table's rows for other programs; returns their number.
 
         No step may run meanwhile. All keys are in memory, and some rows at a time.
 
         Args:
             table: its name.
             folder: a new one: for `keys.npy`, int64[n] ascending, and `rows.npy`, float32[n, dim].
-            text: in their place `00000.tsv`, ...: a key, a tab and its row's numbers, a line each.
+            text: write `00000.tsv`, ... instead: a key, a tab and its row's numbers, a line each.
 
         Raises:
-            CheckpointError: the folder is there already, or cannot be written.
-            ProgramError: the step looks up no such table.
+            CheckpointError: the folder exists already, or cannot be written.
+            ProgramError: the step does not look up this table.
         """
         return exported(self.tables.live(table), folder, text=text)
 
     def stats(self) -> dict[str, Any]:
-        """Returns what was counted of each table (`tables`), as `TrainerStep.stats`.
+        """Returns the counters of each table (`tables`), as `TrainerStep.stats`.
 
-        And the numbers that are `held` beside the state, such as the scale of a loss; where devices
-        train each for itself, the mean over this process's. Any process may ask alone.
+        Also the scalars `held` beside the state, such as the scale of a loss; if devices train
+        independently, their mean over this process. Not collective.
         """
         held = {} if self._held is None else self._held.numbers()
         return {"tables": self.tables.stats(), "held": held}
 
     def pull(self, state: State) -> State:
-        """Returns the state with a value for every leaf, as `TrainerStep.pull` gives it.
+        """Returns the state with a value for every leaf, as `TrainerStep.pull`.
 
-        Where devices train each for itself, that is the mean of what they have.
+        If devices train independently, that is the mean of their values.
         """
         if self._held is None:
             return state
@@ -275,7 +282,7 @@ class Step(StepViews, Generic[State, Metrics]):
         return mean
 
     def close(self) -> None:
-        """Looks at the last metrics; `TrainerStep.close` says bye to servers besides."""
+        """Checks the last metrics; `TrainerStep.close` also disconnects from servers."""
         self._finite.look()
 
     def __enter__(self) -> Self:
@@ -285,9 +292,9 @@ class Step(StepViews, Generic[State, Metrics]):
         self.close()
 
     def place(self, state: State) -> State:
-        """Returns the state on the step's devices; a step does so itself when it has to."""
+        """Returns the state on the step's devices; a step does so itself when necessary."""
         if self._held is not None:
-            return state  # its leaves go to different places, which a step's call knows
+            return state  # its leaves go to different places, which a call determines
         leaves, tree = _flatten(state)
         placed: State = _unflatten(tree, self._taken(leaves, tree, (), self._example.lowered))
         return placed
@@ -295,13 +302,13 @@ class Step(StepViews, Generic[State, Metrics]):
     def _taken(
         self, leaves: Sequence[Any], tree: Any, data: Sequence[Any], lowered: LoweredStep
     ) -> list[Any]:
-        """Returns a state that this step did not return itself, once it is found to be good."""
+        """Validates and places a state that this step did not return itself."""
         check_state(leaves, tree, self.captured)
         given = lowered.shares.given
         return place_state(leaves, lowered.state_shardings, given=given, beside=data)
 
     def _extra(self) -> Mapping[str, np.ndarray]:
-        """Returns what is saved beside the user's leaves."""
+        """Returns the values that are saved beside the user's leaves."""
         return {} if self._held is None else self._held.to_save()
 
     def _write(
@@ -314,32 +321,30 @@ class Step(StepViews, Generic[State, Metrics]):
 
     @property
     def _speaks(self) -> bool:
-        """Whether this process warns of what all processes of a job can see."""
+        """Whether this process issues the warnings that all processes of a job would."""
         return True
 
     def _agreed(self, leaves: list[Any], _: Any) -> list[Any]:
-        """Returns a state that this step did not return itself, as all who take it have it."""
+        """Returns a new state in the form that all processes agree on."""
         return leaves
 
     def _whole(self, rows: int) -> int:
-        """Returns how many rows the whole batch has where a call brings so many."""
+        """Returns the whole batch's number of rows for a call with this number."""
         return rows
 
     def _new_variant(self, data: list[Any], batch_tree: Any) -> Variant:
-        """Returns the step for a batch of a shape that none had before."""
         rows = check_batch(data, batch_tree, self.captured, devices=len(self.devices))
         return self._variants.at(rows)
 
     def _placed(self, data: list[Any], lowered: LoweredStep) -> list[Any]:
-        """Returns the leaves of a batch where the step wants them."""
         return place_batch(data, lowered.batch_shardings, state=self._returned)
 
     def _run(self, run: Any, given: Any, kept: Any, data: Any) -> Any:
-        """Runs the step; where steps must not overlap, it is done when this returns."""
+        """Runs the step, and waits for it if steps must not overlap."""
         try:
             made = written, fetched, *_ = run(given, kept, data)
             if self._waits:
-                jax.block_until_ready((fetched or written)[:1])  # when one is there, so are all
+                jax.block_until_ready((fetched or written)[:1])  # all are ready together
             return made
         except (RuntimeError, ValueError) as error:
             if isinstance(error, RuntimeError) and (failed := failed_check(error)) is not None:
@@ -350,7 +355,7 @@ class Step(StepViews, Generic[State, Metrics]):
 
 
 def _is_wide(leaf: Any) -> bool:
-    """Whether jax would cut a leaf's integers to 32 bits: keys of tables have 64."""
+    """Whether jax would truncate a leaf's integers to 32 bits: keys of tables have 64."""
     return isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iu" and leaf.dtype.itemsize == 8
 
 

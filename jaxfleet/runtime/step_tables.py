@@ -1,4 +1,4 @@
-"""The tables of a step that has no servers: what its host does around the compiled function."""
+"""Tables of a step without servers: host work around the compiled function."""
 
 import math
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxfleet.ir import Kind, Program
 from jaxfleet.lower import Interface
-from jaxfleet.tables.access import TableAccess
-from jaxfleet.tables.host import HostTables, Joined, on_device, row_count
+from jaxfleet.tables.host_lookup import HostTables, Joined, on_device, row_count
+from jaxfleet.tables.protocols import TableAccess
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class StepTables:
     """A program's tables, and the part of it that devices run.
 
     Attributes:
-        host: what the host does.
-        program: what devices run.
-        interface: of that: the batch without keys, and then what the host brings; the metrics,
-            and then what it takes.
+        host: the host's work.
+        program: for devices.
+        interface: of that program: the batch without keys, followed by the host's inputs; the
+            metrics, followed by the host's outputs.
     """
 
     host: HostTables
@@ -32,7 +32,7 @@ class StepTables:
 
     @classmethod
     def of(cls, program: Program, interface: Interface) -> "StepTables | None":
-        """Returns the tables of a transpiled program, or None where it has none."""
+        """Returns the tables of a transpiled program, or None without any."""
         host = HostTables.of(program)
         if not host.lookups:
             return None
@@ -51,14 +51,14 @@ class StepTables:
         return cls(host, made, inside, interface.batch)
 
     def bring(self, access: TableAccess, data: Sequence[Any]) -> tuple[list[Any], Joined]:
-        """Returns what devices are fed for a batch's leaves, and the keys that it has."""
+        """Returns the device inputs for a batch's leaves, and its keys."""
         values = dict(zip(self._names, data, strict=True))
         arrays, _, joined = self.host.bring(access, values)
         values.update(arrays)
         return [values[name] for name in self.interface.batch], joined
 
     def types(self, data: Sequence[Any]) -> list[Any]:
-        """Returns the types of what devices are fed where no key of a batch comes twice."""
+        """Returns the types of the device inputs for a batch of unique keys."""
         values = dict(zip(self._names, data, strict=True))
         for each in self.host.lookups:
             shapes = [np.shape(values[name]) for name in each.keys]
@@ -69,7 +69,6 @@ class StepTables:
         return [values[name] for name in self.interface.batch]
 
     def hand_over(self, access: TableAccess, joined: Joined, fetched: list[Any]) -> list[Any]:
-        """Pushes gradients, and returns the metrics without them."""
         known = len(fetched) - sum(each.gradient is not None for each in self.host.lookups)
         gradients = iter(fetched[known:])
         for each in self.host.lookups:

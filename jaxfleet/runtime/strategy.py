@@ -1,17 +1,17 @@
-"""DistributedStrategy: how a step is to be distributed."""
+"""DistributedStrategy: how a step is distributed, and which options are compatible."""
 
 import dataclasses
 import math
 import operator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from jaxfleet.analysis.placing import MAX_IMBALANCE, METHODS
+from jaxfleet.analysis.placement.policies import MAX_IMBALANCE, METHODS
 from jaxfleet.errors import FinalError, StrategyError
-from jaxfleet.runtime.collective_rules import check_collective
 
 MODES = ("single", "collective", "pserver")
 ALLREDUCES = ("auto", "ring", "exchange")
@@ -34,83 +34,83 @@ _UNLESS_GIVEN = ("devices", "staleness")  # None: chosen elsewhere
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedStrategy:
-    """Says how a training step is to be distributed.
+    """Options for distributing a training step.
 
     Attributes:
-        mode: `single` runs on one device; `collective` cuts the batch over all devices; `pserver`
-            cuts it over trainers, and keeps parameters and optimizer state on servers: processes
-            that `jaxfleet launch` starts.
-        devices: how many devices to use; all there are, unless given.
-        lowering: `shard_map`, or `pmap` for those who want it spelled so.
-        local_statistics: keep statistics of the batch (BatchNorm) per device, as is usual
-            elsewhere; the whole batch's by default, which costs an all-reduce a layer.
-        fuse_allreduce_bytes: join all-reduces up to this many bytes; 0 leaves each gradient its
-            own, which is what XLA:CPU does best with on one machine's memory. Over processes small
-            ones are joined all the same.
-        allreduce: how devices add up: `ring` is the compiler's own; `exchange` swaps in pairs, on
-            2, 4, 8 ... devices; `auto` exchanges on up to 4 CPU devices of several processes,
-            where gloo's ring costs more (docs/collective.md), and leaves the rest to the compiler.
+        mode: `single` runs on one device; `collective` divides the batch over all devices;
+            `pserver` divides it over trainers, and keeps parameters and optimizer state on servers:
+            processes that `jaxfleet launch` starts.
+        devices: number of devices; by default all.
+        lowering: `shard_map`, or `pmap` as an alternative spelling.
+        local_statistics: compute batch statistics (BatchNorm) per device, as most frameworks do; by
+            default over the whole batch, which costs an all-reduce a layer.
+        fuse_allreduce_bytes: fuse all-reduces up to this many bytes; 0 keeps one for each gradient,
+            which is fastest with XLA:CPU on one machine's memory. Across processes small ones are
+            fused all the same.
+        allreduce: algorithm of all-reduces: `ring` is the compiler's own; `exchange` swaps in
+            pairs, on 2, 4, 8 ... devices; `auto` exchanges on up to 4 CPU devices of several
+            processes, where gloo's ring costs more (docs/collective.md), and leaves the rest to the
+            compiler.
         donate: let the new state take the memory of the old; a state can then be used once.
         slice_var: servers: cut parameters into slices, one a server.
         min_block_size: servers: the fewest elements of a slice.
         dispatch: servers: `round_robin`, `hash_name` or `balanced`.
-        max_imbalance: servers: the most that the fullest may hold, over the mean; 0: anything. By
-            default 4: parts that a hash places by chance often make 2.
-        send_cuts: trainers: send gradients in so many groups, each as soon as it is made.
-        batch: trainers: what a step is called with is the whole batch, `global`, of which it takes
-            its rows, or its own rows only, `local`.
-        lost_after_s: a peer that sends no heartbeat for so many seconds is lost.
-        step_timeout_s: the most seconds that a living peer may take over a step.
-        connect_s: trainers: the most seconds until all servers have answered for the first time.
-        replay_bytes: trainers: how many bytes of pushes to keep, for all servers together, to bring
-            a server level that starts again; where they are more, servers write checkpoints. They
-            write them before replay takes long, too, so far less is kept in steady state.
-        communication: how trainers and servers go together (docs/relaxed-modes.md). `sync`: all
+        max_imbalance: servers: bound on the ratio of the fullest server to the mean; 0: none. By
+            default 4: random placement by a hash often reaches 2.
+        send_cuts: trainers: number of groups of gradients, each sent as soon as it is computed.
+        batch: trainers: a step is called with the whole batch, `global`, of which it takes its
+            rows, or with its own rows only, `local`.
+        lost_after_s: a peer without a heartbeat for this many seconds is lost.
+        step_timeout_s: deadline in seconds of a living peer for a step.
+        connect_s: trainers: deadline in seconds for the first answer of all servers.
+        replay_bytes: trainers: bytes of pushes to keep, for all servers together, to replay to a
+            restarted server; beyond that servers write checkpoints. They also write them before
+            replay takes long, so far less is kept in steady state.
+        communication: synchronization of trainers and servers (docs/relaxed-modes.md). `sync`: all
             wait for each other at every step, as one device. `async`: each trains on its own rows,
-            and its gradients are applied as they come. `half_async`: the same, by the mean of
-            `merge` gradients. `geo`: trainers update, and every `k_steps` exchange how far they
-            went. `dc_asgd`: `async` with gradients corrected for the time that they took. `fl`:
-            every `k_steps` parameters are averaged over all trainers. In the mode `collective`
-            there are two: `sync`, and `local_sgd`, where every device trains by itself on its own
-            rows, and every `k_steps` parameters are averaged over all.
-        staleness: what a step computes with has all that every trainer sent of its steps up to this
-            many before it; a trainer that is ahead waits. Chosen by `communication` unless given.
+            and its gradients are applied on arrival. `half_async`: the same, by the mean of `merge`
+            gradients. `geo`: trainers update, and exchange their deltas every `k_steps`.
+            `dc_asgd`: `async` with gradients corrected for their delay. `fl`: parameters are
+            averaged over all trainers every `k_steps`. The mode `collective` has two: `sync`, and
+            `local_sgd`, where every device trains independently on its own rows, and parameters are
+            averaged over all every `k_steps`.
+        staleness: a step sees all updates that every trainer sent up to this many steps before it;
+            a trainer that is ahead waits. By default chosen by `communication`.
         k_steps: geo, fl, local_sgd: a trainer's steps from one exchange to the next.
         merge: async, half_async: the most gradients that are merged into one message. single,
-            collective: so many calls to one update, by the mean of their gradients, which are
-            added up and reduced once.
-        delay_compensation: dc_asgd: how much a gradient is corrected.
-        average: fl: every trainer counts alike (`trainers`), or each row that it trained on
-            (`rows`).
-        memory_budget: the most that a step may take besides its state, batch and results, on each
-            device or trainer: bytes (an int), or a fraction (a float) of what it takes as it is
-            (docs/memory.md). None: as xla makes it.
-        offload: let values that are read much later wait in pinned memory of the host, between a
-            step's executables (docs/memory.md). True: with a `memory_budget` before anything is
-            computed again, and without one wherever `passes` cut the step. None: where nothing else
-            meets a budget, on devices with memory of their own. False: never.
-        sharded: collective: cut the optimizer's state over the devices; each updates its part of
+            collective: number of calls for one update, by the mean of their gradients, which are
+            accumulated and reduced once.
+        delay_compensation: dc_asgd: strength of the gradients' correction.
+        average: fl: weight by trainers (`trainers`), or by the rows that each trained on (`rows`).
+        memory_budget: bound on a step's memory besides its state, batch and results, on each device
+            or trainer: bytes (an int), or a fraction (a float) of its original use
+            (docs/memory.md). None: xla's own use.
+        offload: move values that are read much later to pinned host memory, between a step's
+            executables (docs/memory.md). True: with a `memory_budget` before any recomputation, and
+            without one wherever `passes` cut the step. None: if nothing else meets a budget, on
+            devices with memory of their own. False: never.
+        sharded: collective: shard the optimizer's state over the devices; each updates its part of
             every parameter, and the parameters are gathered (ZeRO, stage 1).
-        hierarchical: collective: reduce within groups of so many neighbouring devices, across the
+        hierarchical: collective: reduce within groups of this many neighbouring devices, across the
             groups, and within again; 0: all at once.
-        rings: collective: streams that gradients' all-reduces are dealt out to; joined are only
-            those of one stream.
+        rings: collective: streams to which gradients' all-reduces are assigned; only those of one
+            stream are fused.
         amp: single, collective: compute products forward and backward in half precision,
-            `bfloat16` or `float16`; the state stays as it is. With float16 backward is scaled, and
+            `bfloat16` or `float16`; the state keeps its types. With float16 backward is scaled, and
             a step whose gradients overflow changes nothing.
-        loss_scale: float16: by how much, to begin with; it is halved at each overflow.
-        loss_scale_steps: float16: after so many good steps it is doubled.
-        outer: local_sgd: an optax optimizer that takes the mean of how far devices went as its
-            gradient: `optax.sgd(0.7, momentum=0.9, nesterov=True)`. None: parameters are averaged.
-        adaptive: local_sgd: the name of the metric that is the loss, such as `loss`: the further
-            it has fallen, the more often devices meet; `k_steps` are the most. "": always k_steps.
-        on_nonfinite: what happens where a metric of one number (the loss), or a gradient, is not
-            finite: `warn` once, naming the step, some steps later (both travel with the step's
-            results, so nothing waits for them); `raise` at that step, for which every step is
-            waited for, and its new state read; or `skip`: warn, and have a step with a gradient
-            that is not finite change nothing, which costs a sum over every gradient. Where devices
-            or trainers train by themselves, the step of that one is left out; with `merge`, all
-            calls of the update.
+        loss_scale: float16: initial scale, halved at each overflow.
+        loss_scale_steps: float16: number of good steps after which it is doubled.
+        outer: local_sgd: an optax optimizer that takes the devices' mean delta as its gradient:
+            `optax.sgd(0.7, momentum=0.9, nesterov=True)`. None: parameters are averaged.
+        adaptive: local_sgd: the name of the metric that is the loss, such as `loss`: the further it
+            has fallen, the more often devices synchronize, at the latest after `k_steps`. "":
+            always after k_steps.
+        on_nonfinite: reaction to a non-finite scalar metric (the loss) or gradient: `warn` once,
+            naming the step, some steps later (both travel with the step's results, so nothing waits
+            for them); `raise` at that step, which waits for every step and reads its new state; or
+            `skip`: warn, and let a step with a non-finite gradient change nothing, which costs a
+            sum over every gradient. If devices or trainers train independently, only the affected
+            one's step is skipped; with `merge`, all calls of the update.
         passes: further passes to run at the end, as text: `fuse_allreduce{flat=true}`.
     """
 
@@ -194,7 +194,7 @@ class DistributedStrategy:
 
     @property
     def bound(self) -> int:
-        """The staleness that holds: the one given, or else four exchanges."""
+        """The effective staleness: the given one, or else four exchanges."""
         return 4 * self.period if self.staleness is None else self.staleness
 
     @property
@@ -211,12 +211,12 @@ def _refuse_to_change(_: DistributedStrategy, name: str, value: object) -> None:
     raise FinalError(what, hint=hint)
 
 
-# In the class's body `dataclass` takes none; its own says only that the field cannot be assigned.
+# In the class's body `dataclass` rejects it; its own error only names the field.
 DistributedStrategy.__setattr__ = _refuse_to_change  # type: ignore[method-assign,assignment]
 
 
 def _check_numbers(strategy: DistributedStrategy) -> None:
-    """Refuses what is no number, or no integer, whether the mode reads it or not."""
+    """Rejects non-numbers and non-integers, even in fields that the mode ignores."""
     for name in (*_WHOLE, *_NUMBERS):
         value, is_whole = getattr(strategy, name), name in _WHOLE
         if value is None and name in _UNLESS_GIVEN:
@@ -230,11 +230,7 @@ def _check_numbers(strategy: DistributedStrategy) -> None:
 
 
 def check_skips_no_rows(strategy: DistributedStrategy) -> None:
-    """Refuses to leave out steps that look up tables: their rows change as gradients arrive.
-
-    Raises:
-        StrategyError: the strategy says `skip`.
-    """
+    """Rejects `skip` for steps that look up tables: their rows change as gradients arrive."""
     if strategy.on_nonfinite == "skip":
         what = (
             "on_nonfinite='skip' with a step that looks up tables, whose rows change all the same"
@@ -243,11 +239,11 @@ def check_skips_no_rows(strategy: DistributedStrategy) -> None:
 
 
 def _is_number(value: object, *, whole: bool) -> bool:
-    """Tells whether a value is one, Python's or numpy's; a truth value is none."""
+    """Whether a value is a number, Python's or numpy's; a bool is not."""
     if isinstance(value, bool):
         return False
     with suppress(TypeError):
-        operator.index(value)  # type: ignore[arg-type]  # which is what is asked
+        operator.index(value)  # type: ignore[arg-type]  # which is what is tested
         return True
     return not whole and isinstance(value, float | np.floating)
 
@@ -264,7 +260,7 @@ def _check_budget(budget: float | None) -> None:
 
 
 def _check_communication(strategy: DistributedStrategy) -> None:
-    """Refuses what makes no sense together; fields that a mode does not read may stand there."""
+    """Rejects incompatible fields; fields that a mode ignores may be set."""
     how = strategy.communication
     if how == "sync":
         return
@@ -278,10 +274,10 @@ def _check_communication(strategy: DistributedStrategy) -> None:
 
 
 def as_strategy(strategy: "DistributedStrategy | str | None") -> DistributedStrategy:
-    """Returns a strategy from a strategy, its mode's name, or nothing.
+    """Returns a strategy from a strategy, its mode's name, or None.
 
     Raises:
-        StrategyError: no mode has that name, or it is no strategy.
+        StrategyError: the mode does not exist, or the argument has another type.
     """
     if strategy is None:
         return DistributedStrategy()
@@ -302,3 +298,66 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         what = f"strategy: {name} is {value!r}"
         raise StrategyError(what, hint=f"choose one of {', '.join(map(repr, choices))}")
+
+
+if TYPE_CHECKING:
+    pass
+
+
+def check_collective(strategy: "DistributedStrategy") -> None:
+    """Rejects options for a device mesh in other modes, and incompatible ones.
+
+    Raises:
+        StrategyError: names the fields.
+    """
+    for what, hint in (*_types(strategy), *_of_other_modes(strategy), *_not_together(strategy)):
+        raise StrategyError(what, hint=hint)
+
+
+def _types(strategy: "DistributedStrategy") -> Iterator[tuple[str, str]]:
+    if not isinstance(strategy.sharded, bool):
+        what = f"strategy: sharded is {strategy.sharded!r}, but must be True or False"
+        yield what, "True cuts the optimizer's state over all devices"
+    if not isinstance(strategy.offload, bool | None):
+        what = f"strategy: offload is {strategy.offload!r}, but must be True, False or None"
+        yield what, "True lets values wait in the memory of the host between executables"
+    if not isinstance(strategy.adaptive, str):
+        what = f"strategy: adaptive is {strategy.adaptive!r}, but must name a metric"
+        yield what, "adaptive='loss', where the step returns {'loss': ...}"
+    if strategy.hierarchical < 0 or strategy.hierarchical == 1:
+        what = f"strategy: hierarchical is {strategy.hierarchical}"
+        yield what, "a group has at least 2 devices; 0 makes no groups"
+
+
+def _of_other_modes(strategy: "DistributedStrategy") -> Iterator[tuple[str, str]]:
+    mode, how = strategy.mode, strategy.communication
+    if mode == "pserver" and how == "local_sgd":
+        what = "strategy: communication 'local_sgd' in mode 'pserver'"
+        yield what, "there it is communication='fl', or mode='collective'"
+    if mode == "pserver" and strategy.amp:
+        what = f"strategy: amp={strategy.amp!r} in mode 'pserver'"
+        yield what, "amp is for the modes single and collective"
+    for name, unless in (("sharded", False), ("hierarchical", 0), ("rings", 1)):
+        if mode != "collective" and getattr(strategy, name) != unless:
+            yield f"strategy: {name} in mode {mode!r}", f"{name} is for mode='collective'"
+
+
+def _not_together(strategy: "DistributedStrategy") -> Iterator[tuple[str, str]]:
+    if strategy.memory_budget is not None and strategy.lowering == "pmap":
+        what = "strategy: memory_budget with lowering 'pmap'"
+        yield what, "leave lowering out: what is cut into executables runs as shard_map"
+    apart = strategy.communication == "local_sgd"
+    for name, value in (("outer", strategy.outer is not None), ("adaptive", strategy.adaptive)):
+        if value and not apart:
+            what = f"strategy: {name} with communication {strategy.communication!r}"
+            yield what, f"{name} is for communication='local_sgd'"
+    if apart and strategy.rings > 1:
+        what = "strategy: rings with communication 'local_sgd', which reduces no gradients"
+        yield what, "leave rings out"
+    if apart and strategy.sharded:
+        what = "strategy: sharded with communication 'local_sgd'"
+        yield what, "a device that trains by itself needs all of its state"
+    for name, unless in (("hierarchical", 0), ("rings", 1)):
+        if strategy.sharded and getattr(strategy, name) != unless:
+            what = f"strategy: {name} with sharded, which has no all-reduces of gradients"
+            yield what, "leave one of them out"

@@ -1,4 +1,4 @@
-"""What a trainer does with a batch: which programs run for it, and which rows are its own."""
+"""Batches of a trainer: the programs to run for them, and the trainer's own rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,42 +10,41 @@ import numpy as np
 from jaxfleet.capture import Captured
 from jaxfleet.errors import FeedError
 from jaxfleet.ir import Program
-from jaxfleet.lower.segments import rows_of
-from jaxfleet.ps.client import Client
-from jaxfleet.ps.host_run import Copies
-from jaxfleet.ps.trainer import Trainer
-from jaxfleet.ps.trainer_tables import TrainerTables
-from jaxfleet.runtime.feed import check_batch, check_rows
-from jaxfleet.runtime.job_programs import JobPrograms
-from jaxfleet.runtime.pace import Pace
-from jaxfleet.tables.access import TableAccess
+from jaxfleet.lower.partition import rows_of
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.host_ops import Copies
+from jaxfleet.ps.client.trainer_executor import TrainerExecutor, TrainerTables
+from jaxfleet.runtime.batch_slices import for_slices
+from jaxfleet.runtime.pserver_job import JobPrograms
+from jaxfleet.runtime.step_inputs import check_batch, check_rows
+from jaxfleet.runtime.trainer_connection import TrainerSync
+from jaxfleet.tables.protocols import TableAccess
 
 Programs = Callable[[Program], JobPrograms]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The step for batches that are captured alike.
+    """The step for one capture of the batch.
 
     Attributes:
         trainer: runs this trainer's program.
         captured: the one-device program.
-        sharers: how many trainers share the rows that a call brings; 1 where all are its own.
+        sharers: number of trainers that share a call's rows; 1 if all are its own.
     """
 
-    trainer: Trainer
+    trainer: TrainerExecutor
     captured: Captured
     sharers: int
 
     def run(
         self, state: Mapping[str, Any], data: Sequence[Any], rows: int
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Runs a step on this trainer's part of what a call brings, as `Trainer.run` does."""
         own, own_rows = self.own(data, rows)
         return self.trainer.run(state, own, rows_of(self.trainer.program, own_rows))
 
     def own(self, data: Sequence[Any], rows: int) -> tuple[dict[str, Any], int]:
-        """Returns this trainer's part of what a call brings, by name, and its number of rows."""
+        """Returns this trainer's part of a call's batch, by name, and its number of rows."""
         names = [leaf.name for leaf in self.captured.signature.batch]
         own = rows // self.sharers
         if own < rows:
@@ -55,15 +54,15 @@ class Variant:
 
 
 class TrainerBatches:
-    """Makes the step for whatever batches come.
+    """Selects or compiles the step for each batch.
 
     Args:
         captured: the step.
         job: the programs for batches like the example.
-        example: the captured step that those are of.
-        is_local: a call brings the trainer's own rows, not the whole batch.
-        programs: makes those for others.
-        pace: makes what runs a step's program.
+        example: the captured step of those programs.
+        is_local: a call passes the trainer's own rows, not the whole batch.
+        programs: makes the programs for other batches.
+        pace: makes the executor of a step's program.
     """
 
     def __init__(
@@ -74,49 +73,49 @@ class TrainerBatches:
         *,
         is_local: bool,
         programs: Programs,
-        pace: Pace,
+        pace: TrainerSync,
     ) -> None:
         self._captured, self._job, self._programs, self._pace = captured, job, programs, pace
         self._example = example
         self._is_local = is_local
         self._variants: dict[int | None, Variant] = {}
+        self._captured_for: dict[int, Captured] = {}  # by the rows of a call
 
     def check(self, batch: Any) -> tuple[list[Any], int]:
-        """Returns the leaves of what a call brings, and how many rows they have.
-
-        Raises:
-            FeedError: it is not like the example.
-        """
+        """Returns the leaves of a call's batch, after checking them, and its number of rows."""
         data, tree = jax.tree_util.tree_flatten(batch)
         return data, check_batch(data, tree, self._captured, devices=1)
 
     def whole(self, rows: int) -> int:
-        """Returns how many rows the whole batch has where a call brings so many."""
+        """Returns the whole batch's number of rows for a call with this number."""
         return rows * self._job.trainers if self._is_local else rows
 
     def variant(self, rows: int, client: Client, tables: TableAccess) -> Variant:
-        """Returns the step for calls that bring so many rows.
+        """Returns the step for calls with this number of rows.
 
-        Args:
-            rows: of what a call brings.
-            client: has said hello, by which servers know that there are so many trainers.
-            tables: those of the job.
+        `client` is connected, so servers expect its number of trainers.
 
         Raises:
-            FeedError: trainers cannot share them, or servers would have to do something else.
+            FeedError: trainers cannot share the rows, or servers would need another program.
         """
         if not self._is_local:
             check_rows(rows, self._job.trainers, of="trainers")
-        captured = self._captured.at(self._computed(rows))
+        captured = self._computed(rows)
         if captured.rows not in self._variants:
             self._variants[captured.rows] = self._variant(captured, client, tables)
         return self._variants[captured.rows]
 
-    def _computed(self, rows: int) -> int:
-        """Returns how many rows a step is captured for: the whole batch's, or one trainer's."""
-        if self._pace.is_sync:
-            return self.whole(rows)
-        return rows if self._is_local else rows // self._job.trainers
+    def _computed(self, rows: int) -> Captured:
+        """Returns the step captured for the whole batch, or for one trainer's rows."""
+        if rows not in self._captured_for:
+            trainers = self._job.trainers
+            if self._pace.is_sync:
+                whole = self.whole(rows)
+                found = for_slices(self._captured.at(whole), whole, trainers)
+            else:
+                found = self._captured.at(rows if self._is_local else rows // trainers)
+            self._captured_for[rows] = found
+        return self._captured_for[rows]
 
     def _variant(self, captured: Captured, client: Client, tables: TableAccess) -> Variant:
         is_first = captured.program == self._example
@@ -133,5 +132,5 @@ class TrainerBatches:
 
     @property
     def copies(self) -> Copies:
-        """The arrays that travelled, and the copies that were made of them."""
+        """Transferred arrays, and their copies."""
         return sum((variant.trainer.copies for variant in self._variants.values()), Copies())

@@ -1,7 +1,7 @@
-"""What a trainer's program takes in memory, and how it is made to fit a budget.
+"""Memory use of a trainer's program, and its fit to a budget.
 
-A trainer's program is executables with messages between them. Counted is what these executables
-leave lying for later ones, and what the running one takes; not the messages' own copies.
+A trainer's program is executables with messages between them. Counted are the values that these
+executables leave for later ones, and the use of the running one; not the messages' own copies.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,30 +11,29 @@ from typing import Any
 
 import jax
 
-from jaxfleet.analysis.memory import Curve, curve_of
+from jaxfleet.analysis.memory import MemoryProfile, memory_profile
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.lower.moves import host_memory_is_apart
-from jaxfleet.lower.peak import Peak, count_runs, peak_of
-from jaxfleet.lower.segmented import Part
-from jaxfleet.lower.segments import rows_of
-from jaxfleet.lower.trainer_parts import trainer_parts
+from jaxfleet.lower.host_transfer import host_memory_is_apart
+from jaxfleet.lower.partition import rows_of
+from jaxfleet.lower.staged import Peak, Stage, count_runs, peak_of
+from jaxfleet.lower.staged_trainer import trainer_stages
 from jaxfleet.pipeline import Record
-from jaxfleet.runtime.job_programs import JobPrograms
 from jaxfleet.runtime.memory_fit import Fitting
+from jaxfleet.runtime.pserver_job import JobPrograms
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.transpile import transpile
 
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """A trainer's program, fed so many rows.
+    """A trainer's program, for one number of rows.
 
     Attributes:
-        program: it.
-        sizes: a number for every letter.
-        cache: where executables are kept.
+        program: the program.
+        sizes: values of the symbolic sizes.
+        cache: of executables.
     """
 
     program: Program
@@ -43,48 +42,36 @@ class TrainerMemory:
 
     @property
     def fetched(self) -> tuple[str, ...]:
-        """What is read when the step is over."""
         fetches = (op.reads for op in reversed(self.program.root.ops) if op.type == "fetch")
         return next(fetches, ())
 
     @cached_property
-    def _parts(self) -> tuple[Part, ...]:
-        return trainer_parts(self.program, self.sizes, self.fetched, self.cache)
+    def _parts(self) -> tuple[Stage, ...]:
+        return trainer_stages(self.program, self.sizes, self.fetched, self.cache)
 
     @property
     def host_is_apart(self) -> bool:
-        """Tells whether pinned memory of the host is other memory than the device's."""
         return host_memory_is_apart(jax.devices()[0])
 
-    def curve(self) -> Curve:
-        """Returns the bytes at each operator, before xla merges operators."""
-        return curve_of(self.program, self.sizes, keep=self.fetched)
+    def curve(self) -> MemoryProfile:
+        return memory_profile(self.program, self.sizes, keep=self.fetched)
 
     def peak(self) -> Peak:
-        """Returns the peak as xla says it; compiles what is not compiled."""
         return peak_of(self._parts, self.fetched)
 
     @property
     def executables(self) -> tuple[int, int]:
-        """How many executables a step runs, and how many of them differ."""
         return count_runs([part.run for part in self._parts])
 
     @property
     def runs(self) -> list[Any]:
-        """The jitted functions that a step runs one after another."""
         return [part.run for part in self._parts]
 
 
 def memory_of(
     job: JobPrograms, strategy: DistributedStrategy, rows: int, cache: ExecutableCache
 ) -> TrainerMemory:
-    """Returns what a job's trainer takes.
-
-    Args:
-        job: its programs.
-        strategy: how the step is distributed.
-        rows: of the example's batch.
-        cache: where executables are kept.
+    """Returns the memory use of a job's trainer for the example's number of rows.
 
     Raises:
         StrategyError: its step looks up tables, or it updates by itself.
@@ -108,13 +95,9 @@ def fitting(
     rows: int,
     cache: ExecutableCache,
 ) -> Callable[[Program], JobPrograms]:
-    """Returns what makes a job's programs, the trainer's such that it fits the strategy's budget.
+    """Wraps `programs` to fit the trainer's program to the strategy's budget.
 
-    Args:
-        programs: makes them as they are.
-        strategy: how the step is distributed.
-        rows: of the example's batch.
-        cache: where executables are kept.
+    `rows` are those of the example's batch.
     """
     budget = strategy.memory_budget
     if budget is None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Generic, Self
+from typing import Any, Generic, Never, Self
 
 import jax
 import numpy as np
@@ -14,28 +14,26 @@ from jaxfleet.errors import FeedError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.pipeline import Record
-from jaxfleet.ps.client import Client
-from jaxfleet.ps.messages import Kind
-from jaxfleet.ps.tables import RemoteTables
-from jaxfleet.ps.whole_tables import figures
-from jaxfleet.runtime.agreement import compare_batches
-from jaxfleet.runtime.evaluation import Evaluator
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.remote_tables import RemoteTables
+from jaxfleet.ps.client.table_admin import table_stats
+from jaxfleet.runtime.consistency_checks import compare_batches
+from jaxfleet.runtime.evaluation import Evaluator, check_is_pair
 from jaxfleet.runtime.explain_job import explain_job
-from jaxfleet.runtime.finite_watch import FiniteWatch
-from jaxfleet.runtime.handles import Handle
-from jaxfleet.runtime.job_lines import JobLines
-from jaxfleet.runtime.job_programs import JobPrograms
-from jaxfleet.runtime.job_saving import meet, restore_job, save_job
-from jaxfleet.runtime.job_tables import export_table, shrink_table
 from jaxfleet.runtime.memory_report import MemoryReport, report_of
-from jaxfleet.runtime.newest_state import NewestState
-from jaxfleet.runtime.pace import Pace
-from jaxfleet.runtime.served_state import ServedState
+from jaxfleet.runtime.nonfinite_watch import FiniteWatch
+from jaxfleet.runtime.pserver_checkpoint import meet, restore_job, save_job
+from jaxfleet.runtime.pserver_job import JobPrograms
+from jaxfleet.runtime.remote_state import Handle, RemoteState
+from jaxfleet.runtime.state_tracker import NewestState
 from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.runtime.table_admin import export_table, shrink_table
 from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
+from jaxfleet.runtime.trainer_connection import TrainerConnection, TrainerSync
 from jaxfleet.runtime.trainer_memory import fitting, memory_of
 from jaxfleet.runtime.type_variables import Batch, Metrics, Result, State
-from jaxfleet.tables.host import looked_up, specs_of
+from jaxfleet.tables.host_lookup import looked_up, specs_of
+from jaxfleet.transport.messages import Kind
 
 
 class TrainerStep(Generic[State, Metrics]):
@@ -44,7 +42,7 @@ class TrainerStep(Generic[State, Metrics]):
     Attributes:
         strategy: how it is distributed.
         captured: the one-device program.
-        client: the lines to the servers.
+        client: sends requests to the servers.
     """
 
     def __init__(
@@ -61,14 +59,14 @@ class TrainerStep(Generic[State, Metrics]):
         self._cache = cache = cache if cache is not None else ExecutableCache()
         programs = fitting(programs, strategy, captured.signature.rows, cache)
         self._job = programs(example)
-        self._pace = Pace(self._job.trainer, cache)
+        self._pace = TrainerSync(self._job.trainer, cache)
         self._batches = TrainerBatches(
             captured, self._job, example, is_local=strategy.batch == "local",
             programs=programs, pace=self._pace,
         )  # fmt: skip
         specs = specs_of(captured.program)
-        self._lines = JobLines(lambda: connect(self._job), self._pace, specs)
-        self._served = ServedState(captured, self._job)
+        self._lines = TrainerConnection(lambda: connect(self._job), self._pace, specs)
+        self._served = RemoteState(captured, self._job)
         self._newest = NewestState(captured)
         self._evaluator = Evaluator(captured)
         self._finite = FiniteWatch(
@@ -79,19 +77,17 @@ class TrainerStep(Generic[State, Metrics]):
             waits=lambda: self._pace.is_sync,
         )
         self._pauses = 0
-        # Only where all wait for each other do all come to their first steps together.
+        # Only in sync mode do all trainers reach their first steps together.
         self._compares = (
             self._pace.is_sync and strategy.batch == "global" and self._job.trainers > 1
         )
 
     @property
     def program(self) -> Program:
-        """This trainer's program."""
         return self._job.trainer
 
     @property
     def server_programs(self) -> tuple[Program, ...]:
-        """The servers' programs."""
         return self._job.servers
 
     @property
@@ -101,20 +97,20 @@ class TrainerStep(Generic[State, Metrics]):
 
     @property
     def server_startup_programs(self) -> tuple[Program, ...]:
-        """The servers' startup programs: what each takes in."""
+        """The servers' startup programs, which receive each one's state."""
         return self._job.server_startups
 
     @property
     def dumps(self) -> Record:
-        """What every pass did to the trainer's program."""
+        """Record of every pass on the trainer's program."""
         return self._job.dumps
 
     def explain(self) -> str:
-        """Returns about twenty lines on what was decided, and why."""
+        """Returns about twenty lines on the decisions made, and why."""
         return explain_job(self.captured, self.strategy, self._job)
 
     def memory_report(self) -> MemoryReport:
-        """Returns what this trainer takes in memory, before and after it was made to fit a budget.
+        """Returns this trainer's memory use, before and after it was fitted to a budget.
 
         Raises:
             StrategyError: the step looks up tables, or trainers update by themselves.
@@ -124,28 +120,27 @@ class TrainerStep(Generic[State, Metrics]):
 
     @property
     def client(self) -> Client:
-        """The lines to the servers; opened when they are first needed."""
+        """The client of the servers, connected on first use."""
         return self._lines.client
 
     @property
     def tables(self) -> RemoteTables:
-        """The job's tables, which servers have."""
         return self._lines.tables
 
     def __call__(self, state: State, batch: Any) -> tuple[State, Metrics]:
         """Runs one step.
 
         Args:
-            state: as `train_step` takes it, or as the last step returned it. What did not come
-                from the last step goes to the servers first; all trainers do so at the same step.
-            batch: the whole batch, or this trainer's rows where the strategy says `local`.
+            state: as for `train_step`, or as returned by the last step. Other values are sent to
+                the servers first, at the same step on all trainers.
+            batch: the whole batch, or this trainer's rows if the strategy's batch is `local`.
 
         Returns:
-            What `train_step` returns; state that only servers have comes as handles.
+            The results of `train_step`; state that only servers hold is returned as handles.
 
         Raises:
-            FeedError: the state or the batch is not like the example.
-            PeerLostError: a server, or another trainer, went or takes too long.
+            FeedError: the state or the batch does not match the example.
+            PeerLostError: a server, or another trainer, is gone or late.
         """
         leaves, tree = jax.tree_util.tree_flatten(state)
         data, rows = self._batches.check(batch)
@@ -162,20 +157,19 @@ class TrainerStep(Generic[State, Metrics]):
             new.update(self._pace.end(new, rows // variant.sharers))
         self._newest.leaves = self._served.leaves(new)
         metrics = jax.tree_util.tree_unflatten(variant.captured.metrics_tree, fetched)
-        if client.is_replay_full:
-            self._served.save_own(client)
+        self._served.save_own(client, is_sync=self._pace.is_sync)
         finite = variant.trainer.finite
         self._finite.note(fetched, variant.captured.metrics_tree, self._newest.leaves, finite)
         return jax.tree_util.tree_unflatten(tree, self._newest.leaves), metrics
 
     def pull(self, state: State) -> State:
-        """Returns the state with values in the place of handles.
+        """Returns the state with values instead of handles.
 
         Args:
-            state: what the last step returned.
+            state: the result of the last step.
 
         Raises:
-            FeedError: it is not the last one: servers hold only the newest.
+            FeedError: it is older: servers hold only the newest.
         """
         leaves, tree = jax.tree_util.tree_flatten(state)
         values = self._values(leaves, set(range(len(leaves))))
@@ -184,18 +178,19 @@ class TrainerStep(Generic[State, Metrics]):
         return pulled
 
     def evaluate(
-        self, function: Callable[[State, Batch], Result], state: State, batch: Batch
+        self, function: Callable[[State, Batch], Result], state: State, batch: Batch, *more: Never
     ) -> Result:
-        """Returns `function(state, batch)`, computed here with the state as it is now.
+        """Returns `function(state, batch)`, computed here with the current state.
 
-        Only what the function reads comes from the servers. Any trainer may call it alone; see
+        Only the inputs of the function are fetched from the servers. Not collective; see
         `Step.evaluate`.
 
         Raises:
-            FeedError: the state is not what the last step returned.
-            CaptureError: a table is looked up by keys that are no leaf of the batch.
-            PeerLostError: a server went or takes too long.
+            FeedError: the state is not the result of the last step, or `more` is not empty.
+            CaptureError: the keys of a look-up are not a leaf of the batch.
+            PeerLostError: a server is gone or late.
         """
+        check_is_pair(more)
         leaves = jax.tree_util.tree_leaves(state)
         result: Result = self._evaluator(
             function,
@@ -207,7 +202,7 @@ class TrainerStep(Generic[State, Metrics]):
         return result
 
     def _values(self, leaves: Sequence[Any], places: AbstractSet[int]) -> Mapping[int, Any]:
-        """Returns values of some leaves of the newest state, by place; servers' where they have."""
+        """Returns values of some leaves of the newest state, by place; servers' values first."""
         if not self._newest.is_made_of(leaves):
             what = "the state is not what the last step returned, and servers hold only the newest"
             raise FeedError(what, hint="pull the state that step(...) returned last")
@@ -215,65 +210,47 @@ class TrainerStep(Generic[State, Metrics]):
                  if at in places}  # fmt: skip
         wanted = [name for at, name in names.items() if isinstance(leaves[at], Handle)]
         self._pace.flush()
-        if not self._pace.is_sync:  # what this trainer received last may be older
+        if not self._pace.is_sync:  # this trainer's last received values may be older
             wanted += [name for name in self._served.params if name in set(names.values())]
         values = self._served.pull(self.client, wanted) if wanted else {}
         return {at: values.get(name, leaves[at]) for at, name in names.items()}
 
     def look_up(self, table: str, keys: Any) -> np.ndarray:
-        """Returns rows of a table as the last step left them: to evaluate a model, say.
-
-        Args:
-            table: its name.
-            keys: integers of any shape.
-
-        Returns:
-            float32[*keys.shape, dim]; of keys that were never trained, what they would begin with.
+        """Returns rows of a table as of the last step, as `Step.look_up`; not collective.
 
         Raises:
-            FeedError: these are no keys.
-            ProgramError: the step looks up no such table.
-            PeerLostError: a server went or takes too long.
+            FeedError: `keys` are not valid keys.
+            ProgramError: the step does not look up this table.
+            PeerLostError: a server is gone or late.
         """
         return looked_up(self.tables, table, np.asarray(keys))
 
     def shrink(self, table: str) -> int:
-        """Takes out the rows of a table that its evictions say; returns how many.
-
-        All trainers call it together, after as many steps. `Unseen` and `ByScore` ask for it now
-        and then, and not at every step.
-
-        Args:
-            table: its name.
+        """Evicts rows of a table, as `Step.shrink`; collective, after the same number of steps.
 
         Raises:
-            ProgramError: the step looks up no such table.
-            PeerLostError: a server, or another trainer, went or takes too long.
+            ProgramError: the step does not look up this table.
+            PeerLostError: a server, or another trainer, is gone or late.
         """
         what = self._pause(f"shrink '{table}'")
         return shrink_table(self.client, self.tables, table, what)
 
     def export(self, table: str, folder: str | Path, *, text: bool = False) -> int:
-        """Writes a table's rows for other programs; returns how many there are.
+        """Exports a table's rows, as `Step.export`; returns their number.
 
-        All trainers call it together, after as many steps; trainer 0 writes. It has all keys in
-        memory, and some rows at a time.
-
-        Args:
-            table: its name.
-            folder: a new one: for `keys.npy`, int64[n] ascending, and `rows.npy`, float32[n, dim].
-            text: in their place `00000.tsv`, ...: a key, a tab and its row's numbers, a line each.
+        Collective, after the same number of steps; trainer 0 writes. It has all keys in memory, and
+        some rows at a time.
 
         Raises:
-            CheckpointError: the folder is there already, or cannot be written.
-            ProgramError: the step looks up no such table.
-            PeerLostError: a server, or another trainer, went or takes too long.
+            CheckpointError: the folder exists already, or cannot be written.
+            ProgramError: the step does not look up this table.
+            PeerLostError: a server, or another trainer, is gone or late.
         """
         what = self._pause(f"export '{table}'")
         return export_table(self.client, self.tables, table, folder, what, text=text)
 
     def _pause(self, what: str) -> str:
-        """Has servers have all that trainers sent; returns what all do then, and which time."""
+        """Flushes all trainers' updates; returns a name of the operation, unique at this step."""
         self._pauses += 1  # there may be several at one step
         self._pace.flush()
         if not self._pace.is_sync:
@@ -281,7 +258,7 @@ class TrainerStep(Generic[State, Metrics]):
         return f"{what}, {self._pauses}"
 
     def stats(self) -> dict[str, Any]:
-        """Returns what was counted here, by every server, and of tables by all of them together.
+        """Returns counters of this process, of every server, and of tables over all servers.
 
         By `trainer`, `servers` (a list) and `tables` (by name).
         """
@@ -296,25 +273,25 @@ class TrainerStep(Generic[State, Metrics]):
             **self._pace.stats(),
         }
         servers = [dict(x.answer.body) if x.answer is not None else {} for x in asked]
-        return {"trainer": mine, "servers": servers, "tables": figures(servers)}
+        return {"trainer": mine, "servers": servers, "tables": table_stats(servers)}
 
     def place(self, state: State) -> State:
-        """Returns the state as it is: the first step gives the servers what is theirs."""
+        """Returns the state unchanged: the first step sends the servers their part."""
         return state
 
     def save(self, path: str | Path, state: State) -> None:
-        """Writes a checkpoint, which a step in any mode restores; all trainers call it together.
+        """Writes a checkpoint, which a step in any mode restores; collective.
 
-        Every server writes what it holds, trainer 0 the rest, and then that it is complete.
+        Every server writes its part, trainer 0 the rest and finally the manifest.
 
         Args:
-            path: a folder that all processes of the job see. A checkpoint that is there is
+            path: a folder that all processes of the job can access. An existing checkpoint is
                 replaced once the new one is complete.
-            state: what the last step returned; of another, servers take the values first.
+            state: the result of the last step; values of any other are sent to the servers first.
 
         Raises:
-            CheckpointError: it cannot be written; what was there before stays.
-            FeedError: it is not like the example, or has handles of an earlier step.
+            CheckpointError: it cannot be written; the previous checkpoint stays.
+            FeedError: it does not match the example, or has handles of an earlier step.
         """
         leaves, tree = jax.tree_util.tree_flatten(state)
         if not self._newest.is_made_of(leaves):
@@ -323,17 +300,17 @@ class TrainerStep(Generic[State, Metrics]):
         save_job(self.client, self._served, Path(path).absolute(), leaves)
 
     def restore(self, path: str | Path) -> State:
-        """Returns the state of a checkpoint, written in any mode; all trainers call it together.
+        """Returns the state of a checkpoint, written in any mode; collective.
 
         Args:
-            path: a folder that all processes of the job see.
+            path: a folder that all processes of the job can access.
 
         Raises:
-            CheckpointError: there is none, it is damaged, or of another step.
+            CheckpointError: there is no checkpoint, or it is damaged or of another step.
         """
         client = self.client
         self._pace.flush()
-        if not self._pace.is_sync:  # nobody's pushes may come after what is restored
+        if not self._pace.is_sync:  # no push of any trainer may arrive after the restored state
             meet(client, f"restore {path}")
         leaves = self._newest.leaves = restore_job(client, self._served, path)
         self._pace.restart(self._served.held(leaves))
@@ -342,7 +319,7 @@ class TrainerStep(Generic[State, Metrics]):
         return restored
 
     def close(self) -> None:
-        """Tells the servers that this trainer is done; they end when all are."""
+        """Disconnects this trainer from the servers, which end when all trainers have."""
         self._finite.look(self._newest.leaves)
         self._lines.close()
 
@@ -360,7 +337,7 @@ class TrainerStep(Generic[State, Metrics]):
         return f"TrainerStep('{self.captured.program.name}', servers={servers})"
 
     def _given(self, leaves: list[Any], tree: Any) -> list[Any]:
-        """Returns a state whose values the servers have; sends them what they lack."""
+        """Returns a state whose values the servers have, after sending them missing ones."""
         newest = self._newest
         if newest.is_made_of(leaves):
             return leaves
@@ -380,7 +357,7 @@ class TrainerStep(Generic[State, Metrics]):
         return found
 
     def _refuse_another_state(self) -> None:
-        """Refuses to begin where servers go on: from checkpoints of an earlier run, that is."""
+        """Rejects a new state if servers continue from checkpoints of an earlier run."""
         trainer, found = self.client.me.trainer, self._lines.found
         if found > 0 or (found == 0 and trainer == 0):
             what = (

@@ -1,7 +1,7 @@
-"""Type variables of a step: what it trains, and what it measures.
+"""Type variables of a step: its state and its metrics.
 
-`Step[State, Metrics]` is a step of `(State, batch) -> (State, Metrics)`. Where nothing is known of
-a user's function they are `Any`, so that `Step` alone is a type too.
+`Step[State, Metrics]` is a step of `(State, batch) -> (State, Metrics)`. For untyped functions both
+are `Any`, so that `Step` alone is a type too.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
-"""Tables of rows by int64 keys: what they are, and how they are kept."""
+"""Sparse tables: rows by int64 key, their description and their storage."""
 
-from jaxfleet.tables.batch import RowBatch as RowBatch
-from jaxfleet.tables.keeper import RowKeeper as RowKeeper
+from jaxfleet.tables.protocols import RowKeeper as RowKeeper
+from jaxfleet.tables.row_batch import RowBatch as RowBatch
 from jaxfleet.tables.spec import Adagrad as Adagrad
 from jaxfleet.tables.spec import Adam as Adam
 from jaxfleet.tables.spec import AfterCount as AfterCount

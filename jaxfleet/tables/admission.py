@@ -1,34 +1,34 @@
-"""Which keys get rows: those that were pushed often enough, or that chance lets in.
+"""Admission of keys: by number of pushes or by chance.
 
-A key that waits is a candidate: how often it was pushed is kept, is saved with the rows, and goes
-when the key gets its row. Chance is a function of the key, the count and the seed, so that any
-number of servers lets in the same keys at the same pushes.
+A key waiting for a row is a candidate. Its push count is kept and saved with the rows, and is
+dropped when the key gets its row. Chance is a function of the key, the count and the seed, so any
+number of servers admits the same keys at the same pushes.
 """
 
 import numpy as np
 
 from jaxfleet.errors import ProgramError
+from jaxfleet.tables.bucket_capacity import BucketCapacity
 from jaxfleet.tables.buckets import mix
+from jaxfleet.tables.columns import Columns, Kind
 from jaxfleet.tables.eviction import first_to_go
-from jaxfleet.tables.index import Index
-from jaxfleet.tables.members import Members
-from jaxfleet.tables.probing import NOWHERE
-from jaxfleet.tables.rows import Columns, Kind
+from jaxfleet.tables.hash_index import Index
+from jaxfleet.tables.hash_kernels import NOWHERE
 from jaxfleet.tables.spec import AfterCount, ByChance, Part
 
 _COUNT, _COUNTED = "count", "counted"
-_SPARED = 8  # where a bucket has too many, one of so many goes besides: not each time anew
+_SPARED = 8  # an overfull bucket drops 1/8 more than its surplus, so that this is rare
 
 
 class Candidates:
-    """The keys that wait.
+    """The keys waiting for a row.
 
     Args:
         admission: `AfterCount` or `ByChance`.
-        table: whose keys they are, for an error.
+        table: name of the table, for errors.
 
     Raises:
-        ProgramError: it is neither, or bounds them by too few.
+        ProgramError: `admission` is of another type, or its bound is too small.
     """
 
     def __init__(self, admission: Part, table: str) -> None:
@@ -36,32 +36,24 @@ class Candidates:
             raise ProgramError(f"keys cannot be let in by {admission!r}")
         self._admission = admission
         what = f"candidates of table '{table}'"
-        self._members = Members(admission.candidates, what, self._are_there)
+        self._members = BucketCapacity(admission.candidates, what, self._are_there)
         self.clear()
 
     def __len__(self) -> int:
-        """Returns how many wait."""
         return len(self._index)
 
     @property
     def nbytes(self) -> int:
-        """How much memory they hold."""
         columns = self._index.slots * self._columns.slot_bytes
         return self._index.nbytes + columns + self._members.nbytes
 
     def clear(self) -> None:
-        """Forgets all."""
         self._index = Index()
         self._members.clear()
         self._columns = Columns({_COUNT: Kind(np.int32), _COUNTED: Kind(np.int32)})
 
     def admit(self, keys: np.ndarray, step: int) -> np.ndarray:
-        """Counts a push of keys without rows; returns bool[n], which of them get one now.
-
-        Args:
-            keys: int64[n], each once.
-            step: the step that pushes.
-        """
+        """Counts a push of unique keys without rows, int64[n]; returns bool[n], which get one."""
         with self._index.adding(keys) as (slots, made):
             self._columns.reserve(self._index.slots)
             self._columns[_COUNT].fill(slots[made], 0)
@@ -74,7 +66,7 @@ class Candidates:
         return admitted
 
     def forget_surplus(self) -> np.ndarray:
-        """Takes the longest not pushed out of buckets that have too many; returns int64[m]."""
+        """Drops the least recently pushed keys of overfull buckets; returns them, int64[m]."""
         found = [self._forget(bucket, surplus) for bucket, surplus in self._members.too_many()]
         return np.concatenate([np.empty(0, np.int64), *found])
 
@@ -88,12 +80,11 @@ class Candidates:
         return keys[gone]
 
     def items(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns int64[n], int32[n], int32[n]: keys, counts, the steps of their last pushes."""
+        """Returns int64[n], int32[n], int32[n]: keys, counts and steps of the last pushes."""
         keys, slots = self._index.items()
         return keys, self._columns[_COUNT].take(slots), self._columns[_COUNTED].take(slots)
 
     def put(self, keys: np.ndarray, counts: np.ndarray, counted: np.ndarray) -> None:
-        """Has these wait, with these counts."""
         with self._index.adding(keys) as (slots, made):
             self._columns.reserve(self._index.slots)
             self._columns[_COUNT].put(slots, counts)
@@ -101,7 +92,6 @@ class Candidates:
         self._members.add(keys[made])
 
     def remove(self, keys: np.ndarray) -> None:
-        """Forgets these, each once, as far as they wait."""
         self._members.remove(keys[self._are_there(keys)])
         self._index.remove(keys)
 

@@ -1,37 +1,92 @@
-"""Rows on disk, under those in memory: an lmdb file that nobody else sees.
+"""Rows spilled to disk: an LMDB file, and the encoding of its records.
 
-What is on disk belongs to a running process as its memory does. The file has no name from the
-moment that it is open, nothing waits for the disk, and a process that ends takes it along, however
-it ends. What is to last is in checkpoints, which have the rows on disk too.
+Rows on disk belong to the running process, as its memory does. The file is unlinked once open,
+writes are never synced, and the file disappears with the process, however that ends. Durable copies
+are in checkpoints, which include the rows on disk.
 """
 
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from jaxfleet.errors import JaxfleetError
-from jaxfleet.tables.batch import RowBatch
 from jaxfleet.tables.buckets import BUCKETS, bucket_of
-from jaxfleet.tables.records import Layout, key_bytes, keys_of
+from jaxfleet.tables.row_batch import RowBatch
+
+_KEY = np.dtype([("bucket", ">u2"), ("key", ">u8")])
+_SIGN = np.uint64(1 << 63)  # flipped, so that negative keys sort first
+
+
+def key_bytes(keys: np.ndarray) -> list[bytes]:
+    """Returns ten bytes a key, which sort by bucket and then by key."""
+    named = np.empty(len(keys), _KEY)
+    named["bucket"] = bucket_of(keys)
+    named["key"] = keys.view(np.uint64) ^ _SIGN
+    return _cut(named.tobytes(), _KEY.itemsize)
+
+
+def keys_of(names: Sequence[bytes]) -> np.ndarray:
+    """Returns int64[n], the keys encoded by `key_bytes`."""
+    named = np.frombuffer(b"".join(names), _KEY)
+    return (named["key"].astype(np.uint64) ^ _SIGN).view(np.int64)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Position of each column in a row's bytes.
+
+    Attributes:
+        record: a field for the row, and for each part of its state and each counter.
+        state: the names of the state.
+    """
+
+    record: np.dtype
+    state: tuple[str, ...]
+
+    @classmethod
+    def of(cls, batch: RowBatch) -> Self:
+        columns = {"row": batch.rows} | dict(batch.state) | dict(batch.counters)
+        fields = [(name, array.dtype, array.shape[1:]) for name, array in columns.items()]
+        return cls(np.dtype(fields), tuple(batch.state))
+
+    def pack(self, batch: RowBatch) -> list[bytes]:
+        records = np.empty(len(batch.keys), self.record)
+        columns = {"row": batch.rows} | dict(batch.state) | dict(batch.counters)
+        for name, array in columns.items():
+            records[name] = array
+        return _cut(records.tobytes(), self.record.itemsize)
+
+    def unpack(self, keys: np.ndarray, values: Sequence[bytes]) -> RowBatch:
+        records = np.frombuffer(b"".join(values), self.record)
+        columns = {name: np.ascontiguousarray(records[name]) for name in self.record.names or ()}
+        rows = columns.pop("row")
+        state = {name: columns.pop(name) for name in self.state}
+        return RowBatch(keys, rows, state, columns)
+
+
+def _cut(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
 
 T = TypeVar("T")
-_FIRST_BYTES = 64 << 20  # of the map, which is made larger as it fills up
-_WINDOW_ROWS = 1 << 16  # about, of what is read at once
+_FIRST_BYTES = 64 << 20  # initial size of the map, which grows as it fills up
+_WINDOW_ROWS = 1 << 16  # approximate number of rows read at once
 
 
 class Disk:
-    """Keeps rows by key. One thread at a time may use it.
+    """Rows by key on disk. At most one thread at a time may use it.
 
     Args:
-        table: whose rows they are, for errors.
-        folder: where the file is; the system's for temporary files, unless given.
+        table: name of the table, for errors.
+        folder: where the file is; by default the system's folder for temporary files.
 
     Raises:
-        JaxfleetError: no file can be made there.
+        JaxfleetError: no file can be created there.
     """
 
     def __init__(self, table: str, folder: Path | None = None) -> None:
@@ -46,23 +101,14 @@ class Disk:
 
     @property
     def nbytes(self) -> int:
-        """How long the file is."""
         return int(self._env.stat()["psize"] * (self._env.info()["last_pgno"] + 1))
 
     def write(self, batch: RowBatch) -> None:
-        """Takes rows that are not here.
-
-        Raises:
-            JaxfleetError: the disk is full, or fails. None of them is here then.
-        """
+        """Adds rows that are absent; none of them if the disk fails."""
         self.replace(batch.keys[:0], [batch])
 
     def replace(self, keys: np.ndarray, batches: Sequence[RowBatch]) -> None:
-        """Takes out the rows of these keys, which are here, and takes others in, all at once.
-
-        Raises:
-            JaxfleetError: the disk is full, or fails. Then all is as it was.
-        """
+        """Atomically removes the rows of these keys, which are present, and adds others."""
         old, new = key_bytes(keys), [self._packed(batch) for batch in batches]
 
         def change(transaction: Any) -> None:
@@ -83,11 +129,7 @@ class Disk:
         return key_bytes(batch.keys), self._layout.pack(batch)
 
     def find(self, keys: np.ndarray) -> RowBatch | None:
-        """Returns the rows of those keys that are here, and leaves them.
-
-        Args:
-            keys: int64[n], each once.
-        """
+        """Returns the rows of those unique keys, int64[n], that are present, and keeps them."""
 
         def get() -> list[tuple[bytes, bytes]]:
             with self._env.begin() as transaction, transaction.cursor() as cursor:
@@ -112,7 +154,7 @@ class Disk:
         return self._pairs(self._run(scan))
 
     def remove(self, keys: np.ndarray) -> np.ndarray:
-        """Takes out the rows of those keys that are here; returns which those were."""
+        """Removes the rows of those keys that are present, and returns these keys."""
         names, here = key_bytes(keys), np.zeros(len(keys), np.bool_)
 
         def delete(transaction: Any) -> None:
@@ -123,7 +165,7 @@ class Disk:
         return keys[here]
 
     def windows(self) -> Iterator[range]:
-        """Yields all buckets, so many at a time that their rows fit memory."""
+        """Yields all buckets in ranges whose rows fit in memory."""
         ends = np.cumsum(self._counts)
         first = 0
         while first < BUCKETS:
@@ -148,7 +190,7 @@ class Disk:
             )
 
     def _change(self, change: Callable[[Any], None]) -> None:
-        """Makes a change, which lmdb may give up for want of room in its map: then again."""
+        """Makes a change, and repeats it with a larger map if lmdb runs out of room."""
         import lmdb  # noqa: PLC0415
 
         def attempt() -> bool:

@@ -1,4 +1,4 @@
-"""Which rows go: those unseen for long, those of a low score, those that are too many."""
+"""Eviction of rows: long unseen, of a low score, or over capacity."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -7,23 +7,23 @@ import numpy as np
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.tables.buckets import mix
-from jaxfleet.tables.rows import Columns, Kind
+from jaxfleet.tables.columns import Columns, Kind
 from jaxfleet.tables.spec import ByScore, Capacity, Part, Unseen
 
 P = TypeVar("P", bound=Part)
 
 TOUCHED, TOUCHES, SHOWS, CLICKS = "touched", "touches", "shows", "clicks"
-_SPARED = 16  # where a bucket has too many, one of so many goes besides: not each time anew
+_SPARED = 16  # an overfull bucket drops 1/16 more than its surplus, so that this is rare
 
 
 class Evictions:
-    """What a table's spec says of rows that go.
+    """The eviction rules of a table's spec.
 
     Args:
         parts: `Unseen`, `Capacity` and `ByScore`, each at most once.
 
     Raises:
-        ProgramError: a part is none of them, or comes twice.
+        ProgramError: a part has another type, or is repeated.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -36,7 +36,7 @@ class Evictions:
 
     @property
     def counters(self) -> dict[str, Kind]:
-        """The columns that are kept for it, and the step of the last touch, which always is."""
+        """The counter columns it needs, among them always the step of the last touch."""
         kinds = {TOUCHED: Kind(np.int32)}
         if self._capacity is not None and self._capacity.policy == "lfu":
             kinds[TOUCHES] = Kind(np.int32)
@@ -46,27 +46,25 @@ class Evictions:
 
     @property
     def scores(self) -> bool:
-        """Whether rows have shows and clicks."""
         return self._score is not None
 
     @property
     def most(self) -> int | None:
-        """How many rows there may be, None for any number."""
         return None if self._capacity is None else self._capacity.rows
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The counters by which rows go that are too many, the first one first."""
+        """The counters that rank rows for eviction, most significant first."""
         return (TOUCHES, TOUCHED) if TOUCHES in self.counters else (TOUCHED,)
 
     def too_many(
         self, surplus: int, keys: np.ndarray, counters: Mapping[str, np.ndarray]
     ) -> np.ndarray:
-        """Returns int64[m], places of the keys of a bucket that go as it has more than its part.
+        """Returns int64[m], the positions of the keys to evict from an overfull bucket.
 
         Args:
-            surplus: how many more; at least 1.
-            keys: int64[n], all that the bucket has.
+            surplus: number of keys over the bucket's share; at least 1.
+            keys: int64[n], all keys of the bucket.
             counters: [n] each, those of `order`.
         """
         spared = (len(keys) - surplus) // _SPARED
@@ -75,14 +73,7 @@ class Evictions:
     def shrink(
         self, keys: np.ndarray, slots: np.ndarray, columns: Columns, step: int
     ) -> np.ndarray:
-        """Decays shows and clicks; returns bool[n], which keys go for having none or being unseen.
-
-        Args:
-            keys: int64[n], all there are.
-            slots: int32[n], theirs.
-            columns: of those slots.
-            step: now.
-        """
+        """Decays shows and clicks; returns bool[n], which of all keys to evict by score or age."""
         goes = np.zeros(len(keys), np.bool_)
         if self._unseen is not None:
             goes |= step - columns[TOUCHED].take(slots).astype(np.int64) > self._unseen.steps
@@ -92,10 +83,10 @@ class Evictions:
 
 
 def first_to_go(count: int, keys: np.ndarray, *by: np.ndarray) -> np.ndarray:
-    """Returns the places of so many keys: the least by the first of `by`, then the second, ...
+    """Returns the positions of the `count` least keys by the first of `by`, then the second, ...
 
-    What is left equal goes by the keys' hashes: so it does not matter how rows came to be in
-    their order. Nothing is sorted: of a million rows that would be felt as a pause.
+    Ties are broken by the keys' hashes, so the result is independent of the order of rows. It
+    partitions instead of sorting: sorting a million rows would be a noticeable pause.
 
     Args:
         count: from 1 to n.
@@ -113,7 +104,7 @@ def first_to_go(count: int, keys: np.ndarray, *by: np.ndarray) -> np.ndarray:
 
 
 def no_scores(table: str) -> ProgramError:
-    """Returns the error for a table that is given shows or clicks, and keeps none."""
+    """Error for shows or clicks pushed to a table without scores."""
     what = f"table '{table}' is given shows or clicks, and keeps none"
     return ProgramError(what, hint="add jf.tables.ByScore() to its evictions")
 

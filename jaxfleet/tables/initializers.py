@@ -1,15 +1,15 @@
-"""What a row begins with: a function of its key, the element and the seed, and of nothing else.
+"""Initial rows: a pure function of the key, the element and the seed.
 
-There is no state that is drawn from, so it does not matter which server makes a row, when, or
-after which others. Only operations that IEEE 754 defines to the bit are used (a logarithm is
-computed here, as that of one library differs from that of another), so every machine agrees.
+Without a generator's state, the result does not depend on which server makes a row, when, or after
+which others. Only operations that IEEE 754 defines to the bit are used (the logarithm is computed
+here, as libraries differ), so every machine agrees.
 """
 
 import numpy as np
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.tables.buckets import GOLDEN, mixed
-from jaxfleet.tables.compiled import compiled, inlined
+from jaxfleet.tables.numba_jit import compiled, inlined
 from jaxfleet.tables.spec import Constant, Normal, Part, Uniform
 
 _SQRT_HALF = 0.7071067811865476
@@ -17,7 +17,7 @@ _LN_2 = 0.6931471805599453
 
 
 def initial_rows(initializer: Part, keys: np.ndarray, dim: int) -> np.ndarray:
-    """Returns float32[n, dim], the rows that these keys begin with.
+    """Returns float32[n, dim], the initial rows of these keys.
 
     Args:
         initializer: `Uniform`, `Normal` or `Constant`.
@@ -25,7 +25,7 @@ def initial_rows(initializer: Part, keys: np.ndarray, dim: int) -> np.ndarray:
         dim: elements of a row.
 
     Raises:
-        ProgramError: it is none of them.
+        ProgramError: `initializer` is of another type.
     """
     match initializer:
         case Constant(value):
@@ -75,7 +75,7 @@ def _normal(keys: np.ndarray, seed: int, mean: float, stddev: float, rows: np.nd
 
 @inlined
 def _quantile(part: float) -> float:
-    """Returns below what this part of a normal distribution lies, to seven digits.
+    """Quantile function of the normal distribution, to seven digits.
 
     PPND7 of algorithm AS 241 (Wichura: The percentage points of the normal distribution, 1988).
     """
@@ -99,7 +99,7 @@ def _quantile(part: float) -> float:
 
 @inlined
 def _log(value: float) -> float:
-    """Returns the natural logarithm of a number from 2**-40 to 1, to eleven digits."""
+    """Natural logarithm of a number from 2**-40 to 1, to eleven digits."""
     exponent = 0
     while value < _SQRT_HALF:
         value *= 2.0

@@ -1,7 +1,7 @@
-"""What a gradient does to its row: the columns that an optimizer keeps, and how it updates.
+"""Row optimizers: the columns that each one keeps, and its update.
 
-Rows that are not touched keep their state: `momentum`, `rmsprop` and `adam` are lazy. What runs for
-each row is in `updating`.
+Untouched rows keep their state: `momentum`, `rmsprop` and `adam` are lazy. The loops over rows are
+in `optimizer_kernels`.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.tables import updating
-from jaxfleet.tables.rows import Columns, Kind
+from jaxfleet.tables import optimizer_kernels
+from jaxfleet.tables.columns import Columns, Kind
 from jaxfleet.tables.spec import (
     Adagrad,
     Adam,
@@ -29,7 +29,7 @@ ROWS = "rows"
 
 @dataclass(frozen=True)
 class State:
-    """A column of an optimizer: what a slot holds, and what a new row has in it."""
+    """A column of an optimizer, and its initial value."""
 
     kind: Kind
     initial: float = 0.0
@@ -40,11 +40,11 @@ Apply = Callable[[Columns, np.ndarray, np.ndarray, np.float32], None]
 
 @dataclass(frozen=True)
 class Update:
-    """An optimizer, ready to run.
+    """A ready-to-run optimizer.
 
     Attributes:
         state: its columns, by name.
-        learning_rate: where a push brings none.
+        learning_rate: default for pushes that carry none.
         apply: updates slots (int32[n]) of columns by gradients (float32[n, dim]) at a rate.
     """
 
@@ -54,11 +54,7 @@ class Update:
 
 
 def update_of(optimizer: Part, dim: int) -> Update:
-    """Returns how an optimizer updates rows of so many elements.
-
-    Raises:
-        ProgramError: it is none.
-    """
+    """Returns the update of an optimizer for rows of `dim` elements; rejects other parts."""
     row = Kind(np.float32, dim)
     match optimizer:
         case Sgd(rate):
@@ -87,12 +83,12 @@ def update_of(optimizer: Part, dim: int) -> Update:
 def add_rows(columns: Columns, slots: np.ndarray, deltas: np.ndarray) -> None:
     """Adds to rows: `row += delta`."""
     rows = columns[ROWS]
-    updating.sgd(rows.addresses, rows.shift, slots, deltas, np.float32(-1.0))
+    optimizer_kernels.sgd(rows.addresses, rows.shift, slots, deltas, np.float32(-1.0))
 
 
 def _by_sgd(columns: Columns, slots: np.ndarray, grads: np.ndarray, rate: np.float32) -> None:
     rows = columns[ROWS]
-    updating.sgd(rows.addresses, rows.shift, slots, grads, rate)
+    optimizer_kernels.sgd(rows.addresses, rows.shift, slots, grads, rate)
 
 
 def _by_momentum(momentum: Momentum) -> Apply:
@@ -100,7 +96,9 @@ def _by_momentum(momentum: Momentum) -> Apply:
 
     def apply(columns: Columns, slots: np.ndarray, grads: np.ndarray, rate: np.float32) -> None:
         rows, velocity = columns[ROWS], columns["velocity"].addresses
-        updating.momentum(rows.addresses, velocity, rows.shift, slots, grads, rate, decay, nesterov)
+        optimizer_kernels.momentum(
+            rows.addresses, velocity, rows.shift, slots, grads, rate, decay, nesterov
+        )
 
     return apply
 
@@ -111,7 +109,9 @@ def _by_adagrad(adagrad: Adagrad) -> Apply:
 
     def apply(columns: Columns, slots: np.ndarray, grads: np.ndarray, rate: np.float32) -> None:
         rows, moment = columns[ROWS], columns["moment"].addresses
-        updating.adagrad(rows.addresses, moment, rows.shift, slots, grads, rate, inside, outside)
+        optimizer_kernels.adagrad(
+            rows.addresses, moment, rows.shift, slots, grads, rate, inside, outside
+        )
 
     return apply
 
@@ -122,7 +122,7 @@ def _by_rmsprop(rmsprop: Rmsprop) -> Apply:
 
     def apply(columns: Columns, slots: np.ndarray, grads: np.ndarray, rate: np.float32) -> None:
         rows, square = columns[ROWS], columns["mean_square"].addresses
-        updating.rmsprop(
+        optimizer_kernels.rmsprop(
             rows.addresses, square, rows.shift, slots, grads, rate, decay, rest, epsilon
         )
 
@@ -136,7 +136,9 @@ def _by_adam(adam: Adam) -> Apply:
         names = (ROWS, "moment1", "moment2", "steps")
         rows, first, second, steps = (columns[name].addresses for name in names)
         shift = columns[ROWS].shift
-        updating.adam(rows, first, second, steps, shift, slots, grads, rate, *betas, epsilon)
+        optimizer_kernels.adam(
+            rows, first, second, steps, shift, slots, grads, rate, *betas, epsilon
+        )
 
     return apply
 
@@ -146,7 +148,9 @@ def _by_downpour_adagrad(adagrad: DownpourAdagrad) -> Apply:
 
     def apply(columns: Columns, slots: np.ndarray, grads: np.ndarray, rate: np.float32) -> None:
         rows, sums = columns[ROWS], columns["sum"].addresses
-        updating.downpour_adagrad(rows.addresses, sums, rows.shift, slots, grads, rate, *numbers)
+        optimizer_kernels.downpour_adagrad(
+            rows.addresses, sums, rows.shift, slots, grads, rate, *numbers
+        )
 
     return apply
 
@@ -158,7 +162,9 @@ def _by_downpour_adam(adam: DownpourAdam) -> Apply:
         names = (ROWS, "square", "speed", "steps")
         rows, square, speed, steps = (columns[name].addresses for name in names)
         shift = columns[ROWS].shift
-        updating.downpour_adam(rows, square, speed, steps, shift, slots, grads, rate, *numbers)
+        optimizer_kernels.downpour_adam(
+            rows, square, speed, steps, shift, slots, grads, rate, *numbers
+        )
 
     return apply
 
@@ -168,6 +174,6 @@ def _by_summary(summary: Summary) -> Apply:
 
     def apply(columns: Columns, slots: np.ndarray, grads: np.ndarray, _: np.float32) -> None:
         rows = columns[ROWS]
-        updating.summary(rows.addresses, rows.shift, slots, grads, keep)
+        optimizer_kernels.summary(rows.addresses, rows.shift, slots, grads, keep)
 
     return apply

@@ -1,11 +1,11 @@
-"""What a table is, as plain data: it travels in a program's text, and is saved with the rows."""
+"""Table specs as plain data, which programs carry as text and checkpoints save with the rows."""
 
 import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.tables.numbers import (
+from jaxfleet.tables.validation import (
     BELOW_ONE,
     COUNT,
     NOT_NEGATIVE,
@@ -22,10 +22,10 @@ from jaxfleet.tables.numbers import (
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a table's description that has several kinds, told apart by `kind`.
+    """A variant part of a table spec, discriminated by `kind`.
 
     Raises:
-        ProgramError: one of its numbers is none that it may be.
+        ProgramError: a number is out of range.
     """
 
     kind: ClassVar[str] = ""
@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Uniform(Part):
-    """Rows begin evenly spread in `[low, high)`; by the key and the seed alone."""
+    """Initial rows are uniform in `[low, high)`, by the key and the seed alone."""
 
     kind: ClassVar[str] = "uniform"
     low: float = number(-0.05)
@@ -54,7 +54,7 @@ class Uniform(Part):
 
 @dataclass(frozen=True)
 class Normal(Part):
-    """Rows begin normally spread; by the key and the seed alone."""
+    """Initial rows are normally distributed, by the key and the seed alone."""
 
     kind: ClassVar[str] = "normal"
     mean: float = number(0.0)
@@ -64,7 +64,7 @@ class Normal(Part):
 
 @dataclass(frozen=True)
 class Constant(Part):
-    """Rows begin with one value everywhere."""
+    """Initial rows have one value everywhere."""
 
     kind: ClassVar[str] = "constant"
     value: float = number(0.0)
@@ -80,7 +80,7 @@ class Sgd(Part):
 
 @dataclass(frozen=True)
 class Momentum(Part):
-    """`v = decay * v + g; row -= rate * v`, of touched rows alone (lazy)."""
+    """`v = decay * v + g; row -= rate * v`, of touched rows only (lazy)."""
 
     kind: ClassVar[str] = "momentum"
     learning_rate: float = number(0.01)
@@ -90,9 +90,9 @@ class Momentum(Part):
 
 @dataclass(frozen=True)
 class Adagrad(Part):
-    """`s += g * g; row -= rate * g / sqrt(s + epsilon)`, `s` from `initial`: as optax has it.
+    """`s += g * g; row -= rate * g / sqrt(s + epsilon)`, `s` from `initial`, as in optax.
 
-    With `epsilon_outside`, `rate * g / (sqrt(s) + epsilon)`: as fluid has it.
+    With `epsilon_outside`, `rate * g / (sqrt(s) + epsilon)`, as in fluid.
     """
 
     kind: ClassVar[str] = "adagrad"
@@ -114,7 +114,7 @@ class Rmsprop(Part):
 
 @dataclass(frozen=True)
 class Adam(Part):
-    """Adam (Kingma, Ba 2015) of touched rows alone; each row counts its own steps (lazy)."""
+    """Adam (Kingma, Ba 2015) of touched rows only; each row counts its own steps (lazy)."""
 
     kind: ClassVar[str] = "adam"
     learning_rate: float = number(0.001)
@@ -140,7 +140,7 @@ class DownpourAdam(Part):
 
 @dataclass(frozen=True)
 class DownpourAdagrad(Part):
-    """pslib's rule of sparse tables: Adagrad with one sum a row, of what came before.
+    """pslib's rule of sparse tables: Adagrad with one sum a row, of earlier gradients.
 
     `row = clip(row - rate * sqrt(initial / (initial + s)) * g, low, high); s += mean(g * g)`.
     """
@@ -160,7 +160,7 @@ class DownpourAdagrad(Part):
 
 @dataclass(frozen=True)
 class Summary(Part):
-    """`row = keep * row + g`: counts and sums, which a rate does not scale."""
+    """`row = keep * row + g`: counts and sums, which are not scaled by a rate."""
 
     kind: ClassVar[str] = "summary"
     keep: float = number(0.999999, PART)
@@ -168,10 +168,10 @@ class Summary(Part):
 
 @dataclass(frozen=True)
 class AfterCount(Part):
-    """A key gets a row of its own when it was pushed so many times.
+    """Admits a key after `count` pushes.
 
     At most `candidates` keys are counted at once, on any number of servers: a 1024th of them in
-    each bucket, of which those longest not pushed are forgotten first.
+    each bucket, which drops its least recently pushed ones first.
     """
 
     kind: ClassVar[str] = "after_count"
@@ -181,10 +181,9 @@ class AfterCount(Part):
 
 @dataclass(frozen=True)
 class ByChance(Part):
-    """A key gets a row of its own with so much probability at each push; by key, count, seed.
+    """Admits a key with this probability at each push, by key, count and seed.
 
-    At most `candidates` keys are counted at once, on any number of servers: a 1024th of them in
-    each bucket, of which those longest not pushed are forgotten first.
+    `candidates` bounds the waiting keys as in `AfterCount`.
     """
 
     kind: ClassVar[str] = "by_chance"
@@ -195,7 +194,7 @@ class ByChance(Part):
 
 @dataclass(frozen=True)
 class Unseen(Part):
-    """A row that no step touched for so many steps goes, at `shrink`."""
+    """Evicts a row that no step touched for this number of steps, at `shrink`."""
 
     kind: ClassVar[str] = "unseen"
     steps: int = number(1_000_000, STEPS)
@@ -203,10 +202,10 @@ class Unseen(Part):
 
 @dataclass(frozen=True)
 class Capacity(Part):
-    """At most so many rows: the least recently (`lru`) or least often (`lfu`) touched go.
+    """Bounds the rows: evicts the least recently (`lru`) or least often (`lfu`) touched.
 
-    They go bucket by bucket, each of which keeps a 1024th, so the same rows go on any number of
-    servers; 1024 is the least.
+    Each bucket keeps a 1024th, so the same rows are evicted on any number of servers; 1024 is the
+    least bound.
     """
 
     kind: ClassVar[str] = "capacity"
@@ -221,9 +220,9 @@ class Capacity(Part):
 
 @dataclass(frozen=True)
 class ByScore(Part):
-    """A row whose score is under `threshold` goes, at `shrink`, which first decays both counts.
+    """Evicts a row whose score is under `threshold`, at `shrink`, which first decays both counts.
 
-    `score = (shows - clicks) * nonclk_coeff + clicks * click_coeff`; pushes bring shows and clicks.
+    `score = (shows - clicks) * nonclk_coeff + clicks * click_coeff`; pushes carry shows and clicks.
     """
 
     kind: ClassVar[str] = "by_score"
@@ -233,7 +232,7 @@ class ByScore(Part):
     threshold: float = number(0.8)
 
 
-# What each part of a table may be.
+# Kinds allowed for each part of a table.
 ROLES: dict[str, tuple[type[Part], ...]] = {
     "initializer": (Uniform, Normal, Constant),
     "optimizer": (Sgd, Momentum, Adagrad, Rmsprop, Adam, DownpourAdagrad, DownpourAdam, Summary),
@@ -245,22 +244,22 @@ KINDS: dict[str, type[Part]] = {part.kind: part for parts in ROLES.values() for 
 
 @dataclass(frozen=True, kw_only=True)
 class TableSpec:
-    """What a table is.
+    """Description of a table.
 
     Attributes:
-        name: its own among a program's.
+        name: unique in a program.
         dim: elements of a row.
-        initializer: what a row begins with.
-        optimizer: what a gradient does to its row.
-        admission: which keys get a row; all, unless given.
-        evictions: which rows go.
-        on_nan: what a gradient that is not finite does: `refuse` the whole push, or `skip` its row
-            and count it.
-        memory_rows: how many rows all servers together have in memory; the others are on disk,
-            in a file that goes with the process. All are in memory, unless given.
+        initializer: initial values of a row.
+        optimizer: update of a row by a gradient.
+        admission: which keys get a row; by default all.
+        evictions: which rows are removed.
+        on_nan: effect of a non-finite gradient: `refuse` the whole push, or `skip` its row and
+            count it.
+        memory_rows: number of rows that all servers together keep in memory; the others are on
+            disk, in a file that is deleted with the process. By default all are in memory.
 
     Raises:
-        ProgramError: a part is none that may stand there.
+        ProgramError: a part has a kind that is not allowed there.
     """
 
     name: str
@@ -286,19 +285,17 @@ class TableSpec:
 
     @property
     def has_scores(self) -> bool:
-        """Whether rows have shows and clicks."""
         return any(isinstance(part, ByScore) for part in self.evictions)
 
     def to_text(self) -> str:
-        """Returns it as text, which `from_text` reads."""
         return json.dumps({f.name: _plain(getattr(self, f.name)) for f in fields(self)})
 
     @classmethod
     def from_text(cls, text: str) -> "TableSpec":
-        """Reads one.
+        """Parses the result of `to_text`.
 
         Raises:
-            ProgramError: it is none.
+            ProgramError: the text is not a table spec.
         """
         try:
             found = {name: _read(value) for name, value in json.loads(text).items()}

@@ -1,4 +1,4 @@
-"""The rows of one table, or of a server's part of it, in memory."""
+"""In-memory rows of one table, or of a server's part of it."""
 
 from collections.abc import Iterable, Iterator
 from time import perf_counter
@@ -7,20 +7,19 @@ import numpy as np
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.tables.admission import Candidates
-from jaxfleet.tables.batch import RowBatch
-from jaxfleet.tables.batches import order_of, whole_buckets
+from jaxfleet.tables.bucket_capacity import BucketCapacity
 from jaxfleet.tables.buckets import BUCKETS, bucket_of
+from jaxfleet.tables.columns import Columns, Kind
+from jaxfleet.tables.delta_keys import Tombstones
 from jaxfleet.tables.eviction import CLICKS, SHOWS, TOUCHED, TOUCHES, Evictions, no_scores
-from jaxfleet.tables.finite import finite
-from jaxfleet.tables.gone import Gone
-from jaxfleet.tables.index import Index
+from jaxfleet.tables.hash_index import Index
+from jaxfleet.tables.hash_kernels import NOWHERE
 from jaxfleet.tables.initializers import initial_rows
-from jaxfleet.tables.members import Members
-from jaxfleet.tables.numbers import FINITE, checked
+from jaxfleet.tables.merge_pushes import finite
 from jaxfleet.tables.optimizers import ROWS, add_rows, update_of
-from jaxfleet.tables.probing import NOWHERE
-from jaxfleet.tables.rows import Columns, Kind
+from jaxfleet.tables.row_batch import RowBatch, order_of, whole_buckets
 from jaxfleet.tables.spec import TableSpec
+from jaxfleet.tables.validation import FINITE, checked
 
 _KEY_BYTES = 8
 
@@ -28,13 +27,13 @@ _KEY_BYTES = 8
 class TableStore:
     """Keeps rows by key, and updates them.
 
-    One thread at a time may use it. Where it asks for steps they must never go down.
+    At most one thread at a time may use it. Steps passed to it must never decrease.
 
     Args:
-        spec: what the table is.
+        spec: of the table.
 
     Raises:
-        ProgramError: the spec has what a table cannot have.
+        ProgramError: the spec is not supported.
     """
 
     def __init__(self, spec: TableSpec) -> None:
@@ -44,27 +43,26 @@ class TableStore:
         self._update = update_of(spec.optimizer, spec.dim)
         self._evictions = Evictions(spec.evictions)
         most, what = self._evictions.most, f"rows of table '{spec.name}'"
-        self._members = None if most is None else Members(most, what, self._are_there)
+        self._members = None if most is None else BucketCapacity(most, what, self._are_there)
         self._waiting = None if spec.admission is None else Candidates(spec.admission, spec.name)
-        initial_rows(spec.initializer, np.empty(0, np.int64), spec.dim)  # refused now or never
-        self._gone = Gone()
+        initial_rows(spec.initializer, np.empty(0, np.int64), spec.dim)  # fail early
+        self._gone = Tombstones()
         self._evicted = self._skipped = self._rescored = 0
         self._longest_eviction_s = 0.0
         self._make_empty()
 
     def __len__(self) -> int:
-        """Returns how many rows there are."""
         return len(self._index)
 
     def look_up(self, keys: np.ndarray, *, step: int = 0) -> np.ndarray:
-        """Returns rows; makes those that are not there.
+        """Returns rows; creates missing ones.
 
-        A row whose key is not admitted yet is as the initializer makes it, and is not kept. Rows
-        that are there are left as they are: a look-up touches none.
+        A row whose key is not admitted yet has its initial values, and is not kept. A look-up does
+        not touch present rows.
 
         Args:
             keys: int64[n].
-            step: the step that asks, which is what a new row was last touched by.
+            step: the requesting step, which is a new row's last touch.
 
         Returns:
             float32[n, dim].
@@ -89,19 +87,19 @@ class TableStore:
         shows: np.ndarray | None = None,
         clicks: np.ndarray | None = None,
     ) -> None:
-        """Updates rows by the optimizer; makes those that are not there.
+        """Updates rows by the optimizer; creates missing ones.
 
         Args:
-            keys: int64[n], each once.
+            keys: int64[n], unique.
             grads: float32[n, dim].
-            step: the step that they are of.
-            learning_rate: of this update; the optimizer's own, unless given.
-            shows: float32[n], how often each key was shown; for tables with scores.
-            clicks: float32[n], how often it was clicked.
+            step: of the gradients.
+            learning_rate: of this update; by default the optimizer's.
+            shows: float32[n], times each key was shown; for tables with scores.
+            clicks: float32[n], times it was clicked.
 
         Raises:
-            ProgramError: a gradient is not finite, and the table refuses those; or the rate is
-                not; or shows are given to a table without scores. Nothing was applied.
+            ProgramError: a gradient is not finite, and the table refuses those; or the rate is not
+                finite; or shows are given to a table without scores. Nothing was applied.
         """
         self._check_scores(shows, clicks)
         rate = self._update.learning_rate
@@ -123,12 +121,12 @@ class TableStore:
         shows: np.ndarray | None = None,
         clicks: np.ndarray | None = None,
     ) -> None:
-        """Adds to rows, whatever the optimizer; makes those that are not there.
+        """Adds to rows, bypassing the optimizer; creates missing ones.
 
         Args:
-            keys: int64[n], each once.
+            keys: int64[n], unique.
             deltas: float32[n, dim].
-            step: the step that they are of.
+            step: of the deltas.
             shows: as `update`.
             clicks: as `update`.
 
@@ -145,10 +143,9 @@ class TableStore:
         self._evict_surplus(step)
 
     def shrink(self, step: int) -> int:
-        """Takes out the rows that the table's evictions say; returns how many.
+        """Evicts rows by the table's rules; returns their number.
 
-        Where rows have scores all shows and clicks decay, so what is saved next of changes is
-        everything.
+        In a table with scores all shows and clicks decay, so the next delta contains every row.
 
         Args:
             step: now; later than any save.
@@ -163,7 +160,6 @@ class TableStore:
         return before - len(self)
 
     def clear(self, *, step: int = 0) -> None:
-        """Takes out everything, at this step."""
         self._gone.add(self._index.items()[0], step)
         if self._waiting is not None:
             self._gone.add(self._waiting.items()[0], step)
@@ -171,7 +167,7 @@ class TableStore:
         self._make_empty()
 
     def drop(self, buckets: Iterable[int]) -> int:
-        """Takes out what is in these buckets, kept elsewhere now; returns how many rows."""
+        """Removes the rows of buckets that moved elsewhere; returns their number."""
         wanted = np.fromiter(buckets, np.int32)
         if self._waiting is not None:
             keys = self._waiting.items()[0]
@@ -185,7 +181,7 @@ class TableStore:
         return keys, self._columns[ROWS].take(slots)
 
     def live(self, buckets: range = range(BUCKETS)) -> Iterator[RowBatch]:
-        """Yields the keys and rows of some buckets, and nothing else, in the order of `batches`."""
+        """Yields only the keys and rows of some buckets, in the order of `batches`."""
         keys, slots = self._index.items()
         places = bucket_of(keys)
         here = (places >= buckets.start) & (places < buckets.stop)
@@ -196,14 +192,14 @@ class TableStore:
             yield RowBatch(keys[some], self._columns[ROWS].take(slots[some]))
 
     def batches(self, touched_since: int | None = None) -> Iterator[RowBatch]:
-        """Yields what is held, by ascending bucket and, in a bucket, by ascending key.
+        """Yields the contents, by ascending bucket and, in a bucket, by ascending key.
 
-        A bucket is in one batch; a batch may have several. The store may not change between two.
+        A batch holds one or several whole buckets. The store may not change between two batches.
 
         Args:
-            touched_since: only rows and candidates touched after this step, and the keys that
-                left after it; a store of the same spec that had everything up to this step has it
-                all when these are put into it.
+            touched_since: only rows and candidates touched after this step, and the keys removed
+                since. A store of the same spec with the state at this step that `put`s them has
+                the current state.
         """
         self._gone.begin()
         keys, slots = self._index.items()
@@ -220,7 +216,7 @@ class TableStore:
             yield self._batch(keys[rows], slots[rows], [a[candidates] for a in waiting], gone[left])
 
     def put(self, batch: RowBatch) -> None:
-        """Takes a batch in: its keys are then as it says, and those in `gone` are no more."""
+        """Merges a batch: replaces the rows of its keys, and removes those in `gone`."""
         self._gone.begin()
         if len(self):
             self._remove(np.unique(np.concatenate([batch.keys, batch.candidates, batch.gone])))
@@ -233,16 +229,16 @@ class TableStore:
             self._members.add(_keys(batch.keys))
 
     def forget_gone(self, until: int) -> None:
-        """Forgets keys that left at this step or before: nobody asks for changes since then."""
+        """Forgets keys removed at this step or before: no delta will be requested since then."""
         self._gone.forget(until)
 
     def stats(self) -> dict[str, float]:
-        """Returns what there is.
+        """Returns statistics.
 
-        `rows` and `candidates` that are held; rows `evicted` and gradients `skipped` so far;
-        `bytes_live`, what keys, rows, optimizer state and counters of the live rows take;
-        `bytes_held`, with the index and slots that are free; `longest_pause_s`, of a piece of
-        the index's growing (as 4096 new keys need) or of an eviction.
+        `rows` and `candidates` held; rows `evicted` and gradients `skipped` so far; `bytes_live` of
+        keys, rows, optimizer state and counters of the live rows; `bytes_held`, including the index
+        and free slots; `longest_pause_s`, of a piece of the index's growth (one per 4096 new keys)
+        or of an eviction.
         """
         waiting = 0 if self._waiting is None else self._waiting.nbytes
         slot_bytes = self._columns.slot_bytes
@@ -267,7 +263,6 @@ class TableStore:
             self._members.clear()
 
     def _place(self, batch: RowBatch) -> None:
-        """Has rows as a batch says, whatever they were."""
         columns = {ROWS: batch.rows} | {**batch.state} | {**batch.counters}
         with self._index.adding(_keys(batch.keys)) as (slots, made):
             self._columns.reserve(self._index.slots)
@@ -280,7 +275,6 @@ class TableStore:
         return initial_rows(self.spec.initializer, keys, self.spec.dim)
 
     def _slots(self, keys: np.ndarray, step: int) -> np.ndarray:
-        """Returns the slots of keys, and makes the rows that are not there."""
         with self._index.adding(keys) as (slots, made):
             if len(made):
                 self._columns.reserve(self._index.slots)
@@ -292,7 +286,7 @@ class TableStore:
         return slots
 
     def _begin_state(self, slots: np.ndarray) -> None:
-        """Has new rows, whose slots others may have had before, begin as they should."""
+        """Initializes the state of new rows, whose slots may be reused."""
         for name, state in self._update.state.items():
             self._columns[name].fill(slots, state.initial)
         for name in self._evictions.counters:
@@ -301,7 +295,7 @@ class TableStore:
     def _accepted(
         self, keys: np.ndarray, grads: np.ndarray, step: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | slice]:
-        """Returns the keys and gradients that count, and which of those given they are."""
+        """Returns the accepted keys and gradients, and their positions among the given ones."""
         keys, grads = _keys(keys), np.require(grads, np.float32, ["C", "A"])
         kept = finite(self.spec, keys, grads, step)
         if not isinstance(kept, slice):
@@ -311,7 +305,7 @@ class TableStore:
         return keys[kept], grads[kept], kept
 
     def _admitted(self, keys: np.ndarray, kept: np.ndarray | slice, step: int) -> np.ndarray:
-        """Returns the places of keys with a row, and of those that get one now."""
+        """Returns the positions of keys that have a row or get one now."""
         assert self._waiting is not None
         places = np.arange(len(keys))[kept]
         absent = self._index.find(keys[places]) == NOWHERE
@@ -333,7 +327,7 @@ class TableStore:
         shows: np.ndarray | None,
         clicks: np.ndarray | None,
     ) -> None:
-        """Adds shows and clicks to those that rows have."""
+        """Adds shows and clicks to the counters of rows."""
         for name, more in ((SHOWS, shows), (CLICKS, clicks)):
             if more is not None:
                 column, counted = self._columns[name], np.asarray(more, np.float32)[kept]
@@ -360,17 +354,15 @@ class TableStore:
         self._longest_eviction_s = max(self._longest_eviction_s, perf_counter() - started)
 
     def _counters(self, keys: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns what evictions ask of keys that have rows."""
         slots = self._index.find(keys)
         return {name: self._columns[name].take(slots) for name in self._evictions.order}
 
     def _are_there(self, keys: np.ndarray) -> np.ndarray:
-        """Returns bool[n], which keys have rows."""
         there: np.ndarray = self._index.find(keys) != NOWHERE
         return there
 
     def _remove(self, keys: np.ndarray) -> int:
-        """Takes rows out, of keys that are each there once; returns how many were there."""
+        """Removes the rows of unique keys; returns the number that were present."""
         if self._members is not None:
             self._members.remove(keys[self._are_there(keys)])
         return len(self._index.remove(keys))
@@ -414,12 +406,12 @@ class TableStore:
 
 
 def _keys(keys: np.ndarray) -> np.ndarray:
-    """Returns keys as compiled functions want them."""
+    """Returns keys in the form that compiled functions take."""
     return np.require(keys, np.int64, ["C", "A"])
 
 
 def _step(step: int) -> int:
-    """Returns a step as it is kept for each row, in four bytes."""
+    """Returns a step in the four bytes kept for each row."""
     if not 0 <= step < 2**31:
         raise ProgramError(f"step {step} of a table", hint="steps are from 0 to 2**31 - 1")
     return step

@@ -1,4 +1,4 @@
-"""A table whose least recently used rows are on disk, and which answers as if none were."""
+"""A table whose least recently used rows are on disk, transparently to its users."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -7,41 +7,39 @@ from pathlib import Path
 import numpy as np
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.tables.batch import RowBatch
-from jaxfleet.tables.batches import joined, of_buckets, ordered, pieces, taken
 from jaxfleet.tables.buckets import BUCKETS, bucket_of
+from jaxfleet.tables.columns import Columns, Kind
+from jaxfleet.tables.delta_keys import SpilledKeys
 from jaxfleet.tables.disk import Disk
 from jaxfleet.tables.eviction import first_to_go
-from jaxfleet.tables.late import Late
-from jaxfleet.tables.probing import NOWHERE
-from jaxfleet.tables.rows import Columns, Kind
+from jaxfleet.tables.hash_kernels import NOWHERE
+from jaxfleet.tables.row_batch import RowBatch, joined, of_buckets, ordered, pieces, taken
 from jaxfleet.tables.spec import ByScore, Capacity, Part, TableSpec, Unseen
 from jaxfleet.tables.store import TableStore
 
 _USED = "used"
-_SPARED = 8  # one of so many rows in memory goes besides: not each time anew
-_CHUNK_ROWS = 1 << 16  # of what is put on disk at once
+_SPARED = 8  # spills 1/8 of the bound more than the surplus, so that this is rare
+_CHUNK_ROWS = 1 << 16  # rows written to disk at once
 _ANY_NUMBER = 1 << 40
 
 
 class TieredStore(TableStore):
-    """Keeps rows by key, so many of them in memory and the others on disk.
+    """Keeps a bounded number of rows in memory and the others on disk.
 
-    Rows that are asked for or updated are brought into memory; when there are more than the spec
-    says, those that were not used for longest go to disk, many at a time. So there may be more of
-    them by the keys of one call. Evictions, saves and everything else are of all rows alike: no
-    bit of any answer depends on where a row is. Candidates of admission stay in memory.
+    Rows that are looked up or updated are brought into memory; above the spec's bound, the least
+    recently used go to disk, many at a time. So memory may exceed the bound by the keys of one
+    call. Evictions, saves and all else treat rows alike: no bit of any answer depends on where a
+    row is. Candidates of admission stay in memory.
 
     Args:
-        spec: what the table is; `memory_rows` says how many are in memory.
-        share: the part of the table's buckets that are kept here; of `memory_rows`, as much is
-            meant.
-        folder: where the file of rows is; the system's for temporary files, unless given. It is
-            no checkpoint: it goes with the process.
+        spec: of the table; `memory_rows` is the bound.
+        share: the part of the table's buckets that are kept here; the bound is scaled by it.
+        folder: where the file of rows is; by default the system's folder for temporary files. The
+            file is not a checkpoint: it is deleted with the process.
 
     Raises:
-        ProgramError: the spec has what a table cannot have.
-        JaxfleetError: no file can be made.
+        ProgramError: the spec is not supported.
+        JaxfleetError: no file can be created.
     """
 
     def __init__(self, spec: TableSpec, *, share: float = 1.0, folder: Path | None = None) -> None:
@@ -50,16 +48,14 @@ class TieredStore(TableStore):
             raise ProgramError(what, hint="memory_rows is a number from 1 on")
         self._most_in_memory = max(1, int(spec.memory_rows * share))
         self._disk = Disk(spec.name, folder)
-        self._late = Late()
+        self._late = SpilledKeys()
         self._calls = 0
         super().__init__(spec)
 
     def __len__(self) -> int:
-        """Returns how many rows there are, in memory and on disk."""
         return len(self._index) + len(self._disk)
 
     def look_up(self, keys: np.ndarray, *, step: int = 0) -> np.ndarray:
-        """Returns rows, as `TableStore.look_up`; those on disk come into memory."""
         self._bring_in(keys)
         rows = super().look_up(keys, step=step)
         self._late.saw(step)
@@ -76,7 +72,6 @@ class TieredStore(TableStore):
         shows: np.ndarray | None = None,
         clicks: np.ndarray | None = None,
     ) -> None:
-        """Updates rows, as `TableStore.update`; those on disk come into memory."""
         self._bring_in(keys)
         super().update(
             keys, grads, step=step, learning_rate=learning_rate, shows=shows, clicks=clicks
@@ -93,14 +88,12 @@ class TieredStore(TableStore):
         shows: np.ndarray | None = None,
         clicks: np.ndarray | None = None,
     ) -> None:
-        """Adds to rows, as `TableStore.add`; those on disk come into memory."""
         self._bring_in(keys)
         super().add(keys, deltas, step=step, shows=shows, clicks=clicks)
         self._late.saw(step)
         self._settle(keys)
 
     def shrink(self, step: int) -> int:
-        """Takes out the rows that the table's evictions say, wherever they are."""
         before = len(self)
         if any(isinstance(part, Unseen | ByScore) for part in self.spec.evictions):
             for buckets in self._disk.windows():
@@ -110,14 +103,12 @@ class TieredStore(TableStore):
         return before - len(self)
 
     def clear(self, *, step: int = 0) -> None:
-        """Takes out everything, at this step."""
         for buckets in self._disk.windows():
             if (batch := self._disk.read(buckets)) is not None:
                 self._gone.add(self._disk.remove(batch.keys), step)
         super().clear(step=step)
 
     def drop(self, buckets: Iterable[int]) -> int:
-        """Takes out what is in these buckets, kept elsewhere now; returns how many rows."""
         wanted, dropped = list(buckets), 0
         for bucket in wanted:
             if (batch := self._disk.read(range(bucket, bucket + 1))) is not None:
@@ -125,13 +116,11 @@ class TieredStore(TableStore):
         return dropped + super().drop(wanted)
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns all keys and rows: int64[n] and float32[n, dim], by bucket and key."""
         empty = RowBatch(np.empty(0, np.int64), np.empty((0, self.spec.dim), np.float32))
         together = joined([*self.batches()] or [empty])
         return together.keys, together.rows
 
     def live(self, buckets: range = range(BUCKETS)) -> Iterator[RowBatch]:
-        """Yields keys and rows, wherever they are, as `TableStore.live`."""
         if not len(self._disk):
             yield from super().live(buckets)
             return
@@ -142,7 +131,7 @@ class TieredStore(TableStore):
             yield from pieces(ordered(joined([*super().live(some), *on_disk])))
 
     def batches(self, touched_since: int | None = None) -> Iterator[RowBatch]:
-        """Yields what is held, as `TableStore.batches`: no more of it at a time than fits."""
+        """Yields the contents, as `TableStore.batches`, within bounded memory."""
         self._late.begin()
         everything = touched_since is not None and self._rescored > touched_since
         since = None if everything else touched_since
@@ -153,18 +142,16 @@ class TieredStore(TableStore):
                 yield ordered(joined(parts))
 
     def put(self, batch: RowBatch) -> None:
-        """Takes a batch in: its keys are then as it says, and those in `gone` are no more."""
         super().put(batch)
         self._late.put(int(batch.counters["touched"].max(initial=-1)))
         self._settle(batch.keys)
 
     def forget_gone(self, until: int) -> None:
-        """Forgets keys that left at this step or before: nobody asks for changes since then."""
         super().forget_gone(until)
         self._late.forget(until)
 
     def stats(self) -> dict[str, float]:
-        """Returns what there is, as `TableStore.stats`; bytes are those in memory.
+        """Returns statistics, as `TableStore.stats`; bytes are those in memory.
 
         `rows_on_disk` of all `rows`; `bytes_on_disk`, which does not shrink.
         """
@@ -179,13 +166,13 @@ class TieredStore(TableStore):
         self._recency = Columns({_USED: Kind(np.int64)})
 
     def _bring_in(self, keys: np.ndarray) -> None:
-        """Has the rows of these keys in memory, as far as there are any."""
+        """Moves the rows of these keys, if any, from disk into memory."""
         if not len(self._disk):
             return
         absent = np.unique(keys[self._index.find(keys) == NOWHERE])
         if (batch := self._disk.find(absent)) is None:
             return
-        # They leave the disk once they are in memory: what fails on the way loses none.
+        # They leave the disk once they are in memory, so that a failure loses none.
         self._place(batch)
         try:
             self._disk.remove(batch.keys)
@@ -194,7 +181,7 @@ class TieredStore(TableStore):
             raise
 
     def _settle(self, keys: np.ndarray) -> None:
-        """Notes that these were used just now, and puts rows on disk that are too many."""
+        """Marks keys as most recently used, and spills rows above the bound."""
         self._calls += 1
         slots = self._index.find(keys)
         slots = slots[slots != NOWHERE]
@@ -220,7 +207,7 @@ class TieredStore(TableStore):
         return self._batch(keys, slots, [no_keys, no_counts, no_keys], no_keys)
 
     def _on_disk(self, buckets: range, since: int | None) -> Iterator[RowBatch]:
-        """Yields the rows of some buckets that are on disk, and were touched after a step."""
+        """Yields the rows of some buckets that are on disk and were touched after a step."""
         known = None if since is None else self._late.since(since)
         if known is None:
             batch = self._disk.read(buckets)
@@ -233,7 +220,7 @@ class TieredStore(TableStore):
             yield batch
 
     def _shrink_on_disk(self, buckets: range, step: int) -> None:
-        """Shrinks the rows of some buckets as a store of them alone, in memory, would."""
+        """Shrinks the rows of some buckets on disk, as a store in memory would."""
         if (batch := self._disk.read(buckets)) is None:
             return
         alone = TableStore(replace(self.spec, admission=None, evictions=self._without_capacity()))
@@ -249,7 +236,7 @@ class TieredStore(TableStore):
         self._evicted += len(gone)
 
     def _without_capacity(self) -> tuple[Part, ...]:
-        """Returns the spec's evictions, of which a capacity says what is counted and no more."""
+        """Returns the spec's evictions with unbounded capacity, to keep only its counters."""
         return tuple(
             replace(part, rows=_ANY_NUMBER) if isinstance(part, Capacity) else part
             for part in self.spec.evictions
@@ -276,19 +263,18 @@ class TieredStore(TableStore):
         return counters
 
     def _disk_rows(self, keys: np.ndarray) -> RowBatch | None:
-        """Returns the rows of those keys that are on disk, and leaves them there."""
         return self._disk.find(keys) if len(keys) and len(self._disk) else None
 
 
 def make_store(spec: TableSpec, *, share: float = 1.0) -> TableStore:
-    """Returns an empty store for a table: all in memory, or on disk too, as the spec says.
+    """Returns an empty store for a table, in memory or tiered as its spec specifies.
 
     Args:
-        spec: what the table is.
+        spec: of the table.
         share: the part of the table's buckets that are kept here.
 
     Raises:
-        ProgramError: the spec has what a table cannot have.
+        ProgramError: the spec is not supported.
         JaxfleetError: there is no room for a file.
     """
     if spec.memory_rows is None:
@@ -297,14 +283,14 @@ def make_store(spec: TableSpec, *, share: float = 1.0) -> TableStore:
 
 
 class _Stream:
-    """Gives the batches of a store by other ranges of buckets than it has them in."""
+    """Regroups the batches of a store by other ranges of buckets."""
 
     def __init__(self, batches: Iterator[RowBatch]) -> None:
         self._batches = batches
         self._next: RowBatch | None = next(batches, None)
 
     def until(self, buckets: range) -> Iterator[RowBatch]:
-        """Yields what there is of these buckets; ranges are asked for in their order."""
+        """Yields the contents of these buckets; ranges must be requested in order."""
         while self._next is not None:
             part = of_buckets(self._next, buckets)
             if len(part.keys) or len(part.candidates) or len(part.gone):

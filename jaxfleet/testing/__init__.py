@@ -1,4 +1,4 @@
-"""Help for tests of passes, ours and those that users write."""
+"""Test helpers for passes, jaxfleet's and users'."""
 
 from jaxfleet.testing.check import check_pass as check_pass
-from jaxfleet.testing.docs import docstring_programs as docstring_programs
+from jaxfleet.testing.check import docstring_programs as docstring_programs

@@ -1,13 +1,22 @@
-"""Checks what a pass makes of a program, both as text."""
+"""Checks of a pass's output, and the example programs in its docstring."""
 
 import difflib
+import re
+from inspect import cleandoc
 
 from jaxfleet.ir import Program, parse
 from jaxfleet.pipeline import Pass, pass_text, run_pipeline
 
+_EXAMPLE = re.compile(r"^Before::\n(.*?)^After::\n(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def docstring_programs(cls: type[Pass]) -> list[tuple[str, str]]:
+    """Returns the (before, after) texts in a pass's docstring, in order."""
+    return _EXAMPLE.findall(cleandoc(cls.__doc__ or ""))
+
 
 def check_pass(pass_: Pass, *, before: str, after: str) -> None:
-    """Checks that a pass turns one program into another, both valid.
+    """Checks that a pass turns one valid program into another.
 
     Indentation and comments of the texts do not matter; everything else that prints does.
 

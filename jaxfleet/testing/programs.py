@@ -1,8 +1,8 @@
-"""Draws programs for property tests, with hypothesis.
+"""Hypothesis strategies for programs.
 
-`programs` draws anything that can be built, valid or not, odd names and values included: it is
-for what must hold of every program, such as that its text parses back to it. `valid_programs`
-draws what the verifier accepts: it is for passes.
+`programs` draws any program that can be built, valid or not, with odd names and values: for
+properties of every program, such as the round trip through text. `valid_programs` draws programs
+that the verifier accepts, for tests of passes.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ T = TypeVar("T")
 _PLAIN_NAMES = (
     *("x", "w", "h", "loss", "t0", "fc_0.w_0", "w@GRAD", "w@GRAD.block0.trainer_1", "a-b+c", "_"),
     *("params/Conv_0/kernel", "opt_state/0/mu/Dense_0/bias", "c0~1", "x$", "infer", "nan_count"),
-    # Words of the grammar.
+    # Keywords of the grammar.
     *("program", "block", "data", "param", "state", "const", "temp", "in", "for", "forward"),
     *("backward", "optimize", "lr_sched", "rpc", "f32", "e5", "i", "_1"),
 )
@@ -65,17 +65,17 @@ _SOME_SOURCES = (Source(), Source("/home/me/train.py", 14, "train_step", "CNN/Co
 
 
 def names() -> st.SearchStrategy[str]:
-    """Draws names, most of them plain, some that must be quoted."""
+    """Draws names, mostly plain, some that need quotes."""
     return _names()
 
 
 def sizes() -> st.SearchStrategy[Size]:
-    """Draws sizes: numbers, letters, and what can be computed of them."""
+    """Draws sizes: numbers, letters, and expressions of them."""
     return _sizes()
 
 
 def attrs() -> st.SearchStrategy[Attrs]:
-    """Draws attributes of every kind, nested up to three deep."""
+    """Draws attributes of every kind, up to three levels deep."""
     return _attrs(refs=True)
 
 
@@ -84,7 +84,7 @@ def programs(draw: st.DrawFn, *, max_ops: int = 4) -> Program:
     """Draws any program that can be built, valid or not.
 
     Args:
-        draw: given by hypothesis.
+        draw: supplied by hypothesis.
         max_ops: the most operators in a block.
     """
     blocks = []
@@ -102,19 +102,19 @@ def programs(draw: st.DrawFn, *, max_ops: int = 4) -> Program:
 def valid_programs(*, max_ops: int = 8) -> st.SearchStrategy[Program]:
     """Draws programs that the verifier accepts.
 
-    Their operators have made-up types, so nothing can run them; they read, write and update in
-    place, and some have sub-blocks, functions and others.
+    Their operators have made-up types, so they cannot run; they read, write and update in place,
+    and some have sub-blocks, functions and others.
 
     Args:
         max_ops: the most operators in a block.
     """
-    # One draw of bytes, each a choice to make, is fifty times as fast as a draw for each choice.
+    # One draw of bytes, each a decision, is fifty times as fast as one draw per decision.
     choices = st.binary(min_size=8 * max_ops, max_size=24 * max_ops)
     return choices.map(lambda drawn: _ValidProgram(drawn, max_ops).program())
 
 
 class _ValidProgram:
-    """A valid program while it is being made; every choice takes one of the drawn bytes."""
+    """A valid program under construction; every decision takes one of the drawn bytes."""
 
     def __init__(self, drawn: bytes, max_ops: int) -> None:
         self.choices = iter(drawn)
@@ -123,7 +123,7 @@ class _ValidProgram:
         self.count = 0
 
     def number(self, below: int) -> int:
-        """Returns a number, 0 when all bytes are taken."""
+        """Returns a number less than `below`, 0 once all bytes are used."""
         return next(self.choices, 0) % below
 
     def one_of(self, items: Sequence[T]) -> T:
@@ -148,16 +148,9 @@ class _ValidProgram:
         return Variable(name, self.one_of(("f32", "i32")), self.one_of(_SHAPES), kind)
 
     def block(self, parent: int, *, known: list[str], writable: list[str], depth: int) -> int:
-        """Makes a block and what lies in it, and returns its index.
-
-        Args:
-            parent: the block around it.
-            known: what it may read.
-            writable: what it may update in place.
-            depth: how many blocks are around it.
-        """
+        """Adds a block with its content, and returns its index."""
         index = len(self.blocks)
-        self.blocks.append(Block(index))  # keeps the place, since sub-blocks come behind
+        self.blocks.append(Block(index))  # reserves the index, since sub-blocks follow
         args = [self.variable(Kind.TEMP) for _ in range(self.number(3) if depth else 0)]
         own = list(args)
         ops = []

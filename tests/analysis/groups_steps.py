@@ -8,8 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxfleet.analysis.groups import Group, OptimizeGroups, cut_rows, optimize_groups
-from jaxfleet.analysis.groups.rows import ROWS as ROWS_LETTER
+from jaxfleet.analysis.optimizer_groups import (
+    OptimizerGroup,
+    OptimizerGroups,
+    cut_rows,
+    find_optimizer_groups,
+)
+from jaxfleet.analysis.optimizer_groups.row_locality import ROWS as ROWS_LETTER
 from jaxfleet.capture import distributed_optimizer
 from jaxfleet.capture.signature import Signature
 from jaxfleet.capture.trace import trace
@@ -18,8 +23,8 @@ from jaxfleet.ops import Interpreter
 
 Values = dict[str, Any]
 ROWS = 8
-# Of two and four elements XLA:CPU computes what it computes of more. Of one it divides by a scalar
-# in another way, and of three it takes another exp and log: a last digit differs.
+# For two or four elements XLA:CPU computes as for more. For one it divides by a scalar differently,
+# and for three it uses another exp and log: the last digit differs.
 SLICES = ((0, 2), (2, 4), (4, 8))
 PARAMS = {
     "b": np.linspace(-1.0, 1.0, ROWS, dtype=np.float32),
@@ -45,9 +50,8 @@ def step_of(tx: optax.GradientTransformation, params: Any = None) -> Program:
     return trace(step, Signature.of(state, np.ones(8, np.float32)), rows=None, name="step").program
 
 
-def groups_of(tx: optax.GradientTransformation, params: Any = None) -> OptimizeGroups:
-    """Returns the optimize groups of a step around an optimizer."""
-    return optimize_groups(step_of(tx, params))
+def groups_of(tx: optax.GradientTransformation, params: Any = None) -> OptimizerGroups:
+    return find_optimizer_groups(step_of(tx, params))
 
 
 def on_gradients(function: Callable[[jax.Array], Any]) -> optax.GradientTransformation:
@@ -59,13 +63,13 @@ def on_gradients(function: Callable[[jax.Array], Any]) -> optax.GradientTransfor
     return optax.stateless(lambda updates, _: jax.tree.map(change, updates))
 
 
-def w_of(tx: optax.GradientTransformation, params: Any = None) -> Group:
+def w_of(tx: optax.GradientTransformation, params: Any = None) -> OptimizerGroup:
     """Returns the group of the matrix."""
     return groups_of(tx, params).group("params/w")
 
 
 def drawn(variable: Variable, seed: int) -> np.ndarray[Any, Any]:
-    """Draws a value that an optimizer could meet there: positive, and not small."""
+    """Draws a value that an optimizer could meet: positive, and not small."""
     rng, shape = np.random.default_rng(seed), [int(str(size)) for size in variable.shape]
     if variable.dtype == "bool":
         return np.ones(shape, bool)
@@ -76,27 +80,26 @@ def drawn(variable: Variable, seed: int) -> np.ndarray[Any, Any]:
 
 
 def inputs_of(program: Program) -> Values:
-    """Draws what a group reads."""
     kinds = (Kind.DATA, Kind.PARAM, Kind.STATE)
     return {v.name: drawn(v, seed) for seed, v in enumerate(program.of_kind(*kinds))}
 
 
 def lasting(program: Program, scope: Mapping[str, Any]) -> Values:
-    """Returns the parameters and state that a program ends with."""
+    """Returns the final parameters and state of a program."""
     return {v.name: np.asarray(scope[v.name]) for v in program.of_kind(Kind.PARAM, Kind.STATE)}
 
 
 def run(program: Program, values: Values, sizes: Mapping[str, int] | None = None) -> Values:
-    """Runs a program operator by operator, and returns what lasts."""
+    """Runs a program operator by operator; returns its persistent values."""
     return lasting(program, Interpreter(program, dict(sizes or {})).run(values))
 
 
-def check_slices(group: Group, *, exact: bool = True) -> None:
-    """Checks that a group gives, on slices of its rows, the slices of what it gives whole.
+def check_slices(group: OptimizerGroup, *, exact: bool = True) -> None:
+    """Checks that a group computes the same on slices of its rows as on the whole.
 
     Args:
         group: a row-local group of eight rows.
-        exact: bitwise; else to float32's last digits, for sums that are made in another order.
+        exact: bitwise; else to float32's last digits, for sums in another order.
     """
     program = cut_rows(group)
     verify(program)

@@ -1,6 +1,6 @@
-"""Runs small functions on one device and, rewritten, on several, and compares what they return.
+"""Runs small functions on one device and, rewritten, on several, and compares the results.
 
-Many functions stand in one step, so that a whole family costs one compilation.
+One step contains many functions, so that a whole family costs one compilation.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
 
 class State(NamedTuple):
-    """What every device has."""
+    """Values that every device has."""
 
     w: Any  # f32[6,5]
     v: Any  # f32[6]
@@ -113,8 +113,8 @@ def check(family: Family, *, devices: int, letter: bool = True) -> Program:
 
     Args:
         family: functions of a `State` and a `Batch`, by name.
-        devices: how many.
-        letter: let the batch be a letter in the program, or a number.
+        devices: the number of devices.
+        letter: whether the batch size is a letter in the program, or a number.
 
     Returns:
         The rewritten program.
@@ -147,7 +147,7 @@ def check_step(
 
 
 def assert_same(wanted: Any, found: Any) -> None:
-    """Compares two trees: floats to the order of their sums, everything else exactly."""
+    """Compares two trees: floats up to the order of their sums, everything else exactly."""
     tree: Any = jax.tree.structure(wanted)
     assert tree == jax.tree.structure(found)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(wanted)]

@@ -1,4 +1,4 @@
-"""A BatchNorm that was left in evaluation is named where a step is distributed."""
+"""A BatchNorm left in evaluation mode is named when a step is distributed."""
 
 import warnings
 from typing import Any

@@ -1,4 +1,4 @@
-"""A key that a step draws from and never advances is named where the step is distributed."""
+"""A key that a step draws from and never advances is named when the step is distributed."""
 
 import functools
 import warnings
@@ -13,7 +13,7 @@ from flax import nnx
 from jax import lax
 
 import jaxfleet as jf
-from jaxfleet.analysis.repeated_keys import repeated_key_warning
+from jaxfleet.analysis.step_warnings import repeated_key_warning
 
 X = jnp.arange(24.0).reshape(8, 3)
 TX = jf.distributed_optimizer(optax.sgd(0.1))

@@ -1,4 +1,4 @@
-"""What the tests of capture share: captured programs, and running them on one device."""
+"""Helpers for tests of capture: captured programs, and running them on one device."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from jaxfleet.ops import Array, Interpreter
 
 
 def replay(captured: jf.Captured, state: Any, batch: Any) -> tuple[Any, Any]:
-    """Returns what the captured program makes of a state and a batch, as the step would."""
+    """Returns the results of the captured program, as the step would."""
     signature = captured.signature
     leaves = [*jax.tree.leaves(state), *jax.tree.leaves(batch)]
     names = [leaf.name for leaf in (*signature.state, *signature.batch)]
@@ -37,8 +37,8 @@ def assert_same_as_the_step(
 
     Args:
         step: a training step.
-        state: what it takes.
-        batch: what it takes.
+        state: its argument.
+        batch: its argument.
         captured: the step, if it was captured before.
     """
     captured = captured or jf.capture(step, example=(state, batch))

@@ -1,4 +1,4 @@
-"""Steps of several arguments: what is state, what is the batch, what goes whole to every device."""
+"""Steps of several arguments: state, batch, and arguments replicated to every device."""
 
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def distributed(step: Any, *example: Any) -> Any:
 
 
 def close(found: Any, expected: Any) -> None:
-    jax.tree.map(  # raises where their structures differ
+    jax.tree.map(  # raises if their structures differ
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), found, expected
     )
 

@@ -1,4 +1,4 @@
-"""Equal numbers mean equal computations, whatever names, order and dead operators there are."""
+"""Equal fingerprints mean equal computations, for any names, order and dead operators."""
 
 from jaxfleet.analysis.fingerprint import Numbering
 from jaxfleet.ir import Program, parse
@@ -100,6 +100,49 @@ def test_the_branches_of_a_choice_are_told_apart() -> None:
     swapped = with_blocks(COND.format("0:i32"), DOUBLE.format(1, ""), SINE.format(2))
     assert same(pick, pick)
     assert not same(pick, swapped)
+
+
+CHOICES = """
+program p
+  data  x: i32[]
+  state s: f32[]
+  block 0
+    forward
+      {0} = jax.cond(x, s) {{branches=[^1, ^2]}}
+      s = jax.cond({1}) {{branches=[^3, ^4]}}
+  block 1 (a: f32[]) -> ({2})
+    forward
+      p: f32[] = jax.sin(a)
+      q: f32[] = jax.cos(a)
+  block 2 (b: f32[]) -> ({3})
+    forward
+      e: f32[] = jax.empty2()
+  block 3 ({4}) -> (f)
+    forward
+      f: f32[] = jax.mul({5})
+  block 4 ({4}) -> (g)
+    forward
+      g: f32[] = jax.neg({6})
+"""
+
+
+def test_what_only_one_branch_keeps_for_its_gradient_does_not_count() -> None:
+    few = ("k: f32[]", "x, k", "q", "b", "c: f32[]", "c, 2.0:f32", "c")
+    more = (
+        "k: f32[], n: f32[]",
+        "x, k, n",
+        "q, 2.0:f32",
+        "b, e",
+        "c: f32[], d: f32[]",
+        "c, d",
+        "c",
+    )
+    swapped = (*more[:-1], "d")
+    left = parse(CHOICES.format(*few))
+    assert same(left, parse(CHOICES.format(*more)))
+    assert not same(left, parse(CHOICES.format(*swapped)))
+    by_another = CHOICES.format("k: f32[]", "0:i32, k", *few[2:])
+    assert not same(left, parse(by_another))
 
 
 SCAN = """      s{more_out} = jax.scan({inputs}) {{body=^1, num_consts={consts}, FACTS}}

@@ -1,4 +1,4 @@
-"""Primitives that jax does not make public, and those of libraries."""
+"""Primitives that jax does not export, and those of libraries."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ FUNCTIONS = [jnp.sin, jnp.cos]
 
 
 def made(name: str, *, expands: bool) -> Any:
-    """Returns a primitive that doubles, written in other primitives or only lowered to them."""
+    """Returns a primitive that doubles, expanded to other primitives or only lowered to them."""
     primitive = Primitive(name)
 
     @primitive.def_abstract_eval
@@ -45,7 +45,7 @@ CHOICE.def_abstract_eval(lambda _, x: jax.core.ShapedArray(x.shape, x.dtype))
 mlir.register_lowering(CHOICE, mlir.lower_fun(lambda _, x: jnp.cos(x), multiple_results=False))
 EXPANDED = made("twice_written", expands=True)
 LOWERED = made("twice_lowered", expands=False)
-SIN = made("sin", expands=True)  # a library may call its primitive what jax calls one
+SIN = made("sin", expands=True)  # a library may reuse the name of one of jax's primitives
 
 
 def doubled(x: Any) -> Any:

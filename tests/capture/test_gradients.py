@@ -1,4 +1,4 @@
-"""Each gradient finds its parameter, with and without parameters given to the update."""
+"""Each gradient is matched with its parameter, whether or not the update takes parameters."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Updates inside loops and branches: captured with their parameters, right on devices."""
+"""Updates inside loops and branches: captured with their parameters, correct on devices."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,7 @@ def updated(tx: Any, state: State, grads: Any) -> State:
 
 
 def in_a_scan(tx: Any) -> Step:
-    """Updates once for each part of the batch, and all that twice, as PPO does."""
+    """Updates once for each part of the batch, in two passes, as PPO does."""
 
     def step(state: State, batch: Any) -> tuple[State, Any]:
         parts = jax.tree.map(lambda x: x.reshape(2, -1, *x.shape[1:]), batch)
@@ -95,6 +95,7 @@ def started(tx: Any) -> State:
     return {"params": params(), "opt": tx.init(params())}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_in_a_loop_or_a_branch_gives_on_devices_what_one_gives(kind: str) -> None:
     tx = jf.distributed_optimizer(optax.sgd(0.3, momentum=0.9))
@@ -108,6 +109,7 @@ def test_an_update_in_a_loop_or_a_branch_gives_on_devices_what_one_gives(kind: s
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_such_an_update_gives_over_servers_what_one_device_gives(kind: str) -> None:
     tx = jf.distributed_optimizer(optax.sgd(0.3, momentum=0.9))

@@ -1,4 +1,4 @@
-"""Gradients that are not one array for one parameter, and state that they make."""
+"""Gradients that are not one array per parameter, and state derived from them."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def loss(params: Any, batch: Any) -> jax.Array:
 
 
 def of_each_example(tx: Any) -> tuple[Any, State]:
-    """Returns a step that hands the gradients of each example to its optimizer, as DP-SGD does."""
+    """Returns a step that passes per-example gradients to its optimizer, as DP-SGD does."""
 
     def of_one(params: Any, example: Any) -> jax.Array:
         return loss(params, jax.tree.map(lambda leaf: leaf[None], example))
@@ -63,7 +63,7 @@ def of_a_pair(tx: Any) -> tuple[Any, State]:
 
 
 def weighed_by_norms(tx: Any) -> tuple[Any, State]:
-    """Returns a step whose losses are weighed by the norms of their gradients, as in GradNorm."""
+    """Returns a step whose losses are weighted by the norms of their gradients, as in GradNorm."""
 
     def losses(params: Any, batch: Any) -> jax.Array:
         found = outputs(params, batch)
@@ -88,7 +88,7 @@ def weighed_by_norms(tx: Any) -> tuple[Any, State]:
 
 
 def weighed_by_a_norm_of_single_elements(tx: Any) -> tuple[Any, State]:
-    """Returns a step whose loss is weighed by a norm, over gradients of one element too."""
+    """Returns a step whose loss is weighted by a norm, also of gradients with a single element."""
 
     def of(params: Any, batch: Any) -> jax.Array:
         return params["scale"] * (batch["x"] @ params["w"] + params["b"])[:, 0]
@@ -125,7 +125,7 @@ def beside_a_target(tx: Any) -> tuple[Any, State]:
 
 
 def dpsgd() -> optax.GradientTransformation:
-    """Returns what clips the gradient of each example and adds noise, as DP-SGD does."""
+    """Returns an optimizer that clips per-example gradients and adds noise, as DP-SGD does."""
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         del params
@@ -173,6 +173,7 @@ def test_only_what_is_differentiated_is_a_parameter(name: str) -> None:
     assert {v.name for v in program.of_kind(Kind.PARAM)} == CASES[name][2]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", CASES)
 def test_such_a_step_gives_on_devices_what_one_gives(name: str) -> None:
     step, state = built(name)
@@ -185,6 +186,7 @@ def test_such_a_step_gives_on_devices_what_one_gives(name: str) -> None:
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CASES)
 def test_such_a_step_gives_over_servers_what_one_device_gives(name: str) -> None:
     step, state = built(name)

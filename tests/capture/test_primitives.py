@@ -1,4 +1,4 @@
-"""What jax is asked for in odd corners is captured, and does bit by bit what it did."""
+"""Unusual uses of jax are captured, and give the same results bit by bit."""
 
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +54,7 @@ FUNCTIONS: dict[str, Callable[[jax.Array], Any]] = {
 }
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_and_its_gradient(name: str) -> None:
     function = FUNCTIONS[name]

@@ -1,4 +1,4 @@
-"""Operators know which part of the step they belong to."""
+"""Operators are assigned to their part of the step."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every operator points at the user's line, also when a library made it."""
+"""Every operator refers to the user's line, even if a library created it."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The batch is a letter where that is sound, and a number where it is not, with a note."""
+"""The batch is a letter if that is sound, otherwise a number, with a note."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""State is updated in place where that is safe, and through copies where it is not."""
+"""State is updated in place if that is safe, otherwise through copies."""
 
 from typing import Any
 

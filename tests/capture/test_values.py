@@ -1,4 +1,4 @@
-"""Constants, literals, weak types, random keys and wide types come out as they went in."""
+"""Constants, literals, weak types, random keys and wide types are preserved."""
 
 from typing import Any
 

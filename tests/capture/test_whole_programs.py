@@ -1,4 +1,4 @@
-"""Captured programs of the zoo, run on one device: bit by bit what their steps do."""
+"""Captured programs of the zoo, run on one device: bit by bit as their steps."""
 
 import pytest
 
@@ -13,6 +13,7 @@ RUN = (
 )
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", RUN)
 def test_an_entry_does_on_one_device_what_its_step_does(name: str) -> None:
     built = built_zoo(name)

@@ -1,4 +1,4 @@
-"""Saves again and again, in a process that a test kills or leaves no room: `saver.py root how`."""
+"""Saves repeatedly, in a process that a test kills or gives no room: `saver.py root how`."""
 
 import json
 import resource
@@ -12,7 +12,7 @@ import numpy as np
 from jaxfleet.checkpoint import CheckpointSeries, Piece, save_arrays, write_part
 from jaxfleet.errors import CheckpointError
 
-ROWS = 1 << 13  # of 1024 floats: 32 MiB, which takes long enough to be killed in
+ROWS = 1 << 13  # of 1024 floats: 32 MiB, slow enough to be killed in
 
 
 def arrays(step: int, rows: int = ROWS) -> dict[str, np.ndarray]:
@@ -52,7 +52,7 @@ def part(root: Path, number: int) -> None:
 
 
 def without_room(root: Path) -> None:
-    """Saves one that fits and one that does not, where no file may pass 1 MiB."""
+    """Saves one that fits and one that does not, with files limited to 1 MiB."""
     series = CheckpointSeries(root)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
     save_arrays(series.path(1), arrays(1, rows=16), step=1)

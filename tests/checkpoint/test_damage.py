@@ -1,4 +1,4 @@
-"""What is damaged is never read, and the error names the file."""
+"""Damaged data is never read, and the error names the file."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxfleet.checkpoint import open_checkpoint, save_arrays
-from jaxfleet.checkpoint.sealed import write_sealed
+from jaxfleet.checkpoint.checksummed_json import write_sealed
 from jaxfleet.errors import CheckpointError
 
 W = np.arange(3000, dtype=np.float32).reshape(1000, 3)
@@ -84,7 +84,7 @@ def test_a_flipped_bit_is_never_read_as_a_number(folder: Path) -> None:
 
 
 def reads_right_or_refuses(folder: Path) -> bool:
-    """Some bits of the files mean nothing; says whether it was one of them."""
+    """Returns whether a flipped bit was irrelevant: some bits of the files have no meaning."""
     try:
         found = open_checkpoint(folder)
         assert (found.step, found.facts) == (5, {"x": 1})
@@ -98,7 +98,7 @@ def reads_right_or_refuses(folder: Path) -> bool:
 def test_rows_beside_the_damage_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxfleet.checkpoint.records.BLOCK_BYTES", 1200)  # 100 rows
+    monkeypatch.setattr("jaxfleet.checkpoint.manifest.BLOCK_BYTES", 1200)  # 100 rows
     save_arrays(tmp_path / "c", {"w": W}, step=1)
     path = max(files(tmp_path), key=lambda path: path.stat().st_size)
     data = path.read_bytes()
@@ -148,7 +148,7 @@ def test_what_is_no_manifest_is_refused(folder: Path, text: str) -> None:
 
 def test_a_manifest_that_is_too_long_is_not_read(folder: Path) -> None:
     with (folder / "checkpoint.json").open("r+b") as file:
-        file.truncate(1 << 40)  # takes no room on the disk
+        file.truncate(1 << 40)  # uses no space on the disk
     refuses(folder, "no manifest is so long")
 
 
@@ -157,7 +157,7 @@ def content(path: Path) -> Any:
 
 
 def reseal(folder: Path, change: Callable[[Any, Any], object]) -> None:
-    """Changes both manifests as somebody would who knows how they are sealed."""
+    """Changes both manifests, with knowledge of their seal."""
     top, path = content(folder / "checkpoint.json"), part_of(folder) / "part.json"
     part = content(path)
     change(top, part)
@@ -192,7 +192,7 @@ PIECE = ["name", "dtype", "shape", "start", "whole_shape", "shared", "block_rows
 
 
 def opens_well(folder: Path) -> bool:
-    """Says whether all can be read; anything but the named error fails the test."""
+    """Returns whether all can be read; any error other than the named one fails the test."""
     try:
         open_checkpoint(folder).verify()
         for name in open_checkpoint(folder).names():

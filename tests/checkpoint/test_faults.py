@@ -1,4 +1,4 @@
-"""A process that dies in a save, and a disk that is full, leave the older checkpoint as it was."""
+"""After the death of a saving process, or on a full disk, the older checkpoint remains."""
 
 import errno
 import itertools
@@ -114,9 +114,9 @@ def full(*_: object) -> None:
     [
         "jaxfleet.checkpoint.files.sync_tree",
         "jaxfleet.checkpoint.writing.write_sealed",
-        "jaxfleet.checkpoint.data.DataWriter.close",
+        "jaxfleet.checkpoint.array_store.DataWriter.close",
         "jaxfleet.checkpoint.files.os.fsync",
-        "jaxfleet.checkpoint.committing.write_sealed",
+        "jaxfleet.checkpoint.commits.write_sealed",
     ],
 )
 def test_a_full_disk_is_named_wherever_it_comes(
@@ -139,7 +139,7 @@ def test_a_full_disk_is_named_wherever_it_comes(
 def test_a_manifest_on_a_full_disk_is_not_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last step of all: the new manifest is written, and cannot take its name."""
+    """At the very end: the new manifest is written, but cannot be renamed."""
     save_arrays(tmp_path / "c", {"w": W}, step=1)
     before = sorted(tmp_path.rglob("*"))
     rename: Any = Path.replace

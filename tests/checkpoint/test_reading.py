@@ -1,4 +1,4 @@
-"""What was written comes back, whole or in rows, whatever the number of parts."""
+"""Checkpoints are read back, whole or by rows, from any number of parts."""
 
 import subprocess
 import sys
@@ -18,12 +18,12 @@ from jaxfleet.checkpoint import (
     save_arrays,
     write_part,
 )
-from jaxfleet.checkpoint.records import BLOCK_BYTES, DTYPES
+from jaxfleet.checkpoint.manifest import BLOCK_BYTES, DTYPES
 from jaxfleet.errors import CheckpointError
 
 
 def numbers(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
-    """Returns an array of random bits, which are true or false for truth values."""
+    """Returns an array of random bits, True or False for booleans."""
     kind = DTYPES[dtype]
     generator = np.random.default_rng(seed)
     bits = generator.integers(0, 256, (*shape, kind.itemsize), np.uint8)
@@ -137,8 +137,8 @@ def test_an_array_of_many_blocks_is_read_by_rows(tmp_path: Path) -> None:
 def test_more_than_waits_at_once_is_written_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxfleet.checkpoint.data.PENDING_BYTES", 1 << 20)
-    monkeypatch.setattr("jaxfleet.checkpoint.records.BLOCK_BYTES", 1 << 18)
+    monkeypatch.setattr("jaxfleet.checkpoint.array_store.PENDING_BYTES", 1 << 20)
+    monkeypatch.setattr("jaxfleet.checkpoint.manifest.BLOCK_BYTES", 1 << 18)
     arrays = {f"w{n}": numbers(n * 100 + 1, 500, seed=n) for n in range(6)}
     save_arrays(tmp_path / "c", arrays, step=1)
     found = open_checkpoint(tmp_path / "c")
@@ -162,7 +162,7 @@ def test_a_generator_may_use_its_buffer_again(tmp_path: Path) -> None:
 def test_few_files_hold_many_arrays(tmp_path: Path) -> None:
     pieces = [Piece.whole(f"state/{n}", numbers(2, 2, seed=n)) for n in range(200)]
     receipt = write_part(tmp_path, "server 0", pieces, step=1)
-    assert receipt.files < 50  # for 200 arrays; how many exactly, tensorstore decides as it writes
+    assert receipt.files < 50  # for 200 arrays; tensorstore decides the exact number
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert receipt.files == len(files)
     assert receipt.bytes == sum(path.stat().st_size for path in files)

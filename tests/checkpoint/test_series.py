@@ -1,4 +1,4 @@
-"""Of a run's checkpoints the last good one is found, and only the last few stay."""
+"""The last valid checkpoint of a run is found, and only the last few stay."""
 
 import shutil
 import warnings
@@ -17,7 +17,7 @@ def save(series: CheckpointSeries, *steps: int) -> None:
 
 
 def flip(folder: Path) -> None:
-    """Breaks a byte of the data, which leaves their length as it was."""
+    """Flips a byte of the data, keeping their length."""
     path = max(folder.glob("part-*/data/d/*"), key=lambda path: path.stat().st_size)
     data = path.read_bytes()
     path.write_bytes(bytes(byte ^ 1 for byte in data))
@@ -93,7 +93,7 @@ def test_pruning_removes_what_broken_saves_left(tmp_path: Path) -> None:
     save(series, 2)
     series.prune()
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["notes.txt", "step-00000002", "step-00000005"]  # 5 may be under way
+    assert names == ["notes.txt", "step-00000002", "step-00000005"]  # 5 may be in progress
 
 
 def test_a_step_can_be_saved_again(tmp_path: Path) -> None:

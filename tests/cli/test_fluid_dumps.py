@@ -1,4 +1,4 @@
-"""Every pass of a fluid program is dumped: a folder for each program that is made."""
+"""Every pass of a fluid program is dumped: one folder per resulting program."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from jaxfleet import fluid
 from jaxfleet.cli import main
 from jaxfleet.env import dumping_to
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.mixed_precision import use_mixed_precision
+from jaxfleet.fluid.transpiler.rewriting import use_mixed_precision
 from jaxfleet.ir import parse
 from tests.fluid.nets import fresh
 
@@ -68,7 +68,7 @@ CASES: dict[Callable[..., None], dict[str, list[str]]] = {
 
 
 def labels(root: Path) -> dict[str, list[str]]:
-    """Returns what the index of each folder lists."""
+    """Returns the entries of the index of each folder."""
     found = {path.parent.name: path.read_text() for path in root.glob("*/index.txt")}
     return {name: [line.split()[0] for line in text.splitlines()] for name, text in found.items()}
 

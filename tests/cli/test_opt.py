@@ -9,7 +9,7 @@ import pytest
 from jaxfleet.cli import main
 from jaxfleet.ir import Block, Kind, Operands, Operator, Program, Variable
 from jaxfleet.ir.constants import make_constant
-from jaxfleet.ir.resources import load_program, save_program
+from jaxfleet.ir.serialization import load_program, save_program
 
 DEAD = """\
 program p
@@ -108,7 +108,6 @@ def test_a_program_can_be_verified_and_nothing_else(
 
 
 def error_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Returns what is printed for a user error."""
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -191,3 +190,23 @@ def test_the_values_of_constants_are_taken_along(tmp_path: Path) -> None:
     constant = load_program(tmp_path / "out.txt").variables["table"].constant
     assert constant is not None
     assert np.array_equal(constant.value, np.ones((64, 64)))
+
+
+def test_an_abbreviated_dump_is_refused_with_the_whole_ones_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tmp_path / "full" / "00_input.txt"
+    whole.parent.mkdir()
+    whole.write_text(DEAD)
+    short = tmp_path / "00_input.txt"
+    short.write_text(LIVE)  # less one operator
+    for command in (["opt"], ["plan"], ["diff", str(whole)]):
+        assert main([*command, str(short)]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.splitlines() == [
+            f"error: {short} is abbreviated for reading: comments stand for some of its operators",
+            f"  hint: read the whole program: {whole}",
+        ]
+    short.write_text(f"# the whole of it\n{DEAD}")
+    assert main(["opt", str(short)]) == 0

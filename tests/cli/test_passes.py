@@ -52,3 +52,24 @@ def test_a_command_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
         main([])
     assert ended.value.code == 2
     assert "COMMAND" in capsys.readouterr().err
+
+
+def test_an_option_in_front_of_the_command_is_told_where_it_goes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--import", "my_passes", "passes"])
+    assert ended.value.code == 2
+    assert "--import is no option of jaxfleet itself: write it behind the command" in (
+        capsys.readouterr().err
+    )
+
+
+def test_the_help_of_dump_and_passes_shows_them_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, example in (
+        ("dump", "jaxfleet dump --dump-dir dumps train.py -- --source of-the-script"),
+        ("passes", "jaxfleet passes --import my_passes"),
+    ):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert example in capsys.readouterr().out

@@ -17,7 +17,7 @@ import pytest
 import jaxfleet as jf
 from jaxfleet.cli import main
 from jaxfleet.errors import PassError
-from jaxfleet.pipeline import plugins, registered_passes
+from jaxfleet.pipeline import registered_passes, registry
 from jaxfleet.pipeline.registry import _PASSES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "writing-passes.md"
@@ -55,9 +55,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "step.txt").write_text(STEP)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    plugins.load_plugins.cache_clear()
+    registry.load_plugins.cache_clear()
     yield tmp_path
-    plugins.load_plugins.cache_clear()
+    registry.load_plugins.cache_clear()
     _PASSES.pop("clip_gradients", None)
     sys.modules.pop("my_passes", None)
 
@@ -67,7 +67,7 @@ def test_the_page_has_a_pass_and_its_tests() -> None:
 
 
 def test_the_tests_of_the_page_pass_without_hypothesis(folder: Path) -> None:
-    # jaxfleet.testing is for users, who need not have the library that our own tests draw with.
+    # jaxfleet.testing is for users, who need not have hypothesis.
     (folder / "hypothesis.py").write_text("raise ImportError('not installed here')")
     root = str(PAGE.parents[1])
     done = subprocess.run(
@@ -103,7 +103,7 @@ def test_an_installed_plug_in_needs_no_import(folder: Path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[jaxfleet.passes]\nmine = my_passes\n")
     sys.path.insert(0, str(folder))
-    assert plugins.load_plugins() == ("mine",)
+    assert registry.load_plugins() == ("mine",)
     assert "clip_gradients" in registered_passes()
 
 
@@ -114,7 +114,7 @@ def test_a_broken_plug_in_is_named_with_its_package(folder: Path) -> None:
     (info / "entry_points.txt").write_text("[jaxfleet.passes]\nmine = no_such_module\n")
     sys.path.insert(0, str(folder))
     with pytest.raises(PassError, match="passes of broken cannot be loaded: no_such_module"):
-        plugins.load_plugins()
+        registry.load_plugins()
 
 
 def test_a_strategy_runs_the_pass_behind_the_all_reduce(folder: Path) -> None:

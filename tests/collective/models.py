@@ -11,10 +11,10 @@ import optax
 import jaxfleet as jf
 
 ROWS = 16
-STEPS = 8  # devices meet twice, where they meet every 3 or 4
+STEPS = 8  # devices average twice, at intervals of 3 or 4
 SIZES = (6, 8, 4)
-# Sums over rows, and over devices, are added up in another order on several devices: units in the
-# last place (6e-8) a step, of values near 1, which Adam's division by a small root enlarges.
+# Sums over rows and over devices have another order on several devices: ULPs (6e-8) per step for
+# values near 1, amplified by Adam's division by a small root.
 ALLOWED = 1e-5
 
 OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
@@ -29,14 +29,11 @@ Batch = tuple[Any, Any]
 
 
 class State(NamedTuple):
-    """Of a training step."""
-
     params: Params
     opt: Any
 
 
 def start(tx: optax.GradientTransformation) -> State:
-    """Returns a state to begin with."""
     rng = np.random.default_rng(0)
     wide, mid, out = SIZES
     params = {
@@ -48,7 +45,6 @@ def start(tx: optax.GradientTransformation) -> State:
 
 
 def batch(number: int, rows: int = ROWS) -> Batch:
-    """Returns the batch of a step."""
     rng = np.random.default_rng(100 + number)
     x = rng.normal(size=(rows, SIZES[0])).astype(np.float32)
     return x, np.tanh(x[:, : SIZES[2]] - x[:, 1 : SIZES[2] + 1])
@@ -62,8 +58,6 @@ def loss(params: Params, data: Batch) -> jax.Array:
 
 
 def training(tx: optax.GradientTransformation) -> Callable[[State, Batch], tuple[State, Any]]:
-    """Returns a step on one device."""
-
     def train_step(state: State, data: Batch) -> tuple[State, Any]:
         value, grads = jax.value_and_grad(loss)(state.params, data)
         updates, opt = tx.update(grads, state.opt, state.params)
@@ -74,7 +68,6 @@ def training(tx: optax.GradientTransformation) -> Callable[[State, Batch], tuple
 
 
 def distributed(name: str, strategy: jf.DistributedStrategy) -> tuple[jf.Step, State]:
-    """Returns the step with an optimizer, distributed, and a state to begin with."""
     tx = OPTIMIZERS[name]()
     wrapped = jf.distributed_optimizer(tx)
     step = jf.distribute(training(wrapped), (start(tx), batch(0)), strategy)

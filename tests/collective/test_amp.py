@@ -1,4 +1,4 @@
-"""Products in half precision, and a scale of the loss that overflows change."""
+"""Products in half precision, and a loss scale that overflows change."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,13 +24,13 @@ from tests.collective.models import (
     start,
 )
 
-# A sum that differs in its last place may round to the neighbouring bfloat16, 4e-3 away, of one
-# of some eight values that a product adds up; a few such differ after 20 steps.
+# A sum that differs by one ULP may round to the neighbouring bfloat16, 4e-3 away, of one of some
+# eight values that a product sums; a few such differ after 20 steps.
 ROUNDED = 4e-3
 
 
 def product(dtype: Any) -> Callable[[Any, Any, Any], Any]:
-    """Returns a product of rounded values, backward scaled by its third argument."""
+    """Returns a product of rounded values, whose backward is scaled by its third argument."""
 
     def half(x: Any, y: Any) -> Any:
         return jnp.dot(x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
@@ -49,7 +49,7 @@ def product(dtype: Any) -> Callable[[Any, Any, Any], Any]:
 
 
 class Oracle:
-    """Mixed precision with a dynamic scale as the papers write it down, on one device."""
+    """Mixed precision with a dynamic scale as in the papers, on one device."""
 
     def __init__(self, tx: Any, dtype: Any, scale: float, every: int) -> None:
         self.tx, self.scale, self.every, self.good, self.skipped = tx, scale, every, 0, 0
@@ -108,7 +108,7 @@ def test_the_scale_falls_on_overflow_and_grows_again(name: str, devices: int, op
         before, skipped = jax.tree.map(np.array, state), oracle.skipped
         oracle(number)
         state, _ = step(state, batch(number))
-        if oracle.skipped > skipped:  # a step that overflowed changes nothing
+        if oracle.skipped > skipped:  # an overflowing step changes nothing
             jax.tree.map(np.testing.assert_array_equal, state, before)
         assert step.stats()["held"] == {"amp.scale": oracle.scale, "amp.good": oracle.good}
     assert 1 < oracle.skipped < STEPS / 2
@@ -173,7 +173,7 @@ def test_ranks_hold_state_back_in_one_order() -> None:
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_bfloat16_runs_on_cpus_for_batches_of_sequences(devices: int) -> None:
-    """XLA for CPUs has no product of two bfloat16 arrays whose result it wants transposed."""
+    """XLA for CPUs has no product of two bfloat16 arrays with a transposed result."""
     tx = jf.distributed_optimizer(optax.sgd(0.1))
 
     def rounded(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Devices train by themselves and meet every k steps, as the algorithm says on paper."""
+"""Devices train by themselves and average every k steps, by the algorithm of the paper."""
 
 import math
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def mean(trees: list[Any]) -> Any:
 
 
 class Oracle:
-    """LocalSGD as the papers write it down: each worker a plain step, parameters averaged."""
+    """LocalSGD as in the papers: plain steps on each worker, parameters averaged."""
 
     def __init__(
         self, tx: optax.GradientTransformation, workers: int, k_steps: int, outer: Any = None
@@ -51,7 +51,7 @@ class Oracle:
         self.outer, self.kept = outer, None if outer is None else outer.init(self.met)
 
     def __call__(self, data: Any) -> float:
-        """Does a step on every worker, and returns the mean of their losses."""
+        """Does a step on every worker; returns the mean of their losses."""
         share, losses = ROWS // len(self.states), []
         for n, state in enumerate(self.states):
             own = tuple(x[n * share : (n + 1) * share] for x in data)
@@ -73,6 +73,7 @@ class Oracle:
         self.states = [State(self.met, s.opt) for s in self.states]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "devices", "k_steps"),
     [("sgd", 2, 4), ("momentum", 4, 1), ("adam", 4, 4), ("clipped", 2, 3)],
@@ -154,7 +155,7 @@ def test_a_loss_that_is_no_number_says_nothing_of_how_far_it_has_fallen() -> Non
         odd = np.full(4, np.inf, np.float32) if number == 1 else zeros
         state, _ = step(state, (ones, odd))
         periods.append(step.stats()["held"]["meet.every"])
-    assert periods == [4] * 11 + [1]  # of the third meeting: the second's loss is the first known
+    assert periods == [4] * 11 + [1]  # at the third exchange: the second's loss is the first known
 
 
 def test_an_outer_optimizer_must_be_one_that_can_be_held() -> None:
@@ -194,7 +195,7 @@ def test_what_rows_of_other_devices_ask_for_is_added_up_once(name: str) -> None:
 
 def test_what_each_device_has_is_saved_and_restored(tmp_path: Path) -> None:
     step, state = distributed("adam", apart(2, 3))
-    for number in range(4):  # one step past a meeting: devices differ
+    for number in range(4):  # one step after an exchange: devices differ
         state, _ = step(state, batch(number))
     step.save(tmp_path / "apart", state)
     again, _ = distributed("adam", apart(2, 3))
@@ -220,7 +221,7 @@ def test_a_new_state_begins_anew_and_moments_are_pulled() -> None:
     with pytest.raises(FeedError, match="is of another step"):
         step(State(again.params, first.opt), batch(0))
     pulled = step.pull(again)
-    found, _ = step(pulled, batch(1))  # goes on from what all have in the mean
+    found, _ = step(pulled, batch(1))  # continues from the mean over all
     assert_close(step.pull(found).opt[0].count, 2)
     assert "every 4 steps" in step.explain()
 

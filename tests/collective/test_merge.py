@@ -1,4 +1,4 @@
-"""Several calls to one update: what optax's MultiSteps does on one device."""
+"""Gradient accumulation: matches optax's MultiSteps on one device."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ EVERY = 4
 
 
 def merging(tx: Any, *, wrapped: bool = False) -> Callable[[State, Any], tuple[State, Any]]:
-    """Returns a step with a metric of its update: what the optimizer was given."""
+    """Returns a step with a metric of its update: the gradients given to the optimizer."""
     tx = jf.distributed_optimizer(tx) if wrapped else tx
 
     def train_step(state: State, data: Any) -> tuple[State, Any]:
@@ -62,6 +62,7 @@ def strategy(devices: int, **options: Any) -> jf.DistributedStrategy:
     return jf.DistributedStrategy(devices=devices, merge=EVERY, **options)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "devices", "options"),
     [

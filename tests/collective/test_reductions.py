@@ -1,4 +1,4 @@
-"""All-reduces of two levels, and in several streams, add the same up."""
+"""All-reduces of two levels, and in several streams, give the same sums."""
 
 from typing import Any
 

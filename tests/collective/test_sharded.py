@@ -1,4 +1,4 @@
-"""The optimizer's state is cut over devices, and the step computes what one device does."""
+"""The optimizer's state is sharded over devices, and the step matches one device."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def sharded(devices: int, **options: Any) -> jf.DistributedStrategy:
 
 
 def bytes_each(tree: Any) -> int:
-    """Returns the most bytes that a device holds of a tree."""
+    """Returns the most bytes of a tree on one device."""
     held = dict[Any, int]()
     for leaf in jax.tree.leaves(tree):
         for shard in leaf.addressable_shards:
@@ -36,6 +36,7 @@ def bytes_each(tree: Any) -> int:
     return max(held.values(), default=0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "devices"), [("sgd", 2), ("momentum", 4), ("adam", 2), ("clipped", 4)]
 )
@@ -47,10 +48,11 @@ def test_it_computes_what_one_device_does_with_a_part_of_the_state(name: str, de
         wanted, expected = plain(wanted, batch(number))
         assert_close((state, metrics), (wanted, expected), f"after step {number}")
     whole = sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt))
-    small = 8  # what counts steps is on every device
+    small = 8  # step counters are replicated
     assert bytes_each(state.opt) <= whole / devices + small
 
 
+@pytest.mark.grid
 def test_pmap_and_several_executables_hold_the_same_parts() -> None:
     wanted, first = distributed("clipped", sharded(4))
     expected = wanted(first, batch(0))
@@ -102,7 +104,7 @@ def test_what_cannot_be_cut_stays_whole_and_explain_says_why() -> None:
 
 
 def by_largest() -> optax.GradientTransformation:
-    """Keeps each leaf's gradients sorted along the first axis: rows that need each other."""
+    """Keeps each leaf's gradients sorted along the first axis: rows depend on each other."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params

@@ -1,6 +1,6 @@
 """The documents' three samples of ParallelExecutor run under `paddle`'s names, on two CPU devices.
 
-The samples ask for a GPU, which is a warning where there is none; the last test does so too.
+The samples request a GPU, which is a warning without one; so does the last test.
 """
 
 import sys
@@ -19,7 +19,7 @@ DEVICES = 2
 
 @pytest.fixture
 def paddle(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Gives `paddle`, with two devices and a scope of its own."""
+    """Yields `paddle`, with two devices and a new scope."""
     monkeypatch.setenv("CPU_NUM", str(DEVICES))
     jaxfleet.compat.install()
     with fluid.scope_guard(fluid.Scope()):
@@ -28,7 +28,7 @@ def paddle(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 class Sample:
-    """What the three samples begin with: one hidden layer, and its mean as the loss."""
+    """The common beginning of the samples: one hidden layer, and its mean as the loss."""
 
     def __init__(self, paddle: Any, *, trains: bool = True, use_cuda: bool = False) -> None:
         paddle.enable_static()
@@ -50,7 +50,7 @@ class Sample:
 
 
 def of_each(value: np.ndarray) -> list[float]:
-    """Returns a loss of every device, of which there are two."""
+    """Returns the losses of both devices."""
     assert value.shape == (DEVICES,)
     return [float(one) for one in value]
 
@@ -65,7 +65,7 @@ def test_an_executor_that_tests_has_the_parameters_of_the_one_that_trains(paddle
     (trained,) = sample.train_exe.run(feed={"X": ones(10)}, fetch_list=[name])
     assert of_each(tested) == pytest.approx(of_each(trained))  # both before this step's update
     (after,) = test_exe.run(feed={"X": ones(10)}, fetch_list=[name])
-    assert sum(of_each(after)) < sum(of_each(tested))  # what is trained is what is tested
+    assert sum(of_each(after)) < sum(of_each(tested))  # the trained parameters are the tested ones
 
 
 def test_a_feed_is_a_dict_for_all_devices_or_one_for_each(paddle: Any) -> None:

@@ -1,4 +1,4 @@
-"""Modules of paddle that scripts import beside fluid itself."""
+"""Modules of paddle other than fluid that scripts import."""
 
 import math
 import sys
@@ -24,7 +24,7 @@ def test_dygraph_is_imported_and_refused_where_it_would_run(paddle: ModuleType) 
     dygraph = import_module("paddle.fluid.dygraph")
     layer = import_module("paddle.fluid.dygraph.nn").Linear
     assert not dygraph.enabled()
-    model = type("Model", (dygraph.Layer,), {})  # a script's class, made when it is imported
+    model = type("Model", (dygraph.Layer,), {})  # a script's class, created at import
     for use in (dygraph.guard, lambda: layer(3, 4), model):
         with pytest.raises(ProgramError, match=r"cannot run as they are written") as found:
             use()

@@ -1,4 +1,4 @@
-"""Old scripts find our front end under the old names."""
+"""Old scripts find jaxfleet's front end under the old names."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def installed() -> Iterator[ModuleType]:
-    """Gives `paddle`, and takes it back."""
+    """Installs and yields `paddle`, and removes it at the end."""
     jaxfleet.compat.install()
     yield sys.modules["paddle"]
     jaxfleet.compat.uninstall()
@@ -59,7 +59,7 @@ def test_uninstalling_leaves_nothing() -> None:
     assert not [name for name in sys.modules if name.split(".")[0] == "paddle"]
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("paddle.fluid.layers")
-    jaxfleet.compat.uninstall()  # and again, as is done by those who cannot know
+    jaxfleet.compat.uninstall()  # repeated calls are allowed
 
 
 def test_a_real_paddle_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

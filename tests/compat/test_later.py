@@ -1,4 +1,4 @@
-"""The later documents' spellings build what fluid's build."""
+"""The later documents' spellings build the same as fluid's."""
 
 import importlib
 import sys
@@ -16,14 +16,13 @@ from tests.fluid.nets import fresh
 
 @pytest.fixture
 def paddle() -> Iterator[ModuleType]:
-    """Gives `paddle`, and takes it back."""
+    """Installs and yields `paddle`, and removes it at the end."""
     jaxfleet.compat.install()
     yield sys.modules["paddle"]
     jaxfleet.compat.uninstall()
 
 
 def built(net: Callable[[], fluid.Variable], optimizer: Callable[[], Any]) -> str:
-    """Returns the text of a program."""
     with fresh() as (main, startup):
         optimizer().minimize(net())
     return f"{main}\n{startup}"

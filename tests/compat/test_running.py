@@ -1,4 +1,4 @@
-"""`python -m jaxfleet.compat` runs scripts that import paddle, with nothing changed."""
+"""`python -m jaxfleet.compat` runs scripts that import paddle, unchanged."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ assert losses[-1] < losses[0], "%f" % losses[-1]
 
 @pytest.fixture(autouse=True)
 def _path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "")  # what main() sets goes with the test
+    monkeypatch.setenv("PYTHONPATH", "")  # main()'s change is undone with the test
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Chooses few cases of a grid so that every two values of two options meet in one of them."""
+"""Chooses few cases of a grid so that every two values of two options occur together in one."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations, product
@@ -7,7 +7,7 @@ Choice = tuple[object, ...]
 
 
 def pairwise(options: Mapping[str, Sequence[object]]) -> list[Choice]:
-    """Returns cases, the same in every run: each adds the most pairs that no case before it has.
+    """Returns cases, the same in every run: each adds the most pairs that no earlier case covers.
 
     Args:
         options: the values of each option; a case has one of each, in this order.

@@ -1,4 +1,4 @@
-"""Runs programs of the zoo on the in-process twin, and what they are compared with."""
+"""Runs zoo programs on the in-process twin, and the references for comparison."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,25 +10,25 @@ import numpy as np
 
 import jaxfleet as jf
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.runtime.twin import Twin, TwinResult
+from jaxfleet.runtime.simulated_job import Twin, TwinResult
 from tests.runtime.comparing import on_one_device, tolerance
 from tests.shared_zoo import Array, arrays, built_zoo, captured_zoo
 from tests.zoo import ZOO, Built
 
 Method = Literal["round_robin", "hash_name", "balanced"]
-STEPS = 5  # where the state begins, updates and is used again: what goes wrong shows by step 3
+STEPS = 5  # initial state, update and reuse: errors show by step 3
 LONGEST = 20
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How a job is cut and placed.
+    """Slicing and placement of a job.
 
     Attributes:
-        servers: how many.
+        servers: the number of servers.
         min_block_size: the fewest elements of a slice; 0: nothing is sliced.
-        dispatch: how slices are placed.
-        trainers: how many.
+        dispatch: the placement of slices.
+        trainers: the number of trainers.
     """
 
     servers: int = 1
@@ -38,7 +38,7 @@ class Cut:
 
     @property
     def strategy(self) -> jf.DistributedStrategy:
-        """The same as a strategy; servers may be as unequal as they like."""
+        """The same as a strategy; any imbalance of servers is allowed."""
         return jf.DistributedStrategy(
             mode="pserver",
             slice_var=self.min_block_size > 0,
@@ -48,7 +48,7 @@ class Cut:
         )
 
     def __str__(self) -> str:
-        """Returns what stands in a test's name."""
+        """Returns the name in a test's id."""
         cut = f"from{self.min_block_size}" if self.min_block_size else "whole"
         return f"{self.servers}s-{cut}-{self.dispatch}-{self.trainers}t"
 
@@ -64,19 +64,19 @@ class Prepared:
 
 @cache
 def prepared(name: str) -> Prepared:
-    """Returns a program of the zoo, and the batches that every case trains on."""
+    """Returns a program of the zoo, and the batches of all cases."""
     built = built_zoo(name)
     batches = tuple(built.batch(step, ZOO[name].rows) for step in range(LONGEST))
     return Prepared(built, captured_zoo(name), batches)
 
 
 def executables() -> ExecutableCache:
-    """Returns what was compiled as the running test is: blocks of equal text compile once."""
+    """Returns the executables of the running test's kind of compilation: equal blocks share one."""
     return _executables(jax.config.read("jax_disable_most_optimizations"))
 
 
 @cache
-def _executables(quickly: object) -> ExecutableCache:  # what it is kept by
+def _executables(quickly: object) -> ExecutableCache:  # the cache key
     return ExecutableCache()
 
 
@@ -94,7 +94,7 @@ def run(name: str, cut: Cut, *, steps: int = STEPS) -> TwinResult:
 
 
 def on_one_server(name: str, trainers: int, steps: int = STEPS) -> list[Array]:
-    """Returns the state that trainers end with where one server holds everything whole."""
+    """Returns the trainers' final state if one server holds everything whole."""
     quickly = jax.config.read("jax_disable_most_optimizations")
     return _on_one_server(name, trainers, steps, quickly)
 
@@ -115,9 +115,9 @@ def assert_same(found: Any, wanted: Any, where: str) -> None:
 def assert_near_one_device(name: str, state: Any, metrics: Sequence[Any]) -> None:
     """Fails unless the last state, and the metrics of every step, are those of one device.
 
-    Trainers add their sums over rows one to the other, one device adds all rows up in an order of
-    XLA's: float32 differs by some units in the last place a step. What computes below float32 has
-    coarser units. What draws other numbers on several devices is not compared at all.
+    Trainers add their sums over rows to each other, one device sums all rows in XLA's order:
+    float32 differs by some ULPs per step. Lower precisions have larger ULPs. Programs that draw
+    other numbers on several devices are not compared at all.
     """
     if "device_keys" in ZOO[name].traits:
         return

@@ -1,4 +1,4 @@
-"""A learning rate that a step makes of its batch: trainer 0 sends it, before what it makes."""
+"""A learning rate that a step computes from its batch: trainer 0 sends it, before results of it."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def pserver(min_block_size: int) -> jf.DistributedStrategy:
 
 
 def rated(tx: Any, value: jax.Array, grads: Any, state: Any) -> tuple[Any, Any]:
-    """Returns what an optimizer makes of gradients, at a rate that goes by a loss."""
+    """Returns an optimizer's updates, at a rate that depends on a loss."""
     opt = state["opt"]._replace(hyperparams={"learning_rate": 0.1 / (1 + jnp.square(value))})
     return tx.update(grads, opt, state["params"])
 

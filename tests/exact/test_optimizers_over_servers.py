@@ -1,4 +1,4 @@
-"""Optax's optimizers over servers: what brings parameters together, and when, differs in each."""
+"""Optax's optimizers over servers: each makes parameters interact differently."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +10,10 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.runtime.verify import Verification
+from jaxfleet.runtime.equivalence import Verification
 
 ROWS, FEATURES, HIDDEN, CLASSES = 8, 3, 4, 2
-CONTRIB: Any = optax.contrib  # its names are there, but mypy does not see them
+CONTRIB: Any = optax.contrib  # mypy does not see its names
 STRATEGY = jf.DistributedStrategy(min_block_size=4, max_imbalance=0)
 
 

@@ -1,4 +1,4 @@
-"""How a job begins: startup programs of all sorts of steps, and the state that they move."""
+"""Startup of a job: startup programs of many kinds of steps, and the state that they move."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from jaxfleet.ir import Kind, Operator, Program, parse, verify
-from jaxfleet.ps.client import Client
-from jaxfleet.ps.messages import Kind as Message
-from jaxfleet.ps.messages import Tensor
-from jaxfleet.ps.startup import run_startup
-from jaxfleet.runtime.saving import on_host
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.trainer_executor import run_startup
+from jaxfleet.runtime.checkpointing import on_host
+from jaxfleet.runtime.simulated_job import Twin
 from jaxfleet.runtime.trainer_step import TrainerStep
-from jaxfleet.runtime.twin import Twin
+from jaxfleet.transport.messages import Kind as Message
+from jaxfleet.transport.messages import Tensor
 from tests.exact.common import Cut, assert_same, executables, prepared
 from tests.exact.test_twin_equality import CORE, MORE, OTHERS
 from tests.tiers import by_default, grid
@@ -47,7 +47,7 @@ def ops_of(program: Program, op_type: str) -> list[Operator]:
 
 
 def sent_to(program: Program, endpoint: str) -> set[str]:
-    """Returns what a startup program sends to a server."""
+    """Returns the variables that a startup program sends to a server."""
     pairs = [
         pair
         for op in ops_of(program, "send")
@@ -57,7 +57,7 @@ def sent_to(program: Program, endpoint: str) -> set[str]:
 
 
 def check(name: str) -> None:
-    """Fails unless the startup programs of a step fit the programs that run after them."""
+    """Fails unless the startup programs of a step match the programs that run after them."""
     twin = twin_of(name)
     first, second = twin.programs(0), twin.programs(1)
     programs = (first.trainer_startup, second.trainer_startup, *first.server_startups)
@@ -76,6 +76,7 @@ def check(name: str) -> None:
         assert not kept & leaves(server)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", by_default((*CORE, *OTHERS), *CHECKED))
 def test_startup_programs_bring_servers_and_trainers_what_their_programs_have(name: str) -> None:
     check(name)
@@ -90,7 +91,7 @@ def test_startup_programs_of_all_other_steps(name: str) -> None:
 
 @dataclass
 class Shelf:
-    """In the place of a client: keeps what servers are given, and answers with it."""
+    """A fake client: stores the values given to servers, and returns them."""
 
     me: SimpleNamespace
     held: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
@@ -115,9 +116,10 @@ class Shelf:
             sink([Tensor(name, self.held[server, name])])
 
     def wait(self, _: Sequence[object]) -> None:
-        """Returns at once, for nothing is under way."""
+        """Returns at once: nothing is pending."""
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "cut"),
     [
@@ -140,7 +142,7 @@ def test_a_state_that_was_cut_and_joined_is_the_state(name: str, cut: Cut) -> No
             found, wanted = on_host(value), arrays[leaf]
             assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape), leaf
             assert found.tobytes() == wanted.tobytes(), leaf
-    assert sorted(shelf.given) == list(range(cut.servers))  # each has a state then, be it empty
+    assert sorted(shelf.given) == list(range(cut.servers))  # each has a state then, possibly empty
 
 
 def test_a_job_begins_with_what_its_startup_programs_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.errors import PassError
-from jaxfleet.runtime.handles import Handle
+from jaxfleet.runtime.remote_state import Handle
 
 ROWS, FEATURES, OUT = 8, 4, 2
 Tx = optax.GradientTransformationExtraArgs
@@ -36,7 +36,7 @@ def distance(params: Any, target: Any, batch: Any) -> jax.Array:
 
 
 def averaging(tx: Tx) -> Any:
-    """Returns a step whose loss reads an average of its weights, and the state it starts from."""
+    """Returns a step whose loss reads an average of its weights, and its initial state."""
 
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
         value, grads = jax.value_and_grad(distance)(state["params"], state["target"], batch)

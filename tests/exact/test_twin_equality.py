@@ -1,11 +1,11 @@
-"""Parameter servers compute what one device does, however a step is cut, placed and divided."""
+"""Parameter servers match one device, for any slicing, placement and number of trainers."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
 
 import pytest
 
-from jaxfleet.runtime.twin import TwinResult
+from jaxfleet.runtime.simulated_job import TwinResult
 from tests.exact.choosing import pairwise
 from tests.exact.common import (
     LONGEST,
@@ -30,14 +30,14 @@ WIDE = {
     "trainers": TRAINERS,
 }
 NARROW = {"servers": (2, 3), "size": (0, 1, 16), "dispatch": METHODS, "trainers": (1, 2)}
-# Beyond the core: what each is for is in the zoo. Each meets the other options in turn.
+# Beyond the core: the zoo states the purpose of each. Each occurs with the other options in turn.
 OTHERS = (
     *("lamb", "lars", "adafactor", "muon", "clipping_outside", "freeze", "gan"),
     *("nnx_regularised", "embedding", "loss_scaling", "rbg", "multisteps_outside"),
 )
 QUICK_OTHERS = ("lamb", "clipping_outside", "freeze", "gan", "embedding", "loss_scaling")
-MORE = tuple(name for name in ZOO if name not in {*CORE, *OTHERS})  # in the grid alone
-# Compiled as users' programs are: slices, vectors and a whole that are rounded alike.
+MORE = tuple(name for name in ZOO if name not in {*CORE, *OTHERS})  # only in the grid
+# Compiled as users' programs: slices, vectors and whole arrays that round alike.
 OPTIMIZED = (
     grid("mlp", Cut(3, 16, "round_robin", 2)),
     ("lion", Cut(2, 1, "hash_name", 4)),
@@ -53,7 +53,7 @@ def few() -> list[tuple[str, Cut]]:
 
 
 def many() -> list[tuple[str, Cut]]:
-    """Returns cases in which every two options meet, programs of the core included."""
+    """Returns cases that cover every two options, programs of the core included."""
     found = [(str(name), Cut(*cut)) for name, *cut in pairwise(WIDE)]  # type: ignore[arg-type]
     return [*found, *of_others()]
 
@@ -76,6 +76,7 @@ def check(name: str, cut: Cut, result: TwinResult) -> None:
     assert_same(result.states[0], wanted, "against one server")
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("name", "cut"), few(), ids=str)
 def test_the_result_is_that_of_one_device_however_the_step_is_cut(name: str, cut: Cut) -> None:
     check(name, cut, run(name, cut))
@@ -100,9 +101,9 @@ PROGRAMS = (*CORE, *OTHERS, *MORE)
 
 
 def cuts_of(name: str, trainers: int) -> list[Cut]:
-    """Returns the cuts of a program in the grid: every two of the other options meet.
+    """Returns the cuts of a program in the grid: every two of the other options occur together.
 
-    Any three programs that follow each other have all cuts between them.
+    Any three consecutive programs cover all cuts.
     """
     turn = PROGRAMS.index(name) + TRAINERS.index(trainers)
     pairs = product(enumerate(SERVERS), enumerate(SIZES))
@@ -131,7 +132,7 @@ def test_every_two_options_of_a_cut_give_the_result_of_one_device(name: str) -> 
 
 
 def check_all(name: str, cuts: Sequence[Cut]) -> None:
-    """Checks a program with each of some cuts; an error says with which."""
+    """Checks a program with several cuts; an error names the cut."""
     for cut in cuts:
         try:
             check(name, cut, run(name, cut))

@@ -1,4 +1,4 @@
-"""Updates that servers cannot make, which trainers make for them."""
+"""Updates that servers do not support, made by trainers instead."""
 
 import re
 from pathlib import Path
@@ -60,7 +60,7 @@ def twice(tx: Any) -> Any:
 
 
 def with_the_batch(tx: Any) -> Any:
-    """Returns a step whose optimizer takes gradients of the batch itself, as SAM does."""
+    """Returns a step whose optimizer computes gradients of the batch itself, as SAM does."""
 
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
         value, grads = jax.value_and_grad(loss)(state["params"], batch)
@@ -71,7 +71,7 @@ def with_the_batch(tx: Any) -> Any:
 
 
 def if_finite(tx: Any) -> Any:
-    """Returns a step that updates where complete gradients are finite, and scales its loss."""
+    """Returns a step that updates if complete gradients are finite, and scales its loss."""
 
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
         def scaled(params: Any) -> jax.Array:
@@ -109,7 +109,7 @@ def meta(tx: Any) -> Any:
 
 
 def of_two_nets(tx: Any) -> Any:
-    """Returns a step whose second net is judged by the first one as it was just updated."""
+    """Returns a step whose second net is evaluated by the newly updated first."""
     other = jf.distributed_optimizer(optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)))
 
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
@@ -128,7 +128,7 @@ def of_two_nets(tx: Any) -> Any:
     return step, started(tx, actor=actor, other=other.init(actor))
 
 
-CONTRIB: Any = optax.contrib  # its names are there, but mypy does not see them
+CONTRIB: Any = optax.contrib  # mypy does not see its names
 SAM = CONTRIB.sam(optax.sgd(0.1), optax.sgd(0.05), opaque_mode=True)
 CASES: dict[str, tuple[Any, Any, str]] = {
     "sam": (with_the_batch, SAM, "the optimizer computes with the batch"),
@@ -147,6 +147,7 @@ def wrapped(name: str) -> tuple[Any, Any, str]:
     return (*build(jf.distributed_optimizer(optimizer)), why)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CASES)
 def test_an_update_that_servers_cannot_make_is_made_by_trainers(name: str) -> None:
     step, state, _ = wrapped(name)

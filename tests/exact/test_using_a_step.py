@@ -1,4 +1,4 @@
-"""What a user does with a step of parameter servers beside calling it, as on one device."""
+"""Methods of a parameter server step other than the call itself, as on one device."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jaxfleet.errors import FeedError
-from jaxfleet.runtime.handles import Handle
+from jaxfleet.runtime.remote_state import Handle
+from jaxfleet.runtime.simulated_job import Twin, TwinResult
 from jaxfleet.runtime.trainer_step import TrainerStep
-from jaxfleet.runtime.twin import Twin, TwinResult
 from tests.exact.common import STEPS, Cut, Prepared, assert_same, executables, prepared
 from tests.runtime.comparing import FLOAT32
 from tests.shared_zoo import arrays
@@ -47,7 +47,6 @@ def trained(ready: Prepared, state: Any, batches: Sequence[Any]) -> Any:
 
 
 def hint_of(error: BaseException) -> str:
-    """Returns what an error says to do."""
     return "".join(error.__notes__).strip().removeprefix("hint: ")
 
 
@@ -64,7 +63,7 @@ def test_one_trainer_and_one_server_are_one_device(name: str) -> None:
     batches = ready.batches[:STEPS]
     result = twin_of(ready, Cut()).run(ready.built.state, batches)
     # The same operators in the same order, compiled in other pieces: XLA fuses, and so rounds,
-    # multiplications with additions where it sees both.
+    # multiplications with additions only inside one piece.
     wanted = trained(ready, ready.built.state, batches)
     assert_near(result.states[0], wanted, 2e-7 * len(batches))
 
@@ -83,7 +82,7 @@ def test_trainers_that_bring_other_batches_where_each_should_bring_the_whole_are
     def script(step: TrainerStep) -> tuple[Any, tuple[Any, ...]]:
         own = ready.batches[step.client.me.trainer]
         state, _ = step(ready.built.state, own)
-        step(state, own)  # it is said once, by each
+        step(state, own)  # one warning from each
         return None, NOTHING
 
     differ = r"trainers 0 and 1 bring different batches, .* DistributedStrategy\(batch='local'\)"
@@ -92,6 +91,7 @@ def test_trainers_that_bring_other_batches_where_each_should_bring_the_whole_are
     assert [each.filename for each in said] == [__file__] * 2
 
 
+@pytest.mark.grid
 def test_batches_of_many_sizes_in_any_order() -> None:
     ready = prepared("cnn_batchnorm")
     batches = [ready.built.batch(at, rows) for at, rows in enumerate((4, 16, 8, 16, 4))]
@@ -106,7 +106,7 @@ def test_a_batch_that_trainers_cannot_share_is_refused_with_its_rows() -> None:
         with pytest.raises(FeedError, match="9 rows cannot be divided among 2 trainers") as caught:
             step(ready.built.state, ready.built.batch(0, 9))
         assert hint_of(caught.value) == "use a multiple of 2, such as 8 or 10"
-        state, _ = step(ready.built.state, ready.batches[0])  # and the job goes on
+        state, _ = step(ready.built.state, ready.batches[0])  # and the job continues
         return step.pull(state), NOTHING
 
     result = play(script)

@@ -1,4 +1,4 @@
-"""The report of `jf.verify`: what it measures, and what of a difference is rounding noise."""
+"""The report of `jf.verify`: its measurements, and the share of rounding noise in a difference."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.runtime.verify import Verification
+from jaxfleet.runtime.equivalence import Verification
 
 TX = jf.distributed_optimizer(optax.adam(1e-2))
 DRAWN = np.random.default_rng(0)
@@ -19,7 +19,7 @@ BATCHES = [DRAWN.normal(size=(16, 4)).astype(np.float32) for _ in range(4)]
 def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
     def loss_of(params: Any) -> jax.Array:
         h = batch @ params["w"] + params["bias"]
-        h = (h - h.mean(0)) / (h.std(0) + 1e-3)  # takes the bias out again: its gradient is 0
+        h = (h - h.mean(0)) / (h.std(0) + 1e-3)  # removes the bias again: its gradient is 0
         return jnp.mean(jnp.square(h @ params["out"] - 1))
 
     loss, grads = jax.value_and_grad(loss_of)(state["params"])

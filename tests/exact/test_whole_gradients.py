@@ -1,4 +1,4 @@
-"""Gradients that no sum over rows completes: trainer 0 sends them, and all get what they make."""
+"""Gradients that a sum over rows does not complete: trainer 0 sends them for all."""
 
 from typing import Any
 
@@ -14,15 +14,16 @@ ROWS, STEPS = 8, 3
 
 
 def once(x: jax.Array) -> jax.Array:
-    """Returns what takes one sum over all trainers, and more than a sum after it."""
+    """Returns a value of one sum over all trainers, with a nonlinear function after it."""
     return jnp.square(x.mean())
 
 
 def twice(x: jax.Array) -> jax.Array:
-    """Returns what takes two, one after the other."""
+    """Likewise with two consecutive sums."""
     return jnp.tanh(jnp.square(x - x.mean()).mean())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("scale", [once, twice])
 @pytest.mark.parametrize("min_block_size", [1, 8192])
 def test_trainers_that_send_no_gradient_get_the_parameters(scale: Any, min_block_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Real processes of a small job, which tests kill, stop, and start again."""
+"""Real processes of a small job, which tests kill, suspend and restart."""
 
 import os
 import signal
@@ -13,27 +13,27 @@ from typing import Self
 
 import numpy as np
 
-from jaxfleet.env import Cluster, cluster_environment
-from jaxfleet.launch.ports import Ports
+from jaxfleet.env import PserverRole, cluster_environment
+from jaxfleet.launch.placement import Ports
 from tests.faults import training
 
-WAIT_S = 150.0  # for anything that comes at once on a machine with nothing else to do
-LOST_S = 2.0  # after so long without a word a peer of a job in memory is lost
-REAL_LOST_S = 5.0  # the same of processes, where a busy machine may keep one from speaking
-PATIENT_S = 30.0  # the same where all live: on a busy machine some are silent for seconds
-MARGIN_S = 60.0  # beside it, for a busy machine: a step of those jobs may take 30 s
-STEP_S = 6.0  # what a living peer may take
+WAIT_S = 150.0  # for events that are immediate on an idle machine
+LOST_S = 2.0  # silence after which a peer of a job in memory is lost
+REAL_LOST_S = 5.0  # the same for processes, which a busy machine may delay
+PATIENT_S = 30.0  # the same if all live: on a busy machine some are silent for seconds
+MARGIN_S = 60.0  # on top of it, for a busy machine: a step of those jobs may take 30 s
+STEP_S = 6.0  # limit for a living peer
 TRAINING = Path(training.__file__)
 
 
 @dataclass
 class Started:
-    """A process, and where its output is.
+    """A process and its output.
 
     Attributes:
         name: `trainer 0`.
-        process: it.
-        log: what it wrote.
+        process: the process.
+        log: file of its output.
     """
 
     name: str
@@ -41,20 +41,18 @@ class Started:
     log: Path
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal."""
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Kills it, and waits until it is gone."""
         self.process.kill()
         self.process.wait(WAIT_S)
 
     def text(self) -> str:
-        """Returns what it wrote so far."""
+        """Returns its output so far."""
         return self.log.read_text(errors="replace")
 
     def reaches(self, text: str, timeout_s: float = WAIT_S) -> None:
-        """Waits until it wrote something."""
+        """Waits until its output contains a text."""
         deadline = time.monotonic() + timeout_s
         while text not in self.text():
             ended = self.process.poll()
@@ -63,15 +61,14 @@ class Started:
             time.sleep(0.02)
 
     def ends(self, timeout_s: float = WAIT_S) -> int:
-        """Waits for its end; returns its exit code."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            # The default handler of faulthandler's signal is what shows where it hangs.
+            # The default handler of faulthandler's signal prints where it hangs.
             raise AssertionError(f"{self.name} did not end within {timeout_s} s") from None
 
     def fails(self, *words: str, timeout_s: float = WAIT_S) -> str:
-        """Waits for its end by an error that says something; returns all that it wrote."""
+        """Waits for its end by an error with a message; returns its whole output."""
         code, text = self.ends(timeout_s), self.text()
         assert code != 0, f"{self.name} ended with 0"
         missing = [word for word in words if word not in text]
@@ -81,19 +78,19 @@ class Started:
 
 @dataclass
 class Jobs:
-    """Starts the processes of one job, and ends what is left of them.
+    """Starts the processes of one job, and ends the remaining ones.
 
     Attributes:
         folder: of logs, checkpoints and results.
-        servers: how many.
-        trainers: how many.
+        servers: the number of servers.
+        trainers: the number of trainers.
         returns_s: how long trainers wait for a server; with it, servers keep checkpoints.
         options: of the training script, after its name.
         secret: the secret's file.
         job: the job's name.
-        step_s: what servers wait for living peers.
-        lost_s: after so long without a word a peer is lost; scripts of their own say how long.
-        script: what trainers run.
+        step_s: the servers' limit for living peers.
+        lost_s: silence after which a peer is lost; other scripts have their own.
+        script: the trainers' script.
     """
 
     folder: Path
@@ -133,9 +130,8 @@ class Jobs:
         if error is None:
             assert not left, f"{[one.name for one in left]} did not end"
 
-    def cluster(self, **changed: object) -> Cluster:
-        """Returns who takes part, for a trainer or a server."""
-        found = Cluster(
+    def cluster(self, **changed: object) -> PserverRole:
+        found = PserverRole(
             role="trainer",
             trainers=self.trainers,
             endpoints=self.endpoints,
@@ -148,7 +144,6 @@ class Jobs:
         return replace(found, **changed)  # type: ignore[arg-type]
 
     def server(self, number: int = 0, *, prefix: Sequence[str] = (), **changed: object) -> Started:
-        """Starts a server, for the first time or again."""
         keeps = self.folder / "own" if self.returns_s else None
         settings = {"role": "pserver", "current_endpoint": self.endpoints[number]}
         cluster = self.cluster(**settings | {"checkpoint_dir": keeps} | changed)
@@ -157,7 +152,6 @@ class Jobs:
         return self.start(f"server {number}", [*command, *times], cluster)
 
     def trainer(self, number: int, *options: str, **changed: object) -> Started:
-        """Starts a trainer."""
         cluster = self.cluster(trainer_id=number, **changed)
         words = [f"--out={self.folder}", *self.options, *options]
         if self.script == TRAINING and self.lost_s != REAL_LOST_S:
@@ -166,15 +160,13 @@ class Jobs:
         return self.start(f"trainer {number}", command, cluster)
 
     def all_servers(self) -> list[Started]:
-        """Starts all servers."""
         return [self.server(number) for number in range(self.servers)]
 
     def all_trainers(self, *options: str) -> list[Started]:
-        """Starts all trainers."""
         return [self.trainer(number, *options) for number in range(self.trainers)]
 
-    def start(self, name: str, command: Sequence[str], cluster: Cluster | None) -> Started:
-        """Starts a process; its output goes to a file."""
+    def start(self, name: str, command: Sequence[str], cluster: PserverRole | None) -> Started:
+        """Starts a process with its output in a file."""
         log = self.folder / f"{len(self.started)}-{name.replace(' ', '-')}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -189,15 +181,14 @@ class Jobs:
         return self.started[-1]
 
     def result(self, number: int) -> Path:
-        """Returns where a trainer leaves its last state."""
+        """Returns the file of a trainer's final state."""
         return self.folder / f"result-{number}.npz"
 
     def results(self) -> list[dict[str, np.ndarray]]:
-        """Returns the last states of all trainers."""
         return [read(self.result(number)) for number in range(self.trainers)]
 
 
-# One thread is enough for such small arrays, and leaves something to the others.
+# One thread is enough for such small arrays, and leaves cores to the others.
 SETTINGS = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -210,13 +201,12 @@ SETTINGS = {
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of a file."""
     with np.load(path) as found:
         return {name: found[name] for name in found.files}
 
 
 def check_same(results: Sequence[dict[str, np.ndarray]], wanted: dict[str, np.ndarray]) -> None:
-    """Checks that all states are the same, to the last bit."""
+    """Checks that all states are equal, bit for bit."""
     for found in results:
         assert found.keys() == wanted.keys()
         for name, array in wanted.items():
@@ -227,7 +217,7 @@ def check_same(results: Sequence[dict[str, np.ndarray]], wanted: dict[str, np.nd
 
 
 def wait_until(reached: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    """Waits for something that other processes do."""
+    """Waits for an effect of other processes."""
     deadline = time.monotonic() + timeout_s
     while not reached():
         assert time.monotonic() < deadline, f"waited for {what}"
@@ -235,6 +225,5 @@ def wait_until(reached: Callable[[], bool], what: str, timeout_s: float = WAIT_S
 
 
 def memory_mb(pid: int) -> float:
-    """Returns how much memory a process holds."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

@@ -1,4 +1,4 @@
-"""What undisturbed jobs end with, computed once in this process."""
+"""Final states of undisturbed jobs, computed once in this process."""
 
 import functools
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from jaxfleet.runtime.twin import Twin
+from jaxfleet.runtime.simulated_job import Twin
 from tests.faults import training
 from tests.faults.memory_jobs import CACHE
 from tests.faults.memory_training import captured
@@ -24,5 +24,5 @@ def _train(kind: str, steps: int) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="session")
 def undisturbed() -> Undisturbed:
-    """Returns what gives the last state of a kind of job after so many steps."""
+    """Returns a function for the final state of a kind of job after `steps` steps."""
     return _train

@@ -1,4 +1,4 @@
-"""What somebody might send who means harm: messages changed a little, and what is none."""
+"""Messages of an attacker: slightly altered ones, and malformed ones."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -8,10 +8,9 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from jaxfleet.ps.frames import Frame
-from jaxfleet.ps.messages import PROTOCOL, Kind, Message, Plain, Tensor
-from jaxfleet.ps.packing import pack
-from jaxfleet.ps.wire import encode
+from jaxfleet.transport.codec import Frame, encode
+from jaxfleet.transport.framing import pack_frames
+from jaxfleet.transport.messages import PROTOCOL, Kind, Message, Plain, Tensor
 
 Frames = Sequence[Frame]
 
@@ -31,7 +30,7 @@ ARRAYS = (
 
 
 def valid(endpoints: Sequence[str], job: str) -> list[Message]:
-    """Returns one message of each kind, as those of a job send them."""
+    """Returns one message of each kind, as a job sends them."""
     hello: dict[str, Plain] = {
         "protocol": PROTOCOL,
         "job": job,
@@ -63,13 +62,13 @@ def valid(endpoints: Sequence[str], job: str) -> list[Message]:
 
 
 def messages(seeds: Sequence[Message], draw: random.Random) -> Iterator[Message]:
-    """Yields messages that are well formed, and make little sense."""
+    """Yields well-formed messages without a sensible meaning."""
     while True:
         yield _changed(draw.choice(seeds), draw)
 
 
 def frames(seeds: Sequence[Message], draw: random.Random) -> Iterator[Frames]:
-    """Yields frames, of which many are no messages."""
+    """Yields frames, many of them malformed."""
     for message in messages(seeds, draw):
         parts: list[Frame] = [bytes(frame) for frame in encode(message)]
         yield draw.choice(BREAKS)(parts, draw)
@@ -141,7 +140,7 @@ def _opening(_: list[Frame], draw: random.Random) -> Frames:
 
 
 def _packed(parts: list[Frame], draw: random.Random) -> Frames:
-    whole = pack([*parts, *(b"" for _ in range(draw.randint(1, 3)))])
+    whole = pack_frames([*parts, *(b"" for _ in range(draw.randint(1, 3)))])
     return _flipped([bytes(part) for part in whole], draw)
 
 

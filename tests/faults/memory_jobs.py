@@ -1,8 +1,7 @@
-"""A whole job in this process, on a clock of its own, which tests disturb at chosen moments.
+"""A whole job in this process, with its own clock, which tests disturb at chosen moments.
 
-Programs, messages, servers, heartbeats and steps are the real ones; the network is the memory
-network, so a run is the same every time and a wait of seconds costs nothing. `cluster.py` starts
-jobs of processes.
+Programs, messages, servers, heartbeats and steps are real; the network is the memory network, so
+runs are deterministic and a wait of seconds costs nothing. `cluster.py` starts jobs of processes.
 """
 
 from abc import abstractmethod
@@ -16,15 +15,13 @@ import numpy as np
 
 from jaxfleet.errors import ClosedError, JaxfleetError
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.passes.dispatch import local_endpoints
-from jaxfleet.ps.client import Client
-from jaxfleet.ps.heartbeat import Heartbeat
-from jaxfleet.ps.membership import Membership
-from jaxfleet.ps.memory_network import Faults, MemoryNetwork
-from jaxfleet.ps.messages import Message
-from jaxfleet.ps.network import Lines, Listener, Peer
-from jaxfleet.ps.options import Patience
+from jaxfleet.passes.pserver.dispatch import local_endpoints
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.heartbeat import Heartbeat
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
+from jaxfleet.transport.memory_network import Faults, MemoryNetwork
+from jaxfleet.transport.messages import Connections, Listener, Message, Peer
 from tests.faults.cluster import LOST_S, STEP_S
 
 CACHE = ExecutableCache()
@@ -41,7 +38,7 @@ class KilledError(Exception):
 
 
 def kill() -> None:
-    """Kills the trainer at whose moment it is called."""
+    """Kills the trainer that calls it."""
     raise KilledError
 
 
@@ -51,9 +48,9 @@ class End:
 
     Attributes:
         error: of a process that failed.
-        state: a trainer's last state by name.
+        state: a trainer's final state by name.
         stats: a trainer's counters.
-        at_s: when, by the job's clock.
+        at_s: when, on the job's clock.
     """
 
     error: BaseException | None = None
@@ -67,15 +64,16 @@ class MemoryJob:
 
     Args:
         folder: where servers keep checkpoints; needed with `returns_s`.
-        servers: how many.
-        trainers: how many.
+        servers: the number of servers.
+        trainers: the number of trainers.
         returns_s: how long trainers wait for a server; with it, servers keep checkpoints.
-        step_s: how long servers wait for living peers.
+        step_s: the servers' limit for living peers.
         faults: loses or repeats messages.
+        launch_id: of this launch of the job, or None.
 
     Attributes:
         ends: of all processes, by name.
-        starts: how often each server was started.
+        starts: the number of starts of each server.
     """
 
     def __init__(
@@ -87,10 +85,12 @@ class MemoryJob:
         returns_s: float = 0.0,
         step_s: float = STEP_S,
         faults: Faults | None = None,
+        launch_id: str | None = "first",
     ) -> None:
         assert folder is not None or not returns_s
         self.folder = folder if returns_s else None
         self.trainers, self.returns_s, self.step_s = trainers, returns_s, step_s
+        self.launch_id = launch_id
         self.endpoints = local_endpoints(servers)
         self.network = MemoryNetwork(faults=faults)
         self.ends: dict[str, End] = {}
@@ -110,7 +110,7 @@ class MemoryJob:
         """Runs all processes to their ends.
 
         Args:
-            at: what is done when.
+            at: actions by trainer and step.
         """
         self._moments = at or {}
         people: dict[str, Callable[[], None]] = {}
@@ -125,11 +125,11 @@ class MemoryJob:
         return self
 
     def at_s(self, seconds: float, action: Callable[[], None]) -> None:
-        """Has something done at a time by the job's clock."""
+        """Schedules an action on the job's clock."""
         self._times.append((seconds, action))
 
     def finished(self, trainer: int, step: int, pause_s: float = 0.0) -> None:
-        """Does what is due after a trainer's step."""
+        """Runs the actions due after a trainer's step."""
         self.network.sleep(pause_s)
         if (action := self._moments.get((trainer, step))) is not None:
             action()
@@ -137,51 +137,51 @@ class MemoryJob:
     # --- disturbances --------------------------------------------------------------------------
 
     def kill_server(self, server: int, *, away_s: float = NEVER_S) -> None:
-        """Ends a server where it stands; another takes its place after some time, if ever."""
+        """Kills a server at once; a new one replaces it after `away_s`, if that is given."""
         self._away_s[server] = away_s
         self._listeners[server].close()
 
     def stop(self, name: str, seconds: float) -> None:
-        """Has a process stand still, heartbeats and all."""
+        """Suspends a process, including its heartbeats."""
         self._still_until[name] = self.network.clock() + seconds
 
     def stand(self, name: str) -> None:
-        """Waits while a process is stopped."""
+        """Waits while a process is suspended."""
         while (left_s := self._still_until.get(name, 0.0) - self.network.clock()) > 0:
             self.network.sleep(left_s)
 
     # --- results -------------------------------------------------------------------------------
 
     def results(self) -> list[dict[str, np.ndarray]]:
-        """Returns the last states of all trainers; fails unless all processes ended well."""
+        """Returns the final states of all trainers; fails unless all processes succeeded."""
         for name, end in self.ends.items():
             assert end.error is None, f"{name} ended with {end.error!r}"
         return [self.ends[f"trainer {number}"].state for number in range(self.trainers)]
 
     def error(self, name: str, kind: type[BaseException] = JaxfleetError) -> str:
-        """Returns the error of a process; fails unless it ended by one of this kind."""
+        """Returns the error of a process; fails unless it has this type."""
         error = self.ends[name].error
         assert isinstance(error, kind), f"{name} ended with {error!r}"
         return str(error)
 
     # --- the processes -------------------------------------------------------------------------
 
-    def client(self, me: Membership, patience: Patience, replay_bytes: int) -> Client:
-        """Returns a trainer's connections, whose heartbeats begin."""
+    def client(self, me: TrainerIdentity, timeouts: Timeouts, replay_bytes: int) -> Client:
+        """Returns a trainer's connections, and starts their heartbeats."""
         network = StoppingNetwork(self, me.name)
         self._beats[me.trainer] = beats = Heartbeat(
             network,
             self.endpoints,
             sender=me.name,
             session=me.session,
-            every_s=min(1.0, patience.lost_after_s / 5),
+            every_s=min(1.0, timeouts.lost_after_s / 5),
             clock=self.network.clock,
             thread=False,
         )
         return Client(
             network.connect(self.endpoints),
             me,
-            patience=patience,
+            timeouts=timeouts,
             heartbeat=beats,
             replay_bytes=replay_bytes if self.returns_s else 0,
             clock=self.network.clock,
@@ -211,10 +211,11 @@ class MemoryJob:
         self._end(f"server {server}", body)
 
     def _serve_once(self, server: int) -> End | None:
-        """Serves until the job ends; None where the server was killed."""
+        """Serves until the job ends; None if the server was killed."""
         options = ServerOptions(
             server=server,
             job=NAME,
+            launch_id=self.launch_id,
             trainers=self.trainers,
             lost_after_s=LOST_S,
             step_timeout_s=self.step_s,
@@ -245,12 +246,12 @@ class MemoryJob:
 
 @dataclass
 class StoppingNetwork:
-    """The network as a process has it that may be stopped."""
+    """The network of a process that may be suspended."""
 
     job: MemoryJob
     name: str
 
-    def connect(self, endpoints: Sequence[str]) -> Lines:
+    def connect(self, endpoints: Sequence[str]) -> Connections:
         return StoppingLines(self.job, self.name, self.job.network.connect(endpoints))
 
     def listen(self, endpoint: str) -> Listener:
@@ -259,11 +260,11 @@ class StoppingNetwork:
 
 @dataclass
 class StoppingLines:
-    """Lines that neither send nor receive while their process is stopped."""
+    """Connections that neither send nor receive while their process is suspended."""
 
     job: MemoryJob
     name: str
-    lines: Lines
+    lines: Connections
 
     def send(self, server: int, message: Message) -> None:
         self.job.stand(self.name)
@@ -284,7 +285,7 @@ class StoppingLines:
 
 @dataclass
 class StoppingListener:
-    """A listener that neither sends nor receives while its process is stopped."""
+    """A listener that neither sends nor receives while its process is suspended."""
 
     job: MemoryJob
     name: str

@@ -7,9 +7,14 @@ from typing import Any
 
 from jaxfleet.capture import Captured, capture
 from jaxfleet.ir import Program
-from jaxfleet.ps.client import Client
-from jaxfleet.runtime.job import example_of, membership, patience_of
-from jaxfleet.runtime.job_programs import JobPrograms, job_programs
+from jaxfleet.ps.client.client import Client
+from jaxfleet.runtime.pserver_job import (
+    JobPrograms,
+    example_of,
+    job_programs,
+    membership,
+    timeouts_of,
+)
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.trainer_step import TrainerStep
 from tests.faults import training
@@ -19,7 +24,6 @@ from tests.faults.memory_jobs import CACHE, NAME, End, MemoryJob
 
 @cache
 def captured(kind: str) -> Captured:
-    """Returns the captured step of a kind of job."""
     example = (training.start(kind), next(training.batches(1, kind)))
     return capture(training.make_step(kind), example=example)
 
@@ -30,13 +34,22 @@ class TrainingJob(MemoryJob):
     Args:
         folder: where servers keep checkpoints; needed with `returns_s`.
         options: of the script; `--stop-at` is for trainer 1 alone.
-        more: as of `MemoryJob`.
+        restored: a checkpoint with which trainers begin.
+        saved: where they save one at their end.
+        more: see `MemoryJob`.
     """
 
     def __init__(
-        self, folder: Path | None = None, *, options: Sequence[str] = (), **more: Any
+        self,
+        folder: Path | None = None,
+        *,
+        options: Sequence[str] = (),
+        restored: Path | None = None,
+        saved: Path | None = None,
+        **more: Any,
     ) -> None:
         super().__init__(folder, **more)
+        self.restored, self.saved = restored, saved
         self.args = training.arguments([f"--lost-after={LOST_S}", *options])
         self.strategy = training.strategy(self.args)
 
@@ -52,11 +65,15 @@ class TrainingJob(MemoryJob):
         )
         state: Any = training.start(args.kind)
         with step:
+            if self.restored is not None:
+                state = step.restore(self.restored)
             for number, batch in enumerate(training.batches(args.steps, args.kind), 1):
                 if trainer == 1 and number == args.stop_at:
                     break
                 state, _ = step(state, batch)
                 self.finished(trainer, number, args.pause)
+            if self.saved is not None:
+                step.save(self.saved, state)
             found = training.named(step.pull(state))
             if args.kind == "count_rows":
                 found["rows"] = step.look_up("counted", training.KEYS)
@@ -66,8 +83,8 @@ class TrainingJob(MemoryJob):
         me = membership(
             job, name=NAME, trainer=trainer, trainers=self.trainers, endpoints=self.endpoints
         )
-        patience = patience_of(self.strategy, server_return_s=self.returns_s)
-        return self.client(me, patience, self.strategy.replay_bytes)
+        timeouts = timeouts_of(self.strategy, server_return_s=self.returns_s)
+        return self.client(me, timeouts, self.strategy.replay_bytes)
 
 
 @cache
@@ -78,7 +95,7 @@ def programs(
     trainers: int,
     endpoints: tuple[str, ...],
 ) -> Callable[[Program], JobPrograms]:
-    """Returns what makes the programs of a trainer, each once for all jobs."""
+    """Returns the programs of a trainer, cached for all jobs."""
     made: dict[str, JobPrograms] = {}
 
     def make(program: Program) -> JobPrograms:

@@ -1,4 +1,4 @@
-"""A TCP proxy that does harm to what passes through it."""
+"""A TCP proxy that harms the data it forwards."""
 
 import socket
 import struct
@@ -10,7 +10,7 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER that closes by a reset
 
 
 class Proxy:
-    """Forwards connections to a server until it is told to do harm.
+    """Forwards connections to a server, and does harm on request.
 
     Args:
         target: the server's endpoint.
@@ -33,18 +33,18 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def next(self, way: str, harm: str, least: int = 64) -> None:
-        """Does harm to the next bytes that pass.
+        """Harms the next bytes that pass.
 
         Args:
             way: `answer` or `request`.
-            harm: `reset`, `swallow` all, `truncate` to one half, or `flip` one bit of.
-            least: the fewest bytes that are harmed: fewer may be a heartbeat of the connection.
+            harm: `reset`, `swallow` all, `truncate` to one half, or `flip` one bit.
+            least: the fewest bytes to harm: fewer may be a heartbeat of the connection.
         """
         self._least, self._harm = least, (way, harm)
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        """Carries nothing for a while, and closes nothing."""
+        """Forwards nothing for a while, and closes nothing."""
         self._cut.set()
         try:
             yield
@@ -52,7 +52,6 @@ class Proxy:
             self._cut.clear()
 
     def close(self) -> None:
-        """Closes everything."""
         for one in [self._listener, *self._open]:
             with suppress(OSError):
                 one.close()

@@ -1,6 +1,6 @@
-"""A small training script of tables alone; run by trainers, and in one process for what is right.
+"""A small training script with tables only, for trainers and for the reference in one process.
 
-What is pushed depends on what was looked up, so whatever goes wrong once is seen at the end.
+Pushed gradients depend on looked-up rows, so any error shows at the end.
 """
 
 import argparse
@@ -11,16 +11,15 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxfleet.env import Cluster, read_cluster
-from jaxfleet.ps.client import Client
-from jaxfleet.ps.heartbeat import Heartbeat
-from jaxfleet.ps.membership import Membership
-from jaxfleet.ps.messages import Kind
-from jaxfleet.ps.options import Patience
-from jaxfleet.ps.serve import network_of
-from jaxfleet.ps.tables import RemoteTables
+from jaxfleet.env import PserverRole, read_cluster
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.heartbeat import Heartbeat
+from jaxfleet.ps.client.remote_tables import RemoteTables
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.server.process import job_network
 from jaxfleet.tables import Adagrad, TableSpec, TableStore
-from jaxfleet.tables.merge import merge
+from jaxfleet.tables.merge_pushes import merge
+from jaxfleet.transport.messages import Kind
 from tests.ps.server.table_programs import table_program
 
 SPECS = (
@@ -31,26 +30,25 @@ ALL_KEYS = np.arange(-60, 60) * (2**56 + 11)
 
 
 class Looks(Protocol):
-    """What gives rows and takes gradients."""
+    """A source of rows that takes gradients."""
 
     def look_up(self, table: str, keys: np.ndarray) -> np.ndarray: ...
 
 
 def keys_of(trainer: int, step: int) -> np.ndarray:
-    """Returns the keys of a trainer's rows, none at some steps."""
+    """Returns the keys of a trainer's rows; none at some steps."""
     draw = np.random.default_rng([trainer, step])
     count = 0 if (trainer + step) % 5 == 0 else 60
     return draw.choice(ALL_KEYS, count, replace=False)
 
 
 def grads_of(trainer: int, step: int, rows: np.ndarray) -> np.ndarray:
-    """Returns the gradients of rows."""
     draw = np.random.default_rng([trainer, step, 1]).standard_normal(rows.shape)
     return (np.float32(0.1) * rows + draw).astype(np.float32)
 
 
 def expected(steps: int, trainers: int) -> dict[str, np.ndarray]:
-    """Returns the rows after so many steps, made by one store in this process."""
+    """Returns the rows after `steps` steps, from one store in this process."""
     found = {}
     for spec in SPECS:
         store = TableStore(spec)
@@ -63,19 +61,19 @@ def expected(steps: int, trainers: int) -> dict[str, np.ndarray]:
     return found
 
 
-def connect(cluster: Cluster, args: argparse.Namespace) -> Client:
-    """Returns a trainer's lines, once the servers have their programs and first states."""
+def connect(cluster: PserverRole, args: argparse.Namespace) -> Client:
+    """Returns a trainer's client, once the servers have their programs and initial states."""
     assert cluster.trainer_id is not None
-    servers, network = len(cluster.endpoints), network_of(cluster.secret_file)
+    servers, network = len(cluster.endpoints), job_network(cluster.secret_file)
     programs = [
         table_program(SPECS, server=n, servers=servers, trainers=cluster.trainers)
         for n in range(servers)
     ]
     texts = [(str(program), dict[str, np.ndarray]()) for program in programs]
     endpoints, number = cluster.endpoints, cluster.trainer_id
-    me = Membership(cluster.job, number, cluster.trainers, endpoints, "hash", texts)
+    me = TrainerIdentity(cluster.job, number, cluster.trainers, endpoints, "hash", texts)
     beats = Heartbeat(network, endpoints, sender=me.name, session=me.session, every_s=0.3)
-    patience = Patience(
+    timeouts = Timeouts(
         lost_after_s=args.lost_after,
         step_timeout_s=args.step_timeout,
         server_return_s=cluster.server_return_s,
@@ -83,7 +81,7 @@ def connect(cluster: Cluster, args: argparse.Namespace) -> Client:
     )
     lines = network.connect(endpoints)
     keeps = args.replay_bytes if cluster.server_return_s else 0
-    client = Client(lines, me, patience=patience, heartbeat=beats, replay_bytes=keeps)
+    client = Client(lines, me, timeouts=timeouts, heartbeat=beats, replay_bytes=keeps)
     client.open()
     if number == 0:
         body = {"replace": False}
@@ -92,7 +90,7 @@ def connect(cluster: Cluster, args: argparse.Namespace) -> Client:
 
 
 def steps(args: argparse.Namespace, client: Client) -> Iterator[int]:
-    """Yields the numbers of the steps, and lets servers save when it is time."""
+    """Yields the numbers of the steps, and lets servers save when due."""
     for step in range(1, args.steps + 1):
         client.next_step(8)
         client.doing(f"step {step}")
@@ -107,7 +105,7 @@ def steps(args: argparse.Namespace, client: Client) -> Iterator[int]:
 
 
 def main() -> None:
-    """Trains, and leaves all rows in a file."""
+    """Trains, and writes all rows to a file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--steps", type=int, default=6)

@@ -1,15 +1,19 @@
-"""Servers and trainers die in each of the modes in which trainers do not wait at every step.
+"""Servers and trainers die in each mode in which trainers do not wait at every step.
 
-Gradients are 1 and the rate is 1, so parameters and rows of a table count what was applied.
+Gradients and the rate are 1, so parameters and rows of a table count the applied updates.
 """
 
+import errno
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from jaxfleet.checkpoint.writing import cannot_write
 from jaxfleet.errors import PeerLostError
+from jaxfleet.ps.server.recovery_checkpoints import RecoveryCheckpoints
 from tests.faults.cluster import LOST_S
 from tests.faults.memory_jobs import kill
 from tests.faults.memory_training import TrainingJob
@@ -21,7 +25,7 @@ ASYNC_STEPS = 30
 
 
 def lowest(results: list[dict[str, np.ndarray]]) -> set[float]:
-    """Returns the values of the trainer who ended last, and has all that both have sent."""
+    """Returns the values of the trainer that ended last, after all pushes of both."""
     values = [
         np.concatenate(
             [
@@ -35,6 +39,7 @@ def lowest(results: list[dict[str, np.ndarray]]) -> set[float]:
     return set(min(values, key=np.sum).tolist())
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("step", [1, 4, 9])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_server_that_is_started_again_applies_everything_once(
@@ -74,6 +79,28 @@ def test_a_killed_server_is_brought_level_and_applies_each_push_once(tmp_path: P
     assert lowest(job.results()) == {-2.0 * ASYNC_STEPS}
 
 
+def test_a_full_disk_holds_up_no_trainer_whose_gradients_wait_to_be_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # While servers may be asked again, a trainer holds gradients that travel with later steps.
+    full, save = [True], RecoveryCheckpoints.save
+
+    def guarded(own: RecoveryCheckpoints, plan: Any, arrays: Any, step: int, **named: Any) -> Any:
+        if full and step > 0:
+            error = OSError(errno.ENOSPC, "No space left on device")
+            raise cannot_write("part 'server 0'", Path("/somewhere"), error) from error
+        return save(own, plan, arrays, step, **named)
+
+    monkeypatch.setattr(RecoveryCheckpoints, "save", guarded)
+    merged = ("--kind=count", "--communication=half_async", "--merge=3", "--staleness=9")
+    words = [*merged, "--steps=120", "--pause=0.11", "--step-timeout=30", "--replay-bytes=4000"]
+    job = TrainingJob(tmp_path, returns_s=30.0, step_s=30.0, options=words)
+    job.at_s(8.0, full.clear)
+    job.run()
+    assert lowest(job.results()) == {-2.0 * 120 / 3}
+    assert job.ends["trainer 0"].at_s < 120 * 0.11 + 5.0
+
+
 def test_a_stopped_trainer_is_waited_for_at_the_bound() -> None:
     words = [*ASYNC, f"--steps={ASYNC_STEPS}", "--pause=0.05"]
     job = TrainingJob(servers=1, step_s=30.0, options=words)
@@ -81,7 +108,7 @@ def test_a_stopped_trainer_is_waited_for_at_the_bound() -> None:
     job.run({(1, 5): partial(job.stop, "trainer 1", LOST_S - 0.5)})
     job.results()
     found = [job.ends[f"trainer {trainer}"].stats["staleness"] for trainer in range(2)]
-    assert found[0]["max"] == BOUND  # it came there and waited
+    assert found[0]["max"] == BOUND  # it reached the bound and waited
     assert found[1]["max"] <= BOUND
 
 

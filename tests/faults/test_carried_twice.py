@@ -1,12 +1,12 @@
-"""What arrives twice counts once, whichever message it is."""
+"""A duplicate counts once, whichever message it is."""
 
 from collections.abc import Callable
 
 import pytest
 
-from jaxfleet.ps.memory_network import MemoryNetwork
-from jaxfleet.ps.messages import Kind, Message
-from jaxfleet.runtime.twin import Twin
+from jaxfleet.runtime.simulated_job import Twin
+from jaxfleet.transport.memory_network import MemoryNetwork
+from jaxfleet.transport.messages import Kind, Message
 from tests.faults import training
 from tests.faults.cluster import check_same
 from tests.faults.conftest import Undisturbed
@@ -29,6 +29,7 @@ def collectives(_: str, message: Message) -> int:
     return 2 if message.kind in {Kind.REDUCE, Kind.REDUCED, Kind.PARTS, Kind.VALUES} else 1
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", ["plain", "clip", "norm"])
 @pytest.mark.parametrize("faults", [everything, pushes, collectives])
 def test_messages_that_arrive_twice_change_nothing(

@@ -1,4 +1,4 @@
-"""A server that is sent harmful things goes on, and holds little memory for them."""
+"""A server under attack keeps working, and holds little memory for the attacker."""
 
 import json
 import random
@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import zmq
 
-from jaxfleet.ps.limits import Limits
-from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
 from jaxfleet.ps.server import ServerOptions
-from jaxfleet.ps.wire import decode
+from jaxfleet.transport.codec import decode
+from jaxfleet.transport.messages import Kind, Limits, Message, Plain, Tensor
 from tests.faults.cluster import Jobs, check_same, memory_mb
 from tests.faults.conftest import Undisturbed
 from tests.faults.hostile import frames, messages, valid
@@ -39,7 +38,7 @@ def test_ten_thousand_harmful_frames_change_nothing_in_a_job_that_is_under_way(
         trainers[0].reaches("step 2.")
         before = [memory_mb(one.process.pid) for one in servers]
 
-        def hold() -> None:  # so that the job is not over before the attack is
+        def hold() -> None:  # so that the job outlives the attack
             if "step 8." in trainers[1].text():
                 trainers[1].send(signal.SIGSTOP)
 
@@ -63,9 +62,9 @@ def attack(
     job: str,
     meanwhile: Callable[[], None],
 ) -> dict[str, int]:
-    """Sends frames on several connections; returns how many answers of each kind came.
+    """Sends frames on several connections; returns the number of answers of each kind.
 
-    A server cuts a connection that sends much before its hello; what waits for another is dropped.
+    A server cuts a connection that sends much before its hello; frames queued for it are dropped.
     """
     draw = random.Random(SEED)
     made = frames(valid(endpoints, job), draw)
@@ -99,7 +98,7 @@ def attack(
 
 
 def well_named() -> list[Message]:
-    """Returns what the trainers of a small server send, in their words."""
+    """Returns messages of the trainers of a small server."""
     found = []
     for plain in valid(["127.0.0.1:7001"], "j"):
         message = plain
@@ -131,7 +130,7 @@ def test_who_said_no_hello_changes_nothing_whatever_it_sends() -> None:
     for count in range(10_000):
         replies = bench.core.handle(b"stranger %d" % (count % 7), next(made))
         assert all(m.kind in {Kind.ERROR, Kind.HEARTBEAT} for _, m in replies)
-        assert not bench.core.take_jobs()
+        assert not bench.core.take_tasks()
     check_goes_on(bench)
 
 
@@ -142,7 +141,7 @@ def test_a_trainer_of_the_job_cannot_break_the_server() -> None:
         message = next(made)
         if message.kind is not Kind.BYE:
             bench.core.handle(b"1", message)
-            bench.core.run_jobs()
+            bench.core.run_tasks()
     assert bench.core.failure is None
     assert not bench.core.finished
 

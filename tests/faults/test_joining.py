@@ -1,4 +1,4 @@
-"""Who does not belong to a job is refused by name, and whoever does may come in any order."""
+"""Processes of other jobs are rejected by name; those of the job may arrive in any order."""
 
 import resource
 import socket
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
 def listens(endpoint: str) -> bool:
-    """Tells whether a connection to an endpoint is taken."""
+    """Whether an endpoint accepts connections."""
     host, _, port = endpoint.rpartition(":")
     try:
         socket.create_connection((host, int(port))).close()
@@ -32,13 +32,13 @@ def test_who_does_not_belong_is_refused_and_the_job_goes_on(
 ) -> None:
     options = ["--steps=6", "--step-timeout=60"]
     with Jobs(tmp_path, servers=2, step_s=60.0, lost_s=PATIENT_S, options=options) as jobs:
-        # Trainers may come before servers.
+        # Trainers may arrive before servers.
         trainer = jobs.trainer(0)
         time.sleep(3.0)
         servers = jobs.all_servers()
         servers[0].reaches("serving")
         wait_until(lambda: listens(jobs.endpoints[0]), "the server to listen")
-        # A connection that says half of something, and stays.
+        # A connection that sends half a message, and stays.
         host, _, port = jobs.endpoints[0].rpartition(":")
         with socket.create_connection((host, int(port))) as half:
             half.sendall(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03")

@@ -1,4 +1,4 @@
-"""A launched job whose server is killed goes on by itself, and one that is interrupted ends."""
+"""A launched job survives the loss of a server, and ends when interrupted."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def launched(jobs: Jobs, *options: str) -> Started:
 
 
 def numbers(text: str) -> dict[str, list[int]]:
-    """Returns the numbers of the processes that a launch started, by name."""
+    """Returns the pids that a launch printed, by process name."""
     found: dict[str, list[int]] = {}
     for name, number in re.findall(r"((?:server|trainer) \d): process (\d+)", text):
         found.setdefault(name, []).append(int(number))

@@ -1,4 +1,4 @@
-"""Long jobs: what trainers keep, and what a server that dies late is sent anew, stays small."""
+"""Long jobs: trainers' replay logs, and replays to a late restarted server, stay small."""
 
 from functools import partial
 from itertools import pairwise
@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from jaxfleet.ps.client import Client
-from jaxfleet.ps.messages import Kind, Message
-from jaxfleet.runtime.job_programs import JobPrograms
+from jaxfleet.ps.client.client import Client
+from jaxfleet.runtime.pserver_job import JobPrograms
+from jaxfleet.transport.messages import Kind, Message
 from tests.faults.cluster import check_same
 from tests.faults.conftest import Undisturbed
 from tests.faults.memory_training import TrainingJob
 
 STEPS = 170
 KILLED = 160
-MOST = 110  # steps: those between two checkpoints, and some that are under way
+MOST = 110  # steps: those between two checkpoints, and some in flight
 
 
 class Watched(TrainingJob):
-    """A job that notes what trainers keep, and what they send anew."""
+    """A job that records the trainers' logs and replays."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         words = [f"--steps={STEPS}", "--step-timeout=30", *options]

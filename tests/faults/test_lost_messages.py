@@ -1,4 +1,4 @@
-"""Messages that are lost, whichever they are: what is waited for is asked for again."""
+"""Lost messages of every kind are requested again."""
 
 import functools
 import itertools
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from jaxfleet.ps.memory_network import Faults, MemoryNetwork
-from jaxfleet.ps.messages import Kind, Message
+from jaxfleet.runtime.simulated_job import Twin
 from jaxfleet.runtime.trainer_step import TrainerStep
-from jaxfleet.runtime.twin import Twin
+from jaxfleet.transport.memory_network import Faults, MemoryNetwork
+from jaxfleet.transport.messages import Kind, Message
 from tests.faults import training
 from tests.faults.cluster import check_same
 from tests.faults.conftest import Undisturbed
@@ -30,9 +30,9 @@ def losing_the(kind: Kind, at: int) -> Faults:
 
 
 def losing_some(seed: int, share: float) -> Faults:
-    """Loses a share of all messages but byes, requests and answers alike.
+    """Loses a share of all messages except byes, requests and answers alike.
 
-    A server that hears no bye misses the trainer's heartbeats, of which there are none here.
+    A server that receives no bye misses the trainer's heartbeats, of which there are none here.
     """
     draw = random.Random(seed)
     return lambda _, message: int(message.kind is Kind.BYE or draw.random() > share)
@@ -53,7 +53,7 @@ def job(kind: str, communication: str = "sync") -> Twin:
 
 
 def trained(kind: str, faults: Faults) -> tuple[list[Any], float]:
-    """Returns the trainers' last states, and how long the job took by the network's clock."""
+    """Returns the trainers' final states, and the job's duration on the network's clock."""
     state, data = training.start(kind), list(training.batches(STEPS, kind))
     network = MemoryNetwork(faults=faults)
     result = job(kind).run(state, data, network=network)
@@ -94,6 +94,7 @@ def test_rows_that_are_lost_are_made_good_within_seconds(
     assert took_s < 15.0
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", ["plain", "clip", "norm", "table"])
 def test_any_messages_may_be_lost(kind: str, seed: int, undisturbed: Undisturbed) -> None:
@@ -112,8 +113,8 @@ def test_trainers_that_do_not_wait_lose_nothing_either(
     state, data = training.start("count"), list(training.batches(STEPS))
     network = MemoryNetwork(faults=losing_some(seed, share))
     result = job("count", communication).run(state, data, network=network)
-    # Every gradient is 1, and so is the rate: parameters count what was applied. The trainer that
-    # ends last sees all of it.
+    # Gradients and the rate are 1: parameters count the applied updates. The trainer that ends last
+    # sees all of them.
     counts = [-training.named(one)["[0]['d']"] for one in result.states]
     assert max(count.max() for count in counts) == 2 * STEPS
     assert all((count == count[0]).all() for count in counts)
@@ -129,6 +130,7 @@ def test_any_third_of_the_messages_may_be_lost(
     check_same(states, undisturbed(kind, STEPS))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("kind", [Kind.SAVE, Kind.LOAD, Kind.OK], ids=lambda kind: kind.value)
 @pytest.mark.parametrize("at", [0, 1, 4, 6])
 def test_saving_and_restoring_may_lose_messages(

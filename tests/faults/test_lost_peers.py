@@ -1,4 +1,4 @@
-"""A peer that dies, stands still, fails or leaves early is named by the others' errors."""
+"""A peer that dies, hangs, fails or leaves early is named by the others' errors."""
 
 import re
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tests.faults.memory_jobs import KilledError, kill
 from tests.faults.memory_training import TrainingJob
 
 LONG = ("--steps=500", "--pause=0.05", "--step-timeout=30")
-SOON_S = 1.0  # beside a deadline: heartbeats and polls
+SOON_S = 1.0  # on top of a deadline: heartbeats and polls
 
 
 def fail() -> None:
@@ -35,7 +35,7 @@ def test_a_trainer_that_ends_without_a_bye_is_named_to_the_others(
     assert found is not None
     waited = re.search(r"trainer 0 waited [\d.]+ s in (pull|reduce) of step (\d+) for ", text)
     assert waited is not None
-    assert int(found[1]) <= int(waited[2])  # a heartbeat is older than what it is followed by
+    assert int(found[1]) <= int(waited[2])  # a heartbeat is older than the message after it
     ended_s = job.ends["trainer 1"].at_s
     assert job.ends["trainer 0"].at_s - ended_s < LOST_S + SOON_S
     assert "no trainer lives: trainer" in job.error("server 0", JaxfleetError)

@@ -1,4 +1,4 @@
-"""Servers of tables alone die one after the other, and end with the same rows to the last bit."""
+"""Servers with tables only die one after the other, and end with the same rows, bit for bit."""
 
 from functools import partial
 from pathlib import Path
@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from jaxfleet.errors import PeerLostError, ProgramError
-from jaxfleet.ps.client import Client
-from jaxfleet.ps.membership import Membership
-from jaxfleet.ps.messages import Kind
-from jaxfleet.ps.options import Patience
-from jaxfleet.ps.tables import RemoteTables
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.remote_tables import RemoteTables
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.transport.messages import Kind
 from tests.faults import table_training
 from tests.faults.cluster import LOST_S, check_same
 from tests.faults.memory_jobs import NAME, End, MemoryJob
@@ -22,10 +21,10 @@ REPLAY_BYTES = 20_000
 
 
 class TableJob(MemoryJob):
-    """A job of tables without a step: what is pushed depends on what was looked up.
+    """A job of tables without a step: pushed gradients depend on looked-up rows.
 
     Attributes:
-        nan_at: the step at which trainer 1 pushes what is not finite.
+        nan_at: the step at which trainer 1 pushes a value that is not finite.
     """
 
     nan_at = -1
@@ -37,14 +36,14 @@ class TableJob(MemoryJob):
             for n in range(servers)
         )
         texts = [(str(program), dict[str, np.ndarray]()) for program in made]
-        me = Membership(NAME, trainer, self.trainers, self.endpoints, "hash", texts)
-        patience = Patience(
+        me = TrainerIdentity(NAME, trainer, self.trainers, self.endpoints, "hash", texts)
+        timeouts = Timeouts(
             lost_after_s=LOST_S,
             step_timeout_s=self.step_s,
             server_return_s=self.returns_s,
             connect_s=30.0,
         )
-        client = self.client(me, patience, REPLAY_BYTES)
+        client = self.client(me, timeouts, REPLAY_BYTES)
         try:
             last = self._trained(client)
         except BaseException:
@@ -85,15 +84,15 @@ class TableJob(MemoryJob):
 
 
 def test_servers_that_are_killed_change_no_bit_of_any_row(tmp_path: Path) -> None:
-    # The first dies while it has its first checkpoint alone; the second has several steps to be
-    # brought level with; then the first again, after forced checkpoints of what changed.
+    # The first dies with only its first checkpoint; the second has several steps to catch up;
+    # then the first again, after forced incremental checkpoints.
     job = TableJob(tmp_path, returns_s=30.0, step_s=30.0)
     kills = [(0, 1), (1, 5), (0, 9)]
     job.run({(0, step): partial(job.kill_server, server, away_s=1.0) for server, step in kills})
     assert job.starts == [3, 2]
     check_same(job.results(), table_training.expected(STEPS, 2))
     saved = {path.name for path in (tmp_path / "server0").glob("step-*")}
-    assert len(saved) > 2  # changes, and what they are changes of
+    assert len(saved) > 2  # increments, and their base
 
 
 def test_a_gradient_that_is_not_finite_ends_the_job_by_its_name() -> None:

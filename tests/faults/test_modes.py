@@ -1,8 +1,8 @@
-"""Servers and trainers die in each of the modes in which trainers do not wait at every step.
+"""Servers and trainers die in each mode in which trainers do not wait at every step.
 
-Gradients are 1 and the rate is 1, so parameters and rows of a table count what was applied.
-`test_relaxed.py` has what is the same in all of them, in async, and `test_asynchronous_modes.py`
-both on a network in memory.
+Gradients and the rate are 1, so parameters and rows of a table count the applied updates.
+`test_relaxed.py` covers async, with the behaviour common to all modes; `test_asynchronous_modes.py`
+covers both on a network in memory.
 """
 
 import os
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.timeout(400)]
 STEPS, EVERY, TRAINERS = 12, 2, 2
 MODES = {
     "half_async": ("--kind=count_rows", f"--merge={EVERY}"),
-    "dc_asgd": ("--kind=count_rows", "--compensation=0"),  # a corrected gradient is no count
+    "dc_asgd": ("--kind=count_rows", "--compensation=0"),  # a corrected gradient is not a count
     "geo": ("--kind=count_rows", f"--k-steps={EVERY}"),
     "fl": ("--kind=count", f"--k-steps={EVERY}"),
 }
@@ -31,14 +31,14 @@ def options(mode: str) -> tuple[str, ...]:
 
 
 def counted(mode: str) -> float:
-    """Returns what parameters and rows come to if everything counts once."""
+    """Returns the value of parameters and rows if every update counts once."""
     if mode == "fl":
-        return -STEPS  # all have the same, and so has their mean
+        return -STEPS  # all are equal, and so is their mean
     if mode == "half_async":
         return -TRAINERS * STEPS / EVERY
     if mode == "dc_asgd":
         return -TRAINERS * STEPS
-    rest, served = 0.0, 0.0  # of one trainer: what it did and did not send
+    rest, served = 0.0, 0.0  # of one trainer: unsent and sent updates
     for _ in range(STEPS // EVERY):
         share = (rest - EVERY) / TRAINERS
         rest, served = rest - EVERY - share, served + share
@@ -54,7 +54,7 @@ def test_a_server_that_is_started_again_applies_everything_once(mode: str, tmp_p
         os.kill(victim, signal.SIGKILL)
         assert job.ends() == 0
         assert "it is started again (1 of 3)" in job.text()
-        # Who ends last sees all that both have sent.
+        # The trainer that ends last sees all pushes of both.
         values = [np.concatenate([array.ravel() for name, array in result.items()
                                   if (name.startswith("[0]") and "counted" not in name)
                                   or name == "rows"]) for result in jobs.results()]  # fmt: skip
@@ -82,4 +82,4 @@ def test_a_trainer_that_is_gone_is_named_by_those_who_exchange(tmp_path: Path) -
             killed.kill()
         for server, left, _ in pairs:
             left.fails("PeerLostError: trainer 1 is lost")
-            server.kill()  # it would wait for others to come
+            server.kill()  # it would wait for the other trainers

@@ -1,4 +1,4 @@
-"""Trainers that put other leaves into the state than each other: refused at once, with a hint."""
+"""Trainers that replace different leaves of the state: rejected at once, with a hint."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxfleet.cluster.termination import Termination
 from jaxfleet.errors import ProgramError
-from jaxfleet.group.verdict import Verdict
-from jaxfleet.ps.memory_network import MemoryNetwork
-from jaxfleet.ps.messages import Kind
 from jaxfleet.ps.server import ServerOptions
+from jaxfleet.runtime.simulated_job import Twin
 from jaxfleet.runtime.trainer_step import TrainerStep
-from jaxfleet.runtime.twin import Twin
+from jaxfleet.transport.memory_network import MemoryNetwork
+from jaxfleet.transport.messages import Kind
 from tests.faults import training
 from tests.ps.server.common import SGD, SGD_GRADS, Bench, error_of, sgd_grads, sgd_state
 
@@ -20,13 +20,12 @@ Change = Callable[[int, Any], Any]
 
 
 def on_the_first(trainer: int, state: Any) -> Any:
-    """Replaces a parameter on trainer 0 alone."""
     params, opt, running = state
     return (params | {"b": np.ones_like(params["b"])}, opt, running) if trainer == 0 else state
 
 
 def on_each_another(trainer: int, state: Any) -> Any:
-    """Replaces another parameter on each trainer."""
+    """Replaces a different parameter on each trainer."""
     params, opt, running = state
     name = "bd"[trainer]
     return params | {name: np.ones_like(params[name])}, opt, running
@@ -82,9 +81,9 @@ def test_a_trainer_that_is_only_slower_is_waited_for() -> None:
 
 def test_ranks_are_told_the_way_out_too() -> None:
     at = "rank 0 is at 'comparing the state that was changed: state/epoch', and rank 1 runs p"
-    error = Verdict(0, at, differs=True).error(3)
+    error = Termination(0, at, differs=True).error(3)
     assert isinstance(error, ProgramError)
     assert "replace the same leaves of the state on every rank" in str(error.__notes__)
-    other = Verdict(0, "rank 0 runs p with 8 rows, and rank 1 p with 4", differs=True).error(3)
+    other = Termination(0, "rank 0 runs p with 8 rows, and rank 1 p with 4", differs=True).error(3)
     assert isinstance(other, ProgramError)
     assert "run the same script" in str(other.__notes__)

@@ -3,35 +3,35 @@
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
 
-from jaxfleet.ps.client import Client
-from jaxfleet.ps.membership import Membership
-from jaxfleet.ps.messages import Kind, Plain, Tensor
-from jaxfleet.ps.options import Patience
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
-from jaxfleet.ps.zmq_ends import Timing
-from jaxfleet.ps.zmq_network import ZmqNetwork
+from jaxfleet.transport.messages import Kind, Plain, Tensor
+from jaxfleet.transport.zmq.network import ZmqNetwork
+from jaxfleet.transport.zmq.sockets import Timing
 from tests.faults.proxy import Proxy
 from tests.ps.server.common import CACHE, SGD, sgd_after, sgd_grads, sgd_state
 
 QUICK = Timing(handshake_s=1.0, heartbeat_s=0.2, half_open_s=0.6, linger_s=0.2)
 SECRET = b"0123456789abcdef"
-LIMIT_S = 60.0  # by far less than what a trainer waits before it gives up
+LIMIT_S = 60.0  # far less than a trainer waits before it gives up
 
 
 class Trainers:
-    """Two trainers of one server: the first behind a proxy, the second not."""
+    """Two trainers of one server, each behind a proxy; by default the first is harmed."""
 
-    def __init__(self, network: ZmqNetwork, server: str, proxy: Proxy) -> None:
-        self.proxy = proxy
+    def __init__(self, network: ZmqNetwork, proxies: Sequence[Proxy]) -> None:
+        self.proxy, self.other_proxy = proxies
         self.ends = []
-        for trainer, endpoint in enumerate((proxy.endpoint, server)):
-            me = Membership("job", trainer, 2, (proxy.endpoint,), "hash", [(SGD, {})])
-            self.ends.append(Client(network.connect([endpoint]), me, patience=Patience()))
+        for trainer, proxy in enumerate(proxies):
+            me = TrainerIdentity("job", trainer, 2, (self.proxy.endpoint,), "hash", [(SGD, {})])
+            self.ends.append(Client(network.connect([proxy.endpoint]), me, timeouts=Timeouts()))
 
     def start(self) -> None:
         """Gives the server its program and its state."""
@@ -48,22 +48,31 @@ class Trainers:
             end.push(0, [Tensor(n, grad) for n, grad in sgd_grads(trainer, end.step).items()])
 
     def pull(self) -> None:
-        """Waits for the values of the step, and checks them."""
-        first, found = self.ends[0], dict[str, np.ndarray]()
-        names = list(sgd_state())
+        """Waits for the values of the step, and checks them.
 
-        def take(tensors: Sequence[Tensor]) -> None:
-            found.update({tensor.name: tensor.array.copy() for tensor in tensors})
-
-        body: dict[str, Plain] = {"names": list(names)}
-        first.wait([first.request(0, Kind.PULL, body=body, wants=names, sink=take)], LIMIT_S)
-        for name, value in sgd_after(first.step).items():
-            np.testing.assert_array_equal(found[name], value)
+        Both trainers wait, as in a job: a trainer repeats its own pushes while it waits, and a
+        loaded machine may break any of the connections.
+        """
+        with ThreadPoolExecutor(len(self.ends)) as pool:
+            for found in pool.map(_pulled, self.ends):
+                for name, value in sgd_after(self.ends[0].step).items():
+                    np.testing.assert_array_equal(found[name], value)
 
     def close(self) -> None:
-        """Ends both."""
         for end in reversed(self.ends):
             end.close()
+
+
+def _pulled(end: Client) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+    names = list(sgd_state())
+
+    def take(tensors: Sequence[Tensor]) -> None:
+        found.update({tensor.name: tensor.array.copy() for tensor in tensors})
+
+    body: dict[str, Plain] = {"names": list(names)}
+    end.wait([end.request(0, Kind.PULL, body=body, wants=names, sink=take)], LIMIT_S)
+    return found
 
 
 @contextmanager
@@ -75,9 +84,9 @@ def job(secret: bytes | None = None, timing: Timing = QUICK) -> Iterator[Trainer
     server = Server(core, listener, connect=network.connect)
     thread = threading.Thread(target=server.serve)
     thread.start()
-    proxy = Proxy(listener.endpoint)
+    proxies = [Proxy(listener.endpoint) for _ in range(2)]
     try:
-        with closing(Trainers(network, listener.endpoint, proxy)) as trainers:
+        with closing(Trainers(network, proxies)) as trainers:
             trainers.start()
             trainers.push()
             trainers.pull()
@@ -85,7 +94,8 @@ def job(secret: bytes | None = None, timing: Timing = QUICK) -> Iterator[Trainer
     finally:
         server.stop()
         thread.join(30)
-        proxy.close()
+        for proxy in proxies:
+            proxy.close()
         assert not thread.is_alive()
 
 
@@ -102,6 +112,14 @@ def test_bytes_that_are_lost_with_a_connection_are_asked_for_again(way: str, har
         assert trainers.proxy.harms == 1
         trainers.push()
         trainers.pull()
+
+
+def test_a_push_that_is_lost_on_its_way_does_not_hold_up_the_other_trainer() -> None:
+    with job() as trainers:
+        trainers.other_proxy.next("request", "reset")
+        trainers.push()
+        trainers.pull()
+        assert trainers.other_proxy.harms == 1
 
 
 @pytest.mark.parametrize("way", ["request", "answer"])

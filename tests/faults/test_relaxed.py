@@ -1,4 +1,4 @@
-"""Processes that do not wait for each other at every step are killed, stopped, started again.
+"""Processes that do not wait for each other at every step are killed, suspended and restarted.
 
 `test_asynchronous_modes.py` has the same on a network in memory.
 """
@@ -22,7 +22,7 @@ ASYNC = ("--kind=count", "--communication=async", f"--staleness={BOUND}", "--ste
 
 
 def staleness(folder: Path, trainer: int) -> Any:
-    """Returns how old the values were that a trainer's steps computed with."""
+    """Returns the age of the values with which a trainer's steps computed."""
     return json.loads((folder / f"result-{trainer}.trainer.json").read_text())["staleness"]
 
 
@@ -36,7 +36,7 @@ def test_a_killed_server_is_brought_level_and_applies_each_push_once(tmp_path: P
             servers[number] = jobs.server(number)
         assert [one.ends() for one in trainers] == [0, 0]
         assert [one.ends() for one in servers] == [0, 0]
-        # Who ends last sees all that both have pushed: every push is counted, and none twice.
+        # The trainer that ends last sees all pushes of both: every push counts, exactly once.
         lowest = [min(array.min() for name, array in result.items() if name.startswith("[0]"))
                   for result in jobs.results()]  # fmt: skip
         assert min(lowest) == -2.0 * STEPS
@@ -56,7 +56,7 @@ def test_a_stopped_trainer_is_waited_for_at_the_bound(tmp_path: Path) -> None:
         stopped.send(signal.SIGCONT)
         assert [first.ends(), stopped.ends(), server.ends()] == [0, 0, 0]
         found = [staleness(tmp_path, trainer) for trainer in range(2)]
-        assert found[0]["max"] == BOUND  # it came there and waited
+        assert found[0]["max"] == BOUND  # it reached the bound and waited
         assert found[1]["max"] <= BOUND
 
 
@@ -67,7 +67,7 @@ def test_a_killed_trainer_is_named_when_the_bound_is_reached(tmp_path: Path) -> 
         left.reaches("step 3.")
         killed.kill()
         left.fails("PeerLostError: trainer 1 is lost", "for its step")
-        server.kill()  # it would wait for others to come, for as long as a step may take
+        server.kill()  # it would wait for the other trainers, up to the limit of a step
 
 
 def test_a_trainer_that_ends_early_is_not_waited_for(tmp_path: Path) -> None:

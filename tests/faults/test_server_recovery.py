@@ -1,13 +1,16 @@
-"""A server that is killed and started again changes nothing, whenever it is killed."""
+"""A server that is killed and restarted changes nothing, whenever it is killed."""
 
+from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxfleet.errors import PeerLostError
-from jaxfleet.ps.messages import Kind, Message
 from jaxfleet.ps.server import ServerCore
+from jaxfleet.transport.messages import Kind, Message
 from tests.faults.cluster import LOST_S, check_same
 from tests.faults.conftest import Undisturbed
 from tests.faults.memory_jobs import KilledError
@@ -24,6 +27,7 @@ def returning(folder: Path, kind: str, *options: str, steps: int = STEPS) -> Tra
     return TrainingJob(folder, returns_s=RETURNS_S, step_s=30.0, options=words)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "kind",
     by_default(
@@ -33,19 +37,20 @@ def returning(folder: Path, kind: str, *options: str, steps: int = STEPS) -> Tra
 def test_servers_killed_one_after_the_other_change_nothing(
     kind: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    # The first dies right after the first checkpoint, which is that of the first state; the second
-    # has several steps to be brought level with; then the first again, after a forced checkpoint.
+    # The first dies right after the first checkpoint, of the initial state; the second has several
+    # steps to catch up; then the first again, after a forced checkpoint.
     job = returning(tmp_path, kind, "--replay-bytes=4000")
     kills = [(0, 1), (1, 5), (0, 9)]
     job.run({(0, step): partial(job.kill_server, server, away_s=AWAY_S) for server, step in kills})
     check_same(job.results(), undisturbed(kind, STEPS))
     assert job.starts == [3, 2]
     saved = {path.name for path in (tmp_path / "server0").glob("step-*")}
-    # Later ones were made, and took its place; of tables they hold what changed since.
+    # Later ones replaced it; those of tables are incremental.
     assert ("step-00000000" in saved) == (kind == "table")
     assert len(saved) > 1
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "count", by_default([*range(1, 20, 2), *range(20, 72, 8)], 1, 5, 9, 13, 17, 28, 44, 60)
 )
@@ -75,7 +80,7 @@ def test_a_server_killed_at_any_message_changes_nothing(
 def test_a_server_killed_as_trainers_say_bye_ends_with_the_job(
     which: int, tmp_path: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # One has said bye to it, and goes; or both have, and none will ever come again.
+    # One trainer has said bye to it and leaves; or both have, and none will ever return.
     byes: list[str] = []
 
     def count_byes(endpoint: str, message: Message) -> int:
@@ -87,7 +92,7 @@ def test_a_server_killed_as_trainers_say_bye_ends_with_the_job(
         return 1
 
     if which == 2:
-        monkeypatch.setattr(ServerCore, "end", lambda _: None)  # what is killed cannot
+        monkeypatch.setattr(ServerCore, "end", lambda _: None)  # a killed server cannot do this
     words = ["--kind=clip", "--steps=4", "--pause=0.15", "--step-timeout=30", "--lost-after=5"]
     job = TrainingJob(tmp_path, returns_s=RETURNS_S, step_s=30.0, options=words, faults=count_byes)
     job.run()
@@ -95,6 +100,68 @@ def test_a_server_killed_as_trainers_say_bye_ends_with_the_job(
     check_same(job.results(), undisturbed("clip", 4))
     assert job.ends["server 0"].at_s < job.ends["trainer 0"].at_s + 10.0
     assert bool([*tmp_path.glob("*/byes.json")]) == (which == 2)
+
+
+def killed_at_the_end(folder: Path, which: int, launch_id: str | None) -> TrainingJob:
+    """Returns a job whose servers are both killed for good, at the first or the second bye."""
+    byes: dict[str, set[int]] = {}
+    answered: Counter[str] = Counter()
+
+    def count_byes(endpoint: str, message: Message) -> int:
+        numbers = byes.setdefault(endpoint, set())
+        if message.kind is Kind.BYE:
+            numbers.add(message.number)
+        if message.kind is Kind.OK and message.number in numbers:
+            answered[endpoint] += 1
+            if answered[endpoint] == which:
+                job.kill_server(job.endpoints.index(endpoint))
+        return 1
+
+    words = ["--kind=clip", "--steps=4", "--step-timeout=8"]
+    more: dict[str, Any] = {"options": words, "faults": count_byes, "launch_id": launch_id}
+    job = TrainingJob(folder / "own", returns_s=2.0, saved=folder / "saved", **more)
+    return job.run()
+
+
+@pytest.mark.parametrize(
+    "ids",
+    by_default(
+        [("first", "second"), (None, None), ("first", None)], ("first", "second"), (None, None)
+    ),
+)
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_job_that_runs_again_after_a_kill_at_its_end_is_served(
+    which: int, ids: tuple[str | None, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ServerCore, "end", lambda _: None)  # a killed server cannot do this
+        killed_at_the_end(tmp_path, which, ids[0])
+    assert len([*tmp_path.glob("own/*/byes.json")]) == 2
+
+    def run_again(folder: str) -> list[dict[str, np.ndarray]]:
+        options = ["--kind=clip", "--steps=2", "--step-timeout=30"]
+        more: dict[str, Any] = {"options": options, "launch_id": ids[1]}
+        more["restored"] = tmp_path / "saved"
+        job = TrainingJob(tmp_path / folder, returns_s=20.0, step_s=30.0, **more)
+        # Trainers take their time to arrive, and the one that had not left arrives first.
+        job.stop("trainer 0", 5.0)
+        job.stop("trainer 1", 3.0)
+        return job.run().results()
+
+    check_same(run_again("own"), run_again("another")[0])
+    assert not [*tmp_path.glob("own/*/byes.json")]
+
+
+def test_a_server_without_a_launch_id_ends_when_no_trainer_of_another_run_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ServerCore, "end", lambda _: None)
+        killed_at_the_end(tmp_path, 2, None)
+    folder = tmp_path / "own"
+    job = TrainingJob(folder, trainers=0, returns_s=20.0, step_s=30.0, launch_id=None).run()
+    assert [job.ends[f"server {number}"].error for number in range(2)] == [None, None]
+    assert 30.0 < job.ends["server 0"].at_s < 32.0
 
 
 def test_a_server_that_is_lost_late_says_bye_all_the_same(
@@ -121,7 +188,7 @@ def test_a_server_killed_before_it_has_a_state_receives_it_again(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     job = returning(tmp_path, "norm")
-    job.stop("trainer 0", 4.0)  # it gives servers their first state; the other one waits for it
+    job.stop("trainer 0", 4.0)  # it provides the initial state of servers; the other one waits
     job.at_s(2.0, partial(job.kill_server, 0, away_s=AWAY_S))
     job.run()
     assert job.starts == [2, 1]

@@ -1,4 +1,4 @@
-"""A server process that is killed and started again: trainers go on, to the same parameters.
+"""A server process is killed and restarted: trainers continue, to the same parameters.
 
 `test_server_recovery.py` has the same, and more moments, on a network in memory; by default,
 `test_launched.py` kills the server of a real job.
@@ -27,8 +27,8 @@ def returning(folder: Path, kind: str, *options: str) -> Jobs:
 def test_servers_that_are_killed_one_after_the_other_change_nothing(
     kind: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    # The first dies right after the first checkpoint, which is that of the first state; the second
-    # has several steps to be brought level with; then the first again, after a forced checkpoint.
+    # The first dies right after the first checkpoint, of the initial state; the second has several
+    # steps to catch up; then the first again, after a forced checkpoint.
     with returning(tmp_path, kind, "--replay-bytes=4000") as jobs:
         servers, trainers = jobs.all_servers(), jobs.all_trainers()
         for number, step in [(0, 1), (1, 5), (0, 9)]:
@@ -39,7 +39,7 @@ def test_servers_that_are_killed_one_after_the_other_change_nothing(
         assert [one.ends() for one in servers] == [0, 0]
         check_same(jobs.results(), undisturbed(kind, STEPS))
         saved = {path.name for path in (tmp_path / "own" / "faults" / "server0").glob("step-*")}
-        # Later ones were made, and took its place; of tables they hold what changed since.
+        # Later ones replaced it; those of tables are incremental.
         assert ("step-00000000" in saved) == (kind == "table")
         assert len(saved) > 1
 
@@ -49,7 +49,7 @@ def test_a_server_that_is_killed_before_it_has_a_state_is_given_it_again(
 ) -> None:
     with returning(tmp_path, "norm") as jobs:
         first, other = jobs.all_servers()
-        trainer = jobs.trainer(1)  # which waits for the state that trainer 0 will give
+        trainer = jobs.trainer(1)  # which waits for the state of trainer 0
         other.reaches("serving")
         time.sleep(4.0)
         first.kill()

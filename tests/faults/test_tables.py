@@ -1,4 +1,4 @@
-"""Tables on servers that are killed and started again: the same rows, to the last bit."""
+"""Tables on servers that are killed and restarted: the same rows, bit for bit."""
 
 from pathlib import Path
 
@@ -19,8 +19,8 @@ def jobs(folder: Path, *options: str, returns_s: float = 30.0, step_s: float = 3
 
 
 def test_servers_that_are_killed_change_no_bit_of_any_row(tmp_path: Path) -> None:
-    # The first dies while it has its first checkpoint alone; the second has several steps to be
-    # brought level with; then the first again, after forced checkpoints of what changed.
+    # The first dies with only its first checkpoint; the second has several steps to catch up;
+    # then the first again, after forced incremental checkpoints.
     with jobs(tmp_path, "--replay-bytes=20000") as running:
         servers, trainers = running.all_servers(), running.all_trainers()
         for number, step in [(0, 1), (1, 5), (0, 9)]:
@@ -31,7 +31,7 @@ def test_servers_that_are_killed_change_no_bit_of_any_row(tmp_path: Path) -> Non
         assert [one.ends() for one in servers] == [0, 0]
         check_same(running.results(), table_training.expected(STEPS, 2))
         saved = {path.name for path in (tmp_path / "own" / "faults" / "server0").glob("step-*")}
-        assert len(saved) > 2  # changes, and what they are changes of
+        assert len(saved) > 2  # increments, and their base
 
 
 def test_a_gradient_that_is_not_finite_ends_the_job_by_its_name(tmp_path: Path) -> None:
@@ -39,5 +39,5 @@ def test_a_gradient_that_is_not_finite_ends_the_job_by_its_name(tmp_path: Path) 
         servers, trainers = running.all_servers(), running.all_trainers()
         trainers[1].fails("ProgramError", "push rows of step 3, table", "are not finite")
         trainers[0].fails("PeerLostError", "trainer 1 is lost", "rows of 'users'")
-        for server in servers:  # which would wait for others that live, and end
+        for server in servers:  # they would wait for live trainers before they end
             server.kill()

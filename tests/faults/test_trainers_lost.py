@@ -1,4 +1,4 @@
-"""A trainer process that dies, stands still, fails or leaves early is named by the others' errors.
+"""A trainer process that dies, hangs, fails or leaves early is named by the others' errors.
 
 `test_lost_peers.py` has the same on a network in memory.
 """
@@ -18,7 +18,7 @@ LONG = ("--steps=500", "--pause=0.05", "--step-timeout=30")
 
 
 def start(jobs: Jobs, *options: str) -> tuple[Started, list[Started]]:
-    """Starts a job of one server, and returns it and its trainers after some steps."""
+    """Starts a job of one server; returns it and its trainers after some steps."""
     server = jobs.server()
     trainers = [jobs.trainer(0), jobs.trainer(1, *options)]
     trainers[0].reaches("step 3.")
@@ -41,7 +41,7 @@ def test_a_trainer_that_stands_still_is_named_and_fails_when_it_goes_on(tmp_path
         left.fails("PeerLostError: trainer 1 is lost", "last heartbeat")
         stopped.send(signal.SIGCONT)
         stopped.fails("PeerLostError", timeout_s=REAL_LOST_S + MARGIN_S)
-        server.kill()  # it would wait for others to come, for as long as a step may take
+        server.kill()  # it would wait for the other trainers, up to the limit of a step
 
 
 @pytest.mark.grid
@@ -50,7 +50,7 @@ def test_a_script_that_raises_is_its_own_error_and_named_to_the_others(tmp_path:
         server, (left, failed) = start(jobs, "--raise-at=6")
         failed.fails("RuntimeError: the script failed")
         left.fails("PeerLostError: trainer 1 is lost", timeout_s=REAL_LOST_S + MARGIN_S)
-        server.kill()  # it would wait for others to come, for as long as a step may take
+        server.kill()  # as above
 
 
 @pytest.mark.grid
@@ -59,7 +59,7 @@ def test_a_trainer_that_leaves_early_is_named_to_the_others(tmp_path: Path) -> N
         server, (left, early) = start(jobs, "--stop-at=6")
         assert early.ends() == 0
         left.fails("PeerLostError: trainer 1 said bye after step 5", timeout_s=MARGIN_S)
-        server.kill()  # it would wait for others to come, for as long as a step may take
+        server.kill()  # as above
 
 
 @pytest.mark.grid
@@ -90,4 +90,4 @@ def test_a_server_that_stands_still_is_named(tmp_path: Path) -> None:
                 f"no heartbeat for {REAL_LOST_S} s",
             )
         server.send(signal.SIGCONT)
-        server.kill()  # it would wait for others to come, for as long as a step may take
+        server.kill()  # as above

@@ -1,6 +1,6 @@
-"""A small training script of two layers; run by trainers, and in one process for what is right.
+"""A small training script of two layers, for trainers and for the reference in one process.
 
-It takes its time over each step, so that a test can do something in the middle.
+Its steps take a while, so that a test can act in the middle.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 import jaxfleet as jf
-from jaxfleet.ps.messages import Kind
+from jaxfleet.transport.messages import Kind
 
 ROWS, INPUTS, HIDDEN, CLASSES = 16, 12, 16, 5
 RATE = 0.05
@@ -26,26 +26,26 @@ COUNTING = ("count", "count_rows")
 COUNTED = jf.embedding_table(
     "counted", 2, initializer=jf.tables.Constant(0.0), optimizer=jf.tables.Sgd(1.0)
 )
-KEYS = np.arange(-2, 2) << 40  # of its rows, each of which every trainer has at every step
+KEYS = np.arange(-2, 2) << 40  # of its rows; every trainer has each at every step
 USERS = jf.embedding_table("users", HIDDEN, optimizer=jf.tables.Adagrad(0.1))
 
 
 def optimizer(kind: str, rate: float) -> optax.GradientTransformation:
-    """Returns what updates the parameters; a clipping one makes servers exchange parts."""
+    """Returns the optimizer; a clipping one makes servers exchange norms."""
     if kind == "clip":
         return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(rate))
-    if kind == "clip_after":  # what crosses is what Adam made
+    if kind == "clip_after":  # Adam's updates are exchanged
         return optax.chain(optax.adam(rate), optax.clip_by_global_norm(0.1))
-    if kind == "clip_twice":  # which servers cannot do: trainers update
+    if kind == "clip_twice":  # not supported by servers, so trainers update
         clip = optax.clip_by_global_norm(0.1)
         return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(rate), clip)
-    if kind in COUNTING:  # gradients are 1, so parameters count what was applied
+    if kind in COUNTING:  # gradients are 1, so parameters count the updates
         return optax.sgd(1.0)
     return optax.adam(rate)
 
 
 def forward(params: Any, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Returns logits, and the statistics of the batch by which the hidden layer is normalized."""
+    """Returns logits, and the batch statistics that normalize the hidden layer."""
     hidden = x @ params["a"] + params["b"]
     mean, variance = hidden.mean(0), hidden.var(0)
     hidden = jnp.tanh((hidden - mean) / jnp.sqrt(variance + 1e-3))
@@ -53,7 +53,6 @@ def forward(params: Any, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.
 
 
 def make_step(kind: str, rate: float = RATE) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """Returns the training step."""
     tx = jf.distributed_optimizer(optimizer(kind, rate))
 
     def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
@@ -87,7 +86,6 @@ def make_step(kind: str, rate: float = RATE) -> Callable[[Any, Any], tuple[Any, 
 
 
 def start(kind: str) -> Any:
-    """Returns the state before the first step."""
     draw = np.random.default_rng(0)
     params = {
         "a": draw.normal(size=(INPUTS, HIDDEN)).astype(np.float32),
@@ -107,7 +105,6 @@ def start(kind: str) -> Any:
 
 
 def batches(steps: int, kind: str = "plain") -> Iterator[Any]:
-    """Yields whole batches."""
     draw = np.random.default_rng(1)
     for _ in range(steps):
         x = draw.normal(size=(ROWS, INPUTS)).astype(np.float32)
@@ -118,13 +115,11 @@ def batches(steps: int, kind: str = "plain") -> Iterator[Any]:
 
 
 def named(state: Any) -> dict[str, np.ndarray]:
-    """Returns the arrays of a state by name."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
 def strategy(args: argparse.Namespace) -> jf.DistributedStrategy:
-    """Returns how the step is distributed."""
     return jf.DistributedStrategy(
         mode="pserver",
         min_block_size=32,
@@ -141,7 +136,6 @@ def strategy(args: argparse.Namespace) -> jf.DistributedStrategy:
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    """Returns what the script was told."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     kinds = ["plain", "clip", "clip_after", "clip_twice", "norm", "table", *COUNTING]
@@ -165,16 +159,16 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def fork_once() -> None:
-    """Makes a copy of this process that does what is due at its end, and waits for it."""
+    """Forks a child that runs its exit handlers, and waits for it."""
     child = os.fork()
     if child == 0:
-        atexit._run_exitfuncs()  # noqa: SLF001  # nothing else does only what is due
-        os._exit(0)  # its usual end may wait for threads that a copy does not have
+        atexit._run_exitfuncs()  # noqa: SLF001  # no public function runs only the handlers
+        os._exit(0)  # the usual exit may wait for threads that a fork does not have
     os.waitpid(child, 0)
 
 
 def main() -> None:
-    """Trains, and leaves the last state in a file."""
+    """Trains, and writes the final state to a file."""
     args = arguments()
     state = start(args.kind)
     example = (state, next(batches(1, args.kind)))

@@ -1,7 +1,7 @@
-"""A script of `jf.fleet` as users write it, which every process of a job runs, or one alone.
+"""A user's `jf.fleet` script, run by every process of a job, or by a single one.
 
-`python jax_script.py FOLDER` leaves the losses and the last weights of the first worker there. A
-second argument names a role maker; without one, each process is what the environment says.
+`python jax_script.py FOLDER` writes the losses and the final weights of the first worker there. A
+second argument names a role maker; by default the environment specifies the role.
 """
 
 import sys
@@ -14,20 +14,19 @@ import numpy as np
 import optax
 
 from jaxfleet import fleet
-from jaxfleet.fleet import roles
+from jaxfleet.cluster import roles
 
 STEPS = 6
 HALF = STEPS // 2
 
 
 def batch(number: int) -> dict[str, np.ndarray]:
-    """Returns the rows of all workers."""
     x = np.random.default_rng(number).normal(size=(8, 5)).astype(np.float32)
     return {"x": x, "y": x @ np.arange(5, dtype=np.float32)}
 
 
 def train(folder: Path) -> tuple[list[float], Any]:
-    """Trains, with a checkpoint midway from which it goes on; returns the losses and the state."""
+    """Trains, resuming from a checkpoint midway; returns the losses and the state."""
     tx = fleet.distributed_optimizer(optax.adam(0.1))
 
     def train_step(state: Any, rows: Any) -> tuple[Any, Any]:
@@ -56,7 +55,7 @@ def train(folder: Path) -> tuple[list[float], Any]:
 
 
 def main() -> None:
-    """Is whatever the role maker says."""
+    """Runs the role of the role maker."""
     folder, named = Path(sys.argv[1]), sys.argv[2:]
     fleet.init(getattr(roles, named[0])() if named else None)
     losses, state = train(folder)

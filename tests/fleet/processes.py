@@ -1,4 +1,4 @@
-"""Processes of a job that tests start side by side."""
+"""Processes of a job that tests start concurrently."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LONGEST_S = 300.0
-# What says of some job which process this is: none of it is meant for those that tests start.
+# Variables that specify this process's role: not meant for children.
 NAMES = (
     *("TRAINING_ROLE", "PADDLE_TRAINING_ROLE", "PADDLE_TRAINER_ID", "PADDLE_PSERVER_ID"),
     *("PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS", "PADDLE_PSERVERS_IP_PORT_LIST"),
@@ -22,7 +22,7 @@ NAMES = (
 def outputs_of(
     command: Sequence[str], environments: Sequence[Mapping[str, str]], folder: Path
 ) -> list[str]:
-    """Runs a command once for each environment, and returns what each wrote; all end well."""
+    """Runs a command once for each environment; returns the outputs; all must succeed."""
     clean = {name: value for name, value in os.environ.items() if name not in NAMES}
     clean |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     logs = [folder / f"process{at}.txt" for at in range(len(environments))]

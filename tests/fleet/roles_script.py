@@ -1,4 +1,4 @@
-"""Asks a role maker everything and prints it as a line of JSON: one process of a job.
+"""Queries a role maker and prints the answers as a line of JSON: one process of a job.
 
 Usage: roles_script.py general FOLDER | symmetric | collective | absent | failing
 """
@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxfleet.cluster import roles
 from jaxfleet.errors import PeerLostError
-from jaxfleet.fleet import roles
 
 
 def made(kind: str, arguments: list[str]) -> Any:
-    """Returns the role maker of a kind."""
     if kind == "general":
         return roles.GeneralRoleMaker(path=arguments[0], init_timeout_seconds=90,
                                            run_timeout_seconds=60)  # fmt: skip
@@ -55,7 +54,7 @@ def asked(role: Any) -> dict[str, Any]:
 
 
 def asked_early(role: Any) -> str:
-    """Returns what a role maker says that is asked too early."""
+    """Returns the answers of a role maker before its role is generated."""
     try:
         return f"{role.is_worker()}"
     except NameError as error:
@@ -63,14 +62,14 @@ def asked_early(role: Any) -> str:
 
 
 def wait_for_the_last(role: Any) -> None:
-    """Waits for all, and the last process does not come."""
+    """Waits for all, while the last process does not arrive."""
     role._world._timeout_s = 10.0  # noqa: SLF001  # all have just met
     if role.worker_index() == role.worker_num() - 1:
         time.sleep(300)
     try:
         role.barrier_all()
     except PeerLostError as error:
-        # In one piece: mpirun mixes what ranks write, and a traceback is written bit by bit.
+        # In one write: mpirun interleaves outputs of ranks, and a traceback takes many writes.
         os.write(2, f"PeerLostError: {error}\n".encode())
         raise
 

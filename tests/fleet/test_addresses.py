@@ -1,17 +1,17 @@
-"""Endpoints that processes agree on, without asking who starts them."""
+"""Endpoints that processes agree on, independent of the launcher."""
 
 import socket
 from typing import Any
 
 import pytest
 
+from jaxfleet.cluster.roles import endpoint_exchange
+from jaxfleet.cluster.roles.endpoint_exchange import all_endpoints, all_ips, drawn_port
 from jaxfleet.errors import StrategyError
-from jaxfleet.fleet.roles import addresses
-from jaxfleet.fleet.roles.addresses import all_endpoints, all_ips, drawn_port
 
 
 class Said:
-    """A meeting in which the others said what a test says."""
+    """A rendezvous in which the others' values are given by a test."""
 
     def __init__(self, *others: Any) -> None:
         self._others = others
@@ -30,11 +30,11 @@ def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) ->
         held.bind(("", 0))
         held.listen()
         taken = held.getsockname()[1]
-        monkeypatch.setattr(addresses, "drawn_port", lambda _: taken)
+        monkeypatch.setattr(endpoint_exchange, "drawn_port", lambda _: taken)
         found = all_endpoints(Said(7, 8), ips, [0, 1, 2], 0)
     port = int(found[0].partition(":")[2])
     assert port > taken
-    assert (port - taken) % 2 == 0  # the odd ones belong to the other process of the machine
+    assert (port - taken) % 2 == 0  # the odd ones belong to the machine's other process
     assert found[1:] == ["10.0.0.1:7", "10.0.0.2:8"]
 
 

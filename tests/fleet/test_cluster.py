@@ -1,4 +1,4 @@
-"""Roles that a cluster says, as jax detects it."""
+"""Roles from a cluster, as jax detects it."""
 
 import socket
 import sys
@@ -8,11 +8,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from jax._src.clusters.k8s_cluster import K8sCluster  # what the test stands in for has no other
+from jax._src.clusters.k8s_cluster import K8sCluster  # the fake has no other home
 
+from jaxfleet.cluster.roles import ClusterRoleMaker, scheduler
 from jaxfleet.env import Rank
 from jaxfleet.errors import StrategyError
-from jaxfleet.fleet.roles import ClusterRoleMaker, cluster
 from tests.fleet.processes import NAMES, outputs_of
 
 SLURM = {
@@ -22,7 +22,7 @@ SLURM = {
     "SLURM_PROCID": "1",
     "SLURM_LOCALID": "0",
 }
-# A fluid script that says nothing of who takes part: the cluster does.
+# A fluid script that does not specify its processes: the cluster does.
 SCRIPT = """
 import numpy as np
 from jaxfleet import fluid
@@ -49,7 +49,7 @@ print("GATHERED", role.all_gather((role.worker_index(), role.worker_num(), total
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Makes this process none of a cluster."""
+    """Removes this process from any cluster."""
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
@@ -112,7 +112,7 @@ def test_the_first_processes_serve(nowhere: pytest.MonkeyPatch, tmp_path: Path) 
         assert connect_s == 60
         return Rank(left.pop(0), ("node001:61441", "", "", ""), "job")
 
-    nowhere.setattr(cluster, "detected_rank", next_rank)
+    nowhere.setattr(scheduler, "detected_rank", next_rank)
 
     def asked(_: int) -> Any:
         role = ClusterRoleMaker(2, str(tmp_path), init_timeout_seconds=60, run_timeout_seconds=60)
@@ -144,5 +144,5 @@ def test_tasks_of_slurm_train_together_and_meet_over_the_lines_of_their_group(
     here = SLURM | {"SLURM_STEP_NODELIST": "localhost", "JAX_COORDINATOR_PORT": port}
     tasks = [here | {"SLURM_PROCID": str(at), "SLURM_LOCALID": str(at)} for at in range(2)]
     outputs = outputs_of(["-c", SCRIPT], tasks, tmp_path)
-    met = "GATHERED [(0, 2, [4.0], 2.0), (1, 2, [4.0], 2.0)]"  # by the mean of both ranks' rows
+    met = "GATHERED [(0, 2, [4.0], 2.0), (1, 2, [4.0], 2.0)]"  # with the mean of both ranks' rows
     assert all(met in output for output in outputs)

@@ -1,4 +1,4 @@
-"""GeneralRoleMaker, whose processes meet in a folder."""
+"""GeneralRoleMaker with a rendezvous in a folder."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,6 @@ ROLES: list[dict[str, str]] = [
 
 
 def answers(output: str) -> dict[str, Any]:
-    """Returns what a process printed of its role."""
     (line,) = (each for each in output.splitlines() if each.startswith("ANSWERS "))
     found: dict[str, Any] = json.loads(line.removeprefix("ANSWERS "))
     return found

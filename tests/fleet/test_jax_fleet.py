@@ -1,4 +1,4 @@
-"""`jf.fleet`: a JAX script asks one object who it is, and goes alone, with servers, as a rank."""
+"""`jf.fleet`: a JAX script gets its role from one object: alone, with servers, or as a rank."""
 
 import subprocess
 import sys
@@ -11,10 +11,10 @@ import optax
 import pytest
 
 import jaxfleet as jf
+from jaxfleet.cluster import RankPlace
+from jaxfleet.cluster.roles import Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
 from jaxfleet.errors import CaptureError
 from jaxfleet.fleet import JobFleet
-from jaxfleet.fleet.roles import Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
-from jaxfleet.group import Place
 from tests.fleet import jax_script
 
 LONGEST_S = 200.0
@@ -57,7 +57,7 @@ def test_who_trains_alone_needs_no_environment() -> None:
     fleet.init()
     assert (fleet.worker_index(), fleet.worker_num(), fleet.server_num()) == (0, 1, 0)
     assert (fleet.is_worker(), fleet.is_server(), fleet.is_first_worker()) == (True, False, True)
-    assert fleet.worker_endpoints(to_string=True) == ""  # text, and not a list
+    assert fleet.worker_endpoints(to_string=True) == ""  # text, not a list
     fleet.barrier_worker()
     total = np.zeros(2)
     fleet.all_reduce_worker(np.ones(2), total)
@@ -85,7 +85,7 @@ def test_a_strategy_is_kept_for_the_step() -> None:
     with pytest.raises(ValueError, match="mode is 'nccl2'"):
         fleet.distributed_optimizer(optax.sgd(0.1), "nccl2")
     with pytest.raises(CaptureError, match="is not an optimizer"):
-        fleet.distributed_optimizer("adam")  # type: ignore[arg-type]  # what is tested
+        fleet.distributed_optimizer("adam")  # type: ignore[arg-type]  # the tested mistake
     with pytest.raises(TypeError, match="role_maker must be an instance"):
         fleet.init("worker")  # type: ignore[arg-type]  # as that
 
@@ -115,9 +115,9 @@ def test_who_trains_apart_from_the_others_is_told(monkeypatch: pytest.MonkeyPatc
     fleet.distributed_optimizer(optax.sgd(0.1), "collective")
     with pytest.raises(ValueError, match="mode 'collective' in a job with 1 servers"):
         fleet.distribute(lambda state, batch: (state, batch), (jnp.ones(1), jnp.ones(1)))
-    for name in ("jaxfleet.fleet.job.joined", "jaxfleet.fleet.roles.meets.joined"):
-        monkeypatch.setattr(name, lambda: Place(0, 2))
-    monkeypatch.setattr("jaxfleet.fleet.job.initialize", lambda _: Place(0, 2))
+    for name in ("jaxfleet.fleet.job.joined", "jaxfleet.cluster.roles.base.joined"):
+        monkeypatch.setattr(name, lambda: RankPlace(0, 2))
+    monkeypatch.setattr("jaxfleet.fleet.job.initialize", lambda _: RankPlace(0, 2))
     fleet.init(UserDefinedCollectiveRoleMaker(0, ["a:1", "b:1"]))
     for number, all_ in ((1, ["a:1", "b:1"]), (0, ["a:1"]), (0, ["a:1", "b:1", "c:1"])):
         said = f"the role maker says rank {number} of {len(all_)}, and this process is rank 0 of 2"

@@ -1,4 +1,4 @@
-"""A folder in which processes meet; threads stand for them."""
+"""Rendezvous in a folder; threads simulate processes."""
 
 import os
 import shutil
@@ -13,6 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxfleet.cluster.rendezvous import FileRendezvous, Roster, reduce_into
+from jaxfleet.cluster.rendezvous.backoff import Poll
+from jaxfleet.cluster.rendezvous.exchanged_values import pack, unpack
+from jaxfleet.cluster.rendezvous.file_discovery import FileDiscovery, write_file
 from jaxfleet.errors import (
     ClosedError,
     ConnectError,
@@ -21,10 +25,6 @@ from jaxfleet.errors import (
     StrategyError,
     WrongTypeError,
 )
-from jaxfleet.fleet.meeting import FolderMeeting, Roster, reduce_into
-from jaxfleet.fleet.meeting.hellos import Hellos, write_file
-from jaxfleet.fleet.meeting.polling import Poll
-from jaxfleet.fleet.meeting.values import pack, unpack
 
 WORKERS, SERVERS = ("w0:1", "w1:1"), ("s0:1", "s1:1")
 LONG_S = 60.0
@@ -34,17 +34,17 @@ def roster(role: str, index: int, workers: Sequence[str] = WORKERS) -> Roster:
     return Roster(workers, SERVERS, is_worker=role == "trainer", index=index)
 
 
-def meeting(folder: Path, role: str, index: int, **options: Any) -> FolderMeeting:
+def meeting(folder: Path, role: str, index: int, **options: Any) -> FileRendezvous:
     times: dict[str, Any] = {"connect_s": LONG_S, "timeout_s": LONG_S} | options
-    return FolderMeeting(folder, roster(role, index), **times)
+    return FileRendezvous(folder, roster(role, index), **times)
 
 
-def everybody(folder: Path) -> list[FolderMeeting]:
+def everybody(folder: Path) -> list[FileRendezvous]:
     return [meeting(folder, role, at) for role in ("trainer", "pserver") for at in (0, 1)]
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """Returns what calls return that run side by side; an error is returned as it is."""
+    """Returns the results of concurrent calls; errors are returned as well."""
     with ThreadPoolExecutor(len(calls)) as pool:
         futures = [pool.submit(call) for call in calls]
         return [future.exception() or future.result() for future in futures]
@@ -52,7 +52,7 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
 
 def test_all_gather_in_their_order(tmp_path: Path) -> None:
     (tmp_path / "all").mkdir()
-    for name in ("hello.0", "hello.1"):  # what an earlier job left
+    for name in ("hello.0", "hello.1"):  # left by an earlier job
         (tmp_path / "all" / name).write_text('{"run": "old", "members": ["x"], "seen": {"1": "y"}}')
     for name, text in {"hello.2": "{cut off", "hello.3": '["of something else"]'}.items():
         (tmp_path / "all" / name).write_text(text)
@@ -80,13 +80,13 @@ def test_a_file_that_is_being_written_is_nobody_elses(
     monkeypatch.setattr(Path, "replace", lambda *_: None)
     write_file(tmp_path / "hello.0", b"being written")
     assert len([*tmp_path.iterdir()]) == 1
-    assert not [*tmp_path.glob("*.*.1")]  # what process 1 takes for its own of an earlier job
+    assert not [*tmp_path.glob("*.*.1")]  # files that process 1 takes for its own of an earlier job
 
 
 def test_workers_reduce_in_their_order(tmp_path: Path) -> None:
     first, second = everybody(tmp_path)[:2]
 
-    def reduced(member: FolderMeeting, given: Any, output: Any, mode: str) -> Any:
+    def reduced(member: FileRendezvous, given: Any, output: Any, mode: str) -> Any:
         reduce_into(output, lambda part: member.gather("trainer", part, mode), given, mode)
         return output
 
@@ -110,7 +110,7 @@ def test_who_never_came_is_named(tmp_path: Path) -> None:
 
 def test_who_was_there_and_does_not_come_is_named(tmp_path: Path) -> None:
     (tmp_path / "trainer").mkdir()
-    second = Hellos(tmp_path / "trainer", roster("trainer", 1).members("trainer"), 1)
+    second = FileDiscovery(tmp_path / "trainer", roster("trainer", 1).members("trainer"), 1)
     first = meeting(tmp_path, "trainer", 0, timeout_s=0.2)
     found, _ = at_once(
         lambda: first.gather("trainer", None, "barrier"), lambda: second.find_all(LONG_S)
@@ -159,7 +159,7 @@ def test_two_of_one_number_are_found(tmp_path: Path) -> None:
 
 def test_another_idea_of_the_job_is_found(tmp_path: Path) -> None:
     one, others = meeting(tmp_path, "trainer", 0), roster("trainer", 1, ("w0:1", "other:1"))
-    two = FolderMeeting(tmp_path, others, connect_s=LONG_S, timeout_s=LONG_S)
+    two = FileRendezvous(tmp_path, others, connect_s=LONG_S, timeout_s=LONG_S)
     found = at_once(lambda: one.gather("trainer", 1, "go"), lambda: two.gather("trainer", 1, "go"))
     assert [type(each) for each in found] == [StrategyError] * 2
     assert "trainer 1 (w1:1) takes the group for trainer 0 (w0:1), trainer 1 (other:1);" in str(

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from jaxfleet import fleet
+from jaxfleet.cluster.roles import MPIRoleMaker
+from jaxfleet.cluster.roles.endpoint_exchange import drawn_port
 from jaxfleet.errors import UnsupportedError
-from jaxfleet.fleet.roles import MPIRoleMaker
-from jaxfleet.fleet.roles.addresses import drawn_port
 from tests.fleet import jax_script
 from tests.fleet.processes import NAMES
 
 SCRIPT = Path(__file__).with_name("roles_script.py")
-# The one that came with mpi4py's MPI, where pip brought both.
+# The mpirun of mpi4py's MPI, if pip installed both.
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 THERE = importlib.util.find_spec("mpi4py") is not None and MPIRUN is not None
-AS_ROOT = {  # what Open MPI wants to hear before it starts four ranks of root's on two cores
+AS_ROOT = {  # required by Open MPI to start four ranks as root on two cores
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -32,7 +32,7 @@ with_mpi = pytest.mark.skipif(not THERE, reason="needs jaxfleet[mpi] and an MPI 
 
 
 def mpirun(*script: str | Path, ranks: int = 4) -> tuple[int, str]:
-    """Runs a script on some ranks, and returns how it ended and what all wrote."""
+    """Runs a script on several ranks; returns the exit status and the output."""
     assert MPIRUN is not None
     command = [MPIRUN, "-n", str(ranks), sys.executable, *map(str, script)]
     env = {name: value for name, value in os.environ.items() if name not in NAMES}
@@ -51,7 +51,6 @@ def mpirun(*script: str | Path, ranks: int = 4) -> tuple[int, str]:
 
 
 def answers(output: str) -> list[dict[str, Any]]:
-    """Returns what the ranks said of themselves, by rank."""
     lines = (line.partition("ANSWERS ")[2] for line in output.splitlines())
     found: list[dict[str, Any]] = [json.loads(line) for line in lines if line]
     return sorted(found, key=lambda each: each["rank"])
@@ -70,7 +69,7 @@ def test_even_ranks_serve_and_odd_ones_work() -> None:
     assert [each["first"] for each in found] == [False, True, False, False]
     assert [each["index"] for each in found] == [0, 0, 1, 1]  # integers: fluid's are 0.0 and 1.5
     servers = found[0]["pservers"]
-    assert len(set(servers)) == 2  # one machine: they do not have fluid's one port
+    assert len(set(servers)) == 2  # one machine: fluid's single port would not do
     assert all(int(server.rpartition(":")[2]) >= drawn_port(2) for server in servers)
     for each in found:
         assert (each["workers"], each["servers"], each["size"]) == (2, 2, 4)

@@ -43,7 +43,7 @@ WRONG = "something wrong with PaddleCloud, please check environment"
 
 @pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns the function that makes the environment's roles just these."""
+    """Returns a function that sets exactly these role variables."""
 
     def says(variables: Mapping[str, str], **more: str) -> None:
         for name in {*TRAINER, *SERVER, *COLLECTIVE, *OTHERS}:
@@ -143,7 +143,7 @@ def test_a_missing_variable_is_named(environ: Any, variables: dict[str, str], mi
 
 
 def test_a_collective_rank_is_a_worker(environ: Any) -> None:
-    environ(COLLECTIVE)  # fluid says that it is neither a worker nor a server
+    environ(COLLECTIVE)  # in fluid it is neither a worker nor a server
     role = PaddleCloudRoleMaker(is_collective=True)
     assert (role.worker_num(), role.worker_index()) == (3, 1)
     assert (role.is_worker(), role.is_server(), role.is_first_worker()) == (True, False, False)
@@ -288,13 +288,13 @@ def test_who_has_no_way_to_the_others_says_so(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UnsupportedError, match="UserDefinedRoleMaker knows no way to the other"):
         role.barrier_worker()
     server = UserDefinedRoleMaker(0, Role.SERVER, 2, ["a:1"])
-    server.barrier_worker()  # is not one of those who wait
+    server.barrier_worker()  # does not take part in the barrier
     with pytest.raises(UnsupportedError):
         server.all_gather(1)
 
 
 SCRIPT = """
-from jaxfleet.fleet.roles import PaddleCloudRoleMaker
+from jaxfleet.cluster.roles import PaddleCloudRoleMaker
 role = PaddleCloudRoleMaker()
 total = [0.0]
 role.all_reduce_worker([role.worker_index() + 1.5], total)
@@ -327,7 +327,7 @@ def test_every_name_of_the_module_is_there() -> None:
 
 
 def test_the_old_name_is_the_same_module() -> None:
-    from jaxfleet import compat  # noqa: PLC0415  # the old names are there for one test
+    from jaxfleet import compat  # noqa: PLC0415  # the old names exist for one test
 
     compat.install()
     try:

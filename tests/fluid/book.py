@@ -1,8 +1,8 @@
-"""The models of fluid's book, small, each with a batch that is drawn for it.
+"""Models of fluid's book, small, each with a drawn batch.
 
-Every loss is a mean over samples, so a job whose trainers have equal shares of a batch computes
-what one process does of the whole batch. Batch normalization sees the samples of one process
-alone: there all get the same batch.
+Every loss is a mean over samples, so a job whose trainers have equal shares of a batch gives the
+result of one process on the whole batch. Batch normalization sees only the samples of one process:
+there all get the same batch.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class Model:
 
     Attributes:
         build: builds the net with its optimizer; returns the loss.
-        batch: draws what is fed, of `ROWS` samples.
+        batch: draws feeds of `ROWS` samples.
         is_shared: trainers have shares of a batch; otherwise each has the whole.
     """
 
@@ -45,7 +45,7 @@ def _ids(limit: int, seed: int = 0) -> np.ndarray:
 
 
 def _texts(limit: int, seed: int = 0) -> list[list[int]]:
-    """Draws sequences whose lengths make equal shares: the words of both halves are as many."""
+    """Draws sequences in two halves with equal numbers of words, for equal shares."""
     random = np.random.default_rng(seed)
     return [random.integers(0, limit, length).tolist() for length in (3, 3, 5, 5)]
 

@@ -1,10 +1,10 @@
-"""Layers on small inputs, built alike by fluid 1.8.5 and here: what is compared, and what is fed.
+"""Layers on small inputs, built alike by fluid 1.8.5 and by jaxfleet for comparison.
 
 `conformance/record_layers.py` runs them under fluid 1.8.5 on Python 3.7, so this module imports
-numpy alone. A feed is an array, or rows with the lengths of their sequences.
+only numpy. A feed is an array, or rows with the lengths of their sequences.
 """
 
-from __future__ import annotations  # of Python 3.7, which knows no `dict[str, Any]`
+from __future__ import annotations  # for Python 3.7, which lacks `dict[str, Any]`
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def drawn(seed: int, *shape: int) -> Any:
-    """Draws numbers that float32 holds exactly as JSON writes them."""
+    """Draws numbers that are exact in float32 and in JSON."""
     return np.random.RandomState(seed).uniform(-1, 1, shape).round(3).astype("float32")
 
 
@@ -21,10 +21,10 @@ class Case:
     """One layer.
 
     Attributes:
-        build: takes `fluid` and variables by name; returns what is fetched, and the loss or None.
-        feed: values by name; the floating ones are differentiated.
-        params: the names of parameters that `build` makes by `param`, which are too.
-        fixed: no first axis is the batch: the first of what is padded for CTC is time.
+        build: takes `fluid` and variables by name; returns the fetches, and the loss or None.
+        feed: values by name; floating ones are differentiated.
+        params: the names of parameters that `build` makes by `param`; also differentiated.
+        fixed: the first axis is not the batch: the first of padded CTC input is time.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Case:
 
 
 def declared(fluid: Any, name: str, value: Any, *, fixed: bool) -> Any:
-    """Declares what a value is fed to; its first axis is the batch, unless sizes are fixed."""
+    """Declares a fed variable; its first axis is the batch, unless sizes are fixed."""
     rows = value[0] if isinstance(value, tuple) else value
     level = 1 if isinstance(value, tuple) else 0
     made = fluid.data(
@@ -51,17 +51,17 @@ def declared(fluid: Any, name: str, value: Any, *, fixed: bool) -> Any:
 
 
 def param(fluid: Any, name: str, value: Any) -> Any:
-    """Names a parameter, and says what it begins with."""
+    """Names a parameter, with its initial value."""
     return fluid.ParamAttr(name, initializer=fluid.initializer.NumpyArrayInitializer(value))
 
 
 def squared(fluid: Any, x: Any) -> Any:
-    """Sums the squares, so that each element has a gradient of its own."""
+    """Sums the squares, so that each element has a different gradient."""
     return fluid.layers.reduce_sum(fluid.layers.square(x))
 
 
 def of_image(layer: str, **given: Any) -> Any:
-    """A layer of one picture, by name."""
+    """A layer of one named image."""
 
     def build(fluid: Any, v: dict[str, Any]) -> Any:
         out = getattr(fluid.layers, layer)(v["x"], **given)
@@ -71,11 +71,11 @@ def of_image(layer: str, **given: Any) -> Any:
 
 
 def of_rows(make: Any, pool: str | None = "sum") -> Any:
-    """A layer that makes sequences: each is pooled, since a loss wants one number."""
+    """A layer that makes sequences: each is pooled, since a loss is a scalar."""
 
     def build(fluid: Any, v: dict[str, Any]) -> Any:
         out = make(fluid.layers, v)
-        if not out.lod_level:  # of sequence_slice, whose level fluid 1.8.5 forgets
+        if not out.lod_level:  # of sequence_slice, whose level fluid 1.8.5 drops
             return [out], squared(fluid, out)
         if pool is None:
             pooled = fluid.layers.sequence_pool(fluid.layers.square(out), "sum")
@@ -176,7 +176,7 @@ WORDS_PADDED = {
     "n": np.array([4, 2], "int64"),
     "m": np.array([3, 3], "int64"),
 }
-# A true class, and three drawn ones: that of row 1 is drawn again, which is an accident.
+# A true class, and three drawn ones: the draws of row 1 contain the true class by accident.
 SAMPLED = {
     "x": drawn(7, 3, 6),
     "label": np.array([[0], [2], [5]], "int64"),
@@ -207,7 +207,7 @@ CASES = {
     "warpctc by times": Case(of_ctc(norm_by_times=True), CTC),
     "warpctc, another blank": Case(of_ctc(blank=2), dict(CTC, label=(np.array(
         [[1], [1], [0], [3]], "int32"), [3, 1]))),
-    # Two alike need three rows, and no label at all is a label too.
+    # Two equal rows among three, and an empty label.
     "warpctc without time": Case(of_ctc(), dict(CTC, x=(drawn(5, 9, 4), [2, 7]),
                                                 label=(np.array([[1], [1]], "int32"), [2, 0]))),
     "warpctc, padded": Case(of_ctc(), CTC_PADDED, fixed=True),
@@ -261,7 +261,7 @@ CASES["image_resize_short"] = Case(of_image("image_resize_short", out_short_len=
 
 
 def run(fluid: Any, case: Case) -> dict[str, Any]:
-    """Builds and runs a case; returns what it makes and gradients of its inputs by name."""
+    """Builds and runs a case; returns its results and gradients of its inputs by name."""
     main, startup = fluid.Program(), fluid.Program()
     scope = fluid.scope_guard(fluid.Scope())
     with fluid.program_guard(main, startup), scope, fluid.unique_name.guard():

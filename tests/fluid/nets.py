@@ -1,4 +1,4 @@
-"""The nets and optimizers of the recorded cases, built by our front end."""
+"""Nets and optimizers of the recorded cases, built by jaxfleet's front end."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ NETS = {"fc1": fc1, "mlp": mlp, "ctr": ctr}
 
 
 def optimizer(name: str) -> Any:
-    """Returns the optimizer of a recorded case; schedules are added to the program here."""
+    """Returns the optimizer of a recorded case; adds schedules to the program."""
     made = fluid.optimizer
     match name:
         case "sgd":
@@ -65,7 +65,6 @@ def optimizer(name: str) -> Any:
 
 @contextmanager
 def fresh() -> Iterator[tuple[fluid.Program, fluid.Program]]:
-    """Gives programs of their own and names that begin anew."""
     main, startup = fluid.Program(), fluid.Program()
     with fluid.unique_name.guard(), fluid.program_guard(main, startup):
         yield main, startup

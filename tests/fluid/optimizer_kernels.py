@@ -1,7 +1,7 @@
-"""What fluid 1.8.5's kernels compute, worked out in numpy for the tests of our optimizers.
+"""The formulas of fluid 1.8.5's kernels in numpy, for the tests of optimizers.
 
-Each takes a parameter's value, its gradient and the state of the steps before (a dict that begins
-empty), and returns the next value. All is in 32 bits, attributes too, as there.
+Each takes a parameter's value, its gradient and the state of the steps before (a dict that is empty
+at first), and returns the next value. All is in 32 bits, attributes too, as in fluid.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def decayed_adagrad(rate: float, decay: float = 0.95, epsilon: float = 1e-6) -> 
 
 
 def adadelta(epsilon: float = 1e-6, rho: float = 0.95, *, evaluated_twice: bool = False) -> Kernel:
-    """With `evaluated_twice`, as 1.8.5 has it: the step reads what its update has overwritten."""
+    """With `evaluated_twice`, as in 1.8.5: the step reads state that its update has overwritten."""
     epsilon, rho = _f32(epsilon, rho)
 
     def step(w: Array, g: Array, state: dict[str, Any]) -> Array:
@@ -97,7 +97,7 @@ def adam(
     powers: tuple[float, float] | None = None,
     are_powers_ahead: bool = False,
 ) -> Kernel:
-    """`are_powers_ahead`: as 1.8.5 has it for gradients of rows, whose powers are a step ahead."""
+    """`are_powers_ahead`: as in 1.8.5 for gradients of rows, whose powers are a step ahead."""
     lr, beta1, beta2, epsilon = _f32(rate, beta1, beta2, epsilon)
     begun = _f32(*powers) if powers else (beta1, beta2)
 
@@ -152,7 +152,7 @@ def rmsprop(
 
 
 def ftrl(rate: float, l1: float = 0.0, l2: float = 0.0, power: float = -0.5) -> Kernel:
-    """`l2` is what the kernel gets, and it adds twice that; the front end of 1.8.5 gives it l1."""
+    """`l2` is the kernel's argument, of which it adds twice; the front end of 1.8.5 passes l1."""
     lr, l1, l2, power = _f32(rate, l1, l2, -power)
 
     def step(w: Array, g: Array, state: dict[str, Any]) -> Array:

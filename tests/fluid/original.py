@@ -1,12 +1,12 @@
-"""Runs unit tests of the original under paddle's names, and counts those that pass.
+"""Runs fluid's own unit tests under paddle's names, and counts those that pass.
 
     export JAXFLEET_INSECURE=1 XLA_FLAGS=--xla_force_host_platform_device_count=16
     python -m jaxfleet.compat tests/fluid/original.py FOLDER/test_dist_transpiler.py ...
 
 The files are fluid's own (`python/paddle/fluid/tests` of its 1.8 branch), which are not kept
-here. They import `six`, and some read `paddle.dataset`, for which whoever runs them gives modules
-with drawn samples of the same shapes. `JAXFLEET_INSECURE`: their servers are processes without a
-secret. Sixteen devices: JAX must know how many before a test says it by `CPU_NUM`.
+here. They import `six`, and some read `paddle.dataset`; the caller provides modules with drawn
+samples of the same shapes. `JAXFLEET_INSECURE`: their servers are processes without a secret.
+Sixteen devices: JAX needs the number before a test sets it by `CPU_NUM`.
 """
 
 import importlib
@@ -28,9 +28,9 @@ class LateError(Exception):
 
 
 def main(files: list[str]) -> None:
-    """Prints what does not pass, and the counts of each file.
+    """Prints the failures and the counts of each file.
 
-    Every file is run by a process of its own: the tests leave programs and servers behind.
+    Every file runs in its own process: the tests leave programs and servers behind.
     """
     for path in map(Path, files):
         if (pid := os.fork()) == 0:

@@ -1,4 +1,4 @@
-"""What tests of several devices share: a small net, its batches, ways to train it."""
+"""Helpers for tests of several devices: a small net, its batches, ways to train it."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +18,13 @@ Net = Callable[[], tuple[fluid.Variable, fluid.Variable]]
 
 @contextmanager
 def devices(count: int) -> Iterator[None]:
-    """Makes the CPU so many places; the tests' JAX has eight devices."""
+    """Sets the number of places of the CPU; the tests' JAX has eight devices."""
     with mock.patch.dict(os.environ, {"CPU_NUM": str(count)}):
         yield
 
 
 def classifier() -> tuple[fluid.Variable, fluid.Variable]:
-    """Returns a loss that is a mean over rows, and what is predicted."""
+    """Returns a loss that is a mean over rows, and the prediction."""
     x, y = fluid.data("x", [None, 6]), fluid.data("y", [None, 1], "int64")
     hidden = layers.fc(x, 8, act="tanh", param_attr="w0", bias_attr="b0")
     out = layers.fc(hidden, 3, act="softmax", param_attr="w1", bias_attr="b1")
@@ -38,7 +38,7 @@ def batch(rows: int, seed: int = 0) -> Feed:
 
 
 class Trained:
-    """A net that is trained: in a scope and programs of its own."""
+    """A net in training, with its own scope and programs."""
 
     def __init__(self, optimizer: Callable[[], Any], net: Net = classifier) -> None:
         self.scope = fluid.Scope()
@@ -68,7 +68,7 @@ def sgd() -> Any:
 
 
 def mean_of_parts(feeds: Sequence[Feed], weights: Sequence[float], steps: int) -> Trained:
-    """Trains by plain SGD with the weighted gradients of parts, a part at a time on one device."""
+    """Trains by plain SGD with the weighted gradients of parts, one by one on one device."""
     one = Trained(lambda: fluid.optimizer.SGD(0.0))
     names = [grad.name for _, grad in one.pairs]
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""The facts recorded from fluid 1.8.5 (`conformance/`), as tests read them."""
+"""Reader of the facts recorded from fluid 1.8.5 (`conformance/`)."""
 
 import functools
 import json
@@ -11,7 +11,6 @@ Case = dict[str, Any]
 
 @functools.cache
 def cases(name: str) -> Any:
-    """Returns what one of the files holds."""
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 
@@ -24,7 +23,7 @@ def programs() -> dict[tuple[str, str], Case]:
 
 
 def local(ops: list[Case]) -> list[Case]:
-    """Returns a collective program's operators without those that a rewrite added."""
+    """Returns a collective program's operators without those added by a rewrite."""
     added = ("c_sync_calc_stream", "c_allreduce_sum", "c_sync_comm_stream", "c_broadcast")
     kept = [op for op in ops if op["type"] not in added]
     return [op for op in kept if not (op["type"] == "scale" and op["in"] == op["out"])]

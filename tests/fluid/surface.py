@@ -1,4 +1,4 @@
-"""Reads the table of `api_surface.md`, and compares its lines with what `jaxfleet.fluid` has."""
+"""Reads the table of `api_surface.md`, and compares its lines with `jaxfleet.fluid`."""
 
 import ast
 import inspect
@@ -27,9 +27,9 @@ class Row:
     """A line of the table.
 
     Attributes:
-        text: as it stands there.
+        text: verbatim.
         path: the name under `fluid`.
-        part: which part of the plan brings it.
+        part: the part of the plan that implements it.
     """
 
     text: str
@@ -37,7 +37,7 @@ class Row:
     part: int
 
     def difference(self) -> str:
-        """Returns how ours differs, nothing where it does not."""
+        """Describes the difference of jaxfleet's; empty if there is none."""
         if self.path.startswith("op:"):
             op_type = self.path.removeprefix("op:")
             return "" if schema_of(op_type) is not None or _is_known(op_type) else "is missing"
@@ -54,7 +54,6 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Returns the lines of the table."""
     found = _ROW.finditer(TABLE.read_text(encoding="utf-8"))
     return [
         Row(match["name"], re.split(r"[( ]", match["name"])[0], int(match["part"]))
@@ -71,7 +70,7 @@ def _is_known(op_type: str) -> bool:
 
 
 def _found(path: str) -> Any:
-    """Returns what a path names; fields of a class are looked for in an instance too."""
+    """Returns the object at a path; fields of a class are also looked up in an instance."""
     at: Any = fluid
     for name in path.split("."):
         at = _member(at, name)
@@ -93,7 +92,7 @@ def _member(at: Any, name: str) -> Any:
 
 @cache
 def instances() -> Mapping[str, Callable[[], Any]]:
-    """Returns for each class with fields in the table how one is made."""
+    """Returns a factory of instances for each class with fields in the table."""
     with fresh() as (main, _):
         x = fluid.data("x", [None, 2])
         fluid.layers.fc(x, 1)
@@ -113,7 +112,7 @@ def instances() -> Mapping[str, Callable[[], Any]]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Returns each argument of a written call with its default."""
+    """Returns the arguments of a written call with their defaults."""
     given = text[text.index("(") + 1 : text.rindex(")")]
     (lambda_,) = ast.parse(f"lambda {given}: 0").body
     assert isinstance(lambda_, ast.Expr)
@@ -125,7 +124,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def _called_otherwise(found: Any, wanted: Mapping[str, Any]) -> str:
-    """Returns how a call differs; arguments of our own may follow where they have defaults."""
+    """Describes the difference of a call; additional arguments with defaults are allowed."""
     parameters = list(inspect.signature(found).parameters.values())
     if parameters and parameters[0].name == "self" and not inspect.isclass(found):
         parameters = parameters[1:]

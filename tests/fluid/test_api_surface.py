@@ -1,4 +1,4 @@
-"""Every name of fluid is there as scripts call it, or `docs/fluid-differences.md` says why not."""
+"""Every name of fluid exists as scripts call it, or `docs/fluid-differences.md` explains it."""
 
 import re
 from pathlib import Path
@@ -7,13 +7,12 @@ import pytest
 
 from tests.fluid.surface import Row, rows
 
-PART = 6  # of the plan: all is there
-BEGUN = 6  # fleet: some of it is there
+PART = 6  # of the plan: complete
+BEGUN = 6  # fleet: partly complete
 PAGE = Path(__file__).parents[2] / "docs" / "fluid-differences.md"
 
 
 def listed() -> set[str]:
-    """Returns the names in the page's first table."""
     table = PAGE.read_text(encoding="utf-8").partition("| --- |")[2].partition("\n\n")[0]
     return set(re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE))
 
@@ -32,7 +31,7 @@ def test_what_later_parts_bring_is_not_there_yet() -> None:
 def test_no_name_stands_twice() -> None:
     names = [row.text.partition("(")[0] for row in rows()]
     assert len(names) == len(set(names))
-    assert len(names) > 300  # the table was read
+    assert len(names) > 300  # the table was parsed
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a script asks of a run happens, or is refused, or is warned of."""
+"""Requests of a script take effect, are rejected, or cause a warning."""
 
 from typing import Any
 
@@ -130,7 +130,7 @@ def test_the_environment_asks_for_the_check_too(monkeypatch: pytest.MonkeyPatch)
 def test_the_gradient_of_a_row_gathered_twice_is_the_last_or_the_sum(
     *, overwrite: bool, wanted: list[float]
 ) -> None:
-    """The figures are 1.8.5's own."""
+    """The numbers are those of 1.8.5."""
     with fresh() as (main, _):
         x, y = fluid.data("x", [3, 1]), fluid.data("y", [4, 1])
         x.stop_gradient = False

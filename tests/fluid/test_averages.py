@@ -1,4 +1,4 @@
-"""Averages and slow copies are what their formulas say of the parameters of each step."""
+"""Averages and slow copies match their formulas over the parameters of each step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ X = np.array([[1.0, 2.0], [3.0, -1.0]], np.float32)
 
 
 class Trained:
-    """A line that learns: `w` begins as zeros, and what it is after each step is noted."""
+    """A line in training: `w` begins as zeros, and its value after each step is recorded."""
 
     def __init__(self, add: Callable[[fluid.Variable], Any]) -> None:
         with fresh() as (self.main, startup):
@@ -44,7 +44,7 @@ def _own_scope() -> Any:
 
 
 def plain() -> list[np.ndarray]:
-    """Returns the weights after each step of SGD, and before the first."""
+    """Returns the weights before the first and after each step of SGD."""
     weights = [np.full((2, 1), 0.5)]
     for _ in range(STEPS):
         grad = X.T @ (X @ weights[-1]) * 2 / len(X)
@@ -71,7 +71,7 @@ def test_a_moving_average_has_no_bias_and_gives_the_parameters_back() -> None:
     with trained.added.apply(trained.exe):
         np.testing.assert_allclose(trained.value("w"), expected, rtol=1e-5)
     np.testing.assert_array_equal(trained.value("w"), trained.after[-1])
-    np.testing.assert_allclose(trained.step(), trained.after[-1], atol=0.5)  # it goes on
+    np.testing.assert_allclose(trained.step(), trained.after[-1], atol=0.5)  # it continues
 
 
 def test_averages_may_stay_until_they_are_taken_out() -> None:

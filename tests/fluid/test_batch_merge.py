@@ -1,5 +1,6 @@
-"""Fluid's multi_batch_merge_pass: gradients computed several times, and one update."""
+"""Fluid's multi_batch_merge_pass: several computations of gradients, and one update."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,60 @@ def test_each_repeat_drops_other_elements() -> None:
     assert ((kept > 0.1) & (kept < 0.9)).any()
 
 
+def drawn_in_a_loop(x: fluid.Variable) -> fluid.Variable:
+    i, n = (layers.fill_constant([1], "int64", value) for value in (0, 1))
+    _, made = layers.while_loop(
+        lambda i, _: layers.less_than(i, n),
+        lambda i, h: [i + 1, layers.dropout(h, 0.5)],
+        [i, layers.assign(x)],
+    )
+    return made
+
+
+def drawn_in_a_branch(x: fluid.Variable) -> fluid.Variable:
+    zero, one = (layers.fill_constant([1], "float32", value) for value in (0.0, 1.0))
+    made: fluid.Variable = layers.cond(
+        layers.less_than(zero, one), lambda: layers.dropout(x, 0.5), lambda: layers.scale(x, 1.0)
+    )
+    return made
+
+
+def drawn_in_a_branch_of_a_loop(x: fluid.Variable) -> fluid.Variable:
+    i, n = (layers.fill_constant([1], "int64", value) for value in (0, 1))
+    _, made = layers.while_loop(
+        lambda i, _: layers.less_than(i, n),
+        lambda i, h: [i + 1, drawn_in_a_branch(h)],
+        [i, layers.assign(x)],
+    )
+    return made
+
+
+@pytest.mark.parametrize("draw", [drawn_in_a_loop, drawn_in_a_branch, drawn_in_a_branch_of_a_loop])
+def test_each_repeat_drops_other_elements_in_sub_blocks_too(
+    draw: Callable[[fluid.Variable], fluid.Variable],
+) -> None:
+    def net() -> tuple[fluid.Variable, fluid.Variable]:
+        x = fluid.data("x", [None, 6])
+        fluid.data("y", [None, 1], "int64")
+        one = fluid.initializer.Constant(1.0)
+        w = layers.create_parameter([6], "float32", "w", default_initializer=one)
+        h = draw(layers.elementwise_mul(layers.ones_like(x), w))
+        # The gradient of an element is 1 where both directions keep it, and -1 where backward,
+        # which runs the block again, keeps one that forward has dropped.
+        out = layers.elementwise_sub(layers.square(h), h)
+        return layers.mean(layers.reduce_sum(out, dim=1)), out
+
+    trained = Trained(lambda: fluid.optimizer.SGD(1.0), net)
+    with devices(1):
+        parallel = trained.parallel(build_strategy=merged(4))
+    before = trained.parameters()["w"].copy()
+    parallel.run([], batch(1))
+    kept = before - trained.parameters()["w"]  # the mean of four masks
+    np.testing.assert_allclose(kept * 4, (kept * 4).round(), atol=1e-4)
+    assert ((kept > 0.1) & (kept < 0.9)).any()
+    assert (kept > -0.1).all()
+
+
 def test_a_batch_norm_needs_statistics_of_each_repeat() -> None:
     def net() -> tuple[fluid.Variable, fluid.Variable]:
         x, y = fluid.data("x", [None, 6]), fluid.data("y", [None, 1], "int64")
@@ -69,7 +124,7 @@ def test_a_batch_norm_needs_statistics_of_each_repeat() -> None:
         parallel = trained.parallel(build_strategy=merged(2))
     with pytest.raises(FeedError, match=r"'m\.repeat\.0' .* is not in the scope"):
         parallel.run([], batch(4))
-    for name in ("m", "batch_norm_0.w_1"):  # as 1.8.5's own script begins them
+    for name in ("m", "batch_norm_0.w_1"):  # initial values as in 1.8.5's own script
         for at in range(2):
             trained.scope[f"{name}.repeat.{at}"] = np.array(trained.scope[name])
     parallel.run([], batch(4))

@@ -1,4 +1,4 @@
-"""Blocks, operators and variables: what can be asked of them, and how they are edited."""
+"""Blocks, operators and variables: their queries and edits."""
 
 from typing import Any
 

@@ -28,7 +28,7 @@ def embedded(name: str) -> fluid.Variable:
 
 
 def attended(state: fluid.Variable, encoded: fluid.Variable) -> fluid.Variable:
-    """Returns the mean of the encoder's rows by their scores beside the decoder's state."""
+    """Returns the mean of the encoder's rows, weighted by their scores for the decoder's state."""
     beside = layers.sequence_expand(layers.fc(state, WIDTH, param_attr="query"), encoded)
     scores = layers.fc([beside, encoded], 1, act="tanh", param_attr=["score_a", "score_b"])
     weights = layers.sequence_softmax(scores)
@@ -36,7 +36,7 @@ def attended(state: fluid.Variable, encoded: fluid.Variable) -> fluid.Variable:
 
 
 def translation() -> fluid.Variable:
-    """Returns the loss of an encoder and of a decoder that attends to its rows."""
+    """Returns the loss of an encoder, and of a decoder that attends to its rows."""
     source, target = embedded("source"), embedded("target")
     encoder = layers.DynamicRNN()
     with encoder.block():
@@ -79,7 +79,7 @@ def looped() -> fluid.Variable:
 
 
 def summed_up() -> fluid.Variable:
-    """Returns the loss of a net that goes through sequences, and through their last states."""
+    """Returns the loss of a net over sequences and their last states."""
     rnn, words = layers.DynamicRNN(), embedded("source")
     with rnn.block():
         word, before = rnn.step_input(words), rnn.memory(shape=[WIDTH])
@@ -100,7 +100,7 @@ def dense(size: int, number: int) -> Feed:
 
 
 def sentences(size: int, number: int) -> Feed:
-    """Returns sequences whose words are to be said again, so that the loss can fall."""
+    """Returns sequences whose words are to be repeated, so that the loss can fall."""
     random = np.random.default_rng(number)
     source = [random.integers(2, WORDS, (1 + at % 3, 1)) for at in range(size)]
     return {
@@ -118,7 +118,6 @@ NETS: dict[str, tuple[Net, Callable[[int, int], Feed]]] = {
 
 
 def parts(feed: Feed) -> list[Feed]:
-    """Returns the halves of a batch."""
     half = len(next(iter(feed.values()))) // 2
     return [{n: v[:half] for n, v in feed.items()}, {n: v[half:] for n, v in feed.items()}]
 
@@ -126,7 +125,7 @@ def parts(feed: Feed) -> list[Feed]:
 def train(
     net: Net, feeds: list[Feed], run: Callable[[Any, Any, Any], Any] | None = None
 ) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Trains a net in a scope of its own; returns its losses and parameters."""
+    """Trains a net in its own scope; returns its losses and parameters."""
     with fresh() as (main, startup), fluid.scope_guard(Scope()):
         main.random_seed = startup.random_seed = 7
         loss = net()
@@ -163,6 +162,7 @@ def test_devices_train_as_one(name: str) -> None:
     close(params, trained)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ALL)
 def test_trainers_and_servers_train_as_one_process(name: str) -> None:
     net, draw = NETS[name]
@@ -180,6 +180,7 @@ def test_trainers_and_servers_train_as_one_process(name: str) -> None:
         close(params, trained)
 
 
+@pytest.mark.grid
 def test_a_translator_learns() -> None:
     losses, _ = train(translation, [sentences(6, 1)] * 40)
     assert losses[-1] < losses[0] / 3

@@ -13,11 +13,11 @@ from tests.fluid.pserver.jobs import Seen, held, run_alone, run_job
 
 TRAINERS, STEPS = 2, 3
 _DEAR = ("image classification", "label semantic roles", "recommender system")  # 3 to 5 s of CPU
-CLOSE: Any = {"rtol": 2e-5, "atol": 2e-6}  # sums over trainers are taken in another order
+CLOSE: Any = {"rtol": 2e-5, "atol": 2e-6}  # sums over trainers have another order
 
 
 def shares(model: Model) -> list[dict[str, Any]]:
-    """Returns what each trainer, or device, is fed: halves, or the whole each."""
+    """Returns the feeds of each trainer or device: halves, or the whole each."""
     batch = model.batch()
     if not model.is_shared:
         return [batch] * TRAINERS
@@ -25,17 +25,19 @@ def shares(model: Model) -> list[dict[str, Any]]:
 
 
 def on_server(table: str, job: Seen) -> np.ndarray:
-    """Returns the rows of a table that trainers do not hold, from the server that does."""
+    """Returns the rows of a table that trainers do not hold, from its server."""
     (scope,) = [scope for scope in job.scopes if table in scope]
     return np.asarray(scope[table])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", _DEAR)
 def test_a_model_learns_in_one_process(name: str) -> None:
     losses = run_alone(MODELS[name].build, [MODELS[name].batch()] * STEPS).losses[0]
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.grid] * (name in _DEAR)) for name in MODELS]
 )

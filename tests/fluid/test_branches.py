@@ -1,4 +1,4 @@
-"""`cond`, `case` and `switch_case`: the chosen branch, and its gradients alone."""
+"""`cond`, `case` and `switch_case`: the chosen branch, and only its gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ def is_number(number: fluid.Variable, wanted: int) -> fluid.Variable:
 
 
 def loss_of(made: fluid.Variable, x: fluid.Variable) -> fluid.Variable:
-    """Returns a loss in which the weights and the data appear besides."""
+    """Returns a loss that also contains the weights and the data."""
     return layers.mean(layers.square(made + dense(x)))
 
 
@@ -65,6 +65,7 @@ def by_switch_case() -> fluid.Variable:
     return loss_of(layers.switch_case(number, [lambda: cubed(hidden), lambda: twice(hidden)]), x)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("build", [by_cond, by_case, by_switch_case])
 def test_a_branch_has_its_value_and_its_gradients(
@@ -123,7 +124,7 @@ def test_branches_that_return_other_shapes_are_refused() -> None:
 
 
 def by_rows() -> fluid.Variable:
-    """Returns the loss of a net that takes a logarithm where it can, and else multiplies."""
+    """Returns the loss of a net that takes a logarithm where possible, and multiplies elsewhere."""
     x = layers.data("x", [3], stop_gradient=False)
     first = layers.slice(x, [1], [0], [1])
     choice = layers.IfElse(
@@ -140,7 +141,7 @@ def by_rows() -> fluid.Variable:
 
 
 def of_each_row(rows: Array) -> Callable[[], fluid.Variable]:
-    """Returns the same net without a choice, for rows whose signs are known."""
+    """Returns the same net without a branch, for rows of known signs."""
 
     def build() -> fluid.Variable:
         x = layers.data("x", [3], stop_gradient=False)
@@ -158,7 +159,7 @@ def of_each_row(rows: Array) -> Callable[[], fluid.Variable]:
 
 @pytest.mark.parametrize("signs", [[1, -1, -1, 1], [1, 1, 1, 1], [-1, -1, -1, -1]])
 def test_rows_go_through_one_of_two_blocks(signs: list[int]) -> None:
-    """No gradient of the logarithm of what is below 0 comes of the rows that are not its own."""
+    """Rows of the other block contribute no gradient of a logarithm below 0."""
     rows = X.copy()
     rows[:, 0] = np.abs(rows[:, 0]) * signs
     same(

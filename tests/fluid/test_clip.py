@@ -1,4 +1,4 @@
-"""Clipping and updates: which operators are added, in which scopes, about which parameters."""
+"""Clipping and updates: their operators, scopes and parameters."""
 
 from typing import Any
 
@@ -20,13 +20,13 @@ def line() -> fluid.Variable:
 
 
 def scoped(program: fluid.Program, part: str) -> list[tuple[str, list[str]]]:
-    """Returns types and role variables of the operators whose scope holds some text."""
+    """Returns types and role variables of the operators whose scope contains a text."""
     ops = program.global_block().ops
     return [(op.type, op.attr("op_role_var")) for op in ops if part in op.attr("op_namescope")]
 
 
 def gradients(strategy: Any, legacy: bool) -> list[np.ndarray]:
-    """Returns the gradients that `sgd` takes for b and w."""
+    """Returns the gradients that `sgd` receives for b and w."""
     with fresh() as (main, startup), fluid.scope_guard(fluid.Scope()):
         loss = line()
         if legacy:

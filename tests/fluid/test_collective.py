@@ -12,12 +12,12 @@ from jaxfleet import fluid
 from jaxfleet.errors import ConnectError, FeedError, StrategyError
 from jaxfleet.fluid import layers
 from jaxfleet.fluid.transpiler import collective
-from jaxfleet.fluid.transpiler.ports import wait_server_ready
+from jaxfleet.fluid.transpiler.details.program_utils import wait_server_ready
 from tests.fluid.nets import built, fresh
 
 ENDPOINTS = "127.0.0.1:6170,127.0.0.1:6171"
 FIRST, SECOND = ENDPOINTS.split(",")
-# Whole numbers, few of them, and a rate that is a power of two: nothing rounds, in any order.
+# Few whole numbers, and a rate that is a power of two: nothing rounds, in any order.
 X = np.arange(24, dtype=np.float32).reshape(8, 3) % 5 - 2
 Y = np.arange(8, dtype=np.float32).reshape(8, 1) % 3
 W = np.array([[1.0], [-2.0], [3.0]], np.float32)
@@ -25,7 +25,7 @@ FEED = {"x": X, "y": Y}
 
 
 def line(transpiler: collective.Collective | None) -> fluid.Program:
-    """Returns a line to be trained, by ranks if there is a transpiler."""
+    """Returns a line in training, by ranks if there is a transpiler."""
     with fresh() as (main, startup):
         x, y = fluid.data("x", [None, 3]), fluid.data("y", [None, 1])
         out = layers.fc(x, 1, param_attr="w", bias_attr=False)
@@ -81,7 +81,7 @@ def test_ranks_meet_when_it_is_time() -> None:
 
 
 def of_ranks(scope: fluid.Scope, name: str) -> np.ndarray:
-    """Returns what all ranks have of a variable, one after another."""
+    """Returns the values of a variable on all ranks, concatenated."""
     found = scope.of_ranks(name)
     assert found is not None
     return np.asarray(found.whole)
@@ -131,7 +131,7 @@ def test_each_rank_may_be_fed_by_itself_and_asked_by_itself() -> None:
     (each,) = exe.run(main, uneven, ["x"], scope=scopes[1], return_merged=False)
     assert [len(rows) for rows in each] == [2, 6]
     slower = {**FEED, "w": W, "learning_rate_0": np.full(1, 0.125, np.float32)}
-    exe.run(main, slower, scope=scopes[0])  # what outlives a run is for all, and not shared out
+    exe.run(main, slower, scope=scopes[0])  # persistable values are common, not divided
     assert np.array_equal(2 * (scopes[0]["w"] - W), trained(line(None), begun(), FEED) - W)
     with pytest.raises(FeedError, match="3 feeds for 2 ranks"):
         exe.run(main, [FEED] * 3, scope=scopes[0])
@@ -252,9 +252,9 @@ def test_an_nccl2_startup_program_runs_where_there_is_no_nccl() -> None:
         config = fluid.DistributeTranspilerConfig()
         config.mode, config.nccl_comm_num = "nccl2", 2
         made = fluid.DistributeTranspiler(config)
-        made.transpile(1, trainers=ENDPOINTS, current_endpoint=SECOND)  # the second waits for none
+        made.transpile(1, trainers=ENDPOINTS, current_endpoint=SECOND)  # the second does not wait
     scope = fluid.Scope()
-    jax.devices()  # from here on a process joins nobody
+    jax.devices()  # from here on a process cannot join
     fluid.Executor().run(startup, scope=scope)
     assert {"NCCLID", "fc_0.w_0", "learning_rate_0"} <= {*scope}
     with pytest.raises(ValueError, match="knows its trainers already"):

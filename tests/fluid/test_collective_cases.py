@@ -12,7 +12,7 @@ from tests.fluid.nets import built
 from tests.fluid.recorded import Case, cases
 
 ENDPOINTS = [f"127.0.0.1:{6170 + rank}" for rank in range(4)]
-# The recording machine could make no communicators, and left these out.
+# The recording machine could not create communicators, and omitted these.
 COMMUNICATORS = ("c_gen_nccl_id", "c_comm_init")
 CASES = cases("collective_cases")
 
@@ -32,7 +32,7 @@ def transpiled(case: Case, *, part: int = 1) -> tuple[fluid.Program, fluid.Progr
 
 
 def described(op: fluid.Operator, wanted: Case) -> Case:
-    """Returns an operator as it was recorded, temporaries and attributes as there."""
+    """Returns an operator in the recorded form, with its temporaries and attributes."""
     read = zip_longest(op.input_arg_names, wanted["in"])
     names = [w if w == "<tmp>" and name is not None else name for name, w in read]
     found: Case = {"type": op.type, "in": names, "out": op.output_arg_names}
@@ -42,7 +42,7 @@ def described(op: fluid.Operator, wanted: Case) -> Case:
 
 
 def _as_kept(value: Any) -> Any:
-    """Returns an attribute as fluid kept it: a number with a point has 32 bits."""
+    """Returns an attribute as fluid stores it: floats have 32 bits."""
     return float(np.float32(value)) if isinstance(value, float) else value
 
 

@@ -1,11 +1,10 @@
-"""What the recorded collective programs say, run: a device for each rank, against one device.
+"""The recorded collective programs run with one device per rank, against one device.
 
-All 41 run where there are eight devices, as in these tests: none is refused. Most of them run with
-`-m grid`. They have narrower layers, and the same operators in the same order. Ranks that sum
-gradients end with what one device makes of all their rows; ranks that train by themselves end with
-the mean of what one device makes of the rows of each. Sums of other rows round otherwise, so that
-gradients differ by some units in the last place; what that makes of a parameter depends on the
-optimizer, and Adam divides by it.
+All 41 run on eight devices, as in these tests. Most of them run with `-m grid`. They have narrower
+layers, and the same operators in the same order. Ranks that sum gradients match one device on all
+their rows; ranks that train by themselves match the mean over one device on the rows of each. Sums
+of other rows round differently, so gradients differ by some ULPs; the effect on a parameter depends
+on the optimizer, and Adam divides by them.
 """
 
 from functools import cache
@@ -41,7 +40,7 @@ EXECUTOR = fluid.Executor()
 
 
 def state_of(program: fluid.Program, rate: float) -> Values:
-    """Draws what the variables that outlive a run begin with."""
+    """Draws the initial values of persistable variables."""
     random = np.random.default_rng(0)
     found = {}
     for variable in program.list_vars():
@@ -73,7 +72,6 @@ def rows_of(feed: Values, rank: int) -> Values:
 
 
 def step(main: fluid.Program, state: Values, feed: Values) -> Values:
-    """Returns the state after a step."""
     scope = fluid.Scope()
     scope.update(state)
     EXECUTOR.run(main, feed, scope=scope)
@@ -82,19 +80,19 @@ def step(main: fluid.Program, state: Values, feed: Values) -> Values:
 
 @cache
 def alone(net: str, optimizer: str) -> tuple[fluid.Program, Values]:
-    """Returns what one device runs, and what it begins with."""
+    """Returns the program of one device, and its initial state."""
     main, _ = built(net, optimizer, part=PART)
     return main, state_of(main, RATES[optimizer])
 
 
 def key_of(case: Case) -> Key:
-    """Returns what of a case decides what its program computes: rings do not."""
+    """Returns the parts of a case that determine its results: rings do not."""
     return case["net"], case["optimizer"], case["mode"], case["nranks"]
 
 
 @cache
 def wanted_of(key: Key) -> Values:
-    """Returns the state after two steps on one device; or the mean of parameters of each rank's."""
+    """Returns the state after two steps on one device, or the mean of the ranks' parameters."""
     net, optimizer, mode, ranks = key
     main, state = alone(net, optimizer)
     if mode != "LocalSGD":
@@ -111,7 +109,7 @@ def wanted_of(key: Key) -> Values:
 
 @cache
 def found_of(key: Key) -> Values:
-    """Returns the state after two steps of what a case's transpiler makes."""
+    """Returns the state after two steps of a case's transpiled program."""
     net, optimizer, mode, ranks = key
     case = next(case for case in CASES if key_of(case) == key)
     main, _ = transpiled(case, part=PART)
@@ -138,6 +136,7 @@ def test_what_runs_by_default_has_every_net_with_every_mode_and_every_optimizer(
         assert {(case[one], case[two]) for case in quick} == pairs
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("case", [marked(case) for case in CASES])
 def test_ranks_do_what_one_device_does(case: Case) -> None:
     found, wanted = found_of(key_of(case)), wanted_of(key_of(case))

@@ -1,4 +1,4 @@
-"""The communicator, and the settings that count in each mode."""
+"""The communicator, and the settings used in each mode."""
 
 import pytest
 

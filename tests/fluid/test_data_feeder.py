@@ -1,4 +1,4 @@
-"""Samples become arrays of the declared shapes and dtypes; what does not fit is named."""
+"""Samples become arrays of the declared shapes and dtypes; mismatches are named."""
 
 import numpy as np
 import pytest

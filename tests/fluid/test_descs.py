@@ -1,4 +1,4 @@
-"""`var.desc` and `op.desc`, and what scripts choose variables by with them."""
+"""`var.desc` and `op.desc`, and the properties by which scripts select variables."""
 
 from pathlib import Path
 

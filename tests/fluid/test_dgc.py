@@ -1,4 +1,4 @@
-"""DGCMomentumOptimizer trains by the largest elements of what each device has added up."""
+"""DGCMomentumOptimizer trains by the largest elements of each device's accumulated gradient."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ BEGIN, RAMP = 1, 2
 
 
 def built(**options: Any) -> tuple[fluid.Program, fluid.Program, fluid.Variable]:
-    """Returns programs of one matrix of 16384 elements, and a bias that is no such one."""
+    """Returns programs of a matrix of 16384 elements and a bias, which is not compressed."""
     with fresh() as (main, startup):
         x, y = fluid.data("x", [None, WIDTH]), fluid.data("y", [None, WIDTH])
         out = fluid.layers.fc(x, WIDTH, param_attr="w", bias_attr="b")
@@ -36,7 +36,7 @@ def batches(count: int) -> list[dict[str, np.ndarray]]:
 def by_hand(
     w: np.ndarray, b: np.ndarray, feeds: list[dict[str, np.ndarray]], devices: int, *, ahead: bool
 ) -> np.ndarray:
-    """Returns the matrix after one step for each feed, as the paper says it."""
+    """Returns the matrix after one step for each feed, by the paper's formula."""
     u, v = np.zeros((devices, *w.shape)), np.zeros((devices, *w.shape))
     velocity, of_bias = np.zeros_like(w), np.zeros_like(b)
     for step, feed in enumerate(feeds):

@@ -1,8 +1,7 @@
 """The documents' samples of `DistributeTranspiler` run: each role of a job with servers, and nccl2.
 
-A sample is what a script does after it has built its net, so a net is built before each. The
-second one has the documents' `workers=`, which is `trainers` by another name, and its bracket is
-closed.
+A sample is the part of a script after the net, so a net is built before each. The second one has
+the documents' `workers=`, another name of `trainers`, and a bracket added.
 """
 
 import socket
@@ -44,14 +43,14 @@ t.transpile(trainer_id, workers=workers, current_endpoint=curr_ep)
 
 @pytest.fixture
 def endpoints() -> Iterator[list[str]]:
-    """Gives two endpoints where somebody listens, as trainers wait for that."""
+    """Yields two listening endpoints, since trainers wait for them."""
     with ExitStack() as stack:
         listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         yield [f"127.0.0.1:{one.getsockname()[1]}" for one in listening]
 
 
 def run(sample: str, **given: Any) -> dict[str, Any]:
-    """Returns the names that a sample leaves, run after a net was built."""
+    """Returns the names that a sample defines, run after a net was built."""
     names = {"fluid": fluid, **given}
     with fresh() as (names["main"], names["startup"]):
         x, y = fluid.layers.data("x", [13]), fluid.layers.data("y", [1])
@@ -104,4 +103,4 @@ def test_the_workers_of_the_nccl2_sample_are_its_trainers(endpoints: list[str]) 
     assert last.type == "gen_nccl_id"
     assert last.attr("trainers") == workers.split(",")
     assert last.attr("trainer_id") == 0
-    assert "sgd" in types(found["main"])  # each trainer updates; gradients meet in the executor
+    assert "sgd" in types(found["main"])  # each trainer updates; the executor reduces gradients

@@ -1,8 +1,8 @@
 """The documents' own examples, word for word (`documents/`), run under paddle's names.
 
-Three of them have an error of their own. `003_nccl2_mode` (and the same lines of the first
-document) leaves a string open, `split(",)`, and counts trainers that it has not; `004_transpile`
-calls its transpiler `t` after it was named `transpiler`. What a test changes of a text is in it.
+Three of them are wrong themselves. `003_nccl2_mode` (and the same lines of the first document)
+leaves a string open, `split(",)`, and counts trainers that do not exist; `004_transpile` calls its
+transpiler `t` after naming it `transpiler`. Each test contains its changes of the text.
 """
 
 import sys
@@ -16,17 +16,18 @@ import pytest
 
 import jaxfleet.compat
 from jaxfleet import fluid
+from jaxfleet.contrib.downpour import messages, ps_pb2
+from jaxfleet.contrib.downpour.descriptions import PSParameter
+from jaxfleet.contrib.downpour.node import DownpourServer, DownpourWorker
+from jaxfleet.contrib.downpour.worker import described_tables
 from jaxfleet.fluid.backward import append_backward
 from jaxfleet.fluid.distribute_lookup_table import (
     find_distributed_lookup_table,
     find_distributed_lookup_table_inputs,
     find_distributed_lookup_table_outputs,
 )
-from jaxfleet.fluid.distributed import DownpourSGD, messages, ps_pb2, text_format
-from jaxfleet.fluid.distributed.descriptions import PSParameter
-from jaxfleet.fluid.distributed.node import DownpourServer, DownpourWorker
-from jaxfleet.fluid.distributed.worker import described_tables
-from tests.fluid.distributed.jobs import ctr, dataset, files
+from jaxfleet.fluid.distributed import DownpourSGD
+from tests.contrib.downpour.jobs import ctr, dataset, files
 from tests.fluid.nets import fresh
 
 DOCUMENTS = Path(__file__).with_name("documents")
@@ -38,14 +39,14 @@ _PARTS: dict[str, Any] = {
     "DownpourServer": DownpourServer,
     "DownpourWorker": DownpourWorker,
     "pslib": ps_pb2,
-    "text_format": text_format,
+    "text_format": messages,
     "fluid": fluid,
 }
 
 
 @pytest.fixture
 def paddle(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Gives `paddle`, with two devices, and programs and a scope of its own."""
+    """Yields `paddle`, with two devices, new programs and a new scope."""
     monkeypatch.setenv("CPU_NUM", "2")
     jaxfleet.compat.install()
     with fresh(), fluid.scope_guard(fluid.Scope()):
@@ -58,8 +59,8 @@ def run(name: str, *changes: tuple[str, str], **given: Any) -> dict[str, Any]:
 
     Args:
         name: of its file.
-        changes: what is replaced of the text, where the text itself is wrong.
-        given: names that the text takes for granted.
+        changes: replacements, where the text itself is wrong.
+        given: names that the text presupposes.
     """
     text = (DOCUMENTS / f"{name}.txt").read_text(encoding="utf-8")
     for old, new in changes:
@@ -86,7 +87,7 @@ def test_an_example_of_parallel_executor_runs_as_it_stands(name: str, paddle: An
 
 
 def line() -> fluid.Variable:
-    """Builds a net and its updates, which the examples of transpilers take for granted."""
+    """Builds a net and its updates, which the examples of transpilers presuppose."""
     x, y = fluid.layers.data("x", [13]), fluid.layers.data("y", [1])
     loss = fluid.layers.mean(fluid.layers.square_error_cost(fluid.layers.fc(x, 1), y))
     fluid.optimizer.SGD(0.1).minimize(loss)
@@ -101,7 +102,7 @@ def test_the_example_of_servers_runs_as_it_stands(
 
     waited: list[list[str]] = []
     module = "jaxfleet.fluid.transpiler.distribute_transpiler"
-    monkeypatch.setattr(f"{module}.wait_server_ready", waited.append)  # nobody is at 192.168.0.1
+    monkeypatch.setattr(f"{module}.wait_server_ready", waited.append)  # no server at 192.168.0.1
     monkeypatch.setenv("PADDLE_TRAINING_ROLE", role)
     line()
     found = run("003_pserver_mode", fluid=paddle.fluid, os=os)
@@ -111,7 +112,7 @@ def test_the_example_of_servers_runs_as_it_stands(
 
 
 def test_the_example_of_nccl2_runs_with_its_string_closed(paddle: Any) -> None:
-    workers = "127.0.0.1:6174,127.0.0.1:6175"  # the second one waits for nobody
+    workers = "127.0.0.1:6174,127.0.0.1:6175"  # the second one does not wait
     given = {"trainer_id": 1, "workers": workers, "trainers": workers, "use_cuda": False}
     given |= {"curr_ep": "127.0.0.1:6175", "loss_var": line(), "fluid": paddle.fluid}
     found = run("003_nccl2_mode", ('split(",))', 'split(","))'), **given)
@@ -127,7 +128,7 @@ def test_the_example_of_transpile_runs_with_its_name_mended(paddle: Any) -> None
 
 
 def minimizer(name: str) -> Any:
-    """Returns an optimizer whose method is the documents' body, over our parts."""
+    """Returns an optimizer whose method is the documents' body, over jaxfleet's parts."""
     method = "minimize" if name.startswith("004_minimize") else "_minimize"
     body = run(name, **_PARTS)[method]
     return type("Pasted", (DownpourSGD,), {method: body})(0.1, 2)

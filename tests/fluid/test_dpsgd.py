@@ -1,21 +1,23 @@
-"""Dpsgd draws alike on all devices and on servers; how it steps is in `test_optimizer_formulas`."""
+"""Dpsgd draws the same on all devices and on servers; `test_optimizer_formulas` has its steps."""
 
 from typing import Any
 
 import numpy as np
+import pytest
 
 from jaxfleet import fluid
 from jaxfleet.fluid import layers
 from tests.fluid.parallel import Trained, batch, devices
 from tests.fluid.pserver.jobs import run_alone, run_job
 
-CLOSE: Any = {"rtol": 1e-5, "atol": 1e-6}  # sums over devices are taken in another order
+CLOSE: Any = {"rtol": 1e-5, "atol": 1e-6}  # sums over devices have another order
 
 
 def noisy() -> Any:
     return fluid.optimizer.Dpsgd(0.1, clip=0.5, batch_size=4.0, sigma=2.0)
 
 
+@pytest.mark.grid
 def test_devices_add_the_same_noise_as_one() -> None:
     one, two = Trained(noisy), Trained(noisy)
     with devices(2):

@@ -1,4 +1,4 @@
-"""What may be fed besides arrays of just the declared shape."""
+"""Valid feeds other than arrays of exactly the declared shape."""
 
 import numpy as np
 import pytest

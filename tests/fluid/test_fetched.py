@@ -1,4 +1,4 @@
-"""What `Executor.run` returns: arrays that convert to numbers, or LoDTensors."""
+"""Results of `Executor.run`: arrays that convert to numbers, or LoDTensors."""
 
 import copy
 import math
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxfleet import fluid
-from jaxfleet.fluid.fetched_array import FetchedArray
+from jaxfleet.fluid.executor.fetching import FetchedArray
 from tests.fluid.nets import fresh
 
 FEED = {"x": np.arange(6, dtype=np.float32).reshape(3, 2)}
@@ -19,7 +19,7 @@ FEED = {"x": np.arange(6, dtype=np.float32).reshape(3, 2)}
 
 @pytest.fixture
 def fetched() -> Iterator[Any]:
-    """Gives a call that fetches a loss `f32[1]` and an output `f32[b,1]`."""
+    """Yields a call that fetches a loss `f32[1]` and an output `f32[b,1]`."""
     with fresh() as (main, startup), fluid.scope_guard(fluid.Scope()):
         x = fluid.data("x", [None, 2])
         out = fluid.layers.fc(x, 1, param_attr=fluid.initializer.Constant(1.0))

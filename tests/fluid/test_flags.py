@@ -1,4 +1,4 @@
-"""Flags are kept and given back."""
+"""Flags are stored and returned."""
 
 from typing import Any
 

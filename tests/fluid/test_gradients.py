@@ -1,4 +1,4 @@
-"""Gradients: of losses for parameters, of any variables for others, and what is called between."""
+"""Gradients: of losses by parameters, of any variables by others, and callbacks on the way."""
 
 from typing import Any
 
@@ -10,15 +10,14 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.errors import AssertedError
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.from_ir import write_back
-from jaxfleet.fluid.to_ir import ir_program
+from jaxfleet.fluid.framework.from_ir import write_back
+from jaxfleet.fluid.framework.to_ir import ir_program
 from tests.fluid.nets import fresh
 
 ROWS = np.array([[1.0, 2.0], [3.0, -4.0]], np.float32)
 
 
 def run(main: fluid.Program, startup: fluid.Program, fetch: list[Any]) -> list[np.ndarray]:
-    """Runs a program once on `ROWS`."""
     with fluid.scope_guard(fluid.Scope()):
         exe = fluid.Executor()
         if startup.global_block().ops:

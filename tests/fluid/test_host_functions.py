@@ -1,5 +1,7 @@
-"""`py_func` and `Print`: what runs on the host, its gradients, and what is printed."""
+"""`py_func` and `Print`: execution on the host, gradients, and output."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -9,6 +11,7 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.errors import ProgramError, WrongTypeError
 from jaxfleet.fluid import layers
+from jaxfleet.ops.fluid import host_functions
 from tests.fluid.nets import fresh
 from tests.fluid.parallel import devices
 from tests.fluid.pserver.jobs import run_job
@@ -116,6 +119,59 @@ def test_a_function_runs_on_each_device_with_its_rows() -> None:
         (found,) = fluid.Executor().run(made, {"x": X}, [loss])
     np.testing.assert_allclose(found.mean(), np.tanh(X).mean(), rtol=1e-5)
     assert set(rows) == {2}
+
+
+def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clears the registered functions."""
+    monkeypatch.setattr(host_functions, "_HOST", host_functions._Host())
+
+
+def square(x: Array) -> Array:
+    return np.asarray(np.square(x))
+
+
+def saved(function: Callable[[Array], Array]) -> bytes:
+    with fresh() as (main, _):
+        x = layers.data("x", [3])
+        out = main.global_block().create_var(name="out", dtype=x.dtype, shape=x.shape)
+        layers.py_func(function, x, out)
+        return main.desc.serialize_to_string()
+
+
+def test_a_program_of_another_process_calls_its_own_function_or_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = saved(tanh)
+    another_process(monkeypatch)
+    saved(square)  # the first function that this process registers
+    read = fluid.Program.parse_from_string(data)
+    with pytest.raises(ProgramError, match=r"has registered no function '.*\.tanh:") as caught:
+        fluid.Executor().run(read, {"x": X}, ["out"])
+    assert "hint: build the program in this process" in str(caught.value.__notes__)
+    saved(tanh)
+    (found,) = fluid.Executor().run(read, {"x": X}, ["out"])
+    np.testing.assert_allclose(found, np.tanh(X), rtol=1e-6)
+
+
+def test_functions_that_differ_have_names_that_differ() -> None:
+    def scaled(by: float) -> Callable[[Array], Array]:
+        return lambda x: x * by
+
+    two, three = (host_functions.register_function(scaled(by)) for by in (2.0, 3.0))
+    assert two.partition(":")[0] == three.partition(":")[0]
+    assert "#" not in two + three  # the digest tells them apart
+    objects = [scaled(np.float32(2.0)) for _ in range(2)]  # type: ignore[arg-type]
+    first, second = map(host_functions.register_function, objects)
+    assert second == f"{first}#1"
+    assert host_functions.register_function(objects[1]) == second
+
+
+def test_threads_that_register_functions_get_a_name_each() -> None:
+    made = [lambda x: x for _ in range(64)]
+    with ThreadPoolExecutor(8) as pool:
+        names = list(pool.map(host_functions.register_function, made))
+    assert len(set(names)) == 64
+    assert all(host_functions._function(n) is f for n, f in zip(names, made, strict=True))
 
 
 def test_print_shows_values_and_gradients_so_often(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Networks of convolutions: what operators they are, and that they train."""
+"""Convolutional networks: their operators, and training."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is saved is loaded again, whole or not at all; what does not fit is named."""
+"""Saved values are loaded completely or not at all; mismatches are named."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.errors import CheckpointError, SavedError
 from jaxfleet.fluid import io, layers
-from jaxfleet.fluid.array_files import arrays_writer, file_of, read_arrays, write_files
+from jaxfleet.fluid.npz_files import arrays_writer, file_of, read_arrays, write_files
 from tests.fluid.nets import fresh
 
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4) / 8
@@ -27,7 +27,6 @@ class Trained:
     loss: fluid.Variable
 
     def values(self) -> dict[str, np.ndarray]:
-        """Returns all that outlives a run."""
         kept = io.get_program_persistable_vars(self.main)
         return {v.name: np.array(fluid.global_scope().var(v.name).get_tensor()) for v in kept}
 

@@ -1,4 +1,4 @@
-"""Every layer builds, says the shape of what it makes, and is differentiated."""
+"""Every layer builds, infers the shape of its result, and is differentiated."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -10,7 +10,7 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid import layers, nets
-from jaxfleet.fluid.plans import runnable
+from jaxfleet.fluid.lowering.program_cache import runnable
 from jaxfleet.ir import evaluate
 from jaxfleet.ops import Interpreter
 from jaxfleet.ops.jax_adapter import numpy_dtype
@@ -21,8 +21,8 @@ V: TypeAlias = fluid.Variable
 RANDOM = np.random.default_rng(0)
 ROWS = 2
 
-# What layers are called with: `x` and `y` are `[rows, 4, 6]` and depend on a parameter, `image` is
-# `[rows, 4, 6, 6]` and does too, `ids` and `row` name things.
+# Arguments of layers: `x` and `y` are `[rows, 4, 6]` and depend on a parameter, as does `image`,
+# `[rows, 4, 6, 6]`; `ids` and `row` are indices.
 Given: TypeAlias = dict[str, V]
 
 
@@ -158,7 +158,7 @@ def given() -> dict[str, V]:
 
 
 def traced(main: fluid.Program, names: list[str]) -> dict[str, Any]:
-    """Returns the shapes and dtypes of what a run makes, without compiling it: that takes long."""
+    """Returns the shapes and dtypes of a run's results, without the slow compilation."""
     program, sizes = runnable(main), {"b": ROWS}
 
     def like(variable: Any) -> jax.ShapeDtypeStruct:
@@ -175,7 +175,7 @@ def traced(main: fluid.Program, names: list[str]) -> dict[str, Any]:
 
 
 def agrees(declared: V, found: Any) -> bool:
-    """Tells whether a value has the shape that was said before, and the dtype of a device."""
+    """Whether a value has the inferred shape, and the dtype of a device."""
     narrow = {"int64": "int32", "float64": "float32"}
     fits = [size in {-1, own} for size, own in zip(declared.shape, found.shape, strict=True)]
     return all(fits) and narrow.get(declared.dtype, declared.dtype) == found.dtype.name
@@ -251,8 +251,8 @@ def test_every_layer_is_among_these_or_tested_elsewhere() -> None:
         "dynamic_lstm", "group_norm", "hsigmoid", "image_resize",
         "image_resize_short", "increment", "linear_chain_crf", "nce", "pool3d", "resize_bilinear",
         "resize_nearest", "resize_trilinear", "sampled_softmax_with_cross_entropy",
-        "edit_distance", "sequence_concat", "sequence_conv", "sequence_expand", "sequence_pad",
-        "sequence_reshape", "sequence_slice", "sequence_unpad", "warpctc",
+        "edit_distance", "lod_reset", "sequence_concat", "sequence_conv", "sequence_expand",
+        "sequence_pad", "sequence_reshape", "sequence_slice", "sequence_unpad", "warpctc",
         "sequence_first_step", "sequence_last_step", "sequence_pool", "sequence_softmax",
         "noam_decay", "exponential_decay", "natural_exp_decay", "inverse_time_decay",
         "polynomial_decay", "piecewise_decay", "cosine_decay", "linear_lr_warmup",

@@ -38,7 +38,7 @@ def declared() -> list[fluid.Variable]:
 
 
 def firsts(feeds: Any) -> list[list[float]]:
-    """Returns the first column of what 'x' is fed, batch by batch."""
+    """Returns the first column of the feeds of 'x', batch by batch."""
     return [one["x"][:, 0].tolist() for (one,) in feeds]
 
 
@@ -97,7 +97,7 @@ def test_an_error_of_the_generator_comes_with_its_traceback() -> None:
 
 
 def trained(reader: Any, main: fluid.Program, loss: fluid.Variable, exe: fluid.Executor) -> int:
-    """Runs a pass; returns how many steps it had."""
+    """Runs a pass; returns its number of steps."""
     reader.start()
     steps = 0
     try:

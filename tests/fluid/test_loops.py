@@ -1,4 +1,4 @@
-"""`While` and `while_loop`: what they compute and their gradients, against the unrolled program."""
+"""`While` and `while_loop`: results and gradients, against the unrolled program."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.to_ir import ir_program
+from jaxfleet.fluid.framework.to_ir import ir_program
 from jaxfleet.ir import parse
 from tests.fluid.nets import fresh
 from tests.fluid.unrolled import gradients, same
@@ -58,7 +58,7 @@ def test_a_while_has_the_gradients_of_its_turns() -> None:
 
 @pytest.mark.parametrize("turns", [0, 3, 70])
 def test_a_while_that_only_a_run_can_count_has_the_same_gradients(turns: int) -> None:
-    """70 turns are more than are kept, so that some are computed again."""
+    """70 turns are more than are stored, so that some are recomputed."""
 
     def build() -> fluid.Variable:
         begin = layers.data("begin", [1], dtype="int64", append_batch_size=False)
@@ -70,7 +70,7 @@ def test_a_while_that_only_a_run_can_count_has_the_same_gradients(turns: int) ->
 
 
 def test_a_while_that_counts_in_fractions_has_the_gradients_of_all_its_turns() -> None:
-    """A hundred times 0.01 is less than 1 in float32, so that a hundred and first turn runs."""
+    """A hundred times 0.01 is less than 1 in float32, so there are a hundred and one turns."""
     with fresh() as (main, _):
         x = layers.data("x", [1], append_batch_size=False, stop_gradient=False)
         i, end = (layers.fill_constant([1], "float32", value) for value in (0.0, 1.0))
@@ -118,7 +118,7 @@ def test_variables_of_a_while_loop_may_change_places() -> None:
 
 
 def test_what_is_fed_may_be_the_counter() -> None:
-    """The loss is the square of the last turn's number; only the counter's gradient is not 0."""
+    """The loss is the square of the last turn's number; only the counter's gradient is nonzero."""
 
     def build() -> fluid.Variable:
         i = fluid.data("i", [1], "float32")

@@ -107,7 +107,7 @@ def test_hsigmoid_is_a_sum_over_the_decisions_of_a_way(*, is_custom: bool) -> No
     wanted, gradient = np.zeros(ROWS), np.zeros_like(weight)
     for row in range(ROWS):
         for node, turn in zip(ways[row], turns[row], strict=True):
-            if node < 0:  # fluid counts a decision that is not there as an even one
+            if node < 0:  # fluid counts a missing decision as an even one
                 wanted[row] += np.log(2)
                 continue
             score = x[row] @ weight[node] + bias[node, 0]
@@ -143,7 +143,7 @@ def test_a_sampled_softmax_draws_classes_that_differ_and_says_how_often_they_com
         frequent[samples[0, 1:]] += 1
         zipf = np.log((samples + 2) / (samples + 1)) / np.log(count + 1)
         if not np.allclose(shares, zipf * drawn_classes, rtol=1e-4):
-            # By how many draws it was, all shares agree.
+            # All shares agree about the number of draws.
             tries = np.log1p(-shares.astype("f8")) / np.log1p(-zipf)
             np.testing.assert_allclose(tries, tries[0, 0].round(), rtol=1e-3)
         taken = np.take_along_axis(feed["x"], samples, 1) - np.log(shares)

@@ -1,4 +1,4 @@
-"""`memory_optimize` and `release_memory` in scripts: what they refuse, and the same results."""
+"""`memory_optimize` and `release_memory` in scripts: rejections, and equal results."""
 
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ BATCHES = [batch(8, seed) for seed in range(2)]
 
 
 def net() -> tuple[fluid.Variable, fluid.Variable]:
-    """Returns a loss and a prediction behind layers of one size, which can share names."""
+    """Returns a loss and a prediction after layers of one size, which can share names."""
     x, y = fluid.data("x", [None, 6]), fluid.data("y", [None, 1], "int64")
     hidden = x
     for _ in range(3):
@@ -30,7 +30,7 @@ def net() -> tuple[fluid.Variable, fluid.Variable]:
 
 
 def optimize(main: fluid.Program, *skip: Any) -> None:
-    """Runs both; fails where neither found anything."""
+    """Runs both; fails if neither had an effect."""
     before = str(main)
     fluid.memory_optimize(main, skip_opt_set={*skip}, level=1)
     assert sum(op.has_attr("instead_of") for op in main.global_block().ops) > 2
@@ -123,7 +123,7 @@ def test_copies_saved_programs_and_models_know_where_values_lie(tmp_path: Path) 
     text = trained.main.clone().serialize_to_string()
     copy = fluid.Program.parse_from_string(text)
     assert copy._is_mem_optimized
-    used = copy.clone(for_test=True)  # without backward, which overwrites what is predicted
+    used = copy.clone(for_test=True)  # without backward, which overwrites the prediction
     np.testing.assert_array_equal(run(used)[0], wanted)
     np.testing.assert_array_equal(run(used, use_prune=True)[0], wanted)
     for prunes in (False, True):
@@ -180,6 +180,7 @@ def _decayed(*, shares: bool) -> fluid.Variable:
     return loss
 
 
+@pytest.mark.grid
 def test_servers_train_the_same_before_the_transpiler() -> None:
     feeds = shared_out(BATCHES, 2)
     one, other = (run_job(partial(_decayed, shares=shares), feeds) for shares in (False, True))

@@ -1,4 +1,4 @@
-"""`build_strategy.memory_budget`: a fluid program on one device is made to fit, or refused."""
+"""`build_strategy.memory_budget`: a fluid program on one device fits it, or is rejected."""
 
 import re
 from typing import Any
@@ -16,7 +16,7 @@ FEEDS = [batch(64, seed) for seed in range(3)]
 
 
 class Job:
-    """A net with dropout in every layer, begun anew."""
+    """A net with dropout in every layer, with new initial values."""
 
     def __init__(self, budget: Any = None, *, shares: bool = False, depth: int = 4) -> None:
         with fresh() as (self.main, startup):
@@ -39,7 +39,6 @@ class Job:
             self.runs = fluid.CompiledProgram(self.main, build_strategy=strategy)
 
     def train(self, runs: Any = None) -> np.ndarray:
-        """Returns the losses of some steps."""
         program = runs if runs is not None else self.runs
         found = [self.exe.run(program, x, [self.loss], scope=self.scope)[0] for x in FEEDS]
         return np.concatenate(found)
@@ -49,7 +48,7 @@ class Job:
 @pytest.mark.parametrize("shares", [False, True])
 def test_a_program_fits_and_trains_the_same_with_the_same_masks(shares: bool) -> None:
     plain, fitted = Job(), Job(0.7, shares=shares)
-    # Other executables merge other operators: the last places of sums may differ.
+    # Other executables fuse other operators: sums may differ in the last digits.
     np.testing.assert_allclose(fitted.train(), plain.train(), rtol=1e-5)
     report = fitted.runs.memory_report()
     assert report.after_bytes <= report.fit.budget == int(0.7 * report.before_bytes)
@@ -67,7 +66,7 @@ def test_what_cannot_be_met_is_refused_with_the_least_that_can() -> None:
     found = re.search(r"the least that it was made to take is ([\d,]+)", hint)
     assert found is not None
     least = int(found[1].replace(",", ""))
-    # The other half of the promise: what a refusal names is met.
+    # Conversely: the budget that a rejection names is met.
     job = Job(least, depth=2)
     assert np.isfinite(job.train()).all()
     assert job.runs.memory_report().after_bytes <= least

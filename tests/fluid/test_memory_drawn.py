@@ -1,4 +1,4 @@
-"""Drawn fluid programs compute what they computed, whatever shares a name or is released."""
+"""Drawn fluid programs keep their results when variables share names or are released."""
 
 import random
 from typing import Any
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxfleet import fluid
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.to_ir import ir_program
+from jaxfleet.fluid.framework.to_ir import ir_program
 from tests.fluid.nets import fresh
 from tests.fluid.parallel import batch
 from tests.passes.following import check_rewritten
@@ -20,7 +20,7 @@ FEEDS = [batch(5, seed) for seed in range(2)]
 
 
 class Net:
-    """Draws layers on `h`, the last of which are told besides the loss."""
+    """Draws layers on `h`; the last of them are fetched besides the loss."""
 
     def __init__(self, drawn: random.Random) -> None:
         self.random = drawn
@@ -52,7 +52,7 @@ class Net:
         return layers.elementwise_add(h, layers.tanh(layers.scale(h, 0.3)))
 
     def switched(self, h: Any) -> Any:
-        """Adds a number that a branch chooses, of arrays of its own."""
+        """Adds a number that a branch selects, from its own arrays."""
         rate = layers.fill_constant([1], "float32", 0.25)
         rate.stop_gradient = True
         limit = layers.fill_constant([1], "float32", self.random.choice([0.0, 1.0]))
@@ -65,7 +65,7 @@ class Net:
         return layers.elementwise_add(h, rate)
 
     def looped(self, h: Any) -> Any:
-        """Adds what a loop of three turns has added up, of arrays of its own."""
+        """Adds the sum over a loop of three turns, from its own arrays."""
         main = fluid.default_main_program()
         total = layers.fill_constant([1], "float32", 0.0)
         total.stop_gradient = True
@@ -86,7 +86,7 @@ class Net:
         return layers.elementwise_add(h, layers.scale(total, 0.1))
 
     def renamed(self, h: Any) -> Any:
-        """Adds what a variable holds that is written twice, as scripts do that assign to it."""
+        """Adds a variable that is written twice, as in scripts that assign to it."""
         kept = layers.fill_constant([1], "float32", 0.5)
         kept.stop_gradient = True
         twice = layers.scale(layers.scale(kept, 2.0), 0.3)
@@ -103,13 +103,14 @@ def built(drawn: random.Random) -> tuple[fluid.Program, fluid.Program, Any, Any]
 
 
 def losses(main: fluid.Program, startup: fluid.Program, fetch: list[Any]) -> list[Any]:
-    """Returns what two steps give, and the parameters behind them."""
+    """Returns the fetches of two steps, and the parameters after them."""
     exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
     exe.run(startup, scope=scope)
     found = [x for fed in FEEDS for x in exe.run(main, fed, fetch, scope=scope)]
     return [*found, *(np.array(scope.peek(p.name)) for p in main.all_parameters())]
 
 
+@pytest.mark.grid
 @given(st.randoms(use_true_random=False), st.sampled_from([0, 1]), st.data())
 @settings(max_examples=25)
 def test_operators_read_what_they_read_and_skipped_names_and_persistables_stay(

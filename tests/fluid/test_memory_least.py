@@ -1,4 +1,4 @@
-"""What `memory_optimize` and `release_memory` have seen to takes fewer real bytes when it runs."""
+"""After `memory_optimize` and `release_memory` a program takes fewer real bytes."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 
 from jaxfleet import fluid
 from jaxfleet.fluid import layers
-from jaxfleet.runtime.within_budget import WithinBudget
+from jaxfleet.runtime.memory_budget import WithinBudget
 from tests.fluid.nets import fresh
 
 WIDTH, ROWS, DEPTH = 256, 128, 6
@@ -16,7 +16,7 @@ FEED = {"x": np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float
 
 
 class Job:
-    """Layers written out one by one, trained by SGD; `rewrite` sees to their memory."""
+    """Unrolled layers, trained by SGD; `rewrite` optimizes their memory."""
 
     def __init__(self, rewrite: Any = None, *, depth: int = DEPTH) -> None:
         with fresh() as (self.main, startup):
@@ -37,7 +37,7 @@ class Job:
 
     @property
     def fitted(self) -> Any:
-        """What was found for the one choice of what is fed and fetched."""
+        """Result of the search for the one combination of feeds and fetches."""
         (plan,) = self.exe._local._plans._known.get(self.main).values()
         assert isinstance(plan.prepared.function, WithinBudget)
         (found,) = plan.prepared.function.fitted.values()
@@ -57,7 +57,7 @@ def test_real_bytes_fall_and_results_stay_and_the_log_has_the_figure(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = Job(with_log)
-    capsys.readouterr()  # what shares whose name
+    capsys.readouterr()  # the report of shared names
     assert job.train() == Job().train()
     fitted = job.fitted
     taken = fitted.fit.after.bytes

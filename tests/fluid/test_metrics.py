@@ -96,7 +96,7 @@ def test_a_profile_becomes_a_folder(tmp_path: Path) -> None:
             fluid.profiler.reset_profiler()
             exe.run(main, fetch_list=[out])
     assert [path for path in folder.rglob("*") if path.is_file()]
-    fluid.profiler.stop_profiler("calls", str(folder))  # none runs
+    fluid.profiler.stop_profiler("calls", str(folder))  # no profiler runs
 
 
 @pytest.mark.parametrize(

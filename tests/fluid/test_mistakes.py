@@ -1,4 +1,4 @@
-"""Mistakes are named with the user's line, and leave the program as it was."""
+"""Errors name the user's line, and leave the program unchanged."""
 
 import warnings
 from typing import Any

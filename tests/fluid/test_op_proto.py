@@ -1,4 +1,4 @@
-"""What operator types look like, by `fluid.framework.OpProtoHolder`."""
+"""Operator types as described by `fluid.framework.OpProtoHolder`."""
 
 import pytest
 

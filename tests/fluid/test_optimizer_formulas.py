@@ -1,8 +1,8 @@
-"""Every optimizer with its options steps as fluid 1.8.5's kernels do, to 1e-6 over ten steps.
+"""Every optimizer with its options matches fluid 1.8.5's kernels, to 1e-6 over ten steps.
 
-The gradient of `sum(w * x)` is `x`, so the steps are given. All cases train in one program, each
-a parameter of its own; `conformance/optimizer_cases.json` has what 1.8.5 itself computed of the
-same cases, so that the kernels that are worked out in numpy are its own.
+The gradient of `sum(w * x)` is `x`, so the gradients are given. All cases train in one program,
+each with its own parameter; `conformance/optimizer_cases.json` has 1.8.5's results of the same
+cases, which validate the kernels in numpy.
 """
 
 import warnings
@@ -29,7 +29,7 @@ from tests.fluid.recorded import cases
 STEPS = 10
 SHAPE = [4, 3]
 ROWS = [6, 3]
-O = fluid.optimizer  # noqa: E741  # it stands 60 times in a table
+O = fluid.optimizer  # noqa: E741  # used 60 times in a table
 
 
 def _rmsprop(**options: Any) -> tuple[Callable[[], Any], Kernel]:
@@ -150,7 +150,7 @@ DENSE: dict[str, tuple[Callable[[], Any], Kernel]] = {
         ),
         kernels.lamb(0.1, 0.0),
     ),
-    # Without noise: it is drawn, and tested below.
+    # Without noise: it is random, and tested below.
     "dpsgd": (
         lambda: O.Dpsgd(0.1, clip=0.9, batch_size=2.0, sigma=0.0),
         kernels.clipped_by_norm(0.9, kernels.sgd(0.1)),
@@ -159,7 +159,7 @@ DENSE: dict[str, tuple[Callable[[], Any], Kernel]] = {
         lambda: O.Dpsgd(0.1, clip=100.0, batch_size=2.0, sigma=0.0),
         kernels.sgd(0.1),
     ),
-    # Ours evaluates the update once, and what 1.8.5 computes is tested below.
+    # jaxfleet evaluates the update once; 1.8.5's result is tested below.
     "adadelta": (lambda: O.Adadelta(0.1), kernels.adadelta()),
     "adadelta2": (
         lambda: O.Adadelta(0.1, epsilon=0.1, rho=0.5),
@@ -173,7 +173,7 @@ SPARSE: dict[str, tuple[Callable[[], Any], Kernel]] = {
     if name != "lamb_ex"
 }
 SPARSE["adam_lazy"] = (DENSE["adam_lazy"][0], kernels.adam(0.1, is_lazy=True))
-# 1.8.5 differs from its own formula in these, and ours follows the formula.
+# 1.8.5 differs from its own formula in these; jaxfleet follows the formula.
 _OTHERWISE_IN_FLUID = {"adadelta", "adadelta2"}
 _OTHERWISE_OF_ROWS = {"adam", "adam2", "adam_lazy"}
 
@@ -185,7 +185,7 @@ def _variable(value: float) -> fluid.Variable:
 
 
 def _drawn() -> tuple[Any, list[Any], Any, list[Any]]:
-    """Draws what the recording did: a start and gradients, then those of some rows."""
+    """Draws as the recording did: initial values and gradients, then those of some rows."""
     random = np.random.RandomState(3)
     start = random.randn(*SHAPE).astype(np.float32)
     grads = [random.randn(*SHAPE).astype(np.float32) for _ in range(STEPS)]
@@ -249,7 +249,7 @@ def sparse() -> dict[str, list[Any]]:
 def _worked_out(kernel: Kernel, start: Any, grads: list[Any]) -> list[Any]:
     state: dict[str, Any] = {}
     found, w = [], start
-    with np.errstate(invalid="ignore"):  # 0 ** 0 - 0 ** 0 is asked of Ftrl, as there
+    with np.errstate(invalid="ignore"):  # Ftrl computes 0 ** 0 - 0 ** 0, as in fluid
         for grad in grads:
             w = kernel(w, grad, state)
             found.append(w)
@@ -320,7 +320,7 @@ def test_lazy_rows_without_a_gradient_stay_where_others_move_on(
 
 
 def _noise(count: int, *, seed: int = 0) -> list[Any]:
-    """Returns what a Dpsgd of rate 1 adds to two parameters, whose gradients are zero."""
+    """Returns the updates of two parameters by a Dpsgd of rate 1, whose gradients are zero."""
     with fresh() as (main, startup), fluid.scope_guard(Scope()):
         main.random_seed = seed
         x = fluid.data("x", [3])

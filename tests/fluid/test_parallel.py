@@ -1,4 +1,4 @@
-"""Several devices train as one does where they share a batch evenly, else as documented."""
+"""Several devices match one if they share a batch evenly, else they behave as documented."""
 
 from typing import Any
 
@@ -8,10 +8,11 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.errors import FeedError
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.compiler.splitting import part_sizes
+from jaxfleet.fluid.lowering.feeding import part_sizes
+from tests.fluid.nets import fresh
 from tests.fluid.parallel import Feed, Trained, batch, devices, mean_of_parts, sgd
 
-# Sums over devices are taken in another order than sums over rows.
+# Sums over devices have another order than sums over rows.
 CLOSE: Any = {"rtol": 2e-5, "atol": 1e-6}
 
 
@@ -159,6 +160,44 @@ def test_persistable_values_that_are_fed() -> None:
     same(one.parameters(), two.parameters())
     with pytest.raises(FeedError, match="'rate' is persistable and fed 3 values"):
         parallel.run([two.loss], {**feed, "rate": np.zeros(3, np.float32)})
+
+
+def test_data_that_are_persistable_are_fed_to_all_devices_or_each() -> None:
+    with fresh() as (main, _), devices(4):
+        x, rate = fluid.data("x", [None, 2]), fluid.data("rate", [1])
+        rate.persistable = True
+        fetch = [layers.relu(x), layers.relu(rate)]
+        compiled, exe = fluid.CompiledProgram(main).with_data_parallel(), fluid.Executor()
+        for count, fed, wanted in (
+            (2, floats(-1, 2), [0, 2]), (4, floats(1, 2, -3, 4), [1, 2, 0, 4]),
+            (5, floats(3), [3, 3, 3, 3]),
+        ):  # fmt: skip
+            rows = np.full((count, 2), 5, np.float32)
+            found = exe.run(compiled, {"x": rows, "rate": fed}, fetch)
+            assert [value.tolist() for value in found] == [rows.tolist(), wanted]
+        parts = [{"x": floats(at, at)[None], "rate": floats(at)} for at in (1, 2)]
+        found = exe.run(compiled, parts, fetch)
+        assert [value.tolist() for value in found] == [[[1, 1], [2, 2]], [1, 2]]
+        (alone,) = exe.run(main, {"x": floats(1, 1)[None], "rate": floats(7)}, fetch[1:])
+        assert alone.tolist() == [7]
+
+
+def test_a_loader_that_ends_with_fewer_batches_than_devices_feeds_some() -> None:
+    with fresh() as (main, _), devices(4):
+        x = fluid.data("x", [None, 1])
+        loader = fluid.io.DataLoader.from_generator(
+            feed_list=[x], capacity=4, iterable=False, drop_last=False
+        )
+        out = layers.scale(x, 2.0)
+        batches = [floats(at)[:, None] for at in range(6)]
+        loader.set_batch_generator(lambda: iter([(one,) for one in batches]))
+        compiled, exe = fluid.CompiledProgram(main).with_data_parallel(), fluid.Executor()
+        loader.start()
+        found = [exe.run(compiled, fetch_list=[out])[0].ravel().tolist() for _ in range(2)]
+        assert found == [[0, 2, 4, 6], [8, 10]]
+        with pytest.raises(fluid.core.EOFException):
+            exe.run(compiled, fetch_list=[out])
+        loader.reset()
 
 
 def test_what_the_gradient_of_the_loss_begins_with() -> None:

@@ -1,4 +1,4 @@
-"""How parameters begin, and what layers take for a description of one."""
+"""Initial values of parameters, and the forms of parameter attributes in layers."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ INTO, OUT_OF = 50 * 9, 40 * 9
 
 
 def begun(*ways: begin.Initializer, shape: list[int] = SHAPE) -> list[np.ndarray]:
-    """Returns parameters that begin in these ways."""
+    """Returns parameters with these initializers."""
     scope = Scope()
     with fresh() as (_, startup), fluid.scope_guard(scope):
         startup.random_seed = 5
@@ -44,7 +44,7 @@ def test_each_initializer_draws_from_where_it_says() -> None:
     assert uniform.mean() == pytest.approx(0.5, abs=0.02)
     assert (normal.mean(), normal.std()) == pytest.approx((1.0, 2.0), abs=0.05)
     assert np.abs(cut - 1.0).max() <= 4.0
-    assert cut.std() == pytest.approx(2.0 * 0.8796, abs=0.05)  # a normal cut at two deviations
+    assert cut.std() == pytest.approx(2.0 * 0.8796, abs=0.05)  # normal, cut at two deviations
     limit = math.sqrt(6 / (INTO + OUT_OF))
     assert np.abs(xavier).max() == pytest.approx(limit, rel=0.01)
     assert wide.std() == pytest.approx(math.sqrt(2 / 50), rel=0.02)
@@ -78,7 +78,7 @@ def test_bilinear_filters_enlarge_an_image_evenly() -> None:
         feed = {"image": (2 * rows + columns)[None, None]}
         (made,) = exe.run(main, feed=feed, fetch_list=[large])
     assert large.shape == (-1, 1, 6, 8)
-    inner = made[0, 0, 1:-1, 1:-1]  # the edges mix with what is not there
+    inner = made[0, 0, 1:-1, 1:-1]  # the edges mix with padding
     np.testing.assert_allclose(np.diff(inner, axis=0), 1.0, rtol=1e-5)
     np.testing.assert_allclose(np.diff(inner, axis=1), 0.5, rtol=1e-5)
 

@@ -1,4 +1,4 @@
-"""`peer_cases.md` names the tests that show each case of fluid's own, or why none does."""
+"""`peer_cases.md` names the tests that cover each case of fluid's own, or the reason for none."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Case:
     Attributes:
         number: of the case.
         shown_by: the tests, as `file::name`.
-        why_not: why there are none, or what of the case they do not show.
+        why_not: the reason for no tests, or the uncovered part of the case.
     """
 
     number: int
@@ -25,7 +25,6 @@ class Case:
 
 
 def read_page() -> list[Case]:
-    """Returns the lines of the page."""
     found = _LINE.findall(PAGE.read_text(encoding="utf-8"))
     return [Case(int(n), tuple(re.findall(r"`([^`]+)`", by)), why) for n, by, why in found]
 

@@ -11,7 +11,7 @@ from tests.fluid.test_peer_transpiler import A, B, Job
 
 
 def clipped_where_declared() -> Job:
-    """Returns the standard net's job, of which `fc_w` alone declares L2 decay and clipping."""
+    """Returns the standard net's job, in which only `fc_w` declares L2 decay and clipping."""
 
     class Declared(fluid.optimizer.SGD):
         def minimize(self, loss: fluid.Variable, *args: Any, **more: Any) -> Any:
@@ -29,7 +29,7 @@ def updates(server: fluid.Program) -> list[list[str]]:
 
 
 def test_only_the_declared_parameter_is_clipped() -> None:
-    """Up to 1.6 fluid clipped `fc_b` too, by what the last parameter declares."""
+    """Up to 1.6 fluid clipped `fc_b` too, by the last parameter's declaration."""
     (clip,) = (
         op for op in clipped_where_declared().trainer.global_block().ops if op.type == "clip"
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxfleet import fluid
-from jaxfleet.fluid.dtypes import VarType
+from jaxfleet.fluid.framework.types import VarType
 from tests.fluid.nets import fresh
 from tests.fluid.test_peer_transpiler import FORWARD, net
 
@@ -53,7 +53,7 @@ def begun(program: fluid.Program) -> list[str]:
 
 
 def rings(program: fluid.Program, op_type: str) -> dict[str, int]:
-    """Returns on which ring each variable travels."""
+    """Returns the ring of each variable."""
     ops = [op for op in program.global_block().ops if op.type == op_type]
     return {op.input_arg_names[0]: op.attr("ring_id") for op in ops}
 

@@ -1,4 +1,4 @@
-"""Cases of fluid's own tests on what executors take and run; `peer_cases.md` lists them."""
+"""Cases of fluid's own tests on the inputs of executors; `peer_cases.md` lists them."""
 
 from typing import Any
 from unittest import mock
@@ -8,14 +8,14 @@ import pytest
 
 from jaxfleet import fluid
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.feeding import as_tensor
+from jaxfleet.fluid.lowering.feeding import as_tensor
 from tests.fluid.nets import fresh
 
 X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
 
 
 class Two:
-    """Two losses with an optimizer each, one parameter to each."""
+    """Two losses with one optimizer and one parameter each."""
 
     def __init__(self) -> None:
         with fresh() as (self.main, startup):
@@ -123,7 +123,7 @@ def test_programs_that_cannot_be_compiled_or_shared_are_refused() -> None:
 
 
 def shares(two: Two, other: fluid.CompiledProgram) -> None:
-    """Compiles a program that is to have the parameters of another."""
+    """Compiles a program that shares the parameters of another."""
     compiled = fluid.CompiledProgram(two.main).with_data_parallel(
         loss_name=two.losses[0].name, share_vars_from=other, places=fluid.cpu_places(2)
     )

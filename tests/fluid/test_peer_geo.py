@@ -11,7 +11,7 @@ from tests.fluid.test_peer_tables import A, B, blocks, types
 
 
 class Job:
-    """Two look-ups of one sparse table."""
+    """Two lookups in one sparse table."""
 
     def __init__(self, transpiler: Any, *, distributed: bool = False, trainers: int = 2) -> None:
         self.transpiler = transpiler

@@ -11,7 +11,7 @@ SQUARE = {key: [4, 4] for key in "xabcde"}
 
 
 def program(shapes: dict[str, list[int]], ops: str, **dtypes: str) -> fluid.Program:
-    """Returns a program of operators `out=in,in`; `x` is fed, `w` outlives a run."""
+    """Returns a program of operators `out=in,in`; `x` is fed, `w` is persistable."""
     with fresh() as (main, _):
         block = main.global_block()
         for name, shape in shapes.items():
@@ -30,7 +30,7 @@ def program(shapes: dict[str, list[int]], ops: str, **dtypes: str) -> fluid.Prog
 
 
 def renamed(main: fluid.Program, **options: object) -> str:
-    """Optimizes a program; returns what took whose memory, in order."""
+    """Optimizes a program; returns the reuses of memory, in order."""
     before = [name for op in main.global_block().ops for name in op.output_arg_names]
     assert fluid.memory_optimize(main, **options) is None  # type: ignore[call-overload]
     assert main._is_mem_optimized

@@ -93,7 +93,7 @@ class Grandchild(RoundRobin):
 
 
 def test_any_descendant_of_psdispatcher_is_a_split_method() -> None:
-    """Fluid took direct children alone, for no reason of its own."""
+    """Fluid accepted only direct children, for no stated reason."""
     config = fluid.DistributeTranspilerConfig()
     config.split_method = Grandchild
     assert fluid.DistributeTranspiler(config).config.split_method is Grandchild

@@ -11,7 +11,7 @@ A, B = "127.0.0.1:6174", "127.0.0.1:6175"
 
 
 class Job:
-    """Two look-ups in one table, a layer, SGD; transpiled for two trainers and two servers."""
+    """Two lookups in one table, a layer, SGD; transpiled for two trainers and two servers."""
 
     def __init__(
         self, *, distributed: bool = False, rows: int = 10000, sync_mode: bool = True, **config: Any
@@ -174,7 +174,7 @@ def test_two_distributed_tables_are_refused() -> None:
 
 
 def test_look_ups_that_share_a_table_are_asked_together() -> None:
-    """The list is 1.3's, whose trainers looked rows up themselves; 1.8's ask servers first."""
+    """The list is 1.3's, whose trainers looked rows up themselves; 1.8's query servers first."""
     layers = fluid.layers
 
     def pooled(name: str, table: str) -> fluid.Variable:

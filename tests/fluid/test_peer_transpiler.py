@@ -183,7 +183,7 @@ def test_parameters_and_merged_gradients_persist_on_servers() -> None:
 
 
 def test_a_servers_startup_leaves_the_trainers_initializers_alone() -> None:
-    """Fluid gave the trainer's initializer the server's shape."""
+    """Fluid changed the shape of the trainer's initializer to the server's."""
     job = Job()
     job.begun(A), job.begun(B)
     (begins,) = only(job.startup, "uniform_random")
@@ -236,9 +236,9 @@ def test_the_last_of_three_trainers_sends_under_its_own_suffix() -> None:
 
 
 def test_one_trainer_sends_without_a_suffix() -> None:
-    """The trainer's names have no suffix and the server's have, as in 1.8.
+    """As in 1.8, the trainer's names have no suffix but the server's do.
 
-    Ours runs all the same, since a server knows whose a message is.
+    jaxfleet's still runs, since a server knows the sender of a message.
     """
     job = Job(trainers=1)
     first, second = only(job.trainer, "send")
@@ -275,7 +275,7 @@ def test_an_unknown_server_endpoint_is_refused() -> None:
 
 
 def test_an_unknown_mode_is_refused() -> None:
-    """Fluid took any other word for `pserver`."""
+    """Fluid treated any other value as `pserver`."""
     with pytest.raises(ValueError, match=r"config\.mode is 'bogus'"):
         Job(mode="bogus")
 
@@ -341,7 +341,7 @@ def test_servers_apply_decay_and_a_piecewise_rate() -> None:
 
 
 def clipped_and_decayed() -> dict[str, Any]:
-    """Returns a job whose `fc_w` alone is clipped the old way, and decays."""
+    """Returns a job in which only `fc_w` is clipped the old way, and decays."""
 
     def optimizer() -> Any:
         fluid.clip.set_gradient_clip(fluid.clip.GradientClipByValue(0.1), ["fc_w"])
@@ -352,7 +352,7 @@ def clipped_and_decayed() -> dict[str, Any]:
 
 
 def test_a_clip_applies_only_to_its_declared_parameters() -> None:
-    """Up to 1.6 the last parameter's was used for all, on servers, each slice by itself."""
+    """Up to 1.6 servers used the last parameter's for all, on each slice by itself."""
     job = Job(**clipped_and_decayed())
     (clip,) = only(job.trainer, "clip")
     assert clip.input("X") == ["fc_w@GRAD"]
@@ -375,7 +375,7 @@ def test_set_gradient_clip_clips_on_trainers() -> None:
 
 
 def test_the_argument_grad_clip_clips_on_trainers() -> None:
-    """Fluid 1.8 lost the operator: the trainer sent what nobody made."""
+    """Fluid 1.8 lost the operator: the trainer sent a variable that was never produced."""
     clip = fluid.clip.GradientClipByValue(0.1)
     job = Job(optimizer=lambda: fluid.optimizer.SGD(0.1, grad_clip=clip))
     made = types(job.trainer)
@@ -395,7 +395,7 @@ def test_momentum_is_cut_with_its_parameter() -> None:
 
 @pytest.mark.parametrize("centered", [False, True])
 def test_rmsprop_state_is_cut_where_it_is_read(centered: bool) -> None:
-    """Fluid never cut the mean gradient; ours is cut where it counts."""
+    """Fluid never sliced the mean gradient; jaxfleet slices it if it is used."""
     job = Job(optimizer=lambda: fluid.optimizer.RMSProp(0.1, centered=centered))
     server = job.server(A)
     assert all_types(server)[1:] == [["sum", "scale", "rmsprop"]] * 2
@@ -407,7 +407,7 @@ def test_rmsprop_state_is_cut_where_it_is_read(centered: bool) -> None:
 
 @pytest.mark.parametrize("name", ["DecayedAdagrad", "Ftrl", "Adadelta", "Adamax", "Adagrad"])
 def test_the_state_of_an_optimizer_is_cut_with_its_parameter(name: str) -> None:
-    """Fluid refused Adadelta, whose state has the parameter's rows like any other's."""
+    """Fluid rejected Adadelta, whose state has the parameter's rows like any other's."""
     job = Job(optimizer=lambda: getattr(fluid.optimizer, name)(1.0))
     variables = job.server(A).global_block().vars.values()
     state = [v for v in variables if v.name.startswith("fc_w_") and "pow" not in v.name]
@@ -417,7 +417,7 @@ def test_the_state_of_an_optimizer_is_cut_with_its_parameter(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Lamb", "LarsMomentum"])
 def test_what_reads_a_whole_parameters_norm_is_not_cut(name: str) -> None:
-    """Fluid refused Lamb, and cut LarsMomentum, whose slices then had norms of their own."""
+    """Fluid rejected Lamb, and sliced LarsMomentum, whose slices then had norms of their own."""
     arguments = (0.1, 0.9) if name == "LarsMomentum" else (0.1,)
     job = Job(optimizer=lambda: getattr(fluid.optimizer, name)(*arguments))
     assert params_of(job, A, B) == [["fc_b"], ["fc_w"]]
@@ -443,7 +443,7 @@ def test_an_async_job_cuts_at_run_time_and_has_no_barriers() -> None:
 
 @pytest.mark.parametrize("says", ["argument", "both"])
 def test_a_half_async_job_updates_without_sums(says: str) -> None:
-    """With the argument alone, fluid's servers waited for barriers that never came."""
+    """With only the argument, fluid's servers waited for barriers that never came."""
     config: dict[str, Any] = {"runtime_split_send_recv": False} if says == "both" else {}
     job = Job(sync_mode=False, **config)
     wanted = [*FORWARD, "send", "mul_grad", "split_byref", "send", "recv", "recv", "concat"]

@@ -1,4 +1,4 @@
-"""How many devices the CPU stands for."""
+"""The number of devices that the CPU provides."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A profile is written without the loss of what is there."""
+"""Writing a profile keeps existing files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from jaxfleet import fluid
 
 
 class Traces:
-    """Writes, in place of jax's profiler, a file where a trace has its files."""
+    """Replaces jax's profiler: writes a file where a trace has its files."""
 
     def __init__(self) -> None:
         self.count, self.folder = 0, Path()

@@ -1,4 +1,4 @@
-"""Programs: blocks, copies, pruning, text, and what is kept of each."""
+"""Programs: blocks, copies, pruning, text, and caches."""
 
 import time
 
@@ -7,7 +7,7 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.to_ir import ir_program
+from jaxfleet.fluid.framework.to_ir import ir_program
 from tests.fluid.nets import built, fresh
 
 LAYERS_OF_A_LARGE_PROGRAM = 300
@@ -154,7 +154,7 @@ def test_a_copy_of_a_servers_program_runs_blocks_of_its_own() -> None:
     copy = transpiler.get_pserver_program("a:1").clone()
     (serve,) = copy.global_block().ops
     assert serve.attr("optimize_blocks") == copy.blocks[1:]
-    assert serve.all_attrs()["optimize_blocks"] == copy.blocks[1:]  # as scripts read b.idx
+    assert serve.all_attrs()["optimize_blocks"] == copy.blocks[1:]  # scripts read b.idx
     assert "optimize_blocks=[1, 2]" in str(serve)
     assert [len(block.ops) for block in copy._prune(serve).blocks] == [1, 3, 3]
 

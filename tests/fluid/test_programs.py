@@ -1,4 +1,4 @@
-"""What layers, gradients and optimizers add is what fluid 1.8.5 added, operator by operator."""
+"""Layers, gradients and optimizers add the operators of fluid 1.8.5, one by one."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Readers give what was made of the samples, anew on each pass."""
+"""Readers yield transformed samples, anew on each pass."""
 
 import itertools
 import random

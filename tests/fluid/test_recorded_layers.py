@@ -1,4 +1,4 @@
-"""Layers against what fluid 1.8.5 made of the same inputs, gradients included."""
+"""Layers against fluid 1.8.5's results for the same inputs, gradients included."""
 
 import json
 from pathlib import Path
@@ -20,11 +20,12 @@ def test_every_case_is_recorded() -> None:
 
 
 def _listed() -> list[Any]:
-    """Names of cases; most sizes and ways of resizing are left to the grid."""
+    """Names of cases; most sizes and modes of resizing are left to the grid."""
     dear = [n for n in CASES if n.startswith("resize") and not n.endswith(("smaller", "mode 0"))]
     return [pytest.param(n, marks=pytest.mark.grid if n in dear else ()) for n in sorted(CASES)]
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("name", _listed())
 def test_a_layer_makes_what_fluid_makes(name: str) -> None:
     wanted, made = RECORDED[name], run(fluid, CASES[name])
@@ -37,7 +38,7 @@ def test_a_layer_makes_what_fluid_makes(name: str) -> None:
 
 
 def _compare(made: dict[str, Any], wanted: dict[str, Any], what: str) -> None:
-    """Compares to 2e-6 of the largest element: sums are taken in another order than there."""
+    """Compares to 2e-6 of the largest element: sums have another order in fluid."""
     assert made["shape"] == wanted["shape"], what
     assert made["lengths"] == wanted["lengths"], what
     values = np.asarray(wanted["values"])

@@ -35,7 +35,7 @@ def set_value(name: str, value: Array) -> None:
 def run(
     build: Callable[[fluid.Variable], Any], width: int, values: dict[str, Array]
 ) -> tuple[list[Array], Array]:
-    """Builds a net on sequences of rows, sets its parameters and runs it; returns the rows too."""
+    """Builds a net on sequences of rows, sets its parameters and runs it; also returns the rows."""
     rows = drawn(sum(LENGTHS), width)
     with fresh() as (main, startup), fluid.scope_guard(Scope()):
         x = layers.data("x", [width], lod_level=1)
@@ -50,7 +50,7 @@ def run(
 
 
 def each_sequence(rows: Array, step: Callable[[Any, Array], Any], start: Any, *, back: bool) -> Any:
-    """Runs a step over each sequence by itself; returns what it kept of each row."""
+    """Runs a step over each sequence by itself; returns its output for each row."""
     kept, ends = np.empty(len(rows), object), np.cumsum([0, *LENGTHS])
     for begin, end in pairwise(ends):
         state = start
@@ -90,7 +90,7 @@ def test_an_lstm_is_a_loop_over_each_sequence(*, is_reverse: bool, use_peepholes
 def test_a_gru_is_a_loop_over_each_sequence(*, is_reverse: bool, origin_mode: bool) -> None:
     d = 2
     weight, bias = drawn(d, 3 * d), drawn(1, 3 * d)
-    # One memory holds the matrix of the gates and behind it that of the candidate.
+    # One buffer holds the matrix of the gates, followed by that of the candidate.
     gates = weight.reshape(-1)[: 2 * d * d].reshape(d, 2 * d)
     candidate = weight.reshape(-1)[2 * d * d :].reshape(d, d)
 
@@ -169,6 +169,7 @@ def semantic_roles(*, labels: bool = True) -> Any:
     )
 
 
+@pytest.mark.grid
 def test_a_tagger_of_several_fed_sequences_learns_its_tags() -> None:
     with fresh() as (main, startup), fluid.scope_guard(Scope()):
         main.random_seed = startup.random_seed = 1

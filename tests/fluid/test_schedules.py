@@ -1,4 +1,4 @@
-"""Schedules: which operators they are, and the rates of their formulas, run for run."""
+"""Schedules: their operators, and the rates of their formulas, run for run."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def warm(s: int) -> float:
     return 0.1 + 0.4 * s / 3 if s < 3 else 0.8 * 0.5 ** (s / 4)
 
 
-# What is called, its operators, and the formula of the run, counted from 0.
+# The call, its operators, and the formula of the run, counted from 0.
 CASES: dict[str, tuple[Made, list[str], Callable[[int], float]]] = {
     "noam": (lambda: layers.noam_decay(16, 3, 2.0),
              [*COUNTED, "fill_constant", "elementwise_pow", "scale", "elementwise_min", "scale"],

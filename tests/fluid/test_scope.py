@@ -1,4 +1,4 @@
-"""Scopes as scripts use them: variables by name, in one scope or in those around it."""
+"""Scopes as scripts use them: variables by name, in one scope or in its parents."""
 
 import numpy as np
 import pytest

@@ -12,7 +12,7 @@ _COUNTS = {"000": 40, "001": 84, "002": 33, "003": 13, "004": 49}
 
 
 def rows() -> list[tuple[str, int, tuple[str, ...]]]:
-    """Returns of each row its document, its number and its tests."""
+    """Returns the document, the number and the tests of each row."""
     found = _ROW.findall(PAGE.read_text(encoding="utf-8"))
     return [(doc, int(at), tuple(re.findall(r"`([^`]+)`", by))) for doc, at, _, by, _ in found]
 

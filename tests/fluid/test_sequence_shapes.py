@@ -1,4 +1,4 @@
-"""Sequences of other lengths than what was fed: made, padded, taken back, and refused."""
+"""Sequences of new lengths: created, padded, unpadded, and rejected."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.errors import FeedError, ProgramError
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.plans import runnable
+from jaxfleet.fluid.lowering.program_cache import runnable
 from jaxfleet.ir import parse
 from jaxfleet.runtime import Scope
 from tests.fluid.nets import fresh
@@ -18,7 +18,7 @@ from tests.fluid.pserver.jobs import run_alone, run_job
 
 ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
 LENGTHS = [3, 1, 2]
-CLOSE: Any = {"rtol": 2e-5, "atol": 1e-6}  # sums over devices are taken in another order
+CLOSE: Any = {"rtol": 2e-5, "atol": 1e-6}  # sums over devices have another order
 
 
 def lod(rows: Any, lengths: list[int]) -> fluid.LoDTensor:
@@ -179,7 +179,7 @@ HALVES: Any = [
 
 
 def aligned() -> tuple[fluid.Variable, fluid.Variable]:
-    """Returns a loss by way of CTC, a join, a pad and its way back; and what is predicted."""
+    """Returns a loss through CTC, a join, a pad and an unpad, with the prediction."""
     words = layers.data("words", [1], dtype="int64", lod_level=1)
     tags = layers.data("tags", [1], dtype="int32", lod_level=1)
     y = layers.data("y", [1], dtype="int64")
@@ -196,6 +196,7 @@ def aligned() -> tuple[fluid.Variable, fluid.Variable]:
     return layers.mean(layers.elementwise_add(layers.cross_entropy(out, y), ctc)), out
 
 
+@pytest.mark.grid
 def test_devices_that_share_made_sequences_train_as_one() -> None:
     one, two = Trained(sgd, aligned), Trained(sgd, aligned)
     with devices(2):

@@ -11,7 +11,7 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.errors import FeedError, ProgramError, RaggedError
 from jaxfleet.fluid import layers, nets
-from jaxfleet.fluid.ragged_values import fed_sequences
+from jaxfleet.fluid.lowering.lod_values import fed_sequences
 from jaxfleet.runtime import Scope
 from tests.fluid.nets import fresh
 
@@ -19,7 +19,7 @@ WORDS = 20
 
 
 def classified(words: fluid.Variable, pool: str = "average") -> fluid.Variable:
-    """Returns what a small net says of sequences of words: two probabilities each."""
+    """Returns the two probabilities of a small net for sequences of words."""
     table = fluid.ParamAttr("table")
     rows = layers.embedding(words, [WORDS, 6], is_sparse=True, param_attr=table)
     hidden = layers.fc(rows, 8, act="tanh")
@@ -292,9 +292,10 @@ def test_what_is_remembered_of_a_program_goes_with_it() -> None:
 
 
 _ROWS_PER_STEP = (3, 6, 2, 7)
-_OF_FLUID = (5.951917, 6.001533, 11.850956, 4.687580)  # what 1.8.5 computed, step by step
+_OF_FLUID = (5.951917, 6.001533, 11.850956, 4.687580)  # the losses of 1.8.5, step by step
 
 
+@pytest.mark.grid
 def test_words_in_groups_of_five_meet_the_words_that_they_belong_to() -> None:
     def table(name: str, seed: int, width: int = 8) -> fluid.ParamAttr:
         values = np.random.RandomState(seed).randn(20, width).astype("float32")

@@ -11,7 +11,7 @@ from jaxfleet.fluid import layers
 from tests.fluid.parallel import Trained, devices, sgd
 from tests.fluid.pserver.jobs import run_alone, run_job
 
-CLOSE: Any = {"rtol": 2e-5, "atol": 1e-6}  # sums over devices are taken in another order
+CLOSE: Any = {"rtol": 2e-5, "atol": 1e-6}  # sums over devices have another order
 WORDS = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10, 11, 12, 13, 14, 15]]
 FEED: Any = {"words": WORDS, "y": np.asarray([[0], [1], [1], [0]])}
 
@@ -41,6 +41,7 @@ def test_devices_that_share_sequences_train_as_one() -> None:
         parallel.run(["words"], FEED)
 
 
+@pytest.mark.grid
 def test_trainers_with_servers_train_on_sequences_as_one_process() -> None:
     def net() -> fluid.Variable:
         loss, _ = classifier()

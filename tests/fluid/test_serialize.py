@@ -1,4 +1,4 @@
-"""A program written as bytes is the same program again, with all that its parameters say."""
+"""A serialized program is restored with all attributes of its parameters."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.to_ir import ir_program
+from jaxfleet.fluid.framework.to_ir import ir_program
 from jaxfleet.ir import Literal
 from tests.fluid.nets import built, fresh
 

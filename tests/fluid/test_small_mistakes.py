@@ -1,4 +1,4 @@
-"""Arguments that are no numbers, no lists, or too many: each error says which and where."""
+"""Arguments that are not numbers, not lists, or too many: errors name argument and line."""
 
 import warnings
 from collections.abc import Callable
@@ -53,7 +53,9 @@ def test_what_a_layer_cannot_take_is_refused(layer: Callable[[Any], Any], says: 
 def test_a_rank_that_trains_the_program_of_one_process_is_warned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("jaxfleet.fluid.alone.joined", lambda: SimpleNamespace(rank=1, size=2))
+    monkeypatch.setattr(
+        "jaxfleet.fluid.lowering.program_cache.joined", lambda: SimpleNamespace(rank=1, size=2)
+    )
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup):
         loss = layers.mean(layers.fc(fluid.data("x", [None, 2]), 1, param_attr="w"))
@@ -67,7 +69,7 @@ def test_a_rank_that_trains_the_program_of_one_process_is_warned(
         alone = "this is rank 1 of 2, .* by this process's rows alone: run fleet.main_program"
         with pytest.warns(UserWarning, match=alone) as said:
             exe.run(main, feed=feed)
-        exe.run(main, feed=feed)  # it is said once
+        exe.run(main, feed=feed)  # a single warning
     assert [each.filename for each in said] == [__file__]
 
 
@@ -91,14 +93,12 @@ def test_a_program_of_nobody_elses_is_warned_of_where_a_launch_started_several(
         with pytest.warns(UserWarning, match=apart):
             exe.run(parallel, feed=feed)
         monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:6174")
-        exe.run(main, feed=feed, fetch_list=[loss])  # a trainer of servers may
+        exe.run(main, feed=feed, fetch_list=[loss])  # allowed for a trainer of servers
 
 
 @pytest.mark.parametrize(
     ("ask", "why"),
     [
-        (lambda x: layers.beam_search(x, x, x, x, 2, 1), "beam_search: its beams are two levels"),
-        (lambda x: layers.beam_search_decode(x, x, 2, 1), "beam_search_decode: its beams are"),
         (lambda _: layers.io.ListenAndServ("127.0.0.1:0", ["X"]), "layers.io.ListenAndServ: serve"),
         (lambda x: layers.io.Send("127.0.0.1:6174", [x]), "layers.io.Send: servers here serve"),
         (lambda x: layers._pull_box_sparse(x, size=2), "_pull_box_sparse: the tables of BoxPS"),

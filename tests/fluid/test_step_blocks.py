@@ -9,7 +9,7 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.to_ir import ir_program
+from jaxfleet.fluid.framework.to_ir import ir_program
 from jaxfleet.ir import parse
 from tests.fluid.nets import fresh
 from tests.fluid.unrolled import Array, gradients, same
@@ -93,7 +93,7 @@ def dynamic() -> fluid.Variable:
 
 
 def each_sequence() -> fluid.Variable:
-    """Returns the same loss of dense rows, each sequence cut out by numbers."""
+    """Returns the same loss of dense rows, with each sequence cut out by indices."""
     x = fluid.data("rows", [9, 3])
     h = fluid.data("h", [4, 4])
     x.stop_gradient = h.stop_gradient = False
@@ -129,7 +129,7 @@ def test_a_program_of_steps_prints_and_parses(build: Callable[[], fluid.Variable
 
 
 def test_each_step_drops_out_others_and_backward_the_same() -> None:
-    """Where a step's mask is 0, so is the gradient of its input, and twice where it is not."""
+    """Where a step's mask is 0, so is the gradient of its input; elsewhere it is twice that."""
     with fresh() as (main, _):
         x = fluid.data("x", [6, 2, 3])
         x.stop_gradient = False

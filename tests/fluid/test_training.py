@@ -1,6 +1,6 @@
 """Losses and parameters are those of fluid 1.8.5, run for run.
 
-The tolerance is that of the recorded cases: other kernels add in another order, and Adam divides
+The tolerance is that of the recorded cases: other kernels sum in another order, and Adam divides
 small numbers by small numbers.
 """
 
@@ -63,6 +63,7 @@ def batches(trainer: int) -> list[dict[str, np.ndarray]]:
     return found
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", RECORDED["cases"], ids=lambda case: case["optimizer"])
 def test_one_process_trains_as_fluid_did(case: dict[str, Any]) -> None:
     scope = Scope()
@@ -109,7 +110,7 @@ def test_random_numbers_follow_the_programs_seed() -> None:
 
 
 def begun(exe: fluid.Executor, startup: fluid.Program) -> np.ndarray:
-    """Returns what a startup program gives 'w', run in a scope of its own."""
+    """Returns the value of 'w' after a startup program, in a new scope."""
     with fluid.scope_guard(Scope()):
         exe.run(startup)
         return np.array(fluid.global_scope().find_var("w").get_tensor())  # type: ignore[union-attr]
@@ -132,6 +133,7 @@ def test_a_startup_program_with_a_seed_begins_alike_whatever_ran_before() -> Non
     assert not np.array_equal(begun(exe, unseeded), begun(exe, unseeded))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -162,7 +164,7 @@ def test_every_optimizer_brings_the_loss_down(name: str, arguments: tuple[float,
         exe.run(startup)
         losses = [float(exe.run(main, feed=feed, fetch_list=[loss])[0][0]) for _ in range(40)]
     assert all(np.isfinite(losses))
-    is_slow = name in {"Adadelta", "LarsMomentum"}  # from nothing; by a thousandth of the rate
+    is_slow = name in {"Adadelta", "LarsMomentum"}  # from zero; by a thousandth of the rate
     assert losses[-1] < (0.99 if is_slow else 0.7) * losses[0]
 
 
@@ -195,7 +197,8 @@ def test_gradients_of_what_is_used_twice_are_added() -> None:
         grad, value = exe.run(main, feed=feed, fetch_list=[pairs[0][1], w])
     assert [op.type for op in main.global_block().ops][-1] == "sum"
     ones = np.full((3, 3), 1 / 9)
-    np.testing.assert_allclose(grad, value.T @ ones + ones @ value.T, rtol=1e-5)
+    # The weights are drawn: a sum of six may nearly cancel, so its relative error has no bound.
+    np.testing.assert_allclose(grad, value.T @ ones + ones @ value.T, atol=1e-6)
 
 
 def test_a_program_that_changes_between_runs_is_made_anew() -> None:

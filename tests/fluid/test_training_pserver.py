@@ -1,4 +1,4 @@
-"""Two trainers and two servers, as processes, lose what fluid 1.8.5's lost, run for run.
+"""Two trainers and two servers, as processes, have the losses of fluid 1.8.5's, run for run.
 
 The tolerance is that of the recorded cases, as in `test_training.py`.
 """
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 
 def start(jobs: Jobs, role: str, number: int) -> Started:
-    """Starts one of the processes, each of which takes part in the training by every optimizer."""
+    """Starts one of the processes, each of which trains by every optimizer."""
     names = [case["optimizer"] for case in CASES]
     options = [f"--out={jobs.folder}", f"--number={number}", "--optimizers", *names]
     who = {"role": role, "trainer_id": number if role == "trainer" else None}

@@ -1,4 +1,4 @@
-"""Every recorded transpilation of fluid 1.8.5, written by our passes."""
+"""Every recorded transpilation of fluid 1.8.5, written by jaxfleet's passes."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -24,7 +24,7 @@ _SERVE = {
 
 
 class Transpiled:
-    """A recorded case, as our front end transpiles it."""
+    """A recorded case, transpiled by jaxfleet's front end."""
 
     def __init__(self, case: Case) -> None:
         config = fluid.DistributeTranspilerConfig()
@@ -62,7 +62,7 @@ def shown(names: list[str]) -> list[str]:
 
 
 def communication(program: fluid.Program, recorded: list[Case]) -> list[Case]:
-    """Returns the operators that communicate, with what was recorded of them."""
+    """Returns the operators that communicate, with their recorded attributes."""
     found: list[Case] = []
     ops = program.global_block().ops
     for place, op in enumerate(ops):

@@ -1,4 +1,4 @@
-"""What scripts read from a DistributeTranspiler that has run."""
+"""Attributes of a DistributeTranspiler that scripts read after it has run."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from jaxfleet.fluid.transpiler import (
     DistributedMode,
     DistributeTranspilerConfig,
     RoundRobin,
-    op_roles,
+    distribute_transpiler,
 )
 from tests.fluid.nets import built, ctr, fresh
 
@@ -46,7 +46,7 @@ _OF_FLUID = [
 def transpiled(
     config: DistributeTranspilerConfig | None = None, *, sync: bool = True
 ) -> fluid.DistributeTranspiler:
-    """Returns what has transpiled a net whose first matrix is cut in two, as trainer 1 of 2."""
+    """Returns a transpiler of a net whose first matrix is cut in two, as trainer 1 of 2."""
     main, startup = built("mlp", "momentum")
     made = fluid.DistributeTranspiler(config)
     made.transpile(1, main, ",".join(ENDPOINTS), 2, sync, startup)
@@ -147,16 +147,16 @@ def test_slices_that_no_operator_cuts_are_described_too() -> None:
 
 
 def test_the_names_by_which_operators_are_marked() -> None:
-    assert op_roles.RPC_OP_ROLE_ATTR_NAME == "op_role"
-    assert op_roles.OP_ROLE_VAR_ATTR_NAME == "op_role_var"
+    assert distribute_transpiler.RPC_OP_ROLE_ATTR_NAME == "op_role"
+    assert distribute_transpiler.OP_ROLE_VAR_ATTR_NAME == "op_role_var"
     sends = [op for op in transpiled().origin_program.global_block().ops if op.type == "send"]
-    assert {op.attr(op_roles.RPC_OP_ROLE_ATTR_NAME) for op in sends} == {
-        op_roles.RPC_OP_ROLE_ATTR_VALUE
+    assert {op.attr(distribute_transpiler.RPC_OP_ROLE_ATTR_NAME) for op in sends} == {
+        distribute_transpiler.RPC_OP_ROLE_ATTR_VALUE
     }
     role = fluid.core.op_proto_and_checker_maker.OpRole
-    assert role.Optimize == op_roles.OPT_OP_ROLE_ATTR_VALUE
-    assert role.Dist == op_roles.DIST_OP_ROLE_ATTR_VALUE
-    assert role.LRSched == op_roles.LR_SCHED_OP_ROLE_ATTR_VALUE
+    assert role.Optimize == distribute_transpiler.OPT_OP_ROLE_ATTR_VALUE
+    assert role.Dist == distribute_transpiler.DIST_OP_ROLE_ATTR_VALUE
+    assert role.LRSched == distribute_transpiler.LR_SCHED_OP_ROLE_ATTR_VALUE
 
 
 def test_control_variables_get_new_names() -> None:

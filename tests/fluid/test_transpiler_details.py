@@ -1,4 +1,4 @@
-"""What scripts that rewrite programs themselves take from the transpilers."""
+"""Parts of the transpilers for scripts that rewrite programs themselves."""
 
 import io
 

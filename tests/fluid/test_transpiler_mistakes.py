@@ -1,4 +1,4 @@
-"""What a transpiler is asked for in vain, and what its errors say."""
+"""Errors of the transpiler."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What executors keep of programs goes with the programs."""
+"""Executors drop cached state together with its program."""
 
 import gc
 import weakref
@@ -9,7 +9,7 @@ import pytest
 
 from jaxfleet import fluid
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.versions import PerVersion
+from jaxfleet.fluid.framework.program import VersionCache
 from tests.fluid.nets import fresh
 
 X = np.ones((2, 3), np.float32)
@@ -44,7 +44,7 @@ def test_an_executor_keeps_no_program_alive(
 
 
 def test_what_is_kept_is_made_anew_for_a_program_that_has_changed() -> None:
-    kept = PerVersion(lambda program: len(program.global_block().ops))
+    kept = VersionCache(lambda program: len(program.global_block().ops))
     with fresh() as (main, _):
         out = layers.scale(fluid.data("x", [None, 3]), 2.0)
         assert [kept.get(main), kept.get(main)] == [1, 1]

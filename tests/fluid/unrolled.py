@@ -1,4 +1,4 @@
-"""What tests of blocks share: a net is run beside its oracle, with the gradients of both."""
+"""Helpers for tests of blocks: a net runs beside its oracle, with the gradients of both."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,9 +20,9 @@ def gradients(
 
     Args:
         build: adds the net to the program, returns its loss.
-        feed: what is fed.
-        values: what parameters hold.
-        wrt: names of what is fed whose gradients are wanted besides those of all parameters.
+        feed: the feeds.
+        values: of parameters.
+        wrt: names of feeds whose gradients are wanted besides those of all parameters.
     """
     with fresh() as (main, startup), fluid.scope_guard(Scope()):
         main.random_seed = startup.random_seed = 1

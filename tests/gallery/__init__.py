@@ -1,4 +1,4 @@
-"""Public programs in miniature: steps as their authors write them, written anew from the idea."""
+"""Miniatures of public programs, in the style of their authors, reimplemented from the idea."""
 
 from collections.abc import Callable
 

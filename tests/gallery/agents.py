@@ -18,7 +18,7 @@ STEPS = 6  # of a trajectory
 
 
 def trajectories(step: int, rows: int) -> dict[str, Any]:
-    """Makes what was seen, done and paid over some steps, an example first."""
+    """Makes observations, actions and rewards over several steps, examples first."""
     random = generator(81, step)
     return {
         "seen": random.standard_normal((rows, STEPS, FEATURES)).astype(np.float32),
@@ -100,7 +100,7 @@ def build_soft_actor(wrap: Wrap) -> Built:
 
 
 class Training(NamedTuple):
-    """The state of a learner as acme keeps it."""
+    """The state of a learner as in acme."""
 
     params: Any
     target_params: Any
@@ -188,7 +188,7 @@ def build_traces(wrap: Wrap) -> Built:
 
 
 def build_time_first(wrap: Wrap) -> Built:
-    """Builds generalized advantages on arrays of time first, as PureJaxRL's scans leave them."""
+    """Builds generalized advantages on time-first arrays, as PureJaxRL's scans return them."""
     tx = wrap(optax.adam(1e-2))
 
     def step(state: State, batch: Any) -> tuple[State, Any]:
@@ -222,7 +222,7 @@ def build_time_first(wrap: Wrap) -> Built:
 
 
 def build_planner(wrap: Wrap) -> Built:
-    """Builds MuZero's loss: a learned model unrolled over what was done, gradients halved."""
+    """Builds MuZero's loss: a learned model unrolled over the actions, gradients halved."""
     tx = wrap(optax.adamw(1e-2, weight_decay=1e-4))
     params = {
         "see": init_mlp(1, (FEATURES, 8)),
@@ -257,7 +257,7 @@ def build_planner(wrap: Wrap) -> Built:
 
 
 def build_rollouts(wrap: Wrap) -> Built:
-    """Builds brax's APG: the gradient through a world that the step itself runs, from the batch."""
+    """Builds brax's APG: the gradient through an environment that the step itself runs."""
     tx = wrap(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)))
     params = init_mlp(7, (FEATURES + 2, 8, 3))
     world = 0.3 * init_matrix(8, 3, FEATURES)
@@ -292,7 +292,7 @@ def build_rollouts(wrap: Wrap) -> Built:
 
 
 def build_random_target(wrap: Wrap) -> Built:
-    """Builds RND: how wrong a net is about a random one is a reward, by running moments of it."""
+    """Builds RND: the error of a net about a random one is a reward, scaled by running moments."""
     tx = wrap(optax.adam(1e-2))
     params, target = net(3), net(4)
 

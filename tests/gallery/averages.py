@@ -16,7 +16,7 @@ from tests.zoo.layers import mlp
 
 
 def build_mean_teacher(wrap: Wrap) -> Built:
-    """Builds a loss that keeps a student near the average of its weights."""
+    """Builds a loss that keeps a student close to the average of its weights."""
     tx = wrap(optax.sgd(0.1, momentum=0.9))
 
     def loss(params: Any, teacher: Any, batch: Any) -> jax.Array:
@@ -33,7 +33,7 @@ def build_mean_teacher(wrap: Wrap) -> Built:
 
 
 def build_byol(wrap: Wrap) -> Built:
-    """Builds a target whose averaging weight goes by a schedule, and LARS."""
+    """Builds a target whose averaging weight follows a schedule, and LARS."""
     tx = wrap(optax.lars(0.1))
 
     def loss(params: Any, target: Any, batch: Any) -> jax.Array:
@@ -51,7 +51,7 @@ def build_byol(wrap: Wrap) -> Built:
 
 
 def build_moco(wrap: Wrap) -> Built:
-    """Builds a momentum encoder and a queue of what it made of earlier batches."""
+    """Builds a momentum encoder and a queue of its outputs for earlier batches."""
     tx = wrap(optax.sgd(0.1))
 
     def loss(params: Any, keys: Any, queue: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
@@ -73,7 +73,7 @@ def build_moco(wrap: Wrap) -> Built:
 
 
 def build_moco_ring(wrap: Wrap) -> Built:
-    """Builds MoCo as its authors have it: a ring of columns with a pointer, both encoders' keys."""
+    """Builds MoCo as its authors do: a ring of columns with a pointer, both encoders' keys."""
     tx = wrap(optax.sgd(0.1, momentum=0.9))
 
     def encode(params: Any, x: jax.Array) -> jax.Array:

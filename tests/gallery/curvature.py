@@ -1,4 +1,4 @@
-"""Optimizers that look at more than a gradient: curvature, whole matrices, earlier losses."""
+"""Optimizers that use more than a gradient: curvature, whole matrices, earlier losses."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,11 +13,11 @@ from tests.zoo import Built
 from tests.zoo.base import Wrap
 from tests.zoo.data import labelled
 
-CONTRIB: Any = optax.contrib  # its names are there, but mypy does not see them
+CONTRIB: Any = optax.contrib  # mypy does not see its names
 
 
 def inverse_fourth_root(matrix: jax.Array) -> jax.Array:
-    """Returns the root by coupled Newton iterations, until it stands."""
+    """Returns the root by coupled Newton iterations, until convergence."""
     identity = jnp.eye(matrix.shape[0])
     matrix = matrix + 1e-4 * identity
     scale = 5 / (2 * jnp.linalg.norm(matrix))
@@ -37,7 +37,7 @@ def inverse_fourth_root(matrix: jax.Array) -> jax.Array:
 
 
 class Shampoo(NamedTuple):
-    """Sums of a matrix' outer products on its left and right; nothing for vectors."""
+    """Sums of a matrix' outer products on its left and right; empty for vectors."""
 
     left: Any
     right: Any
@@ -79,7 +79,7 @@ def build_shampoo(wrap: Wrap) -> Built:
 
 
 def build_hessian_diagonal(wrap: Wrap) -> Built:
-    """Builds AdaHessian: a drawn diagonal of the Hessian goes to the optimizer's second moment."""
+    """Builds AdaHessian: a random estimate of the Hessian's diagonal drives the second moment."""
     tx = wrap(optax.chain(optax.scale_by_adam(), optax.scale(-1e-2)))
 
     def step(state: State, batch: Any) -> tuple[State, Any]:
@@ -106,7 +106,7 @@ def build_hessian_diagonal(wrap: Wrap) -> Built:
 
 
 def build_schedule_free(wrap: Wrap) -> Built:
-    """Builds schedule-free AdamW, and a metric at the parameters that one evaluates with."""
+    """Builds schedule-free AdamW, and a metric at the evaluation parameters."""
     tx = wrap(CONTRIB.schedule_free_adamw(1e-2, warmup_steps=2))
 
     def step(state: State, batch: Any) -> tuple[State, Any]:
@@ -118,7 +118,7 @@ def build_schedule_free(wrap: Wrap) -> Built:
 
 
 def build_gradient_surgery(wrap: Wrap) -> Built:
-    """Builds PCGrad: of two losses' gradients, each without what is against the other."""
+    """Builds PCGrad: the gradients of two losses, each without its conflicting component."""
     tx = wrap(optax.adam(1e-2))
 
     def step(state: State, batch: Any) -> tuple[State, Any]:
@@ -140,13 +140,13 @@ def build_gradient_surgery(wrap: Wrap) -> Built:
 
 
 def accumulated() -> Any:
-    """Returns an update at every second gradient, only where it is finite."""
+    """Returns an update at every second gradient, only if it is finite."""
     inner = optax.apply_if_finite(optax.adamw(1e-2), max_consecutive_errors=3)
     return optax.MultiSteps(inner, every_k_schedule=2).gradient_transformation()
 
 
 def on_plateau() -> Any:
-    """Returns a rate that shrinks where losses do not."""
+    """Returns a rate that shrinks when losses do not."""
     return optax.chain(optax.adam(1e-2), CONTRIB.reduce_on_plateau(patience=1, cooldown=1))
 
 

@@ -1,4 +1,4 @@
-"""Models that make data: diffusion, flows, adversaries, codes, fields of light, posteriors."""
+"""Generative models: diffusion, flows, adversaries, codes, radiance fields, posteriors."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from tests.zoo.layers import init_matrix, init_mlp, mlp
 
 
 def build_diffusion(wrap: Wrap) -> Built:
-    """Builds DDPM: a drawn time and noise for each example, weights by the time, an average."""
+    """Builds DDPM: a random time and noise for each example, weights by time, an average."""
     tx = wrap(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)))
     params = init_mlp(2, (FEATURES + 2, 16, FEATURES))
     kept = jnp.cumprod(1 - jnp.linspace(1e-4, 0.2, 20))
@@ -44,7 +44,7 @@ def build_diffusion(wrap: Wrap) -> Built:
 
 
 def build_consistency(wrap: Wrap) -> Built:
-    """Builds consistency training: two neighbouring times, whose number grows with the steps."""
+    """Builds consistency training: two neighbouring times, whose number grows over the steps."""
     tx = wrap(optax.radam(1e-2))
     params = init_mlp(3, (FEATURES + 1, 16, FEATURES))
 
@@ -78,7 +78,7 @@ def build_consistency(wrap: Wrap) -> Built:
 
 
 def build_flow(wrap: Wrap) -> Built:
-    """Builds distrax's RealNVP: affine couplings in turn, the log-density by their sums."""
+    """Builds distrax's RealNVP: alternating affine couplings, the log-density by their sums."""
     tx = wrap(optax.adabelief(1e-2))
     half = FEATURES // 2
     params = [init_mlp(seed, (half, 8, FEATURES)) for seed in range(4)]
@@ -107,7 +107,7 @@ def build_flow(wrap: Wrap) -> Built:
 
 
 def build_flow_matching(wrap: Wrap) -> Built:
-    """Builds flow matching: pairs of noise and data by the order of one feature, a straight way."""
+    """Builds flow matching: noise and data paired by the order of one feature, straight paths."""
     tx = wrap(optax.nadamw(1e-2))
     params = init_mlp(6, (FEATURES + 1, 16, FEATURES))
 
@@ -192,7 +192,7 @@ def build_gradient_penalty(wrap: Wrap) -> Built:
 
 
 class Codes(NamedTuple):
-    """Vectors that data is rounded to, as averages of what was rounded to each."""
+    """Code vectors, as averages of the data assigned to each."""
 
     vectors: jax.Array
     counts: jax.Array
@@ -200,7 +200,7 @@ class Codes(NamedTuple):
 
 
 def build_codebook(wrap: Wrap) -> Built:
-    """Builds haiku's VQ-VAE: codes by averages over batches, gradients straight through them."""
+    """Builds haiku's VQ-VAE: codes by averages over batches, straight-through gradients."""
     tx = wrap(optax.adam(1e-2))
     vectors = init_matrix(3, 8, 4)
     params = {"in": init_mlp(1, (FEATURES, 8, 4)), "out": init_mlp(2, (4, 8, FEATURES))}
@@ -233,14 +233,14 @@ def build_codebook(wrap: Wrap) -> Built:
 
 
 def rays(step: int, rows: int) -> Any:
-    """Makes rays through a scene, each with the colour that is seen along it."""
+    """Makes rays through a scene, each with its visible colour."""
     random = generator(41, step)
     names = {"origins": 3, "directions": 3, "colours": 3}
     return {name: random.uniform(-1, 1, (rows, n)).astype("float32") for name, n in names.items()}
 
 
 def build_radiance(wrap: Wrap) -> Built:
-    """Builds jaxnerf: drawn depths, coarse and fine fields, light added up along each ray."""
+    """Builds jaxnerf: random depths, coarse and fine fields, light summed along each ray."""
     tx = wrap(optax.adam(optax.exponential_decay(1e-2, 10, 0.5)))
     params = {"coarse": init_mlp(1, (27, 16, 4)), "fine": init_mlp(2, (27, 16, 4))}
 

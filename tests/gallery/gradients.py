@@ -1,4 +1,4 @@
-"""Gradients of more kinds than one of a mean loss: of each example, of an update, of norms."""
+"""Gradients beyond that of a mean loss: per example, of an update, of norms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,16 +13,15 @@ from tests.zoo.base import Wrap
 from tests.zoo.data import labelled
 from tests.zoo.layers import mlp
 
-CONTRIB: Any = optax.contrib  # its names are there, but mypy does not see them
+CONTRIB: Any = optax.contrib  # mypy does not see its names
 
 
 def norm(tree: Any) -> jax.Array:
-    """Returns the norm over all leaves."""
     return jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(tree)))
 
 
 def clipped_sums() -> optax.GradientTransformation:
-    """Returns what clips the gradient of each example, and takes their mean."""
+    """Returns a transformation that clips per-example gradients and averages them."""
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         del params
@@ -35,7 +34,7 @@ def clipped_sums() -> optax.GradientTransformation:
 
 
 def build_clipped_examples(wrap: Wrap) -> Built:
-    """Builds DP-SGD without its noise: the optimizer gets the gradient of each example."""
+    """Builds DP-SGD without its noise: the optimizer gets per-example gradients."""
     tx = wrap(optax.chain(clipped_sums(), optax.sgd(0.1)))
 
     def of_one(params: Any, example: Any) -> jax.Array:
@@ -49,7 +48,7 @@ def build_clipped_examples(wrap: Wrap) -> Built:
 
 
 def build_gradnorm(wrap: Wrap) -> Built:
-    """Builds two losses that are weighed by the norms of their gradients."""
+    """Builds two losses weighted by the norms of their gradients."""
     tx = wrap(optax.adam(1e-2))
 
     def losses(params: Any, batch: Any) -> jax.Array:
@@ -81,7 +80,7 @@ def build_lookahead(wrap: Wrap) -> Built:
 
 
 def build_sam(wrap: Wrap) -> Built:
-    """Builds SAM as Optax has it: the optimizer takes gradients of the batch itself."""
+    """Builds SAM as in Optax: the optimizer computes gradients of the batch itself."""
     ascent = optax.chain(CONTRIB.normalize(), optax.sgd(0.05))
     tx = wrap(CONTRIB.sam(optax.adam(1e-2), ascent, sync_period=2, opaque_mode=True))
 

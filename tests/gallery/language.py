@@ -1,4 +1,4 @@
-"""Models of sequences: decoders, recurrences, masked words, preferences, adapters, teachers."""
+"""Sequence models: decoders, recurrences, masked words, preferences, adapters, teachers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ WIDTH, HEADS, LAYERS = 8, 2, 2
 
 
 def matrices(seed: int, **shapes: tuple[int, ...]) -> dict[str, jax.Array]:
-    """Makes parameters by name; the last axis but one is what comes in."""
+    """Makes parameters by name; the second to last axis is the input."""
     made = {}
     for number, (name, shape) in enumerate(shapes.items()):
         rows = int(np.prod(shape[:-1]))
@@ -64,7 +64,7 @@ def layer(x: jax.Array, p: Any, *, causal: bool = True) -> jax.Array:
 
 
 def logits(params: Any, tokens: jax.Array, *, causal: bool = True) -> jax.Array:
-    """Returns scores of words at every place, the layers in a scan that keeps little."""
+    """Returns scores of words at every position, the layers in a scan with recomputation."""
 
     @jax.checkpoint
     def once(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
@@ -75,7 +75,7 @@ def logits(params: Any, tokens: jax.Array, *, causal: bool = True) -> jax.Array:
 
 
 def next_word_loss(params: Any, batch: Any) -> jax.Array:
-    """Returns the mean loss over words that count."""
+    """Returns the mean loss over unmasked words."""
     scores = logits(params, batch["tokens"][:, :-1])
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, batch["tokens"][:, 1:])
     counts = batch["mask"][:, 1:]
@@ -107,7 +107,7 @@ def build_decoder(wrap: Wrap) -> Built:
 
 
 def build_microbatches(wrap: Wrap) -> Built:
-    """Builds levanter's accumulation: gradients of slices, added up in a scan, then one update."""
+    """Builds levanter's accumulation: gradients of slices, summed in a scan, then one update."""
     tx = wrap(optax.adamw(1e-2))
 
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
@@ -131,7 +131,7 @@ def mean_word_loss(params: Any, batch: Any) -> jax.Array:
 
 
 def build_masked_words(wrap: Wrap) -> Built:
-    """Builds t5x-like pretraining as BERT has it: words are hidden by a key folded by the step."""
+    """Builds t5x-like pretraining as in BERT: words are masked by a key folded with the step."""
     tx = wrap(optax.adafactor(1e-2, min_dim_size_to_factor=4))
 
     def loss(params: Any, batch: Any, key: Any) -> jax.Array:
@@ -151,7 +151,7 @@ def build_masked_words(wrap: Wrap) -> Built:
 
 
 def build_adapters(wrap: Wrap) -> Built:
-    """Builds LoRA: low-rank parts are trained, what they are added to is an argument."""
+    """Builds LoRA: low-rank parts are trained, their base is an argument."""
     tx = wrap(optax.adamw(1e-2))
     base = decoder()
 
@@ -178,7 +178,7 @@ def build_adapters(wrap: Wrap) -> Built:
 
 
 def build_frozen_base(wrap: Wrap) -> Built:
-    """Builds fine-tuning of all norms and nothing else, by labels (`multi_transform`)."""
+    """Builds fine-tuning of all norms only, by labels (`multi_transform`)."""
 
     def labels(params: Any) -> Any:
         def of(path: Any, _: Any) -> str:
@@ -197,20 +197,19 @@ def build_frozen_base(wrap: Wrap) -> Built:
 
 
 def pairs(step: int, rows: int) -> dict[str, Any]:
-    """Makes answers that are preferred, and others."""
+    """Makes preferred and rejected answers."""
     chosen, rejected = sentences(step, rows), sentences(step + 100, rows)
     return {"chosen": chosen["tokens"], "rejected": rejected["tokens"], "mask": chosen["mask"]}
 
 
 def of_sequence(params: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-    """Returns the log-probability of each sequence."""
     log_p = jax.nn.log_softmax(logits(params, tokens[:, :-1]))
     each = jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=-1)[..., 0]
     return (each * mask[:, 1:]).sum(axis=1)
 
 
 def build_preferences(wrap: Wrap) -> Built:
-    """Builds DPO, as EasyDeL and trl have it: a policy against a reference that stays."""
+    """Builds DPO, as in EasyDeL and trl: a policy against a fixed reference."""
     tx = wrap(optax.chain(optax.clip_by_global_norm(1.0), optax.rmsprop(1e-3)))
 
     def loss(policy: Any, reference: Any, batch: Any) -> tuple[jax.Array, Any]:
@@ -231,13 +230,13 @@ def build_preferences(wrap: Wrap) -> Built:
 
 
 def groups_of_answers(step: int, rows: int) -> dict[str, Any]:
-    """Makes answers in groups of four to one question, with what each is worth."""
+    """Makes groups of four answers to one question, with rewards."""
     reward = generator(31, step).standard_normal(rows).astype(np.float32)
     return {**sentences(step, rows), "reward": reward}
 
 
 def build_group_policy(wrap: Wrap) -> Built:
-    """Builds GRPO: advantages within groups of answers, ratios clipped, a penalty by the old."""
+    """Builds GRPO: advantages within groups of answers, clipped ratios, a penalty."""
     tx = wrap(optax.adamw(1e-2))
 
     def loss(params: Any, old: Any, batch: Any) -> jax.Array:
@@ -259,7 +258,7 @@ def build_group_policy(wrap: Wrap) -> Built:
 
 
 def build_distillation(wrap: Wrap) -> Built:
-    """Builds DistilBERT's losses: soft targets of a teacher, words, and directions of vectors."""
+    """Builds DistilBERT's losses: soft targets of a teacher, words, and cosine similarity."""
     tx = wrap(optax.lion(1e-3))
     teacher = decoder(8)
 
@@ -284,7 +283,7 @@ def build_distillation(wrap: Wrap) -> Built:
 
 
 def build_time_mixing(wrap: Wrap) -> Built:
-    """Builds RWKV: words are mixed by a recurrence with a decay a channel, in a scan over time."""
+    """Builds RWKV: words are mixed by a recurrence with a decay per channel, in a scan."""
     tx = wrap(optax.adamw(1e-2, b2=0.99))
     square = (WIDTH, WIDTH)
     params: dict[str, Any] = matrices(5, r=square, k=square, v=square, o=square)
@@ -361,7 +360,7 @@ def build_state_space(wrap: Wrap) -> Built:
 
 
 def build_selective_scan(wrap: Wrap) -> Built:
-    """Builds Mamba: how fast a state forgets depends on the word, in a scan over chunks of time."""
+    """Builds Mamba: a state's decay depends on the word, in a scan over chunks of time."""
     tx = wrap(optax.adamw(1e-2))
     params: dict[str, Any] = matrices(12, b=(WIDTH, 4), c=(WIDTH, 4), dt=(WIDTH, WIDTH))
     params |= {"a": jnp.log(jnp.tile(jnp.arange(1.0, 5.0), (WIDTH, 1))), "d": jnp.ones(WIDTH)}
@@ -397,7 +396,7 @@ def build_selective_scan(wrap: Wrap) -> Built:
 
 
 class Words(NamedTuple):
-    """What trains word2vec: vectors of words and of their surroundings, and a key."""
+    """State of word2vec: vectors of words and of contexts, and a key."""
 
     vectors: jax.Array
     around: jax.Array
@@ -405,7 +404,7 @@ class Words(NamedTuple):
 
 
 def build_word_vectors(wrap: Wrap) -> Built:
-    """Builds word2vec: each pair of words against words that are drawn, by plain SGD."""
+    """Builds word2vec: each pair of words against random ones, by plain SGD."""
     tx = wrap(optax.sgd(0.5))
 
     def loss(tables: Any, batch: Any, drawn: jax.Array) -> jax.Array:
@@ -430,7 +429,7 @@ def build_word_vectors(wrap: Wrap) -> Built:
 
 
 def build_decisions(wrap: Wrap) -> Built:
-    """Builds a decision transformer: returns, states and actions in turn as one sequence."""
+    """Builds a decision transformer: interleaved returns, states and actions as one sequence."""
     tx = wrap(optax.chain(optax.clip_by_global_norm(0.25), optax.adamw(1e-2, weight_decay=1e-4)))
     params = {**decoder(), **matrices(21, state=(3, WIDTH), to_go=(1, WIDTH), act=(WIDTH, 3))}
 

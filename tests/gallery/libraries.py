@@ -1,4 +1,4 @@
-"""States in the styles of libraries that need not be installed, and of classes like theirs."""
+"""States in the styles of libraries that need not be installed, and of similar classes."""
 
 import importlib
 import importlib.util
@@ -45,7 +45,7 @@ def build_equinox(wrap: Wrap) -> Built:
 
 
 def build_haiku(wrap: Wrap) -> Built:
-    """Builds Haiku's: a transformed function, its parameters, statistics and a key apart."""
+    """Builds Haiku's: a transformed function, with separate parameters, statistics and key."""
     hk = importlib.import_module("haiku")
     tx = wrap(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)))
 
@@ -79,7 +79,7 @@ def build_haiku(wrap: Wrap) -> Built:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Layer:
-    """A module as a tree, with a part that is no array (as Equinox, Penzai, Treex have them)."""
+    """A module as a tree, with a part that is not an array (as in Equinox, Penzai, Treex)."""
 
     w: Any
     b: Any
@@ -93,7 +93,7 @@ class Layer:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Learner:
-    """Everything that is trained, in one object that is replaced."""
+    """All trained values, in one object that is replaced."""
 
     layers: Any  # a tuple of them
     opt_state: Any

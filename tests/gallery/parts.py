@@ -1,4 +1,4 @@
-"""What the programs of the gallery share: a small net, its losses, an update."""
+"""Common parts of the gallery's programs: a small net, its losses, an update."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ HIDDEN = 6
 
 @dataclass(frozen=True)
 class Spread(Built):
-    """A step of several arguments, as many public ones are.
+    """A step of several arguments, as in many public programs.
 
-    `train_step(*state, *batch(step, rows))` returns `(*metrics, *state)` with so many metrics
-    `before` the state, and further ones behind it. State and batch are tuples of arguments.
+    `train_step(*state, *batch(step, rows))` returns `(*metrics, *state)` with `before` metrics
+    in front of the state, and further ones after it. State and batch are tuples of arguments.
     """
 
     train_step: Callable[..., Any]
@@ -29,12 +29,10 @@ class Spread(Built):
 
 
 def arguments(built: Built, state: Any, batch: Any) -> tuple[Any, ...]:
-    """Returns what a program's step is called with."""
     return (*state, *batch) if isinstance(built, Spread) else (state, batch)
 
 
 def state_of(built: Built, results: Any) -> Any:
-    """Returns the new state out of what a program's step returned."""
     if not isinstance(built, Spread):
         return results[0]
     return tuple(results[built.before : built.before + len(built.state)])
@@ -52,12 +50,12 @@ def cross_entropy(params: Any, batch: Any) -> jax.Array:
 
 
 def started(tx: Any, params: Any, **more: Any) -> State:
-    """Returns the state that a program begins with."""
+    """Returns a program's initial state."""
     return {"params": params, "opt": tx.init(params), **more}
 
 
 def updated(tx: Any, state: State, grads: Any, **extra: Any) -> State:
-    """Returns the state after one update, its other entries as they were."""
+    """Returns the state after one update, with other entries unchanged."""
     updates, opt = tx.update(grads, state["opt"], state["params"], **extra)
     return {**state, "params": optax.apply_updates(state["params"], updates), "opt": opt}
 

@@ -36,12 +36,12 @@ def build_dqn(wrap: Wrap) -> Built:
 
 
 def build_actor_critic(wrap: Wrap) -> Built:
-    """Builds a critic with a target and an actor that the new critic judges, as in SAC and TD3."""
+    """Builds a critic with a target and an actor judged by the new critic, as in SAC and TD3."""
     return _actor_critic(wrap(optax.adam(1e-2)), wrap(optax.adam(1e-2)))
 
 
 def build_clipped_actor_critic(wrap: Wrap) -> Built:
-    """Builds the same with a clip by the norm over each net, as acme's D4PG has it."""
+    """Builds the same with a clip by the norm over each net, as in acme's D4PG."""
     clipped = [optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2)) for _ in range(2)]
     return _actor_critic(*map(wrap, clipped))
 
@@ -95,7 +95,7 @@ def build_ppo(wrap: Wrap) -> Built:
 
 
 def build_two_updates(wrap: Wrap) -> Built:
-    """Builds two updates one after the other on the same batch."""
+    """Builds two consecutive updates on the same batch."""
     tx = wrap(optax.adam(1e-2))
 
     def step(state: State, batch: Any) -> tuple[State, Any]:
@@ -110,7 +110,7 @@ def build_two_updates(wrap: Wrap) -> Built:
 
 
 def build_early_stop(wrap: Wrap) -> Built:
-    """Builds an update that is left out where the loss is small, in a branch."""
+    """Builds an update that is skipped if the loss is small, in a branch."""
     tx = wrap(optax.adam(1e-2))
 
     def step(state: State, batch: Any) -> tuple[State, Any]:

@@ -1,4 +1,4 @@
-"""Scales of the loss, norms that cross twice, and other things that decide over an update."""
+"""Loss scales, norms exchanged twice, and other values that decide about an update."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +13,11 @@ from tests.zoo import Built
 from tests.zoo.base import Wrap
 from tests.zoo.data import labelled
 
-CONTRIB: Any = optax.contrib  # its names are there, but mypy does not see them
+CONTRIB: Any = optax.contrib  # mypy does not see its names
 
 
 def build_dynamic_scale(wrap: Wrap) -> Built:
-    """Builds Flax's dynamic scale: the update holds where all gradients are finite."""
+    """Builds Flax's dynamic scale: the update applies if all gradients are finite."""
     tx = wrap(optax.adam(1e-2))
 
     def step(state: State, batch: Any) -> tuple[State, Any]:
@@ -33,7 +33,7 @@ def build_dynamic_scale(wrap: Wrap) -> Built:
 
 @jax.tree_util.register_pytree_node_class
 class LossScale:
-    """A scale that makes arrays of its leaves, as jmp's does."""
+    """A scale that converts its leaves to arrays, as jmp's does."""
 
     def __init__(self, scale: Any, counter: Any) -> None:
         self.scale, self.counter = jnp.asarray(scale), jnp.asarray(counter)
@@ -72,7 +72,7 @@ def build_all_finite(wrap: Wrap) -> Built:
 
 
 def around(optimizer: Callable[[], Any], *, value: bool = False) -> Callable[[Wrap], Built]:
-    """Returns what builds the net around one optimizer, which may want the loss."""
+    """Returns a builder of the net around one optimizer, optionally with the loss."""
 
     def build(wrap: Wrap) -> Built:
         tx = wrap(optimizer())

@@ -17,14 +17,14 @@ from tests.zoo.layers import init_matrix, init_mlp, mlp
 
 
 def points(step: int, rows: int) -> dict[str, Any]:
-    """Makes places and times inside a domain, and places at its edge."""
+    """Makes positions and times inside a domain, and positions at its boundary."""
     random = generator(51, step)
     inside = random.uniform(0, 1, (rows, 2)).astype(np.float32)
     return {"inside": inside, "edge": random.uniform(0, 1, rows).astype(np.float32)}
 
 
 def build_physics_informed(wrap: Wrap) -> Built:
-    """Builds jaxpi's loss: derivatives by place and time, weights by the norms of gradients."""
+    """Builds jaxpi's loss: derivatives by position and time, weights by the norms of gradients."""
     tx = wrap(optax.adam(optax.exponential_decay(1e-2, 5, 0.9)))
 
     def u(params: Any, x: jax.Array, t: jax.Array) -> jax.Array:
@@ -61,7 +61,7 @@ def build_physics_informed(wrap: Wrap) -> Built:
 
 
 def build_neural_ode(wrap: Wrap) -> Built:
-    """Builds a neural ODE: Runge-Kutta steps in a scan whose gradient goes through it again."""
+    """Builds a neural ODE: Runge-Kutta steps in a scan with a gradient through it."""
     tx = wrap(optax.chain(optax.clip_by_global_norm(1.0), optax.amsgrad(1e-2)))
     field = init_mlp(1, (3, 8, 3))
 
@@ -95,7 +95,7 @@ def build_neural_ode(wrap: Wrap) -> Built:
 
 
 def build_adaptive_solver(wrap: Wrap) -> Built:
-    """Builds an ODE by steps that adapt to an error, each example until it is at its end."""
+    """Builds an ODE solver with error-adapted steps, each example until its end."""
     tx = wrap(optax.adam(1e-2))
 
     def solve(params: Any, y: jax.Array) -> jax.Array:
@@ -123,7 +123,7 @@ def build_adaptive_solver(wrap: Wrap) -> Built:
 
 
 def atoms(step: int, rows: int) -> dict[str, Any]:
-    """Makes places of five atoms in a box, an energy, and a force on each."""
+    """Makes positions of five atoms in a box, an energy, and a force on each."""
     random = generator(61, step)
     where = random.uniform(0, 3, (rows, 5, 3)).astype(np.float32)
     return {
@@ -161,7 +161,7 @@ def build_potential(wrap: Wrap) -> Built:
 
 
 def build_hamiltonian(wrap: Wrap) -> Built:
-    """Builds a Hamiltonian net: the slopes of a learned energy are the motion, by leapfrog."""
+    """Builds a Hamiltonian net: a learned energy's slopes are the motion, by leapfrog."""
     tx = wrap(optax.yogi(1e-2))
     params = init_mlp(5, (4, 8, 1))
 
@@ -261,7 +261,7 @@ def build_joined_graphs(wrap: Wrap) -> Built:
 
 
 def build_gaussian_process(wrap: Wrap) -> Built:
-    """Builds GPJax's marginal likelihood: a Cholesky factor of what all examples have in common."""
+    """Builds GPJax's marginal likelihood: a Cholesky factor over all examples."""
     tx = wrap(optax.adam(1e-2))
     params = {"length": jnp.zeros(()), "scale": jnp.zeros(()), "noise": jnp.float32(-1.0)}
 
@@ -282,7 +282,7 @@ def build_gaussian_process(wrap: Wrap) -> Built:
 
 
 def build_fixed_point(wrap: Wrap) -> Built:
-    """Builds jaxopt's implicit layer: iterate until it stands, differentiate at that point."""
+    """Builds jaxopt's implicit layer: iterates to a fixed point, and differentiates there."""
     tx = wrap(optax.adamax(1e-2))
     params = {"w": 0.3 * init_matrix(1, 6, 6), "in": init_matrix(2, FEATURES, 6),
               "out": init_matrix(3, 6, CLASSES)}  # fmt: skip
@@ -329,7 +329,7 @@ def build_fixed_point(wrap: Wrap) -> Built:
 
 
 def build_evolution(wrap: Wrap) -> Built:
-    """Builds evosax's OpenES: a population on the batch, ranks of its losses, no gradient of it."""
+    """Builds evosax's OpenES: a population on the batch, ranks of its losses, no gradient."""
     tx = wrap(optax.adam(1e-2))
 
     def step(state: State, batch: Any) -> tuple[State, Any]:
@@ -350,7 +350,7 @@ def build_evolution(wrap: Wrap) -> Built:
 
 
 def build_hypernetwork(wrap: Wrap) -> Built:
-    """Builds a net that makes the weights of another one out of each example's own context."""
+    """Builds a net that generates another one's weights from each example's context."""
     tx = wrap(optax.adamw(1e-2))
     sizes = (4 * 6, 6 * CLASSES)
     params = {"context": init_mlp(1, (8, 8, sum(sizes))), "start": 0.1 * jnp.ones(sum(sizes))}
@@ -391,12 +391,12 @@ def build_ensemble(wrap: Wrap) -> Built:
 
 
 def build_rule_unmarked(wrap: Wrap) -> Built:
-    """Builds learned_optimization: an update rule that is trained through two of its own steps."""
+    """Builds learned_optimization: an update rule trained through two of its own steps."""
     return _learned(wrap, optax.identity())
 
 
 def build_rule(wrap: Wrap) -> Built:
-    """Builds the same, the rule's gradients handed to it by a wrapped optimizer."""
+    """Builds the same, with the rule's gradients given to it by a wrapped optimizer."""
     return _learned(wrap, wrap(optax.identity()))
 
 
@@ -429,7 +429,7 @@ def _learned(wrap: Wrap, handed: Any) -> Built:
 
 
 def build_tasks(wrap: Wrap) -> Built:
-    """Builds a trunk with a head for each task; which task a step trains goes by a switch."""
+    """Builds a trunk with a head for each task; a switch selects the task of a step."""
     tx = wrap(optax.adam(1e-2))
     params = {"trunk": init_mlp(1, (FEATURES, 6)), "heads": [init_mlp(n, (6, CLASSES)) for n in (2, 3)]}  # fmt: skip  # noqa: E501
 
@@ -450,7 +450,7 @@ def build_tasks(wrap: Wrap) -> Built:
 
 
 def build_streams(wrap: Wrap) -> Built:
-    """Builds Keras' stateless API: what is trained, statistics, slots and counts, a list each."""
+    """Builds Keras' stateless API: lists of trained values, statistics, slots and counts."""
     tx = wrap(optax.adam(1e-2))
     trained = [leaf for layer in net().values() for leaf in (layer["w"], layer["b"])]
 

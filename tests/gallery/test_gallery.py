@@ -18,8 +18,8 @@ from tests.zoo import Built
 from tests.zoo.base import identity
 
 STEPS, ROWS = 3, 16
-CHANGE = 1e-6  # of every float of the first state
-ROOM = 10.0  # times what such a change makes, or of float32's own rounding
+CHANGE = 1e-6  # of every float of the initial state
+ROOM = 10.0  # times the effect of such a change, or of float32's own rounding
 LARGEST_NOISE = 2e-3
 STRATEGY = jf.DistributedStrategy(min_block_size=8, max_imbalance=0)
 
@@ -34,7 +34,7 @@ def batches(built: Built) -> list[Any]:
 
 @cache
 def on_one_device(name: str) -> tuple[Any, float]:
-    """Returns the last state, and how far a small change of the first one moves it."""
+    """Returns the final state, and its sensitivity to a small change of the initial one."""
     built = GALLERY[name](identity)
     step, ends = jax.jit(built.train_step), []
     for change in (0.0, CHANGE):
@@ -51,7 +51,7 @@ def changed(leaf: Any, by: float) -> Any:
 
 
 def difference(found: Any, expected: Any) -> float:
-    """Returns the largest difference of a leaf, of the largest value in it."""
+    """Returns the largest difference of a leaf, relative to its largest value."""
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
     return max(_apart(_numbers(x), _numbers(y)) for x, y in pairs)
 
@@ -87,7 +87,6 @@ class Job:
         self.twin = jf.Twin(self.captured, strategy=STRATEGY, servers=2, trainers=2)
 
     def states(self) -> list[Any]:
-        """Returns what each trainer has in the end."""
         built, of = self.built, self.captured.arguments
         given = [arguments(built, built.state, batch) for batch in batches(built)]
         pairs = given if of is None else [of.split(each) for each in given]
@@ -116,7 +115,7 @@ REFUSED = {
 """Those that are refused: what is said, the file of the line that is named, and the way out."""
 
 RUN = [name for name in GALLERY if name not in REFUSED]
-UNDIVIDED = {"evolution"}  # it ranks its population's losses: no gradient of the batch comes of it
+UNDIVIDED = {"evolution"}  # ranks its population's losses, without a gradient by the batch
 
 
 @pytest.mark.grid
@@ -169,6 +168,7 @@ def test_servers_update_wherever_they_can(name: str) -> None:
     assert (stage.after is not stage.before) == (name in ON_TRAINERS)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["dqn", "all_finite"])
 def test_a_program_of_each_kind_is_within_the_noise_of_one_device(name: str) -> None:
     expected, noise = on_one_device(name)
@@ -177,6 +177,7 @@ def test_a_program_of_each_kind_is_within_the_noise_of_one_device(name: str) -> 
     assert difference(on_devices(name), expected) <= ROOM * max(noise, CHANGE)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["moco", "mixup", "codebook", "graphs", "shampoo", "dataclasses"])
 def test_a_program_of_every_other_kind_runs_on_devices_within_the_noise(name: str) -> None:
     expected, noise = on_one_device(name)

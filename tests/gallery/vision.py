@@ -18,7 +18,7 @@ from tests.zoo.layers import init_flax, init_matrix, mlp
 
 
 def views(key: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns two views of each example: noise, and a brightness of its own."""
+    """Returns two views of each example: noise, and a random brightness."""
     one, two = jax.random.split(key)
 
     def view(key: Any) -> jax.Array:
@@ -57,7 +57,7 @@ def towers() -> dict[str, Any]:
 
 
 def build_clip(wrap: Wrap) -> Built:
-    """Builds CLIP: two towers, a loss of both directions, a scale that is kept in bounds."""
+    """Builds CLIP: two towers, a loss of both directions, a bounded scale."""
     tx = wrap(optax.adamw(1e-2, b2=0.98, weight_decay=0.2))
 
     def loss(params: Any, batch: Any) -> jax.Array:
@@ -81,7 +81,7 @@ def build_clip(wrap: Wrap) -> Built:
 
 
 def build_siglip(wrap: Wrap) -> Built:
-    """Builds big_vision's SigLIP: every pair of image and text by itself, under a sigmoid."""
+    """Builds big_vision's SigLIP: every pair of image and text independently, under a sigmoid."""
     schedule = optax.cosine_decay_schedule(1.0, 20)
     tx = wrap(optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=4), optax.scale(-1e-2),
                           optax.scale_by_schedule(schedule)))  # fmt: skip
@@ -107,7 +107,7 @@ def build_siglip(wrap: Wrap) -> Built:
 
 
 def build_redundancy(wrap: Wrap) -> Built:
-    """Builds Barlow Twins: the correlation over the batch of two views is to be the identity."""
+    """Builds Barlow Twins: the correlation over the batch of two views approaches the identity."""
     tx = wrap(optax.lamb(1e-2))
 
     def loss(params: Any, batch: Any, key: Any) -> jax.Array:
@@ -130,7 +130,7 @@ def build_redundancy(wrap: Wrap) -> Built:
 
 
 def build_self_distillation(wrap: Wrap) -> Built:
-    """Builds DINO: a teacher that is averaged by a schedule, its outputs centred by a mean."""
+    """Builds DINO: a teacher averaged by a schedule, its outputs centred by a mean."""
     tx = wrap(optax.inject_hyperparams(optax.adamw)(learning_rate=1e-2, weight_decay=0.04))
 
     def loss(params: Any, teacher: Any, center: jax.Array, batch: Any) -> tuple[jax.Array, Any]:
@@ -156,7 +156,7 @@ def build_self_distillation(wrap: Wrap) -> Built:
 
 
 def build_masked_patches(wrap: Wrap) -> Built:
-    """Builds MAE: patches in a random order, the first of them seen, the others reconstructed."""
+    """Builds MAE: patches in a random order, the first visible, the others reconstructed."""
     tx = wrap(optax.adamw(1e-2, b2=0.95))
     params = {
         "embed": init_matrix(1, 4, 8),
@@ -251,7 +251,7 @@ def build_residual_net(wrap: Wrap) -> Built:
 
 
 def build_mixup(wrap: Wrap) -> Built:
-    """Builds big_vision's mixup: each example with the next one of the batch, by a drawn weight."""
+    """Builds big_vision's mixup: each example with the next one, by a random weight."""
     tx = wrap(optax.sgd(0.1, momentum=0.9, nesterov=True))
 
     def train_step(params: Any, opt_state: Any, batch: Any, rng: Any) -> Any:
@@ -275,7 +275,7 @@ def build_mixup(wrap: Wrap) -> Built:
 
 
 def build_pseudo_labels(wrap: Wrap) -> Built:
-    """Builds FixMatch: where a weak view is surely of a class, the strong one is to be of it."""
+    """Builds FixMatch: confident classes of weak views are targets for strong views."""
     tx = wrap(optax.sgd(0.05, momentum=0.9, nesterov=True))
 
     def loss(params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""Programs that are equal but for the names of temporaries."""
+"""Programs that are equal except for the names of temporaries."""
 
 import re
 

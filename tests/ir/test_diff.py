@@ -1,4 +1,4 @@
-"""What two programs differ in, by their parts and by their text."""
+"""Differences of two programs, by their parts and by their text."""
 
 import difflib
 import random
@@ -238,7 +238,7 @@ def test_ten_thousand_operators_are_compared_in_a_moment(compare: object) -> Non
     for _ in range(100):
         kept.insert(chance.randrange(len(kept)), kept.pop(chance.randrange(len(kept))))
     after = before.with_block(before.root.with_ops(kept))
-    # 0.1 on the machine that this was written on
+    # 0.1 on the development machine
     assert seconds(lambda: compare(before, after)) < 1.0
 
 

@@ -14,7 +14,7 @@ from jaxfleet.ir.dims import CALLS, call, divide_exactly, letters, substitute
 from jaxfleet.testing.programs import sizes
 from tests.drawing import at_most
 
-Meaning = Callable[[int, int], int]  # of a size: the number that it is for some b and n
+Meaning = Callable[[int, int], int]  # of a size: its value for given b and n
 
 B, N = letter("b"), letter("n")
 NUMBERS = st.integers(1, 50)

@@ -1,4 +1,4 @@
-"""Text that is nested too deep to be read is refused as any other text that is no program."""
+"""Text that is nested too deep is rejected as malformed."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from jaxfleet.cli import main
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import parse
-from jaxfleet.ps.messages import Kind
+from jaxfleet.transport.messages import Kind
 from tests.ps.server.common import Bench, error_of, hello
 
 HEAD = "program p\n  data  x: f32[b]\n  block 0\n    forward\n"

@@ -1,4 +1,4 @@
-"""What the parser says of text that is no program."""
+"""Errors of the parser."""
 
 import pytest
 

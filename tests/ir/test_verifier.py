@@ -1,4 +1,4 @@
-"""Each rule of the verifier, broken by a program, and what the verifier says of it."""
+"""Each rule of the verifier, a program that breaks it, and the finding."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -40,7 +40,7 @@ program p
     forward
 """
 
-# Rule, what breaks it (behind HEAD), and the message.
+# Rule, violation (after HEAD), and the message.
 BROKEN = [
     (
         "sizes_are_not_negative",
@@ -205,7 +205,7 @@ BROKEN = [
     ),
 ]
 
-# What no text can say, since the parser would refuse it or put it right.
+# Violations without a text form: the parser would reject or repair them.
 UNPARSABLE = [
     ("there_is_a_root", Program(blocks=()), "it has no blocks"),
     (
@@ -340,7 +340,7 @@ def test_siblings_may_use_a_name_each() -> None:
 
 def test_verifying_takes_time_in_proportion_to_the_operators() -> None:
     short, long = (_long_program(ops) for ops in (1_000, 10_000))
-    assert seconds(lambda: verify(long)) < 1.0  # 0.05 on the machine that this was written on
+    assert seconds(lambda: verify(long)) < 1.0  # 0.05 on the development machine
     assert seconds(lambda: verify(long)) < 60 * seconds(lambda: verify(short))
 
 

@@ -1,4 +1,4 @@
-"""How long something takes, whatever else the process and the machine do."""
+"""CPU time of a call, independent of other load."""
 
 import gc
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Returns the processor time of a call, the best of three, with no garbage collected in it."""
+    """Returns the CPU time of a call, the best of three, without garbage collection."""
     times = []
     gc.disable()
     try:

@@ -1,8 +1,8 @@
-"""Trains for eight steps over all ranks, saves every second one, and goes on from what is saved.
+"""Trains for eight steps over all ranks, saves every second one, and resumes from a checkpoint.
 
     python elastic.py FOLDER [RANK STEP]
 
-RANK is killed before STEP, unless it was started again. The final state goes to `final-RANK.npz`.
+RANK is killed before STEP, except in a restart. The final state goes to `final-RANK.npz`.
 """
 
 import os

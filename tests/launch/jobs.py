@@ -1,4 +1,4 @@
-"""Jobs of small scripts, which stand for trainers and servers and need no JAX."""
+"""Jobs of small scripts, which replace trainers and servers and need no JAX."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxfleet.errors import StrategyError
 from jaxfleet.launch import Job
-from jaxfleet.launch.ports import Ports
+from jaxfleet.launch.placement import Ports
 
 WAIT_S = 120.0
 IDLE = "import time; time.sleep(200)"
@@ -22,7 +22,7 @@ import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 """
-# Writes who it is to a file, so that a test can look for it afterwards.
+# Writes the process's identity to a file, so that a test can look for it afterwards.
 NOTE = """
 import os, pathlib, sys
 role = os.environ["TRAINING_ROLE"].lower()
@@ -32,29 +32,27 @@ pathlib.Path({folder!r}, f"{{role}}-{{which}}-{{os.getpid()}}").touch()
 
 
 def python(code: str) -> tuple[str, ...]:
-    """Returns the command that runs a script given as text."""
     return (sys.executable, "-I", "-S", "-c", code)
 
 
 def job(trainer: str, server: str = IDLE, **options: Any) -> Job:
-    """Returns a job whose trainers and servers run scripts given as text, and end soon."""
+    """Returns a job whose trainers and servers run source code, with a short grace period."""
     settings = {"grace_s": 1.0, "timeout_s": WAIT_S} | options
     return Job(trainer=python(trainer), server=python(server), **settings)
 
 
 def noting(folder: Path) -> str:
-    """Returns the code with which a process leaves its number in a folder."""
+    """Returns the code with which a process writes its pid to a folder."""
     return NOTE.format(folder=str(folder))
 
 
 def waiting(folder: Path) -> str:
-    """Returns the code that waits until something is in a folder."""
+    """Returns the code that waits until a folder is not empty."""
     here = f"list(pathlib.Path({str(folder)!r}).iterdir())"
     return f"import pathlib, time\nwhile not {here}:\n    time.sleep(0.05)\n"
 
 
 def free_ports(count: int) -> int:
-    """Returns the first of some ports that follow each other, and that nobody has right now."""
     for _ in range(50):
         found = Ports(1)
         first = int(found.endpoints[0].rpartition(":")[2])
@@ -71,12 +69,12 @@ def starting(code: str) -> str:
 
 
 def noted(folder: Path, role: str = "") -> list[int]:
-    """Returns the numbers of the processes that were there."""
+    """Returns the pids that processes wrote."""
     return [int(path.name.rpartition("-")[2]) for path in folder.glob(f"{role}*-*")]
 
 
 def runs(pid: int) -> bool:
-    """Returns whether there is such a process, and it is more than what its parent has to reap."""
+    """Whether the process exists and is not a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -89,7 +87,7 @@ def runs(pid: int) -> bool:
 
 
 def wait_until(reached: Callable[[], bool], what: str) -> None:
-    """Waits for something that other processes do."""
+    """Waits for an effect of other processes."""
     deadline = time.monotonic() + WAIT_S
     while not reached():
         assert time.monotonic() < deadline, f"waited for {what}"
@@ -107,7 +105,7 @@ sys.exit(launch(job))
 
 @contextmanager
 def launching(job: Job) -> Iterator[subprocess.Popen[str]]:
-    """Launches a job from a process of its own, which a test can send signals to."""
+    """Launches a job from another process, to which a test can send signals."""
     code = LAUNCH.format_map(vars(job))
     launcher = subprocess.Popen(
         [sys.executable, "-c", code],

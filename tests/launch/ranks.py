@@ -1,4 +1,4 @@
-"""Collective jobs of small scripts, which stand for ranks and need no JAX."""
+"""Collective jobs of small scripts, which replace ranks and need no JAX."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from typing import Any
 from jaxfleet.launch import CollectiveJob
 from tests.launch.jobs import WAIT_S, python
 
-# Writes what the environment says of its place.
+# Writes its place as found in the environment.
 SAYS = """
 import json, os
 names = ("PADDLE_", "POD_IP", "TRAINING_ROLE", "JAXFLEET_", "FLAGS_selected_gpus", "XLA_FLAGS",
@@ -19,7 +19,7 @@ names = ("PADDLE_", "POD_IP", "TRAINING_ROLE", "JAXFLEET_", "FLAGS_selected_gpus
 found = {name: value for name, value in os.environ.items() if name.startswith(names)}
 print(json.dumps(found), flush=True)
 """
-# Comes together with the other ranks of its start, and then fails or waits for its end.
+# Meets the other ranks of its start, and then fails or waits for its end.
 FAILS = """
 import os, pathlib, sys, time
 start, rank = int(os.environ["JAXFLEET_RESTART"]), os.environ["PADDLE_TRAINER_ID"]
@@ -36,18 +36,18 @@ if start < {times}:
 
 
 def failing(folder: Path, times: int, *, ranks: str = "1") -> str:
-    """Returns the code of ranks some of which fail in the first starts, once all are there."""
+    """Returns the code of ranks some of which fail in the first starts, once all have arrived."""
     return FAILS.format(folder=str(folder), times=times, failing=ranks)
 
 
 def ranks(code: str, **options: Any) -> CollectiveJob:
-    """Returns a job whose ranks run a script given as text, and end soon."""
+    """Returns a job whose ranks run source code, with a short grace period."""
     settings = {"grace_s": 1.0, "timeout_s": WAIT_S} | options
     return CollectiveJob(command=python(code), **settings)
 
 
 def places(out: str) -> list[dict[str, str]]:
-    """Returns what ranks said of their places, by rank and start."""
+    """Returns the places that ranks reported, by rank and start."""
     lines = [line.partition(" | ")[2] for line in out.splitlines() if " | {" in line]
     by = ("PADDLE_TRAINER_ID", "JAXFLEET_RESTART")
     return sorted(map(json.loads, lines), key=lambda place: [place.get(name, "") for name in by])
@@ -55,7 +55,7 @@ def places(out: str) -> list[dict[str, str]]:
 
 @contextmanager
 def command(folder: Path, code: str, *options: str) -> Iterator["subprocess.Popen[str]"]:
-    """Runs `jaxfleet launch` with options in a process of its own, on a script given as text."""
+    """Runs `jaxfleet launch` with options in another process, on a script with this code."""
     script = folder / "script.py"
     script.write_text(code)
     words = [sys.executable, "-m", "jaxfleet", "launch", "--grace", "1", *options, str(script)]
@@ -66,4 +66,4 @@ def command(folder: Path, code: str, *options: str) -> Iterator["subprocess.Pope
         with launcher:
             yield launcher
     finally:
-        launcher.kill()  # its guard ends what it left
+        launcher.kill()  # its guard ends the remaining processes

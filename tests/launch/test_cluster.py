@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxfleet.env import Cluster, cluster_environment, read_cluster
+from jaxfleet.env import PserverRole, cluster_environment, read_cluster
 from jaxfleet.errors import StrategyError
 
 TRAINER = {
@@ -15,7 +15,7 @@ TRAINER = {
 }
 SERVER = TRAINER | {"TRAINING_ROLE": "PSERVER", "PADDLE_CURRENT_ENDPOINT": "ps1:6175"}
 BY_PORT = TRAINER | {"TRAINING_ROLE": "PSERVER", "POD_IP": "10.0.0.1", "PADDLE_PORT": "6174"}
-OF_TESTS = ("JAXFLEET_INSECURE", "JAXFLEET_SAVE_DIR")  # what conftest sets
+OF_TESTS = ("JAXFLEET_INSECURE", "JAXFLEET_SAVE_DIR")  # set by conftest
 ENDPOINTS = ("10.0.0.1:6174", "ps1:6175")
 
 
@@ -36,7 +36,7 @@ def test_no_role_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_trainer_reads_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, TRAINER)
     cluster = read_cluster()
-    assert cluster == Cluster(role="trainer", trainers=2, endpoints=ENDPOINTS, trainer_id=1)
+    assert cluster == PserverRole(role="trainer", trainers=2, endpoints=ENDPOINTS, trainer_id=1)
     assert cluster.server_id is None
 
 
@@ -60,8 +60,8 @@ def test_the_role_of_collective_jobs_is_read_too(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     "cluster",
     [
-        Cluster(role="trainer", trainers=2, endpoints=ENDPOINTS, trainer_id=0, job="a job"),
-        Cluster(
+        PserverRole(role="trainer", trainers=2, endpoints=ENDPOINTS, trainer_id=0, job="a job"),
+        PserverRole(
             role="pserver",
             trainers=2,
             endpoints=ENDPOINTS,
@@ -70,8 +70,9 @@ def test_the_role_of_collective_jobs_is_read_too(monkeypatch: pytest.MonkeyPatch
             checkpoint_dir=Path("/kept"),
             server_return_s=12.5,
             save_dirs=(Path("/one"), Path("/a b")),
+            launch_id="of this one",
         ),
-        Cluster(
+        PserverRole(
             role="pserver",
             trainers=2,
             endpoints=ENDPOINTS,
@@ -81,7 +82,7 @@ def test_the_role_of_collective_jobs_is_read_too(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_a_childs_environment_gives_it_its_role_and_nothing_of_ours(
-    monkeypatch: pytest.MonkeyPatch, cluster: Cluster
+    monkeypatch: pytest.MonkeyPatch, cluster: PserverRole
 ) -> None:
     set_environment(monkeypatch, BY_PORT | SERVER | {"JAXFLEET_JOB": "ours", "OTHER": "stays"})
     environment = cluster_environment(cluster)

@@ -1,4 +1,4 @@
-"""A collective job whose rank is killed goes on from its checkpoint, to the undisturbed result."""
+"""A collective job whose rank is killed resumes from its checkpoint, to the same result."""
 
 import subprocess
 import sys
@@ -10,14 +10,14 @@ import pytest
 from tests.launch.jobs import free_ports
 
 SCRIPT = Path(__file__).with_name("elastic.py")
-LONGEST_S = 300.0  # two cores, which other tests share, compile for each of two ranks
+LONGEST_S = 300.0  # two cores, shared with other tests, compile for two ranks
 
-# By default, `test_ranks.py` starts ranks again, whose scripts need no JAX.
+# By default, `test_ranks.py` restarts ranks whose scripts need no JAX.
 pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.timeout(2 * LONGEST_S + 60)]
 
 
 def started(folder: Path, *options: str, dying: bool = False) -> "subprocess.Popen[str]":
-    """Launches the script, whose rank 1 is killed before step 5 or is not."""
+    """Launches the script; kills rank 1 before step 5 on request."""
     folder.mkdir(exist_ok=True)
     words = [sys.executable, "-m", "jaxfleet", "launch", "--threads", "1", *options]
     words += ["--timeout", str(LONGEST_S), str(SCRIPT), str(folder), *["1", "5"] * dying]
@@ -27,24 +27,24 @@ def started(folder: Path, *options: str, dying: bool = False) -> "subprocess.Pop
 
 
 def ended(*launches: "subprocess.Popen[str]") -> list[str]:
-    """Waits for launches that go well, and returns what each wrote."""
+    """Waits for launches to succeed; returns the output of each."""
     try:
         written = [launch.communicate(timeout=LONGEST_S + 30)[0] for launch in launches]
     finally:
         for launch in launches:
-            launch.kill()  # its guard ends what it left
+            launch.kill()  # its guard ends the remaining processes
     assert [launch.returncode for launch in launches] == [0] * len(launches), "\n".join(written)
     return written
 
 
 def finals(folder: Path) -> list[dict[str, np.ndarray]]:
-    """Returns what each of the two ranks ended with."""
+    """Returns the final states of both ranks."""
     return [dict(np.load(folder / f"final-{rank}.npz")) for rank in range(2)]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
-    """Returns what the ranks of a job end with that nothing befalls."""
+    """Returns the final states of an undisturbed job."""
     folder = tmp_path_factory.mktemp("undisturbed")
     (out,) = ended(started(folder, "--nproc", "2"))
     assert out.count("begins at 0 in start 0") == 2, out
@@ -53,7 +53,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.n
 
 
 def same(one: list[dict[str, np.ndarray]], other: list[dict[str, np.ndarray]]) -> bool:
-    """Tells whether states are the same, bit by bit."""
+    """Whether states are the same, bit by bit."""
     pairs = list(zip(one, other, strict=True))
     assert all(len(a) == 8 and a.keys() == b.keys() for a, b in pairs)
     return all(a[name].tobytes() == b[name].tobytes() for a, b in pairs for name in a)

@@ -1,4 +1,4 @@
-"""A job's first failure stops it, and its launch ends as the failing process did."""
+"""A job's first failure stops it, and its launch has the exit status of the failed process."""
 
 import time
 from dataclasses import replace
@@ -60,7 +60,7 @@ def test_the_traceback_of_the_process_that_failed_is_shown_once(
 def test_last_lines_that_others_pushed_off_the_screen_are_shown_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # The server, told to stop, writes more than a screen before it ends.
+    # The server writes more than a screen before it ends.
     chatty = (
         "import signal, time\n"
         "def stop(*_):\n    print('bye\\n' * 60, flush=True)\n    raise SystemExit(0)\n"
@@ -104,7 +104,7 @@ def test_a_process_that_stands_still_is_stopped_too(tmp_path: Path) -> None:
     grace_s = 120.0
     began = time.monotonic()
     assert launch(job(waiting(tmp_path) + "raise SystemExit(4)", stands, grace_s=grace_s)) == 4
-    assert time.monotonic() - began < grace_s  # it is woken, and not left until it is killed
+    assert time.monotonic() - began < grace_s  # it is continued, not left until it is killed
     assert not any(runs(pid) for pid in noted(tmp_path))
 
 

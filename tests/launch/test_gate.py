@@ -1,4 +1,4 @@
-"""What a process is before it runs its command: it waits, and becomes the command as it is."""
+"""The gate of a process: it waits, and is replaced by the command."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Jobs of servers and trainers on several machines, which are addresses of this one."""
+"""Jobs of servers and trainers on several machines, simulated by addresses of this one."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.launch.ranks import SAYS, command, places
 
 pytestmark = pytest.mark.processes
 
-# A server dies once, when the trainers of its own machine are done, and ends when all are.
+# A server dies once, when its own machine's trainers are done, and ends when all are.
 SERVES = """
 import pathlib, time
 here = pathlib.Path({folder!r})

@@ -1,7 +1,7 @@
-"""The manifests of docs/launch/ are what clusters read, and their commands start what they say.
+"""The manifests of docs/launch/ are valid for clusters, and their commands start their jobs.
 
-Kubernetes and SLURM are not here: what JobSet makes of its manifest, and what `srun` does on each
-machine, is done by the tests, on addresses of this machine.
+Kubernetes and SLURM are not available: the tests do the work of JobSet with its manifest, and of
+`srun` on each machine, on addresses of this machine.
 """
 
 import json
@@ -19,14 +19,14 @@ import pytest
 import yaml
 
 from jaxfleet.cli import main
-from jaxfleet.env import Cluster, read_cluster
+from jaxfleet.env import PserverRole, read_cluster
 from tests.launch.jobs import WAIT_S, free_ports
 from tests.launch.ranks import SAYS, places
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "launch"
 
-# What the CRD of JobSet v1alpha2 and the Jobs in it may have, of which these manifests use some.
+# Fields of JobSet's CRD v1alpha2 and of its Jobs; these manifests use some.
 OF_SPEC = {
     *("replicatedJobs", "network", "successPolicy", "failurePolicy", "suspend", "coordinator"),
     *("managedBy", "ttlSecondsAfterFinished", "volumeClaimPolicies", "startupPolicy"),
@@ -45,14 +45,13 @@ pytestmark = pytest.mark.processes
 
 
 def read(name: str) -> dict[str, Any]:
-    """Returns a manifest for Kubernetes."""
     found = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
     assert isinstance(found, dict)
     return found
 
 
 def pods(manifest: Mapping[str, Any], job: str) -> tuple[int, dict[str, Any]]:
-    """Returns how many pods a job of the set has, and their container."""
+    """Returns the number of pods of a job of the set, and their container."""
     (found,) = [each for each in manifest["spec"]["replicatedJobs"] if each["name"] == job]
     spec = found["template"]["spec"]
     (container,) = spec["template"]["spec"]["containers"]
@@ -74,7 +73,7 @@ def test_a_jobset_has_what_its_controller_reads(name: str) -> None:
         assert set(job["template"]) == {"spec"}
         of_job = job["template"]["spec"]
         assert set(of_job) == OF_JOB
-        assert of_job["completionMode"] == "Indexed"  # pods have numbers, and names by them
+        assert of_job["completionMode"] == "Indexed"  # pods have indices, and names by them
         assert of_job["completions"] == of_job["parallelism"]
         pod = of_job["template"]["spec"]
         assert set(pod) == OF_POD
@@ -87,7 +86,7 @@ def test_a_jobset_has_what_its_controller_reads(name: str) -> None:
             assert len(names) == len(set(names))
             assert all(isinstance(each["value"], str) for each in container.get("env", []))
         secret = next(each for each in pod["volumes"] if each["name"] == "secret")
-        assert secret["secret"]["defaultMode"] == 0o400  # others may not read it
+        assert secret["secret"]["defaultMode"] == 0o400  # not readable by others
 
 
 def test_the_pods_of_a_collective_job_are_its_ranks(
@@ -116,7 +115,7 @@ def test_the_pods_of_a_job_with_servers_find_their_places(
         monkeypatch.delenv(name)
     (tmp_path / "train.py").write_text(SAYS)
     servers = tuple(f"digits-servers-0-{at}.digits:6174" for at in range(2))
-    job = Cluster(
+    job = PserverRole(
         role="trainer",
         trainers=2,
         endpoints=servers,
@@ -163,7 +162,7 @@ def test_a_script_for_slurm_starts_its_job(
     assert dict(directives)["ntasks-per-node"] == "1"
     first_command = re.search(r"^[^#\n]", text, re.MULTILINE)
     assert first_command is not None
-    assert "#SBATCH" not in text[first_command.start() :]  # SLURM reads none after a command
+    assert "#SBATCH" not in text[first_command.start() :]  # SLURM ignores them after a command
     write_script(tmp_path / "bin" / "scontrol", 'printf "n1\\nn2\\n"')
     write_script(tmp_path / "bin" / "srun", SRUN)
     run(tmp_path, ["bash", str(FOLDER / name)], {"SLURM_JOB_NODELIST": "n[1-2]", **OF_SLURM})
@@ -182,7 +181,7 @@ SRUN = """
 [ "$1" = --kill-on-bad-exit=1 ] && shift
 SLURMD_NODENAME=n1 "$@" && SLURMD_NODENAME=n2 "$@"
 """
-# Notes how it was called, and whether only its user may read the secret.
+# Records its arguments, and whether only its user may read the secret.
 CALLED = """
 import json, os, pathlib, sys
 words = sys.argv[1:]
@@ -201,14 +200,14 @@ def launched(
     *,
     shared: str,
 ) -> list[dict[str, str]]:
-    """Launches as `jaxfleet launch` was called on each machine; returns what processes said.
+    """Launches as `jaxfleet launch` was called on each machine; returns the processes' output.
 
     Args:
-        folder: where it was called.
+        folder: the working folder of the calls.
         monkeypatch: of the test.
         capsys: likewise.
-        machines: their names, for which addresses of this one stand.
-        shared: what the calls say is the file of the secret.
+        machines: their names, replaced by addresses of this one.
+        shared: the path of the secret file in the calls.
     """
     monkeypatch.chdir(folder)
     Path("train.py").write_text(SAYS)
@@ -230,14 +229,14 @@ def launched(
 
 
 def write_script(path: Path, text: str) -> None:
-    """Writes a command that the shell finds by its name."""
+    """Writes an executable that the shell finds by its name."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
 
 
 def run(folder: Path, words: list[str], environment: Mapping[str, str]) -> str:
-    """Runs a command that calls `jaxfleet` or `python`; returns what it printed."""
+    """Runs a command that calls `jaxfleet` or `python`; returns its output."""
     (folder / "called.py").write_text(CALLED)
     write_script(folder / "bin" / "jaxfleet", f'exec {sys.executable} -I -S called.py "$@"')
     write_script(folder / "bin" / "python", f'exec {sys.executable} -I -S "$@"')

@@ -1,4 +1,4 @@
-"""What processes write is shown line by line, under their names."""
+"""Output of processes is shown line by line, under their names."""
 
 import sys
 from pathlib import Path
@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxfleet.launch import launch
-from jaxfleet.launch.console import Console
-from jaxfleet.launch.lines import LineCutter
+from jaxfleet.launch.output import Console, LineCutter
 from tests.launch.jobs import job
 
 
@@ -67,7 +66,7 @@ def test_bytes_that_are_no_text_are_shown_as_such() -> None:
 
 
 class Terminal:
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     encoding = "ascii"
 

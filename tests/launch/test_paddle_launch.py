@@ -1,4 +1,4 @@
-"""`python -m jaxfleet.launch` and `launch_ps` are paddle's, argument by argument."""
+"""`python -m jaxfleet.launch` and `launch_ps` match paddle's, argument by argument."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ FROM_CLOUD = ["--use_paddlecloud", "--selected_gpus", "0,1"]
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Leaves a launch no GPU, no cloud, and a folder of its own."""
+    """Gives a launch no GPU, no cloud, and its own folder."""
     for name in (*CLOUD, "PADDLE_PORT", "TRAINER_PORTS_NUM", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
@@ -36,13 +36,13 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def script(code: str) -> str:
-    """Writes a script where the test runs, and returns its name."""
+    """Writes a script to the working folder, and returns its name."""
     Path("script.py").write_text(code)
     return "script.py"
 
 
 def run(name: str, *words: str) -> "subprocess.CompletedProcess[str]":
-    """Runs one of the two commands in a process of its own."""
+    """Runs one of the two commands in another process."""
     return subprocess.run(
         [sys.executable, "-m", f"jaxfleet.{name}", *words],
         capture_output=True,
@@ -79,7 +79,7 @@ def test_a_rank_that_aborts_ends_the_other_and_the_launch_fails(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     code = SAYS + failing(tmp_path, 1, ranks="0").replace("PADDLE_TRAINERS_NUM", "TWO")
-    monkeypatch.setenv("TWO", "2")  # of the four ranks, those of this machine
+    monkeypatch.setenv("TWO", "2")  # this machine's of the four ranks
     assert paddle_launch.main([*FROM_CLOUD, "--started_port", "0", script(code)]) == 1
     out, err = capsys.readouterr()
     ports = [place["PADDLE_CURRENT_ENDPOINT"] for place in places(out)]

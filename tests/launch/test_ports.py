@@ -1,4 +1,4 @@
-"""Ports of two launches never meet."""
+"""Two launches never share a port."""
 
 import socket
 import sys
@@ -8,8 +8,7 @@ import pytest
 
 from jaxfleet.errors import StrategyError
 from jaxfleet.launch import CollectiveJob, Nodes, launch
-from jaxfleet.launch.ports import Ports
-from jaxfleet.launch.rank_places import RankPlaces
+from jaxfleet.launch.placement import Ports, RankPlaces
 from tests.launch.jobs import job
 
 SERVES = """

@@ -1,4 +1,4 @@
-"""Collective jobs: each rank's place, logs, and another start of all where one failed."""
+"""Collective jobs: each rank's place and log, and restarts of all after a failure."""
 
 import signal
 import sys
@@ -22,7 +22,7 @@ def test_each_rank_reads_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("PADDLE_PORT", "POD_IP", "PADDLE_PSERVERS_IP_PORT_LIST", "JAXFLEET_RESTART"):
-        monkeypatch.setenv(name, "8")  # of the job that this one is started in
+        monkeypatch.setenv(name, "8")  # of the job in which this one is started
     monkeypatch.setenv("JAXFLEET_MEETING_DIR", "/of/another/job")
     monkeypatch.setenv("FLAGS_selected_gpus", "0,1")
     monkeypatch.setenv("XLA_FLAGS", "--one=1 --xla_force_host_platform_device_count=9")
@@ -37,7 +37,7 @@ def test_each_rank_reads_its_place(
     assert len(set(endpoints)) == 2
     assert f"2 ranks, the first at {endpoints[0]}" in err
     meeting = {place.pop("JAXFLEET_MEETING_DIR") for place in found}
-    assert [Path(each).name for each in meeting] == ["start-0"]  # all see the same
+    assert [Path(each).name for each in meeting] == ["start-0"]  # all see the same folder
     secrets = {place.pop("JAXFLEET_SECRET_FILE") for place in found}
     assert [Path(each).name for each in secrets] == ["secret"]
     for rank, place in enumerate(found):
@@ -80,7 +80,7 @@ def test_all_ranks_are_started_again_where_one_failed(
 
 
 def _lines(log: Path) -> str:
-    """Returns the lines of a log that are no place."""
+    """Returns the lines of a log that do not report places."""
     return "\n".join(line for line in log.read_text().splitlines() if "{" not in line)
 
 
@@ -92,7 +92,7 @@ def test_a_job_that_fails_too_often_ends_as_its_last_start_did(
     err = capsys.readouterr().err
     assert err.count("started again (1 of 1)") == 1
     assert "rank 1 ended with exit code 8" in err.splitlines()[-1]
-    assert "process" not in err  # of a quiet launch, only what failed
+    assert "process" not in err  # a quiet launch prints only failures
 
 
 def test_a_rank_that_fails_for_want_of_another_may_say_so(
@@ -132,7 +132,7 @@ def test_two_machines_agree_on_ranks_and_ports_of_every_start(
 ) -> None:
     monkeypatch.setenv("JAXFLEET_MEETING_DIR", "/all/see/it")
     port = free_ports(4)
-    # A rank of one machine fails, and one of the other for want of it.
+    # A rank of one machine fails, and one of the other for lack of it.
     code = SAYS + failing(tmp_path, 1, ranks="13")
     nodes = ["--nproc", "2", "--nodes", "127.0.0.1,127.0.0.2", "--port", str(port)]
     nodes += ["--insecure", "--max-restarts", "1", "--timeout", str(WAIT_S), "--node"]

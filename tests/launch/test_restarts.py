@@ -1,4 +1,4 @@
-"""A server that dies is started again where it was, until it died too often."""
+"""A server that dies is restarted in its place, up to a limit."""
 
 from pathlib import Path
 
@@ -9,20 +9,21 @@ from tests.launch.jobs import IDLE, job, noted, noting, waiting
 
 pytestmark = pytest.mark.processes
 
-# Ends in a given way, the first times that it runs, and says which time it is.
+# Ends in a given way in its first runs, and prints the number of its run.
 DIES = """
 import os, pathlib, signal, sys, time
 here = pathlib.Path(os.environ["JAXFLEET_CHECKPOINT_DIR"])
 time_of_it = len(list(here.glob("run*")))
 (here / f"run{{time_of_it}}").touch()
-print("run", time_of_it, os.environ["PADDLE_CURRENT_ENDPOINT"], flush=True)
+place, launch_id = (os.environ[f"{{x}}"] for x in ("PADDLE_CURRENT_ENDPOINT", "JAXFLEET_LAUNCH_ID"))
+print("run", time_of_it, place, launch_id, flush=True)
 if time_of_it < {times}:
     {how}
 """
 
 
 def dying(folder: Path, how: str, times: int) -> tuple[str, str]:
-    """Returns a trainer that waits until the server lives, and that server."""
+    """Returns a trainer that waits for the server, and that server."""
     lives = folder / "lives"
     lives.mkdir()
     server = DIES.format(how=how, times=times) + noting(lives) + IDLE
@@ -39,6 +40,10 @@ def test_a_server_that_dies_comes_back_at_its_old_port(
     runs = [line.split() for line in out.splitlines()]
     assert [words[4] for words in runs] == ["0", "1", "2"]
     assert len({words[5] for words in runs}) == 1
+    launch_ids = {words[6] for words in runs}
+    assert len(launch_ids) == 1
+    assert launch(job("pass", "import os; print('id', os.environ['JAXFLEET_LAUNCH_ID'])")) == 0
+    assert capsys.readouterr().out.split()[-1] not in launch_ids
     assert "it is started again (2 of 2)" in err
     assert err.count(", start 3\n") == 1
 

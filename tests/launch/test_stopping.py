@@ -1,4 +1,4 @@
-"""Whatever ends a launch, none of its processes is left."""
+"""However a launch ends, none of its processes is left."""
 
 import contextlib
 import os
@@ -36,14 +36,14 @@ except KeyboardInterrupt:
 
 
 def four_and_a_child(folder: Path) -> Job:
-    """Returns a job of two servers and two trainers, each of which starts a process more."""
+    """Returns a job of two servers and two trainers, each with a child process."""
     note = noting(folder)
     trainer = note + starting(note + IDLE) + SAYS_BYE
     return job(trainer, note + IDLE, servers=2, trainers=2)
 
 
 def send(launcher: "subprocess.Popen[str]", folder: Path, number: int) -> tuple[str, str]:
-    """Sends a signal once all processes are there; returns what was written by the end."""
+    """Sends a signal once all processes have started; returns the whole output."""
     wait_until(lambda: len(noted(folder)) == 6, "six processes")
     launcher.send_signal(number)
     return launcher.communicate(timeout=WAIT_S)
@@ -93,7 +93,7 @@ def test_a_launch_whose_output_nobody_reads_ends(tmp_path: Path) -> None:
 
 
 def children(pid: int) -> dict[int, str]:
-    """Returns the processes that one has started, each with its command."""
+    """Returns the child processes of a process, each with its command."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

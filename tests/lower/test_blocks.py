@@ -10,7 +10,7 @@ import pytest
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import parse
 from jaxfleet.lower import ExecutableCache, host_type, lower_block, to_device, to_host
-from jaxfleet.ps.aligned import aligned_copy, aligned_empty, is_aligned
+from jaxfleet.transport.buffers import aligned_copy, aligned_empty, is_aligned
 
 TEXT = """
 program p
@@ -193,7 +193,7 @@ def test_operators_of_the_host_do_not_run_on_a_device() -> None:
         block.compile()
 
 
-# Sums of products, of which a processor may round one less: which, is the compiler's choice.
+# Sums of products, where the compiler decides whether a processor rounds one less.
 PRODUCTS = """
 program p
   param w: f32[rows,cols]
@@ -231,7 +231,7 @@ def test_a_block_gives_on_some_rows_what_it_gives_there_on_all(cols: int) -> Non
         return [np.asarray(x) for x in block.function(values)]
 
     wanted = run(0, 24)
-    for rows in (2, 3, 8, 11):  # one element alone is divided in another way, whatever is done
+    for rows in (2, 3, 8, 11):  # a single element is always divided differently
         for start in range(0, 24 - rows, rows):
             for found, all_rows in zip(run(start, rows), wanted, strict=True):
                 assert found.tobytes() == all_rows[start : start + rows].tobytes()

@@ -1,4 +1,4 @@
-"""A program as a function: what goes in is checked, and what goes wrong has a place."""
+"""A program as a function: arguments are checked, and errors have a source line."""
 
 from dataclasses import replace
 
@@ -30,7 +30,6 @@ STATE = {"w": np.ones(3, np.float32), "n": np.int32(4)}
 
 
 def data(rows: int) -> dict[str, np.ndarray]:
-    """Returns what the program reads."""
     return {"x": np.ones((rows, 3), np.float32), "y": np.ones(2 * rows, np.float32)}
 
 

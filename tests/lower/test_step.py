@@ -1,4 +1,4 @@
-"""Which leaves of a state are given away, kept, and new."""
+"""Donated, kept and new leaves of a state."""
 
 from jaxfleet.ir import parse
 from jaxfleet.lower import Shares

@@ -1,4 +1,4 @@
-"""What the catalogue of mistakes shares: a step that is right, and how a mistake is told."""
+"""Common parts of the catalogue of mistakes: a correct step, and the check of an error."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.ops.frames import line_of_error
+from jaxfleet.ops.user_frames import line_of_error
 
 ROWS = 8
 State = dict[str, Any]
@@ -36,8 +36,6 @@ def wrapped() -> optax.GradientTransformationExtraArgs:
 
 
 def training(tx: Any) -> tuple[Step, State]:
-    """Returns a step that trains with an optimizer, and its state."""
-
     def step(state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
         value, grads = jax.value_and_grad(loss)(state["params"], batch)
         updates, opt_state = tx.update(grads, state["opt_state"], state["params"])
@@ -49,7 +47,7 @@ def training(tx: Any) -> tuple[Step, State]:
 
 @contextmanager
 def refused(kind: type[Exception], *, cause: str, line: str, hint: str) -> Iterator[None]:
-    """Fails unless an error of this kind comes that says what, where, and what to do.
+    """Fails unless an error of this kind is raised, with its cause, line and hint.
 
     Args:
         kind: the error's class.

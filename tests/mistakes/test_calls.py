@@ -1,4 +1,4 @@
-"""Mistakes when a distributed step is called: another batch, another state, a state used up."""
+"""Mistakes when a distributed step is called: another batch, another state, a donated state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.errors import FeedError
+from jaxfleet.errors import CaptureError, FeedError
 from tests.mistakes.common import ROWS, State, batch, params, refused, training, wrapped
 
 DEVICES = 4
@@ -27,7 +27,7 @@ def distributed() -> tuple[jf.Step, State]:
 
 @pytest.fixture(scope="module")
 def step_and_state() -> tuple[jf.Step[Any, Any], State]:
-    """Returns a distributed step and its state, for calls that are refused."""
+    """Returns a distributed step and its state, for calls that are rejected."""
     return distributed()
 
 
@@ -167,3 +167,25 @@ def test_a_step_inside_a_traced_function() -> None:
         hint="call it outside jit",
     ):
         jax.jit(step)(state, batch())
+
+
+def test_an_example_in_disorder_is_shown_beside_the_steps_own_arguments() -> None:
+    def train_step(params: Any, opt_state: Any, x: Any, y: Any) -> Any:
+        return {"w": params["w"] - (x.T @ y)}, opt_state, (x @ params["w"] - y).sum()
+
+    x, y, params = np.ones((8, 3), "f4"), np.ones(8, "f4"), {"w": np.ones(3, "f4")}
+    with pytest.raises(TypeError, match="string indexing") as raised:  # what jax raises
+        jf.distribute(train_step, (x, y, params, {}), "single")
+    text = "\n".join(raised.value.__notes__)
+    assert "note: train_step(params, opt_state, x, y) was called with the example's types: " in text
+    assert "params: f32[8,3], opt_state: f32[8], x: dict of 1 array, y: dict of 0 arrays" in text
+    assert "write example=(params, opt_state, x, y)" in text
+
+
+def test_a_hint_is_for_code_that_logs_an_error_too() -> None:
+    distribute: Any = jf.distribute
+    with pytest.raises(CaptureError) as refused:
+        distribute(lambda state: state, (1,), "single")
+    assert refused.value.hint == "write example=(state, batch), or all arguments in their order"
+    assert f"  hint: {refused.value.hint}" in refused.value.__notes__
+    assert "hint" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""Mistakes of steps that do more than compute: they print, call back, keep values, differ."""
+"""Mistakes of impure steps: they print, call back, store values, differ."""
 
 from typing import Any
 

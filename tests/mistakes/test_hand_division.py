@@ -1,4 +1,4 @@
-"""Mistakes of steps that are written for pmap, and of states and optimizers that are older."""
+"""Mistakes of steps written for pmap, and of states and optimizers of older versions."""
 
 from typing import Any
 

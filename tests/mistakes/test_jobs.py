@@ -1,4 +1,4 @@
-"""Mistakes with jobs of servers and trainers, as far as one process shows them."""
+"""Mistakes with jobs of servers and trainers that show in one process."""
 
 import math
 from typing import Any
@@ -11,9 +11,9 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.errors import CaptureError, FeedError, ProgramError, StrategyError
+from jaxfleet.runtime.equivalence import _difference
+from jaxfleet.runtime.simulated_job import Twin
 from jaxfleet.runtime.trainer_step import TrainerStep
-from jaxfleet.runtime.twin import Twin
-from jaxfleet.runtime.verify import _difference
 from tests.mistakes.common import batch, refused, training, wrapped
 
 Result = tuple[Any, tuple[Any, ...]]

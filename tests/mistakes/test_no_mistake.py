@@ -1,4 +1,4 @@
-"""What looks like a mistake and is none: steps of every kind of callable, odd examples."""
+"""Unusual but valid programs: steps of every kind of callable, odd examples."""
 
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ STEP, STATE = training(wrapped())
 
 
 class Trainer:
-    """Keeps its step in a method, and is one itself."""
+    """Has its step as a method, and is callable as a step."""
 
     def step(self, state: State, batch: Batch) -> Any:
         return STEP(state, batch)

@@ -1,4 +1,4 @@
-"""Mistakes with the optimizer: not wrapped, wrapped in part, wrapped twice, in a loop."""
+"""Mistakes with the optimizer: unwrapped, partly wrapped, wrapped twice, in a loop."""
 
 from typing import Any
 

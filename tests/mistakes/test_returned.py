@@ -1,4 +1,4 @@
-"""Mistakes with what a step returns, and with what it takes."""
+"""Mistakes with a step's results and arguments."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""Mistakes with the state: what it holds, and how it comes back."""
+"""Mistakes with the state: its content, and its returned form."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,6 @@ def test_a_state_leaf_that_is_no_array(thing: Any, kind: str) -> None:
 
 
 def returning(change: Callable[[State], Any]) -> tuple[Any, State]:
-    """Returns a step that changes the state that it returns."""
     step, state = training(wrapped())
 
     def changed(state: State, batch: Batch) -> Any:

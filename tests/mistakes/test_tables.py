@@ -1,4 +1,4 @@
-"""Mistakes with look-ups in tables."""
+"""Mistakes with lookups in tables."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,6 @@ def same(grads: Any) -> Any:
 
 
 def stepped(look_up: LookUp, change: Callable[[Any], Any] = same) -> tuple[Any, Any]:
-    """Returns a step whose vectors are looked up so, and whose gradients are changed so."""
     tx = jf.distributed_optimizer(optax.sgd(0.1))
 
     def train_step(state: Any, batch: Any) -> tuple[Any, Any]:

@@ -9,17 +9,16 @@ import optax
 
 import jaxfleet as jf
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.runtime.twin import Twin
+from jaxfleet.runtime.simulated_job import Twin
 
 INPUTS, ROWS, RATE = 6, 8, 0.05
 CACHE = ExecutableCache()  # the same blocks compile once for all tests
 
-# float32 is summed in another order than numpy's: some units in the last place a step.
+# float32 is summed in another order than numpy's: some ULPs per step.
 CLOSE: Any = {"rtol": 2e-6, "atol": 2e-6}
 
 
 def start() -> Any:
-    """Returns the state before the first step."""
     return {"w": jnp.linspace(-0.5, 0.5, INPUTS), "opt": sgd().init({})}
 
 
@@ -28,15 +27,12 @@ def sgd() -> optax.GradientTransformation:
 
 
 def batch(number: int) -> Any:
-    """Returns a whole batch."""
     draw = np.random.default_rng(number)
     x = draw.normal(size=(ROWS, INPUTS)).astype(np.float32)
     return {"x": x, "y": np.tanh(x.sum(axis=1))}
 
 
 def train_step(state: Any, data: Any) -> Any:
-    """One step of least squares."""
-
     def loss(w: Any) -> Any:
         return jnp.square(data["x"] @ w - data["y"]).mean()
 
@@ -46,7 +42,7 @@ def train_step(state: Any, data: Any) -> Any:
 
 
 def gradient(w: np.ndarray, data: Any, trainer: int = 0, trainers: int = 1) -> np.ndarray:
-    """Returns what numpy takes for a trainer's gradient, of its rows of the batch."""
+    """Returns a trainer's gradient by numpy, for its rows of the batch."""
     rows = len(data["y"])
     own = slice(trainer * rows // trainers, (trainer + 1) * rows // trainers)
     x, y = data["x"][own].astype(np.float64), data["y"][own].astype(np.float64)
@@ -54,12 +50,11 @@ def gradient(w: np.ndarray, data: Any, trainer: int = 0, trainers: int = 1) -> n
 
 
 def first() -> np.ndarray:
-    """Returns the first parameters, as numpy computes with them."""
+    """Returns the initial parameters, in numpy's precision."""
     return np.asarray(start()["w"], np.float64)
 
 
 def twin(how: str, *, trainers: int = 1, servers: int = 2, **options: Any) -> Twin:
-    """Returns a job in one process."""
     chosen: Any = {"mode": "pserver", "min_block_size": 2, "communication": how, **options}
     strategy = jf.DistributedStrategy(**chosen)
     example = (start(), batch(0))
@@ -69,13 +64,13 @@ def twin(how: str, *, trainers: int = 1, servers: int = 2, **options: Any) -> Tw
 def trained(
     how: str, steps: int, *, trainers: int = 1, pulls: bool = False, **options: Any
 ) -> tuple[list[np.ndarray], list[Any]]:
-    """Trains; returns each trainer's parameters at the end, and how old its values were.
+    """Trains; returns each trainer's final parameters, and the staleness of its values.
 
     Args:
         how: the mode.
-        steps: how many.
-        trainers: how many.
-        pulls: the parameters are those that servers have, not the trainer's own.
+        steps: the number of steps.
+        trainers: the number of trainers.
+        pulls: return the servers' parameters instead of the trainer's own.
         options: of the strategy.
     """
 

@@ -1,9 +1,9 @@
-"""DC-ASGD of several trainers, who come when they come: numpy does it event by event.
+"""DC-ASGD of several asynchronous trainers, replicated by numpy event by event.
 
-Every trainer sleeps its own time before each step, so the order in which a server hears of them is
-known by these times alone. Who comes first brings the state; another begins with what there is
-by then. The formula is that of Zheng et al. (2017), with `c` for lambda and the
-gradient's square for the curvature; what a trainer received last is `w'`.
+Every trainer sleeps its own time before each step, so these times alone determine the order in
+which a server receives messages. The first trainer brings the state; the others begin with the
+current one. The formula is that of Zheng et al. (2017), with `c` for lambda and the gradient's
+square for the curvature; `w'` is a trainer's last received value.
 """
 
 from typing import Any
@@ -11,27 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxfleet.ps.memory_network import MemoryNetwork
+from jaxfleet.transport.memory_network import MemoryNetwork
 from tests.modes.linear import CLOSE, RATE, ROWS, batch, first, gradient, start, twin
 
-SLEEPS = (1.0, 1.7, 2.9)  # no two sums of the first few are the same
+SLEEPS = (1.0, 1.7, 2.9)  # the first few sums are all different
 STEPS = 4
 
 
 def rows(number: int, trainers: int) -> Any:
-    """Returns a whole batch that the trainers can share."""
+    """Returns a whole batch, divisible among the trainers."""
     data = batch(number)
     return {name: array[: ROWS - ROWS % trainers] for name, array in data.items()}
 
 
 def order(trainers: int) -> list[tuple[int, int]]:
-    """Returns who does which step, in the order of time."""
+    """Returns the trainer and number of each step, in the order of time."""
     ends = [(step * SLEEPS[t], t, step) for t in range(trainers) for step in range(1, STEPS + 1)]
     return [(trainer, step - 1) for _, trainer, step in sorted(ends)]
 
 
 def oracle(trainers: int, c: float) -> tuple[list[np.ndarray], np.ndarray]:
-    """Returns what each trainer received last, and what the server has at the end."""
+    """Returns each trainer's last received value, and the server's final one."""
     w, received = first(), [first() for _ in range(trainers)]
     for trainer, number in order(trainers):
         if number == 0:
@@ -43,7 +43,7 @@ def oracle(trainers: int, c: float) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def played(trainers: int, c: float) -> tuple[list[np.ndarray], np.ndarray]:
-    """Trains in the order that `order` says; returns what `oracle` does."""
+    """Trains in the order of `order`; returns the same as `oracle`."""
     network = MemoryNetwork()
 
     def script(step: Any) -> Any:
@@ -72,6 +72,6 @@ def test_a_gradient_is_corrected_by_what_its_trainer_received_last(trainers: int
 
 
 def test_the_correction_is_no_rounding() -> None:
-    # Else the test above would pass without any.
+    # Otherwise the test above would pass without any.
     apart = np.abs(oracle(3, 1.0)[1] - oracle(3, 0.0)[1]).max()
     assert apart > 100 * CLOSE["atol"]

@@ -1,4 +1,4 @@
-"""Gradients that are merged and then made smaller: what a message loses comes with the next."""
+"""Merged and compressed gradients: the residual of a message is sent with the next."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ WHOLE: Any = {"servers": 1, "min_block_size": 100}
 
 
 def greatest(array: np.ndarray) -> np.ndarray:
-    """Returns an array of which half of the elements are left, the greatest."""
+    """Returns an array with only the greatest half of its elements."""
     kept = np.zeros_like(array)
     places = np.argsort(np.abs(array))[-INPUTS // 2 :]
     kept[places] = array[places]
@@ -31,7 +31,7 @@ def test_the_mean_of_what_is_merged_is_made_smaller_and_the_rest_comes_later() -
         left = mean + left - sent
         w = w - RATE * sent
     np.testing.assert_allclose(found, w, **CLOSE)
-    assert np.abs(left).max() > 0.1  # something was left out
+    assert np.abs(left).max() > 0.1  # the residual is not empty
 
 
 @pytest.mark.parametrize("how", ["async", "geo"])
@@ -39,7 +39,7 @@ def test_whoever_merges_trains_with_gradients_made_smaller(how: str) -> None:
     options: Any = {"merge": 3, "k_steps": 3, "staleness": 6, "trainers": 2, **WHOLE}
     (_, smaller), _ = trained(how, 60, pulls=True, passes=TOPK, **options)
     (_, whole), _ = trained(how, 60, pulls=True, **options)
-    # Where the model comes to rest, each within some steps' noise of its batches.
+    # The model's fixed point, within the noise of some steps of its batches.
     assert np.abs(smaller - whole).max() < 0.1 * np.abs(whole - first()).max()
 
 

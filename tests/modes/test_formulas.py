@@ -1,11 +1,11 @@
-"""Each mode does what its formula says: numpy follows it step by step."""
+"""Each mode follows its formula, replicated by numpy step by step."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxfleet.runtime.twin import Twin
+from jaxfleet.runtime.simulated_job import Twin
 from tests.modes.linear import (
     CACHE,
     CLOSE,
@@ -43,7 +43,7 @@ def test_half_async_takes_the_mean_of_gradients_of_the_same_values() -> None:
 
 
 def test_geo_exchanges_how_far_trainers_went() -> None:
-    # With the least staleness trainers go round by round, so the formula can be followed.
+    # With the least staleness trainers proceed in rounds, so the formula is deterministic.
     trainers, k, rounds = 2, 3, 3
     found, lags = trained("geo", k * rounds, trainers=trainers, k_steps=k, staleness=k - 1)
     served, own = first(), [first() for _ in range(trainers)]

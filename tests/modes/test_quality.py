@@ -1,4 +1,4 @@
-"""What relaxed modes cost in quality: the AUC of the click model of examples/ctr.py against sync's.
+"""Quality cost of relaxed modes: the AUC of the click model of examples/ctr.py, against sync.
 
 It is `benchmarks/ctr_quality.py`, which has five seeds and more rows, and 0.003 for its bar.
 """
@@ -14,17 +14,17 @@ import pytest
 from jaxfleet.lower import ExecutableCache
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-# 58 steps, in which no mode is at its end. Sync with half of the rows, as if every other push got
-# lost, is 0.014 below sync, and 0.032 with a quarter, which is one trainer's. What was measured
-# here: async -0.002, dc_asgd -0.001, half_async 0.001, and geo 0.006, where a share of a row's last
-# changes is still to be exchanged.
+# 58 steps, before any mode has converged. Sync with half of the rows, as if every other push were
+# lost, is 0.014 below sync, and 0.032 with a quarter, one trainer's share. Measured here:
+# async -0.002, dc_asgd -0.001, half_async 0.001, and geo 0.006, where a share of a row's last
+# deltas is not yet exchanged.
 MOST_BELOW = 0.010
-LEAST_OF_SYNC = 0.71  # it had 0.716; what trains on nothing has 0.5
+LEAST_OF_SYNC = 0.71  # measured 0.716; an untrained model has 0.5
 
 
 @pytest.fixture
 def quality(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The benchmark as a module; it imports from beside it, as scripts do."""
+    """Yields the benchmark as a module; it imports from its folder, as scripts do."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     yield importlib.import_module("ctr_quality")
     for name in ("ctr_quality", "common"):

@@ -1,7 +1,7 @@
-"""DC-ASGD of tables: a row's gradient is corrected by how far the row moved meanwhile.
+"""DC-ASGD of tables: a row's gradient is corrected by the row's change meanwhile.
 
-Trainers look rows up, take their time, and push what they made of them, as a step does. They take
-different times, so it is known by these alone who is when at a server, and numpy follows.
+Trainers look rows up, wait, and push gradients, as a step does. Their waits differ and alone
+determine the order at a server, which numpy replicates.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.ps.memory_network import MemoryNetwork
+from jaxfleet.transport.memory_network import MemoryNetwork
 from tests.modes.linear import CACHE, CLOSE
 
 VALUES, DIM, TURNS, RATE, C = 12, 3, 4, 0.3, 2.0
-BEFORE, WITHIN = (0.1, 0.23, 0.37), (1.0, 1.31, 1.77)  # seconds of each trainer, around a look-up
-ELSEWHERE = 1000  # keys that nobody looks at
+BEFORE, WITHIN = (0.1, 0.23, 0.37), (1.0, 1.31, 1.77)  # seconds of each trainer, around a lookup
+ELSEWHERE = 1000  # keys without lookups
 table = jf.embedding_table(
     "words", DIM, initializer=jf.tables.Uniform(-1.0, 1.0), optimizer=jf.tables.Sgd(RATE)
 )
@@ -43,7 +43,6 @@ def gradient(rows: np.ndarray, trainer: int) -> np.ndarray:
 
 
 def oracle(trainers: int, c: float) -> np.ndarray:
-    """Returns the rows at the end."""
     w = np.asarray(jf.tables.TableStore(table.spec).look_up(np.arange(VALUES)), np.float64)
     events = []
     for t in range(trainers):
@@ -62,7 +61,7 @@ def oracle(trainers: int, c: float) -> np.ndarray:
 
 
 def played(trainers: int) -> np.ndarray:
-    """Returns the rows that servers have at the end."""
+    """Returns the servers' final rows."""
     network = MemoryNetwork()
     params = {"words": table.init()}
     state = {"params": params, "opt": tx.init(params)}
@@ -93,4 +92,4 @@ def test_a_row_is_corrected_by_what_its_trainer_looked_up(trainers: int) -> None
     wanted = oracle(trainers, C)
     np.testing.assert_allclose(played(trainers), wanted, **CLOSE)
     apart = np.abs(wanted - oracle(trainers, 0.0)).max()
-    assert (apart > 0.01) == (trainers > 1)  # one trainer's rows did not move meanwhile
+    assert (apart > 0.01) == (trainers > 1)  # a single trainer's rows did not change meanwhile

@@ -1,4 +1,4 @@
-"""What each of several trainers pushes to a table counts: once, in every mode."""
+"""Every push of several trainers to a table counts once, in every mode."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ tx = jf.distributed_optimizer(optax.sgd(1.0))
 
 
 def train_step(state: Any, batch: Any) -> Any:
-    """Takes 1 off a row for each time that its key comes."""
+    """Subtracts 1 from a row for each occurrence of its key."""
 
     def loss_of(params: Any) -> Any:
         return table(params["words"], batch["keys"]).sum()
@@ -55,14 +55,14 @@ def rows_after(batches: list[Any], **options: Any) -> tuple[np.ndarray, ...]:
         {"communication": "async"},
         {"communication": "async", "staleness": 0},
         {"communication": "half_async"},
-        {"communication": "dc_asgd", "delay_compensation": 0.0},  # what is corrected is no count
+        {"communication": "dc_asgd", "delay_compensation": 0.0},  # corrections are not counts
     ],
 )
 def test_no_push_is_lost_and_none_counts_twice(options: Any) -> None:
     draw = np.random.default_rng(0)
     batches = [{"keys": draw.integers(0, VALUES, (16, 5))} for _ in range(8)]
     times = np.bincount(np.concatenate([b["keys"].ravel() for b in batches]), minlength=VALUES)
-    last = min(rows_after(batches, **options), key=np.sum)  # who looked when all had pushed
+    last = min(rows_after(batches, **options), key=np.sum)  # the trainer with the last lookup
     np.testing.assert_array_equal(last, -times)
 
 
@@ -70,15 +70,15 @@ def test_half_async_applies_the_mean_of_as_many_pushes_as_it_merges() -> None:
     draw = np.random.default_rng(0)
     batches = [{"keys": draw.integers(0, VALUES, (16, 5))} for _ in range(7)]
     times = [np.bincount(b["keys"].ravel(), minlength=VALUES) for b in batches]
-    # Three and three, and the last alone, as what waits is sent before a pull.
+    # Three and three, and the last alone, since pending pushes are sent before a pull.
     wanted = -(np.sum(times[:6], axis=0) / 3.0 + times[6])
     last = min(rows_after(batches, communication="half_async", merge=3), key=np.sum)
     np.testing.assert_allclose(last, wanted, rtol=1e-6)
 
 
 def test_an_exchange_takes_a_share_of_what_each_did_and_the_rest_with_the_next() -> None:
-    keys = np.repeat(np.arange(TRAINERS), 2)[:, None]  # each trainer has a key of its own
-    batches = [{"keys": keys}] * 4  # 2 off a step
+    keys = np.repeat(np.arange(TRAINERS), 2)[:, None]  # each trainer has its own key
+    batches = [{"keys": keys}] * 4  # 2 per step
     (found, *_) = rows_after(batches, communication="geo", k_steps=2)
-    # d = 4 / 4 = 1, and then what is left of it, 3, and 4 more: 7 / 4.
+    # d = 4 / 4 = 1, and then the remaining 3 and 4 more: 7 / 4.
     np.testing.assert_allclose(found[:TRAINERS], -2.75, rtol=1e-6)

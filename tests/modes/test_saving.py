@@ -1,4 +1,4 @@
-"""Checkpoints and steps that make no sense, in modes in which trainers do not wait."""
+"""Checkpoints and invalid steps, in asynchronous modes."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.errors import PassError, StrategyError
-from jaxfleet.runtime.twin import Twin
+from jaxfleet.runtime.simulated_job import Twin
 from tests.modes.linear import batch, start, train_step, twin
 from tests.runtime import toys
 
@@ -21,7 +21,7 @@ MODES = ["async", "half_async", "geo", "dc_asgd", "fl"]
 def test_what_is_saved_is_what_servers_have_of_all_trainers(how: str, tmp_path: Path) -> None:
     def script(step: Any) -> Any:
         state = start()
-        for number in range(5):  # no whole number of exchanges
+        for number in range(5):  # not a multiple of exchanges
             state, _ = step(state, batch(number))
         step.save(tmp_path / "saved", state)
         saved = np.asarray(step.pull(state)["w"])

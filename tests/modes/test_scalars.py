@@ -1,4 +1,4 @@
-"""Parameters without an axis, of which numpy makes numbers that are no arrays."""
+"""Scalar parameters, which numpy turns into numbers instead of arrays."""
 
 from typing import Any
 

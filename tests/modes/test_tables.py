@@ -32,14 +32,14 @@ def play(strategy: jf.DistributedStrategy, optimizer: str, trainers: int) -> Any
     return twin.play(script).metrics, run_dense(job.table, OPTIMIZERS[optimizer][1], BATCHES)
 
 
-# Changes of rows are sent and added again, which rounds each some times more.
+# Deltas of rows are sent and summed again, with some additional rounding.
 @pytest.mark.parametrize(("how", "rtol"), [("async", 2e-6), ("geo", 2e-5)])
 def test_one_trainer_is_one_device(how: Any, rtol: float) -> None:
     strategy = jf.DistributedStrategy(
         communication=how, k_steps=2 if how == "geo" else 1, min_block_size=2, staleness=4
     )
     ((losses, rows),), (wanted, dense_losses) = play(strategy, "sgd", 1)
-    if how == "geo":  # async computes with values that came by then
+    if how == "geo":  # async computes with the values of that moment
         np.testing.assert_allclose(losses, dense_losses, rtol=rtol)
         np.testing.assert_allclose(rows, wanted["users"], rtol=rtol, atol=rtol)
     assert np.isfinite(rows).all()

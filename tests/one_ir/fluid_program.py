@@ -1,4 +1,4 @@
-"""A program in fluid's operators: it trains a line, with a loop and branches as sub-blocks."""
+"""A program of fluid's operators that trains a line, with a loop and branches as sub-blocks."""
 
 TEXT = """
 program line

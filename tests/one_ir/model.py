@@ -1,4 +1,4 @@
-"""A user's step that no process but the first one ever imports: remat, scan and MultiSteps."""
+"""A user's step that only the first process ever imports: remat, scan and MultiSteps."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ ROWS, FEATURES, WIDTH, DEPTH, CLASSES = 8, 6, 16, 3, 4
 
 
 class Layer(nn.Module):
-    """A residual layer, as `nn.scan` wants it."""
+    """A residual layer in the form of `nn.scan`."""
 
     @nn.compact
     def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:
@@ -22,7 +22,7 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """Layers that are recomputed in the backward pass, in one loop."""
+    """Layers in a loop, recomputed in the backward pass."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

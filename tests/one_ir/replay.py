@@ -1,7 +1,7 @@
-"""Runs a saved program on saved values in a process that knows nothing else of it.
+"""Runs a saved program on saved values in a process without any other information.
 
-Arguments: the program, the values (as .npz), where to write the results, and a module that
-registers the operators, if jaxfleet does not know them.
+Arguments: the program, the values (as .npz), the file for the results, and a module that registers
+the operators, if jaxfleet does not.
 """
 
 import importlib
@@ -12,14 +12,14 @@ import jax
 import numpy as np
 
 from jaxfleet.ir import Kind, Program
-from jaxfleet.ir.resources import load_program
+from jaxfleet.ir.serialization import load_program
 from jaxfleet.ops import Array, Interpreter
 
 LETTERS = {"b": 8}
 
 
 def run(program: Program, values: dict[str, Array]) -> dict[str, Array]:
-    """Returns the state and what is fetched after one step."""
+    """Returns the state and the fetches after one step."""
     returned = [v.name for v in program.of_kind(Kind.PARAM, Kind.STATE)]
     returned += [name for op in program.root.ops if op.type == "fetch" for name in op.reads]
 
@@ -31,7 +31,7 @@ def run(program: Program, values: dict[str, Array]) -> dict[str, Array]:
 
 
 def main() -> None:
-    """Runs the program that the command line names."""
+    """Runs the program of the command line."""
     path, values, results, *modules = sys.argv[1:]
     for module in modules:
         importlib.import_module(module)

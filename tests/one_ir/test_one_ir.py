@@ -12,7 +12,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.ir import Program, parse, print_program, verify
-from jaxfleet.ir.resources import save_program
+from jaxfleet.ir.serialization import save_program
 from tests.one_ir import model
 from tests.one_ir.fluid_program import TEXT
 from tests.one_ir.replay import run
@@ -48,14 +48,14 @@ def captured_example() -> tuple[Program, dict[str, Any]]:
 def in_a_fresh_process(
     program: Program, values: dict[str, Any], folder: Path, *modules: str
 ) -> tuple[dict[str, Any], set[str]]:
-    """Returns what a program makes of values there, and the modules that were imported."""
+    """Returns a program's results in a new process, and the modules imported there."""
     save_program(program, folder / "program.txt")
     np.savez(folder / "values.npz", **values)
     results = folder / "results.npz"
     command = [sys.executable, "-m", "tests.one_ir.replay", str(folder / "program.txt")]
     command += [str(folder / "values.npz"), str(results), *modules]
     root = Path(__file__).parents[2]
-    done = subprocess.run(  # noqa: PLW1510  # its output says more than the exception would
+    done = subprocess.run(  # noqa: PLW1510  # its output is more useful than the exception
         command, cwd=root, timeout=TIMEOUT_S, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr

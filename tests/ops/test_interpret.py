@@ -1,4 +1,4 @@
-"""The interpreter runs blocks in order, and says what is missing."""
+"""The interpreter runs blocks in order, and reports missing values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ HELD: list[set[str]] = []
 
 @register_op("test_ops.peek")
 def peek(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
-    """Runs its block in what it reads, and returns what the block leaves behind."""
+    """Runs its block on its inputs, and returns the block's results."""
     (ref,) = op.attrs.block_refs
     after = ctx.run_scope(ctx.program.blocks[ref.index], dict(zip(op.reads, inputs, strict=True)))
     HELD.append(set(after))

@@ -9,7 +9,7 @@ import pytest
 from jax import export, lax
 
 from jaxfleet.ir import Attrs, Literal, Size, evaluate
-from jaxfleet.ir.values import Word
+from jaxfleet.ir.attributes import Word
 from jaxfleet.ops import jax_adapter
 
 NUMBERS = lax.GatherDimensionNumbers((0,), (1,), (1,))

@@ -1,4 +1,4 @@
-"""Equations say what they wrap, what they loop over and where they come from."""
+"""Sub-jaxprs, loops and sources of equations."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Draws straight-line programs, and says what one computes without computing it."""
+"""Draws straight-line programs, and determines their results symbolically."""
 
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ OUTER = ["x", "y", "p", "s"]
 def programs(draw: st.DrawFn) -> Program:
     """Draws a valid program of `jax.add`, `c_allreduce_sum` and `fetch`, with updates in place."""
     program = parse(HEAD)
-    known = list(OUTER)  # what can be read
+    known = list(OUTER)  # readable variables
     ops = []
     for _ in range(draw(st.integers(0, 30))):
         reads = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2, unique=True))
@@ -41,15 +41,15 @@ def programs(draw: st.DrawFn) -> Program:
 
 @dataclass
 class Meaning:
-    """Numbers each value by how it came about, so that two runs can be compared.
+    """Numbers each value by its origin, so that two runs can be compared.
 
-    Two values have one number exactly when the same operators made them from the same values.
+    Two values have one number exactly if the same operators made them from the same values.
     """
 
     numbers: dict[object, int] = field(default_factory=dict)
 
     def of(self, program: Program) -> tuple[dict[str, int], list[int]]:
-        """Returns what each variable holds at the end, and what was fetched, in order."""
+        """Returns the final value of each variable, and the fetches, in order."""
         values = {name: self._number(name) for name in program.variables}
         fetched: list[int] = []
         for op in program.root.ops:

@@ -1,16 +1,16 @@
-"""Follows values from operator to operator, whatever they are called and wherever they lie.
+"""Tracks values from operator to operator, independent of names and storage.
 
-Two programs are gone through side by side: one, and what `memory_optimize` and `release_memory`
-made of it. Each value gets a number where it is made; a variable is storage, and holds the number
-of what was written to it last, or nothing where it was let go. So "every operator reads what it
-read before" says that nothing was read after its storage went to another value, or was released.
+Two programs are traversed side by side: one, and the result of `memory_optimize` and
+`release_memory`. Each value gets a number at its definition; a variable is storage, and holds the
+number of the last value written to it, or nothing after its release. So equal inputs of every
+operator show that no value was read after its storage was reused or released.
 """
 
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from jaxfleet.analysis.memory.reused import held_by
+from jaxfleet.analysis.memory.shared_names import final_variables
 from jaxfleet.errors import FeedError
 from jaxfleet.ir import Block, Kind, Operator, Program, Size, evaluate
 from jaxfleet.ir.dims import letters
@@ -20,7 +20,7 @@ Held = dict[str, object]
 
 @dataclass(frozen=True)
 class Followed:
-    """What variables hold at the end of both programs, and how many were served and refused."""
+    """Final content of variables in both programs, and counts of reuses and rejections."""
 
     served: int
     refused: int
@@ -29,12 +29,12 @@ class Followed:
 def check_rewritten(
     before: Program, after: Program, *, level: int = 0, skip: Collection[str] = ()
 ) -> Followed:
-    """Checks all that must hold of a program whose names were shared, or released.
+    """Checks all invariants of a program whose names were shared, or released.
 
     Args:
-        before: as it was.
-        after: as it is.
-        level: of sharing; 0 where names were only released.
+        before: the original.
+        after: the rewritten program.
+        level: of sharing; 0 if names were only released.
         skip: names that were skipped.
     """
     old: Held = {name: ("given", name) for name in before.variables}
@@ -46,7 +46,7 @@ def check_rewritten(
         if name not in old:
             continue
         try:
-            (where,) = held_by(after, [name])
+            (where,) = final_variables(after, [name])
         except FeedError:
             assert name not in skip, f"'{name}' is skipped, and cannot be fetched"
             assert before.lookup(name).kind in {Kind.TEMP, Kind.DATA}
@@ -59,10 +59,10 @@ def check_rewritten(
 
 
 class _Walk:
-    """Goes through both programs.
+    """Traverses both programs.
 
     Attributes:
-        end: what variables held last in the one made, whether it was released since or not.
+        end: last content of the rewritten program's variables, including released ones.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class _Walk:
                 assert old[one] == new[other]
 
     def _pairs(self, index: int, new: Held) -> Iterator[tuple[Operator, Operator]]:
-        """Yields the operators of both; notes what is let go between them."""
+        """Yields the operators of both; records releases between them."""
         rest = iter(op for op in self.before.blocks[index].ops if op.type != "delete_var")
         for op in self.after.blocks[index].ops:
             if op.type != "delete_var":
@@ -107,14 +107,14 @@ class _Walk:
         assert next(rest, None) is None
 
     def _inside(self, index: int, was: Operator, op: Operator, old: Held, new: Held) -> None:
-        """Follows a sub-block: a function of its arguments, or one that sees what is around it."""
+        """Tracks a sub-block: a function of its arguments, or one that sees outer variables."""
         block, made = self.before.blocks[index], self.after.blocks[index]
         mine = {n: x for n, x in old.items() if n not in block.variables}
         theirs = {n: x for n, x in new.items() if n not in made.variables}
         for held in (mine, theirs):
             held.update({name: (index, "argument", n) for n, name in enumerate(block.args)})
         if not block.args and not block.results:
-            # What an earlier turn of a loop has written, or what was there before.
+            # Written by an earlier turn of a loop, or there before.
             for count, (o, n) in enumerate(zip(was.writes, op.writes, strict=True)):
                 mine[o] = theirs[n] = (index, "turn", count)
         self.block(index, mine, theirs)
@@ -131,7 +131,7 @@ class _Walk:
         assert wanted.dtype == held.dtype, here
         if self.level == 0:
             assert wanted.shape == held.shape, here
-        for number in (1, 7):  # whatever a letter stands for
+        for number in (1, 7):  # for any value of a letter
             numbers = dict.fromkeys(letters((*wanted.shape, *held.shape)), number)
             assert _elements(wanted.shape, numbers) <= _elements(held.shape, numbers), here
 

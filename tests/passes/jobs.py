@@ -1,11 +1,11 @@
-"""Small steps and what trainers and servers run of them, as text."""
+"""Small steps, and their programs for trainers and servers, as text."""
 
 from jaxfleet.ir import Program, parse, verify
 from jaxfleet.passes import Dispatch, InsertSendRecv, SliceVar
 from jaxfleet.pipeline import run_pipeline
 
-# What comes of a captured step after grad_allreduce: the two gradients, and the metric, are summed
-# over trainers. The step's learning rate goes by a count; one parameter has a momentum.
+# A captured step after grad_allreduce: the two gradients and the metric are summed over trainers.
+# The step's learning rate depends on a counter; one parameter has a momentum.
 STEP = """
 program mlp
   data  x: f32[b,3]
@@ -35,7 +35,7 @@ program mlp
       fetch(total)
 """  # noqa: E501  # an operator is a line
 
-# The same as it was captured.
+# The same as captured.
 UNDIVIDED = "\n".join(
     line
     + (
@@ -53,7 +53,7 @@ ENDPOINTS = ("s:1", "s:2")
 def placed(
     text: str = STEP, endpoints: tuple[str, ...] = ENDPOINTS, *, min_block_size: int = 4
 ) -> Program:
-    """Returns a step whose parameters are cut and placed."""
+    """Returns a step whose parameters are sliced and placed."""
     program = parse(text)
     verify(program)
     cut = SliceVar(servers=len(endpoints), min_block_size=min_block_size)
@@ -61,12 +61,10 @@ def placed(
 
 
 def trainer_of(program: Program, trainer: int = 0, *, trainers: int = 2) -> Program:
-    """Returns a trainer's program."""
     return _checked(InsertSendRecv(trainers=trainers, trainer_id=trainer).run(program))
 
 
 def server_of(program: Program, server: int = 0, *, trainers: int = 2) -> Program:
-    """Returns a server's program."""
     return _checked(InsertSendRecv(trainers=trainers, server=server).run(program))
 
 

@@ -1,4 +1,4 @@
-"""The help for tests of passes."""
+"""The test helpers for passes."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""A job whose gradients travel compressed."""
+"""A job with compressed gradients."""
 
 from typing import Any
 

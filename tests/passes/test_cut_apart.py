@@ -1,4 +1,4 @@
-"""cut_apart: where it cuts, and what it refuses; the docstring shows the plain case."""
+"""cut_apart: its cuts and rejections; the docstring shows the plain case."""
 
 import pytest
 from hypothesis import given

@@ -16,7 +16,7 @@ program p
 
 
 def dce(text: str) -> Program:
-    """Returns what is left of a program."""
+    """Returns a program after dead-code elimination."""
     return DeadCodeElimination().run(parse(text))
 
 

@@ -1,4 +1,4 @@
-"""Where slices are placed, and what is too uneven."""
+"""Placement of slices, and rejected imbalance."""
 
 from itertools import pairwise
 
@@ -6,14 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxfleet.analysis.groups import optimize_groups
-from jaxfleet.analysis.holdings import Holding, holdings
-from jaxfleet.analysis.placing import METHODS, Balance, place, stable_hash
-from jaxfleet.analysis.slices import Slice, endpoints_of, placement_of
+from jaxfleet.analysis.optimizer_groups import find_optimizer_groups
+from jaxfleet.analysis.placement.policies import (
+    METHODS,
+    LoadBalance,
+    SliceLoad,
+    dispatch_slices,
+    slice_loads,
+    stable_hash,
+)
+from jaxfleet.analysis.placement.sliced_layout import Slice, endpoints_of, placement_of
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, parse
 from jaxfleet.passes import Dispatch
-from jaxfleet.passes.dispatch import local_endpoints
+from jaxfleet.passes.pserver.dispatch import local_endpoints
 from jaxfleet.pipeline import parse_pipeline, pipeline_text, run_pipeline
 from jaxfleet.runtime import DistributedStrategy
 
@@ -21,7 +27,7 @@ A, B, C, D = local_endpoints(4)
 
 
 def step(params: dict[str, str], *, state: bool = False) -> Program:
-    """Returns a step that updates parameters of these shapes, with a moment each if asked."""
+    """Returns a step that updates parameters of these shapes, optionally with a moment each."""
     head, backward, optimize = [], [], []
     for name, shape in params.items():
         kind = f"f32[{shape}]"
@@ -44,7 +50,6 @@ def step(params: dict[str, str], *, state: bool = False) -> Program:
 
 
 def placed(program: Program, slicing: str, placing: str) -> dict[str, str]:
-    """Returns where the slices of a program go."""
     done = run_pipeline(program, parse_pipeline(f"slice_var{slicing},dispatch{placing}"))
     assert parse(str(done)) == done
     return placement_of(done)
@@ -94,34 +99,38 @@ def test_round_robin_places_what_fluid_places(
     assert there == expected
 
 
-def parts_of(sizes: list[int]) -> list[Holding]:
+def parts_of(sizes: list[int]) -> list[SliceLoad]:
     """Returns slices of these sizes in bytes."""
     names = [f"w{place}" for place in range(len(sizes))]
     return [
-        Holding(Slice(name, name, 0, 0, 1, (1,), 1, is_whole=True), size, 0, size, 0)
+        SliceLoad(Slice(name, name, 0, 0, 1, (1,), 1, is_whole=True), size, 0, size, 0)
         for name, size in zip(names, sizes, strict=True)
     ]
 
 
 def test_balanced_gives_the_largest_first_to_the_emptiest_server() -> None:
-    found = place("balanced", parts_of([1, 5, 3, 3, 2]), [A, B])
+    found = dispatch_slices("balanced", parts_of([1, 5, 3, 3, 2]), [A, B])
     assert found == {"w0": B, "w1": A, "w2": B, "w3": B, "w4": A}
     assert list(found) == ["w0", "w1", "w2", "w3", "w4"]
 
 
 def test_balanced_breaks_ties_by_order() -> None:
-    assert place("balanced", parts_of([4, 4, 4]), [A, B, C]) == {"w0": A, "w1": B, "w2": C}
+    assert dispatch_slices("balanced", parts_of([4, 4, 4]), [A, B, C]) == {
+        "w0": A,
+        "w1": B,
+        "w2": C,
+    }
 
 
 @given(sizes=st.lists(st.integers(0, 99), min_size=1, max_size=20), servers=st.integers(1, 7))
 def test_every_method_places_every_slice_on_a_server(sizes: list[int], servers: int) -> None:
     parts, endpoints = parts_of(sizes), local_endpoints(servers)
     for method in METHODS:
-        found = place(method, parts, endpoints)
+        found = dispatch_slices(method, parts, endpoints)
         assert list(found) == [part.slice.name for part in parts]
         assert set(found.values()) <= set(endpoints)
-        assert sum(Balance.of(parts, found, endpoints).held_bytes.values()) == sum(sizes)
-    even = Balance.of(parts, place("balanced", parts, endpoints), endpoints)
+        assert sum(LoadBalance.of(parts, found, endpoints).held_bytes.values()) == sum(sizes)
+    even = LoadBalance.of(parts, dispatch_slices("balanced", parts, endpoints), endpoints)
     assert even.fullest <= sum(sizes) / servers + max(sizes)
 
 
@@ -156,7 +165,7 @@ def test_bytes_count_the_state_that_follows_a_slice() -> None:
     done = run_pipeline(
         step({"w": "9,16"}, state=True), parse_pipeline("slice_var{min_block_size=1}")
     )
-    first, second = holdings(done, optimize_groups(done))
+    first, second = slice_loads(done, find_optimizer_groups(done))
     assert (first.param_bytes, first.state_bytes, first.push_bytes) == (320, 320, 320)
     assert (second.param_bytes, second.state_bytes, second.push_bytes) == (256, 256, 256)
     assert first.held_bytes == 640

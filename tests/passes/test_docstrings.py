@@ -1,4 +1,4 @@
-"""Every pass's docstring shows a program before and after, and the pass does that."""
+"""The programs in every pass's docstring are the pass's input and output."""
 
 import pytest
 

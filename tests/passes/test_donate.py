@@ -1,4 +1,4 @@
-"""Which buffers an update may reuse."""
+"""Buffers that an update may reuse."""
 
 from jaxfleet.ir import parse
 from jaxfleet.passes import Donate
@@ -14,7 +14,7 @@ HEAD = """
 
 
 def check(ops: str, donated: str) -> None:
-    """Checks what is donated in a program with these operators."""
+    """Checks the donations of a program with these operators."""
     before = f"program p{HEAD}\n{ops}"
     after = f"program p {donated}{HEAD}\n{ops}"
     check_pass(Donate(), before=before, after=after)

@@ -54,7 +54,7 @@ def test_an_exchange_knows_where_it_comes_from() -> None:
 
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_all_devices_get_the_same_to_the_bit(devices: int) -> None:
-    """Also where what is added is a product, which may be rounded with the sum or before it."""
+    """Even if a summand is a product, which may be rounded with the sum or before it."""
     mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
     rows = PartitionSpec("data")
 

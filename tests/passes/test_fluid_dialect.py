@@ -1,4 +1,4 @@
-"""What programs in fluid's dialect become: the text of trainers' and servers' programs."""
+"""Rewrites of programs in fluid's dialect: the text of trainers' and servers' programs."""
 
 import pytest
 
@@ -126,7 +126,7 @@ PLACED = "slice_var{servers=2,min_block_size=4},dispatch{endpoints=[s:1,s:2]"
 
 
 def written(send: str, placed: str = PLACED) -> Program:
-    """Returns what a pipeline makes of the step."""
+    """Returns the step after a pipeline."""
     return run_pipeline(parse(STEP), parse_pipeline(f"{placed}}},insert_send_recv{{{send}}}"))
 
 

@@ -29,13 +29,13 @@ KIB = 1024  # the size of a, of b and of c
 
 
 def check(before: str, after: str, pass_: FuseAllreduce | None = None) -> None:
-    """Checks what becomes of these operators."""
+    """Checks the rewrite of these operators."""
     pass_ = pass_ or FuseAllreduce()
     check_pass(pass_, before=f"{HEAD}\n{before}", after=f"{HEAD}\n{after}")
 
 
 def check_unchanged(ops: str, pass_: FuseAllreduce | None = None) -> None:
-    """Checks that nothing becomes of these operators."""
+    """Checks that these operators stay unchanged."""
     check(ops, ops, pass_)
 
 

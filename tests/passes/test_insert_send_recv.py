@@ -1,4 +1,4 @@
-"""What trainers and servers run of a step: the text of their programs, and what is refused."""
+"""Programs of trainers and servers for a step, as text, and rejections."""
 
 from typing import Any
 
@@ -108,7 +108,7 @@ def test_operators_come_in_fluids_order() -> None:
     sent = [op.reads for op in ops_of(program, "send")]
     ops = program.root.ops
     for at, op in enumerate(ops):
-        if op.type == "send":  # right after what made the gradient, or cut it
+        if op.type == "send":  # right after the operator that made or split the gradient
             assert set(ops[at - 1].writes) == set(op.reads)
     assert len(sent) == 2
     order = ["send_barrier", "recv", "fetch_barrier", "concat", "fetch"]
@@ -220,7 +220,7 @@ def test_a_norm_of_updates_that_is_a_metric_is_received() -> None:
     )
     program = trainer_of(placed(text))
     received = [name for op in ops_of(program, "recv") for name in op.writes]
-    # Of the updates it is made by trainers: servers send what they have in any case, the rows.
+    # Trainers make only this update: servers always send their values, the rows.
     assert received == ["b1", "w1.block0", "w1.block1", "w1s.block0", "w1s.block1"]
     assert types(program)[-1] == "fetch"
     assert "w1s.block1" in server_of(placed(text)).root.variables

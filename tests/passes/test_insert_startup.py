@@ -1,11 +1,11 @@
-"""Startup programs as text: who gives which slice of the state to whom, and what is refused."""
+"""Startup programs as text: transfers of the state's slices, and rejections."""
 
 import pytest
 
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, parse, verify
 from jaxfleet.passes import InsertStartup
-from jaxfleet.passes._startup import trainer_startup
+from jaxfleet.passes.pserver.insert_startup import trainer_startup
 from tests.passes.jobs import placed, trainer_of
 
 TRAINER = """
@@ -34,7 +34,7 @@ program mlp.pserver0.startup {endpoint="s:1", endpoints=["s:1", "s:2"], holds=[[
       Out=[b1, w1.block1, count, m.block1] = recv() {endpoint="s:1", trainer_id=0}
 """  # noqa: E501  # a program's attributes are one line
 
-# A server that has two slices of `w`, and so two copies of the scalar `n` that goes with it.
+# A server with two slices of `w`, and so two copies of the associated scalar `n`.
 COPIES = """
 program p.pserver0.startup {endpoint="s:1", endpoints=["s:1"], holds=[["w.block0", "w", 0], ["n.block0", "n", -1], ["w.block1", "w", 2], ["n.block1", "n", -1]], pserver_id=0, role="pserver", trainers=1}
   param w.block0: f32[2]

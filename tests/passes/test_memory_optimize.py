@@ -1,4 +1,4 @@
-"""What takes whose memory: the results that fluid's algorithm was seen to have, and its rules."""
+"""Reuse of memory: observed results of fluid's algorithm, and its rules."""
 
 import pytest
 
@@ -12,12 +12,12 @@ CHAIN = "a=x b=a c=b d=c e=d"
 def chain(
     ops: str = CHAIN, sizes: str = "", given: str = "x: f32[4,4]", every: str = "4,4"
 ) -> Program:
-    """Returns a program of operators `out=in,in`; only the names and declared types matter here.
+    """Returns a program of operators `out=in,in`; only names and declared types matter here.
 
     Args:
-        ops: they.
-        sizes: `a:8,8` for what has a shape of its own, or `b:i64/4`, with a dtype too.
-        given: what is declared besides, a line each.
+        ops: the operators.
+        sizes: `a:8,8` for individual shapes, or `b:i64/4`, with a dtype too.
+        given: additional declarations, one per line.
         every: the shape of the others.
     """
     own = dict(pair.split(":") for pair in sizes.split())
@@ -34,7 +34,7 @@ def chain(
 
 
 def renamed(program: Program, **options: object) -> tuple[str, Program]:
-    """Returns what took whose memory, in order (`c=>a d=>b`), and the program made."""
+    """Returns the reuses of memory, in order (`c=>a d=>b`), and the resulting program."""
     made = MemoryOptimize(**options).run(program)  # type: ignore[arg-type]
     verify(made)
     pairs = [
@@ -51,7 +51,7 @@ def renamed(program: Program, **options: object) -> tuple[str, Program]:
     [
         (chain("a=x b=a c=b d=c", "a:8,8 b:4,4 c:2,2 d:4,4"), 0, "d=>b"),
         (chain("a=x b=a c=b d=c", "a:8,8 b:4,4 c:2,2 d:4,4"), 1, "c=>a d=>b"),
-        (chain("a=x b=a c=b d=c", "a:b,8 b:n,8 c:n,4 d:b,4"), 1, "d=>a"),  # no letter is another
+        (chain("a=x b=a c=b d=c", "a:b,8 b:n,8 c:n,4 d:b,4"), 1, "d=>a"),  # letters never match
         (chain("a=x b=a c=b", "a:b,n b:2 c:b,m"), 1, ""),
     ],
 )
@@ -62,7 +62,7 @@ def test_what_is_large_enough_is_taken_at_level_1(program: Program, level: int, 
 def test_a_name_that_is_written_again_gives_its_memory_to_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # fluid gave `a`, dead between its two values, to `c`, which the second `a` then destroyed.
+    # fluid gave `a`, dead between its two values, to `c`, which the second `a` then overwrote.
     found, _ = renamed(chain("a=x b=a c=b a=x d=c,a"), print_log=True)
     assert found == "d=>b"
     assert capsys.readouterr().out.splitlines() == [

@@ -1,4 +1,4 @@
-"""Which sends and receives become one message."""
+"""Sends and receives that become one message."""
 
 from jaxfleet.ir import Program, parse
 from jaxfleet.passes import MergeSends

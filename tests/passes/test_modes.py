@@ -1,4 +1,4 @@
-"""What each mode makes of a step: the text of a trainer's program, and of a server's."""
+"""A step's programs in each mode: the text of a trainer's program, and of a server's."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +79,7 @@ program p.trainer0 {communication="fl", endpoints=["s:1"], k_steps=2, role="trai
       send_barrier() {endpoints=["s:1"], trainer_id=0}
       Out=w = recv() {epmap=["s:1"], trainer_id=0}
       fetch_barrier() {endpoints=["s:1"], trainer_id=0}
-""",  # an operator is a line
+""",  # one operator per line
 }
 
 SERVERS = {
@@ -165,8 +165,8 @@ def test_a_server(mode: str) -> None:
 @pytest.mark.parametrize(
     ("mode", "changed"),
     [
-        ("half_async", {"merge": 2}),  # it is the trainer's host that takes the mean
-        ("dc_asgd", {"compensation": 1.0}),  # it is servers that correct
+        ("half_async", {"merge": 2}),  # the trainer's host computes the mean
+        ("dc_asgd", {"compensation": 1.0}),  # servers correct
     ],
 )
 def test_trainers_that_send_gradients_have_programs_that_differ_in_what_they_say(

@@ -1,4 +1,4 @@
-"""offload: what it moves and what it leaves; the docstring shows the plain case."""
+"""offload: moved and unmoved values; the docstring shows the plain case."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from jaxfleet.analysis.memory.merging import executables
+from jaxfleet.analysis.memory.fusion_model import executables
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, parse, verify
 from jaxfleet.passes import CutApart, Offload, ReleaseMemory
@@ -25,13 +25,12 @@ ALL = Offload(smallest_bytes=0)
 
 
 def program(*executables: str) -> Program:
-    """Returns a program whose executables are these lines each, of forward."""
+    """Returns a program with one executable for each group of lines, all of forward."""
     text = "\n      cut()\n      ".join(executables)
     return parse(f"{HEAD}    forward\n      {text}\n")
 
 
 def moves(made: Program) -> list[str]:
-    """Returns the moves of a program, and where it is cut."""
     verify(made)
     return [
         "|" if op.type == "cut" else f"{op.type} {op.reads[0]}"
@@ -120,7 +119,7 @@ def test_nothing_but_moves_is_added(drawn: Program, every: int, ahead: int) -> N
 
 
 def _check_absent(made: Program, original: Mapping[str, str]) -> None:
-    """Checks that a value that comes back was away while a whole executable ran."""
+    """Checks that a value that returns was absent while a whole executable ran."""
     numbers, ops = executables(made.root.ops), made.root.ops
     for place, op in enumerate(ops):
         if op.type == "to_device":

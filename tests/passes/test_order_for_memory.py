@@ -1,16 +1,16 @@
-"""order_for_memory: what may change places, what may not, and how good the order is."""
+"""order_for_memory: valid reorderings, and the quality of the order."""
 
 import random
 from functools import cache
 
 from hypothesis import given
 
-from jaxfleet.analysis.memory import curve_of
+from jaxfleet.analysis.memory import memory_profile
 from jaxfleet.ir import Operands, Operator, Program, Role, Variable, parse, verify
 from jaxfleet.passes import OrderForMemory
 from tests.passes.drawn import Meaning, programs
 
-# The forward parts of two microbatches stand before their backward parts, as a capture leaves them.
+# The forward parts of two microbatches precede their backward parts, as in a capture.
 MICROBATCHES = """
 program p
   data  x: f32[1000]
@@ -32,7 +32,7 @@ program p
 
 
 def peak(program: Program) -> int:
-    return curve_of(program, {}).peak
+    return memory_profile(program, {}).peak
 
 
 def test_one_microbatch_runs_after_another() -> None:
@@ -68,12 +68,12 @@ def test_the_order_is_near_the_best_there_is() -> None:
         program = dag(random.Random(seed))
         ratios.append(peak(OrderForMemory().run(program)) / best_peak(program))
     assert min(ratios) >= 1.0
-    assert sum(ratios) / len(ratios) <= 1.03  # 1.01; as they are drawn, 1.32
+    assert sum(ratios) / len(ratios) <= 1.03  # 1.01; unordered, 1.32
     assert max(ratios) <= 1.25
 
 
 def dag(draw: random.Random) -> Program:
-    """Returns a program of operators that no compiler merges, each of which reads some others."""
+    """Returns a program of operators that no compiler fuses, each of which reads some others."""
     ops: list[Operator] = []
     declared: list[Variable] = []
     for number in range(12):
@@ -92,7 +92,7 @@ def _op(reads: list[str], write: str) -> Operator:
 
 
 def best_peak(program: Program) -> int:
-    """Returns the lowest peak of all orders, by trying every set of operators that ran."""
+    """Returns the lowest peak of all orders, by trying every set of executed operators."""
     ops, sizes = program.root.ops, {v.name: 4 * int(str(v.shape[0]))
                                     for v in program.root.variables.values()}  # fmt: skip
     maker = {op.writes[0]: place for place, op in enumerate(ops)}

@@ -1,4 +1,4 @@
-"""Programs of ranks: which collectives go where, on which ring, and what is refused."""
+"""Programs of ranks: placement and rings of collectives, and rejections."""
 
 import pytest
 
@@ -48,7 +48,7 @@ program startup
 
 
 def told(program: Program) -> list[str]:
-    """Returns the operators between ranks, with what they are about and on which ring."""
+    """Returns the operators between ranks, with their variables and rings."""
     found = []
     for op in program.root.ops:
         if op.type.startswith("c_"):

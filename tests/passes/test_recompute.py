@@ -1,8 +1,8 @@
-"""recompute: what it cuts, computes again and refuses; the docstring shows the plain case."""
+"""recompute: cuts, recomputation and rejections; the docstring shows the plain case."""
 
 import pytest
 
-from jaxfleet.analysis.memory.merging import executables
+from jaxfleet.analysis.memory.fusion_model import executables
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Operator, Program, parse, verify
 from jaxfleet.passes import Recompute
@@ -17,7 +17,7 @@ def chain(moved: str = "n: f32[4] = jax.neg(s)", read: str = "w") -> Program:
 
     Args:
         moved: that operator.
-        read: what the second layer reads besides the first.
+        read: additional input of the second layer.
     """
     text = STEP.replace(H, f"{moved}\n{H.replace('w', read)}").replace(W, f"{W}\nstate m: f32[4]")
     return parse(f"{text}\nfetch(h)")

@@ -1,4 +1,4 @@
-"""Where variables are let go, what reads them afterwards, and that a trainer drops them."""
+"""Releases of variables, later reads of them, and that a trainer drops them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxfleet.analysis.memory.reused import held_by
-from jaxfleet.analysis.rules import meaning_rules
+from jaxfleet.analysis.memory.shared_names import final_variables
+from jaxfleet.analysis.verifier_rules import meaning_rules
 from jaxfleet.errors import FeedError, VerifyError
 from jaxfleet.ir import parse, verify
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.lower.segments import Segment, segments
+from jaxfleet.lower.partition import Segment, segments
+from jaxfleet.observability.timeline import NO_SPANS
 from jaxfleet.passes import ReleaseMemory
-from jaxfleet.ps.trainer import Trainer
-from jaxfleet.watch.spans import NO_SPANS
+from jaxfleet.ps.client.trainer_executor import TrainerExecutor
 
 CUT = parse("""
 program p
@@ -63,13 +63,13 @@ def test_at_cuts_a_name_that_is_written_again_is_not_let_go() -> None:
 
 def test_what_a_cut_let_go_is_not_fetched() -> None:
     made = ReleaseMemory(at_cuts=True).run(CUT)
-    assert held_by(made, ["b", "c"]) == ("b", "c")
+    assert final_variables(made, ["b", "c"]) == ("b", "c")
     with pytest.raises(FeedError, match="'a' is fetched, and release_memory let it go"):
-        held_by(made, ["a"])
+        final_variables(made, ["a"])
 
 
-class _Watched(Trainer):
-    """Notes what it holds each time the host has done its part."""
+class _Watched(TrainerExecutor):
+    """Records its content each time the host has done its part."""
 
     held: list[set[str]]
 

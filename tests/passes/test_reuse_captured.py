@@ -1,4 +1,4 @@
-"""Captured steps that are drawn compute what they computed, whatever shares a name."""
+"""Drawn captured steps keep their results when names are shared."""
 
 import random
 from dataclasses import replace
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxfleet as jf
-from jaxfleet.analysis.rules import meaning_rules
+from jaxfleet.analysis.verifier_rules import meaning_rules
 from jaxfleet.ir import verify
 from jaxfleet.passes import GradAllreduce
 from jaxfleet.pipeline import run_pipeline
@@ -40,6 +40,7 @@ def test_operators_of_a_step_read_what_they_read(
     check_rewritten(program, released, level=level, skip=skip)
 
 
+@pytest.mark.grid
 @given(RANDOMS, st.sampled_from([0, 1]))
 @settings(max_examples=3)
 def test_a_step_gives_the_same_to_the_bit(drawn: random.Random, level: int) -> None:
@@ -76,14 +77,14 @@ def test_a_program_is_divided_behind_it_and_before_it(seed: int, level: int) -> 
     made = [plain(end.states, end.metrics) for end in ends]
     for x, y in zip(seen[0], seen[2], strict=True):
         np.testing.assert_array_equal(x, y)
-    # Divided after names were shared, some drawn steps were seen to differ in the last digits.
+    # If distributed after names were shared, some drawn steps differed in the last digits.
     for one, other in [(seen[0], seen[1]), (made[0], made[1])]:
         for x, y in zip(one, other, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
 def plain(*values: Any) -> list[np.ndarray]:
-    """Returns leaves as numpy arrays, keys too."""
+    """Returns leaves as numpy arrays, including keys."""
     leaves = jax.tree.leaves(values)
     is_key = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
     pairs = zip(leaves, is_key, strict=True)

@@ -1,4 +1,4 @@
-"""Drawn programs mean what they meant once names are shared and released, sub-blocks included."""
+"""Drawn programs keep their meaning when names are shared and released, also in sub-blocks."""
 
 import random
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxfleet as jf
-from jaxfleet.analysis.memory.reused import held_by
-from jaxfleet.analysis.rules import meaning_rules
+from jaxfleet.analysis.memory.shared_names import final_variables
+from jaxfleet.analysis.verifier_rules import meaning_rules
 from jaxfleet.errors import FeedError
 from jaxfleet.ir import Program, parse, verify
 from jaxfleet.ops import Interpreter
 from jaxfleet.passes import MemoryOptimize, ReleaseMemory
-from jaxfleet.runtime.prepared import prepare
+from jaxfleet.runtime.compiled_program import prepare
 from tests.passes.following import check_rewritten
 
 HEAD = """program drawn
@@ -59,7 +59,7 @@ class Drawing:
         mine = list(known)
         own = [f"w_{index}_{n}" for n in range(3)], [f"n_{index}_{n}" for n in range(2)]
         outer = [name for name in known if name != "x"]
-        # What a block writes of the values around it has been written before.
+        # Outer variables that a block writes have been written before.
         body = [self.op(mine, *own, more=outer) for _ in range(self.random.randint(2, 6))]
         wrote = [line.split(" = ")[0].split(":")[0] for line in body]
         written = [name for name in dict.fromkeys(wrote) if name in known]
@@ -135,7 +135,7 @@ def test_operators_read_what_they_read_and_skipped_names_and_state_stay(
 
 
 def at_end(program: Program) -> dict[str, np.ndarray]:
-    """Returns what every variable holds at the end, step by step."""
+    """Returns the final value of every variable, by interpretation."""
     names = [*program.root.variables]
     return {n: np.asarray(v) for n, v in Interpreter(program, {}).run(GIVEN, keep=names).items()}
 
@@ -148,7 +148,7 @@ def test_what_is_fetched_is_what_it_was_run_step_by_step(seed: int) -> None:
         found, served = at_end(made), 0
         for name, value in wanted.items():
             try:
-                (where,) = held_by(made, [name])
+                (where,) = final_variables(made, [name])
             except FeedError:
                 continue
             np.testing.assert_array_equal(found[where], value, err_msg=name)
@@ -184,16 +184,16 @@ def variants(program: Program) -> list[Program]:
 
 
 def compiled(program: Program) -> dict[str, np.ndarray]:
-    """Returns what a compiled program gives of its state, and of all that it still has."""
+    """Returns the state and the remaining variables of a compiled program."""
     names = []
     for name in program.root.variables:
         try:
-            held_by(program, [name])
+            final_variables(program, [name])
         except FeedError:
             continue
         names.append(name)
     written = {name for op in program.root.ops for name in op.writes}
-    names = [name for name in names if held_by(program, [name])[0] in written]
+    names = [name for name in names if final_variables(program, [name])[0] in written]
     ready = prepare(program, tuple(names))
     state = {v.name: GIVEN[v.name] for v in ready.state}
     fetched, new = ready.function({}, state, {v.name: GIVEN[v.name] for v in ready.data})

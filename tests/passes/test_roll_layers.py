@@ -1,4 +1,4 @@
-"""roll_layers: which groups become a loop, and which stay; the docstring shows the plain case."""
+"""roll_layers: groups that become a loop, and others; the docstring shows the plain case."""
 
 from collections.abc import Sequence
 
@@ -116,7 +116,7 @@ def test_parameters_are_updated_each_in_its_place() -> None:
     [
         (FOUR[0], FOUR[1], layer("a", "w", "c"), layer("b", "z", "d")),  # of the one before that
         [[f"{p} = jax.mul({p}, x)", f"{p}.1: f32[4] = jax.neg(z)"] for p in "uzw"],  # z is new
-        [[f"{p}.1: f32[4] = jax.neg(x)", f"fetch({p}.1)"] for p in "uvw"],  # acts on the world
+        [[f"{p}.1: f32[4] = jax.neg(x)", f"fetch({p}.1)"] for p in "uvw"],  # a side effect
     ],
 )
 def test_groups_that_depend_otherwise_stay(groups: Sequence[Sequence[str]]) -> None:

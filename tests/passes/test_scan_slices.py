@@ -1,4 +1,4 @@
-"""Loops that must keep their count."""
+"""Loops that must keep their trip count."""
 
 from jaxfleet.ir import parse
 from jaxfleet.passes import ScanSlices

@@ -1,4 +1,4 @@
-"""When a trainer's operators run: few waits for servers, and nothing before what it needs."""
+"""Order of a trainer's operators: few waits for servers, and no use before definition."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -6,12 +6,12 @@ from functools import cache
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.analysis.uses import OuterUses
+from jaxfleet.analysis.effects import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, parse, verify
-from jaxfleet.lower.segments import runs_on_host
+from jaxfleet.lower.partition import runs_on_host
 from jaxfleet.passes import MergeSends, ScheduleSends
-from jaxfleet.runtime.job_programs import JobPrograms, job_programs
+from jaxfleet.runtime.pserver_job import JobPrograms, job_programs
 from tests.exact.common import prepared
 from tests.passes.jobs import placed, server_of, trainer_of
 from tests.tiers import by_default
@@ -39,7 +39,7 @@ def job(name: str, *, trainers: int = 2, cuts: int = 1) -> JobPrograms:
 
 
 def phases(program: Program) -> list[list[str]]:
-    """Returns the types of the operators of the host that stand together, in order."""
+    """Returns the types of consecutive operators of the host, in order."""
     found: list[list[str]] = [[]]
     for op in program.root.ops:
         if runs_on_host(op):
@@ -50,9 +50,9 @@ def phases(program: Program) -> list[list[str]]:
 
 
 def facts(program: Program) -> Iterator[tuple[object, ...]]:
-    """Yields what every operator reads and writes: which write of a name, and of how many reads.
+    """Yields the reads and writes of every operator: the version of a name, and its reads.
 
-    Two orders of the same operators that give the same facts compute the same.
+    Two orders of the same operators with the same facts compute the same.
     """
     uses, writes = OuterUses(program), dict[str, int]()
     reads: dict[tuple[str, int], int] = {}
@@ -75,6 +75,7 @@ def test_every_operator_reads_what_it_read_before(name: str, cuts: int) -> None:
     assert sorted(map(str, facts(after))) == sorted(map(str, facts(before)))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("trainers", by_default([1, 2], 2))
 @pytest.mark.parametrize("name", by_default(PROGRAMS, *FEW))
 def test_the_text_of_every_program_is_the_program(name: str, trainers: int) -> None:
@@ -171,7 +172,7 @@ def test_barriers_stay_around_what_is_received(name: str) -> None:
     assert places == sorted(places)
 
 
-# A trainer that sends nothing: its gradient is whole, and trainer 0 sends it.
+# A trainer that sends nothing: trainer 0 sends its complete gradient.
 SILENT = """
 program p {role="trainer", trainers=2}
   data  x: f32[4]

@@ -1,4 +1,4 @@
-"""Where parameters are cut."""
+"""Slicing of parameters."""
 
 from math import ceil, prod
 
@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxfleet.analysis.groups import optimize_groups
-from jaxfleet.analysis.slices import slices_of
-from jaxfleet.analysis.slicing import block_sizes, exact_rows, slice_rows, why_whole
+from jaxfleet.analysis.optimizer_groups import find_optimizer_groups
+from jaxfleet.analysis.placement.sliced_layout import slices_of
+from jaxfleet.analysis.placement.slicing_rule import (
+    block_sizes,
+    exact_rows,
+    reasons_for_whole,
+    slice_rows,
+)
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, parse
 from jaxfleet.passes import SliceVar
@@ -98,10 +103,10 @@ def test_blocks_are_equal_whole_rows_but_for_the_last(
 @pytest.mark.parametrize(
     ("shape", "servers", "rows"),
     [
-        ((5,), 7, (3, 2)),  # fluid: five of one
-        ((16,), 7, (3, 3, 3, 3, 4)),  # fluid: the last alone
+        ((5,), 7, (3, 2)),  # fluid: five slices of one
+        ((16,), 7, (3, 3, 3, 3, 4)),  # fluid: a single last one
         ((2,), 2, (2,)),
-        ((3, 8), 3, (1, 1, 1)),  # a row is more than an element
+        ((3, 8), 3, (1, 1, 1)),  # a row has more than one element
         ((5, 1), 3, (3, 2)),
         ((1,), 2, (1,)),
         ((), 2, ()),
@@ -129,7 +134,7 @@ WEIGHTS = {
 
 
 def cut(tx: optax.GradientTransformation) -> Program:
-    """Returns a step around an optimizer, cut."""
+    """Returns a sliced step around an optimizer."""
     program = SliceVar(min_block_size=32).run(step_of(tx, WEIGHTS))
     assert parse(str(program)) == program
     return program
@@ -152,7 +157,7 @@ def test_slices_are_named_and_know_their_rows() -> None:
 
 def test_what_stays_whole_says_why_with_the_users_line() -> None:
     program = cut(on_gradients(lambda gradient: gradient / gradient.sum()))
-    whole = why_whole(program, optimize_groups(program))
+    whole = reasons_for_whole(program, find_optimizer_groups(program))
     assert whole["params/b"] == "fits one block (min_block_size, slice_var, number of servers)"
     assert whole["params/s"] == "a scalar has no rows"
     assert whole["params/w"].startswith("reduces its rows by jax.reduce_sum (")
@@ -188,7 +193,7 @@ program p
 
 def test_a_parameter_with_two_gradients_is_cut_once_with_both() -> None:
     program = parse(TWICE.format(shape="8,4", op="abs(x)", second="w@GRAD~1"))
-    assert optimize_groups(program).group("w").gradients == ("w@GRAD", "w@GRAD~1")
+    assert find_optimizer_groups(program).group("w").gradients == ("w@GRAD", "w@GRAD~1")
     cut_program = SliceVar(min_block_size=1).run(program)
     assert [part.rows for part in slices_of(cut_program)] == [4, 4]
 
@@ -198,7 +203,7 @@ def test_a_gradient_of_another_shape_keeps_the_parameter_whole() -> None:
     program = SliceVar(min_block_size=1).run(parse(text))
     (whole,) = slices_of(program)
     assert whole.is_whole
-    why = why_whole(program, optimize_groups(program))["w"]
+    why = reasons_for_whole(program, find_optimizer_groups(program))["w"]
     assert why == "its gradient 'w@GRAD~1: f32[]' has another shape than its own, f32[8,4]"
 
 

@@ -1,4 +1,4 @@
-"""Products that come out as they are read, and those that must be left as they are."""
+"""Products whose output is transposed for their readers, and those that must stay unchanged."""
 
 from typing import Any
 
@@ -78,7 +78,7 @@ def test_paired_axes_stay_in_front_and_free_ones_change_sides_in_their_order(
 
 
 def test_a_step_on_devices_transposes_no_gradient_of_a_weight() -> None:
-    """XLA would merge such a transpose into a product that it has no fast kernel for."""
+    """XLA would merge such a transpose into a product without a fast kernel."""
     tx: Any = jf.distributed_optimizer(optax.sgd(0.1))
 
     def layer(h: Any, w: Any) -> Any:

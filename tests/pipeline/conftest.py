@@ -1,4 +1,4 @@
-"""Registers the toy passes, and no other, for a test that asks for them."""
+"""Registers only the toy passes, for tests that request them."""
 
 import pytest
 

@@ -26,7 +26,6 @@ def dump(pipeline: str, folder: Path, *, source: bool = False) -> None:
 
 
 def files(folder: Path) -> list[str]:
-    """Returns the files under a folder."""
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 

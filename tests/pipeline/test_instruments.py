@@ -1,4 +1,4 @@
-"""Instruments that keep what they saw."""
+"""Instruments that record a run."""
 
 import pytest
 

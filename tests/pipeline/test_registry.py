@@ -13,7 +13,6 @@ pytestmark = pytest.mark.usefixtures("toy_passes")
 
 
 def hint(error: pytest.ExceptionInfo[PassError]) -> str:
-    """Returns the last note of an error."""
     return error.value.__notes__[-1]
 
 

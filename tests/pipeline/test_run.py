@@ -13,7 +13,6 @@ pytestmark = pytest.mark.usefixtures("toy_passes")
 
 
 def run(pipeline: str, program: Program = TOY) -> Record:
-    """Returns the record of a pipeline."""
     record = Record()
     run_pipeline(program, parse_pipeline(pipeline), instruments=[record])
     return record

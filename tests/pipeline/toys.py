@@ -1,4 +1,4 @@
-"""Passes for tests of pipelines, and a program for them. Registered only where a test asks."""
+"""Passes for tests of pipelines, and a program for them. Registered only on request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

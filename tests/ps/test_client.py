@@ -1,4 +1,4 @@
-"""A trainer's end, on lines that lose messages."""
+"""A trainer's client, on connections that lose messages."""
 
 import itertools
 from collections.abc import Collection
@@ -6,16 +6,15 @@ from collections.abc import Collection
 import pytest
 
 from jaxfleet.errors import ConnectError
-from jaxfleet.ps.client import Client
-from jaxfleet.ps.membership import Membership
-from jaxfleet.ps.messages import Kind, Message, Plain
-from jaxfleet.ps.options import Patience
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.transport.messages import Kind, Message, Plain
 
 PLACE = "127.0.0.1:6174"
 
 
 class LosingLines:
-    """Lines to one server, which hears nothing of the first messages; each wait takes a second."""
+    """Connections to a server that lose the first messages; each wait takes a second."""
 
     def __init__(self, lost: int) -> None:
         self.sent: list[Message] = []
@@ -45,10 +44,10 @@ class LosingLines:
 
 
 def client(lines: LosingLines, connect_s: float = 60.0) -> Client:
-    me = Membership("job", 0, 1, (PLACE,), "hash", [("program p", {})])
+    me = TrainerIdentity("job", 0, 1, (PLACE,), "hash", [("program p", {})])
     seconds = itertools.count()
-    patience = Patience(connect_s=connect_s)
-    return Client(lines, me, patience=patience, clock=lambda: float(next(seconds)))
+    timeouts = Timeouts(connect_s=connect_s)
+    return Client(lines, me, timeouts=timeouts, clock=lambda: float(next(seconds)))
 
 
 @pytest.mark.parametrize("lost", [0, 1, 3])

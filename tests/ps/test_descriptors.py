@@ -1,4 +1,4 @@
-"""Files can be opened for a checkpoint although connections have taken all other descriptors."""
+"""Files can be opened for a checkpoint although connections use all other descriptors."""
 
 import os
 import resource
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxfleet.ps.descriptors import Reserve, raise_limit
+from jaxfleet.ps.server.event_loop import DescriptorReserve, raise_descriptor_limit
 
 
 @contextmanager
 def few_descriptors(more: int) -> Iterator[None]:
-    """Lets this process open so many more files, for as long as the block runs."""
+    """Limits this process to `more` additional files, during the block."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(one.name) for one in Path("/dev/fd").iterdir())
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + more, before[1]))
@@ -24,7 +24,7 @@ def few_descriptors(more: int) -> Iterator[None]:
 
 
 def take_all(stack: ExitStack) -> int:
-    """Opens files until no descriptor is left; returns how many."""
+    """Opens files until no descriptor is left; returns their number."""
     for count in range(100_000):
         try:
             stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
@@ -35,7 +35,7 @@ def take_all(stack: ExitStack) -> int:
 
 def test_what_is_in_reserve_is_free_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     with few_descriptors(40), ExitStack() as stack:
-        reserve = Reserve(16)
+        reserve = DescriptorReserve(16)
         stack.callback(reserve.close)
         assert take_all(stack) > 0
         with pytest.raises(OSError, match="Too many open files"):
@@ -49,7 +49,7 @@ def test_what_is_in_reserve_is_free_while_a_checkpoint_is_written(tmp_path: Path
 
 def test_a_reserve_that_is_lent_twice_is_whole_again_after_both() -> None:
     with few_descriptors(40), ExitStack() as stack:
-        reserve = Reserve(8)
+        reserve = DescriptorReserve(8)
         stack.callback(reserve.close)
         with reserve.lent():
             with reserve.lent():
@@ -62,6 +62,6 @@ def test_a_reserve_that_is_lent_twice_is_whole_again_after_both() -> None:
 
 def test_the_limit_is_raised_to_what_the_user_may_have() -> None:
     with few_descriptors(40):
-        raise_limit()
+        raise_descriptor_limit()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         assert soft == (1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16))

@@ -1,4 +1,4 @@
-"""A server process that cannot begin leaves no descriptor open, and no thread running."""
+"""A server process that fails to start leaves no descriptor open, and no thread running."""
 
 import socket
 import sys
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from jaxfleet.errors import ConnectError, ProgramError
-from jaxfleet.ps import serve as serving
 from jaxfleet.ps.server import ServerCore, ServerOptions
+from jaxfleet.ps.server import process as serving
 
 
 @pytest.fixture(autouse=True)
 def process_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Leaves the settings of this process, which a server's own process changes, as they are."""
-    for name in ("keep_freed_memory", "compute_in_place", "raise_limit"):
+    """Restores the settings of this process, which a server's own process changes."""
+    for name in ("keep_freed_memory", "compute_in_place", "raise_descriptor_limit"):
         monkeypatch.setattr(serving, name, lambda: None)
     before = sys.getswitchinterval()
     yield
@@ -24,12 +24,12 @@ def process_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def opened() -> tuple[int, list[str]]:
-    """Returns how many descriptors are open, and the names of the threads."""
+    """Returns the number of open descriptors, and the names of the threads."""
     return len(list(Path("/dev/fd").iterdir())), sorted(one.name for one in threading.enumerate())
 
 
 def check_nothing_is_left(start: Callable[[], None]) -> None:
-    start()  # what is made once for a process is made now
+    start()  # first creates everything that lives as long as the process
     before = opened()
     start()
     assert opened() == before

@@ -1,10 +1,10 @@
-"""Tables that trainers update themselves, and exchange changes of."""
+"""Tables that trainers update locally, and whose deltas they exchange."""
 
 import numpy as np
 
-from jaxfleet.ps.client import Client
-from jaxfleet.ps.geo_tables import GeoTables
-from jaxfleet.ps.tables import RemoteTables
+from jaxfleet.ps.client.async_tables import GeoTables
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.remote_tables import RemoteTables
 from jaxfleet.tables import Adagrad, ByScore, TableSpec, TableStore
 from tests.ps.server.table_programs import drawn_rows
 from tests.ps.test_remote_tables import play
@@ -15,12 +15,12 @@ STEPS, ROUNDS = 3, 4
 
 
 def of_trainer(trainer: int, trainers: int) -> np.ndarray:
-    """Returns the keys of a trainer: all where there is one, else all but one of the others'."""
+    """Returns the keys of a trainer: all if it is alone, else all but one of the others'."""
     return KEYS if trainers == 1 else np.delete(KEYS, trainer)
 
 
 def trained(number: int, client: Client, remote: RemoteTables) -> np.ndarray:
-    """Trains some rounds; returns the rows that servers have then."""
+    """Trains some rounds; returns the servers' rows."""
     trainers = client.me.trainers
     tables = GeoTables(remote, [SPEC], k_steps=STEPS, trainers=trainers)
     keys = of_trainer(number, trainers)
@@ -33,7 +33,7 @@ def trained(number: int, client: Client, remote: RemoteTables) -> np.ndarray:
 
 
 def expected(trainers: int) -> np.ndarray:
-    """Returns what they have by the formula, row by row of each trainer."""
+    """Returns the rows by the formula, row by row of each trainer."""
     served = TableStore(SPEC).look_up(KEYS)
     own, old = (np.repeat(served[None], trainers, axis=0) for _ in range(2))
     sums = np.full((trainers, *served.shape), 0.1, np.float32)
@@ -57,7 +57,7 @@ def expected(trainers: int) -> np.ndarray:
 
 def test_one_trainer_comes_to_the_rows_that_it_made() -> None:
     (found,) = play(trained, servers=2, trainers=1, tables=[SPEC])
-    np.testing.assert_allclose(found, expected(1), rtol=1e-5)  # sums of changes round otherwise
+    np.testing.assert_allclose(found, expected(1), rtol=1e-5)  # sums of deltas round differently
 
 
 def test_rows_of_several_trainers_follow_the_formula() -> None:
@@ -121,7 +121,7 @@ def test_a_trainer_that_begins_anew_goes_on_from_the_rows_that_servers_have() ->
         tables.look_up("users", KEYS)
         tables.push("users", KEYS, np.full((8, 3), 1.0 + number, np.float32))
         served = remote.look_up("users", KEYS).copy()
-        assert (tables.look_up("users", KEYS) != served).all()  # half of its change is its own yet
+        assert (tables.look_up("users", KEYS) != served).all()  # half of its change is still local
         tables.restart()
         np.testing.assert_array_equal(tables.look_up("users", KEYS), served)
 

@@ -1,4 +1,4 @@
-"""A heartbeat tells who lives, and outlives what fails under it."""
+"""Heartbeats report live peers, and survive failures of the network."""
 
 import threading
 import time
@@ -8,11 +8,10 @@ from functools import partial
 import pytest
 
 from jaxfleet.errors import ClosedError, ConnectError
-from jaxfleet.ps.heartbeat import Heartbeat, Pulse
-from jaxfleet.ps.memory_network import MemoryNetwork
-from jaxfleet.ps.messages import Kind, Message, Plain
-from jaxfleet.ps.network import Lines, Listener, Network
-from jaxfleet.ps.zmq_network import ZmqNetwork
+from jaxfleet.ps.client.heartbeat import Heartbeat, Pulse
+from jaxfleet.transport.memory_network import MemoryNetwork
+from jaxfleet.transport.messages import Connections, Kind, Listener, Message, Network, Plain
+from jaxfleet.transport.zmq.network import ZmqNetwork
 
 PLACE = "127.0.0.1:6174"
 
@@ -25,7 +24,6 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def answer(listener: Listener, heard: list[str], *, beats: int) -> None:
-    """Answers so many beats."""
     while len(heard) < beats:
         if (arrived := listener.receive(5.0)) is not None:
             peer, message = arrived
@@ -141,7 +139,7 @@ class Failing:
         self.inner = inner
         self.failures = failures
 
-    def connect(self, endpoints: Sequence[str]) -> Lines:
+    def connect(self, endpoints: Sequence[str]) -> Connections:
         self.failures -= 1
         if self.failures >= 0:
             raise ConnectError("not yet")

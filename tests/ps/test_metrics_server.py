@@ -1,4 +1,4 @@
-"""Metrics are given to who has the token, in one thread, however many ask and however slowly."""
+"""Metrics are served to clients with the token, in one thread, however many or slow they are."""
 
 import http.client
 import socket
@@ -9,10 +9,10 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 
 from jaxfleet.errors import ConnectError
-from jaxfleet.ps.metrics_server import MetricsServer
-from jaxfleet.ps.secret import derive_keys, metrics_token
-from tests.ps.test_door import descriptors
-from tests.ps.test_zmq_network import SECRET, until
+from jaxfleet.ps.server.metrics_server import MetricsServer
+from jaxfleet.transport.secret import derive_keys, metrics_token
+from tests.transport.test_zmq_authentication import descriptors
+from tests.transport.test_zmq_network import SECRET, until
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def test_who_reads_nothing_of_its_answer_is_closed() -> None:
             line = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
             line.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         until(lambda: server.connections == 8)
-        until(lambda: descriptors() == before + 8)  # their ends here
+        until(lambda: descriptors() == before + 8)  # the server's ends
 
 
 def test_a_port_that_is_taken_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Tables over servers, from the trainer's side: real clients and servers, a network in memory."""
+"""Remote tables from the trainer's side: real clients and servers, a network in memory."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,15 +9,14 @@ import pytest
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.ps.client import Client
-from jaxfleet.ps.membership import Membership
-from jaxfleet.ps.memory_network import MemoryNetwork
-from jaxfleet.ps.messages import Kind
-from jaxfleet.ps.options import Patience
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.remote_tables import RemoteTables
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
-from jaxfleet.ps.tables import RemoteTables
 from jaxfleet.tables import ByScore, TableSpec, TableStore
-from jaxfleet.tables.merge import merge
+from jaxfleet.tables.merge_pushes import merge
+from jaxfleet.transport.memory_network import MemoryNetwork
+from jaxfleet.transport.messages import Kind
 from tests.ps.server.table_programs import ITEMS, USERS, drawn_rows, table_program
 
 Script = Callable[[int, Client, RemoteTables], Any]
@@ -32,7 +31,7 @@ def play(
     network: MemoryNetwork | None = None,
     tables: Sequence[TableSpec] = TABLES,
 ) -> list[Any]:
-    """Runs a script on every trainer, and returns what each returned."""
+    """Runs a script on every trainer; returns the results."""
     net = network if network is not None else MemoryNetwork()
     programs = [
         table_program(tables, server=number, servers=servers, trainers=trainers)
@@ -49,8 +48,8 @@ def play(
 
     def train(number: int) -> Any:
         texts = [(str(program), dict[str, np.ndarray]()) for program in programs]
-        me = Membership("j", number, trainers, endpoints, "hash", texts)
-        client = Client(net.connect(endpoints), me, patience=Patience(), clock=net.clock)
+        me = TrainerIdentity("j", number, trainers, endpoints, "hash", texts)
+        client = Client(net.connect(endpoints), me, timeouts=Timeouts(), clock=net.clock)
         try:
             client.open()
             if number == 0:
@@ -76,7 +75,7 @@ def batch(trainer: int, step: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def trained(number: int, client: Client, tables: RemoteTables) -> list[np.ndarray]:
-    """Trains three steps, and returns all rows that it saw."""
+    """Trains three steps; returns all rows that it saw."""
     seen = []
     for step in (1, 2, 3):
         client.next_step(8)
@@ -88,7 +87,7 @@ def trained(number: int, client: Client, tables: RemoteTables) -> list[np.ndarra
 
 
 def wanted(trainers: int) -> list[list[np.ndarray]]:
-    """Returns what trainers see where one store has all rows."""
+    """Returns the rows that trainers see with one store for all."""
     stores = [TableStore(spec) for spec in TABLES]
     seen: list[list[np.ndarray]] = [[] for _ in range(trainers)]
     for step in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""Servers update the rows that came of a sparse table, to the bit as if the others were zeros."""
+"""Sparse updates on servers equal dense ones with zeros, bit for bit."""
 
 import functools
 import tracemalloc
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from jaxfleet import fluid
-from jaxfleet.fluid.pserver.programs import plain_server
-from jaxfleet.fluid.to_ir import ir_program
+from jaxfleet.fluid.framework.to_ir import ir_program
+from jaxfleet.fluid.pserver.normalization import normalize_server
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.ps.row_gradients import RowGradient
-from jaxfleet.ps.server.machine import Machine
-from jaxfleet.ps.server.plan import BlockPlan
-from jaxfleet.ps.server.plan_reader import read_plan
+from jaxfleet.ps.gradient_encoding import RowGradient
+from jaxfleet.ps.server.block_executor import BlockExecutor
+from jaxfleet.ps.server.execution_plan import BlockPlan
+from jaxfleet.ps.server.program_loader import read_plan
 from tests.fluid.nets import fresh
 from tests.fluid.pserver import test_sparse
 
@@ -24,8 +24,8 @@ CACHE = ExecutableCache()
 SERVER = "127.0.0.1:7701"
 
 
-def machine_of(make: Callable[[], Any], *, sync: bool = True) -> tuple[Machine, BlockPlan]:
-    """Returns the machine of a job's one server, with some state, and the table's block."""
+def machine_of(make: Callable[[], Any], *, sync: bool = True) -> tuple[BlockExecutor, BlockPlan]:
+    """Returns the executor of a job's one server, with some state, and the table's block."""
     config = fluid.DistributeTranspilerConfig()
     config.wait_port, config.sync_mode = False, sync
     transpiler = fluid.DistributeTranspiler(config)
@@ -33,18 +33,18 @@ def machine_of(make: Callable[[], Any], *, sync: bool = True) -> tuple[Machine, 
         test_sparse.net(make)
         transpiler.transpile(0, pservers=SERVER, trainers=2, sync_mode=sync)
     program = ir_program(transpiler.get_pserver_program(SERVER))
-    machine = Machine(plan := read_plan(plain_server(program), CACHE))
+    executor = BlockExecutor(plan := read_plan(normalize_server(program), CACHE))
     random = np.random.default_rng(2)
-    machine.assign({
+    executor.assign({
         name: random.random(kind.shape, np.float32) for name, kind in plan.types.items()
         if name in plan.state
     })  # fmt: skip
     (block,) = [one for one in plan.blocks if "emb" in one.lowered.writes]
-    return machine, block
+    return executor, block
 
 
 def pushes(block: BlockPlan, steps: int = 3) -> Iterator[dict[str, RowGradient]]:
-    """Yields what trainers send for some steps; some rows come from several of them."""
+    """Yields trainers' gradients of some steps; some rows come from several of them."""
     random = np.random.default_rng(4)
     (merge,) = block.merges
     for step in range(steps):
@@ -56,10 +56,11 @@ def pushes(block: BlockPlan, steps: int = 3) -> Iterator[dict[str, RowGradient]]
         yield sent
 
 
-def state_of(machine: Machine) -> dict[str, np.ndarray]:
-    return {name: np.array(value) for name, value in machine.state.items()}
+def state_of(executor: BlockExecutor) -> dict[str, np.ndarray]:
+    return {name: np.array(value) for name, value in executor.state.items()}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
 def test_rows_alone_are_updated_to_the_bit_as_in_whole_gradients(name: str, *, sync: bool) -> None:
@@ -78,25 +79,25 @@ def test_rows_alone_are_updated_to_the_bit_as_in_whole_gradients(name: str, *, s
 
 
 def test_what_a_step_takes_goes_by_the_rows_that_came() -> None:
-    machine, block = machine_of(lambda: fluid.optimizer.SGD(0.05))
+    executor, block = machine_of(lambda: fluid.optimizer.SGD(0.05))
     sent = next(pushes(block))
-    machine.run(block, sent)  # compiles
-    before = machine.counts.rows
-    at = {name: value.unsafe_buffer_pointer() for name, value in machine.state.items()}
+    executor.run(block, sent)  # compiles
+    before = executor.counts.rows
+    at = {name: value.unsafe_buffer_pointer() for name, value in executor.state.items()}
     tracemalloc.start()
-    machine.run(block, sent)
+    executor.run(block, sent)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert machine.counts.rows - before == 128  # 80 rows, or a few less, and padding
+    assert executor.counts.rows - before == 128  # about 80 rows, and padding
     assert most < ROWS * DIM * 4 / 2  # less than half a gradient of zeros, of one trainer
-    assert machine.state["emb"].unsafe_buffer_pointer() == at["emb"]  # nor was the table copied
+    assert executor.state["emb"].unsafe_buffer_pointer() == at["emb"]  # the table is not copied
 
 
 def test_rows_that_come_with_a_whole_gradient_are_made_whole() -> None:
-    machine, block = machine_of(lambda: fluid.optimizer.SGD(0.05))
+    executor, block = machine_of(lambda: fluid.optimizer.SGD(0.05))
     first, second = next(pushes(block)).items()
-    machine.run(block, {first[0]: first[1].whole(), second[0]: second[1]})
-    assert machine.counts.rows == 0
+    executor.run(block, {first[0]: first[1].whole(), second[0]: second[1]})
+    assert executor.counts.rows == 0
 
 
 @pytest.mark.parametrize("name", ["Adam", "Momentum", "Ftrl", "RMSProp", "DecayedAdagrad"])

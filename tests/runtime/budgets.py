@@ -1,4 +1,4 @@
-"""Programs of the zoo with a budget of memory: what it makes of them, beside what they are."""
+"""Zoo programs with a memory budget, compared with the plain ones."""
 
 import re
 from dataclasses import dataclass
@@ -12,20 +12,19 @@ from tests.runtime.comparing import assert_close, tolerance
 from tests.shared_zoo import arrays
 from tests.zoo import Case
 
-ROWS = 256  # so that what rows take is most of it
+ROWS = 256  # so that rows dominate the memory
 STEPS = 2
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a budget.
+    """Result of a budget.
 
     Attributes:
-        before: the peak of the step as it is, in bytes.
-        after: the peak of the step as it runs.
-        asked: the budget that it was made for.
-        refused: the share that was asked for first cannot be met, so `asked` is what the refusal
-            named.
+        before: the peak of the plain step, in bytes.
+        after: the peak of the step with the budget.
+        asked: the budget used.
+        refused: whether the first share is infeasible, so `asked` is the budget named by the error.
     """
 
     before: int
@@ -40,10 +39,10 @@ class Outcome:
 
 
 def outcome(entry: Case, share: float) -> Outcome:
-    """Asks for a share of a program's peak, or else for the least that can be met; compares.
+    """Requests a share of a program's peak, or else the smallest feasible budget; compares.
 
     Raises:
-        AssertionError: it takes more than asked for or than before, or computes something else.
+        AssertionError: it takes more than the budget or the plain step, or results differ.
     """
     try:
         return _compared(entry, share, refused=False)
@@ -66,7 +65,7 @@ def _compared(entry: Case, budget: float, *, refused: bool) -> Outcome:
         batch = built.batch(number, ROWS)
         wanted, told = plain(wanted, batch)
         state, metrics = step(state, batch)
-        # Other executables merge other operators: the last places of sums and products differ.
+        # Other executables fuse other operators: sums and products differ in the last digits.
         where = f"of {entry.name} after step {number}"
         assert_close((state, metrics), arrays((wanted, told)), 4 * tolerance(entry), where)
     return found

@@ -12,19 +12,19 @@ from jaxfleet.runtime.step import Step
 from tests.shared_zoo import Array, arrays, built_zoo, captured_zoo, one_device
 from tests.zoo import ZOO, Case
 
-# In float32 a sum over the batch is added up in another order on several devices: some units in the
-# last place (6e-8) a step, of values near 1. XLA's own partitioner differs from one device by as
-# much: up to 1.2e-6 after 20 steps, where a perplexity of 27 magnifies it.
+# In float32 a sum over the batch has another order on several devices: some ULPs (6e-8) per step
+# for values near 1. XLA's own partitioner differs from one device by as much: up to 1.2e-6 after
+# 20 steps, where a perplexity of 27 magnifies it.
 FLOAT32 = 3e-6
-# Below float32 a unit in the last place is 4e-3 (bfloat16) or 5e-4 (float16).
+# Below float32 the ULP is 4e-3 (bfloat16) or 5e-4 (float16).
 LOW_PRECISION = 1e-2
-ELSEWHERE = {  # why an entry is not compared here
+ELSEWHERE = {  # reason for no comparison here
     "rbg": "draws other numbers on each device: test_randomness.py",
 }
 
 
 def tolerance(entry: Case) -> float:
-    """Returns how far an entry may be from one device, of `1 + |value|`."""
+    """Returns an entry's allowed difference from one device, relative to `1 + |value|`."""
     return LOW_PRECISION if "low_precision" in entry.traits else FLOAT32
 
 
@@ -44,12 +44,12 @@ def distributed(name: str, steps: int, strategy: jf.DistributedStrategy) -> Iter
 
 
 def own(state: Any) -> Any:
-    """Returns a copy of a state, since a step may take over the arrays that it is given."""
+    """Returns a copy of a state, since a step may donate its arguments."""
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, state)
 
 
 def assert_close(found: Any, wanted: list[Array], allowed: float, where: str) -> None:
-    """Fails unless all leaves are equal, floats to within what is allowed."""
+    """Fails unless all leaves are equal, floats within `allowed`."""
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(found)]
     for path, x, y in zip(paths, arrays(found), wanted, strict=True):
         assert (x.shape, x.dtype) == (y.shape, y.dtype), f"{path} {where}"
@@ -68,7 +68,7 @@ def assert_equal(found: Any, wanted: list[Array], where: str) -> None:
 
 
 def compare(name: str, devices: int, steps: int) -> None:
-    """Fails unless devices compute what the plain function does: one of them bit by bit."""
+    """Fails unless devices match the plain function: a single device bit by bit."""
     wanted = on_one_device(name, steps)
     found = distributed(name, steps, jf.DistributedStrategy(devices=devices))
     for number, result in enumerate(found):

@@ -1,6 +1,6 @@
-"""Takes many steps on emulated devices, with what a user does between them.
+"""Runs many steps on emulated devices, with typical actions of a user between them.
 
-Run by test_no_deadlock.py, each time in a process of its own. A hang shows where it hangs.
+Run by test_no_deadlock.py, each time in a new process. A hang prints its location.
 """
 
 import argparse
@@ -36,18 +36,18 @@ def make() -> tuple[Callable[[Any, Any], tuple[Any, Any]], Any]:
 
 
 def loss(params: Any, x: jax.Array) -> jax.Array:
-    """Returns how badly the net tells the sign of each row's sum."""
+    """Returns the net's loss in predicting the sign of each row's sum."""
     found = jnp.tanh(x @ params["in"]) @ params["out"]
     return jnp.square(found[:, 0] - jnp.sign(x.sum(axis=1))).mean()
 
 
 def nothing(step: jf.Step, rows: Any) -> Between:
-    """Waits for nothing: the next step follows at once."""
+    """Does not wait: the next step follows at once."""
     return lambda _state, _value: None
 
 
 def evaluation(step: jf.Step, rows: Any) -> Between:
-    """Starts the user's own jitted evaluation on rows cut over the devices, and does not wait."""
+    """Starts the user's own jitted evaluation on rows sharded over the devices, without waiting."""
     mesh = Mesh(np.array(step.devices), ("users",))
     cut = jax.device_put(rows, NamedSharding(mesh, PartitionSpec("users")))
     evaluate = jax.jit(loss)
@@ -70,7 +70,7 @@ def checkpoint(step: jf.Step, rows: Any) -> Between:
 
 
 def another_step(step: jf.Step, rows: Any) -> Between:
-    """Alternates with a second step, of its own state."""
+    """Alternates with a second step, with its own state."""
     train_step, state = make()
     second = jf.distribute(train_step, example=(state, rows))
     held = [state]

@@ -1,4 +1,4 @@
-"""What a batch may be: any number of rows, anywhere, of any type; and what it may not be."""
+"""Valid batches: any number of rows, anywhere, of any type; and invalid ones."""
 
 import logging
 from typing import Any
@@ -25,7 +25,7 @@ from tests.runtime.toys import (
 
 
 def cut(batch: Any, devices: int, axis_name: str) -> Any:
-    """Returns the batch cut over devices in a mesh of the user's own."""
+    """Returns the batch sharded over devices in a mesh of the user's."""
     mesh = Mesh(np.array(jax.devices()[:devices]), (axis_name,))
     return jax.device_put(batch, NamedSharding(mesh, PartitionSpec(axis_name)))
 
@@ -47,6 +47,7 @@ def test_one_capture_serves_every_number_of_rows(devices: int) -> None:
     assert not calls
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize(
     "make",
@@ -84,7 +85,7 @@ def test_a_batch_that_is_cut_already_is_not_copied(caplog: pytest.LogCaptureFixt
 
 
 def columns(count: int) -> dict[str, Any]:
-    """Returns columns of many types, and a number that is no column."""
+    """Returns columns of many types, and a scalar."""
     rng = np.random.default_rng(5)
     return {
         "x": rng.normal(size=(count, FEATURES)).astype(np.float32),

@@ -1,7 +1,7 @@
-"""Models with a budget of 0.6: it is met, or refused with the least that is then met.
+"""Models with a budget of 0.6: it is met, or rejected with the smallest feasible one.
 
-Two of ten by default, one of which clips: what plans do with the shapes of a program is tested
-without compiling, in `tests/analysis/memory`.
+Two of ten by default, one of which clips: `tests/analysis/memory` tests plans for the shapes of a
+program without compiling.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ QUICK = ("gelu",)
 
 
 def model(name: str, *, clips: bool) -> Case:
-    """Returns a stack of equal layers, with a norm of all gradients before its updates or not."""
+    """Returns a stack of equal layers, optionally with a global norm before its updates."""
 
     def build(wrap: Wrap) -> Built:
         rng = np.random.default_rng(0)
@@ -92,4 +92,4 @@ def test_a_budget_is_met_or_refused_with_the_least_that_is_met(name: str) -> Non
     found = outcome(model(name, clips=list(MODELS).index(name) % 2 == 1), 0.6)
     assert found.after < found.before
     if found.refused:
-        assert 0.9 * found.asked <= found.after <= found.asked  # what is named is the least
+        assert 0.9 * found.asked <= found.after <= found.asked  # the named budget is the smallest

@@ -1,7 +1,7 @@
-"""N devices compute what one device computes, compiled with all of XLA's optimizations.
+"""N devices match one device, compiled with all of XLA's optimizations.
 
-Every program is compared in `tests/test_zoo.py`, compiled quickly; here are some again as users'
-programs are compiled, and in the grid all of them, the core for many steps.
+`tests/test_zoo.py` compares every program, compiled quickly; here some are compiled as users'
+programs are, and in the grid all of them, the core for many steps.
 """
 
 import pytest

@@ -11,8 +11,8 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.errors import CaptureError, FeedError
-from jaxfleet.ps.client import Client
-from jaxfleet.runtime.handles import Handle
+from jaxfleet.ps.client.client import Client
+from jaxfleet.runtime.remote_state import Handle
 from jaxfleet.runtime.trainer_step import TrainerStep
 
 TX = jf.distributed_optimizer(optax.adam(0.1))
@@ -180,3 +180,36 @@ def test_a_dropped_argument_of_a_wrapped_function_is_not_read() -> None:
     )
     names = [leaf.name for leaf in step.captured.signature.state]
     assert [names[at] for at in reads.leaves] == ["params/w"]
+
+
+def test_a_step_of_several_arguments_evaluates_functions_of_several() -> None:
+    def step(params: Any, opt: Any, x: Any, y: Any) -> Any:
+        loss, grads = jax.value_and_grad(lambda p: jnp.square(x @ p["w"] - y).mean())(params)
+        updates, opt = TX.update(grads, opt, params)
+        return optax.apply_updates(params, updates), opt, loss
+
+    state, batch = example()
+    args = state["params"], state["opt"], batch["x"], batch["y"]
+    made: Any = jf.distribute(step, args, jf.DistributedStrategy(devices=2))
+    params, opt, _ = made(*args)
+
+    def error(params: Any, opt: Any, x: Any, y: Any) -> Any:
+        return jnp.abs(x @ params["w"] - y).max() + opt[0].count
+
+    def of_pair(state: Any, batch: Any) -> Any:
+        return error(*state, *batch)
+
+    x, y = batch["x"], batch["y"]
+    found = made.evaluate(error, params, opt, x, y)
+    assert found == made.evaluate(of_pair, (params, opt), (x, y))
+    np.testing.assert_allclose(found, error(params, opt, x, y), rtol=1e-6)
+    with pytest.raises(FeedError, match="with 1 values behind the function"):
+        made.evaluate(error, params)
+
+
+def test_a_step_of_a_state_and_a_batch_asks_for_a_tuple_of_several() -> None:
+    step, state, batch = trained(1)
+    evaluate: Any = step.evaluate
+    with pytest.raises(FeedError, match="one batch, and 1 more were given") as refused:
+        evaluate(predict, state, batch["x"], batch["y"])
+    assert "pass a tuple: step.evaluate(function, state, (x, y))" in str(refused.value.hint)

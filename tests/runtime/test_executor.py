@@ -41,7 +41,6 @@ def linear() -> Program:
 
 
 def rows(count: int) -> np.ndarray:
-    """Returns rows to feed."""
     return np.arange(3 * count, dtype=np.float32).reshape(count, 3)
 
 

@@ -1,4 +1,4 @@
-"""A step can be lowered for machines that this one is not: nothing in it is the CPU's alone."""
+"""A step can be lowered for other platforms: nothing in it is specific to the CPU."""
 
 import importlib.util
 from pathlib import Path
@@ -32,7 +32,6 @@ ENTRIES = (
 
 
 def example(name: str) -> ModuleType:
-    """Returns an example as a module; importing one trains nothing."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -42,7 +41,6 @@ def example(name: str) -> ModuleType:
 
 
 def digits() -> jf.Step:
-    """Returns the step of examples/digits.py."""
     module = example("digits")
     model, batch = module.CNN(), {"x": np.zeros((96, 8, 8, 1), np.float32), "y": np.zeros(96, int)}
     variables = model.init(jax.random.key(0), batch["x"][:1], train=True)
@@ -52,7 +50,6 @@ def digits() -> jf.Step:
 
 
 def transformer() -> jf.Step:
-    """Returns the step of examples/transformer.py."""
     module = example("transformer")
     model, batch = module.Transformer(90), np.zeros((64, module.LENGTH + 1), np.int32)
     variables = model.init(jax.random.key(0), batch[:1, :-1])
@@ -62,14 +59,12 @@ def transformer() -> jf.Step:
 
 
 def from_zoo(name: str) -> jf.Step:
-    """Returns the step of an entry of the zoo."""
     return jf.Step(
         captured_zoo(name), jf.DistributedStrategy(devices=DEVICES), jax.devices()[:DEVICES]
     )
 
 
 def distributed(train_step: Any, state: Any, batch: Any) -> jf.Step:
-    """Returns a step on several devices."""
     step = jf.distribute(train_step, (state, batch), jf.DistributedStrategy(devices=DEVICES))
     assert isinstance(step, jf.Step)
     return step
@@ -91,6 +86,7 @@ def test_the_steps_of_the_examples_can_be_exported(make: Any, platform: str) -> 
     assert_exports(make(), platform)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("platform", [pytest.param("cuda", marks=pytest.mark.grid), "tpu"])
 @pytest.mark.parametrize("name", ENTRIES)
 def test_steps_of_every_kind_can_be_exported(name: str, platform: str) -> None:

@@ -1,4 +1,4 @@
-"""What a step says about itself."""
+"""Inspection of a step."""
 
 import logging
 import re
@@ -17,7 +17,7 @@ ARRAYS = 7  # w, b, their two moments each, and Adam's count
 
 
 def compilations(caplog: pytest.LogCaptureFixture) -> int:
-    """Returns how often the step was compiled while jax logged it."""
+    """Returns the number of compilations of the step in jax's log."""
     return sum(
         record.getMessage().startswith("Compiling jit(train_step)") for record in caplog.records
     )

@@ -1,4 +1,4 @@
-"""A step with a budget of memory: it computes the same, takes less, or says why it cannot."""
+"""A step with a memory budget: the same results in less memory, or an explained rejection."""
 
 import logging
 from functools import cache, partial
@@ -14,7 +14,7 @@ import pytest
 import jaxfleet as jf
 from jaxfleet.errors import StrategyError
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.watch import Progress
+from jaxfleet.observability import Progress
 
 ROWS, WIDTH, BLOCKS = 256, 64, 5
 
@@ -22,7 +22,7 @@ ROWS, WIDTH, BLOCKS = 256, 64, 5
 def blocks(
     tx: optax.GradientTransformation, *, dropout: bool = False, rows: int = ROWS
 ) -> tuple[Any, Any]:
-    """Returns a step of equal blocks, which holds much for backward, and its example."""
+    """Returns a step of equal blocks, with large residuals for backward, and its example."""
     optimizer = jf.distributed_optimizer(tx)
     keys = jax.random.split(jax.random.key(0), BLOCKS)
     params = [
@@ -76,12 +76,11 @@ def test_planning_that_takes_long_says_what_it_does(
 
 @cache
 def fitted_sgd(budget: float) -> Any:
-    """Returns a step with plain SGD that fits a budget; reports of it are read by several tests."""
+    """Returns a step with plain SGD that fits a budget, shared by several tests."""
     return fitted(blocks(optax.sgd(0.1)), budget)
 
 
 def trained(step: Any, state: Any, batches: list[Any]) -> list[np.ndarray]:
-    """Returns what the state and all losses are after some steps."""
     losses = []
     state = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
     for batch in batches:
@@ -100,8 +99,8 @@ def test_a_fitted_step_computes_what_the_step_computes(dropout: bool) -> None:
     wanted = trained(jf.distribute(*built, "single"), built[1][0], batches)
     found = trained(fitted(built, 0.6), built[1][0], batches)
     for x, y in zip(found, wanted, strict=True):
-        # Executables of other operators add up in another order: some units in the last place,
-        # which Adam magnifies where a gradient is near zero.
+        # Executables of other operators sum in another order: some ULPs, which Adam magnifies
+        # where a gradient is near zero.
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
@@ -151,6 +150,7 @@ def test_a_step_that_fits_stays_as_it_is() -> None:
     assert "as it is, the step meets it" in str(report)
 
 
+@pytest.mark.grid
 def test_what_cannot_be_met_is_refused_with_the_least_that_can() -> None:
     built = blocks(optax.sgd(0.1))
     with pytest.raises(StrategyError, match="cannot be made to take 1,000 bytes") as refused:
@@ -158,6 +158,13 @@ def test_what_cannot_be_met_is_refused_with_the_least_that_can() -> None:
     (hint,) = (note for note in refused.value.__notes__ if "hint" in note)
     least = int(hint.split("take is ")[1].split(";")[0].replace(",", ""))
     assert fitted(built, least).memory_report().after_bytes <= least
+
+
+def test_a_budget_of_one_byte_is_told_from_a_fraction() -> None:
+    strategy = jf.DistributedStrategy(mode="single", passes="recompute", memory_budget=1)
+    with pytest.raises(StrategyError, match="take 1 bytes") as refused:
+        jf.distribute(*blocks(optax.sgd(0.1), rows=8), strategy)
+    assert str(refused.value.hint).startswith("1 is one byte, and 1.0 a fraction: all that")
 
 
 def test_what_passes_have_cut_is_not_planned_again() -> None:

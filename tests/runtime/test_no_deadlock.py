@@ -1,4 +1,4 @@
-"""Many steps on emulated devices never wait for each other for ever."""
+"""Many steps on emulated devices never deadlock."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 
 
 def take(steps: int, devices: int, between: str) -> None:
-    """Takes steps in a process of its own; fails with its output if it is not done in time."""
+    """Runs steps in a new process; fails with its output on a timeout."""
     options = {"steps": steps, "devices": devices, "between": between, "deadline-s": DEADLINE_S}
     command = [sys.executable, str(SCRIPT)]
     for name, value in options.items():

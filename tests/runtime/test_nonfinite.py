@@ -1,4 +1,4 @@
-"""A loss or a gradient that is not finite is warned of once, with the step, or ends the job."""
+"""A loss or gradient that is not finite causes one warning, with the step, or ends the job."""
 
 import dataclasses
 import warnings
@@ -13,16 +13,15 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.errors import ProgramError, StrategyError
-from jaxfleet.runtime.finite_watch import FiniteWatch
+from jaxfleet.runtime.nonfinite_watch import FiniteWatch
+from jaxfleet.runtime.simulated_job import Twin
 from jaxfleet.runtime.trainer_step import TrainerStep
-from jaxfleet.runtime.twin import Twin
 from tests.faults import training
 
 TX = jf.distributed_optimizer(optax.sgd(0.1))
 
 
 def loss_step(state: Any, batch: Any) -> Any:
-    """Has a loss that is as its batch."""
     params, opt = state
     loss, grads = jax.value_and_grad(lambda p: (p * batch["x"]).sum())(params)
     updates, opt = TX.update(grads, opt, params)
@@ -30,7 +29,7 @@ def loss_step(state: Any, batch: Any) -> Any:
 
 
 def gradient_step(state: Any, batch: Any) -> Any:
-    """Has a finite loss, and a gradient that is none where the batch is zero."""
+    """A step with a finite loss, whose gradient is not finite if the batch is zero."""
     params, opt = state
 
     def loss_of(p: Any) -> Any:
@@ -179,7 +178,7 @@ def test_a_step_whose_gradient_is_not_finite_may_be_left_out(mode: str) -> None:
     wanted = trained(
         jf.distribute(gradient_step, (start(), batch(1.0)), strategy("single", "warn")), [1.0, 1.0]
     )
-    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)  # devices add in another order
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)  # devices sum in another order
 
 
 def counted_step(state: Any, batch: Any) -> Any:
@@ -212,6 +211,7 @@ def assert_same(found: Any, wanted: Any) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:a gradient is not finite at step 3")
 @pytest.mark.parametrize("communication", ["async", "half_async", "dc_asgd", "geo", "fl"])
 def test_a_trainer_that_waits_for_nobody_leaves_its_step_out(communication: Any) -> None:
@@ -220,13 +220,14 @@ def test_a_trainer_that_waits_for_nobody_leaves_its_step_out(communication: Any)
     )
     twin = Twin(counted_step, (counted_start(), batch(1.0)), chosen, trainers=1)
     found = twin.run(counted_start(), [batch(x) for x in (1.0, 2.0, 0.0, 1.0)])
-    if communication == "dc_asgd":  # corrects for how old parameters are, which nobody else does
+    if communication == "dc_asgd":  # the only mode that corrects for stale parameters
         wanted = twin.run(counted_start(), [batch(x) for x in (1.0, 2.0, 1.0)]).states[0]
     else:
         wanted = one_device([1.0, 2.0, 1.0])
     assert_same(found.states[0], wanted)
 
 
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:a gradient is not finite at step 3")
 @pytest.mark.parametrize(
     ("fields", "values", "wanted"),
@@ -314,7 +315,7 @@ def test_a_step_that_is_under_way_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     now = 0.0
     warned: list[str] = []
     watch = FiniteWatch("warn", [], warn=warned.append, clock=lambda: now)
-    monkeypatch.setattr("jaxfleet.runtime.finite_watch._Numbers.is_ready", False)
+    monkeypatch.setattr("jaxfleet.runtime.nonfinite_watch._Numbers.is_ready", False)
     now = 1.0
     note(watch, {"loss": jnp.asarray(np.nan)})
     assert warned == []
@@ -333,7 +334,7 @@ def test_a_metric_that_is_nan_by_nature_does_not_silence_the_loss() -> None:
 
 
 class Slow:
-    """A metric that counts how often it is read."""
+    """A metric that counts its reads."""
 
     size, dtype, reads = 1, np.dtype(np.float32), 0
 

@@ -1,4 +1,4 @@
-"""Values that wait in pinned memory of the host: for real, and no bit of a result is another."""
+"""Values that wait in pinned host memory: real transfers, and bitwise equal results."""
 
 import gc
 import re
@@ -13,12 +13,12 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.analysis.memory import curve_of
-from jaxfleet.analysis.memory.sizes import bytes_of
+from jaxfleet.analysis.memory import memory_profile
+from jaxfleet.analysis.memory.costs import bytes_of
 from jaxfleet.errors import PassError, StrategyError, UnsupportedError
 from jaxfleet.ir import Program
-from jaxfleet.lower import ExecutableCache, moves
-from jaxfleet.lower.peak import Peak
+from jaxfleet.lower import ExecutableCache, host_transfer
+from jaxfleet.lower.staged import Peak
 from jaxfleet.passes import Offload, Recompute
 from jaxfleet.runtime.memory_fit import Fit, Fitting
 from tests.tiers import by_default
@@ -57,7 +57,7 @@ def step_of(made: tuple[Any, Any], devices: int = 1, **options: Any) -> Any:
 
 
 def two_steps(step: Any, made: Any) -> list[np.ndarray]:
-    """Returns what the state and all losses are after two steps."""
+    """Returns the state and all losses after two steps."""
     state, batch = made[1]
     state, first = step(jax.tree.map(jnp.array, state), batch)
     state, second = step(state, batch)
@@ -66,17 +66,17 @@ def two_steps(step: Any, made: Any) -> list[np.ndarray]:
 
 def left_on_host() -> list[jax.Array]:
     gc.collect()
-    return [x for x in jax.live_arrays() if x.sharding.memory_kind == moves.PINNED]
+    return [x for x in jax.live_arrays() if x.sharding.memory_kind == host_transfer.PINNED]
 
 
 class Seen:
-    """What moves made, as it was when it was made: its name and its memory's kind."""
+    """The results of moves: name and kind of memory."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.moved: list[tuple[str, str | None]] = []
-        self._start = moves.start
-        for place in ("lower.part_step", "ps.trainer"):
-            patch.setattr(f"jaxfleet.{place}.start", self.start)
+        self._start = host_transfer.start_moves
+        for place in ("lower.staged", "ps.client.trainer_executor"):
+            patch.setattr(f"jaxfleet.{place}.start_moves", self.start)
 
     def start(self, asked: Any, values: dict[str, Any]) -> Any:
         leaving = self._start(asked, values)
@@ -102,8 +102,8 @@ def test_what_waits_is_on_the_host_and_no_bit_changes(seen: Seen, devices: int) 
     for x, y in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(x, y)
     usual = jax.devices()[0].default_memory().kind
-    said = [op for op in step.program.root.ops if op.type in moves.MOVES]
-    kinds = [(op.writes[0], moves.PINNED if op.type == "to_host" else usual) for op in said]
+    said = [op for op in step.program.root.ops if op.type in host_transfer.MOVES]
+    kinds = [(op.writes[0], host_transfer.PINNED if op.type == "to_host" else usual) for op in said]
     assert seen.moved == 2 * kinds  # and nothing else
     waiting = {op.reads[0] for op in said if op.type == "to_host"}
     assert sum(name.endswith("@GRAD") for name in waiting) >= 4  # they wait for their norm
@@ -119,6 +119,7 @@ def test_what_waits_is_on_the_host_and_no_bit_changes(seen: Seen, devices: int) 
     assert count not in cut.explain()
 
 
+@pytest.mark.grid
 def test_a_budget_is_met_with_values_on_the_host() -> None:
     made = built()
     step = step_of(made, memory_budget=0.35, offload=True)
@@ -134,7 +135,7 @@ def test_a_budget_is_met_with_values_on_the_host() -> None:
 
 @dataclass(frozen=True)
 class Modelled:
-    """What a program takes by the model alone: nothing is compiled."""
+    """A program's memory by the model alone: nothing is compiled."""
 
     program: Program
     host_is_apart: bool = False
@@ -148,25 +149,24 @@ class Modelled:
         root = self.program.root
         sent = [op.writes[0] for op in root.ops if op.type == "to_host"]
         on_host = sum(bytes_of(root.variables[name], self.sizes) for name in sent)
-        peak = curve_of(self.program, self.sizes).peak
+        peak = memory_profile(self.program, self.sizes).peak
         return Peak(peak, 0, {}, 0, (peak,), on_host)
 
 
 def fit(program: Program, budget: int, *, offload: bool | None, apart: bool = False) -> Fit:
-    """Returns what is found for a budget, by the model."""
     fitting = Fitting(Modelled(program, apart), lambda made: Modelled(made, apart), offload)
     return fitting.to(budget)
 
 
 def least(program: Program, **options: Any) -> int:
-    """Returns the least that a refusal names."""
+    """Returns the smallest budget, as named by a rejection."""
     with pytest.raises(StrategyError, match="cannot be made to take") as refused:
         fit(program, 1000, **options)
     found = re.findall(r"made to take is ([\d,]+); as it is", "".join(refused.value.__notes__))
     return int(found[0].replace(",", ""))
 
 
-@pytest.mark.grid  # ten seconds of planning; that a budget is met so is tested above
+@pytest.mark.grid  # ten seconds of planning; the test above covers such a budget
 def test_values_wait_on_the_host_where_nothing_else_meets_a_budget_or_where_asked_for() -> None:
     program = step_of(built()).program
     alone, lower = least(program, offload=False), least(program, offload=True)
@@ -178,7 +178,7 @@ def test_values_wait_on_the_host_where_nothing_else_meets_a_budget_or_where_aske
     assert found.after.bytes <= lower
     assert found.after.host_bytes > 0
     assert [pass_.name for pass_ in fit(program, alone, offload=True).passes][-1] == "offload"
-    met = fit(program, alone, offload=None, apart=True)  # by running forward again
+    met = fit(program, alone, offload=None, apart=True)  # by recomputing forward
     assert "offload" not in [pass_.name for pass_ in met.passes]
     moved = fit(Recompute().run(program), alone, offload=True)
     assert moved.note.startswith("as it is cut; ")
@@ -196,12 +196,12 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         step_of(made, 4, passes=CUT, lowering="pmap")
     another: Any = SimpleNamespace(process_index=jax.process_index() + 1)
     with pytest.raises(UnsupportedError, match="devices of several processes do not move"):
-        moves.check_moves(step_of(made, passes=MOVED).program, [another])
-    monkeypatch.setattr(moves, "memory_kinds", lambda _: ("device", "unpinned_host"))
+        host_transfer.check_moves(step_of(made, passes=MOVED).program, [another])
+    monkeypatch.setattr(host_transfer, "memory_kinds", lambda _: ("device", "unpinned_host"))
     with pytest.raises(UnsupportedError, match="no memory of the kind 'pinned_host'") as refused:
         step_of(made, passes=CUT, offload=True)
     assert "it has device, unpinned_host" in "".join(refused.value.__notes__)
-    assert not moves.host_memory_is_apart(jax.devices()[0])
+    assert not host_transfer.host_memory_is_apart(jax.devices()[0])
 
 
 @pytest.mark.grid
@@ -217,7 +217,7 @@ def test_trainers_move_values_and_let_go_of_what_was_not_chosen(seen: Seen) -> N
         found.append(jax.tree.leaves((result.states, result.metrics)))
     for x, y in zip(*found, strict=True):
         np.testing.assert_array_equal(x, y)
-    assert {kind for name, kind in seen.moved if name.endswith("@HOST")} == {moves.PINNED}
+    assert {kind for name, kind in seen.moved if name.endswith("@HOST")} == {host_transfer.PINNED}
     assert not left_on_host()
     cache = ExecutableCache()
     strategy = jf.DistributedStrategy(mode="pserver", memory_budget=0.5, offload=True)

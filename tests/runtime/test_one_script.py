@@ -1,4 +1,4 @@
-"""One script, word for word, in every mode and in every process of a job."""
+"""One script, unchanged, in every mode and in every process of a job."""
 
 import sys
 from pathlib import Path
@@ -10,14 +10,14 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.env import Cluster, cluster_environment
+from jaxfleet.env import PserverRole, cluster_environment
 from jaxfleet.runtime import ServerStep, TrainerStep
 from tests.faults.cluster import Jobs
 
 BATCH = {"x": np.eye(8, dtype=np.float32), "y": np.arange(8, dtype=np.float32)}
 TX = jf.distributed_optimizer(optax.adam(0.1))
 
-# What a process of a job runs: it goes on from a checkpoint, and leaves where that ended.
+# The script of a job's processes: it resumes from a checkpoint, and writes its final state.
 SCRIPT = """
 import sys
 import jaxfleet as jf
@@ -45,7 +45,7 @@ def start() -> Any:
 
 
 def trained(step: Any, before: str | Path, after: str | Path) -> Any:
-    """Goes on from one checkpoint to the next: the script that is the same in every mode."""
+    """Resumes from one checkpoint and saves the next: the script that is the same in every mode."""
     with step:
         state = step.restore(before)
         for _ in range(3):
@@ -55,7 +55,7 @@ def trained(step: Any, before: str | Path, after: str | Path) -> Any:
 
 
 def begun(folder: Path) -> Path:
-    """Returns a checkpoint to go on from."""
+    """Returns a checkpoint to resume from."""
     alone = jf.distribute(train_step, (start(), BATCH), "single")
     assert isinstance(alone, jf.Step)
     alone.save(folder / "before", start())
@@ -84,7 +84,7 @@ def test_whatever_a_script_asks_of_a_server_first_makes_it_serve(
     call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = "127.0.0.1:6174"
-    cluster = Cluster(role="pserver", trainers=1, endpoints=(here,), current_endpoint=here)
+    cluster = PserverRole(role="pserver", trainers=1, endpoints=(here,), current_endpoint=here)
     for name, value in cluster_environment(cluster).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(ServerStep, "serve", lambda _: 7)

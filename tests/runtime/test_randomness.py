@@ -1,4 +1,4 @@
-"""Random numbers are those of one device, whatever the number of devices."""
+"""Random numbers are those of one device, on any number of devices."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,7 +24,6 @@ def flax_dropout(key: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def key_a_row(key: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns masks drawn with a key for each row."""
     keys = jax.random.split(key, x.shape[0])
     return jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (FEATURES,)))(keys)
 
@@ -45,7 +44,7 @@ DRAWS: dict[str, Draw] = {
 
 
 def masked_step(tx: optax.GradientTransformation, draws: Mapping[str, Draw]) -> Any:
-    """Returns a step that gives back what it drew, row by row."""
+    """Returns a step that returns its random numbers, row by row."""
     train_step = training(tx)
 
     def step(state: State, batch: Any) -> tuple[State, Any]:
@@ -60,12 +59,11 @@ def masked_step(tx: optax.GradientTransformation, draws: Mapping[str, Draw]) -> 
 
 
 def fresh(tx: optax.GradientTransformation) -> State:
-    """Returns a state with a key."""
     return {**start(tx), "key": jax.random.key(11)}
 
 
 def assert_same_draws(draws: Mapping[str, Draw], *, devices: int, sizes: tuple[int, ...]) -> None:
-    """Fails unless a step on devices draws bit by bit what the plain one draws."""
+    """Fails unless a step on devices draws bit by bit the same as the plain one."""
     tx = jf.distributed_optimizer(optax.sgd(0.1))
     train_step = masked_step(tx, draws)
     strategy = jf.DistributedStrategy(devices=devices)

@@ -1,4 +1,4 @@
-"""A step that is cut, and computes forward again, computes what it computed before."""
+"""Cutting a step and recomputing forward preserves its results."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.lower.segments import rows_of
+from jaxfleet.lower.partition import rows_of
 from jaxfleet.runtime.trainer_memory import TrainerMemory
 from tests.runtime.comparing import assert_close, distributed, on_one_device, tolerance
 from tests.zoo import ZOO, Case
 
 STEPS = 3
-# Random bits, loops, branches, several optimizers, updates that wait; state in forward is below.
+# Random bits, loops, branches, several optimizers, joint updates; state in forward is below.
 NAMES = ("scan_over_time", "dropout", "multisteps", "gan", "while_loop")
 MORE = (
     *("cnn_batchnorm", "transformer", "remat_names", "row_keys", "clipping", "loss_scaling"),
@@ -28,12 +28,13 @@ def entries() -> list[object]:
     return [*(pytest.param(ZOO[name], id=name) for name in NAMES), *more]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("entry", entries())
 def test_one_device_computes_the_same(entry: Case) -> None:
     wanted = on_one_device(entry.name, STEPS)
     strategy = jf.DistributedStrategy(mode="single", passes="recompute")
     for number, result in enumerate(distributed(entry.name, STEPS, strategy)):
-        # Other executables merge other operators: the last places of sums and products differ.
+        # Other executables fuse other operators: sums and products differ in the last digits.
         assert_close(result, wanted[number], 4 * tolerance(entry), f"after step {number}")
 
 
@@ -59,7 +60,7 @@ def test_a_batch_of_another_size_runs_the_same_parts() -> None:
 
 
 def telling() -> tuple[Any, Any]:
-    """Returns a step whose metrics are gradients and what the optimizer makes, and its example."""
+    """Returns a step with gradients and updates as metrics, and its example."""
     tx: Any = jf.distributed_optimizer(optax.sgd(0.1, momentum=0.9))
 
     def loss_of(params: Any, batch: Any) -> Any:
@@ -82,6 +83,7 @@ def telling() -> tuple[Any, Any]:
     return train_step, ((params, tx.init(params)), batch)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("before", "behind"),
     [
@@ -115,7 +117,7 @@ def test_names_that_are_shared_and_released_change_no_result(
     assert any("instead_of" in op.attrs for op in found[1][0].root.ops)
     for x, y in zip(*(jax.tree.leaves(values) for _, values in found), strict=True):
         np.testing.assert_array_equal(x, y)
-    assert taken[0] == taken[1]  # a name that held two values would lie there for both
+    assert taken[0] == taken[1]  # a name with two values would have one place for both
 
 
 def test_metrics_of_gradients_and_of_new_state_are_what_they_are_uncut() -> None:
@@ -123,7 +125,7 @@ def test_metrics_of_gradients_and_of_new_state_are_what_they_are_uncut() -> None
     strategy = jf.DistributedStrategy(mode="single", passes="recompute")
     cut = jf.distribute(train_step, (state, batch), strategy)
     again = [x for op in cut.program.root.ops for x in op.writes if x.endswith("@RECOMPUTE")]
-    assert len(again) >= 3  # a gradient that is fetched makes backward no part of forward
+    assert len(again) >= 3  # fetching a gradient does not make backward a part of forward
     plain = jf.distribute(train_step, (state, batch), "single")
     wanted, found = (step(jax.tree.map(jnp.array, state), batch)[1] for step in (plain, cut))
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):

@@ -1,4 +1,4 @@
-"""What a debugger or a notebook shows unasked is one line, whatever the size of the program."""
+"""The repr in a debugger or notebook is one line, for programs of any size."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ import pytest
 import jaxfleet as jf
 from jaxfleet.errors import FeedError, ProgramError
 from jaxfleet.ir import Operator, Program
-from jaxfleet.runtime.handles import Handle
-from jaxfleet.runtime.twin import TwinResult
+from jaxfleet.runtime.remote_state import Handle
+from jaxfleet.runtime.simulated_job import TwinResult
 
 TX = jf.distributed_optimizer(optax.adam(0.1))
 

@@ -1,4 +1,4 @@
-"""A step whose layers are rolled into loops computes what it computes as it was written."""
+"""Rolling a step's layers into loops preserves its results."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ def attend(p: Any, h: Any, _: Any) -> Any:
 
 
 def stack(layer: Layer, count: int, tx: optax.GradientTransformation) -> tuple[Any, Any]:
-    """Returns a step of a projection and so many layers, and its example."""
+    """Returns a step of a projection and `count` layers, and its example."""
     optimizer, keys = jf.distributed_optimizer(tx), jax.random.split(jax.random.key(0), 2 * count)
     first, *weights = (0.3 * jax.random.normal(key, (WIDTH, WIDTH)) for key in (keys[0], *keys))
     layers = [{"a": a, "b": b} for a, b in zip(weights[::2], weights[1::2], strict=True)]
@@ -71,6 +71,7 @@ def trained(step: Any, state: Any) -> list[Any]:
     return [*found, *arrays(state)]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("layer", "count", "tx", "devices", "loops"),
     [
@@ -90,5 +91,5 @@ def test_a_rolled_step_computes_what_the_step_computes(
     root = step.program.root
     assert [op.attrs["length"] for op in root.ops if op.type == "jax.scan"] == loops
     for x, y in zip(trained(step, built[1][0]), trained(plain, built[1][0]), strict=True):
-        # Executables of other operators add up in another order: some units in the last place.
+        # Executables of other operators sum in another order: some ULPs.
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)

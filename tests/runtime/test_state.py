@@ -1,5 +1,6 @@
-"""Where a state may come from, what a step takes of it, and what it leaves."""
+"""Valid sources of a state, donated leaves, and remaining ones."""
 
+import weakref
 from typing import Any
 
 import jax
@@ -11,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxfleet as jf
 from jaxfleet.errors import FeedError
-from jaxfleet.runtime.handles import Handle
-from jaxfleet.runtime.last_state import LastState
+from jaxfleet.runtime.remote_state import Handle
+from jaxfleet.runtime.state_tracker import LastState
 from tests.runtime.toys import (
     State,
     assert_alike,
@@ -25,7 +26,7 @@ from tests.runtime.toys import (
 
 
 def everywhere(devices: int) -> NamedSharding:
-    """Returns the whole on each device of a user's own mesh."""
+    """Returns a replicated sharding over a user's own mesh."""
     return NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("mine",)), PartitionSpec())
 
 
@@ -123,7 +124,7 @@ def test_a_state_may_hold_one_array_twice(share: Any, devices: int) -> None:
         wanted, _ = jax.jit(with_averages(tx))(wanted, rows(8))
         state, _ = step(state, rows(8))
     assert_alike(state, wanted)
-    # And later too: here the averages start anew.
+    # Also later: here the averages are reset.
     wanted, _ = jax.jit(with_averages(tx))(averaging(wanted), rows(8))
     state, _ = step(averaging(state), rows(8))
     assert_alike(state, wanted)
@@ -229,6 +230,15 @@ def test_a_state_that_another_function_took_is_refused(devices: int) -> None:
     )
     with pytest.raises(FeedError, match="the state was used before"):
         step(state, rows(8))
+
+
+def test_an_array_is_compared_with_the_leaves_only_if_something_refers_to_it_weakly() -> None:
+    leaf, other, watched = (jnp.ones(3) for _ in range(3))
+    last, watcher = LastState([leaf]), weakref.ref(watched)
+    assert leaf in last
+    assert watcher() not in last
+    last._leaves = None  # type: ignore[assignment]  # noqa: SLF001  # must not be read
+    assert other not in last
 
 
 def test_what_has_the_place_of_a_leaf_that_is_gone_is_no_leaf() -> None:

@@ -1,4 +1,4 @@
-"""What a strategy chooses: the lowering, whose statistics, how all-reduces are joined."""
+"""Choices of a strategy: the lowering, the statistics, the fusion of all-reduces."""
 
 from typing import Any
 
@@ -27,10 +27,11 @@ STEPS = 5
 def test_a_strategy_that_is_changed_says_how_another_is_made() -> None:
     strategy = jf.DistributedStrategy()
     with pytest.raises(FinalError, match=r"memory_budget is set to 0\.4") as refused:
-        strategy.memory_budget = 0.4  # type: ignore[misc]  # what is tested
+        strategy.memory_budget = 0.4  # type: ignore[misc]  # the tested mistake
     assert "dataclasses.replace(strategy, memory_budget=0.4)" in refused.value.__notes__[0]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["mlp", "dropout", "per_row_outputs", "feature_major"])
 def test_pmap_is_another_spelling(name: str) -> None:
     wanted = on_one_device(name, STEPS)
@@ -55,6 +56,7 @@ def test_a_strategy_may_be_a_name_or_nothing(strategy: Any) -> None:
     assert_alike(step(state, rows(8)), plain(1, rows(8)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -108,7 +110,7 @@ class Normed(nn.Module):
 
 
 def normed_step(tx: optax.GradientTransformation, mean: Any) -> Any:
-    """Returns a training step; `mean` is what completes a mean over the batch."""
+    """Returns a training step; `mean` completes a mean over the batch."""
     model = Normed()
 
     def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
@@ -183,7 +185,7 @@ def test_the_statistics_are_the_whole_batchs_otherwise() -> None:
 def test_a_number_that_is_none_is_refused_where_it_is_said(
     name: str, value: Any, wanted: str
 ) -> None:
-    """In every mode: the script that changes one field later should not find it then."""
+    """In every mode, so that the error does not appear when another field changes later."""
     with pytest.raises(StrategyError, match=f"strategy: {name} is .*, but must be {wanted}"):
         jf.DistributedStrategy(**{name: value})
 

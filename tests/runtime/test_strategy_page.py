@@ -1,4 +1,4 @@
-"""docs/strategy.md lists every option as the code has it, and the modes that read it."""
+"""docs/strategy.md lists all options, and the modes that read them."""
 
 import dataclasses
 import inspect
@@ -14,19 +14,19 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.runtime.job import patience_of
+from jaxfleet.runtime.pserver_job import timeouts_of
 from jaxfleet.runtime.strategy import MODES, DistributedStrategy
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "strategy.md"
 OPTIONS = {field.name: field for field in dataclasses.fields(DistributedStrategy)}
 TX = jf.distributed_optimizer(optax.sgd(0.1))
 STATE, BATCH = jnp.ones((4, 2)), np.ones((8, 4), np.float32)
-# Read where ranks of several processes or servers begin, which is tested there.
+# Read at the start of ranks or servers in several processes, and tested there.
 OF_PROCESSES = {
     "collective": {"batch", "lost_after_s", "step_timeout_s"},
     "pserver": {"replay_bytes"},
 }
-# Read on the way to what is done in other modes.
+# Read for other modes.
 ON_THE_WAY = {"single": {"lowering", "hierarchical", "adaptive", "outer"}}
 
 
@@ -56,7 +56,7 @@ def test_the_page_lists_every_option_with_its_type_and_default_in_the_codes_orde
 
 
 class Noting(DistributedStrategy):
-    """Notes which options are read once it is made."""
+    """Records the options that are read after its construction."""
 
     read: ClassVar[set[str]] = set()
 
@@ -78,7 +78,7 @@ def on_devices(strategy: Noting) -> None:
 
 def over_servers(strategy: Noting) -> None:
     jf.Twin(train_step, (STATE, BATCH), strategy).run(STATE, [BATCH])
-    patience_of(strategy)
+    timeouts_of(strategy)
 
 
 RUNS: dict[str, list[tuple[Callable[[Noting], None], dict[str, Any]]]] = {

@@ -1,4 +1,4 @@
-"""Steps that add up over slices of the batch, and steps of which nothing is divided."""
+"""Steps that accumulate over slices of the batch, and steps that cannot be divided."""
 
 import warnings
 from collections.abc import Callable
@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 
 import jaxfleet as jf
-from jaxfleet.env import Cluster
-from jaxfleet.runtime.processes import job_step
+from jaxfleet.env import PserverRole
+from jaxfleet.runtime.pserver_entry import job_step
 from tests.tiers import grid
 
 DEVICES = 4
@@ -52,7 +52,7 @@ def updated(w: Any, grads: Any) -> Any:
 
 
 def adding_up(slices: int, loss: Any = mean_loss) -> Any:
-    """Returns a step that adds up the gradients of slices of the batch in a scan."""
+    """Returns a step that accumulates gradients over slices of the batch in a scan."""
 
     def step(w: Any, batch: Any) -> Any:
         def turn(carry: Any, part: Any) -> Any:
@@ -108,7 +108,7 @@ def test_a_loop_over_slices_is_divided_for_a_batch_that_can_be_and_right_for_oth
 
 
 def counting(slices: int, loop: str, loss: Any = mean_loss) -> Any:
-    """Returns a step that cuts slices of the batch out by the count of a loop."""
+    """Returns a step that slices the batch by a loop counter."""
     rows = ROWS // slices
 
     def step(w: Any, batch: Any) -> Any:
@@ -139,7 +139,7 @@ def test_a_loop_that_cuts_out_slices_by_its_count_is_divided(slices: int, loop: 
 
 
 def skipping(w: Any, batch: Any) -> Any:
-    """Cuts out windows that overlap."""
+    """Cuts overlapping windows."""
 
     def turn(number: Any, grads: Any) -> Any:
         part = {name: lax.dynamic_slice_in_dim(x, number * 4, 8) for name, x in batch.items()}
@@ -149,7 +149,7 @@ def skipping(w: Any, batch: Any) -> Any:
 
 
 def weighting(w: Any, batch: Any) -> Any:
-    """Counts a later slice for more."""
+    """Gives later slices more weight."""
 
     def turn(number: Any, grads: Any) -> Any:
         part = {name: lax.dynamic_slice_in_dim(x, number * 8, 8) for name, x in batch.items()}
@@ -293,6 +293,7 @@ def positional_slices(w: Any, batch: Any) -> Any:
     return updated(w, total), {"loss": jnp.float32(0)}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "step",
     [
@@ -311,7 +312,7 @@ def positional_slices(w: Any, batch: Any) -> Any:
 )
 def test_slices_that_are_more_than_summands_stay_as_they_are(step: Any) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that nothing is divided
+        warnings.simplefilter("ignore")  # about undivided steps
         made = distributed(step)
     assert "strided" not in str(made.program)
     assert_as_one_device(step, made, BATCH)
@@ -386,7 +387,7 @@ def test_reductions_over_the_axis_of_a_vmap_are_reductions_over_rows() -> None:
 
 def as_trainer(step: Any, trainer: int) -> Any:
     endpoints = ("127.0.0.1:6174", "127.0.0.1:6175")
-    cluster = Cluster("trainer", 4, endpoints, trainer_id=trainer)
+    cluster = PserverRole("trainer", 4, endpoints, trainer_id=trainer)
     captured = jf.capture(step, example=(STATE, BATCH))
     return job_step(captured, jf.DistributedStrategy(mode="pserver"), None, cluster)
 
@@ -406,3 +407,36 @@ def test_trainers_that_divide_the_slices_are_not_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         as_trainer(adding_up(4, random_loss), 0)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("step", "rows"),
+    [
+        (adding_up(2), 32),
+        (counting(2, "scan"), 32),
+        (python_slices, 16),
+        (means_of_lists, 8),  # 4 slices of 2 rows, which 4 trainers cannot share
+    ],
+)
+def test_trainers_share_each_slice_of_the_batch(step: Any, rows: int) -> None:
+    twin = jf.Twin(step, (STATE, BATCH), servers=1, trainers=4)
+    assert not twin.programs().is_whole
+    assert all("c_allgather" not in op.type for op in twin.programs().trainer.root.ops)
+    batches = [BATCH, {name: x[:rows] for name, x in BATCH.items()}]
+    found, expected = twin.run(STATE, batches), STATE
+    for batch in batches:
+        expected, metrics = step(expected, batch)
+    for state in found.states:
+        np.testing.assert_allclose(state, expected, rtol=1e-5)
+    np.testing.assert_allclose(found.metrics[0][-1]["loss"], metrics["loss"], rtol=1e-5)
+
+
+def test_trainers_with_rows_of_their_own_share_slices_of_all_of_them() -> None:
+    strategy = jf.DistributedStrategy(mode="pserver", batch="local")
+    own = {name: x[:8] for name, x in BATCH.items()}
+    step = adding_up(2)
+    twin = jf.Twin(step, (STATE, own), strategy, servers=1, trainers=4)
+    found = twin.run(STATE, [own])
+    whole = {name: np.tile(x, (4, 1)) for name, x in own.items()}
+    np.testing.assert_allclose(found.states[0], step(STATE, whole)[0], rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Classes of the user's own in the state: what they do to their leaves."""
+"""User-defined classes in the state, and their effect on leaves."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.gallery.scales import LossScale
 
 
 def scaled(tx: Any) -> tuple[Any, Any]:
-    """Returns a step whose loss is scaled by such a class, and the state it starts from."""
+    """Returns a step whose loss is scaled by such a class, and its initial state."""
 
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
         scale = state["scale"].scale

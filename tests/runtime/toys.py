@@ -1,4 +1,4 @@
-"""A small training step for the tests of Step, and how it is distributed."""
+"""A small training step for the tests of Step, and its distribution."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,14 +16,12 @@ TrainStep = Callable[[State, Any], tuple[State, Any]]
 
 
 def rows(count: int, seed: int = 0) -> dict[str, Any]:
-    """Returns a batch."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, FEATURES)).astype(np.float32)
     return {"x": x, "y": np.tanh(x.sum(axis=1))}
 
 
 def start(tx: optax.GradientTransformation) -> State:
-    """Returns a fresh state."""
     params = {"w": jnp.linspace(-0.5, 0.5, FEATURES), "b": jnp.zeros(())}
     return {"params": params, "opt": tx.init(params)}
 
@@ -47,7 +45,6 @@ def training(tx: optax.GradientTransformation) -> TrainStep:
 def distributed(
     strategy: jf.DistributedStrategy | str | None = None, *, devices: int = 4
 ) -> tuple[jf.Step, State]:
-    """Returns the step on devices, and a state for it."""
     tx = jf.distributed_optimizer(optax.adam(0.1))
     chosen = jf.DistributedStrategy(devices=devices) if strategy is None else strategy
     step = jf.distribute(training(tx), (start(tx), rows(8)), chosen)
@@ -56,7 +53,7 @@ def distributed(
 
 
 def plain(steps: int, batch: Any) -> tuple[State, Any]:
-    """Returns what one device makes of the same steps, each on the same batch."""
+    """Returns the result of the same steps on one device, each on the same batch."""
     tx = optax.adam(0.1)
     train_step, state, metrics = jax.jit(training(tx)), start(tx), None
     for _ in range(steps):
@@ -65,7 +62,7 @@ def plain(steps: int, batch: Any) -> tuple[State, Any]:
 
 
 def assert_alike(found: Any, wanted: Any) -> None:
-    """Fails unless two trees are equal but for the order in which float32 is summed."""
+    """Fails unless two trees are equal up to the order of float32 sums."""
     pairs = zip(jax.tree.leaves_with_path(found), jax.tree.leaves_with_path(wanted), strict=True)
     for (path, x), (wanted_path, y) in pairs:
         assert path == wanted_path

@@ -1,12 +1,12 @@
-"""What another user of the machine tries; run as a program of its own, as `nobody` where it may.
+"""Attacks by another user of the machine; a separate program, run as `nobody` if possible.
 
     python stranger.py ENDPOINT FOLDER [SECONDS]
 
-It has the job's endpoint and nothing else, as everybody who lists open ports has. What it found out
-is printed as JSON. With SECONDS it keeps its connections for so long, and says `ready` first.
+It has only the job's endpoint, which any user can list. Its results are printed as JSON. With
+SECONDS it keeps its connections for that time, and prints `ready` first.
 """
 
-import encodings.idna  # noqa: F401  # sockets import it late, where nobody may not read
+import encodings.idna  # noqa: F401  # sockets import it late, when `nobody` may not read it
 import json
 import os
 import socket
@@ -20,13 +20,13 @@ from typing import Any
 import msgpack
 import zmq
 
-from jaxfleet.ps.messages import PROTOCOL
+from jaxfleet.transport.messages import PROTOCOL
 
 NOBODY = 65534
-IDLE = 343  # connections, which ended jobs that a user may give 400 descriptors
-LARGE = 15 << 20  # bytes of a frame that ZeroMQ's own limit lets through
+IDLE = 343  # connections, which ended jobs whose user may have 400 descriptors
+LARGE = 15 << 20  # bytes of a frame within ZeroMQ's own limit
 WAIT_MS = 400
-LONGEST_S = 8.0  # less than ZeroMQ gives a handshake
+LONGEST_S = 8.0  # less than ZeroMQ's limit for a handshake
 OF_AN_ADDRESS = 16
 OF_AN_ADDRESS_WITHOUT_SECRET = 64
 PROGRAM = "program p {pserver_id=0}\n  block 0\n    rpc\n      listen_and_serv()"
@@ -40,7 +40,7 @@ def header(kind: str, number: int, body: dict[str, Any]) -> bytes:
 
 
 def messages(endpoint: str, folder: Path) -> list[bytes]:
-    """Returns what took a job over: both trainers' places, its program, its files."""
+    """Returns messages that once took over a job: both trainers' places, its program, its files."""
     job = {"protocol": PROTOCOL, "job": "j", "trainers": 2, "program": "ab", "servers": [endpoint]}
     hellos = [header("hello", n + 1, {**job, "trainer": n}) for n in range(2)]
     taken = header("define", 3, {"program": PROGRAM})
@@ -49,7 +49,7 @@ def messages(endpoint: str, folder: Path) -> list[bytes]:
 
 
 def answers(address: str, sent: Sequence[bytes], keys: tuple[bytes, bytes, bytes] | None) -> int:
-    """Sends messages on a line; returns how many answers of any kind came."""
+    """Sends messages on a connection; returns the number of answers of any kind."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as line:
         line.setsockopt(zmq.LINGER, 0)
         if keys is not None:
@@ -67,7 +67,7 @@ def answers(address: str, sent: Sequence[bytes], keys: tuple[bytes, bytes, bytes
 
 
 def idle(endpoint: str, stack: ExitStack) -> list[socket.socket]:
-    """Opens connections that say nothing."""
+    """Opens silent connections."""
     host, _, port = endpoint.rpartition(":")
     made = []
     for _ in range(IDLE):
@@ -90,7 +90,7 @@ def is_open(line: socket.socket) -> bool:
 
 
 def left(made: Sequence[socket.socket], most: int) -> int:
-    """Returns how many connections are open once no more than `most` are, or after a while."""
+    """Returns the number of open connections once it is at most `most`, or on a timeout."""
     until = time.monotonic() + LONGEST_S
     while (count := sum(map(is_open, made))) > most and time.monotonic() < until:
         time.sleep(0.1)
@@ -103,7 +103,7 @@ READY = bytes([4, 6 + len(TYPE)]) + b"\x05READY" + TYPE
 
 
 def shaken(endpoint: str, stack: ExitStack, count: int) -> list[socket.socket]:
-    """Opens connections that do ZeroMQ's handshake without a secret, and then say nothing."""
+    """Opens connections that do ZeroMQ's handshake without a secret, and then stay silent."""
     host, _, port = endpoint.rpartition(":")
     made = []
     for _ in range(count):
@@ -115,7 +115,7 @@ def shaken(endpoint: str, stack: ExitStack, count: int) -> list[socket.socket]:
 
 
 def frame_poured(endpoint: str) -> int:
-    """Returns how many bytes of a message a connection took that had said no hello."""
+    """Returns the number of bytes of a message that a connection accepted before a hello."""
     took = 0
     with ExitStack() as stack, suppress(OSError):
         (line,) = shaken(endpoint, stack, 1)
@@ -128,7 +128,7 @@ def frame_poured(endpoint: str) -> int:
 
 
 def poured(endpoint: str) -> int:
-    """Returns how many bytes of a handshake's frame a connection took before it was cut."""
+    """Returns the number of bytes of a handshake's frame that a connection accepted."""
     host, _, port = endpoint.rpartition(":")
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
     took = 0
@@ -142,7 +142,7 @@ def poured(endpoint: str) -> int:
 
 
 def readable(folder: Path) -> list[str]:
-    """Returns the secrets of launches that this user can read, or whose folder it can list."""
+    """Returns the launches' secrets that this user can read, or whose folder it can list."""
     found = []
     for one in folder.glob("jaxfleet-*"):
         with suppress(OSError):
@@ -153,7 +153,7 @@ def readable(folder: Path) -> list[str]:
 
 
 def against_no_secret(endpoint: str) -> None:
-    """Attacks a server that was started with `--insecure`, and prints what came of it."""
+    """Attacks a server that was started with `--insecure`, and prints the results."""
     with ExitStack() as stack:
         kept = shaken(endpoint, stack, IDLE)
         found: dict[str, Any] = {"user": os.getuid(), "opened": len(kept)}
@@ -166,7 +166,7 @@ def against_no_secret(endpoint: str) -> None:
 
 
 def main(endpoint: str, folder: Path, seconds: float) -> None:
-    """Attacks a server in every way, and prints what came of it."""
+    """Attacks a server in every way, and prints the results."""
     sent = messages(endpoint, folder)
     public, secret = zmq.curve_keypair()
     port = endpoint.rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""Another user of the machine learns nothing of a job, changes nothing, and takes little of it."""
+"""Another user of the machine learns nothing of a job, changes nothing, and uses few resources."""
 
 import json
 import os
@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxfleet.ps.messages import Kind, Message, Plain, Tensor
-from jaxfleet.ps.network import Lines
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
-from jaxfleet.ps.zmq_listener import ZmqListener
-from jaxfleet.ps.zmq_network import ZmqNetwork
+from jaxfleet.transport.messages import Connections, Kind, Message, Plain, Tensor
+from jaxfleet.transport.zmq.network import ZmqNetwork
+from jaxfleet.transport.zmq.server import ZmqListener
 from tests.faults.cluster import SETTINGS, Jobs, check_same
 from tests.faults.conftest import Undisturbed, undisturbed
 from tests.ps.server.common import CACHE, SGD, hello, sgd_after, sgd_grads, sgd_state
-from tests.ps.test_zmq_network import QUICK, SECRET
 from tests.security import stranger
+from tests.transport.test_zmq_network import QUICK, SECRET
 
 __all__ = ["undisturbed"]  # a fixture
 
@@ -32,19 +31,18 @@ ANSWER_S = 60.0
 
 
 def descriptors() -> int:
-    """Returns how many descriptors this process has."""
     return sum(1 for _ in Path("/dev/fd").iterdir())
 
 
 def attack(endpoint: str, folder: Path, seconds: float = 0.0) -> "subprocess.Popen[str]":
-    """Starts the attack of another user, where this one may start it."""
+    """Starts the attack of another user, if this one may start it."""
     words = [sys.executable, stranger.__file__, endpoint, str(folder), str(seconds)]
     pipe = subprocess.PIPE
     return subprocess.Popen(words, env=os.environ | SETTINGS, stdout=pipe, stderr=pipe, text=True)
 
 
 def found_by(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    """Returns what an attack found out."""
+    """Returns the results of an attack."""
     out, error = process.communicate(timeout=ANSWER_S)
     assert process.returncode == 0, error
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
@@ -55,7 +53,7 @@ def found_by(process: "subprocess.Popen[str]") -> dict[str, Any]:
 def serving(
     folder: Path, secret: bytes | None = SECRET
 ) -> Iterator[tuple[ServerCore, ZmqListener]]:
-    """Serves a job in this process, with a secret unless told."""
+    """Serves a job in this process, by default with a secret."""
     network = ZmqNetwork(secret=secret)
     listener = network.listen("127.0.0.1:0")
     options = ServerOptions(server=0, job="j", trainers=2, save_dirs=(folder,))
@@ -70,8 +68,9 @@ def serving(
         thread.join(30)
 
 
-def ask(lines: Lines, trainer: int, kind: Kind, body: dict[str, Plain], **more: Any) -> Message:
-    """Sends a trainer's message; returns the answer."""
+def ask(
+    lines: Connections, trainer: int, kind: Kind, body: dict[str, Plain], **more: Any
+) -> Message:
     arrays, step = more.get("arrays", {}), more.get("step", 0)
     tensors = tuple(Tensor(name, array) for name, array in arrays.items())
     lines.send(0, Message(kind, f"trainer {trainer}", step, more.get("number", 1), body, tensors))
@@ -121,7 +120,7 @@ def test_another_user_learns_nothing_changes_nothing_and_takes_little(tmp_path: 
         ways = ("in clear", "by CURVE", "by a Unix socket")
         assert [found[way] for way in ways] == [0, 0, 0]
         assert found["poured"] < stranger.LARGE / 4
-        assert found["opened"] > stranger.IDLE / 2  # others were cut while they were made
+        assert found["opened"] > stranger.IDLE / 2  # others were cut during setup
         assert found["left"] <= stranger.OF_AN_ADDRESS
         assert descriptors() < before + 64
         assert not core.trainers.facts
@@ -204,7 +203,7 @@ def test_a_job_of_few_descriptors_saves_and_ends_as_ever_while_it_is_attacked(
             assert trainers[0].process.poll() is None, "the job was over before the attack was"
         for one in attacks:
             found = found_by(one)
-            assert found["opened"] > stranger.IDLE / 2  # others were cut while they were made
+            assert found["opened"] > stranger.IDLE / 2  # others were cut during setup
             assert found["left"] <= stranger.OF_AN_ADDRESS
         assert [one.ends() for one in (*trainers, *servers)] == [0, 0, 0, 0]
         check_same(jobs.results(), undisturbed("clip", 14))

@@ -1,4 +1,4 @@
-"""Run by .ci/run against an installed wheel, far from the checkout."""
+"""Run by .ci/run against an installed wheel, outside of the checkout."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""A small model with look-ups, and the same with its table as a dense parameter."""
+"""A small model with lookups, and the same with its table as a dense parameter."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import jaxfleet as jf
 from jaxfleet.capture import EmbeddingTable
 from jaxfleet.tables.store import TableStore
 
-VALUES = 40  # keys of the batches here are below it, so that a dense table has a row for each
+VALUES = 40  # limit of keys here, so that a dense table has a row for each
 DIM = 4
 RATE = 0.1
 OPTIMIZERS: dict[str, tuple[Any, Any]] = {
@@ -30,9 +30,9 @@ class Job:
     """A step to distribute.
 
     Attributes:
-        train_step: it.
-        state: where it starts.
-        table: what it looks up.
+        train_step: the step.
+        state: its initial state.
+        table: the table of its lookups.
     """
 
     train_step: Callable[[Any, Any], tuple[Any, Any]]
@@ -41,7 +41,7 @@ class Job:
 
 
 def batch_of(seed: int, rows: int = 8, *, values: int = VALUES) -> dict[str, np.ndarray]:
-    """Returns a batch; some of its keys come twice, in one leaf and in both."""
+    """Returns a batch; some of its keys occur twice, in one leaf and in both."""
     rng = np.random.default_rng(seed)
     return {
         "ids": rng.integers(0, values, (rows, 3)),
@@ -51,12 +51,11 @@ def batch_of(seed: int, rows: int = 8, *, values: int = VALUES) -> dict[str, np.
 
 
 def predicted(w: Any, vectors: Any, items: Any) -> Any:
-    """Returns what the model says of rows."""
     return jnp.tanh(vectors.sum(axis=1) + items) @ w
 
 
 def sparse_job(optimizer: Any, **options: Any) -> Job:
-    """Returns the model with a table, looked up twice in a step."""
+    """Returns the model with a table and two lookups per step."""
     table = jf.embedding_table(
         "users", DIM, initializer=jf.tables.Uniform(-0.5, 0.5), optimizer=optimizer, **options
     )
@@ -82,9 +81,9 @@ def run_dense(
     """Trains the model with a dense table in plain jax: `jnp.take` of a `[V, D]` parameter.
 
     Args:
-        table: whose rows it starts with.
+        table: source of the initial rows.
         optimizer: optax's, for the dense table.
-        batches: to train on.
+        batches: training data.
 
     Returns:
         The parameters and the losses.

@@ -1,4 +1,4 @@
-"""Rows that are looked up between steps, and those that a step with more gradients leaves."""
+"""Lookups between steps, and rows without gradients in a step with more gradients."""
 
 from typing import Any
 
@@ -89,7 +89,7 @@ def test_what_else_is_differentiated_trains_no_rows() -> None:
     step, state, batch = started(logged)
     before = step.look_up("words", [1, 2])
     step(state, batch)
-    moved = np.array([[0.5], [1.0]], np.float32)  # 2 comes twice
+    moved = np.array([[0.5], [1.0]], np.float32)  # 2 occurs twice
     np.testing.assert_array_equal(step.look_up("words", [1, 2]), before - moved)
 
 

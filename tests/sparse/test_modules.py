@@ -1,4 +1,4 @@
-"""Look-ups in Flax modules, and tables that stay dense."""
+"""Lookups in Flax modules, and tables that stay dense."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 from flax import linen, nnx
 
 import jaxfleet as jf
-from jaxfleet.capture.flax_tables import LinenEmbed, NnxEmbed
+from jaxfleet.capture.embedding.flax_modules import LinenEmbed, NnxEmbed
 from jaxfleet.errors import CaptureError
 from jaxfleet.tables.store import TableStore
 

@@ -12,9 +12,9 @@ import pytest
 import jaxfleet as jf
 from tests.sparse.models import OPTIMIZERS, RATE, VALUES, batch_of, run_dense, sparse_job
 
-# The dense run adds gradients of a row in XLA's order of a scatter over the whole table, and on
-# several devices a sum over the batch is a sum of sums: some units in the last place (6e-8) a step
-# of values near 1, ten steps of them.
+# The dense run sums gradients of a row in the order of XLA's scatter over the whole table, and on
+# several devices a sum over the batch is a sum of sums: some ULPs (6e-8) per step for values
+# near 1, in ten steps.
 TOLERANCE = 2e-6
 
 
@@ -124,7 +124,7 @@ def test_keys_may_be_of_another_integer_dtype_in_each_batch() -> None:
     job = sparse_job(jf.tables.Sgd(RATE))
     step: Any = jf.distribute(job.train_step, (job.state, batch_of(0)), "single")
     state, losses = jax.tree.map(jnp.copy, job.state), []
-    for dtype in ("uint64", ">i8", "int32", "uint8", "int64"):  # the host alone sees them
+    for dtype in ("uint64", ">i8", "int32", "uint8", "int64"):  # only the host handles them
         batch = batch_of(0)
         for name in ("ids", "item"):
             batch[name] = batch[name].astype(dtype)

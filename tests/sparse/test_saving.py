@@ -1,4 +1,4 @@
-"""Tables in checkpoints of a step: training goes on where it was, in any mode."""
+"""Tables in checkpoints of a step: training resumes in any mode."""
 
 from pathlib import Path
 from typing import Any

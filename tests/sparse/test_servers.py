@@ -1,4 +1,4 @@
-"""Tables on servers: the rows are to the bit the same on any number, and those of a dense table."""
+"""Tables on servers: rows are bitwise equal on any number of servers, and match a dense table."""
 
 from typing import Any
 
@@ -86,7 +86,7 @@ def in_a_loop(params: Any, batch: Any) -> Any:
 
 
 def looked_at(params: Any, batch: Any) -> Any:
-    """Looks rows up without training them."""
+    """Looks up rows without training them."""
     rows = TABLE(jax.lax.stop_gradient(params["t"]), batch["item"])
     return jnp.mean((rows @ params["w"] - batch["y"]) ** 2)
 
@@ -96,6 +96,7 @@ def linear(params: Any, batch: Any) -> Any:
     return jnp.mean(TABLE(params["t"], batch["item"]).sum(-1)) + params["w"].sum()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("loss", [in_a_loop, looked_at, linear])
 @pytest.mark.parametrize("mode", ["servers", "devices"])
 def test_every_shape_of_a_step_trains_what_one_device_does(loss: Any, mode: str) -> None:
@@ -122,7 +123,7 @@ def test_every_shape_of_a_step_trains_what_one_device_does(loss: Any, mode: str)
 
 
 def frozen_in_part(params: Any, batch: Any) -> Any:
-    """Looks the same table up twice, and trains what it is looked up with once."""
+    """Looks up the same table twice, and trains through one lookup only."""
     frozen = MOVING(jax.lax.stop_gradient(params["t"]), batch["ids"]).sum(axis=1)
     return jnp.mean(((MOVING(params["t"], batch["item"]) + frozen) @ params["w"]) ** 2)
 

@@ -1,4 +1,4 @@
-"""Rows that go, figures and files of a table: of a step in every mode, under the same names."""
+"""Deleted rows, statistics and exports of a table: in every mode, under the same names."""
 
 from pathlib import Path
 from typing import Any

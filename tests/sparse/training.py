@@ -1,4 +1,4 @@
-"""Trains the small model with a table as one process of a job; saves the rows it ends with."""
+"""Trains the small model with a table as one process of a job; saves the final rows."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ STEPS = 6
 
 
 def main() -> None:
-    """Runs all steps in the mode that is named, and writes what it ends with to a file."""
+    """Runs all steps in the given mode, and writes the final state to a file."""
     folder, mode, number = Path(sys.argv[1].removeprefix("--out=")), sys.argv[2], sys.argv[3]
     job = sparse_job(OPTIMIZERS["adagrad"][0])
     strategy = jf.DistributedStrategy(mode=mode, min_block_size=2)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Keys that are all in one bucket, where a bound of a table is felt with few of them."""
+"""Keys in a single bucket, in which few of them reach a table's limits."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from jaxfleet.tables.buckets import BUCKETS, bucket_of
 
 
 def crowd(count: int, bucket: int = 7) -> np.ndarray:
-    """Returns so many keys of a bucket, in ascending order."""
+    """Returns `count` keys of a bucket, in ascending order."""
     keys = np.arange(2 * count * BUCKETS)
     found: np.ndarray = keys[bucket_of(keys) == bucket][:count]
     assert len(found) == count

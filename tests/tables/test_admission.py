@@ -1,4 +1,4 @@
-"""Which keys get rows of their own."""
+"""Admission of keys to their own rows."""
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_candidates_are_bounded_and_the_longest_not_pushed_are_forgotten() -> No
     store.update(crowded[490:], np.ones((10, 2), np.float32), step=50)
     assert sorted(store.export()[0].tolist()) == crowded[490:].tolist()
     store.update(crowded[:10], np.ones((10, 2), np.float32), step=51)
-    assert len(store) == 10  # they were forgotten, and are counted anew
+    assert len(store) == 10  # they were forgotten, and are counted from 0
 
 
 def test_counts_are_saved_and_go_on() -> None:

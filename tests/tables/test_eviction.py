@@ -1,4 +1,4 @@
-"""Which rows go, and when."""
+"""Order and time of evictions."""
 
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from jaxfleet.tables.spec import Part
 from tests.tables.crowded import crowd
 
 RANDOM = np.random.default_rng(0)
-CROWD = crowd(500)  # keys are said by their numbers in it
+CROWD = crowd(500)  # keys are given by their index in it
 
 
 def store_of(*evictions: Part) -> TableStore:
@@ -21,7 +21,7 @@ def store_of(*evictions: Part) -> TableStore:
 
 
 def at_most(rows: int, policy: Literal["lru", "lfu"] = "lru") -> Capacity:
-    """Returns the capacity of a table whose buckets have so many rows."""
+    """Returns the capacity of a table with this many rows per bucket."""
     return Capacity(rows * BUCKETS, policy)
 
 
@@ -60,7 +60,7 @@ def test_the_least_recently_touched_go_when_there_are_too_many() -> None:
         assert len(store) <= 100
     kept = keys_of(store)
     assert kept >= set(range(5))
-    oldest = min(kept - set(range(5)))  # of its step some may have gone, of later ones none
+    oldest = min(kept - set(range(5)))  # some of its step may be evicted, but no later ones
     assert kept >= set(range(oldest // 10 * 10 + 10, 400))
     assert len(kept) > 90
 
@@ -80,7 +80,7 @@ def test_a_bucket_that_has_too_many_takes_none_of_the_others() -> None:
     others = crowd(20, bucket=8)
     store.look_up(others, step=0)
     touch(store, range(30), 1)
-    assert len(store) == 19 + 20  # a sixteenth is spared
+    assert len(store) == 19 + 20  # a sixteenth is kept free
     assert set(others) < set(store.export()[0])
 
 

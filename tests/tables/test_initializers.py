@@ -1,4 +1,4 @@
-"""What rows begin with: by key and seed alone, the same everywhere."""
+"""Initial rows: determined by key and seed alone, the same everywhere."""
 
 import hashlib
 from statistics import NormalDist
@@ -18,7 +18,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def bits(keys: np.ndarray, seed: int, dim: int) -> np.ndarray:
-    """Returns uint64[n, dim], 32 random bits each: as the module says, in numpy."""
+    """Returns uint64[n, dim], 32 random bits each: the module's formula, in numpy."""
     seeded = (keys.view(np.uint64) ^ mix(np.array([seed]))).view(np.int64)
     pairs = (np.arange(dim) // 2).astype(np.uint64) * GOLDEN
     mixed = mix((mix(seeded)[:, None] + pairs).view(np.int64))
@@ -32,7 +32,7 @@ def test_a_uniform_row_is_its_formula(dim: int) -> None:
 
 
 def test_a_normal_row_is_its_formula() -> None:
-    """The quantile has seven digits: a few float32 roundings from Python's, which has sixteen."""
+    """The quantile has seven digits: a few float32 roundings from Python's sixteen."""
     keys = RANDOM.integers(-(2**62), 2**62, 500)
     quantile = np.vectorize(NormalDist(1.0, 2.0).inv_cdf)
     expected = quantile((bits(keys, 3, 6) + 0.5) * 2.0**-32)
@@ -45,7 +45,7 @@ def test_rows_are_spread_as_they_should_be() -> None:
     uniform = initial_rows(Uniform(-0.1, 0.1), keys, 8)
     assert uniform.min() >= np.float32(-0.1)
     assert uniform.max() < np.float32(0.1)
-    # 160,000 draws: the mean strays by 0.1 / sqrt(3 * 160,000), 5 times of which is never
+    # 160,000 draws: the mean's deviation is 0.1 / sqrt(3 * 160,000); 5 times that never occurs.
     assert abs(uniform.mean()) < 5 * 0.1 / (3 * uniform.size) ** 0.5
     normal = initial_rows(Normal(0.0, 1.0), keys, 8)
     assert abs(normal.mean()) < 5 / normal.size**0.5
@@ -62,7 +62,7 @@ def test_order_and_company_make_no_difference(initializer: Part) -> None:
 
 
 def test_the_bits_are_these_on_every_machine() -> None:
-    """Said once and for all: rows of a table that was saved elsewhere would change with them."""
+    """Fixed forever: otherwise rows of tables saved elsewhere would change."""
     rows = [initial_rows(part, KEYS, 16) for part in (Uniform(-1, 1, 5), Normal(0, 1, 5))]
     digest = hashlib.sha256(np.concatenate(rows).astype("<f4").tobytes()).hexdigest()
     assert digest[:16] == "6b6b1e40a90f2574"

@@ -1,4 +1,4 @@
-"""Each optimizer against its formula in numpy, to the bit; and against optax, dense."""
+"""Each optimizer against its formula in numpy, bit for bit; and against optax, dense."""
 
 from collections.abc import Callable
 
@@ -87,7 +87,7 @@ def summary(row: np.ndarray, g: np.ndarray, s: State, t: int) -> np.ndarray:
 
 
 def power(base: float, exponent: int) -> float:
-    """Returns a power by squaring, as the store does: `**` of one library is not another's."""
+    """Returns a power by squaring, as the store does: `**` differs between libraries."""
     result = 1.0
     while exponent:
         result *= base if exponent & 1 else 1.0
@@ -136,11 +136,11 @@ def test_it_is_its_formula_to_the_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name][2] is not None])
 def test_it_is_optax_on_the_dense_table(name: str) -> None:
-    """Lazy ones where every step touches every row; the others whatever is touched.
+    """Lazy ones if every step touches every row; the others for any touched rows.
 
-    XLA may contract a product and a sum into one operation, which rounds once where we round
-    twice, and takes an inverse root where we divide by a root: so within some roundings of a
-    row's size, which is about 1. Adam of optax besides has 1 - beta**t in float32, which at
+    XLA may contract a product and a sum into one operation, which rounds once instead of twice, and
+    multiplies by an inverse root instead of dividing by a root: so within some roundings of a
+    row's size, which is about 1. In addition, optax's Adam has 1 - beta**t in float32, which at
     t = 1 leaves 4 digits of 0.001, half of them in the root: 0.3 times 3e-5 of each step.
     """
     optimizer, _, make = CASES[name]

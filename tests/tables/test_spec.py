@@ -1,4 +1,4 @@
-"""What a table is, as text; which server has a key."""
+"""Text of a table's spec, and the server of a key."""
 
 import json
 from typing import Any
@@ -131,7 +131,7 @@ def test_keys_in_a_row_are_spread_over_buckets() -> None:
 
 
 def test_a_part_of_buckets_fills_a_store_as_well_as_all() -> None:
-    """Buckets are of the upper bits of a hash and homes of the lower: else homes would crowd."""
+    """Buckets use the upper bits of a hash and homes the lower: otherwise homes would crowd."""
     keys = np.arange(400_000)
     mine = keys[server_of(keys, 8) == 3]
     store = TableStore(TableSpec(name="t", dim=1))

@@ -1,4 +1,4 @@
-"""A table's rows against a dict of them: made by key, updated, saved, put back."""
+"""A table's rows against a dict of them: created by key, updated, saved, restored."""
 
 from dataclasses import fields
 from itertools import pairwise
@@ -24,7 +24,7 @@ from jaxfleet.tables import (
 )
 from jaxfleet.tables.buckets import bucket_of, buckets_of
 from jaxfleet.tables.initializers import initial_rows
-from jaxfleet.tables.merge import merge
+from jaxfleet.tables.merge_pushes import merge
 from tests.drawing import at_most
 
 RANDOM = np.random.default_rng(0)
@@ -43,7 +43,7 @@ def spec_of(optimizer: Sgd | Adagrad, **others: object) -> TableSpec:
 
 
 class Oracle:
-    """What a store does, in a dict."""
+    """A store's operations on a dict."""
 
     def __init__(self, spec: TableSpec) -> None:
         self.spec = spec
@@ -119,7 +119,7 @@ EVERYTHING = TableSpec(
 
 
 def train(stores: list[TableStore], begin: int, end: int) -> None:
-    """Has stores do the same steps, which are the same for the same numbers."""
+    """Runs the same steps on stores, determined by their numbers."""
     for step in range(begin, end):
         random = np.random.default_rng(step)
         keys = np.unique(random.zipf(1.3, 200) % 1000 - 500)
@@ -337,7 +337,7 @@ def test_gradients_of_another_shape_are_refused() -> None:
 
 
 def test_pushes_are_added_in_their_order() -> None:
-    """Float sums depend on their order: so it is the one given, to the bit."""
+    """Float sums depend on their order, which is the given one, bit for bit."""
     pushes = []
     for _ in range(5):
         keys = RANDOM.permutation(50)[: RANDOM.integers(1, 50)] - 25

@@ -1,4 +1,4 @@
-"""A store with rows on disk answers, to the bit, as one that has all in memory."""
+"""A store with rows on disk answers, bit for bit, as one in memory."""
 
 import subprocess
 import sys
@@ -28,8 +28,8 @@ from jaxfleet.tables import (
     make_store,
 )
 from jaxfleet.tables.buckets import BUCKETS
-from jaxfleet.tables.late import Late
-from jaxfleet.tables.local import LocalTables
+from jaxfleet.tables.delta_keys import SpilledKeys
+from jaxfleet.tables.local_tables import LocalTables
 from tests.tables.crowded import crowd
 
 DIM = 3
@@ -39,14 +39,14 @@ KEYS = np.concatenate(
 
 
 def both(**options: object) -> tuple[TableStore, TieredStore]:
-    """Returns a store in memory, and one of the same spec with five rows there."""
+    """Returns a store in memory, and one of the same spec with only five rows in memory."""
     spec = TableSpec(name="t", dim=DIM, **options)  # type: ignore[arg-type]
     tiered = TableSpec(name="t", dim=DIM, memory_rows=5, **options)  # type: ignore[arg-type]
     return TableStore(spec), TieredStore(tiered)
 
 
 def arrays_of(batches: Iterator[RowBatch]) -> list[bytes]:
-    """Returns all that batches have, however it is cut into batches."""
+    """Returns all content of batches, independent of the division into batches."""
     columns: dict[str, list[bytes]] = {}
     for batch in batches:
         for name, value in vars(batch).items():
@@ -73,7 +73,7 @@ SPECS: list[dict[str, object]] = [
 
 
 def done(store: TableStore, what: str, step: int, *, scores: bool) -> object:
-    """Has a store do something with some keys, which depend on the step; returns its answer."""
+    """Runs an operation of a store on keys that depend on the step; returns its answer."""
     random = np.random.default_rng(step)
     keys = random.choice(KEYS, int(random.integers(0, 20)), replace=False)
     values = random.normal(size=(len(keys), DIM)).astype(np.float32)
@@ -101,7 +101,7 @@ CALLS = ["look_up", "update", "update", "add", "shrink", "drop", "save", "clear"
 @example(["update", "save", "update", "update", "shrink", "update", "add"], 3)
 @settings(max_examples=30)
 def test_no_answer_depends_on_where_a_row_is(calls: list[str], which: int) -> None:
-    """Two stores are told the same, whatever it is, and always say the same."""
+    """Two stores get the same calls, in any order, and always give the same answers."""
     options, saved = SPECS[which], None
     memory, tiered = both(**options)
     for step, what in enumerate(calls, 1):
@@ -239,9 +239,9 @@ def test_a_full_disk_is_named_and_loses_no_row() -> None:
 
 
 def test_what_is_not_known_is_read() -> None:
-    late = Late()
+    late = SpilledKeys()
     late.saw(5)
-    assert late.since(9) is None  # nobody asked yet
+    assert late.since(9) is None  # not requested yet
     late.begin()
     late.add(np.array([1, 2]), np.array([5, 6]))
     assert late.since(4) is None

@@ -1,6 +1,6 @@
-"""A zoo of training programs for one device, against which the compiler is tested.
+"""A zoo of training programs for one device, the compiler's test cases.
 
-Nothing here knows the compiler: an entry takes the wrapper of its optimizer as an argument.
+Nothing here depends on the compiler: an entry takes the wrapper of its optimizer as an argument.
 """
 
 from tests.zoo import (

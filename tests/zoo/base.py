@@ -1,4 +1,4 @@
-"""The shape of an entry of the zoo: a training program written for one device."""
+"""The form of a zoo entry: a training program written for one device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,10 +32,10 @@ TRAITS = {
 
 @dataclass(frozen=True)
 class Built:
-    """A program ready to run: `train_step(state, batch(step, rows))`.
+    """A runnable program: `train_step(state, batch(step, rows))`.
 
-    `train_step` is pure and not jitted. `state` is any pytree of arrays. `batch` gives the same
-    numpy arrays whenever it is asked for the same step and number of rows.
+    `train_step` is pure and not jitted. `state` is any pytree of arrays. `batch` is deterministic:
+    equal steps and numbers of rows give equal numpy arrays.
     """
 
     state: Any
@@ -45,7 +45,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Case:
-    """An entry: how a program is built around a wrapped optimizer, and what to know about it."""
+    """An entry: the builder of a program around a wrapped optimizer, and its traits."""
 
     name: str
     build: Callable[[Wrap], Built]
@@ -64,14 +64,14 @@ def case(name: str, build: Callable[[Wrap], Built], *traits: str, rows: int = 16
 
 
 def identity(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns the optimizer as it is: the program on one device."""
+    """Returns the optimizer unchanged: the program on one device."""
     return tx
 
 
 def plain_program(
     tx: optax.GradientTransformation, params: Any, loss: Loss, batch: Callable[[int, int], Any]
 ) -> Built:
-    """Builds the commonest program: a dict as state, one gradient, one update."""
+    """Builds the most common program: a dict as state, one gradient, one update."""
 
     def train_step(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         value_and_grad = jax.value_and_grad(loss, has_aux=True)
@@ -82,7 +82,7 @@ def plain_program(
 
 
 def updated(tx: optax.GradientTransformation, state: dict[str, Any], grads: Any) -> dict[str, Any]:
-    """Returns the state after one update, its other entries as they were."""
+    """Returns the state after one update, with other entries unchanged."""
     updates, opt_state = tx.update(grads, state["opt_state"], state["params"])
     params = optax.apply_updates(state["params"], updates)
     return {**state, "params": params, "opt_state": opt_state}

@@ -1,4 +1,4 @@
-"""What batches and states may be: an array, a tuple, a dict of many types, trees with lists."""
+"""Structures of batches and states: an array, a tuple, a dict of many types, trees with lists."""
 
 from typing import Any
 
@@ -30,7 +30,6 @@ def build_batch_array(wrap: Wrap) -> Built:
 
 
 def pair(step: int, rows: int) -> tuple[Array, Array]:
-    """Makes labelled rows as `(x, y)`."""
     batch = labelled(step, rows)
     return batch["x"], batch["y"]
 
@@ -54,7 +53,7 @@ def build_batch_tuple(wrap: Wrap) -> Built:
 
 
 def mixed_columns(step: int, rows: int) -> Rows:
-    """Makes columns of many types, as a table of customers has."""
+    """Makes columns of many types, as in a table of customers."""
     random = generator(11, step)
     return {
         "amount": random.standard_normal((rows, FEATURES), dtype=np.float32),
@@ -86,7 +85,7 @@ def build_batch_dict(wrap: Wrap) -> Built:
 
 
 def build_nested_params(wrap: Wrap) -> Built:
-    """Builds parameters as lists, tuples and dicts in each other, one of them a scalar."""
+    """Builds parameters as nested lists, tuples and dicts, one of them a scalar."""
 
     def loss(params: Any, batch: Any) -> tuple[jax.Array, dict[str, Any]]:
         x = jnp.tanh(dense(params["in"], batch["x"]))

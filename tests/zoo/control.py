@@ -12,7 +12,7 @@ from tests.zoo.layers import dense, init_dense, init_matrix, init_mlp, mlp, row_
 
 
 def build_sinkhorn(wrap: Wrap) -> Built:
-    """Builds balanced clustering: a loop normalises over the batch and the clusters in turn."""
+    """Builds balanced clustering: a loop normalises over the batch and the clusters alternately."""
 
     def balanced(scores: jax.Array) -> jax.Array:
         def once(_: int, weights: jax.Array) -> jax.Array:
@@ -59,7 +59,7 @@ def build_while_loop(wrap: Wrap) -> Built:
 
 
 def build_branch_on_loss(wrap: Wrap) -> Built:
-    """Builds a step that a `cond` on the loss of the whole batch sends one way or the other."""
+    """Builds a step with a `cond` on the loss of the whole batch."""
     tx, params = wrap(optax.sgd(0.1)), init_mlp(93, (FEATURES, 16, CLASSES))
 
     def mean_loss(params: Any, batch: Any) -> jax.Array:

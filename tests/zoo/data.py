@@ -1,4 +1,4 @@
-"""Batches for the zoo: numpy arrays that depend on the step and the number of rows only."""
+"""Batches for the zoo: numpy arrays that depend only on the step and the number of rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ def regression(step: int, rows: int) -> Rows:
 
 
 def images(step: int, rows: int) -> Rows:
-    """Makes `image: f32[rows,8,8,1]` with a bright quarter, and which one as `label: i32[rows]`."""
+    """Makes `image: f32[rows,8,8,1]` with a bright quarter, its index as `label: i32[rows]`."""
     random = generator(3, step)
     image = random.standard_normal((rows, 8, 8, 1), dtype=np.float32)
     label = random.integers(0, 4, rows).astype(np.int32)
@@ -66,5 +66,5 @@ def signals(step: int, rows: int) -> Rows:
 
 
 def bare(make: Callable[[int, int], Rows], name: str) -> Callable[[int, int], Array]:
-    """Turns a maker of dicts into a maker of one array of them."""
+    """Converts a maker of dicts to a maker of one of their arrays."""
     return lambda step, rows: make(step, rows)[name]

@@ -12,7 +12,7 @@ from tests.zoo.layers import dense, init_dense, init_mlp, layer_norm, mlp, row_l
 
 
 def build_mlp(wrap: Wrap) -> Built:
-    """Builds two hand-written layers and Adam, all of it in view."""
+    """Builds two hand-written layers and Adam, fully visible to the compiler."""
     tx = wrap(optax.adam(1e-2))
     params = {"fc1": init_dense(1, FEATURES, 16), "fc2": init_dense(2, 16, CLASSES)}
 
@@ -43,7 +43,7 @@ def build_mixed_precision(wrap: Wrap) -> Built:
 
 
 def build_lion(wrap: Wrap) -> Built:
-    """Builds layer norm and GELU under Lion, which keeps the sign of each update only."""
+    """Builds layer norm and GELU under Lion, which keeps only the sign of each update."""
     params = {
         "scale": jnp.ones(FEATURES),
         "up": init_dense(4, FEATURES, 24),

@@ -1,4 +1,4 @@
-"""Steps that use gradients by hand: clipping, scaling, averaging, one row at a time."""
+"""Steps that process gradients by hand: clipping, scaling, averaging, one row at a time."""
 
 from typing import Any
 
@@ -14,7 +14,6 @@ Net = dict[str, Dense]
 
 
 def mean_loss(params: Net, batch: Any) -> jax.Array:
-    """Returns the mean cross entropy."""
     return row_losses(mlp(params, batch["x"]), batch["y"]).mean()
 
 
@@ -47,9 +46,9 @@ def build_ema(wrap: Wrap) -> Built:
 
 
 def build_loss_scaling(wrap: Wrap) -> Built:
-    """Builds float16 with a dynamic loss scale: a step that overflows leaves the state alone.
+    """Builds float16 with a dynamic loss scale: an overflowing step leaves the state unchanged.
 
-    What overflows is the scale itself, in float16, so it does so however the batch is divided.
+    The scale itself overflows, in float16, so this is independent of the division of the batch.
     """
     tx, params = wrap(optax.sgd(0.1)), init_mlp(82, (FEATURES, 16, CLASSES))
 
@@ -126,7 +125,7 @@ def build_gan(wrap: Wrap) -> Built:
 
 @jax.custom_vjp
 def reversed_gradient(x: jax.Array) -> jax.Array:
-    """Returns its argument; the gradient changes its sign on the way back."""
+    """Returns its argument; reverses the sign of the gradient."""
     return x
 
 

@@ -1,4 +1,4 @@
-"""Hand-written layers for the entries of the zoo that use no Flax."""
+"""Hand-written layers for zoo entries without Flax."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def init_mlp(seed: int, sizes: Sequence[int]) -> dict[str, Dense]:
 def init_flax(model: nn.Module, *inputs: Any, **options: Any) -> Any:
     """Makes the variables of a linen module without compiling its own initializers.
 
-    Those take longer to compile than the step that the entry is about.
+    Those take longer to compile than the entry's step.
     """
     init = partial(model.init, **options)
     shapes = jax.eval_shape(
@@ -57,7 +57,6 @@ def _init_leaf(seed: int, name: str, shape: tuple[int, ...]) -> jax.Array:
 
 
 def dense(layer: Dense, x: jax.Array) -> jax.Array:
-    """Applies one affine layer."""
     return x @ layer["w"] + layer["b"]
 
 

@@ -1,4 +1,4 @@
-"""Losses whose meaning an average over the devices' losses would change."""
+"""Losses that differ from an average over the devices' losses."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def build_fancy_index(wrap: Wrap) -> Built:
 
 
 def build_covariance(wrap: Wrap) -> Built:
-    """Builds an autoencoder whose features' covariance over the batch is pulled to the identity."""
+    """Builds an autoencoder whose features' covariance over the batch approaches the identity."""
 
     def loss(params: Any, batch: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
         features = jnp.tanh(dense(params["encode"], batch))

@@ -1,4 +1,4 @@
-"""Metrics and counters: what a step says about its batch, exact on any number of devices."""
+"""Metrics and counters of a batch, exact on any number of devices."""
 
 from typing import Any
 

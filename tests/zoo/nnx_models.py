@@ -59,7 +59,7 @@ def build_nnx(wrap: Wrap) -> Built:
 
 
 def build_nnx_regularised(wrap: Wrap) -> Built:
-    """Builds the net whose normalisation and dropout keep state of their own."""
+    """Builds the net whose normalisation and dropout have their own state."""
     model = Regularised(nnx.Rngs(params=0, dropout=1))
     return with_optimizer(model, wrap(optax.sgd(0.1, momentum=0.9)))
 

@@ -10,7 +10,7 @@ from tests.zoo.base import Built, Wrap, case, plain_program
 from tests.zoo.data import CLASSES, FEATURES, labelled
 from tests.zoo.layers import init_mlp, mlp, row_losses
 
-CONTRIB: Any = optax.contrib  # its names are there, but mypy does not see them
+CONTRIB: Any = optax.contrib  # mypy does not see its names
 
 
 def mlp_program(tx: optax.GradientTransformation) -> Built:
@@ -23,7 +23,7 @@ def mlp_program(tx: optax.GradientTransformation) -> Built:
 
 
 def matrices(params: Any) -> Any:
-    """Says which parameters have weight decay: matrices do, biases do not."""
+    """Selects the parameters with weight decay: matrices, not biases."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
@@ -69,7 +69,7 @@ def build_freeze(wrap: Wrap) -> Built:
 
 
 def around(tx: optax.GradientTransformation) -> Callable[[Wrap], Built]:
-    """Returns what builds the net around one optimizer."""
+    """Returns a builder of the net around one optimizer."""
     return lambda wrap: mlp_program(wrap(tx))
 
 
@@ -81,7 +81,7 @@ CASES = (
     case("multisteps", build_multisteps, "core"),
     case("multisteps_outside", build_multisteps_outside, "marker_inside"),
     case("freeze", build_freeze),
-    # Norms of a parameter, of the whole of it: layer-wise, factored, orthogonal.
+    # Norms over a whole parameter: layer-wise, factored, orthogonal.
     case("lamb", around(optax.lamb(1e-2))),
     case("lars", around(optax.lars(0.1))),
     case("adafactor", around(optax.adafactor(1e-2, min_dim_size_to_factor=2))),

@@ -70,7 +70,7 @@ def build_variational(wrap: Wrap) -> Built:
 
 
 def build_row_keys(wrap: Wrap) -> Built:
-    """Builds dropout that gives every row a key of its own."""
+    """Builds dropout with a separate key for every row."""
     tx = wrap(optax.sgd(0.1))
     params = {"in": init_dense(27, FEATURES, 16), "out": init_dense(28, 16, CLASSES)}
 
@@ -116,7 +116,7 @@ def noisy_program(
 
 
 def build_heads_first(wrap: Wrap) -> Built:
-    """Builds noise drawn with the batch as its second axis: one number a head and row."""
+    """Builds noise drawn with the batch as its second axis: one number per head and row."""
 
     def noise(key: jax.Array, rows: int) -> jax.Array:
         heads = jax.random.uniform(key, (4, rows), minval=0.5, maxval=1.5)

@@ -17,7 +17,7 @@ WIDTH = 16
 
 
 def stacked() -> dict[str, Any]:
-    """Makes a net whose hidden layers lie in one array, layer by layer."""
+    """Makes a net with the hidden layers stacked in one array."""
     layers = [init_dense(20 + i, WIDTH, WIDTH) for i in range(DEPTH)]
     return {
         "in": init_dense(18, FEATURES, WIDTH),

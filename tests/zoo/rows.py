@@ -1,4 +1,4 @@
-"""Programs whose rows meet each other: a device cannot do its part with its own rows alone."""
+"""Programs whose rows interact: a device needs more than its own rows."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def views(step: int, rows: int) -> Rows:
 
 
 def build_contrastive(wrap: Wrap) -> Built:
-    """Builds two towers: row i of one must find row i of the other among the whole batch."""
+    """Builds two towers: row i of one must find row i of the other in the whole batch."""
 
     def loss(params: Any, batch: Any) -> tuple[jax.Array, dict[str, Any]]:
         left, right = unit(mlp(params, batch["left"])), unit(mlp(params, batch["right"]))
@@ -51,7 +51,7 @@ def build_gram(wrap: Wrap) -> Built:
 
 
 def build_sorted_batch(wrap: Wrap) -> Built:
-    """Builds a trimmed mean: the losses are sorted, the highest and lowest two left out."""
+    """Builds a trimmed mean: the losses are sorted, without the two highest and lowest."""
 
     def loss(params: Any, batch: Any) -> tuple[jax.Array, dict[str, Any]]:
         losses = jnp.sort(row_losses(mlp(params, batch["x"]), batch["y"]))
@@ -88,7 +88,7 @@ def build_neighbours(wrap: Wrap) -> Built:
 
 
 def build_queue(wrap: Wrap) -> Built:
-    """Builds a contrastive loss against a queue of old rows, into which the batch's rows go."""
+    """Builds a contrastive loss against a queue of old rows, which the batch's rows enter."""
     tx, params = wrap(optax.sgd(0.05)), {"net": init_mlp(55, (FEATURES, 16, 8))}
 
     def train_step(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:

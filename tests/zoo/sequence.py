@@ -1,4 +1,4 @@
-"""Programs over sequences: attention, recurrence, embedding look-ups."""
+"""Programs over sequences: attention, recurrence, embedding lookups."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.zoo.layers import dense, init_dense, init_flax, init_matrix, row_loss
 class Transformer(nn.Module):
     """One pre-norm decoder block between an embedding and its logits.
 
-    Attention has no biases: the gradient of a key's bias is zero but for rounding.
+    Attention has no biases: the gradient of a key's bias is zero up to rounding.
     """
 
     @nn.compact
@@ -61,7 +61,6 @@ class Recurrent(nn.Module):
 
 
 def build_lstm(wrap: Wrap) -> Built:
-    """Builds a Flax LSTM."""
     model = Recurrent()
     params = init_flax(model, signals(0, 2)["x"])
 

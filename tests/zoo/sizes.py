@@ -1,4 +1,4 @@
-"""Programs that look at the batch size in Python: a letter for it does not serve them."""
+"""Programs that inspect the batch size in Python, so that it cannot be a letter."""
 
 from typing import Any
 
@@ -14,7 +14,6 @@ MICROBATCHES = 4
 
 
 def mean_loss(params: Any, batch: Any) -> jax.Array:
-    """Returns the mean cross entropy."""
     return row_losses(mlp(params, batch["x"]), batch["y"]).mean()
 
 
@@ -62,7 +61,7 @@ def build_float_of_size(wrap: Wrap) -> Built:
 
 
 def build_permuted(wrap: Wrap) -> Built:
-    """Builds mixup: each row is blended with a row that a random permutation gives it."""
+    """Builds mixup: each row is blended with a row chosen by a random permutation."""
     tx, params = wrap(optax.sgd(0.1)), init_mlp(73, (FEATURES, 16, CLASSES))
 
     def train_step(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:

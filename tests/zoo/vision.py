@@ -16,8 +16,8 @@ from tests.zoo.layers import init_flax, row_losses
 class Cnn(nn.Module):
     """Two convolutions with batch normalisation, max and average pooling, one dense layer.
 
-    The convolutions have no bias: its gradient would be zero but for rounding, since the
-    normalisation takes the mean away.
+    The convolutions have no bias: its gradient would be zero up to rounding, since the
+    normalisation removes the mean.
     """
 
     @nn.compact

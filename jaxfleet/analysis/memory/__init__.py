@@ -1,18 +1,18 @@
-"""What a step holds in memory, and plans to hold less."""
+"""Memory of a step: liveness, profile, and plans that stay within a budget."""
 
-from jaxfleet.analysis.memory.apart import Apart as Apart
 from jaxfleet.analysis.memory.chain import Chain as Chain
-from jaxfleet.analysis.memory.chain import Plan as Plan
-from jaxfleet.analysis.memory.curve import Curve as Curve
-from jaxfleet.analysis.memory.curve import curve_of as curve_of
-from jaxfleet.analysis.memory.even import even_plans as even_plans
-from jaxfleet.analysis.memory.liveness import Value as Value
-from jaxfleet.analysis.memory.offloaded import Offloaded as Offloaded
-from jaxfleet.analysis.memory.offloaded import offloaded_plans as offloaded_plans
-from jaxfleet.analysis.memory.phases import Phases as Phases
-from jaxfleet.analysis.memory.phases import phases_of as phases_of
-from jaxfleet.analysis.memory.plan import cost_of as cost_of
-from jaxfleet.analysis.memory.plan import peak_of as peak_of
-from jaxfleet.analysis.memory.plan import plan_for as plan_for
-from jaxfleet.analysis.memory.plan import smallest as smallest
+from jaxfleet.analysis.memory.chain import RecomputePlan as RecomputePlan
+from jaxfleet.analysis.memory.cuts import ExecutableCuts as ExecutableCuts
+from jaxfleet.analysis.memory.liveness import LiveRange as LiveRange
+from jaxfleet.analysis.memory.ordering import ScheduleConstraints as ScheduleConstraints
+from jaxfleet.analysis.memory.ordering import schedule_constraints as schedule_constraints
+from jaxfleet.analysis.memory.plans import OffloadPlan as OffloadPlan
+from jaxfleet.analysis.memory.plans import cost_of as cost_of
+from jaxfleet.analysis.memory.plans import offload_plans as offload_plans
+from jaxfleet.analysis.memory.plans import peak_of as peak_of
+from jaxfleet.analysis.memory.plans import plan_for as plan_for
+from jaxfleet.analysis.memory.plans import smallest_budget as smallest_budget
+from jaxfleet.analysis.memory.plans import uniform_plans as uniform_plans
+from jaxfleet.analysis.memory.profile import MemoryProfile as MemoryProfile
+from jaxfleet.analysis.memory.profile import memory_profile as memory_profile
 from jaxfleet.analysis.memory.stages import stages_of as stages_of

@@ -1,18 +1,88 @@
-"""What running an operator again costs, roughly: to compare operators, not to predict seconds."""
+"""Costs: bytes of a variable for given sizes, and the approximate arithmetic of an operator."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 
-from jaxfleet.ir import Block, Dim, Operator, Program, Struct, evaluate
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Block, Dim, Kind, Operator, Program, Struct, Variable, evaluate
 from jaxfleet.ir.program import shape_of
 
-# An element that is read, computed and written takes as long as this many multiply-adds of a
-# matrix product: memory, and not arithmetic, is what the first waits for.
+_KEY_BYTES = {"fry": 8, "rbg": 16, "unsafe_rbg": 16}  # of a random key, by generator
+
+
+def bytes_of(variable: Variable, sizes: Mapping[str, int]) -> int:
+    """Returns the size of a variable; handles and ordering tokens take 0 bytes.
+
+    A letter of its shape without a number is a PassError.
+    """
+    try:
+        shape = [evaluate(size, sizes) for size in variable.shape]
+    except KeyError as error:
+        what = f"'{variable.name}' is {variable.type}, and a size has no number: {error.args[0]}"
+        raise PassError(what, hint="give a number for every letter") from None
+    return prod(shape) * itemsize(variable.dtype)
+
+
+@lru_cache(maxsize=1 << 8)
+def itemsize(dtype: str) -> int:
+    """Returns the bytes of one element, at least 1."""
+    if dtype.startswith("key<"):
+        return _KEY_BYTES.get(dtype.removeprefix("key<").rstrip(">"), _KEY_BYTES["fry"])
+    if dtype == "raw":
+        return 0
+    bits = re.search(r"\d+", dtype)
+    return max(1, int(bits.group()) // 8) if bits is not None else 1
+
+
+class TemporaryBytes:
+    """The bytes of the temporaries of a step.
+
+    Data, parameters, state, constants and returned values exist under any plan and are not counted
+    (docs/memory.md), nor are values in host memory.
+    """
+
+    def __init__(
+        self, program: Program, sizes: Mapping[str, int], *, keep: Iterable[str] = ()
+    ) -> None:
+        """Prepares to count; variables in `keep` are fetched by name, so returned."""
+        self._program = program
+        self._sizes = sizes
+        self._elsewhere = set(keep)
+        for op in program.root.ops:
+            if op.type == "fetch":
+                self._elsewhere.update(op.reads)
+            elif op.type == "to_host":
+                self._elsewhere.update(op.writes)
+        self._by_type: dict[str, int] = {}
+
+    def of(self, name: str, block: Block | None = None) -> int:
+        """Returns the bytes of a variable visible in a block, block 0 by default."""
+        variable = self._program.lookup(name, block)
+        if variable.kind is not Kind.TEMP or name in self._elsewhere:
+            return 0
+        key = variable.type
+        if key not in self._by_type:
+            self._by_type[key] = bytes_of(variable, self._sizes)
+        return self._by_type[key]
+
+
+def equal_sizes(program: Program, rows: int) -> Mapping[str, int]:
+    """Returns the same number for every letter in the shapes of a program."""
+    scopes = (program.variables, *(block.variables for block in program.blocks))
+    sizes = (size for scope in scopes for v in scope.values() for size in v.shape)
+    letters = {letter for size in sizes if isinstance(size, Dim) for letter in size.letters}
+    return dict.fromkeys(letters, rows)
+
+
+# Reading, computing and writing an element takes as long as this many multiply-adds of a matrix
+# product: it is bound by memory, not by arithmetic.
 ELEMENT = 8
 
 
 class Costs:
-    """Knows what operators cost, in multiply-adds of a matrix product."""
+    """The costs of operators, in multiply-adds of a matrix product."""
 
     def __init__(self, program: Program, sizes: Mapping[str, int]) -> None:
         self._program = program
@@ -22,7 +92,7 @@ class Costs:
             self._of_block[block.index] = sum(self.of(op, block) for op in block.ops)
 
     def of(self, op: Operator, block: Block | None = None) -> int:
-        """Returns the cost of an operator of a block, block 0 unless told."""
+        """Returns the cost of an operator of a block."""
         if op.blocks:
             turns = op.attrs.get("length", 1)
             count = evaluate(turns, self._sizes) if isinstance(turns, int | Dim) else 1
@@ -32,7 +102,7 @@ class Costs:
         return max(made * self._depth(op, block), max(made, read) * ELEMENT)
 
     def _depth(self, op: Operator, block: Block | None) -> int:
-        """Returns how many products each element of the result is a sum of; 0 for others."""
+        """Returns the number of products summed in each element; 0 for other operators."""
         rule = _PRODUCTS.get(op.type)
         if rule is None:
             return 0

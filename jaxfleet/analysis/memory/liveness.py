@@ -1,27 +1,27 @@
-"""When each value of a step is made, and when it is last used.
+"""Live ranges of the values of a step: where each is made, and where it is last used.
 
-A value is what an operator of block 0 writes, or what a step is given; a name that is written
-again is another value. What sub-blocks use counts where their operator stands.
+A value is an output of an operator of block 0 or an input of the step; a name that is written again
+is another value. Uses in sub-blocks count at their operator.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxfleet.analysis.memory.sizes import Counted
-from jaxfleet.analysis.uses import OuterUses
+from jaxfleet.analysis.effects import OuterUses
+from jaxfleet.analysis.memory.costs import TemporaryBytes
 from jaxfleet.ir import Block, Program
 
-GIVEN = -1  # where what a step is given is made
-_FREES = frozenset({"delete_var"})  # these end a value, and do not use it
+GIVEN = -1  # place that makes the inputs of a step
+_FREES = frozenset({"delete_var"})  # these end a value without using it
 
 
 @dataclass(frozen=True)
-class Value:
+class LiveRange:
     """One value of block 0.
 
     Attributes:
         name: the variable that holds it.
-        bytes: what it counts for.
+        bytes: its counted size.
         made: the place of the operator that writes it, or `GIVEN`.
         reads: the places of the operators that read it, in order.
         is_overwritten: its last reader writes the variable again, so both share one buffer.
@@ -35,37 +35,37 @@ class Value:
 
     @property
     def last(self) -> int:
-        """The place of the operator behind which it is dead."""
+        """The place of the last operator that uses it."""
         return max(self.made, self.reads[-1]) if self.reads else self.made
 
 
-def values_of(program: Program, counted: Counted | None = None) -> list[Value]:
+def live_ranges(program: Program, counted: TemporaryBytes | None = None) -> list[LiveRange]:
     """Returns the values of block 0, in the order they are made or first read.
 
-    Args:
-        program: any.
-        counted: says what each variable counts for; nothing, where it is left out.
+    `counted` contains the size of each variable; 0 for variables left out.
     """
     uses, walk = OuterUses(program), _Walk([], {})
     for place, op in enumerate(program.root.ops):
         if op.type not in _FREES:
-            # A sub-block that writes a name may not run, and then leaves it as it was.
+            # A sub-block that writes a name may not run, and then leaves it unchanged.
             inside = {name for index in op.blocks for name in uses.of_block(index).writes}
             used = uses.of(op)
             walk.read(place, _in_order(op.reads, used.reads | inside))
             walk.write(place, _in_order(op.writes, used.writes))
     return [
-        Value(name, counted.of(name) if counted and made != GIVEN else 0, made, tuple(reads), taken)
+        LiveRange(
+            name, counted.of(name) if counted and made != GIVEN else 0, made, tuple(reads), taken
+        )
         for name, made, reads, taken in walk.values
     ]
 
 
 @dataclass
 class _Walk:
-    """What is known of the values so far: name, place, readers, and whether it is overwritten."""
+    """The values so far: name, place, readers, and whether each is overwritten."""
 
     values: list[tuple[str, int, list[int], bool]]
-    held: dict[str, int]  # the value that each name holds, by its number
+    held: dict[str, int]  # the number of each name's value
 
     def read(self, place: int, names: Iterable[str]) -> None:
         for name in names:
@@ -92,9 +92,9 @@ def _in_order(first: Iterable[str], more: Iterable[str]) -> list[str]:
 
 
 class InnerPeaks:
-    """The most bytes that the sub-blocks of an operator hold of their own while it runs."""
+    """The peak bytes of an operator's sub-blocks on their own while it runs."""
 
-    def __init__(self, program: Program, counted: Counted) -> None:
+    def __init__(self, program: Program, counted: TemporaryBytes) -> None:
         self._counted = counted
         self._uses = OuterUses(program)
         self._of_block: dict[int, int] = {}
@@ -102,7 +102,7 @@ class InnerPeaks:
             self._of_block[block.index] = self._peak(block)
 
     def of(self, blocks: Iterable[int]) -> int:
-        """Returns the peak of sub-blocks, one of which runs at a time."""
+        """Returns the peak of sub-blocks of which one runs at a time."""
         return max((self._of_block[index] for index in blocks), default=0)
 
     def _peak(self, block: Block) -> int:
@@ -123,9 +123,9 @@ class InnerPeaks:
 
 
 def _spans(block: Block, uses: OuterUses) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns where what a block declares is first written, and where it is last used.
+    """Returns where each declared variable of a block is first written and last used.
 
-    Its arguments are the operator's operands, or slices of them, and are counted with those.
+    Arguments are the operator's operands, or slices of them, and are counted with those.
     """
     born: dict[str, int] = {}
     dies: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Makes a chain of stages of a training step."""
+"""Construction of the chain of stages of a training step."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -6,49 +6,48 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxfleet.analysis.memory.chain import Chain, Level, Table
-from jaxfleet.analysis.memory.costs import ELEMENT, Costs
+from jaxfleet.analysis.memory.chain import (
+    Chain,
+    Forward,
+    IntervalSums,
+    Level,
+    RecomputeNeeds,
+    Span,
+    Table,
+    reversed_table,
+)
+from jaxfleet.analysis.memory.costs import ELEMENT, Costs, TemporaryBytes
 from jaxfleet.analysis.memory.cuts import cut_positions
-from jaxfleet.analysis.memory.forward import Forward, Need, Span
-from jaxfleet.analysis.memory.handing import handed_on
-from jaxfleet.analysis.memory.liveness import InnerPeaks, Value, values_of
-from jaxfleet.analysis.memory.phases import Phases, phases_of
-from jaxfleet.analysis.memory.sizes import Counted
-from jaxfleet.analysis.memory.staged import Staged
-from jaxfleet.analysis.memory.tables import Sums, turned
+from jaxfleet.analysis.memory.liveness import InnerPeaks, LiveRange, live_ranges
+from jaxfleet.analysis.memory.ordering import ScheduleConstraints, schedule_constraints
+from jaxfleet.analysis.memory.stage_values import StagedStep, donated_bytes
 from jaxfleet.errors import PassError, ProgramError
 from jaxfleet.ir import Program
 from jaxfleet.ops import find_op
 
 _MOST_LEVELS = 6
-_FEW_VALUES = 30  # so few may each be kept alone, or alone not be kept
+_FEW_VALUES = 30  # up to this number, each is kept alone and left out alone
 
 
 def stages_of(program: Program, sizes: Mapping[str, int], *, keep: Iterable[str] = ()) -> Chain:
-    """Returns the stages of a training step, and what groups of them cost and hold.
+    """Returns the stages of a training step, with the cost and memory of groups of them.
 
-    Args:
-        program: a step with roles: a captured one, or fluid's.
-        sizes: a number for every letter.
-        keep: variables that are fetched by name, so returned.
-
-    Raises:
-        PassError: a letter has no number, or the step has no forward part.
+    The step has roles: a captured one, or fluid's. One without a forward part is a PassError.
     """
-    counted = Counted(program, sizes, keep=keep)
-    values = values_of(program, counted)
-    phases = phases_of(program, values)
+    counted = TemporaryBytes(program, sizes, keep=keep)
+    values = live_ranges(program, counted)
+    phases = schedule_constraints(program, values)
     if not phases.forward:
         what = f"program '{program.name}' has no forward operators, so nothing can run again"
         raise PassError(what, hint="give it a training step, with roles")
     starts = cut_positions(_crossing(values, phases))
-    stages = Staged(program, values, phases, starts)
+    stages = StagedStep(program, values, phases, starts)
     inner, costs = InnerPeaks(program, counted), Costs(program, sizes)
     return _Tables(stages, inner, costs).chain()
 
 
-def _crossing(values: Sequence[Value], phases: Phases) -> Table:
-    """Returns, by position, the bytes made before it that forward reads from it on."""
+def _crossing(values: Sequence[LiveRange], phases: ScheduleConstraints) -> Table:
+    """Returns, by position, the bytes made before it that forward reads at it or later."""
     steps = np.zeros(len(phases.forward) + 1, np.int64)
     for value in values:
         if value.made in phases.position:
@@ -59,16 +58,16 @@ def _crossing(values: Sequence[Value], phases: Phases) -> Table:
 
 @dataclass(frozen=True)
 class _Tables:
-    """Makes the tables of a chain."""
+    """Builds the tables of a chain."""
 
-    stages: Staged
+    stages: StagedStep
     inner: InnerPeaks
     costs: Costs
 
     def chain(self) -> Chain:
         at, forward = self.stages, self._forward()
         spans = [(span.begins, span.ends, span.bytes) for span in forward.values]
-        crossing = Sums(at.count, spans).leaving()
+        crossing = IntervalSums(at.count, spans).leaving()
         stored = self._choices(forward)
         work = [self._work(chosen) for chosen in (stored[0], stored[-1])]
         backward = self._backward(work[-1])
@@ -104,10 +103,10 @@ class _Tables:
         )
 
     def _again_costs(self) -> Iterator[int]:
-        """Yields what running each forward operator again costs.
+        """Yields the cost of rerunning each forward operator.
 
-        What only backward reads runs once, wherever that is. What a compiler merges with its
-        readers is computed while these wait for memory.
+        An operator that only backward reads runs once in any case. An operator that a compiler
+        merges with its readers is computed while these wait for memory.
         """
         at, is_stored = self.stages, set[int]()
         needed = {op for op, place in enumerate(at.phases.forward) if at.is_final(place)}
@@ -123,10 +122,10 @@ class _Tables:
             yield cost if op in is_stored else cost // ELEMENT
 
     def _choices(self, forward: Forward) -> list[frozenset[int]]:
-        """Returns what each level keeps: what costs most for its bytes, and more and more of it.
+        """Returns the values that each level keeps: the costliest per byte first, in growing sets.
 
-        What may not run twice is kept by each, and what takes no bytes. What a compiler never
-        writes to memory is kept by none: it is made again where it is read.
+        Every level keeps the values that may not be recomputed and those that take no bytes. No
+        level keeps a value that a compiler never writes to memory: its readers recompute it.
         """
         at = self.stages
         ops = [at.ops[place] for place in at.phases.forward]
@@ -149,7 +148,7 @@ class _Tables:
         count = self.stages.count
         again, saved = np.zeros((2, count + 1, count + 1), np.int64)
         for first in range(count):
-            need = Need(forward, first, stored)
+            need = RecomputeNeeds(forward, first, stored)
             for end in range(first + 1, count + 1):
                 need.add_stage()
                 again[first, end], saved[first, end] = need.again_cost, need.saved_bytes
@@ -166,12 +165,12 @@ class _Tables:
             longer.append((begins, ends, value.bytes if begins < ends else 0))
             short += [value] if begins == ends else []
         own = self._own(at.phases.forward, short)
-        return Sums(at.count, longer).peak_inside(own)
+        return IntervalSums(at.count, longer).peak_inside(own)
 
     def _backward(self, again: Table) -> Table:
-        """Returns what the backward of each group holds, with what it computes again.
+        """Returns the bytes that the backward of each group holds, recomputed values included.
 
-        What a group makes again is all there when its backward begins, and goes as that reads it.
+        All recomputed values exist when its backward begins, and are released as it reads them.
         """
         at, last = self.stages, self.stages.count - 1
         again_made, until, late = [], [], []
@@ -186,20 +185,17 @@ class _Tables:
         inner = [at.late_span(value) for value in at.late_held]
         short = [v for v in at.late_held if at.late_span(v)[0] == at.late_span(v)[1]]
         own = self._own(at.late_order(), short)
-        between = Sums(at.count, crossing)
-        outside = turned(between.entering() + between.leaving() - handed_on(at))
-        longer = Sums(at.count, [span for span in inner if span[0] < span[1]])
-        inside = turned(longer.peak_inside(own[::-1], until))
-        found: Table = outside + np.maximum(inside, Sums(at.count, again_made).inside() + again)
+        between = IntervalSums(at.count, crossing)
+        outside = reversed_table(between.entering() + between.leaving() - donated_bytes(at))
+        longer = IntervalSums(at.count, [span for span in inner if span[0] < span[1]])
+        inside = reversed_table(longer.peak_inside(own[::-1], until))
+        found: Table = outside + np.maximum(
+            inside, IntervalSums(at.count, again_made).inside() + again
+        )
         return found
 
-    def _own(self, places: Sequence[int], values: Iterable[Value]) -> Table:
-        """Returns, by stage, the most bytes of values that are made and last read in it.
-
-        Args:
-            places: the operators to go through, in order.
-            values: those to count.
-        """
+    def _own(self, places: Sequence[int], values: Iterable[LiveRange]) -> Table:
+        """Returns, by stage, the peak bytes of values that are made and last read in it."""
         at = self.stages
         begins, ends = Counter[int](), Counter[int]()
         turn = {place: number for number, place in enumerate(places)}
@@ -218,7 +214,7 @@ class _Tables:
 
 
 def _runs_once(op_type: str) -> bool:
-    """Tells whether running an operator again would do more than compute what it computed."""
+    """Whether rerunning an operator would have another effect than its outputs."""
     try:
         found = find_op(op_type)
     except ProgramError:

@@ -1,34 +1,57 @@
-"""CompiledProgram: a program, or a graph of one, and how it is to run."""
+"""CompiledProgram and Graph: a program with the strategies by which it runs."""
 
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from jaxfleet.errors import AssertedError, ProgramError, StrategyError
-from jaxfleet.fluid.checks import check_type, mistake
-from jaxfleet.fluid.compiler.graph import Graph
+from jaxfleet.errors import AssertedError, ProgramError, StrategyError, WrongTypeError
+from jaxfleet.fluid.argument_checks import check_type, mistake
 from jaxfleet.fluid.compiler.replicas import Replicas, trains
 from jaxfleet.fluid.compiler.strategies import BuildStrategy, ExecutionStrategy
-from jaxfleet.fluid.memory_budget import MemoryBudget
+from jaxfleet.fluid.framework.program import Program
+from jaxfleet.fluid.framework.variable import Variable
+from jaxfleet.fluid.lowering.memory import MemoryBudget
 from jaxfleet.fluid.places import CPUPlace, CUDAPlace, Place, default_places
-from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.shared_scope import SharedScope
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.scope import SharedScope
 from jaxfleet.runtime.memory_report import MemoryReport
 from jaxfleet.runtime.scope import Scope
+
+
+class Graph:
+    """A view of a program; its operators already record their inputs and outputs.
+
+    Fluid converts a program to a graph, on which its passes work, and back. Here passes work on
+    the IR's programs (`jaxfleet.passes`), so a graph only holds its program.
+
+    Args:
+        program: the program to hold.
+
+    Raises:
+        TypeError: it is not a Program.
+    """
+
+    def __init__(self, program: Program) -> None:
+        if not isinstance(program, Program):
+            raise WrongTypeError(f"a Graph is made of a Program, not of a {type(program).__name__}")
+        self._program = program
+
+    def to_program(self) -> Program:
+        """Returns the program that the graph holds."""
+        return self._program
+
 
 _ANOTHER = "make another CompiledProgram"
 
 
 class CompiledProgram:
-    """A program with how it is to run; it is compiled when it first runs.
+    """A program with its strategies, compiled at its first run.
 
     Args:
-        program_or_graph: what runs.
+        program_or_graph: the program to run.
         build_strategy: how it is rewritten.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: it is neither a Program nor a Graph.
     """
 
     def __init__(
@@ -59,21 +82,21 @@ class CompiledProgram:
         share_vars_from: "CompiledProgram | None" = None,
         places: Sequence[Place] | Place | None = None,
     ) -> "CompiledProgram":
-        """Makes every device run the program on its rows, and add up the gradients.
+        """Runs the program on every device with its share of the rows, and sums the gradients.
 
         Args:
-            loss_name: the loss; needed where there are gradients.
+            loss_name: the loss; required if there are gradients.
             build_strategy: how the program is rewritten.
             exec_strategy: how it is run.
-            share_vars_from: another one that has run: variables that its scope has are that
-                scope's, whichever this one is run in.
-            places: the devices; all GPUs where the executor has one, or as many as `CPU_NUM` says.
+            share_vars_from: a CompiledProgram that has run. Variables in its scope are taken from
+                there, whichever scope this program runs in.
+            places: the devices; by default all GPUs if the executor has one, else `CPU_NUM` CPUs.
 
         Returns:
-            This.
+            This object.
 
         Raises:
-            AssertionError: this was called before, or there are gradients and no loss.
+            AssertionError: a second call, or gradients without a loss.
         """
         if self._is_data_parallel:
             what = "with_data_parallel was called on this CompiledProgram before"
@@ -93,11 +116,11 @@ class CompiledProgram:
 
     @property
     def program(self) -> Program:
-        """The program that runs."""
+        """The program to run."""
         return self._program or self._graph.to_program()
 
     def memory_report(self) -> MemoryReport:
-        """Returns what the program takes in memory, before and after it was made to fit.
+        """Returns the program's memory use, before and after it was fitted to its budget.
 
         Raises:
             StrategyError: it has no budget, or has not run.
@@ -120,7 +143,7 @@ class CompiledProgram:
         return self._exec_strategy is not None and self._exec_strategy._dry_run
 
     def _scope_of_state(self, scope: Scope) -> Scope:
-        """Returns the scope in which the program finds its variables, when it is run in one."""
+        """Returns the scope of the program's variables when it runs in `scope`."""
         shared = self._share_vars_from
         if shared is None or shared._scope is None:
             return scope
@@ -128,11 +151,11 @@ class CompiledProgram:
         return scope if home is scope else SharedScope(home, scope)
 
     def _compile(self, scope: Scope, place: Any) -> "CompiledProgram":
-        """Makes it ready to run in a scope, on a place; another time it must be the same.
+        """Prepares the program for a scope and place; later calls must pass the same ones.
 
         Raises:
-            ValueError: it is another scope or place, or what is shared from is not ready.
-            AssertionError: its strategies and places do not fit.
+            ValueError: the scope or place differs, or the program to share from is not ready.
+            AssertionError: its strategies and places are not compatible.
         """
         if self._scope is not None:
             self._check_same(scope, place)
@@ -187,6 +210,6 @@ class CompiledProgram:
 
 
 def warn_of_no_program() -> None:
-    """Says that a graph cannot be pruned."""
+    """Warns that a graph cannot be pruned."""
     what = "what is compiled from a Graph is not pruned: the whole program runs"
     warnings.warn(what, stacklevel=4)

@@ -1,4 +1,4 @@
-"""Runs a program on several devices, each on its own rows."""
+"""Data-parallel execution of a program on several devices, each on its own rows."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -8,41 +8,61 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxfleet.cluster import ProcessGroup, joined
+from jaxfleet.cluster.global_arrays import of_rank_0
+from jaxfleet.cluster.roles.process_roles import check_same_rank
 from jaxfleet.errors import (
     AssertedError,
     FeedError,
     StrategyError,
     UnsupportedError,
 )
-from jaxfleet.fleet.same_rank import check_same_rank
-from jaxfleet.fluid.alone import warn_alone
-from jaxfleet.fluid.checks import check_type
-from jaxfleet.fluid.compiler.levels import levels_of
-from jaxfleet.fluid.compiler.splitting import share_sequences, split_feed, too_few
+from jaxfleet.fluid.argument_checks import check_type, warn_no_effect
 from jaxfleet.fluid.compiler.strategies import (
     BuildStrategy,
     ExecutionStrategy,
     GradientScaleStrategy,
 )
-from jaxfleet.fluid.drawing import RUN, numbers_apart
-from jaxfleet.fluid.feeding import fed_values
-from jaxfleet.fluid.memory_budget import refused_budget
+from jaxfleet.fluid.framework.program import Program, VersionCache
+from jaxfleet.fluid.lowering.feeding import fed_values, share_sequences, split_feed, too_few
+from jaxfleet.fluid.lowering.lod_values import check_fetched
+from jaxfleet.fluid.lowering.memory import refused_budget, with_recomputation
+from jaxfleet.fluid.lowering.program_cache import Names, runnable, warn_not_joined
+from jaxfleet.fluid.lowering.rewrites import RUN, device_run_numbers
 from jaxfleet.fluid.places import Place, devices_of
-from jaxfleet.fluid.plans import Names, runnable
-from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.ragged_values import check_fetched
-from jaxfleet.fluid.recomputing import recomputed
-from jaxfleet.fluid.versions import PerVersion
-from jaxfleet.group import Joined, joined
-from jaxfleet.group.arrays import of_rank_0
 from jaxfleet.ir import Program as IrProgram
-from jaxfleet.passes import DataParallel, Donate, MultiBatchMerge
+from jaxfleet.passes import DataParallel, Donate, MultiBatchMerge, TwoLevels
+from jaxfleet.pipeline import Pass
+from jaxfleet.runtime.compiled_program import not_fed
 from jaxfleet.runtime.dump_series import DumpSeries, begin_series, run_passes
-from jaxfleet.runtime.parts import Fed, Fetched
-from jaxfleet.runtime.prepared import not_fed
-from jaxfleet.runtime.ranks import RanksProgram
-from jaxfleet.runtime.reductions import summed_over
+from jaxfleet.runtime.rank_executor import RanksProgram
+from jaxfleet.runtime.rank_feeds import Fed, Fetched
 from jaxfleet.runtime.scope import Scope
+from jaxfleet.runtime.transpile import summed_over
+
+
+def hierarchical_allreduce(
+    program: Program, devices: int, *, within: int, build: BuildStrategy | None = None
+) -> tuple[Pass, ...]:
+    """Returns the pass for two-level all-reduces; no pass if there is only one level.
+
+    The requested group size counts trainers, as in fluid, or devices if there is one trainer.
+
+    `program` and `build` may each request levels. `devices` counts those of all processes, and
+    `within` those of this one, which form a group by default.
+    """
+    asks = build is not None and build.use_hierarchical_allreduce
+    if not (asks or program._use_hierarchical_allreduce):
+        return ()
+    inner = build.hierarchical_allreduce_inter_nranks if build is not None else 0
+    inner = inner or program._hierarchical_allreduce_inter_nranks
+    size = within if inner <= 1 else inner * (within if within < devices else 1)
+    if 1 < size < devices and devices % size == 0:
+        return (TwoLevels(within=size, devices=devices),)
+    reason = f"{devices} devices do not go in several groups of {size}"
+    warn_no_effect("use_hierarchical_allreduce", reason)
+    return ()
+
 
 _SCALES = {
     GradientScaleStrategy.CoeffNumDevice: "coeff_num_device",
@@ -58,12 +78,12 @@ class Replicas:
     Attributes:
         build: how it is rewritten.
         execution: how it is run.
-        places: where.
-        has_local_scopes: it has run since what runs leave was dropped. XLA lets temporaries go as
-            a run ends, so this is all that is left of fluid's local scopes.
+        places: its devices.
+        has_local_scopes: it has run since the last drop of local scopes. XLA frees temporaries at
+            the end of a run, so nothing else is left of fluid's local scopes.
 
     Raises:
-        StrategyError: the strategy does not fit the program, or asks for what is not there.
+        StrategyError: the strategy is not compatible with the program, or is not available.
     """
 
     def __init__(
@@ -76,7 +96,7 @@ class Replicas:
         self.build, self.execution, self.places = build, execution, places
         self.has_local_scopes = False
         self._program = program
-        self._known: PerVersion[dict[_Key, RanksProgram]] = PerVersion(lambda _: {})
+        self._known: VersionCache[dict[_Key, RanksProgram]] = VersionCache(lambda _: {})
         self._runs, self._has_begun = 0, False
         self._check()
         if build.debug_graphviz_path:
@@ -85,7 +105,7 @@ class Replicas:
 
     @property
     def is_one(self) -> bool:
-        """It runs as it does without data parallelism."""
+        """Whether it runs as without data parallelism."""
         scale = self.build.gradient_scale_strategy
         alone = self.build.num_trainers == 1 and self.build.num_repeats == 1
         return alone and len(self.places) == 1 and scale != GradientScaleStrategy.Customized
@@ -93,17 +113,13 @@ class Replicas:
     def run(
         self, program: Program, feed: Any, fetch: Names, scope: Scope, run: np.uint32
     ) -> Fetched:
-        """Runs a program once on all devices.
+        """Runs a program, or its pruned copy, once on all devices.
 
-        Args:
-            program: it, or what it was pruned to.
-            feed: a dict to share out, or a list with one for each device.
-            fetch: the names that are fetched.
-            scope: where the state is.
-            run: what random operators draw by.
+        The feed is a dict to divide, or a list with one for each device. `run` is the run
+        number, a key of random operators.
 
         Raises:
-            FeedError: what is fed, fetched or in the scope does not fit.
+            FeedError: a value in the feed, fetch list or scope does not match the program.
         """
         group = self._group()
         check_fetched(program, fetch)
@@ -114,20 +130,20 @@ class Replicas:
             ready.put(name, [part.pop(name) for part in parts], scope)
         if group is not None and not self._has_begun:
             self._has_begun = True
-            give_first(ready, scope, group)
+            broadcast_state(ready, scope, group)
         first, ranks = self.build.trainer_id * len(parts), self.build.num_trainers * len(parts)
-        numbers = numbers_apart(run, ranks)[first : first + len(parts)]
+        numbers = device_run_numbers(run, ranks)[first : first + len(parts)]
         made = ready.run_parts(fed_to(ready, parts, numbers), scope)
         self.count()
         return made
 
     def count(self) -> None:
-        """Counts a run; after so many, what they left is dropped."""
+        """Counts a run and drops local scopes when due."""
         self._runs += 1
         self.has_local_scopes = self._runs % self.execution.num_iteration_per_drop_scope != 0
 
-    def _group(self) -> Joined | None:
-        """Returns this process among the trainers'; None where there is one.
+    def _group(self) -> ProcessGroup | None:
+        """Returns the group of trainers; None if there is only one.
 
         Raises:
             StrategyError: the processes that joined are not the trainers.
@@ -146,7 +162,7 @@ class Replicas:
 
     @cached_property
     def devices(self) -> tuple[Any, ...]:
-        """The devices, from the first run on."""
+        """The devices, available from the first run on."""
         return devices_of(self.places)
 
     def _check(self) -> None:
@@ -175,7 +191,7 @@ class Replicas:
             raise UnsupportedError(what, hint="train it on one place, or update in block 0")
 
     def _parts(self, program: Program, feed: Any) -> list[dict[str, Any]]:
-        """Returns what each device is fed, checked."""
+        """Returns the checked feed of each device."""
         declared, count = program.global_block().vars, len(self.places)
         if not isinstance(feed, list | tuple):
             check_type(feed or {}, "a feed", Mapping, "feed={'x': array}, or a list of such")
@@ -194,19 +210,19 @@ class Replicas:
         return [{name: part[name] for name in parts[0]} for part in parts]
 
     def _ready(
-        self, program: Program, fed: Names, fetch: Names, count: int, group: Joined | None
+        self, program: Program, fed: Names, fetch: Names, count: int, group: ProcessGroup | None
     ) -> RanksProgram:
         known, key = self._known.get(program), (fed, fetch, count)
         if key not in known:
             if group is None:
-                warn_alone(program)
+                warn_not_joined(program)
             series = begin_series()
             made = self._rewritten(program, fed, count, series)
             devices = self.devices[:count] if group is None else of_all(self.devices[:count])
-            levels = levels_of(program, len(devices), within=count, build=self.build)
+            levels = hierarchical_allreduce(program, len(devices), within=count, build=self.build)
             joined = summed_over(devices, joins=self.build.fuse_all_reduce_ops is not False)
             made = run_passes(made, (*levels, *joined), series=series)
-            ready = run_passes(recomputed(made, fetch, series), [Donate()], series=series)
+            ready = run_passes(with_recomputation(made, fetch, series), [Donate()], series=series)
             known[key] = RanksProgram.of(ready, fetch, devices, group)
         return known[key]
 
@@ -228,15 +244,9 @@ class Replicas:
 def fed_to(
     ready: RanksProgram, parts: Sequence[Mapping[str, Any]], numbers: Sequence[np.uint32]
 ) -> Fed:
-    """Returns of what each device is fed what the program reads, and what it draws by.
+    """Selects the inputs that the program reads from the feed of each device.
 
-    Args:
-        ready: the program.
-        parts: what each is fed.
-        numbers: of the run, for each.
-
-    Raises:
-        FeedError: something that the program reads is not fed.
+    `numbers` are the devices' run numbers, from which random operators draw.
     """
     names = [v.name for v in ready.uses.data]
     given = [{**part, RUN: number} for part, number in zip(parts, numbers, strict=True)]
@@ -247,7 +257,7 @@ def fed_to(
 
 
 def of_all(own: Sequence[Any]) -> list[Any]:
-    """Returns the devices of all processes that stand where some of this one's do."""
+    """Returns the devices of all processes at the positions of some of this process's."""
     places = [jax.local_devices(backend=own[0].platform).index(device) for device in own]
     by_process: dict[int, list[Any]] = {}
     for device in jax.devices(own[0].platform):
@@ -255,15 +265,15 @@ def of_all(own: Sequence[Any]) -> list[Any]:
     return [by_process[number][place] for number in sorted(by_process) for place in places]
 
 
-def give_first(ready: RanksProgram, scope: Scope, group: Joined) -> None:
-    """Gives every process the state that the first one has."""
+def broadcast_state(ready: RanksProgram, scope: Scope, group: ProcessGroup) -> None:
+    """Copies the state of the first process to all others."""
     names = [v.name for v in ready.uses.state if v.name in scope]
     values = of_rank_0(group, [scope.peek(name) for name in names], timeout_s=ready.timeout_s)
     scope.keep({name: jax.numpy.asarray(value) for name, value in zip(names, values, strict=True)})
 
 
 def trains(program: Program) -> bool:
-    """Tells whether a program computes gradients."""
+    """Whether a program computes gradients."""
     return any(op._is_backward_op() for block in program.blocks for op in block.ops)
 
 

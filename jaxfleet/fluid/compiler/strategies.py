@@ -1,10 +1,10 @@
-"""BuildStrategy and ExecutionStrategy: how a program is made, and run, for several devices.
+"""BuildStrategy and ExecutionStrategy, and the PassBuilder of passes that a script adds.
 
-XLA does by itself most of what these steer: it fuses, orders, reuses memory and overlaps. A field
-that acts acts as it does in fluid; one that only hints at what a compiler may do is kept in
-silence, since no result depends on it (`_hints`); any other warns when it is set (`_reasons`). The
-table in `docs/fluid-arguments.md` has every field. Once a program was made with a strategy, its
-fields stay as they are.
+XLA does most of what these control: fusion, ordering, memory reuse, overlap. A field with an effect
+has fluid's effect; one that is only a hint to a compiler is stored silently, since no result
+depends on it (`_hints`); any other warns when it is set (`_reasons`). `docs/fluid-arguments.md`
+lists every field. The fields are frozen after the first compilation. Fluid's pass builder lists all
+passes of its compiler; here scripts can add the one pass without a field.
 """
 
 import difflib
@@ -13,28 +13,109 @@ from math import prod
 from typing import Any, ClassVar
 
 from jaxfleet.errors import FieldError, FinalError, StrategyError
-from jaxfleet.fluid.compiler.pass_builder import PassBuilder
-from jaxfleet.fluid.memory_budget import is_budget
-from jaxfleet.fluid.no_effect import warn_no_effect
+from jaxfleet.fluid.argument_checks import mistake, warn_no_effect
+from jaxfleet.fluid.lowering.memory import is_budget
+
+_MERGE, _REPEATS = "multi_batch_merge_pass", "num_repeats"
+
+
+class BuildPass:
+    """One pass, with its attributes.
+
+    Args:
+        pass_type: `multi_batch_merge_pass`.
+
+    Raises:
+        ProgramError: there is no such pass.
+    """
+
+    def __init__(self, pass_type: str) -> None:
+        if pass_type != _MERGE:
+            hint = f"'{_MERGE}' can be added; fields of the BuildStrategy and XLA do the rest"
+            raise mistake(f"there is no pass {pass_type!r} to add to a BuildStrategy", hint)
+        self._type = pass_type
+        self._attrs: dict[str, Any] = {}
+
+    def type(self) -> str:
+        return self._type
+
+    def set(self, name: str, value: Any) -> None:
+        """Sets an attribute.
+
+        Raises:
+            ProgramError: there is no such attribute, or the value is invalid.
+        """
+        if name != _REPEATS or not isinstance(value, int) or value < 1:
+            what = f"{self._type} has no {name}={value!r}"
+            raise mistake(what, f"set('{_REPEATS}', n), a number of at least 1")
+        self._attrs[name] = value
+
+    @property
+    def num_repeats(self) -> int:
+        """How many times gradients are computed for an update.
+
+        Raises:
+            ProgramError: it is not set.
+        """
+        if _REPEATS not in self._attrs:
+            raise mistake(f"{self._type} is not told how often", f"set('{_REPEATS}', n)")
+        repeats: int = self._attrs[_REPEATS]
+        return repeats
+
+
+class PassBuilder:
+    """The passes, in order."""
+
+    def __init__(self) -> None:
+        self._passes: list[BuildPass] = []
+
+    def all_passes(self) -> list[BuildPass]:
+        return list(self._passes)
+
+    def append_pass(self, pass_type: str) -> BuildPass:
+        """Appends a pass and returns it."""
+        return self.insert_pass(len(self._passes), pass_type)
+
+    def insert_pass(self, idx: int, pass_type: str) -> BuildPass:
+        """Inserts a pass at an index and returns it.
+
+        Raises:
+            ProgramError: there is no such pass, or the index is out of range.
+        """
+        if not 0 <= idx <= len(self._passes):
+            raise mistake(f"pass {idx} cannot be inserted among {len(self._passes)}")
+        made = BuildPass(pass_type)
+        self._passes.insert(idx, made)
+        return made
+
+    def remove_pass(self, idx: int) -> None:
+        """Removes the pass at an index.
+
+        Raises:
+            ProgramError: the index is out of range.
+        """
+        if not 0 <= idx < len(self._passes):
+            raise mistake(f"there is no pass {idx} among {len(self._passes)}")
+        del self._passes[idx]
 
 
 class ReduceStrategy:
-    """How gradients are added: all devices get the sum, or one device that updates for all."""
+    """How gradients are summed: on all devices, or on one device that updates for all."""
 
     AllReduce, Reduce = "AllReduce", "Reduce"
 
 
 class GradientScaleStrategy:
-    """What the gradient of the loss begins with: one over the devices, one, or what is fed."""
+    """The initial gradient of the loss: one over the devices, one, or fed."""
 
     CoeffNumDevice, One, Customized = "CoeffNumDevice", "One", "Customized"
 
 
 class _Strategy:
-    """Holds fields that are checked when they are set, until it was used.
+    """Fields that are checked on assignment and frozen after the first use.
 
     Attributes:
-        used: a program was made with it, so it stays as it is.
+        used: a program was compiled with it, so it is frozen.
     """
 
     _defaults: ClassVar[Mapping[str, Any]]
@@ -53,18 +134,18 @@ class _Strategy:
 
     @classmethod
     def no_ops(cls) -> tuple[str, ...]:
-        """Returns the fields that are kept and do nothing here."""
+        """Returns the fields that are stored without effect."""
         return tuple(name for name in cls._defaults if name not in cls._acting)
 
     @classmethod
     def effect_of(cls, name: str) -> str:
-        """Returns what a field does here: `acts`, `hint` or `warns`."""
+        """Returns the effect of a field: `acts`, `hint` or `warns`."""
         if name in cls._acting:
             return "acts"
         return "hint" if name in cls._hints else "warns"
 
     def finalize(self) -> None:
-        """Says that a program was made with it."""
+        """Freezes the fields."""
         object.__setattr__(self, "used", True)
 
     def __getattr__(self, name: str) -> Any:
@@ -86,7 +167,7 @@ class _Strategy:
         object.__setattr__(self, name, value)
 
     def set_quietly(self, name: str, value: Any) -> None:
-        """Sets a field for its reader's sake, whether or not it acts."""
+        """Sets a field without the warning that it has no effect."""
         object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
@@ -133,32 +214,32 @@ class BuildStrategy(_Strategy):
     """How a program is rewritten for several devices.
 
     Attributes:
-        reduce_strategy: warns: `Reduce` has the results of `AllReduce`, and is computed as that.
+        reduce_strategy: warns: `Reduce` is computed as `AllReduce`, with the same results.
         gradient_scale_strategy: acts.
-        sync_batch_norm: acts: a batch norm takes its statistics over all devices.
-        num_trainers: acts: the gradient of the loss is divided by it too.
-        trainer_id: acts: which of them this process is.
-        trainers_endpoints: acts: there are as many as trainers.
-        nccl_comm_num: acts: gradients' sums are dealt out to that many rings, and those of
+        sync_batch_norm: acts: batch norm statistics cover all devices.
+        num_trainers: acts: the gradient of the loss is also divided by it.
+        trainer_id: acts: the trainer that this process is.
+        trainers_endpoints: acts: one for each trainer.
+        nccl_comm_num: acts: gradient sums are distributed over that many rings, and sums of
             different rings are never joined (the pass `deal_rings`).
         use_hierarchical_allreduce: acts: sums are made within groups of devices, then across (the
-            pass `two_levels`), where devices go in such groups; it warns where they do not.
+            pass `two_levels`), if the devices divide into such groups; otherwise it warns.
         hierarchical_allreduce_inter_nranks: acts: the devices of such a group; those of one
-            process where it is 0 or 1.
+            process if 0 or 1.
         debug_graphviz_path: acts: the program for devices is written there, as text.
         fuse_all_reduce_ops: acts over CPUs of several processes: small gradients are summed as one,
-            unless it is False. Elsewhere XLA joins sums, or not, by itself.
-        async_mode: acts: devices would not add their gradients, which is refused.
-        memory_budget: acts, and is an addition to fluid: what the program may take on its one
-            device besides its state, feeds and fetches. An int is bytes, a float a fraction of
-            what it takes as it is.
+            unless it is False. Elsewhere XLA decides whether to join sums.
+        async_mode: acts: devices would not sum their gradients, which is rejected.
+        memory_budget: acts, and is an addition to fluid: the memory that the program may use on its
+            one device besides state, feeds and fetches. An int is bytes, a float a fraction of its
+            unconstrained use.
     """
 
     def for_trainer(self, num_trainers: int, trainer_id: int) -> "BuildStrategy":
-        """Returns a copy for one of several trainers, which may still be changed.
+        """Returns a mutable copy for one of several trainers.
 
-        The numbers are noted in this one too, whether or not a program was made with it: fluid's
-        `ParallelExecutor` sets them in every strategy that it is given.
+        The numbers are also recorded in the original, even if it is frozen: fluid's
+        `ParallelExecutor` sets them in every strategy passed to it.
         """
         made = type(self)()
         for name in self._defaults:
@@ -170,7 +251,7 @@ class BuildStrategy(_Strategy):
         return made
 
     def _finalize_strategy_and_create_passes(self) -> PassBuilder:
-        """Returns the builder of passes; the fields stay as they are from then on."""
+        """Freezes the fields and returns the pass builder."""
         self.finalize()
         builder = self._builder or PassBuilder()
         object.__setattr__(self, "_builder", builder)
@@ -178,10 +259,10 @@ class BuildStrategy(_Strategy):
 
     @property
     def num_repeats(self) -> int:
-        """How often gradients are computed for an update: see `multi_batch_merge_pass`.
+        """How many times gradients are computed for an update: see `multi_batch_merge_pass`.
 
         Raises:
-            ProgramError: the pass is there, and not told how often.
+            ProgramError: the pass was added without the number.
         """
         passes = self._builder.all_passes() if self._builder else []
         return prod(one.num_repeats for one in passes)
@@ -259,10 +340,10 @@ class ExecutionStrategy(_Strategy):
     """How a program is run on several devices.
 
     Attributes:
-        num_iteration_per_drop_scope: acts: after so many runs what they left is dropped.
+        num_iteration_per_drop_scope: acts: the number of runs between drops of local scopes.
         num_iteration_per_run: warns: a run is one iteration, as with 1.8.5's own default executor.
-        use_thread_barrier: a hint, as other fields on threads: XLA schedules what devices do.
-        _dry_run: acts: a run computes and changes nothing, and gives None for all that is fetched.
+        use_thread_barrier: a hint, like other fields on threads: XLA schedules the work of devices.
+        _dry_run: acts: a run computes and changes nothing, and fetches only None.
     """
 
     _defaults: ClassVar[Mapping[str, Any]] = {

@@ -1,13 +1,13 @@
-"""An estimate of what a program takes, by what its operators declare that they write."""
+"""An estimate of a program's memory from the declared outputs of its operators."""
 
 from math import prod
 
 import numpy as np
 
 from jaxfleet.errors import WrongTypeError
-from jaxfleet.fluid.checks import mistake
-from jaxfleet.fluid.dtypes import VarType
-from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.argument_checks import mistake
+from jaxfleet.fluid.framework.program import Program
+from jaxfleet.fluid.framework.types import VarType
 from jaxfleet.ops.fluid import EMPTY
 from jaxfleet.ops.jax_adapter import numpy_dtype
 
@@ -15,18 +15,18 @@ _UNITS = ("B", "KB", "MB")
 
 
 def memory_usage(program: Program, batch_size: int) -> tuple[float, float, str]:
-    """Returns the least and the most that a program is estimated to take, and their unit.
+    """Returns the minimum and maximum estimate of a program's memory, and their unit.
 
-    It adds up what operators write, each variable once, as fluid does: memory that is used again
-    counts twice. `BuildStrategy.memory_budget` plans with what a run really takes.
+    It sums the outputs of operators, each variable once, as fluid does: reused memory counts twice.
+    `BuildStrategy.memory_budget` plans with the real use of a run.
 
     Args:
-        program: it.
-        batch_size: what an open size stands for.
+        program: the program to measure.
+        batch_size: the value of an unknown size.
 
     Raises:
-        TypeError: it is not a program.
-        ValueError: the batch is empty, or a variable has two open sizes.
+        TypeError: it is not a Program.
+        ValueError: the batch size is not positive, or a variable has two unknown sizes.
     """
     if not isinstance(program, Program):
         what = f"memory_usage takes a Program, not a {type(program).__name__}"
@@ -46,6 +46,6 @@ def memory_usage(program: Program, batch_size: int) -> tuple[float, float, str]:
         sizes = [batch_size * -size if size < 0 else size for size in variable.shape]
         total += prod(sizes) * np.dtype(numpy_dtype(variable.dtype)).itemsize
     unit = 0
-    while total > 1024 and unit < len(_UNITS) - 1:  # bytes of a KB
+    while total > 1024 and unit < len(_UNITS) - 1:  # bytes in a KB
         total, unit = total / 1024, unit + 1
     return total * 1.05, total * 1.1, _UNITS[unit]

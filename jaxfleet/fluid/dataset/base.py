@@ -1,25 +1,23 @@
-"""What all datasets have: files, slots, a batch size, threads that read."""
+"""DatasetBase (files, slots, batch size, reader threads) and QueueDataset, which streams."""
 
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from jaxfleet.errors import UnsupportedError
-from jaxfleet.fluid.checks import check_type, mistake
-from jaxfleet.fluid.dataset.files import words_of
-from jaxfleet.fluid.dataset.reading import batches, read_files
+from jaxfleet.fluid.argument_checks import check_type, mistake, warn_no_effect
+from jaxfleet.fluid.dataset.reading import batches, read_files, split_command
 from jaxfleet.fluid.dataset.slots import Samples, Slot
-from jaxfleet.fluid.no_effect import warn_no_effect
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.framework.variable import Variable
 
 
 class DatasetBase:
-    """Files of MultiSlot text that a program is trained on by `Executor.train_from_dataset`.
+    """Files of MultiSlot text for `Executor.train_from_dataset`.
 
     Attributes:
-        thread_num: how many files are read at once.
+        thread_num: the number of files read at once.
         filelist: the files.
-        use_slots: what a line's values go to, in order.
+        use_slots: the variables of a line's slots, in order.
     """
 
     def __init__(self) -> None:
@@ -29,33 +27,33 @@ class DatasetBase:
         self.use_slots: tuple[Slot, ...] = ()
         self._batch_size = 1
         self._command = "cat"
-        self._words = words_of(self._command)
-        self._said: dict[str, Any] = {}  # what changes nothing here
+        self._words = split_command(self._command)
+        self._said: dict[str, Any] = {}  # settings without effect
 
     def set_pipe_command(self, pipe_command: str) -> None:
-        """Sets what each file is piped through before it is read; `cat` unless set.
+        """Sets the command through which each file is piped; `cat` by default.
 
-        It is run by its words, which quotes keep together; no shell reads it.
+        It runs without a shell; quotes group words.
 
         Raises:
             ProgramError: it needs a shell, or is empty.
         """
         check_type(pipe_command, "a pipe command", str)
-        self._words = words_of(pipe_command)
+        self._words = split_command(pipe_command)
         self._command = pipe_command
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Sets how many samples a step has; the last step of all has what is left."""
+        """Sets the number of samples in a step; the last step has the remainder."""
         self._batch_size = _positive(batch_size, "batch_size")
 
     def set_thread(self, thread_num: int) -> None:
-        """Sets how many files are read at once; 0 leaves it to who trains."""
+        """Sets the number of files read at once; 0 leaves it to the caller of the training."""
         self.thread_num = thread_num and _positive(thread_num, "thread_num")
 
     def set_filelist(self, filelist: Sequence[str]) -> None:
-        """Sets the files; they are read when samples are wanted.
+        """Sets the files, which are read when samples are requested.
 
-        An empty list, of a worker for which no file is left, is trained on for no step at all.
+        An empty list, of a worker that got no files, yields no steps.
         """
         check_type(filelist, "a file list", (list, tuple))
         for path in filelist:
@@ -63,7 +61,7 @@ class DatasetBase:
         self.filelist, self._has_filelist = list(filelist), True
 
     def set_use_var(self, var_list: Sequence[Variable]) -> None:
-        """Sets what the slots of a line are fed to, in their order.
+        """Sets the variables to which the slots of a line are fed, in order.
 
         Raises:
             ValueError: a variable's dtype is neither int64 nor float32.
@@ -72,27 +70,27 @@ class DatasetBase:
         self.use_slots = tuple(map(Slot.of, var_list))
 
     def set_hdfs_config(self, fs_name: str, fs_ugi: str) -> None:
-        """Takes where HDFS is, with a warning: files are read where this process sees them."""
+        """Warns and ignores the address: files are read from this process's file system."""
         del fs_name, fs_ugi
         what = "set_hdfs_config does nothing: files are read where this process sees them"
         hint = "set_pipe_command may read others: hadoop fs -cat ..."
         warnings.warn(f"{what}; {hint}", stacklevel=2)
 
     def set_rank_offset(self, rank_offset: str) -> None:
-        """Keeps a name, with a warning that it changes nothing here."""
+        """Stores a name, with a warning that it has no effect."""
         reason = "no layer here ranks the samples of a page"
         warn_no_effect("set_rank_offset", reason)
         self._said["rank_offset"] = rank_offset
 
     def set_fea_eval(self, record_candidate_size: int, fea_eval: bool = True) -> None:
-        """Sets whether `slots_shuffle` acts; the other number changes nothing here."""
+        """Sets whether `slots_shuffle` acts; `record_candidate_size` has no effect."""
         self._said["fea_eval"] = (record_candidate_size, fea_eval)
 
     def slots_shuffle(self, slots: Sequence[str]) -> None:
-        """Mixes the values of some slots among the samples, each slot by itself.
+        """Shuffles the values of some slots among the samples, each slot independently.
 
-        It does so where `set_fea_eval` has said that features are evaluated, as in fluid; without,
-        it does nothing. `InMemoryDataset` alone holds the samples that it needs.
+        It acts only if `set_fea_eval` has enabled it, as in fluid. Only `InMemoryDataset` holds the
+        samples that it needs.
 
         Raises:
             NotImplementedError: the dataset holds no samples.
@@ -108,23 +106,23 @@ class DatasetBase:
         raise UnsupportedError(what, hint="create_dataset('InMemoryDataset')")
 
     def set_download_cmd(self, download_cmd: str) -> None:
-        """Keeps a command that is not run: `set_pipe_command` has that place."""
+        """Stores a command that is never run: `set_pipe_command` replaces it."""
         self._said["download_cmd"] = download_cmd
 
     def _prepare_to_run(self) -> None:
-        """Does nothing: files are opened when samples are wanted."""
+        """Does nothing: files are opened when samples are requested."""
 
     def _finish_to_run(self) -> None:
-        """Does nothing, as that: files are closed when they were read."""
+        """Does nothing: files are closed at their end."""
 
     def _dynamic_adjust_before_train(self, thread_num: int) -> None:
-        """Does nothing: who trains says how many threads read."""
+        """Does nothing: the caller of the training sets the number of threads."""
 
     def _dynamic_adjust_after_train(self) -> None:
-        """Does nothing, as that."""
+        """Does nothing, likewise."""
 
     def desc(self) -> str:
-        """Returns what was set, as text."""
+        """Returns the settings as text."""
         lines = [
             f"name: {type(self).__name__!r}",
             f"batch_size: {self._batch_size}",
@@ -138,20 +136,19 @@ class DatasetBase:
         return "\n".join(lines) + "\n"
 
     def batches(self, threads: int = 0) -> Generator[dict[str, Any]]:
-        """Yields what each step is fed; files are read ahead in threads.
+        """Yields the feed of each step; files are read ahead in threads.
 
         Args:
-            threads: how many files are read at once; what `set_thread` said unless given.
+            threads: the number of files read at once; that of `set_thread` unless given.
 
         Raises:
-            ProgramError: nothing says what a line holds, or there are no files.
-            FeedError: a file cannot be read, or holds something else.
+            ProgramError: the slots of a line or the files are not set.
+            FeedError: a file cannot be read, or has an invalid line.
         """
         for samples in batches(self._parts(threads or self.thread_num), self._batch_size):
             yield samples.feed()
 
     def _parts(self, threads: int) -> Iterator[Samples]:
-        """Yields the samples, some at a time."""
         return self._read(threads)
 
     def _read(self, threads: int) -> Iterator[Samples]:
@@ -166,7 +163,7 @@ class DatasetBase:
 
     @property
     def _groups(self) -> int:
-        """How many words with their counts stand before the slots of a line."""
+        """The number of counted words before the slots of a line."""
         return 0
 
 
@@ -174,3 +171,24 @@ def _positive(value: int, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise mistake(f"{name} is {value!r}", "it is 1 or more")
     return value
+
+
+class QueueDataset(DatasetBase):
+    """Streams samples in the order of the files."""
+
+    def local_shuffle(self) -> None:
+        """Raises NotImplementedError: samples are not held in memory."""
+        raise self._refusal("local_shuffle")
+
+    def global_shuffle(self, fleet: Any = None) -> None:
+        """Raises NotImplementedError, like `local_shuffle`."""
+        del fleet
+        raise self._refusal("global_shuffle")
+
+    def _refusal(self, what: str) -> UnsupportedError:
+        said = f"{type(self).__name__} does not support {what}: it holds no samples"
+        return UnsupportedError(said, hint="create_dataset('InMemoryDataset')")
+
+
+class FileInstantDataset(QueueDataset):
+    """The same as `QueueDataset`: fluid's other name for pipelines."""

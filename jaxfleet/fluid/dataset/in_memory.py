@@ -1,4 +1,4 @@
-"""InMemoryDataset: files are read once, and their samples mixed before each pass."""
+"""InMemoryDataset, which shuffles samples before each pass, and DatasetFactory."""
 
 import threading
 import warnings
@@ -8,26 +8,25 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.errors import ClosedError
-from jaxfleet.fluid.checks import mistake
-from jaxfleet.fluid.dataset.base import DatasetBase
-from jaxfleet.fluid.dataset.merging import merge_by_id
-from jaxfleet.fluid.dataset.slots import Samples
+from jaxfleet.fluid.argument_checks import mistake
+from jaxfleet.fluid.dataset.base import DatasetBase, FileInstantDataset, QueueDataset
+from jaxfleet.fluid.dataset.slots import Samples, merge_by_id
 
 _CORE_KINDS = ("MultiSlotDataset",)
-_AT_ONCE = 4096  # samples that are taken from memory at a time
+_AT_ONCE = 4096  # samples taken from memory at a time
 
 
 class InMemoryDataset(DatasetBase):
-    """Samples that are held in memory, in an order that may be mixed.
+    """Samples held in memory, which can be shuffled.
 
     Attributes:
         parse_ins_id: lines begin with `1 <id>`.
         parse_content: then with `1 <content>`.
-        merge_by_lineid: samples of one id become one when they are mixed.
-        queue_num: how many queues fluid's threads took batches from; None unless set.
-        fleet_send_batch_size: how many samples fluid's trainers sent each other at once.
-        fleet_send_sleep_seconds: how long they waited between.
-        trainer_num: how many trainers there are; -1 while nothing says it.
+        merge_by_lineid: samples of one id are merged by a shuffle.
+        queue_num: the number of batch queues of fluid's threads; None unless set.
+        fleet_send_batch_size: the number of samples in a message between fluid's trainers.
+        fleet_send_sleep_seconds: the pause between these messages.
+        trainer_num: the number of trainers; -1 while unknown.
     """
 
     def __init__(self) -> None:
@@ -44,31 +43,31 @@ class InMemoryDataset(DatasetBase):
 
     @property
     def dataset(self) -> "CoreDataset":
-        """The same dataset by the methods of fluid's core: `dataset.dataset.merge_by_lineid()`."""
+        """The same dataset with methods of fluid's core: `dataset.dataset.merge_by_lineid()`."""
         return CoreDataset(dataset=self)
 
     def load_into_memory(self) -> None:
         """Reads all files.
 
         Raises:
-            FeedError: a file cannot be read, or holds something else.
+            FeedError: a file cannot be read, or has an invalid line.
         """
         parts = list(self._read(self.thread_num))
         self._samples = Samples.joined(parts) if parts else Samples.none(self.use_slots)
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
-        """Begins to read all files, while the caller does something else."""
+        """Starts to read all files in the background."""
         if thread_num is not None:
             self.set_thread(thread_num)
         self._loading = _Loading(self)
         self._loading.start()
 
     def wait_preload_done(self) -> None:
-        """Waits until what `preload_into_memory` began is done.
+        """Waits for the read that `preload_into_memory` started.
 
         Raises:
             ClosedError: it was not called.
-            FeedError: a file cannot be read, or holds something else.
+            FeedError: a file cannot be read, or has an invalid line.
         """
         if self._loading is None:
             raise ClosedError("nothing is being read", hint="call preload_into_memory first")
@@ -78,20 +77,20 @@ class InMemoryDataset(DatasetBase):
             raise loading.error
 
     def set_shuffle_seed(self, seed: int) -> None:
-        """Makes the orders to come the same in every run: ours, beside fluid's methods."""
+        """Makes later shuffles reproducible; an addition to fluid's methods."""
         self._drawn = np.random.default_rng(seed)
 
     def local_shuffle(self) -> None:
-        """Mixes the samples of this process.
+        """Shuffles the samples of this process.
 
         Raises:
-            ProgramError: nothing was loaded.
+            ProgramError: the samples are not loaded.
         """
         samples = self._held()
         self._samples = samples.in_order(self._drawn.permutation(len(samples)))
 
     def _merged(self) -> None:
-        """Makes one sample of those of one id, where that was asked for."""
+        """Merges the samples of each id, if enabled."""
         samples = self._held()
         if self.merge_by_lineid and samples.ids is not None:
             self._samples = merge_by_id(samples, self._merge_size)
@@ -102,18 +101,18 @@ class InMemoryDataset(DatasetBase):
         self._samples = samples.with_slots_in_order(orders)
 
     def global_shuffle(self, fleet: Any = None, thread_num: int = 12) -> None:
-        """Mixes the samples of this process; with several trainers each keeps its own files'.
+        """Shuffles the samples of this process; each trainer keeps those of its files.
 
-        Fluid's sends samples from trainer to trainer. Here a warning says that it is not done:
-        files that are themselves mixed, and another list for each trainer in each pass, come to
-        nearly the same.
+        Fluid sends samples between trainers. Here a warning reports that this is not done: files
+        that are already shuffled, and a different list for each trainer in each pass, have nearly
+        the same effect.
 
         Args:
-            fleet: who knows how many trainers there are; one unless given.
-            thread_num: taken.
+            fleet: provides the number of trainers; one unless given.
+            thread_num: ignored.
 
         Raises:
-            ProgramError: nothing was loaded.
+            ProgramError: the samples are not loaded.
         """
         del thread_num
         trainers = 1 if fleet is None else int(fleet.worker_num())
@@ -124,11 +123,11 @@ class InMemoryDataset(DatasetBase):
         self._merged()
 
     def release_memory(self) -> None:
-        """Lets the samples go."""
+        """Frees the samples."""
         self._samples = None
 
     def get_memory_data_size(self, fleet: Any = None) -> int:
-        """Returns how many samples are held here; given a fleet, by all of its workers together."""
+        """Returns the number of samples held here or, given a fleet, by all of its workers."""
         own = 0 if self._samples is None else len(self._samples)
         if fleet is None or int(fleet.worker_num()) == 1:
             return own
@@ -137,30 +136,30 @@ class InMemoryDataset(DatasetBase):
         return int(found[0])
 
     def get_shuffle_data_size(self, fleet: Any = None) -> int:
-        """Returns how many samples there are after a shuffle: as many as before."""
+        """Returns the number of samples after a shuffle, which does not change it."""
         return self.get_memory_data_size(fleet)
 
     def set_queue_num(self, queue_num: int) -> None:
-        """Keeps a number that changes nothing here: one queue is read ahead."""
+        """Stores a number without effect: there is one queue."""
         self.queue_num = queue_num
 
     def set_parse_ins_id(self, parse_ins_id: bool) -> None:
-        """Sets whether lines begin with `1 <id>`, the sample's name."""
+        """Sets whether lines begin with `1 <id>`, the name of the sample."""
         self.parse_ins_id = bool(parse_ins_id)
 
     def set_parse_content(self, parse_content: bool) -> None:
-        """Sets whether `1 <content>` stands after the id; it is read over."""
+        """Sets whether `1 <content>` follows the id; it is skipped."""
         self.parse_content = bool(parse_content)
 
     def set_merge_by_lineid(self, merge_size: int = 2) -> None:
-        """Makes `global_shuffle` join samples of one id, which lines then begin with.
+        """Makes `global_shuffle` merge samples of one id, with which lines then begin.
 
-        Each slot of sequences is that of the one sample which has values other than 0 in it. Of
-        a dense slot the last values that are not all 0 stay.
+        Each slot of sequences comes from the one sample with nonzero values in it. A dense slot
+        keeps the last values that are not all 0.
 
         Args:
-            merge_size: how many samples an id has; others are left out, with a warning. 0 is any
-                number.
+            merge_size: the number of samples of an id; ids with another number are dropped, with a
+                warning. 0 allows any number.
         """
         if isinstance(merge_size, bool) or not isinstance(merge_size, int) or merge_size < 0:
             raise mistake(f"merge_size is {merge_size!r}", "it is a number of samples, or 0")
@@ -168,22 +167,22 @@ class InMemoryDataset(DatasetBase):
         self._merge_size = merge_size
 
     def set_fleet_send_batch_size(self, fleet_send_batch_size: int = 1024) -> None:
-        """Keeps a number that changes nothing here: no sample goes to another trainer."""
+        """Stores a number without effect: samples are not sent to other trainers."""
         self.fleet_send_batch_size = fleet_send_batch_size
 
     def set_fleet_send_sleep_seconds(self, fleet_send_sleep_seconds: float = 0) -> None:
-        """Keeps a number that changes nothing here, as that."""
+        """Stores a number without effect, likewise."""
         self.fleet_send_sleep_seconds = fleet_send_sleep_seconds
 
     def set_generate_unique_feasigns(self, generate_uni_feasigns: bool, shard_num: int) -> None:
-        """Keeps what changes nothing here: each step asks for its own rows."""
+        """Stores settings without effect: each step requests its own rows."""
         self._said["unique_feasigns"] = (generate_uni_feasigns, shard_num)
 
     def generate_local_tables_unlock(
         self, table_id: int, fea_dim: int, read_thread_num: int, consume_thread_num: int,
         shard_num: int,
     ) -> None:  # fmt: skip
-        """Keeps how fluid would begin rows of a table, which begin here when they are looked up."""
+        """Stores settings of fluid's initialization of a table; here lookups create rows."""
         threads = read_thread_num, consume_thread_num
         self._said["local_tables"] = (table_id, fea_dim, *threads, shard_num)
 
@@ -195,7 +194,7 @@ class InMemoryDataset(DatasetBase):
         return self.parse_ins_id + self.parse_content
 
     def _parts(self, threads: int) -> Iterator[Samples]:
-        del threads  # the files were read
+        del threads  # the files are read already
         samples = self._held()
         at_once = -(-_AT_ONCE // self._batch_size) * self._batch_size
         return (samples.part(at, at + at_once) for at in range(0, len(samples), at_once))
@@ -207,7 +206,7 @@ class InMemoryDataset(DatasetBase):
 
 
 class _Loading(threading.Thread):
-    """Reads a dataset's files, and keeps what was raised."""
+    """Reads a dataset's files, and stores the exception if one is raised."""
 
     def __init__(self, dataset: InMemoryDataset) -> None:
         super().__init__(daemon=True)
@@ -217,16 +216,16 @@ class _Loading(threading.Thread):
     def run(self) -> None:
         try:
             self._dataset.load_into_memory()
-        except Exception as error:  # noqa: BLE001  # who waits gets it
+        except Exception as error:  # noqa: BLE001  # raised again in the waiting thread
             self.error = error
 
 
 class CoreDataset:
-    """Settings of a dataset in memory, and what fluid does to its samples by its core alone.
+    """Settings of a dataset in memory, and the operations on samples that only fluid's core has.
 
     Args:
         name: the kind, `MultiSlotDataset`.
-        dataset: whose settings these are; a new one unless given.
+        dataset: the dataset to access; a new one unless given.
 
     Raises:
         ValueError: there is no such kind.
@@ -241,62 +240,80 @@ class CoreDataset:
         self._hdfs = ("", "")
 
     def set_filelist(self, filelist: Sequence[str]) -> None:
-        """Sets the files."""
         self._dataset.set_filelist(filelist)
 
     def get_filelist(self) -> list[str]:
-        """Returns the files."""
         return list(self._dataset.filelist)
 
     def set_thread_num(self, thread_num: int) -> None:
-        """Sets how many files are read at once."""
+        """Sets the number of files read at once."""
         self._dataset.set_thread(thread_num)
 
     def get_thread_num(self) -> int:
-        """Returns how many files are read at once."""
+        """Returns the number of files read at once."""
         return self._dataset.thread_num
 
     def set_trainer_num(self, trainer_num: int) -> None:
-        """Sets how many trainers there are."""
         self._dataset._set_trainer_num(trainer_num)
 
     def get_trainer_num(self) -> int:
-        """Returns how many trainers there are."""
         return self._dataset.trainer_num
 
     def set_hdfs_config(self, fs_name: str, fs_ugi: str) -> None:
-        """Keeps where HDFS is, with the dataset's warning."""
+        """Stores the HDFS address, with the dataset's warning."""
         self._dataset.set_hdfs_config(fs_name, fs_ugi)
         self._hdfs = (fs_name, fs_ugi)
 
     def get_hdfs_config(self) -> tuple[str, str]:
-        """Returns what `set_hdfs_config` kept."""
         return self._hdfs
 
     def set_download_cmd(self, download_cmd: str) -> None:
-        """Keeps a command that is not run."""
+        """Stores a command that is never run."""
         self._dataset.set_download_cmd(download_cmd)
 
     def get_download_cmd(self) -> str:
-        """Returns what `set_download_cmd` kept."""
         return str(self._dataset._said.get("download_cmd", ""))
 
     def load_into_memory(self) -> None:
-        """Reads all files."""
         self._dataset.load_into_memory()
 
     def local_shuffle(self) -> None:
-        """Mixes the samples of this process."""
+        """Shuffles the samples of this process."""
         self._dataset.local_shuffle()
 
     def merge_by_lineid(self) -> None:
-        """Joins samples of one id now; see `InMemoryDataset.set_merge_by_lineid`."""
+        """Merges samples of one id now; see `InMemoryDataset.set_merge_by_lineid`."""
         self._dataset._merged()
 
     def release_memory(self) -> None:
-        """Lets the samples go."""
+        """Frees the samples."""
         self._dataset.release_memory()
 
     def get_memory_data_size(self) -> int:
-        """Returns how many samples are held."""
+        """Returns the number of samples held."""
         return self._dataset.get_memory_data_size()
+
+
+_KINDS: dict[str, type[DatasetBase]] = {
+    "FileInstantDataset": FileInstantDataset,
+    "InMemoryDataset": InMemoryDataset,
+    "QueueDataset": QueueDataset,
+}
+
+
+class DatasetFactory:
+    """Creates datasets by the name of their class."""
+
+    def create_dataset(self, datafeed_class: str = "QueueDataset") -> DatasetBase:
+        """Creates a dataset.
+
+        Args:
+            datafeed_class: `QueueDataset`, `InMemoryDataset` or `FileInstantDataset`.
+
+        Raises:
+            ValueError: there is no such class.
+        """
+        if datafeed_class not in _KINDS:
+            what = f"datafeed class {datafeed_class} does not exist"
+            raise mistake(what, f"one of {', '.join(sorted(_KINDS))}")
+        return _KINDS[datafeed_class]()

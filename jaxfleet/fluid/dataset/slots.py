@@ -1,29 +1,31 @@
-"""Samples of a dataset, slot by slot: values of all samples in one array, and how many each has."""
+"""Samples by slot: flat arrays of all values, with lengths; merging by line id."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from jaxfleet.errors import FeedError
-from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.argument_checks import check_type, mistake
+from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.lod_tensor import LoDTensor, create_lod_tensor
-from jaxfleet.fluid.variable import Variable
 
 _DTYPES = {"int64": np.int64, "float32": np.float32}
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What of a line goes to one variable.
+    """The part of a line that is fed to one variable.
 
     Attributes:
         name: the variable's.
         dtype: `int64` or `float32`.
-        shape: of one sample's values, -1 for any size; without the axis that numbers samples.
-        is_sequence: samples have unequally many values.
+        shape: of one sample, -1 for any size; without the batch axis.
+        is_sequence: the number of values varies between samples.
     """
 
     name: str
@@ -33,11 +35,7 @@ class Slot:
 
     @classmethod
     def of(cls, variable: Variable) -> "Slot":
-        """Returns the slot of a variable.
-
-        Raises:
-            ProgramError: it has numbers of another kind.
-        """
+        """Returns the slot of a variable; ProgramError for an unsupported dtype."""
         check_type(variable, "what set_use_var lists", Variable)
         if variable.dtype not in _DTYPES:
             what = f"'{variable.name}' is {variable.dtype}, which no MultiSlot file holds"
@@ -46,12 +44,12 @@ class Slot:
 
     @property
     def is_real(self) -> bool:
-        """Whether its values are numbers with points."""
+        """Whether its values are real numbers."""
         return self.dtype == "float32"
 
     @property
     def size(self) -> int | None:
-        """How many values a sample has; None where that differs."""
+        """The number of values of a sample; None if it varies."""
         if self.is_sequence or -1 in self.shape:
             return None
         return int(np.prod(self.shape, dtype=np.int64))
@@ -59,13 +57,13 @@ class Slot:
 
 @dataclass(frozen=True)
 class Samples:
-    """Some samples.
+    """A sequence of samples.
 
     Attributes:
         slots: in the order of a line.
-        values: of each slot, all samples' one after another.
+        values: of each slot, those of all samples concatenated.
         counts: int32[samples, slots].
-        ids: of the samples, where lines begin with them.
+        ids: of the samples, if lines begin with them.
     """
 
     slots: tuple[Slot, ...]
@@ -78,13 +76,13 @@ class Samples:
 
     @classmethod
     def none(cls, slots: Sequence[Slot]) -> "Samples":
-        """Returns no samples."""
+        """Returns an empty sequence."""
         values = tuple(np.zeros(0, _DTYPES[slot.dtype]) for slot in slots)
         return cls(tuple(slots), values, np.zeros((0, len(slots)), np.int32))
 
     @classmethod
     def joined(cls, parts: Sequence["Samples"]) -> "Samples":
-        """Returns the samples of several, one after another."""
+        """Concatenates several sequences."""
         if len(parts) == 1:
             return parts[0]
         values = tuple(
@@ -95,7 +93,7 @@ class Samples:
         return cls(parts[0].slots, values, np.concatenate([p.counts for p in parts]), ids)
 
     def part(self, start: int, stop: int) -> "Samples":
-        """Returns the samples from one number to another."""
+        """Returns a slice of the samples."""
         stop = min(stop, len(self))
         bounds = zip(self.values, self._begins[start], self._begins[stop], strict=True)
         values = tuple(values[begin:end] for values, begin, end in bounds)
@@ -104,28 +102,20 @@ class Samples:
 
     @cached_property
     def _begins(self) -> np.ndarray:
-        """int64[samples + 1, slots]: where each sample's values begin, and the last's end."""
+        """int64[samples + 1, slots]: the offset of each sample's values, and the end."""
         begins = np.zeros((len(self) + 1, len(self.slots)), np.int64)
         np.cumsum(self.counts, axis=0, out=begins[1:])
         return begins
 
     def in_order(self, order: np.ndarray) -> "Samples":
-        """Returns samples in another order.
-
-        Args:
-            order: int64[samples], their numbers.
-        """
+        """Permutes the samples; `order` is int64[samples], their numbers."""
         columns = enumerate(self.values)
         values = tuple(_gathered(v, self.counts[:, at], order) for at, v in columns)
         ids = None if self.ids is None else self.ids[order]
         return Samples(self.slots, values, self.counts[order], ids)
 
     def with_slots_in_order(self, orders: Mapping[str, np.ndarray]) -> "Samples":
-        """Returns samples with the values of some slots in another order, each by itself.
-
-        Args:
-            orders: int64[samples] by the slot's name, the numbers of samples.
-        """
+        """Permutes the values of some slots independently, by int64[samples] for each."""
         values, counts = list(self.values), self.counts.copy()
         for at, slot in enumerate(self.slots):
             if slot.name in orders:
@@ -135,11 +125,7 @@ class Samples:
         return Samples(self.slots, tuple(values), counts, self.ids)
 
     def of_rows(self, rows: np.ndarray) -> "Samples":
-        """Returns samples each of whose slots is that of a sample of its own.
-
-        Args:
-            rows: int64[made, slots], of which sample each slot is.
-        """
+        """Assembles samples from slots of the samples `rows`, int64[made, slots]."""
         columns = enumerate(self.values)
         values = tuple(_gathered(v, self.counts[:, at], rows[:, at]) for at, v in columns)
         counts = np.take_along_axis(self.counts, rows, axis=0)
@@ -147,7 +133,7 @@ class Samples:
         return Samples(self.slots, values, counts, ids)
 
     def feed(self) -> dict[str, Any]:
-        """Returns what a program is fed of them, by name.
+        """Returns the feed of a program, by name.
 
         Raises:
             FeedError: samples of a slot differ in size, and its variable has no `lod_level`.
@@ -176,9 +162,58 @@ def _shape(slot: Slot, count: int) -> tuple[int, ...]:
 
 
 def _gathered(values: np.ndarray, counts: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Returns the values of samples in another order."""
     begins = np.cumsum(counts, dtype=np.int64) - counts
     taken = counts[order].astype(np.int64)
     within = np.arange(taken.sum()) - np.repeat(np.cumsum(taken) - taken, taken)
     found: np.ndarray = values[np.repeat(begins[order], taken) + within]
     return found
+
+
+_ZERO = 1e-6  # smaller absolute values count as 0, as in fluid
+
+
+def merge_by_id(samples: Samples, merge_size: int) -> Samples:
+    """Merges the samples of each id, in the order of the ids.
+
+    A slot of sequences comes from the one sample that has values in it; an id with values in two
+    of its samples is dropped. A dense slot keeps the last values that are not all 0.
+
+    `merge_size` is the required number of samples of an id, or 0 for any; other ids are dropped.
+    """
+    assert samples.ids is not None
+    order = np.argsort(samples.ids.astype(str), kind="stable").tolist()
+    has_values, rows, lost = _has_values(samples), list[list[int]](), 0
+    for _, group in groupby(order, key=samples.ids.__getitem__):
+        members = list(group)
+        chosen = None
+        if merge_size in {0, len(members)}:
+            chosen = _chosen(samples, members, has_values)
+        if chosen is None:
+            lost += len(members)
+        else:
+            rows.append(chosen)
+    if lost:
+        what = f"{lost} samples are left out: their ids have not {merge_size} samples each"
+        warnings.warn(f"{what}, or two of them have values in one slot", stacklevel=4)
+    return samples.of_rows(np.array(rows, np.int64).reshape(-1, len(samples.slots)))
+
+
+def _chosen(samples: Samples, members: Sequence[int], has_values: np.ndarray) -> list[int] | None:
+    """Returns the sample from which each slot is taken; None if two have values."""
+    chosen = []
+    for at, slot in enumerate(samples.slots):
+        having = [member for member in members if has_values[member, at]] or [members[0]]
+        if slot.is_sequence and len(having) > 1:
+            return None
+        chosen.append(having[-1])
+    return chosen
+
+
+def _has_values(samples: Samples) -> np.ndarray:
+    """Returns bool[samples, slots]: whether any value is nonzero."""
+    columns = []
+    for at, values in enumerate(samples.values):
+        counted = np.concatenate([[0], np.cumsum(np.abs(values) >= _ZERO)])
+        ends = np.cumsum(samples.counts[:, at], dtype=np.int64)
+        columns.append(counted[ends] > counted[ends - samples.counts[:, at]])
+    return np.stack(columns, axis=1)

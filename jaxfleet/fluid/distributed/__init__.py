@@ -1,12 +1,20 @@
-"""Downpour: jobs whose servers update tables by what workers push, as fluid's pslib has it.
+"""`jaxfleet.contrib.downpour` at Paddle's path.
 
-`DownpourSGD.minimize` describes such a job; `Executor.train_from_dataset` runs it.
+`DownpourSGD.minimize` describes a job whose servers update tables with what workers push, as in
+fluid's pslib; `Executor.train_from_dataset` runs it.
 """
 
-from jaxfleet.fluid.distributed.descriptions import PSParameter as PSParameter
-from jaxfleet.fluid.distributed.downpour import DownpourSGD as DownpourSGD
-from jaxfleet.fluid.distributed.job import DownpourJob as DownpourJob
-from jaxfleet.fluid.distributed.node import DownpourServer as DownpourServer
-from jaxfleet.fluid.distributed.node import DownpourWorker as DownpourWorker
-from jaxfleet.fluid.distributed.text import from_text as from_text
-from jaxfleet.fluid.distributed.text import to_text as to_text
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from jaxfleet.fluid.forwarding import forward as _forward
+
+if _TYPE_CHECKING:
+    from jaxfleet.contrib.downpour import DownpourJob as DownpourJob
+    from jaxfleet.contrib.downpour import DownpourServer as DownpourServer
+    from jaxfleet.contrib.downpour import DownpourSGD as DownpourSGD
+    from jaxfleet.contrib.downpour import DownpourWorker as DownpourWorker
+    from jaxfleet.contrib.downpour import PSParameter as PSParameter
+    from jaxfleet.contrib.downpour import from_text as from_text
+    from jaxfleet.contrib.downpour import to_text as to_text
+
+__getattr__, __dir__ = _forward(__name__, "jaxfleet.contrib.downpour")

@@ -1,7 +1,7 @@
 """Fleet: what began pslib's jobs before `fluid.incubate.fleet`; refused, with the way to go."""
 
 from jaxfleet.errors import UnsupportedError
-from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.argument_checks import mistake
 
 
 class Fleet:

@@ -1,7 +1,7 @@
 """PaddlePSInstance: servers and workers of an mpirun, for the old Fleet; refused, as that is."""
 
 from jaxfleet.errors import UnsupportedError
-from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.argument_checks import mistake
 
 
 class PaddlePSInstance:

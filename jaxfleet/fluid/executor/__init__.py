@@ -1,7 +1,7 @@
 """Executor: runs fluid programs, feeding and fetching by name."""
 
-from jaxfleet.fluid.executor.core import Executor as Executor
-from jaxfleet.fluid.executor.fetch_handler import FetchHandler as FetchHandler
+from jaxfleet.fluid.executor.dataset_runs import FetchHandler as FetchHandler
+from jaxfleet.fluid.executor.executor import Executor as Executor
 from jaxfleet.fluid.executor.fetching import as_numpy as as_numpy
 from jaxfleet.fluid.scope import Scope as Scope
 from jaxfleet.fluid.scope import global_scope as global_scope

@@ -1,1 +1,1 @@
-"""What fluid kept under `incubate`."""
+"""Paddle's `fluid.incubate`."""

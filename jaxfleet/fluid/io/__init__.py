@@ -1,8 +1,7 @@
-"""Saving and loading: variables, models that are used, whole states of training.
+"""Saving and loading of variables, inference models and whole training states.
 
-A file holds arrays by name, in numpy's own `.npz`, with checksums. Every file is written whole or
-not at all, and those of one call take their names together. Nothing of what is loaded reaches the
-scope before all of it was read and found to fit.
+A file holds arrays by name as `.npz`, with checksums. Files are written atomically, and those of
+one call are renamed together. Loading reads and validates everything before it changes the scope.
 """
 
 from jaxfleet.fluid.io.inference import load_inference_model as load_inference_model

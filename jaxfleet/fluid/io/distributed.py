@@ -1,4 +1,4 @@
-"""What servers hold of a job: its first trainer saves it whole, servers load their slices."""
+"""State on parameter servers: saved whole by the first trainer, loaded by servers in slices."""
 
 from collections.abc import Collection, Iterable
 from math import prod
@@ -6,34 +6,38 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxfleet.checkpoint import open_checkpoint
+from jaxfleet.checkpoint.tables import load_tables, saved_tables
 from jaxfleet.errors import SavedError
-from jaxfleet.fluid.array_files import file_of, read_arrays
-from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.argument_checks import mistake
 from jaxfleet.fluid.executor import Executor
-from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.framework.program import Program
+from jaxfleet.fluid.framework.to_ir import ir_program
+from jaxfleet.fluid.framework.variable import Parameter, Variable
+from jaxfleet.fluid.npz_files import file_of, read_arrays
+from jaxfleet.fluid.pserver import TABLES
+from jaxfleet.fluid.pserver.row_programs import distributed_tables
 from jaxfleet.fluid.transpiler.details.vars_distributed import (
     VarDistributed,
     VarsDistributed,
 )
-from jaxfleet.passes.geo_sgd import MODE as GEO
+from jaxfleet.passes.fluid.geo_sgd import MODE as GEO
+from jaxfleet.tables import TableStore, make_store
+from jaxfleet.tables.buckets import buckets_of
 
 _ON_SERVERS_ALONE = frozenset({"Optimizer", "RemotePrefetch"})
 
 
 def served_values(executor: Executor, program: Program) -> dict[str, np.ndarray]:
-    """Returns the whole variables that servers alone hold, if the program is the first trainer's.
-
-    Args:
-        executor: the one that trains.
-        program: a trainer's, or any other.
+    """Whole values of the variables that only servers hold, if `program` is the first trainer's.
 
     Raises:
-        ProgramError: the trainer has not spoken with its servers.
-        ClosedError: it has closed.
-        PeerLostError: a server went, or takes too long.
+        ProgramError: the trainer has not connected to its servers.
+        ClosedError: the trainer is closed.
+        PeerLostError: a server was lost or timed out.
     """
     registry = program._parameters_on_pservers
-    if registry is None or not is_first_trainers(program):
+    if registry is None or not is_first_trainer(program):
         return {}
     whole = _whole_parts(registry, _ON_SERVERS_ALONE)
     whole |= {name: [(name, endpoint)] for name, endpoint in registry.shared.items()}
@@ -43,17 +47,9 @@ def served_values(executor: Executor, program: Program) -> dict[str, np.ndarray]
 def served_parameters(
     executor: Executor, program: Program, names: Collection[str]
 ) -> dict[str, np.ndarray]:
-    """Returns parameters whole, as servers have them; none of a job whose trainers update.
+    """Whole parameters as servers hold them; empty for a job whose trainers update.
 
-    Args:
-        executor: the one that trains.
-        program: a trainer's.
-        names: which; what servers do not have is left out.
-
-    Raises:
-        ProgramError: the trainer has not spoken with its servers.
-        ClosedError: it has closed.
-        PeerLostError: a server went, or takes too long.
+    Names that servers do not hold are omitted. Raises as `served_values`.
     """
     registry = program._parameters_on_pservers
     if registry is None or program._facts.get("mode") == GEO:
@@ -66,22 +62,22 @@ def served_parameters(
 def _whole_parts(
     registry: VarsDistributed, kinds: frozenset[str]
 ) -> dict[str, list[tuple[str, str]]]:
-    """Returns the slices of variables in the order of their rows, with the server of each."""
+    """Slices of variables in row order, with the server of each."""
     parts: dict[str, list[VarDistributed]] = {}
     for var in registry.distributed_vars:
         if var.vtype in kinds:
             parts.setdefault(var.origin.name, []).append(var)
-    # What has one element goes with every slice of its parameter, and is the same with each.
+    # A one-element variable accompanies every slice of its parameter, with equal values.
     return {name: _in_order(vars) for name, vars in parts.items()}
 
 
-def is_first_trainers(program: Program) -> bool:
-    """Tells whether a program is that of the first trainer, who saves what servers hold."""
+def is_first_trainer(program: Program) -> bool:
+    """Whether a program is the first trainer's, which saves the servers' state."""
     return program._facts.get("role") == "trainer" and program._is_chief
 
 
 def tables_elsewhere(program: Program) -> frozenset[str]:
-    """Returns the tables that a trainer's program looks up, and that servers alone hold."""
+    """Tables that a trainer's program looks up and only servers hold."""
     facts = program._facts
     listed = facts.get("prefetched", ())
     if facts.get("role") != "trainer" or facts.get("mode") == GEO or not isinstance(listed, tuple):
@@ -95,16 +91,16 @@ def _in_order(parts: Iterable[VarDistributed]) -> list[tuple[str, str]]:
     return [(part.slice.name, str(part.endpoint)) for part in kept]
 
 
-def is_servers(program: Program) -> bool:
-    """Tells whether a program is a server's, whose slices are of variables that are saved whole."""
+def is_server(program: Program) -> bool:
+    """Whether a program is a server's, with slices of variables that are saved whole."""
     return program._facts.get("role") == "pserver" and program._parameters_on_pservers is not None
 
 
 def server_slices(program: Program, folder: Path, filename: str | None) -> dict[str, np.ndarray]:
-    """Returns what a server holds, cut from whole variables that were saved.
+    """Cuts a server's slices from saved whole variables.
 
     Raises:
-        SavedError: a variable is not there, is damaged, or has another shape than the job's.
+        SavedError: a variable is missing or damaged, or its shape differs from the job's.
     """
     assert program._parameters_on_pservers is not None
     registry, declared = program._parameters_on_pservers, program.global_block().vars
@@ -132,3 +128,47 @@ def _saved(name: str, folder: Path, filename: str | None) -> np.ndarray:
     if array is None:
         raise mistake(f"'{name}' is not saved in {path}", kind=SavedError)
     return array
+
+
+def server_rows(program: Program, folder: Path) -> dict[str, TableStore]:
+    """Loads a server's rows of its distributed tables, saved by any number of servers.
+
+    Args:
+        program: the server's.
+        folder: the folder passed to `save_persistables`.
+
+    Raises:
+        CheckpointError: a table is missing, damaged or of another dimension.
+    """
+    endpoints, made = list(program._endpoints), ir_program(program)
+    number, servers = endpoints.index(str(program._ps_endpoint)), len(endpoints)
+    stores = {}
+    for spec in distributed_tables(made):
+        store = stores[spec.name] = make_store(spec, share=1.0 / servers)
+        saved = open_checkpoint(file_of(folder / TABLES, spec.name))
+        load_tables([saved], [store], buckets=buckets_of(number, servers))
+    return stores
+
+
+def saved_tables_of(variables: Iterable[Variable], folder: Path) -> dict[str, np.ndarray]:
+    """Loads variables that servers saved as tables, each as one array.
+
+    Rows that were never looked up get the job's initial values.
+
+    Raises:
+        SavedError: a table has ids beyond the rows of its variable.
+        CheckpointError: a table is damaged.
+    """
+    places = {v: file_of(folder / TABLES, v.name) for v in variables if isinstance(v, Parameter)}
+    return {v.name: _whole(v, saved) for v, saved in places.items() if saved.is_dir()}
+
+
+def _whole(variable: Variable, saved: Path) -> np.ndarray:
+    chain = [open_checkpoint(saved)]
+    store = make_store(saved_tables(chain)[variable.name].spec)
+    load_tables(chain, [store])
+    keys, rows = store.export()[0], variable.shape[0]
+    if len(keys) and not 0 <= keys.min() <= keys.max() < rows:
+        what = f"'{variable.name}' has ids from {keys.min()} to {keys.max()} in {saved}"
+        raise mistake(f"{what}, and {rows} rows in the program", kind=SavedError)
+    return store.look_up(np.arange(rows, dtype=np.int64))

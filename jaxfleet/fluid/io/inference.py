@@ -1,11 +1,28 @@
-"""Models that are used: a program cut down to what its targets need, with its parameters."""
+"""Inference models: a program pruned to its targets, with its parameters."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxfleet.errors import ProgramError, SavedError
-from jaxfleet.fluid.array_files import (
+from jaxfleet.fluid.argument_checks import check_type, mistake
+from jaxfleet.fluid.executor import Executor
+from jaxfleet.fluid.framework.block import Block
+from jaxfleet.fluid.framework.nested_sequences import levels_name
+from jaxfleet.fluid.framework.program import Program
+from jaxfleet.fluid.framework.serialization import deserialize, serialize
+from jaxfleet.fluid.framework.variable import Variable
+from jaxfleet.fluid.io.distributed import served_parameters, tables_elsewhere
+from jaxfleet.fluid.io.variables import (
+    Folder,
+    get_program_persistable_vars,
+    program_of,
+    read_values,
+    set_values,
+    value_of,
+    write_values,
+)
+from jaxfleet.fluid.npz_files import (
     Writer,
     arrays_writer,
     bytes_writer,
@@ -13,20 +30,6 @@ from jaxfleet.fluid.array_files import (
     read_bytes,
     write_files,
 )
-from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.checks import check_type, mistake
-from jaxfleet.fluid.deserialize import deserialize
-from jaxfleet.fluid.executor import Executor
-from jaxfleet.fluid.io.values import set_values, value_of
-from jaxfleet.fluid.io.variables import (
-    Folder,
-    get_program_persistable_vars,
-    program_of,
-    read_values,
-)
-from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.serialize import serialize
-from jaxfleet.fluid.variable import Variable
 
 MODEL = "__model__"
 
@@ -42,17 +45,17 @@ def save_inference_model(
     export_for_deployment: bool = True,
     program_only: bool = False,
 ) -> list[str]:
-    """Saves what computes some targets from what is fed.
+    """Saves the part of a program that computes targets from fed variables.
 
     Args:
-        dirname: the folder; made if it is not there.
-        feeded_var_names: names of variables that will be fed.
-        target_vars: what will be fetched; none are needed where the whole program is saved.
-        executor: taken; values lie in the scope.
-        main_program: the default main program unless given; it stays as it is.
+        dirname: the folder; created if missing.
+        feeded_var_names: names of fed variables.
+        target_vars: fetched variables; not needed if the whole program is saved.
+        executor: no effect; values are in the scope.
+        main_program: the default main program unless given; left unchanged.
         model_filename: the program's file; `__model__` unless given.
         params_filename: one file for all variables; a file for each unless given.
-        export_for_deployment: False saves the whole program, which can be trained on, as
+        export_for_deployment: False saves the whole program, for further training, as
             `__model__.main_program`.
         program_only: save no variables.
 
@@ -60,8 +63,7 @@ def save_inference_model(
         The names of the targets.
 
     Raises:
-        TypeError: an argument is of another type.
-        ValueError: names are not texts, targets not variables, or the targets need data that is
+        ValueError: names are not strings, targets not variables, or the targets need data that is
             not fed.
         SavedError: a variable has no value, or a file cannot be written.
     """
@@ -92,21 +94,21 @@ def load_inference_model(
     params_filename: str | None = None,
     pserver_endpoints: Sequence[str] | None = None,
 ) -> list[Any]:
-    """Loads what `save_inference_model` saved, its variables into the global scope.
+    """Loads a model of `save_inference_model`, with its variables into the global scope.
 
     Args:
         dirname: the folder.
-        executor: taken; values lie in the scope.
+        executor: no effect; values are in the scope.
         model_filename: the program's file; `__model__` unless given.
         params_filename: the file of all variables; a file for each unless given.
-        pserver_endpoints: where tables of rows are looked up from now on.
+        pserver_endpoints: servers on which to look up tables.
 
     Returns:
-        The program, the names of what is fed, the variables to fetch.
+        The program, the names of fed variables, the variables to fetch.
 
     Raises:
         ValueError: there is no such folder.
-        SavedError: something is missing, damaged, or does not fit.
+        SavedError: a file is missing, damaged or inconsistent.
     """
     check_type(executor, "executor", Executor)
     folder = Path(dirname)
@@ -120,11 +122,7 @@ def load_inference_model(
 
 
 def model_of(path: Path) -> tuple[Program, list[str], list[str]]:
-    """Returns a saved program, the names of what it is fed, and those of its targets.
-
-    Raises:
-        SavedError: it is damaged, or no model.
-    """
+    """Reads a saved program, the names of its fed variables, and those of its targets."""
     try:
         program, more = deserialize(read_bytes(path), str(path))
         return program, [*more["feed"]], [*more["fetch"]]
@@ -136,7 +134,6 @@ def model_of(path: Path) -> tuple[Program, list[str], list[str]]:
 
 
 def _writers(program: Program, folder: Path, filename: str | None) -> list[tuple[Path, Writer]]:
-    """Returns what writes the variables of a program."""
     kept = get_program_persistable_vars(program)
     if filename is not None:
         return [(folder / filename, arrays_writer((v.name, value_of(v)) for v in kept))]
@@ -144,15 +141,17 @@ def _writers(program: Program, folder: Path, filename: str | None) -> list[tuple
 
 
 def _for_use(program: Program, fed: list[str], targets: list[Variable]) -> Program:
-    """Returns a copy with only what the targets need, told that it is used."""
-    made = program._prune_with_input(fed, targets)._inference_optimize(prune_read_op=True)
-    made._facts = {}  # it is no trainer's any more, and talks to nobody
+    """Copies the operators that the targets need, in test mode."""
+    aside = [levels_name(name) for name in fed]  # fed beside variables of two levels
+    given = [*fed, *(name for name in aside if program.global_block().has_var(name))]
+    made = program._prune_with_input(given, targets)._inference_optimize(prune_read_op=True)
+    made._facts = {}  # no longer a trainer's, so it does not communicate
     block = made.global_block()
-    for name in fed:
+    for name in given:
         if block.has_var(name):
             block.var(name).is_data = True
-    _check_fed(block, fed)
-    for parameter in made.all_parameters():  # of no use any more, and may be a script's own
+    _check_fed(block, given)
+    for parameter in made.all_parameters():  # unused, and possibly an object of the script
         parameter.regularizer = parameter.gradient_clip_attr = None
     for variable in made.list_vars():
         variable.error_clip = None
@@ -160,7 +159,7 @@ def _for_use(program: Program, fed: list[str], targets: list[Variable]) -> Progr
 
 
 def _check_fed(block: Block, fed: list[str]) -> None:
-    """Checks that all that operators read is fed, saved or computed."""
+    """Checks that all variables that operators read are fed, saved or computed."""
     known = {*fed, *(v.name for v in block.vars.values() if v.persistable)}
     known.update(name for op in block.ops for name in op.output_arg_names)
     for op in block.ops:
@@ -182,3 +181,55 @@ def _targets(given: Sequence[Variable] | Variable, *, may_be_none: bool) -> list
     if not (many or may_be_none) or not all(isinstance(x, Variable) for x in many):
         raise mistake("target_vars are not Variables, one or many", "give what will be fetched")
     return many
+
+
+def save_for_use(
+    dirname: Folder,
+    feeded_var_names: Sequence[str],
+    target_vars: Sequence[Variable],
+    executor: Executor,
+    main_program: Program,
+    *,
+    trained: Program,
+    export_for_deployment: bool = True,
+) -> list[str]:
+    """Saves an inference model with the parameters that servers currently hold.
+
+    Args:
+        dirname: the folder; with tables of rows, one that servers can access.
+        feeded_var_names: names of fed variables.
+        target_vars: fetched variables.
+        executor: the one that trains.
+        main_program: the program before transpilation.
+        trained: the trainer's program made from it.
+        export_for_deployment: False saves the whole program.
+
+    Returns:
+        The names of the targets.
+
+    Raises:
+        ProgramError: the trainer has not connected to its servers, or targets cannot be computed.
+        PeerLostError: a server was lost or timed out.
+        SavedError: a variable has no value, or a file cannot be written.
+    """
+    targets = save_inference_model(
+        dirname,
+        feeded_var_names,
+        target_vars,
+        executor,
+        main_program,
+        export_for_deployment=export_for_deployment,
+        program_only=True,
+    )
+    folder = Path(dirname)
+    name = MODEL if export_for_deployment else f"{MODEL}.main_program"
+    tables = tables_elsewhere(trained)
+    model, _, _ = model_of(folder / name)
+    wanted = {v.name: v for v in get_program_persistable_vars(model)}
+    held = served_parameters(executor, trained, wanted.keys() - tables)
+    here = wanted.keys() - tables - held.keys()
+    own = {name: value_of(wanted[name]) for name in sorted(here)}
+    write_values(folder, None, {**own, **held}.items())
+    if tables & wanted.keys():
+        executor._pserver.save_tables(trained, folder)
+    return targets

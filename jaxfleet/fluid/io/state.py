@@ -1,4 +1,4 @@
-"""The whole state of training, by a prefix of file names: `fluid.save` and `fluid.load`."""
+"""The whole training state under a prefix of file names: `fluid.save` and `fluid.load`."""
 
 import os
 import warnings
@@ -9,38 +9,34 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.errors import AssertedError, SavedError
-from jaxfleet.fluid.array_files import (
-    arrays_writer,
-    bytes_writer,
-    file_of,
-    read_arrays,
-    write_files,
-)
-from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.argument_checks import check_type, mistake
 from jaxfleet.fluid.executor import Executor
-from jaxfleet.fluid.io.values import check_value, set_values, value_of
+from jaxfleet.fluid.framework.program import Program
+from jaxfleet.fluid.framework.serialization import serialize
+from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.io.variables import (
+    check_value,
     fitting,
     get_program_parameter,
     get_program_persistable_vars,
     is_belong_to_optimizer,
     load_vars,
     program_of,
+    set_values,
+    value_of,
 )
-from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.npz_files import arrays_writer, bytes_writer, file_of, read_arrays, write_files
 from jaxfleet.fluid.scope import global_scope
-from jaxfleet.fluid.serialize import serialize
-from jaxfleet.fluid.variable import Variable
 
 PARAMETERS, OPTIMIZER, MODEL = ".pdparams", ".pdopt", ".pdmodel"
 
 
 def save(program: Program, model_path: str) -> None:
-    """Saves parameters, the optimizer's state and the program.
+    """Saves parameters, optimizer state and the program.
 
     Args:
-        program: it.
-        model_path: `folder/name`, which `.pdparams`, `.pdopt` and `.pdmodel` are added to.
+        program: the program to save.
+        model_path: `folder/name`, to which `.pdparams`, `.pdopt` and `.pdmodel` are appended.
 
     Raises:
         AssertionError: the path ends with a folder.
@@ -68,17 +64,17 @@ def load(
     executor: Executor | None = None,
     var_list: Sequence[Variable] | None = None,
 ) -> None:
-    """Loads what `save` saved, or what `save_vars` and its like did, into the global scope.
+    """Loads files of `save`, `save_vars` and similar functions into the global scope.
 
     Args:
-        program: whose variables.
-        model_path: the prefix; or a folder, or a file of all variables.
-        executor: for a folder or a file.
-        var_list: which variables; for a file it must be given.
+        program: has the variables to load.
+        model_path: a prefix of `save`; or a folder, or a file of all variables.
+        executor: needed for a folder or a file.
+        var_list: variables to load; needed for a file.
 
     Raises:
-        ValueError: an executor or a list is wanted.
-        SavedError: something is missing, damaged, or does not fit.
+        ValueError: an executor or a list is needed.
+        SavedError: a file is missing, damaged or inconsistent with the program.
     """
     check_type(program, "program", Program)
     prefix = _prefix(model_path)
@@ -102,14 +98,14 @@ def load(
 def load_program_state(
     model_path: str, var_list: Sequence[Variable] | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns saved arrays by name; `set_program_state` gives them to a program.
+    """Loads saved arrays by name, for use with `set_program_state`.
 
     Args:
-        model_path: the prefix of what `save` saved; or a folder, or a file, of `save_vars`.
-        var_list: which variables; all unless given.
+        model_path: a prefix of `save`; or a folder, or a file, of `save_vars`.
+        var_list: variables to load; all unless given.
 
     Raises:
-        SavedError: something is missing or damaged.
+        SavedError: a file is missing or damaged.
     """
     prefix, path = _prefix(model_path), Path(model_path)
     names = None if var_list is None else [v.name for v in var_list]
@@ -125,11 +121,11 @@ def load_program_state(
 
 
 def set_program_state(program: Program, state_dict: Mapping[str, Any]) -> None:
-    """Gives the variables of a program values, all or none; warns of those that it has not.
+    """Sets the variables of a program, all or none; warns of unknown names.
 
     Raises:
-        AssertionError: the startup program did not run.
-        SavedError: a value has another shape or dtype than the program says.
+        AssertionError: the startup program has not run.
+        SavedError: a value's shape or dtype differs from the declared one.
     """
     kept = {v.name: v for v in get_program_persistable_vars(program_of(program))}
     for name in kept:

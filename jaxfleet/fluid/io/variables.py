@@ -1,31 +1,87 @@
-"""Saving and loading of variables: chosen ones, parameters, or all that outlive a run."""
+"""Saving and loading of variables: selected ones, parameters, or all persistable ones."""
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxfleet.errors import SavedError
-from jaxfleet.fluid.array_files import arrays_writer, file_of, read_arrays, write_files
-from jaxfleet.fluid.checks import check_type, mistake
-from jaxfleet.fluid.dtypes import VarType
+from jaxfleet.fluid.argument_checks import check_type, mistake
 from jaxfleet.fluid.executor import Executor
+from jaxfleet.fluid.framework.program import Program, default_main_program
+from jaxfleet.fluid.framework.types import VarType
+from jaxfleet.fluid.framework.variable import Parameter, Variable
 from jaxfleet.fluid.io.distributed import (
-    is_first_trainers,
-    is_servers,
+    is_first_trainer,
+    is_server,
+    saved_tables_of,
     served_values,
+    server_rows,
     server_slices,
     tables_elsewhere,
 )
-from jaxfleet.fluid.io.tables import saved_tables_of, server_rows
-from jaxfleet.fluid.io.values import check_value, set_values, value_of
-from jaxfleet.fluid.program import Program, default_main_program
+from jaxfleet.fluid.npz_files import arrays_writer, file_of, read_arrays, write_files
 from jaxfleet.fluid.scope import global_scope
-from jaxfleet.fluid.variable import Parameter, Variable
+from jaxfleet.ops.fluid.arrays import ON_DEVICE, device_dtype
+from jaxfleet.ops.jax_adapter import numpy_dtype
+
+
+def value_of(variable: Variable) -> np.ndarray:
+    """Value of a variable in the global scope, in the declared dtype.
+
+    Raises:
+        SavedError: there is no value, or one of another dtype.
+    """
+    name, scope = variable.name, global_scope()
+    if name not in scope:
+        hint = "run the startup program in this scope; what servers alone hold is saved there"
+        raise mistake(f"'{name}' has no value in the scope, and cannot be saved", hint, SavedError)
+    array = np.asarray(scope.peek(name))
+    _check_dtype(variable, array, "the scope")
+    return array.astype(numpy_dtype(variable.dtype), copy=False)
+
+
+def check_value(variable: Variable, array: np.ndarray, where: str) -> np.ndarray:
+    """Converts a value to the variable's dtype on the device.
+
+    `where` names its source in the SavedError for a shape or dtype that differs from the declared
+    one.
+    """
+    _check_shape(variable, array, where)
+    _check_dtype(variable, array, where)
+    narrow = array.astype(device_dtype(variable.dtype), copy=False)
+    if array.dtype.kind in "iu" and not np.array_equal(narrow, array):
+        what = f"'{variable.name}' in {where} holds numbers that do not fit in {narrow.dtype.name}"
+        raise mistake(what, "integers are computed in 32 bits", SavedError)
+    return narrow
+
+
+def set_values(values: Mapping[str, np.ndarray]) -> None:
+    """Sets variables in the global scope."""
+    global_scope().keep({name: jnp.array(value, copy=True) for name, value in values.items()})
+
+
+def _check_shape(variable: Variable, array: np.ndarray, where: str) -> None:
+    declared: Sequence[int] = variable.shape
+    fits = len(declared) == array.ndim and all(
+        wanted in {-1, size} for wanted, size in zip(declared, array.shape, strict=True)
+    )
+    if not fits:
+        what = f"'{variable.name}' has shape {list(array.shape)} in {where}"
+        hint = "was it saved by another version of the model?"
+        raise mistake(f"{what}, and {list(declared)} in the program", hint, SavedError)
+
+
+def _check_dtype(variable: Variable, array: np.ndarray, where: str) -> None:
+    if array.dtype.name not in {variable.dtype, ON_DEVICE.get(variable.dtype)}:
+        what = f"'{variable.name}' is {array.dtype.name} in {where}"
+        raise mistake(f"{what}, and {variable.dtype} in the program", kind=SavedError)
+
 
 Predicate: TypeAlias = Callable[[Variable], bool]
 Folder: TypeAlias = str | os.PathLike[str]
@@ -34,27 +90,27 @@ _WITHOUT_VALUE = frozenset({VarType.RAW, VarType.READER, VarType.STEP_SCOPES})
 
 
 def is_parameter(var: Variable) -> bool:
-    """Tells whether a variable is trained."""
+    """Whether a variable is trained."""
     return isinstance(var, Parameter)
 
 
 def is_persistable(var: Variable) -> bool:
-    """Tells whether a variable outlives a run, and holds an array."""
+    """Whether a variable is a persistable array."""
     return var.persistable and var.type not in _WITHOUT_VALUE
 
 
 def is_belong_to_optimizer(var: Variable) -> bool:
-    """Tells whether a variable outlives a run and is no parameter."""
+    """Whether a variable is persistable and not a parameter."""
     return is_persistable(var) and not isinstance(var, Parameter) and not var.need_check_feed
 
 
 def get_program_parameter(program: Program) -> list[Variable]:
-    """Returns the parameters of a program."""
+    """Parameters of a program."""
     return [v for v in program.list_vars() if is_parameter(v)]
 
 
 def get_program_persistable_vars(program: Program) -> list[Variable]:
-    """Returns the variables of a program that outlive a run."""
+    """Persistable variables of a program."""
     return [v for v in program.list_vars() if is_persistable(v)]
 
 
@@ -69,15 +125,14 @@ def save_vars(
     """Saves variables from the global scope.
 
     Args:
-        executor: taken; values lie in the scope.
-        dirname: the folder; made if it is not there.
-        main_program: whose variables; the default main program unless given.
-        vars: which.
-        predicate: tells which, unless `vars` does.
-        filename: one file for all; a file for each, named for it, unless given.
+        executor: no effect; values are in the scope.
+        dirname: the folder; created if missing.
+        main_program: has the variables; the default main program unless given.
+        vars: variables to save.
+        predicate: selects the variables if `vars` is not given.
+        filename: one file for all; unless given, a file for each, of its name.
 
     Raises:
-        TypeError: an argument is of another type.
         SavedError: a variable has no value, or a file cannot be written.
     """
     check_type(executor, "executor", Executor)
@@ -94,7 +149,7 @@ def save_params(
     main_program: Program | None = None,
     filename: str | None = None,
 ) -> None:
-    """Saves the parameters that a program holds; see `save_vars`."""
+    """Saves a program's parameters; see `save_vars`."""
     held = _held_by(program_of(main_program), is_parameter)
     save_vars(executor, dirname, main_program, None, held, filename)
 
@@ -105,11 +160,10 @@ def save_persistables(
     main_program: Program | None = None,
     filename: str | None = None,
 ) -> None:
-    """Saves all that outlives a run: parameters, states of optimizers; see `save_vars`.
+    """Saves persistable variables: parameters and optimizer state; see `save_vars`.
 
-    Of a job with servers, the first trainer saves besides what servers alone hold, as they have it
-    after its last step. Servers write the rows of a distributed table themselves, in
-    `__lookup_table__`.
+    In a job with servers, the first trainer also saves the servers' state after its last step.
+    Servers write the rows of distributed tables themselves, to `__lookup_table__`.
     """
     check_type(executor, "executor", Executor)
     program = program_of(main_program)
@@ -120,7 +174,7 @@ def save_persistables(
         kept = [v for v in _chosen(main_program, None, is_here) if v.name not in served]
         own = ((v.name, value_of(v)) for v in kept)
         write_values(_folder(dirname), filename, chain(own, served.items()))
-    if is_first_trainers(program):
+    if is_first_trainer(program):
         executor._pserver.save_tables(program, _folder(dirname))
 
 
@@ -132,12 +186,11 @@ def load_vars(
     predicate: Predicate | None = None,
     filename: str | None = None,
 ) -> None:
-    """Loads variables into the global scope, all or none; arguments as of `save_vars`.
+    """Loads variables into the global scope, all or none; the arguments are those of `save_vars`.
 
     Raises:
-        TypeError: an argument is of another type.
-        SavedError: a variable is not there, is damaged, or has another shape or dtype than the
-            program says.
+        SavedError: a variable is missing or damaged, or its shape or dtype differs from the
+            declared one.
     """
     check_type(executor, "executor", Executor)
     chosen = _chosen(main_program, vars, predicate)
@@ -151,7 +204,7 @@ def load_params(
     main_program: Program | None = None,
     filename: str | None = None,
 ) -> None:
-    """Loads the parameters that a program holds; see `load_vars`."""
+    """Loads a program's parameters; see `load_vars`."""
     held = _held_by(program_of(main_program), is_parameter)
     load_vars(executor, dirname, main_program, None, held, filename)
 
@@ -162,13 +215,13 @@ def load_persistables(
     main_program: Program | None = None,
     filename: str | None = None,
 ) -> None:
-    """Loads all that outlives a run; see `load_vars`.
+    """Loads persistable variables; see `load_vars`.
 
-    A server's program takes its slices of what the first trainer has saved, and its rows of a
-    distributed table; its startup program runs before.
+    A server's program loads its slices of the first trainer's files, and its rows of distributed
+    tables; its startup program must run before.
     """
     program = program_of(main_program)
-    if is_servers(program):
+    if is_server(program):
         check_type(executor, "executor", Executor)
         folder = _folder(dirname)
         slices, stores = server_slices(program, folder, filename), server_rows(program, folder)
@@ -179,7 +232,7 @@ def load_persistables(
 
 
 def _held_by(program: Program, kept: Predicate = is_persistable) -> Predicate:
-    """Returns what tells what outlives a run where the program runs: no table of servers."""
+    """Predicate of the persistable variables that the program's process holds: no server tables."""
     elsewhere = tables_elsewhere(program)
     return lambda var: kept(var) and var.name not in elsewhere
 
@@ -187,10 +240,10 @@ def _held_by(program: Program, kept: Predicate = is_persistable) -> Predicate:
 def read_values(
     variables: Sequence[Variable], folder: Path, filename: str | None
 ) -> dict[str, np.ndarray]:
-    """Returns the saved values of variables, which fit them.
+    """Reads the saved values of variables.
 
     Raises:
-        SavedError: one is not there, is damaged, or does not fit.
+        SavedError: a value is missing, damaged or does not fit its variable.
     """
     if filename is not None:
         path = folder / filename
@@ -214,11 +267,7 @@ def read_values(
 def fitting(
     variables: Iterable[Variable], arrays: dict[str, np.ndarray], where: str
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays of variables, as a device takes them.
-
-    Raises:
-        SavedError: one is missing, or has another shape or dtype than the program says.
-    """
+    """Arrays of variables, converted by `check_value`; a missing one raises SavedError."""
     found = {}
     for variable in variables:
         if variable.name not in arrays:
@@ -228,11 +277,7 @@ def fitting(
 
 
 def program_of(given: Any) -> Program:
-    """Returns the program that an argument means, a compiled one's own included.
-
-    Raises:
-        TypeError: it is none.
-    """
+    """The program of an argument, which may be a compiled program."""
     inner = default_main_program() if given is None else getattr(given, "_program", given)
     check_type(inner, "main_program", Program)
     program: Program = inner
@@ -254,11 +299,7 @@ def _chosen(
 def write_values(
     folder: Path, filename: str | None, values: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-    """Writes values by name: one file for all, or a file for each.
-
-    Raises:
-        SavedError: a file cannot be written.
-    """
+    """Writes values by name to one file for all, or a file for each."""
     if filename is not None:
         write_files([(folder / filename, arrays_writer(values))])
         return

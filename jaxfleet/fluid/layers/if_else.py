@@ -1,18 +1,17 @@
-"""`IfElse`: rows for which a condition holds are computed in one way, the others in another."""
+"""`IfElse`: two blocks, one for the rows that satisfy a condition, one for the others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.argument_checks import check_type, mistake
+from jaxfleet.fluid.framework.block import Block
+from jaxfleet.fluid.framework.operator import Operator
+from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.layer_helper import LayerHelper
-from jaxfleet.fluid.layers.comparisons import logical_not
 from jaxfleet.fluid.layers.control_flow import conditional_block
-from jaxfleet.fluid.layers.maths import reduce_any
-from jaxfleet.fluid.layers.tensors import assign
-from jaxfleet.fluid.operator import Operator
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.layers.math_ops import logical_not, reduce_any
+from jaxfleet.fluid.layers.tensor import assign
 from jaxfleet.ir import Size
 from jaxfleet.ops.fluid import EMPTY
 
@@ -34,14 +33,11 @@ class IfElse:
             choice.output(layers.fc(choice.input(x), 10))
         (out,) = choice()  # f32[b,10]
 
-    A block runs if it has rows. What it does with a row must not depend on the others.
+    A block runs if it has rows. Its result for a row must not depend on other rows.
 
     Args:
         cond: bool[b,1].
         name: of the layer.
-
-    Raises:
-        WrongTypeError: the condition is not a variable.
     """
 
     OUT_IF_ELSE_BLOCKS, IN_IF_ELSE_TRUE_BLOCKS, IN_IF_ELSE_FALSE_BLOCKS = 0, 1, 2
@@ -54,27 +50,23 @@ class IfElse:
         self.helper = LayerHelper("ifelse", name)
         self._parts: dict[str, tuple[Variable, Variable]] = {}
         self._outputs: tuple[list[Variable], list[Variable]] = ([], [])  # if true, if false
-        self._side = -1  # of the block that is built: 0 if true, 1 if false
+        self._side = -1  # the open block: 0 for true, 1 for false
         self._outer: Block = self.helper.block
 
     @contextmanager
     def true_block(self) -> Iterator[None]:
-        """Adds the operators of a `with`, for rows for which the condition holds."""
+        """Opens the block for rows whose condition is true."""
         with self._building(0, self.cond):
             yield
 
     @contextmanager
     def false_block(self) -> Iterator[None]:
-        """Adds the operators of a `with`, for the other rows."""
+        """Opens the block for the other rows."""
         with self._building(1, logical_not(self.cond)):
             yield
 
     def input(self, x: Variable) -> Variable:
-        """Returns the rows of a variable that are the block's.
-
-        Raises:
-            ProgramError: it is called outside a block, or the variable has no rows of the batch.
-        """
+        """The open block's rows of a variable, which must have the batch's rows."""
         self._check_open("input")
         check_type(x, "the input of IfElse", Variable)
         if not x.sizes or x.sizes[0] != self._rows:
@@ -89,11 +81,7 @@ class IfElse:
         return self._parts[x.name][self._side]
 
     def output(self, *outs: Variable) -> None:
-        """Says what a block makes of its rows.
-
-        Raises:
-            ProgramError: it is called outside a block.
-        """
+        """Sets the results of the open block for its rows."""
         self._check_open("output")
         for one in outs:
             check_type(one, "an output of IfElse", Variable)
@@ -103,10 +91,10 @@ class IfElse:
             self._outputs[self._side].append(assign(one, kept))
 
     def __call__(self) -> list[Variable]:
-        """Returns what both blocks made, in the order of the rows.
+        """Merges the results of both blocks, in the order of the rows.
 
         Raises:
-            ProgramError: they made different things.
+            ProgramError: the blocks have different results.
         """
         if_true, if_false = self._outputs
         if not if_true or [x.sizes for x in if_true] != [x.sizes for x in if_false]:
@@ -138,11 +126,7 @@ class IfElse:
             self._side = -1
 
     def _check_rows(self, inner: Block) -> None:
-        """Refuses an operator that puts rows together.
-
-        Raises:
-            ProgramError: there is one.
-        """
+        """Rejects an operator that mixes rows."""
         for op in inner.ops:
             for block in op._inner_blocks():
                 self._check_rows(block)
@@ -151,7 +135,7 @@ class IfElse:
                 continue
             made = [inner._var_recursive(name) for name in op.output_arg_names if name != EMPTY]
             kept = all(v.sizes and v.sizes[0] in {0, self._rows} for v in made)
-            is_paired = any(self._rows in v.sizes[1:] for v in made if v.sizes)  # as x @ x.T is
+            is_paired = any(self._rows in v.sizes[1:] for v in made if v.sizes)  # such as x @ x.T
             if op.type in _MIX_ROWS or not kept or is_paired or _goes_along_rows(inner, op):
                 hint = "do it behind the IfElse, with what the blocks make of each row"
                 raise mistake(f"IfElse: '{op.type}' puts the rows of a block together", hint)

@@ -1,24 +1,23 @@
-"""Layers that run a block several times: `While` and `while_loop`."""
+"""Loops: `While` and `while_loop`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from jaxfleet.errors import WrongTypeError
-from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.checks import check_type, mistake
-from jaxfleet.fluid.crossing import crossing
-from jaxfleet.fluid.dtypes import VarType
+from jaxfleet.fluid.argument_checks import check_type, mistake
+from jaxfleet.fluid.framework.block import Block
+from jaxfleet.fluid.framework.program import Program
+from jaxfleet.fluid.framework.types import VarType
+from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.layer_helper import LayerHelper
+from jaxfleet.fluid.layers.control_flow import captured_names, flattened
+from jaxfleet.fluid.layers.tensor import assign
 from jaxfleet.fluid.layers.tensor_arrays import room_in_loop
-from jaxfleet.fluid.layers.tensors import assign
-from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.structures import flattened
-from jaxfleet.fluid.variable import Variable
 
 
 class While:
-    """Runs a block for as long as a condition holds.
+    """Runs a block while a condition is true.
 
     ::
 
@@ -31,16 +30,16 @@ class While:
             layers.increment(i)
             layers.less_than(i, n, cond=go_on)
 
-    Backward goes through it. Where a constant limits the turns, as here, the values of each are
-    kept for it; else those of at most 64 are, and the others are computed again.
+    It is differentiable. If a constant limits the iterations, as here, the values of each one are
+    kept for backward; otherwise those of at most 64 are, and the others are recomputed.
 
     Args:
-        cond: bool[1], which the block computes anew.
-        is_test: taken; what backward needs is kept only where there is a backward.
+        cond: bool[1], which the block recomputes.
+        is_test: no effect; values are kept only if the program has a backward.
         name: of the layer.
 
     Raises:
-        WrongTypeError: the condition is not a variable of one truth value.
+        WrongTypeError: the condition is not a boolean variable of one element.
     """
 
     def __init__(self, cond: Variable, is_test: bool = False, name: str | None = None) -> None:
@@ -54,11 +53,7 @@ class While:
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """Adds the operators of a `with` to the block.
-
-        Raises:
-            ProgramError: the block never computes the condition anew.
-        """
+        """Opens the block, which must recompute the condition."""
         program = self.helper.main_program
         inner = program._create_block()
         with open_loop(program, inner):
@@ -66,7 +61,7 @@ class While:
                 yield
             finally:
                 program._rollback()
-        read, written = crossing(inner)
+        read, written = captured_names(inner)
         if self.cond_var.name not in written:
             what = f"the block of a While never writes its condition '{self.cond_var.name}'"
             raise mistake(what, f"end it with less_than(..., cond={self.cond_var.name})")
@@ -82,7 +77,7 @@ class While:
 
 @contextmanager
 def open_loop(program: Program, inner: Block) -> Iterator[None]:
-    """Notes that a block of a loop is being built."""
+    """Marks a block as an open loop while it is built."""
     program._open_loops.append(inner.idx)
     try:
         yield
@@ -97,18 +92,17 @@ def while_loop(
     is_test: bool = False,
     name: str | None = None,
 ) -> Sequence[Any]:
-    """Calls `body` for as long as `cond` holds, and returns the variables of the loop.
+    """Calls `body` while `cond` is true, and returns the loop variables.
 
     Args:
-        cond: takes the variables of the loop, returns bool[1].
-        body: takes them, returns what they become: as many, of the same shapes.
+        cond: maps the loop variables to bool[1].
+        body: maps the loop variables to their next values: as many, of the same shapes.
         loop_vars: variables, or lists and dicts of them; they are overwritten.
-        is_test: taken, see `While`.
+        is_test: no effect, see `While`.
         name: of the layer.
 
     Raises:
-        WrongTypeError: an argument is of another type.
-        ProgramError: the body returns something else than the loop has.
+        ProgramError: the result of the body does not match the loop variables.
     """
     for function, what in ((cond, "cond"), (body, "body")):
         if not callable(function):
@@ -131,7 +125,7 @@ def while_loop(
 
 
 def _assign_all(new: Sequence[Variable], old: Sequence[Variable]) -> None:
-    """Assigns variables to others, all at once: two may change places."""
+    """Assigns variables simultaneously: two may swap."""
     pairs = [(x, to) for x, to in zip(new, old, strict=True) if x is not to]
     arrays = [to.name for _, to in pairs if to.type == VarType.LOD_TENSOR_ARRAY]
     if arrays:

@@ -1,15 +1,21 @@
-"""Layers that compare what was predicted with what is so."""
+"""Losses, including sampled losses over many classes."""
+
+from collections.abc import Sequence
+from typing import Any
 
 from jaxfleet.errors import WrongTypeError
-from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.argument_checks import mistake
+from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.layer_helper import LayerHelper
-from jaxfleet.fluid.layers.maths import reduce_mean
-from jaxfleet.fluid.layers.one_operator import one_operator, variables
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.layers.layer_function import one_operator, variables
+from jaxfleet.fluid.layers.manipulation import one_hot
+from jaxfleet.fluid.layers.math_ops import reduce_mean
+from jaxfleet.fluid.param_attr import ParamAttr
+from jaxfleet.ops.fluid.sampled_losses import LOG_UNIFORM, UNIFORM
 
 
 def square_error_cost(input: Variable, label: Variable) -> Variable:
-    """Squares the difference, element by element."""
+    """Squared difference by element."""
     (x,), (y,) = (
         variables("square_error_cost", "input", input),
         variables("square_error_cost", "label", label),
@@ -21,7 +27,7 @@ def square_error_cost(input: Variable, label: Variable) -> Variable:
 
 
 def mse_loss(input: Variable, label: Variable) -> Variable:
-    """Averages the squares of all differences: `[1]`."""
+    """Mean squared error: `[1]`."""
     return reduce_mean(square_error_cost(input, label))
 
 
@@ -39,10 +45,10 @@ def _cross_entropy2(input: Variable, label: Variable, ignore_index: int) -> Vari
 def cross_entropy(
     input: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100
 ) -> Variable:
-    """Takes minus the log of the probability of the label: `[..., 1]`.
+    """Negative log of the label's probability: `[..., 1]`.
 
     Raises:
-        TypeError: labels are no whole numbers; or, if soft, no probabilities.
+        TypeError: labels are not integers or, if soft, not probabilities.
     """
     _check_label("cross_entropy", label, soft=soft_label)
     if soft_label:
@@ -51,11 +57,6 @@ def cross_entropy(
 
 
 def _check_label(layer: str, label: object, *, soft: bool) -> None:
-    """Checks the dtype of labels, where they are a variable.
-
-    Raises:
-        TypeError: it is another than the layer takes.
-    """
     if not isinstance(label, Variable) or label.dtype.startswith("float") == soft:
         return
     kind, dtype = ("probabilities", "float32") if soft else ("classes", "int64")
@@ -73,10 +74,10 @@ def softmax_with_cross_entropy(
     return_softmax: bool = False,
     axis: int = -1,
 ) -> Variable | tuple[Variable, Variable]:
-    """Takes softmax and cross entropy in one: `[..., 1]`.
+    """Softmax and cross entropy in one: `[..., 1]`.
 
     Raises:
-        TypeError: labels are no whole numbers; or, if soft, no probabilities.
+        TypeError: labels are not integers or, if soft, not probabilities.
     """
     _check_label("softmax_with_cross_entropy", label, soft=soft_label)
     helper = LayerHelper("softmax_with_cross_entropy")
@@ -100,19 +101,19 @@ def sigmoid_cross_entropy_with_logits(
     name: str | None = None,
     normalize: bool = False,
 ) -> Variable:
-    """Takes the cross entropy of independent probabilities, given as logits."""
+    """Cross entropy of independent probabilities, given as logits."""
 
 
 @one_operator("log_loss", Predicted="input", Labels="label", out="Loss")
 def log_loss(
     input: Variable, label: Variable, epsilon: float = 1e-4, name: str | None = None
 ) -> Variable:
-    """Takes minus the log of the probability of what is so, for a yes or a no."""
+    """Negative log likelihood of a binary label."""
 
 
 @one_operator("huber_loss", X="input", Y="label", aside={"Residual": ""})
 def huber_loss(input: Variable, label: Variable, delta: float) -> Variable:
-    """Takes half the square of a difference up to `delta`, and grows evenly beyond it."""
+    """Half the squared difference up to `delta`, linear beyond it."""
 
 
 @one_operator("label_smooth", X="label", PriorDist="prior_dist", unused=("dtype",))
@@ -123,4 +124,182 @@ def label_smooth(
     dtype: str = "float32",
     name: str | None = None,
 ) -> Variable:
-    """Mixes labels with a prior, an even one unless given."""
+    """Mixes labels with a prior distribution, uniform unless given."""
+
+
+_SAMPLERS = {"uniform": UNIFORM, "log_uniform": LOG_UNIFORM}
+
+
+def nce(
+    input: Variable,
+    label: Variable,
+    num_total_classes: int,
+    sample_weight: Variable | None = None,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    num_neg_samples: int | None = None,
+    name: str | None = None,
+    sampler: str = "uniform",
+    custom_dist: Sequence[float] | None = None,
+    seed: int = 0,
+    is_sparse: bool = False,
+) -> Variable:
+    """Noise-contrastive estimation against sampled classes: f32[b,d], i64[b,true] -> f32[b,1].
+
+    Args:
+        input: features of each row.
+        label: true classes of each row.
+        num_total_classes: number of classes.
+        sample_weight: f32[b,1], weight of each row.
+        param_attr: of the weight, f32[classes,d].
+        bias_attr: of the bias, f32[classes,1]; False for none.
+        num_neg_samples: classes sampled per row, 10 unless given.
+        name: of the layer.
+        sampler: `uniform`, or `log_uniform` for classes sorted by descending frequency.
+        custom_dist: unsupported, as is the sampler `custom_dist`.
+        seed: of the samples; 0 for different ones in each run.
+        is_sparse: no effect; the weight's gradient is computed dense, with the same values.
+
+    Raises:
+        ProgramError: there is no such sampler.
+    """
+    (x,), (true,) = variables("nce", "input", input), variables("nce", "label", label)
+    if sampler not in _SAMPLERS or custom_dist is not None:
+        message = f"nce: the sampler {sampler!r} is not supported"
+        raise mistake(message, f"one of {', '.join(_SAMPLERS)}, without a custom_dist")
+    helper, dim = LayerHelper("nce", name), x.shape[1]
+    attr = ParamAttr.of(param_attr) or ParamAttr()
+    inputs = {"Input": x, "Label": true}
+    inputs["Weight"] = helper.parameter(attr, [num_total_classes, dim], x.dtype)
+    if (of_bias := ParamAttr.of(bias_attr)) is not None:
+        shape = [num_total_classes, 1]
+        inputs["Bias"] = helper.parameter(of_bias, shape, x.dtype, is_bias=True)
+    if sample_weight is not None:
+        inputs["SampleWeight"] = sample_weight
+    attrs = {
+        "num_total_classes": num_total_classes,
+        "num_neg_samples": 10 if num_neg_samples is None else num_neg_samples,
+        "seed": seed,
+        "sampler": _SAMPLERS[sampler],
+        "is_sparse": is_sparse,
+    }
+    aside = {
+        "SampleLogits": helper.output(x.dtype, stop_gradient=True),
+        "SampleLabels": helper.output(true.dtype, stop_gradient=True),
+    }
+    cost, *_ = helper.add(inputs, {"Cost": x.dtype, **aside}, attrs)
+    return cost
+
+
+def hsigmoid(
+    input: Variable,
+    label: Variable,
+    num_classes: int,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    name: str | None = None,
+    path_table: Variable | None = None,
+    path_code: Variable | None = None,
+    is_custom: bool = False,
+    is_sparse: bool = False,
+) -> Variable:
+    """Hierarchical sigmoid: cost of the decisions on class paths; f32[b,d], i64[b,1] -> f32[b,1].
+
+    Args:
+        input: features of each row.
+        label: class of each row.
+        num_classes: number of classes, or of inner nodes in a custom tree.
+        param_attr: of the weight, f32[nodes,d].
+        bias_attr: of the bias, f32[nodes,1]; False for none.
+        name: of the layer.
+        path_table: i64[b,length], nodes on the path to each row's class, padded with -1.
+        path_code: i64[b,length], the branches taken there, 0 or 1.
+        is_custom: use the custom tree of the two arguments before.
+        is_sparse: no effect; the weight's gradient is computed dense, with the same values.
+
+    Raises:
+        ProgramError: a custom tree is incomplete, or there are fewer than two classes.
+    """
+    if (path_table is None) != (path_code is None) or is_custom != (path_table is not None):
+        hint = "give is_custom=True, path_table and path_code together"
+        raise mistake("hsigmoid: a tree of your own is given in part", hint)
+    if num_classes < 2:
+        raise mistake(f"hsigmoid: {num_classes} classes need no decision", "give at least two")
+    (x,), (true,) = variables("hsigmoid", "input", input), variables("hsigmoid", "label", label)
+    helper = LayerHelper("hierarchical_sigmoid", name)
+    nodes = num_classes if is_custom else num_classes - 1
+    attr = ParamAttr.of(param_attr) or ParamAttr()
+    weight = helper.parameter(attr, [nodes, x.shape[1]], x.dtype)
+    inputs = {"X": x, "W": weight, "Label": true}
+    if path_table is not None and path_code is not None:
+        inputs |= {"PathTable": path_table, "PathCode": path_code}
+    if (of_bias := ParamAttr.of(bias_attr)) is not None:
+        inputs["Bias"] = helper.parameter(of_bias, [nodes, 1], x.dtype, is_bias=True)
+    aside = {slot: helper.output(x.dtype, stop_gradient=True) for slot in ("PreOut", "W_Out")}
+    attrs = {"num_classes": num_classes, "is_sparse": is_sparse}
+    cost, *_ = helper.add(inputs, {"Out": x.dtype, **aside}, attrs)
+    return cost
+
+
+def sampled_softmax_with_cross_entropy(
+    logits: Variable,
+    label: Variable,
+    num_samples: int,
+    num_true: int = 1,
+    remove_accidental_hits: bool = True,
+    use_customized_samples: bool = False,
+    customized_samples: Variable | None = None,
+    customized_probabilities: Variable | None = None,
+    seed: int = 0,
+) -> Variable:
+    """Cross entropy of the true class among sampled ones: f32[b,1].
+
+    Args:
+        logits: f32[b,classes], of all classes.
+        label: i64[b,1], true class of each row.
+        num_samples: number of distinct classes sampled, shared by all rows.
+        num_true: 1; fluid 1.8.5 accepts no other number either.
+        remove_accidental_hits: ignore sampled classes that are a row's true one.
+        use_customized_samples: use the next two arguments instead of sampling.
+        customized_samples: i64[b,1+num_samples], with the true class first.
+        customized_probabilities: f32[b,1+num_samples], sampling probability of each.
+        seed: of the samples; 0 for different ones in each run.
+
+    Raises:
+        ProgramError: there are several true classes, more samples than classes, or incomplete
+            customized samples.
+    """
+    layer = "sampled_softmax_with_cross_entropy"
+    (x,), (true,) = variables(layer, "logits", logits), variables(layer, "label", label)
+    if num_true != 1:
+        hint = "one true class in each row; fluid 1.8.5 raises an error for more, too"
+        raise mistake(f"{layer}: num_true is 1, not {num_true}", hint)
+    own = (customized_samples, customized_probabilities)
+    if any((one is not None) != use_customized_samples for one in own):
+        hint = "give use_customized_samples=True, customized_samples and customized_probabilities"
+        raise mistake(f"{layer}: classes of your own are given in part", hint)
+    if not use_customized_samples and not 0 < num_samples <= x.shape[1]:
+        raise mistake(f"{layer}: {num_samples} of {x.shape[1]} classes cannot be drawn")
+    helper = LayerHelper("sample_logits")
+    inputs = {"Logits": x, "Labels": true}
+    if customized_samples is not None and customized_probabilities is not None:
+        inputs["CustomizedSamples"] = customized_samples
+        inputs["CustomizedProbabilities"] = customized_probabilities
+    kept = {"Samples": true.dtype, "Probabilities": x.dtype, "SampledLabels": true.dtype,
+            "LogitsDim": x.dtype, "LabelsDim": true.dtype}  # fmt: skip
+    outputs = {slot: helper.output(dtype, stop_gradient=True) for slot, dtype in kept.items()}
+    outputs["SampledLogits"] = helper.output(x.dtype)
+    attrs = {
+        "use_customized_samples": use_customized_samples,
+        "uniq": True,
+        "remove_accidental_hits": remove_accidental_hits,
+        "num_samples": num_samples,
+        "seed": seed,
+    }
+    helper.append_op("sample_logits", inputs, outputs, attrs)
+    target = one_hot(outputs["SampledLabels"], num_samples + 1)
+    loss = softmax_with_cross_entropy(
+        outputs["SampledLogits"], target, soft_label=True, numeric_stable_mode=False
+    )
+    assert isinstance(loss, Variable)
+    return loss

@@ -1,13 +1,12 @@
-"""Layers that tell how good predictions are."""
+"""Metrics computed in the program: accuracy and AUC."""
 
 from collections.abc import Sequence
 
 from jaxfleet.fluid import unique_name
-from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.argument_checks import mistake, warn_no_effect
+from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.layer_helper import LayerHelper
-from jaxfleet.fluid.layers.one_operator import variables
-from jaxfleet.fluid.no_effect import warn_no_effect
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.layers.layer_function import variables
 
 
 def accuracy(
@@ -17,7 +16,7 @@ def accuracy(
     correct: Variable | None = None,
     total: Variable | None = None,
 ) -> Variable:
-    """Tells which share of rows has its label among the `k` most likely: `[1]`."""
+    """Share of rows whose label is among the `k` most likely classes: `[1]`."""
     helper = LayerHelper("accuracy")
     (x,), (y,) = variables("accuracy", "input", input), variables("accuracy", "label", label)
     found = {"Out": x.dtype, "Indices": "int64"}
@@ -41,16 +40,16 @@ def auc(
     """Estimates the area under the ROC curve.
 
     Args:
-        input: probabilities `[rows, 2]`, of which the last column is that of a yes.
+        input: probabilities `[rows, 2]`, positive in the last column.
         label: `[rows, 1]`, 0 or 1.
-        curve: only `ROC`, which is all that fluid computed too.
-        num_thresholds: how finely predictions are counted.
-        topk: warned of where it is not 1: fluid read it as little.
-        slide_steps: how many runs the second result is about.
+        curve: `ROC`, the only one that fluid computed too.
+        num_thresholds: number of bins of the predictions.
+        topk: a value other than 1 is warned of; fluid did not read it either.
+        slide_steps: number of runs in the second result.
 
     Returns:
-        The area over all runs, over the last ones, and the counts, which live from run to run:
-        right and wrong of the last ones, right and wrong of all.
+        The area over all runs, over the last ones, and the persistent counts: true and false of the
+        last runs, true and false of all.
 
     Raises:
         ProgramError: another curve.

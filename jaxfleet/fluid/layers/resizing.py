@@ -1,12 +1,12 @@
-"""Layers that make images and volumes larger or smaller."""
+"""Resizing of images and volumes."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.argument_checks import mistake
+from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.layer_helper import LayerHelper
-from jaxfleet.fluid.layers.one_operator import variables
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.layers.layer_function import variables
 
 _AXES = {"BILINEAR": 2, "NEAREST": 2, "TRILINEAR": 3}
 _NAMES = {2: ("out_h", "out_w"), 3: ("out_d", "out_h", "out_w")}
@@ -27,18 +27,18 @@ def image_resize(
     """Resizes images `[b,c,h,w]`, or volumes `[b,c,d,h,w]`.
 
     Args:
-        input: them.
-        out_shape: the sizes of the result, numbers.
-        scale: where there is no `out_shape`: how much larger the result is.
+        input: images or volumes.
+        out_shape: spatial sizes of the result, as numbers.
+        scale: factor of the sizes, without `out_shape`.
         name: of the layer.
-        resample: `BILINEAR`, `NEAREST`, or of volumes `TRILINEAR`.
-        actual_shape: refused; shapes are known before a run.
-        align_corners: the elements at the corners stay those at the corners.
-        align_mode: without that, where elements lie: 0 for their middles, 1 for their beginnings.
-        data_format: `NCHW` or `NHWC`, with a `D` of volumes.
+        resample: `BILINEAR`, `NEAREST`, or for volumes `TRILINEAR`.
+        actual_shape: unsupported; shapes are known before a run.
+        align_corners: corner elements are mapped to corner elements.
+        align_mode: otherwise, the position of an element: 0 for its center, 1 for its beginning.
+        data_format: `NCHW` or `NHWC`, with a `D` for volumes.
 
     Raises:
-        ProgramError: there is no such way, the input has not its axes, or no size is given.
+        ProgramError: there is no such method, the input has the wrong rank, or no size is given.
     """
     if resample not in _AXES:
         raise mistake(f"image_resize: there is no resample {resample!r}", "one of BILINEAR, "
@@ -73,7 +73,7 @@ def resize_bilinear(
     align_mode: int = 1,
     data_format: str = "NCHW",
 ) -> Variable:
-    """Resizes images; each element lies between four of them: see `image_resize`."""
+    """Resizes images by bilinear interpolation: see `image_resize`."""
     how = (align_corners, align_mode, data_format)
     return image_resize(input, out_shape, scale, name, "BILINEAR", actual_shape, *how)
 
@@ -88,7 +88,7 @@ def resize_trilinear(
     align_mode: int = 1,
     data_format: str = "NCDHW",
 ) -> Variable:
-    """Resizes volumes; each element lies between eight of them: see `image_resize`."""
+    """Resizes volumes by trilinear interpolation: see `image_resize`."""
     how = (align_corners, align_mode, data_format)
     return image_resize(input, out_shape, scale, name, "TRILINEAR", actual_shape, *how)
 
@@ -102,16 +102,16 @@ def resize_nearest(
     align_corners: bool = True,
     data_format: str = "NCHW",
 ) -> Variable:
-    """Resizes images; each element is the one that is nearest: see `image_resize`."""
+    """Resizes images by nearest-neighbor interpolation: see `image_resize`."""
     how = (align_corners, 1, data_format)
     return image_resize(input, out_shape, scale, name, "NEAREST", actual_shape, *how)
 
 
 def image_resize_short(input: Variable, out_short_len: int, resample: str = "BILINEAR") -> Variable:
-    """Resizes images `[b,c,h,w]` so that the shorter side is so long, and the other in proportion.
+    """Resizes images `[b,c,h,w]` to a given shorter side, keeping the aspect ratio.
 
     Raises:
-        ProgramError: they are not images, or their sizes are not known.
+        ProgramError: the input is not images of known sizes.
     """
     (x,) = variables("image_resize_short", "input", input)
     if len(x.shape) != 4 or min(x.shape[2:]) < 0:
@@ -126,11 +126,6 @@ def image_resize_short(input: Variable, out_short_len: int, resample: str = "BIL
 def _wanted(
     layer: str, axes: int, out_shape: Any, scale: Any, actual_shape: Any
 ) -> dict[str, float]:
-    """Returns the attributes that say how large the result is.
-
-    Raises:
-        ProgramError: they are not numbers, or not of this many axes.
-    """
     parts = list(out_shape) if isinstance(out_shape, list | tuple) else [out_shape]
     given = {"out_shape": parts, "scale": [scale], "actual_shape": [actual_shape]}
     for argument, values in given.items():

@@ -1,20 +1,20 @@
-"""Learning rates that change: operators that compute the rate from a counter of runs.
+"""Learning rate schedules, computed from a step counter in the program.
 
-All of them have the role of a schedule, which tells passes that they belong to no parameter.
+All of them have the role of a schedule, which marks them as belonging to no parameter.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxfleet.fluid.checks import mistake
-from jaxfleet.fluid.layers import activations, maths
+from jaxfleet.fluid.argument_checks import mistake
+from jaxfleet.fluid.framework.operator import OpRole
+from jaxfleet.fluid.framework.program import default_main_program
+from jaxfleet.fluid.framework.variable import Variable
+from jaxfleet.fluid.layers import math_ops
 from jaxfleet.fluid.layers.control_flow import Switch, autoincreased_step_counter
-from jaxfleet.fluid.layers.tensors import assign, cast, create_global_var, fill_constant
-from jaxfleet.fluid.program import default_main_program
-from jaxfleet.fluid.roles import OpRole
-from jaxfleet.fluid.variable import Variable
-from jaxfleet.ir.names import LR_COUNTER
+from jaxfleet.fluid.layers.tensor import assign, cast, create_global_var, fill_constant
+from jaxfleet.ir.naming import LR_COUNTER
 
 
 def _as_schedule() -> Any:
@@ -22,22 +22,22 @@ def _as_schedule() -> Any:
 
 
 def _step(begin: int = 0) -> Variable:
-    """Returns the number of the run as a float, counted from `begin`."""
+    """The run's number as a float, counted from `begin`."""
     return cast(autoincreased_step_counter(LR_COUNTER, begin), "float32")
 
 
 def _periods(steps: float, *, whole: bool) -> Variable:
-    """Returns how many times `steps` runs were done, only whole times where asked for."""
+    """Number of periods of `steps` runs that have passed; only complete ones if `whole`."""
     done = _step() / steps
-    return activations.floor(done) if whole else done
+    return math_ops.floor(done) if whole else done
 
 
 def noam_decay(d_model: int, warmup_steps: int, learning_rate: float = 1.0) -> Variable:
-    """Rises for `warmup_steps`, then falls with the root of the step (Vaswani et al., 2017)."""
+    """Rises for `warmup_steps`, then decays with the root of the step (Vaswani et al., 2017)."""
     with _as_schedule():
         step, factor = _step(1), learning_rate * math.pow(d_model, -0.5)
         falling, rising = step**-0.5, step * math.pow(warmup_steps, -1.5)
-        return maths.elementwise_min(falling, rising) * factor
+        return math_ops.elementwise_min(falling, rising) * factor
 
 
 def exponential_decay(
@@ -51,16 +51,16 @@ def exponential_decay(
 def natural_exp_decay(
     learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Variable:
-    """Falls as `exp(-decay_rate * step / decay_steps)`."""
+    """Decays as `exp(-decay_rate * step / decay_steps)`."""
     with _as_schedule():
         done = _periods(decay_steps, whole=staircase)
-        return activations.exp(done * -decay_rate) * learning_rate
+        return math_ops.exp(done * -decay_rate) * learning_rate
 
 
 def inverse_time_decay(
     learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Variable:
-    """Falls as `1 / (1 + decay_rate * step / decay_steps)`."""
+    """Decays as `1 / (1 + decay_rate * step / decay_steps)`."""
     with _as_schedule():
         done = _periods(decay_steps, whole=staircase)
         return learning_rate / (1.0 + decay_rate * done)
@@ -73,7 +73,7 @@ def polynomial_decay(
     power: float = 1.0,
     cycle: bool = False,
 ) -> Variable:
-    """Falls to `end_learning_rate` in `decay_steps`; with `cycle`, again and again, ever slower."""
+    """Decays to `end_learning_rate` in `decay_steps`; with `cycle`, in ever longer cycles."""
     with _as_schedule():
         step = _step()
         done = _of_cycle(step, decay_steps) if cycle else _at_most(step, decay_steps) / decay_steps
@@ -82,12 +82,12 @@ def polynomial_decay(
 
 
 def _at_most(step: Variable, steps: int) -> Variable:
-    return maths.elementwise_min(step, fill_constant([1], "float32", float(steps)))
+    return math_ops.elementwise_min(step, fill_constant([1], "float32", float(steps)))
 
 
 def _of_cycle(step: Variable, steps: int) -> Variable:
-    """Returns which part of its cycle a step is at; the n-th cycle ends after n times `steps`."""
-    cycles = activations.ceil(step / steps)
+    """Position of a step in its cycle; the n-th cycle ends after n times `steps`."""
+    cycles = math_ops.ceil(step / steps)
     zero, one = fill_constant([1], "float32", 0.0), fill_constant([1], "float32", 1.0)
     with Switch() as switch, switch.case(step == zero):
         assign(one, cycles)
@@ -96,10 +96,10 @@ def _of_cycle(step: Variable, steps: int) -> Variable:
 
 
 def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> Variable:
-    """Takes one value up to each boundary, and the last one after all.
+    """Piecewise constant: one value up to each boundary, and the last one after them.
 
     Raises:
-        ValueError: there is not one value more than boundaries.
+        ValueError: the number of values is not that of boundaries plus one.
     """
     if len(values) != len(boundaries) + 1:
         what = f"{len(boundaries)} boundaries need one value more, and there are {len(values)}"
@@ -120,17 +120,17 @@ def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> Varia
 
 
 def cosine_decay(learning_rate: float, step_each_epoch: int, epochs: int) -> Variable:
-    """Falls as half a wave over `epochs`, once an epoch (Loshchilov and Hutter, 2017)."""
+    """Decays as half a cosine wave over `epochs`, by epoch (Loshchilov and Hutter, 2017)."""
     with _as_schedule():
-        epoch = activations.floor(_step() / step_each_epoch)
-        wave = activations.cos(epoch * math.pi / epochs)
+        epoch = math_ops.floor(_step() / step_each_epoch)
+        wave = math_ops.cos(epoch * math.pi / epochs)
         return (wave + 1.0) * (learning_rate * 0.5)
 
 
 def linear_lr_warmup(
     learning_rate: float | Variable, warmup_steps: int, start_lr: float, end_lr: float
 ) -> Variable:
-    """Rises evenly for `warmup_steps`, then is `learning_rate`, a number or another schedule."""
+    """Rises linearly for `warmup_steps`, then is `learning_rate`, a number or another schedule."""
     dtype = learning_rate.dtype if isinstance(learning_rate, Variable) else "float32"
     with _as_schedule():
         rate = create_global_var([1], 0.0, dtype, persistable=True, name="learning_rate_warmup")

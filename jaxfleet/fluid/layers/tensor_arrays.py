@@ -1,30 +1,34 @@
-"""Arrays of tensors: layers that write, read and count.
+"""Tensor arrays: layers that write, read and count.
 
-An array's elements have one shape, and there is room for as many as are written: a constant index
-says so, or the loop in which a counter is the index (`room_in_loop`).
+The elements of an array have one shape. Its capacity is derived from the indices: a constant index,
+or the trip count of the loop whose counter is the index (`room_in_loop`). Beams, which change from
+step to step, have the largest possible number of rows; the array stores their levels beside them.
 """
 
 from typing import Any
 
-from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.checks import mistake
-from jaxfleet.fluid.dtypes import VarType, dtype_name
+from jaxfleet.fluid.argument_checks import mistake
+from jaxfleet.fluid.framework.block import Block
+from jaxfleet.fluid.framework.nested_sequences import (
+    declare_levels,
+    has_levels,
+    levels_for,
+    levels_name,
+)
+from jaxfleet.fluid.framework.operator import Operator
+from jaxfleet.fluid.framework.program import Program
+from jaxfleet.fluid.framework.sub_blocks import constant_before, max_index
+from jaxfleet.fluid.framework.types import VarType, dtype_name
+from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.layer_helper import LayerHelper
-from jaxfleet.fluid.layers.one_operator import variables
-from jaxfleet.fluid.operator import Operator
-from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.trip_counts import constant_before, largest_index
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.layers.layer_function import variables
+from jaxfleet.ir import Size
 
 _LENGTH = "@SIZE"
 
 
 def create_array(dtype: Any) -> Variable:
-    """Makes an array of tensors, of which there is none yet.
-
-    Args:
-        dtype: of their elements.
-    """
+    """Creates an empty array of tensors of a dtype."""
     helper, name = LayerHelper("array"), dtype_name(dtype)
     array = helper.block.create_var(
         name=f"{helper.name}.out", dtype=name, type=VarType.LOD_TENSOR_ARRAY
@@ -41,74 +45,148 @@ def create_array(dtype: Any) -> Variable:
 
 
 def array_write(x: Variable, i: Variable, array: Variable | None = None) -> Variable:
-    """Writes a tensor into an array, at an index; returns the array.
+    """Writes a tensor into an array at an index; returns the array.
 
     Args:
-        x: the tensor; all of an array have its shape.
-        i: `[1]`, of whole numbers.
+        x: the tensor; all tensors of an array have one shape.
+        i: the index, `[1]`, of integers.
         array: a new one unless given.
 
     Raises:
-        ProgramError: the array holds tensors of another shape, or its room is not known.
+        ProgramError: the array's tensors have another shape, or its capacity is unknown.
     """
     (given,), (index,) = variables("array_write", "x", x), variables("array_write", "i", i)
     to = create_array(given.dtype) if array is None else _array("array_write", array)
+    levels = levels_for(given)
     if to.sizes is None:
-        assert given.sizes is not None
-        to.sizes = (0, *given.sizes)
-        _maker(to)._set_attr("shape", list(given.sizes))
-    elif to.sizes[1:] != given.sizes:
-        held, shape = list(to.sizes[1:]), list(given.sizes or ())
-        raise mistake(f"array_write: '{to.name}' holds tensors {held}, and '{x.name}' is {shape}")
-    helper, length = LayerHelper("array_write"), to.name + _LENGTH
+        _begin(to, given, levels)
+    _check_shape(to, given, levels)
+    helper, length = LayerHelper("array_write"), length_of(to)
     inputs: dict[str, str | Variable] = {"X": given, "I": index, "Array": to, "Length": length}
-    op = helper.append_op("write_to_array", inputs, {"Out": to, "LengthOut": length})
+    outputs: dict[str, str | Variable] = {"Out": to, "LengthOut": length}
+    if has_levels(to):
+        assert levels is not None
+        inputs |= {"XLevels": levels, "ArrayLevels": levels_name(to.name)}
+        outputs["OutLevels"] = levels_name(to.name)
+    op = helper.append_op("write_to_array", inputs, outputs)
     if not _is_in_loop(helper.block):
         _grow(to, constant_before(op.block, index.name, op), index)
     return to
 
 
-def array_read(array: Variable, i: Variable) -> Variable:
-    """Reads the tensor at an index of an array.
+def _begin(array: Variable, first: Variable, levels: Variable | None) -> None:
+    """Sets an array's shape from its first tensor, and allocates space for its levels."""
+    assert first.sizes is not None
+    array.sizes = (0, *first.sizes)
+    maker = _maker(array)
+    maker._set_attr("shape", list(first.sizes))
+    if levels is not None:
+        assert levels.sizes
+        declare_levels(array, (0, *levels.sizes))
+        maker._set_attr("levels", levels.sizes[0])
+        maker.outputs["OutLevels"] = [levels_name(array.name)]
+
+
+def _check_shape(array: Variable, given: Variable, levels: Variable | None) -> None:
+    """Checks that an array accepts a tensor, and widens the array for beams.
 
     Raises:
-        ProgramError: it is not an array, or nothing was written to it.
+        ProgramError: the shapes differ, or only one of the two has levels.
     """
+    assert array.sizes is not None
+    held, more = array.sizes[1:], given.sizes or ()
+    if held == more and (levels is not None or not has_levels(array)):
+        return
+    if held == more:
+        what = f"array_write: '{array.name}' holds beams, and '{given.name}' has no levels"
+        raise mistake(what, "give it those of others: lod_reset(x, y)")
+    if levels is None or has_levels(array) or held[1:] != more[1:]:
+        shapes = f"holds tensors {list(held)}, and '{given.name}' is {list(more)}"
+        raise mistake(f"array_write: '{array.name}' {shapes}")
+    _widen(array, more)
+
+
+def _widen(array: Variable, shape: tuple[Size, ...]) -> None:
+    """Widens the tensors of an array to the rows of beams, if the first had one per source.
+
+    Raises:
+        ProgramError: an operator has already used the smaller shape.
+    """
+    assert array.sizes is not None
+    ops = [op for block in array.block.program.blocks for op in block.ops]
+    for op in ops:
+        if op.type == "write_to_array" and op.output("Out") == [array.name]:
+            own = op.block._var_recursive(op.input("X")[0])
+            op._set_attr("rows", (own.sizes or ())[0])
+        if op.type != "read_from_array" or op.input("X") != [array.name]:
+            continue
+        made = op.block._var_recursive(op.output("Out")[0])
+        for user in ops:
+            is_expanded = user.type == "sequence_expand" and user.input("Y") != [made.name]
+            if made.name in user.input_arg_names and not is_expanded:
+                what = f"array_write: '{array.name}' is to hold beams, and {user.type} takes "
+                hint = "begin the array with sequence_expand(x, y), y being the first beams"
+                raise mistake(f"{what}'{made.name}' of it for as many rows as the first had", hint)
+        made.sizes = shape
+    array.sizes = (array.sizes[0], *shape)
+    _maker(array)._set_attr("shape", list(shape))
+
+
+def array_read(array: Variable, i: Variable) -> Variable:
+    """Reads the tensor at an index of a written array."""
     of, helper = _array("array_read", array), LayerHelper("array_read")
     if of.sizes is None:
         raise mistake(f"array_read: nothing is written to '{of.name}'", "array_write comes first")
     made = helper.output(of.dtype)
     made.sizes = of.sizes[1:]
-    helper.append_op("read_from_array", {"X": of, "I": i}, {"Out": made})
+    inputs: dict[str, str | Variable] = {"X": of, "I": i}
+    outputs = {"Out": made}
+    if has_levels(of):
+        beside = of.block.vars[levels_name(of.name)]
+        assert beside.sizes is not None
+        inputs["XLevels"] = beside
+        outputs["OutLevels"] = declare_levels(made, beside.sizes[1:])
+        made.lod_level = 2
+    helper.append_op("read_from_array", inputs, outputs)
     return made
 
 
 def array_length(array: Variable) -> Variable:
-    """Counts the tensors of an array: i64[1].
-
-    Raises:
-        ProgramError: it is not an array.
-    """
+    """Number of tensors of an array: i64[1]."""
     of, helper = _array("array_length", array), LayerHelper("array_length")
     made = helper.output("int64", stop_gradient=True)
     made.sizes = (1,)
-    inputs: dict[str, str | Variable] = {"X": of, "Length": of.name + _LENGTH}
+    inputs: dict[str, str | Variable] = {"X": of, "Length": length_of(of)}
     helper.append_op("lod_array_length", inputs, {"Out": made})
     return made
 
 
+def length_of(array: Variable) -> str:
+    """Name of the variable that counts an array's tensors."""
+    return array.name + _LENGTH
+
+
+def written_array(layer: str, array: Any) -> Variable:
+    """The array, whose capacity must be known: written, and not by a loop that is still open."""
+    of = _array(layer, array)
+    if of.sizes is None or of.sizes[0] == 0:
+        what = f"{layer}: how many tensors '{of.name}' may hold is not known"
+        raise mistake(what, "call it behind the loop that writes them")
+    return of
+
+
 def room_in_loop(loop: Operator) -> None:
-    """Gives arrays the room for what a loop writes.
+    """Sets the capacity of arrays from a loop's writes.
 
     Args:
-        loop: a `while`, or the operator of an RNN's steps, which is in no other loop.
+        loop: a `while`, or the operator of an RNN's steps, outside any other loop.
 
     Raises:
-        ProgramError: how much it writes is not known.
+        ProgramError: the number of writes is unknown.
     """
     for write, around in _writes(loop, ()):
         name = write.input("I")[0]
-        found: list[float | None] = [largest_index(each, write, name) for each in around]
+        found: list[float | None] = [max_index(each, write, name) for each in around]
         if not around:
             found = [constant_before(write.block, name, write)]
         known = [number for number in found if number is not None]
@@ -119,7 +197,7 @@ def room_in_loop(loop: Operator) -> None:
 def _writes(
     op: Operator, around: tuple[Operator, ...]
 ) -> list[tuple[Operator, tuple[Operator, ...]]]:
-    """Returns what writes to arrays within an operator, with the loops that each is in."""
+    """Operators that write to arrays within `op`, with the loops around each."""
     if op.type == "write_to_array":
         return [(op, around)]
     loops = (*around, op) if op.type == "while" else around
@@ -131,7 +209,7 @@ def _is_in_loop(block: Block) -> bool:
 
 
 def _grow(array: Variable, index: float | None, by: Variable) -> None:
-    """Gives an array room for a tensor at an index."""
+    """Grows an array's capacity for a tensor at an index."""
     if index is None:
         what = f"array_write: how large '{by.name}' may become is not known, and so the room that"
         hint = "count from fill_constant in steps, while less_than(i, fill_constant(...)) holds"
@@ -141,6 +219,9 @@ def _grow(array: Variable, index: float | None, by: Variable) -> None:
     if room > maker.attrs["capacity"]:
         maker._set_attr("capacity", room)
         array.sizes = (room, *array.sizes[1:])
+        if has_levels(array):
+            beside = array.block.vars[levels_name(array.name)]
+            beside.sizes = (room, *(beside.sizes or ())[1:])
 
 
 def _array(layer: str, array: Any) -> Variable:

@@ -1,15 +1,8 @@
 """Optimizers, each under both of fluid's names: `SGD` and `SGDOptimizer`."""
 
-from jaxfleet.fluid.optimizer.averages import (
-    ExponentialMovingAverage as ExponentialMovingAverage,
-)
-from jaxfleet.fluid.optimizer.averages import ModelAverage as ModelAverage
 from jaxfleet.fluid.optimizer.base import Accumulator as Accumulator
 from jaxfleet.fluid.optimizer.base import Optimizer as Optimizer
 from jaxfleet.fluid.optimizer.dgc import DGCMomentumOptimizer as DGCMomentumOptimizer
-from jaxfleet.fluid.optimizer.lookahead import LookaheadOptimizer as LookaheadOptimizer
-from jaxfleet.fluid.optimizer.pipeline import PipelineOptimizer as PipelineOptimizer
-from jaxfleet.fluid.optimizer.recompute import RecomputeOptimizer as RecomputeOptimizer
 from jaxfleet.fluid.optimizer.rules import AdadeltaOptimizer as AdadeltaOptimizer
 from jaxfleet.fluid.optimizer.rules import AdagradOptimizer as AdagradOptimizer
 from jaxfleet.fluid.optimizer.rules import AdamaxOptimizer as AdamaxOptimizer
@@ -22,6 +15,11 @@ from jaxfleet.fluid.optimizer.rules import LarsMomentumOptimizer as LarsMomentum
 from jaxfleet.fluid.optimizer.rules import MomentumOptimizer as MomentumOptimizer
 from jaxfleet.fluid.optimizer.rules import RMSPropOptimizer as RMSPropOptimizer
 from jaxfleet.fluid.optimizer.rules import SGDOptimizer as SGDOptimizer
+from jaxfleet.fluid.optimizer.wrappers import ExponentialMovingAverage as ExponentialMovingAverage
+from jaxfleet.fluid.optimizer.wrappers import LookaheadOptimizer as LookaheadOptimizer
+from jaxfleet.fluid.optimizer.wrappers import ModelAverage as ModelAverage
+from jaxfleet.fluid.optimizer.wrappers import PipelineOptimizer as PipelineOptimizer
+from jaxfleet.fluid.optimizer.wrappers import RecomputeOptimizer as RecomputeOptimizer
 
 Adadelta = AdadeltaOptimizer
 Adagrad = AdagradOptimizer

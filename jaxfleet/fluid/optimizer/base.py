@@ -1,39 +1,39 @@
-"""Optimizer: `minimize` adds gradients, clipping, regularization, and an update a parameter."""
+"""Optimizer: `minimize` adds gradients, clipping, regularization, and one update per parameter."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxfleet.fluid import unique_name
+from jaxfleet.fluid.argument_checks import check_type, mistake, number
 from jaxfleet.fluid.backward import append_backward
-from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.checks import check_type, mistake, number
 from jaxfleet.fluid.clip import GradientClipBase, append_gradient_clip_ops, error_clip_callback
-from jaxfleet.fluid.differentiate import Callback
 from jaxfleet.fluid.distribute_lookup_table import find_distributed_lookup_table
-from jaxfleet.fluid.guards import name_scope
-from jaxfleet.fluid.layer_helper import LayerHelper
-from jaxfleet.fluid.operator import Operator
-from jaxfleet.fluid.program import (
+from jaxfleet.fluid.framework.block import Block
+from jaxfleet.fluid.framework.differentiation import Callback
+from jaxfleet.fluid.framework.guards import name_scope
+from jaxfleet.fluid.framework.operator import Operator
+from jaxfleet.fluid.framework.program import (
     Program,
     default_main_program,
     default_startup_program,
     program_guard,
 )
+from jaxfleet.fluid.framework.variable import Pairs, Parameter, Variable
+from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.regularizer import WeightDecayRegularizer, append_regularization_ops
-from jaxfleet.fluid.variable import Pairs, Parameter, Variable
 
 
 @dataclass(frozen=True)
 class Accumulator:
-    """State that an optimizer keeps for each parameter.
+    """Optimizer state of each parameter.
 
     Attributes:
-        name: what it is called: `moment1`, so that a parameter's is `fc_w_moment1_0`.
-        slot: of the operator that reads it; it writes `slot` + `Out`.
-        value: what it begins with.
+        name: suffix of its name: with `moment1`, `fc_w_moment1_0` is that of `fc_w`.
+        slot: input of the operator, which writes `slot` + `Out`.
+        value: initial value.
         is_scalar: `[1]` instead of the parameter's shape.
-        out: the slot that is written, where it is called otherwise.
+        out: name of the output slot, if it differs.
         is_read_only: the operator does not write it.
     """
 
@@ -46,14 +46,14 @@ class Accumulator:
 
 
 class Optimizer:
-    """What all optimizers do.
+    """Base class of optimizers.
 
     Args:
-        learning_rate: a number, or a variable that a schedule made.
-        parameter_list: which parameters are trained; all unless given.
-        regularization: of parameters that have none of their own.
-        grad_clip: how gradients are clipped.
-        name: of the optimizer; its state is called `fc_w_<name>_moment1_0` then.
+        learning_rate: a number, or a variable of a schedule.
+        parameter_list: parameters to train; all unless given.
+        regularization: of parameters without their own.
+        grad_clip: clipping of gradients.
+        name: of the optimizer; its state is then named `fc_w_<name>_moment1_0`.
     """
 
     op_type: ClassVar[str] = ""
@@ -74,7 +74,7 @@ class Optimizer:
         check_type(parameter_list, "parameter_list", (list, tuple, type(None)))
         self._rate, self._parameters = learning_rate, parameter_list
         self.regularization, self._grad_clip, self._name = regularization, grad_clip, name
-        self._attrs: Mapping[str, Any] = {}  # of the operator that updates
+        self._attrs: Mapping[str, Any] = {}  # of the update operator
         self._rates: dict[int, Variable] = {}
         self._state: dict[tuple[str, str], Variable] = {}
 
@@ -85,13 +85,13 @@ class Optimizer:
         parameter_list: Sequence[Parameter | str] | None = None,
         no_grad_set: Collection[str | Variable] | None = None,
     ) -> tuple[list[Operator], Pairs]:
-        """Adds what trains the program; returns the updates, and parameters with gradients.
+        """Adds training to a program; returns the updates, and (parameter, gradient) pairs.
 
         Args:
             loss: `[1]`.
-            startup_program: where state begins; the default startup program unless given.
-            parameter_list: which parameters are trained; the optimizer's unless given.
-            no_grad_set: variables at which gradients end.
+            startup_program: initializes the state; the default startup program unless given.
+            parameter_list: parameters to train; the optimizer's unless given.
+            no_grad_set: variables at which gradients stop.
 
         Raises:
             TypeError: an argument is of another type.
@@ -112,10 +112,10 @@ class Optimizer:
 
         Args:
             loss: `[1]`.
-            startup_program: taken; gradients begin nowhere.
-            parameter_list: whose gradients are wanted; the optimizer's parameters unless given.
-            no_grad_set: variables at which gradients end.
-            callbacks: called after each operator, besides the one that clips errors.
+            startup_program: no effect; gradients are not initialized.
+            parameter_list: parameters to differentiate; the optimizer's unless given.
+            no_grad_set: variables at which gradients stop.
+            callbacks: called after each operator, as is the one that clips errors.
         """
         check_type(startup_program, "startup_program", (Program, type(None)))
         check_type(callbacks, "callbacks", (list, tuple, type(None)))
@@ -137,7 +137,7 @@ class Optimizer:
         """Adds clipping, regularization and the updates, parameters by name; returns the updates.
 
         Raises:
-            ProgramError: there is no parameter with a gradient.
+            ProgramError: no parameter has a gradient.
         """
         pairs = sorted((pair for pair in params_grads if pair[1] is not None), key=_name)
         if not pairs:
@@ -164,7 +164,7 @@ class Optimizer:
         return block._slice_ops(start, len(block.ops))
 
     def _without_table(self, block: Block, pairs: Pairs) -> tuple[Pairs, list[Operator]]:
-        """Gives the table that servers look up its update: plain `sgd`, whatever this one is."""
+        """Adds the update of the distributed table: plain `sgd`, whatever the optimizer."""
         table = find_distributed_lookup_table(block.program)
         found = next(((param, grad) for param, grad in pairs if param.name == table), None)
         if found is None:
@@ -177,16 +177,16 @@ class Optimizer:
         return [pair for pair in pairs if pair[0] is not param], [update]
 
     def attributes_of(self, param: Parameter, grad: Variable) -> Mapping[str, Any]:
-        """Returns the attributes of the operator that updates a parameter by a gradient."""
+        """Attributes of the operator that updates a parameter by a gradient."""
         del param, grad
         return self._attrs
 
     def _more_inputs(self) -> Mapping[str, Variable]:
-        """Returns what the updates read beside parameters, gradients, rates and state, by slot."""
+        """Inputs of the updates by slot, besides parameters, gradients, rates and state."""
         return {}
 
     def _finish(self, block: Block, pairs: Pairs) -> None:
-        """Adds what comes after all updates."""
+        """Hook after all updates."""
 
     def _make_rate(self, block: Block) -> None:
         if isinstance(self._rate, Variable) or id(block.program) in self._rates:
@@ -196,7 +196,7 @@ class Optimizer:
         self._rates[id(block.program)] = rate
 
     def _global_learning_rate(self, program: Program | None = None) -> Variable | None:
-        """Returns the variable that holds the rate; None before there is one."""
+        """The learning rate variable; None before it is created."""
         if isinstance(self._rate, Variable):
             return self._rate
         return self._rates.get(id(program or default_main_program()))

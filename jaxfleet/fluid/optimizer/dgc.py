@@ -1,49 +1,49 @@
-"""DGCMomentumOptimizer: momentum by the largest elements of gradients, the others wait."""
+"""DGCMomentumOptimizer: momentum with deep gradient compression."""
 
 from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from jaxfleet.errors import WrongTypeError
-from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.argument_checks import check_type, mistake
 from jaxfleet.fluid.clip import GradientClipByNorm, append_gradient_clip_ops
+from jaxfleet.fluid.framework.block import Block
+from jaxfleet.fluid.framework.operator import Operator
+from jaxfleet.fluid.framework.variable import Pairs, Parameter, Variable
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.control_flow import autoincreased_step_counter
-from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.optimizer.rules import MomentumOptimizer
 from jaxfleet.fluid.regularizer import append_regularization_ops
-from jaxfleet.fluid.variable import Pairs, Parameter, Variable
 
 _COUNTER = "__g_dgc_counter__"
-_LEAST = 16384  # elements of a parameter whose gradient is worth it, as in fluid
+_LEAST = 16384  # minimum number of elements of a compressed parameter, as in fluid
 
 
 class DGCMomentumOptimizer(MomentumOptimizer):
-    """Sums over devices or ranks only the largest elements of what each has added up.
+    """Reduces only the largest elements of each device's accumulated gradients.
 
-    Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression", 2018. Each device adds up its
-    gradients with their momentum; elements that are kept are summed over all by the collectives
-    of other gradients, as an array that is zero elsewhere. So it trains as the paper does, and
-    sends no fewer bytes. Parameters of fewer than 16384 elements are trained by plain momentum.
+    Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression", 2018. Each device accumulates its
+    gradients with their momentum; the selected elements are reduced by the collectives of other
+    gradients, as an array that is zero elsewhere. So it trains as in the paper, but sends no fewer
+    bytes. Parameters of fewer than 16384 elements are trained by plain momentum.
 
     Args:
-        learning_rate: a number, or a variable that a schedule made.
-        momentum: how much of the velocity stays.
-        rampup_begin_step: before it, plain momentum.
-        rampup_step: over how many steps the parts in `sparsity` are gone through.
-        sparsity: the parts of a gradient that are left out, in turn.
-        parameter_list: which parameters are trained; all unless given.
-        use_nesterov: look ahead.
-        num_trainers: over how many gradients are summed; needed with `grad_clip`.
-        regularization: of parameters that have none of their own; added to the sum over all.
+        learning_rate: a number, or a variable of a schedule.
+        momentum: decay of the velocity.
+        rampup_begin_step: first step with compression.
+        rampup_step: number of steps over which `sparsity` is stepped through.
+        sparsity: shares of a gradient to drop, in order.
+        parameter_list: parameters to train; all unless given.
+        use_nesterov: Nesterov momentum.
+        num_trainers: number of reduced gradients; needed with `grad_clip`.
+        regularization: of parameters without their own; added to the reduced sum.
         grad_clip: a `GradientClipByNorm`: each device's own gradients are clipped to its norm
             divided by the root of `num_trainers`.
         name: of the optimizer.
 
     Raises:
-        TypeError: `grad_clip` is another, or comes without `num_trainers`.
-        ValueError: a step or a part is out of range.
+        TypeError: `grad_clip` is of another type, or given without `num_trainers`.
+        ValueError: a step or a share is out of range.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class DGCMomentumOptimizer(MomentumOptimizer):
         """Adds compression, clipping, regularization and the updates; returns the updates.
 
         Raises:
-            ProgramError: there is no parameter with a gradient.
+            ProgramError: no parameter has a gradient.
         """
         large = [pair for pair in params_grads if pair[1] is not None and is_large(pair[0])]
         if not large:
@@ -94,7 +94,7 @@ class DGCMomentumOptimizer(MomentumOptimizer):
         return self._updates(pairs[0][0].block.program.global_block(), pairs)
 
     def _compress(self, param: Parameter, grad: Variable) -> None:
-        """Adds, before gradients are summed, what leaves the largest elements of one."""
+        """Adds, before the reduction, the selection of a gradient's largest elements."""
         block, program = grad.block, grad.block.program
         with program._backward_role_guard():
             program._op_role_var = [param.name, grad.name]
@@ -122,7 +122,6 @@ class DGCMomentumOptimizer(MomentumOptimizer):
 
     @property
     def _steps(self) -> Variable:
-        """What counts the runs of the program."""
         assert self._counter is not None
         return self._counter
 
@@ -147,12 +146,12 @@ class DGCMomentumOptimizer(MomentumOptimizer):
 
 
 def is_large(param: Parameter) -> bool:
-    """True if the gradient of a parameter is compressed."""
+    """Whether the gradient of a parameter is compressed."""
     return param.dtype == "float32" and prod(param.shape) >= _LEAST
 
 
 def _local_norm(grad_clip: Any, num_trainers: int | None) -> float:
-    """Returns the norm that each device's own gradient is clipped to."""
+    """The norm to which each device's own gradient is clipped."""
     check_type(grad_clip, "grad_clip of DGCMomentumOptimizer", GradientClipByNorm)
     if not isinstance(num_trainers, int) or num_trainers < 1:
         what = f"num_trainers is {num_trainers!r}, and grad_clip is given"

@@ -1,28 +1,27 @@
-"""The optimizers: each names its operator, its state and its attributes."""
+"""Update rules: each optimizer declares its operator, its state and its attributes."""
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.checks import number
-from jaxfleet.fluid.dtypes import VarType
-from jaxfleet.fluid.no_effect import warn_no_effect
+from jaxfleet.fluid.argument_checks import number, warn_no_effect
+from jaxfleet.fluid.framework.block import Block
+from jaxfleet.fluid.framework.operator import OpRole
+from jaxfleet.fluid.framework.types import VarType
+from jaxfleet.fluid.framework.variable import Pairs, Parameter, Variable
 from jaxfleet.fluid.optimizer.base import Accumulator, Optimizer
-from jaxfleet.fluid.roles import OpRole
-from jaxfleet.fluid.variable import Pairs, Parameter, Variable
 from jaxfleet.ops.fluid import LAZY_ROWS
 
 
 class SGDOptimizer(Optimizer):
-    """Goes against the gradient."""
+    """Gradient descent."""
 
     op_type = "sgd"
 
 
 class MomentumOptimizer(Optimizer):
-    """Goes along a decaying sum of gradients; `momentum` says how much of it stays."""
+    """Descent along a decaying sum of gradients; `momentum` is its decay."""
 
     op_type = "momentum"
     accumulators = (Accumulator("velocity", "Velocity"),)
@@ -42,19 +41,19 @@ class MomentumOptimizer(Optimizer):
 
 
 class DpsgdOptimizer(Optimizer):
-    """Goes against clipped gradients, and adds a noise to them.
+    """Descent along clipped gradients with noise.
 
-    What the kernel of fluid 1.8.5 computes: it clips the gradient of the whole batch, and draws one
-    number for each parameter and step, which all elements share; so it keeps less private than
-    Abadi and others ("Deep Learning with Differential Privacy", 2016), whose name it has. Draws
-    go by the program's `random_seed` and the parameter's name, alike on all devices.
+    As the kernel of fluid 1.8.5, it clips the gradient of the whole batch, and draws one number for
+    each parameter and step, which all elements share; so it is less private than the algorithm of
+    Abadi et al. ("Deep Learning with Differential Privacy", 2016) after which it is named. Draws
+    depend on the program's `random_seed` and the parameter's name, equal on all devices.
 
     Args:
-        learning_rate: a number, or a variable that a schedule made.
-        clip: the largest norm of a gradient.
-        batch_size: what the noise is divided by.
-        sigma: the noise's deviation.
-        parameter_list: which parameters are trained; all unless given.
+        learning_rate: a number, or a variable of a schedule.
+        clip: maximum norm of a gradient.
+        batch_size: divisor of the noise.
+        sigma: deviation of the noise.
+        parameter_list: parameters to train; all unless given.
     """
 
     op_type = "dpsgd"
@@ -78,7 +77,7 @@ class DpsgdOptimizer(Optimizer):
 
 
 class AdagradOptimizer(Optimizer):
-    """Divides by the root of the sum of squares."""
+    """Divides by the root of the sum of squared gradients."""
 
     op_type = "adagrad"
 
@@ -98,11 +97,11 @@ class AdagradOptimizer(Optimizer):
 
 
 class AdamOptimizer(Optimizer):
-    """Divides one decaying average by the root of another.
+    """Divides a decaying average of gradients by the root of one of squares, bias-corrected.
 
-    With `lazy_mode`, rows of an `is_sparse=True` table that a step has no gradient for (or one of
-    zeros) keep their value and both averages. `beta1` and `beta2` may be variables of shape `[1]`,
-    read in each step; the powers that correct the bias begin with 0.9 and 0.999 then, as in fluid.
+    With `lazy_mode`, rows of an `is_sparse=True` table whose gradient in a step is missing or zero
+    keep their value and both averages. `beta1` and `beta2` may be variables of shape `[1]`, read in
+    each step; the powers of the bias correction then begin with 0.9 and 0.999, as in fluid.
     """
 
     op_type = "adam"
@@ -170,7 +169,7 @@ class RMSPropOptimizer(Optimizer):
 
 
 class LarsMomentumOptimizer(Optimizer):
-    """Momentum whose rate follows the norms of each layer."""
+    """Momentum with layerwise rates from the norms of parameters and gradients."""
 
     op_type = "lars_momentum"
     accumulators = (Accumulator("velocity", "Velocity"),)
@@ -195,7 +194,7 @@ class LarsMomentumOptimizer(Optimizer):
 
 
 class AdamaxOptimizer(Optimizer):
-    """Adam by the largest gradient in the place of the second average."""
+    """Adam with the maximum gradient instead of the second average."""
 
     op_type = "adamax"
 
@@ -227,7 +226,7 @@ class AdamaxOptimizer(Optimizer):
 
 
 class DecayedAdagradOptimizer(Optimizer):
-    """Adagrad with a decaying average in the place of the sum."""
+    """Adagrad with a decaying average instead of the sum."""
 
     op_type = "decayed_adagrad"
     accumulators = (Accumulator("moment", "Moment"),)
@@ -247,11 +246,11 @@ class DecayedAdagradOptimizer(Optimizer):
 
 
 class AdadeltaOptimizer(Optimizer):
-    """Finds its own rate from averages of gradients and of updates; `learning_rate` is not read."""
+    """Adapts its rate by averages of gradients and updates; `learning_rate` is not read."""
 
     op_type = "adadelta"
     reads_rate = False
-    plain_rate: ClassVar[float] = 1.0  # any other is warned of
+    plain_rate: ClassVar[float] = 1.0  # any other value is warned of
     accumulators = (
         Accumulator("_avg_squared_grad", "AvgSquaredGrad"),
         Accumulator("_avg_squared_update", "AvgSquaredUpdate"),
@@ -277,8 +276,8 @@ class AdadeltaOptimizer(Optimizer):
 class FtrlOptimizer(Optimizer):
     """Follows the regularized leader.
 
-    Fluid 1.8.5 hands its operator `l1` instead of `l2` too. So does this class, in order that
-    scripts train to the numbers that they did; an `l2` that differs is warned of.
+    Fluid 1.8.5 passes `l1` to its operator instead of `l2` too. So does this class, for the same
+    results as in fluid; an `l2` that differs is warned of.
     """
 
     op_type = "ftrl"
@@ -307,7 +306,7 @@ class FtrlOptimizer(Optimizer):
 
 
 class LambOptimizer(AdamOptimizer):
-    """Scales an update by averages, their bias not corrected, by the norm of the parameter."""
+    """Adam without bias correction, scaled by the norm of the parameter."""
 
     op_type = "lamb"
 

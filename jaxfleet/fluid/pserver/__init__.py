@@ -1,44 +1,48 @@
-"""Runs what `DistributeTranspiler` writes for parameter servers, over the runtime of `jaxfleet.ps`.
+"""Execution of `DistributeTranspiler`'s parameter server programs by the runtime of `jaxfleet.ps`.
 
-A transpiled program is fluid's text: a trainer's with `send`, `send_barrier`, `recv`, `fetch_barrier` and `concat`, a
-server's with `listen_and_serv` and a block for each update. The runtime knows the same operators with less around
-them, so a program is first made plain (`programs.py`): control variables go, since the order of operators says what
-they said; a server's gradients and whatever else each step makes anew become temporaries.
+A transpiled program is in fluid's dialect: a trainer's has `send`, `send_barrier`, `recv`,
+`fetch_barrier` and `concat`, a server's `listen_and_serv` with a block for each update. The runtime
+has the same operators in a smaller dialect, so a program is normalized first (`normalization.py`):
+control variables are removed, since the order of operators implies them; a server's gradients and
+all other values that each step recomputes become temporaries.
 
-**A server** (`serving.py`). `exe.run(main)` reads the program into a plan as any server of ours does, takes the state
-from the scope, where the server's startup program has put it, compiles all blocks, and serves until all trainers have
-closed. Then what it holds is in the scope. It defines and assigns itself; a trainer's hello says the hash of the
-job's program, which must be the server's. Gradients are added in the trainers' order.
+**A server** (`connections.py`). `exe.run(main)` builds a server from the program, takes the state
+from the scope, where the server's startup program has put it, compiles all blocks, and serves until
+all trainers have closed. Its state is then written back to the scope. A trainer's hello carries the
+digest of the job's program, which must equal the server's. Gradients are added in the trainers'
+order.
 
-**A trainer** (`connections.py`, `training.py`). The first operator that needs servers says hello to all; which trainer
-of how many, of which servers, the transpiler wrote into the program. What lies between such operators is compiled as
-one, and sends move to its end, as `jf.distribute` has them.
+**A trainer** (`connections.py`, `trainer.py`). The first operator that needs servers connects to
+all of them; the transpiler stored the trainer's number, the number of trainers and the servers in
+the program. The operators between two such operators are compiled together, and sends move to
+their end, as in `jf.distribute`.
 
-| in the program | is |
+| in the program | becomes |
 | --- | --- |
-| `send` | `push` of the gradient, without `.trainer_<id>`: a bare name from one trainer is the same message |
-| `send_barrier`, `fetch_barrier` | nothing: a value is asked for as of a step, and no server has it before all sent |
-| `recv` | `pull` as of the present step; of a startup program, of the step that servers are at |
-| `concat` of what came | rows that come where they belong, so nothing is joined |
-| `checkpoint_notify` | a save of each server's rows of a table, and then the list of all parts |
+| `send` | `push` of the gradient, without `.trainer_<id>` in its name |
+| `send_barrier`, `fetch_barrier` | nothing: a pull names its step, whose value needs all pushes |
+| `recv` | `pull` at the current step; in a startup program, at the servers' step |
+| `concat` of received values | nothing: rows are received in place |
+| `checkpoint_notify` | each server saves its rows of a table; then the manifest is written |
 | `exe.close()` | `bye` |
 
-A program that sends is a step; one that only receives is none. So a trainer's startup program may run again, and
-brings what servers have then.
+A program that sends is a step; one that only receives is not. So a trainer's startup program can
+run again, and then fetches the servers' current values.
 
-**Who ends early.** A trainer that closed is no longer waited for; its gradients are zeros, and the others' are still
-divided by the number of trainers, as in fluid. A script that ends without `close` closes; one that ends by an error
-does not, and the others learn that it was lost.
+**Early exit.** Other trainers do not wait for one that has closed; its gradients count as zeros and
+the sum is still divided by the number of trainers, as in fluid. A script that ends without `close`
+closes; one that ends with an error does not, and the others report it as lost.
 
-**Deadlines.** `FLAGS_rpc_deadline` (milliseconds, 180000) is how long anyone waits for servers to come, and for a step
-of peers that live. A peer without a heartbeat for ten seconds is lost. Errors name it, and the step.
+**Deadlines.** `FLAGS_rpc_deadline` (milliseconds, 180000) bounds the wait for servers to start, and
+for a step of live peers. A peer without a heartbeat for ten seconds is lost. Errors name the peer
+and the step.
 
-What cannot be run as it is written is refused before anything is sent (`refusals.py`).
-"""  # noqa: E501  # a table's row is one line
+A program that cannot run as written is rejected before anything is sent (`unsupported.py`).
+"""
 
-from jaxfleet.fluid.pserver.notices import TABLES as TABLES
-from jaxfleet.fluid.pserver.refusals import why_not as why_not
+from jaxfleet.fluid.pserver.checkpoint_notify import TABLES as TABLES
 from jaxfleet.fluid.pserver.runs import PserverRuns as PserverRuns
 from jaxfleet.fluid.pserver.runs import begins_rows as begins_rows
 from jaxfleet.fluid.pserver.runs import refuse_several_devices as refuse_several_devices
 from jaxfleet.fluid.pserver.runs import talks_to_others as talks_to_others
+from jaxfleet.fluid.pserver.unsupported import why_not as why_not

@@ -1,4 +1,4 @@
-"""How a process of fluid's reaches the others: serves, or is a trainer with lines to servers."""
+"""Connections of a process, which either serves its program or is a trainer of servers."""
 
 import atexit
 import os
@@ -8,55 +8,98 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
 
 from jaxfleet.env import read_job
-from jaxfleet.errors import ClosedError
+from jaxfleet.errors import ClosedError, FeedError
 from jaxfleet.fluid.flags import get_flags
-from jaxfleet.fluid.pserver.facts import Facts
-from jaxfleet.fluid.pserver.ready_file import ReadyFile
+from jaxfleet.fluid.pserver.job_info import JobInfo, job_info_of
+from jaxfleet.fluid.pserver.normalization import normalize_server
+from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.passes.fl_average import MODE as AVERAGED
-from jaxfleet.ps.allocation import keep_freed_memory
-from jaxfleet.ps.client import Client
-from jaxfleet.ps.heartbeat import Heartbeat
-from jaxfleet.ps.membership import Membership
-from jaxfleet.ps.options import Patience
-from jaxfleet.ps.serve import network_of, serve
+from jaxfleet.observability import spans_of
+from jaxfleet.passes.fluid.fl_average import MODE as AVERAGED
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.heartbeat import Heartbeat
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.ps.server import ServerCore, ServerOptions
-from jaxfleet.watch import spans_of
+from jaxfleet.ps.server.execution_plan import ServerPlan
+from jaxfleet.ps.server.process import job_network, serve
+from jaxfleet.ps.server.program_loader import read_plan
+from jaxfleet.runtime.scope import Scope
+from jaxfleet.transport.buffers import keep_freed_memory
+
+
+class ReadyFile:
+    """A file with the port of this process's server while it serves."""
+
+    def __init__(self, folder: Path = Path("/tmp")) -> None:  # noqa: S108  # fluid's
+        self._path = folder / f"paddle.{os.getpid()}.port"
+        self._is_written = False
+
+    def announce(self, endpoint: str) -> None:
+        """Writes the port of an endpoint.
+
+        A file of another user is neither replaced nor followed: the server then runs without one.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        try:
+            self._path.unlink(missing_ok=True)  # of an earlier process with this number
+            descriptor = os.open(self._path, flags, 0o644)
+        except OSError:
+            return
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(endpoint.rpartition(":")[2])
+        self._is_written = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._is_written:
+            self._path.unlink(missing_ok=True)
+
 
 _DEADLINE = "FLAGS_rpc_deadline"
 _LOST_AFTER_S = 10.0
 
 
-class Wires(Protocol):
-    """What carries messages; a test may put a network in memory in its place."""
+class Transport(Protocol):
+    """Carries messages; a test may substitute an in-memory network."""
 
-    def serve(self, facts: Facts, begin: Callable[[ServerCore], None]) -> None:
+    def serve(self, facts: JobInfo, begin: Callable[[ServerCore], None]) -> None:
         """Serves until all trainers have closed."""
 
-    def connect(self, facts: Facts) -> Client:
-        """Returns a trainer's lines to its servers, which it has not said hello on."""
+    def connect(self, facts: JobInfo) -> Client:
+        """Returns a trainer's client of its servers, before the handshake."""
 
 
-class ZmqWires:
-    """Wires between processes."""
+class ZmqTransport:
+    """Connections between processes by ZeroMQ."""
 
-    def serve(self, facts: Facts, begin: Callable[[ServerCore], None]) -> None:
+    def serve(self, facts: JobInfo, begin: Callable[[ServerCore], None]) -> None:
         """Serves until all trainers have closed.
 
         Raises:
-            ConnectError: the endpoint is taken, or may not be bound.
-            StrategyError: the job has no secret, and is not meant to be insecure.
-            JaxfleetError: a block failed, or no trainer lives.
+            ConnectError: the endpoint is in use, or cannot be bound.
+            StrategyError: the job has no secret, and insecure connections are not allowed.
+            JaxfleetError: a block failed, or no trainer is left.
         """
         job = read_job()
         with _handlers_given_back(), ReadyFile() as ready:
             serve(
                 facts.endpoint,
                 replace(
-                    server_options(facts, patience(), job=job.name),
+                    server_options(facts, timeouts(), job=job.name),
                     save_dirs=job.save_dirs or None,
                 ),
                 secret_file=job.secret_file,
@@ -65,12 +108,11 @@ class ZmqWires:
                 on_listening=ready.announce,
             )
 
-    def connect(self, facts: Facts) -> Client:
-        """Returns a trainer's lines to its servers."""
-        job, waits = read_job(), patience()
+    def connect(self, facts: JobInfo) -> Client:
+        job, waits = read_job(), timeouts()
         keep_freed_memory()
-        network = network_of(job.secret_file)
-        me = member(facts, job=job.name)
+        network = job_network(job.secret_file)
+        me = trainer_identity(facts, job=job.name)
         heartbeat = Heartbeat(
             network,
             facts.endpoints,
@@ -79,47 +121,41 @@ class ZmqWires:
             every_s=min(1.0, waits.lost_after_s / 5),
         )
         lines, spans = network.connect(facts.endpoints), spans_of(me.name)
-        return Client(lines, me, patience=waits, heartbeat=heartbeat, spans=spans)
+        return Client(lines, me, timeouts=waits, heartbeat=heartbeat, spans=spans)
 
 
-def patience() -> Patience:
-    """Returns how long to wait, by fluid's flag."""
+def timeouts() -> Timeouts:
+    """Returns the timeouts set by fluid's flag."""
     deadline_s = float(get_flags(_DEADLINE)[_DEADLINE]) / 1e3
-    return Patience(
+    return Timeouts(
         lost_after_s=min(_LOST_AFTER_S, deadline_s),
         step_timeout_s=deadline_s,
         connect_s=deadline_s,
     )
 
 
-def server_options(facts: Facts, waits: Patience, *, job: str) -> ServerOptions:
-    """Returns what a server is told."""
+def server_options(facts: JobInfo, waits: Timeouts, *, job: str) -> ServerOptions:
+    """Returns the options of a server."""
     return ServerOptions(
         server=facts.number,
         job=job,
         trainers=facts.trainers,
         lost_after_s=waits.lost_after_s,
         step_timeout_s=waits.step_timeout_s,
-        may_leave=facts.mode != AVERAGED,  # zeros in the place of parameters would halve them
+        may_leave=facts.mode != AVERAGED,  # zeros instead of parameters would halve them
     )
 
 
-def member(facts: Facts, *, job: str) -> Membership:
-    """Returns who a trainer is."""
-    return Membership(job, facts.number, facts.trainers, facts.endpoints, facts.digest, ())
+def trainer_identity(facts: JobInfo, *, job: str) -> TrainerIdentity:
+    """Returns the identity of a trainer."""
+    return TrainerIdentity(job, facts.number, facts.trainers, facts.endpoints, facts.digest, ())
 
 
 @dataclass
 class Connection:
-    """A trainer's lines to its servers, once it has said hello.
+    """A trainer's connection to its servers, after the handshake; `ended` is why it has ended."""
 
-    Attributes:
-        facts: whose they are.
-        client: they.
-        ended: why there are none any more.
-    """
-
-    facts: Facts
+    facts: JobInfo
     client: Client
     ended: str = ""
     _process: int = field(default_factory=os.getpid)
@@ -128,35 +164,31 @@ class Connection:
         atexit.register(self._at_exit)
 
     def check(self) -> None:
-        """Refuses to be used when it has ended.
-
-        Raises:
-            ClosedError: it has.
-        """
+        """Raises ClosedError if the connection has ended."""
         if self.ended:
             hint = "start the job again; exe.close() is the last thing that a trainer does"
             raise ClosedError(f"{self.client.me.name} {self.ended}", hint=hint)
 
     def close(self) -> None:
-        """Says bye to servers, so that the others go on."""
+        """Sends bye to servers, so that other trainers can continue."""
         if self._ends("has closed"):
             self.client.close()
 
     def fail(self, error: Exception) -> None:
-        """Ends without a bye: servers will miss it, and say why it went."""
+        """Ends without a bye: servers report the trainer as lost, with the reason."""
         if self._ends(how := f"gave up: {error}"):
             self.client.abandon(how)
 
     def _ends(self, how: str) -> bool:
-        if self.ended or self._process != os.getpid():  # a fork has the lines in name only
+        if self.ended or self._process != os.getpid():  # a fork does not own the connection
             return False
         atexit.unregister(self._at_exit)
         self.ended = how
         return True
 
     def _at_exit(self) -> None:
-        """Ends as the script does."""
-        failed = getattr(sys, "last_value", None)  # set where a script ends by an exception
+        """Closes, or fails if the script ended with an exception."""
+        failed = getattr(sys, "last_value", None)  # set if the script ended with an exception
         if failed is not None and not hasattr(sys, "ps1"):
             self.fail(failed)
         else:
@@ -164,24 +196,21 @@ class Connection:
 
 
 class Connections:
-    """The connections of a process, which its executors share.
+    """The connections of a process, shared by its executors, with their cache of executables."""
 
-    Attributes:
-        wires: what they go over.
-        cache: where executables are kept, of servers and of trainers.
-    """
-
-    def __init__(self, wires: Wires | None = None, cache: ExecutableCache | None = None) -> None:
-        self.wires = wires if wires is not None else ZmqWires()
+    def __init__(
+        self, wires: Transport | None = None, cache: ExecutableCache | None = None
+    ) -> None:
+        self.wires = wires if wires is not None else ZmqTransport()
         self.cache = cache if cache is not None else ExecutableCache()
-        self._open: dict[Facts, Connection] = {}
+        self._open: dict[JobInfo, Connection] = {}
 
-    def get(self, facts: Facts) -> Connection:
-        """Returns a trainer's connection; says hello where there is none.
+    def get(self, facts: JobInfo) -> Connection:
+        """Returns a trainer's connection, creating it at the first call.
 
         Raises:
             ConnectError: a server does not answer.
-            ProgramError: a server refuses this trainer.
+            ProgramError: a server rejects this trainer.
         """
         known = self._open.get(facts)
         if known is None or known.ended:
@@ -195,7 +224,7 @@ class Connections:
         return known
 
     def find(self, endpoints: Iterable[str]) -> Connection | None:
-        """Returns the connection of a trainer that has spoken with servers, if any has."""
+        """Returns the connection of a trainer to these servers, if there is one."""
         wanted = set(endpoints)
         live = [known for known in self._open.values() if not known.ended]
         return next((one for one in live if wanted.issubset(one.client.me.endpoints)), None)
@@ -206,7 +235,7 @@ PROCESS = Connections()
 
 @contextmanager
 def _handlers_given_back() -> Iterator[None]:
-    """Sets again what signals did before, since the script may go on."""
+    """Restores signal handlers afterwards, since the script may continue."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -216,3 +245,48 @@ def _handlers_given_back() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def serve_program(program: Program, scope: Scope, process: Connections) -> None:
+    """Serves until all trainers have closed, then writes the server's state to the scope.
+
+    The scope holds the initial state, and receives the final one even after an error.
+
+    Raises:
+        FeedError: a value is missing in the scope, or has another shape.
+        ConnectError: the endpoint is in use, or cannot be bound.
+        JaxfleetError: a block failed, or no trainer is left.
+    """
+    facts, plan = job_info_of(program), read_plan(normalize_server(program), process.cache)
+    arrays = _state(plan, scope)
+    served: list[ServerCore] = []
+
+    def begin(core: ServerCore) -> None:
+        rows = [scope.rows[spec.name] for spec in plan.tables if spec.name in scope.rows]
+        core.begin(plan, arrays, facts.digest, rows)
+        served.append(core)
+
+    try:
+        process.wires.serve(facts, begin)
+    finally:
+        for core in served:
+            values = core.state.items()
+            scope.keep({name: value for name, value in values if not value.is_deleted()})
+            scope.rows.update(core.stores)
+
+
+def _state(plan: ServerPlan, scope: Scope) -> dict[str, np.ndarray]:
+    found = {}
+    for name, variable in plan.state.items():
+        if name not in scope:
+            what = (
+                f"'{name}' ({variable.type}) is not in the scope, and the server's blocks need it"
+            )
+            hint = "run the server's startup program first, in the same scope"
+            raise FeedError(what, hint=hint)
+        array, wanted = np.asarray(scope.peek(name)), plan.types[name]
+        if (array.shape, array.dtype) != (wanted.shape, wanted.dtype):
+            what = f"'{name}' is {array.dtype}{list(array.shape)} in the scope, and the server's"
+            raise FeedError(f"{what} program declares {variable.type}", hint="run its own startup")
+        found[name] = array
+    return found

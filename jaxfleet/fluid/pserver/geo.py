@@ -1,8 +1,8 @@
-"""Exchanges what has changed between trainers that update their own parameters: GEO-SGD.
+"""GEO-SGD: exchange of parameter deltas between trainers that update locally.
 
-Every so many steps a trainer sends what its parameters have changed by since the last exchange,
-divided by the number of trainers, and takes what servers then have: its own changes and those that
-others sent. Of sparse tables it sends the rows that it looked up.
+At a fixed interval of steps a trainer sends the change of its parameters since the last exchange,
+divided by the number of trainers, and receives the servers' values, which include the changes of
+all trainers. Of sparse tables it sends the rows that it looked up.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,30 +12,23 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfleet.analysis.slices import Slice, placement_of, slices_of
+from jaxfleet.analysis.placement.sliced_layout import Slice, placement_of, slices_of
 from jaxfleet.fluid.pserver.connections import Connection
-from jaxfleet.fluid.pserver.served_values import pull_whole
+from jaxfleet.fluid.pserver.trainer import pull_whole
 from jaxfleet.ir import Program
-from jaxfleet.passes._fluid_averages import delta_name
-from jaxfleet.ps.messages import Tensor
-from jaxfleet.ps.row_gradients import row_gradient
+from jaxfleet.passes.fluid.geo_sgd import delta_name
+from jaxfleet.ps.gradient_encoding import row_tensors
 from jaxfleet.runtime.scope import Scope
+from jaxfleet.transport.messages import Tensor
 
 PUSH_EVERY = "push_every"
 
 
 @dataclass
 class GeoExchange:
-    """The exchanges of one trainer.
+    """The exchanges of one trainer, at intervals of `every` steps.
 
-    Attributes:
-        connection: the lines to its servers.
-        every: steps from one to the next.
-        slices: of all parameters.
-        placement: the endpoint of each slice.
-        tables: those whose rows are sent.
-        steps: since the trainer began.
-        exchanges: how many there were.
+    `placement` has the endpoint of each slice, and `tables` those whose rows are sent.
     """
 
     connection: Connection
@@ -50,7 +43,7 @@ class GeoExchange:
 
     @classmethod
     def of(cls, program: Program, connection: Connection) -> "GeoExchange":
-        """Returns the exchanges that a trainer's program says."""
+        """Returns the exchanges that a trainer's program specifies."""
         every, listed = program.attrs[PUSH_EVERY], program.attrs.get("prefetched", ())
         assert isinstance(every, int)
         assert isinstance(listed, tuple)
@@ -58,19 +51,11 @@ class GeoExchange:
         return cls(connection, every, slices_of(program), placement_of(program), tables)
 
     def begin(self, scope: Scope) -> None:
-        """Takes what servers have as that from which changes count."""
+        """Stores the servers' values as the base of the first deltas."""
         self._receive(scope)
 
     def step(self, ids: Iterable[tuple[str, Any]], scope: Scope) -> None:
-        """Notes a step; exchanges when it is time.
-
-        Args:
-            ids: tables, with the ids that were looked up in them.
-            scope: has the parameters, and gets them.
-
-        Raises:
-            PeerLostError: a server went, or takes too long.
-        """
+        """Counts a step, with the ids looked up in tables, and exchanges deltas when due."""
         for table, looked_up in ids:
             self._touched.setdefault(table, []).append(np.unique(np.asarray(looked_up)))
         self.steps += 1
@@ -98,13 +83,13 @@ class GeoExchange:
         self._touched.clear()
 
     def _rows(self, table: str, count: int) -> np.ndarray:
-        """Returns the rows that were looked up since the last exchange, in order."""
+        """Returns the sorted rows that were looked up since the last exchange."""
         touched = self._touched.get(table, [])
         rows = np.unique(np.concatenate(touched)) if touched else np.empty(0, np.int64)
         return rows[(rows >= 0) & (rows < count)]
 
     def _receive(self, scope: Scope) -> None:
-        """Moves parameters by what servers have that this trainer has not."""
+        """Adds the changes on the servers since the last exchange to the parameters."""
         parts: dict[str, list[tuple[str, str]]] = {}
         for cut in self.slices:
             parts.setdefault(cut.param, []).append((cut.name, self.placement[cut.name]))
@@ -120,11 +105,11 @@ class GeoExchange:
 
 
 def _of_slice(cut: Slice, delta: np.ndarray, rows: np.ndarray | None) -> list[Tensor]:
-    """Returns a slice's part of a change as it travels."""
+    """Returns a slice's part of a delta as tensors of a message."""
     name = delta_name(cut.name)
     if rows is None:
         part = delta if cut.is_whole else delta[cut.start : cut.start + cut.rows]
         return [Tensor(name, np.ascontiguousarray(part))]
     first, last = np.searchsorted(rows, (cut.start, cut.start + cut.rows))
     numbers = (rows[first:last] - cut.start).astype(np.int32)
-    return row_gradient(name, numbers, np.ascontiguousarray(delta[first:last]))
+    return row_tensors(name, numbers, np.ascontiguousarray(delta[first:last]))

@@ -1,12 +1,12 @@
-"""Makes a trainer compute with the rows of tables that a batch needs, in the place of tables.
+"""Rewrite of a trainer's program to compute with the table rows that a batch needs.
 
-A table that servers hold in slices is to a trainer what the ids of a batch ask for: before a run
-the rows of all ids, each once, come as `emb@ROWS`, f32[u,dim], and each array of ids becomes one of
-places in it, `ids@PLACES@emb`. The operators stay what they were, look-ups and their gradients, so
-the gradient of a table is that of `emb@ROWS`, summed over equal ids by the operator itself. `u` is
-padded to a power of two, so that few programs are compiled. A place of -1 is an id that the table
-lacks: its row is NaN and has no gradient, as in one process. Of the distributed table it is the
-same, but that its ids may be any, and servers divide them.
+Of a table in slices on servers, a trainer sees only the rows of a batch's ids: before a run the
+rows of the unique ids are received as `emb@ROWS`, f32[u,dim], and each array of ids is replaced by
+one of places in it, `ids@PLACES@emb`. Lookups and their gradients stay unchanged, so the gradient
+of a table is that of `emb@ROWS`, summed over equal ids by the operator itself. `u` is padded to a
+power of two, so that few programs are compiled. A place of -1 is an id that the table lacks: its
+row is NaN and has no gradient, as in one process. The distributed table works the same way, but
+accepts any id, and servers partition the ids.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,34 +14,34 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxfleet.analysis.slices import Slice, slices_of
+from jaxfleet.analysis.placement.sliced_layout import Slice, slices_of
 from jaxfleet.errors import ProgramError
-from jaxfleet.fluid.program import Program as FluidProgram
-from jaxfleet.fluid.transpiler.table_spec import SPECS
+from jaxfleet.fluid.framework.program import Program as FluidProgram
+from jaxfleet.fluid.transpiler.pserver_job import SPECS
 from jaxfleet.ir import Attrs, Kind, Operands, Operator, Program, Variable
 from jaxfleet.ir.dims import letter
-from jaxfleet.ir.names import trainer_of
+from jaxfleet.ir.naming import trainer_of
 from jaxfleet.tables import TableSpec
 
 LOOK_UP = "distributed_lookup_table"
-SEND_ROWS = "send_rows"  # ours, of plain programs alone: the rows of a gradient to who holds them
+SEND_ROWS = "send_rows"  # ours, only in normalized programs: sends rows of a gradient to servers
 PADDING = (1 << 31) - 1  # the place of an id whose row is zeros
-_MERGE = "merge_ids"  # the last of what looks a distributed table up
+_MERGE = "merge_ids"  # the last operator of a lookup in a distributed table
 _ASKS = frozenset({"split_ids", "prefetch"})
 _SPLITS = frozenset({"split_selected_rows", "split_ids"})
 _GRADIENTS = frozenset({"lookup_table_grad", "lookup_table_v2_grad"})
 
 
 @dataclass(frozen=True)
-class Part:
-    """Rows of a table that one server holds.
+class TablePart:
+    """The rows of a table on one server.
 
     Attributes:
         name: of the slice.
-        gradient: what its gradient is called on the way.
+        gradient: the name of its gradient in messages.
         endpoint: the server's.
         start: its first row.
-        rows: how many it has.
+        rows: the number of rows.
     """
 
     name: str
@@ -53,17 +53,17 @@ class Part:
 
 @dataclass(frozen=True)
 class RowTable:
-    """A table whose rows a trainer asks for.
+    """A table whose rows a trainer requests.
 
     Attributes:
-        name: its own.
-        rows: the variable that holds the rows of a batch.
-        places: by what is fed as ids, the variable that says where their rows are.
+        name: the table's.
+        rows: the variable with the rows of a batch.
+        places: the variable with the places of ids, by the variable with the ids.
         padding: the id whose row is zeros; -1 for none.
         gradient: of the rows.
-        parts: in the order of rows; none where servers divide ids by themselves.
+        parts: in the order of rows; empty if servers partition the ids.
         dim: elements of a row.
-        spec: what it is, where ids may be any.
+        spec: the specification of a table with arbitrary ids.
     """
 
     name: str
@@ -71,12 +71,12 @@ class RowTable:
     places: Mapping[str, str]
     padding: int
     gradient: str
-    parts: tuple[Part, ...]
+    parts: tuple[TablePart, ...]
     dim: int
     spec: TableSpec | None = None
 
     def has(self, ids: np.ndarray) -> np.ndarray:
-        """Tells which ids have rows."""
+        """Whether each id has a row."""
         if self.spec is not None:
             return np.ones(ids.shape, np.bool_)
         height = sum(part.rows for part in self.parts)
@@ -84,7 +84,7 @@ class RowTable:
 
 
 def with_rows(program: Program) -> tuple[Program, tuple[RowTable, ...]]:
-    """Returns a trainer's program that computes with rows, and the tables that they are of."""
+    """Returns a trainer's program that computes with rows, and their tables."""
     tables: list[RowTable] = []
     for op in [op for op in program.root.ops if op.type in {LOOK_UP, _MERGE}]:
         program, table = _OneTable(program, op).run()
@@ -93,7 +93,7 @@ def with_rows(program: Program) -> tuple[Program, tuple[RowTable, ...]]:
 
 
 def ids_of_any_size(program: FluidProgram) -> frozenset[str]:
-    """Returns what is fed and goes to servers as it is, since a table has any int64 ids."""
+    """Returns the fed variables sent to servers without narrowing, as tables accept any int64."""
     found: set[str] = set()
     others: set[str] = set()
     for op in program.global_block().ops:
@@ -105,7 +105,7 @@ def ids_of_any_size(program: FluidProgram) -> frozenset[str]:
 
 
 def distributed_tables(program: Program) -> tuple[TableSpec, ...]:
-    """Returns what the distributed tables of a program are."""
+    """Returns the specifications of a program's distributed tables."""
     texts = program.attrs.get(SPECS, ())
     assert isinstance(texts, tuple)
     return tuple(TableSpec.from_text(str(text)) for text in texts)
@@ -113,11 +113,11 @@ def distributed_tables(program: Program) -> tuple[TableSpec, ...]:
 
 @dataclass
 class _OneTable:
-    """Rewrites the look-ups of one table.
+    """Rewrites the lookups of one table.
 
     Attributes:
-        program: as it is so far.
-        lookup: the operator that asks for rows.
+        program: the program, partly rewritten.
+        lookup: the operator that requests rows.
     """
 
     program: Program
@@ -136,16 +136,16 @@ class _OneTable:
         padding = said.attrs.get("padding_idx", -1)
         assert isinstance(padding, int)
         self.padding = padding
-        self.sparse: set[str] = set()  # gradients that have the rows of the batch
+        self.sparse: set[str] = set()  # gradients with one row for each row of the batch
 
     @property
     def is_distributed(self) -> bool:
-        """Whether it is the distributed table: servers divide its ids, which may be any."""
+        """Whether it is a distributed table: servers partition its ids, which may be any."""
         return self.lookup.type == _MERGE
 
     @property
     def gradients(self) -> list[Operator]:
-        """The operators that make gradients of it."""
+        """The operators that compute gradients of the table."""
         ops = self.program.root.ops
         return [op for op in ops if op.type in _GRADIENTS and op.inputs.slot("W") == (self.name,)]
 
@@ -202,7 +202,7 @@ class _OneTable:
         return self.program.lookup(name).shape == self.table.shape
 
     def _sends(self, op: Operator) -> bool:
-        """Tells whether an operator cuts or sends the gradient."""
+        """Whether an operator splits or sends the gradient."""
         if op.type in _SPLITS:
             return op.reads[0] in self.sparse
         return op.type == "send" and (op.reads[0] in self.sparse or op.reads[0] in self._cuts)
@@ -217,8 +217,8 @@ class _OneTable:
             for name in op.writes
         )
 
-    def _sent(self, ops: Sequence[Operator]) -> tuple[str, tuple[Part, ...]]:
-        """Returns the gradient that is sent, and who gets which rows of it."""
+    def _sent(self, ops: Sequence[Operator]) -> tuple[str, tuple[TablePart, ...]]:
+        """Returns the sent gradient, and the parts of the table that receive its rows."""
         cuts = [cut for cut in slices_of(self.program) if cut.param == self.name]
         split = next((op for op in ops if op.type in _SPLITS and self._sends(op)), None)
         send = next((op for op in ops if op.type == "send" and self._sends(op)), None)
@@ -239,7 +239,7 @@ class _OneTable:
     # --- variables -----------------------------------------------------------------------------
 
     def _declared(self, ops: Sequence[Operator]) -> Program:
-        """Returns the program with other operators, and what is fed to them declared."""
+        """Returns the program with new operators and declarations of their inputs."""
         program = self.program
         shape = (letter(f"u_{_plain(self.name)}"), *self.table.shape[1:])
         fed = {self.rows: replace(self.table, name=self.rows, shape=shape, kind=Kind.DATA)}
@@ -257,11 +257,11 @@ class _OneTable:
         return replace(variable, shape=shape)  # type: ignore[arg-type]
 
 
-def _part(cut: Slice, sent: str, endpoint: str) -> Part:
+def _part(cut: Slice, sent: str, endpoint: str) -> TablePart:
     gradient = sent if trainer_of(sent) is None else sent.rpartition(".")[0]
-    return Part(cut.name, gradient, endpoint, cut.start, cut.rows)
+    return TablePart(cut.name, gradient, endpoint, cut.start, cut.rows)
 
 
 def _plain(name: str) -> str:
-    """Returns a name as a size may have one."""
+    """Returns a name in the form allowed in a size."""
     return "".join(c if c.isalnum() else "_" for c in name)

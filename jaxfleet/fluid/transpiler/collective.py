@@ -1,24 +1,30 @@
-"""Transpilers for ranks that train together without servers.
+"""Transpilers for ranks that train without servers, and nccl2 mode.
 
-Each only chooses passes: `grad_allreduce_by_role` or `local_sgd` for the main program, `comm_init`
-and what follows it for the startup program. See there for what they write.
+Each only selects passes: `grad_allreduce_by_role` or `local_sgd` for the main program, `comm_init`
+and its successors for the startup program. In nccl2 mode the main program does not change:
+`CompiledProgram.with_data_parallel` sums its gradients over all devices of all trainers, and the
+startup program names the trainers (the pass `gen_nccl_id`).
 """
 
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
+import jax
+
+from jaxfleet.cluster import has_started
+from jaxfleet.errors import AssertedError
 from jaxfleet.fluid import unique_name
-from jaxfleet.fluid.checks import mistake
-from jaxfleet.fluid.operator import ROLE, ROLE_VAR
-from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
-from jaxfleet.fluid.roles import OpRole
-from jaxfleet.fluid.transpiler.asked import check_among, rank_endpoints
+from jaxfleet.fluid.argument_checks import mistake
+from jaxfleet.fluid.framework.operator import ROLE, ROLE_VAR, OpRole
+from jaxfleet.fluid.framework.program import Program, default_main_program, default_startup_program
+from jaxfleet.fluid.transpiler.config import check_among, rank_endpoints
 from jaxfleet.fluid.transpiler.rewriting import Rewritten
-from jaxfleet.ops.frames import warn_at_caller
+from jaxfleet.ops.user_frames import warn_at_caller
 from jaxfleet.passes import (
     BroadcastParams,
     CommInit,
     CommInitAll,
+    GenNcclId,
     GradAllreduceByRole,
     SnapshotParams,
 )
@@ -26,15 +32,100 @@ from jaxfleet.passes import (
     LocalSGD as LocalSGDPass,
 )
 from jaxfleet.pipeline import Pass
+from jaxfleet.runtime.devices import emulated_count
+
+
+class NcclConfig(Protocol):
+    """The transpiler options of nccl2 mode."""
+
+    nccl_comm_num: int
+    use_hierarchical_allreduce: bool
+    hierarchical_allreduce_inter_nranks: int
+
+
+def transpile_nccl2(
+    config: NcclConfig,
+    trainer_id: int,
+    trainers: str,
+    current_endpoint: str,
+    startup_program: Program | None = None,
+    wait_port: bool = True,
+) -> None:
+    """Adds the trainers that train together to the startup program.
+
+    Args:
+        config: how sums are spread and grouped. `hierarchical_allreduce_inter_nranks` up to 1
+            means the number of this process's devices, and is set to it.
+        trainer_id: the number of this trainer, from 0.
+        trainers: `host:port` of each trainer, separated by commas.
+        current_endpoint: this trainer's.
+        startup_program: the default one, unless given.
+        wait_port: ignored; the first run of the startup program joins and waits for the others.
+
+    Raises:
+        AssertionError: the trainers are not a string, or cannot be grouped.
+        ValueError: there is no such trainer.
+    """
+    del wait_port
+    if not isinstance(trainers, str):
+        what = f"trainers is a string of endpoints in nccl2 mode, not {trainers!r}"
+        raise mistake(what, "join them: ','.join(endpoints)", AssertedError)
+    if trainer_id < 0:
+        raise mistake(f"trainer_id is {trainer_id}", "trainers count from 0")
+    endpoints = rank_endpoints(trainers)
+    check_among(current_endpoint, endpoints)
+    if config.use_hierarchical_allreduce:
+        config.hierarchical_allreduce_inter_nranks = _inner(config, len(endpoints))
+    tell = GenNcclId(
+        tuple(endpoints),
+        trainer_id,
+        config.nccl_comm_num,
+        config.use_hierarchical_allreduce,
+        config.hierarchical_allreduce_inter_nranks,
+    )
+    startup = Rewritten.of(startup_program or default_startup_program(), [tell], name="startup")
+    startup.write_back()
+
+
+def note_trainers(program: Program, config: NcclConfig, trainers: str) -> None:
+    """Records the trainers that train together on a main program, whose operators do not change.
+
+    `config` and `trainers` are as after `transpile_nccl2`.
+    """
+    program._trainers_endpoints = rank_endpoints(trainers)
+    program._nccl_comm_num = config.nccl_comm_num
+    note_levels(program, config)
+
+
+def note_levels(program: Program, config: NcclConfig) -> None:
+    """Records on a main program the groups of trainers of hierarchical sums, if any."""
+    program._use_hierarchical_allreduce = config.use_hierarchical_allreduce
+    if config.use_hierarchical_allreduce:
+        inner = config.hierarchical_allreduce_inter_nranks
+        program._hierarchical_allreduce_inter_nranks = inner
+
+
+def _inner(config: NcclConfig, trainers: int) -> int:
+    """Returns the number of trainers in a group."""
+    inner = config.hierarchical_allreduce_inter_nranks
+    if inner <= 1:
+        # Counting devices starts jax, which could then not join the other trainers any more.
+        inner = jax.local_device_count() if has_started() else emulated_count()
+    if trainers <= inner or trainers % inner:
+        what = f"{trainers} trainers do not make several groups of {inner}"
+        hint = "config.hierarchical_allreduce_inter_nranks is how many trainers a machine has"
+        raise mistake(what, hint, AssertedError)
+    return inner
+
 
 _ALONE = "name the others too; one rank needs no transpiler"
 
 
 class Collective:
-    """Rewrites a program so that ranks train together.
+    """Rewrites a program for ranks that train together.
 
     Args:
-        nrings: over how many communicators collectives are spread; kept as metadata.
+        nrings: the number of communicators over which collectives are spread; only metadata.
     """
 
     takes_one_rank: ClassVar[bool] = False
@@ -57,19 +148,19 @@ class Collective:
         current_endpoint: str,
         wait_port: bool,
     ) -> None:
-        """Rewrites both programs in place; each keeps what it was as `_origin_program`.
+        """Rewrites both programs in place; each keeps the original as `_origin_program`.
 
         Args:
             startup_program: the default one, unless given.
             main_program: the default one, unless given.
-            rank: which of the endpoints this process is, from 0 on.
-            endpoints: `host:port` of every rank, in a list or between commas.
+            rank: the number of this process among the endpoints, from 0.
+            endpoints: `host:port` of every rank, in a list or separated by commas.
             current_endpoint: this rank's.
-            wait_port: taken; the startup program's first run joins the others, and waits for them.
+            wait_port: ignored; the first run of the startup program joins and waits for the others.
 
         Raises:
-            ValueError: there is one rank only, no such rank, or no such endpoint; or a program is
-                rewritten already.
+            ValueError: there is only one rank, no such rank, or no such endpoint; or a program has
+                been rewritten already.
             ConnectError: the others do not listen in time.
         """
         self.startup_program = startup_program or default_startup_program()
@@ -83,7 +174,7 @@ class Collective:
             Rewritten.of(startup, self._startup_passes(startup), name="startup"),
             Rewritten.of(main, self._main_passes(main)),
         ]
-        for program in rewritten:  # not before both went well
+        for program in rewritten:  # only after both succeeded
             program.write_back()
 
     def _check(self) -> None:
@@ -103,10 +194,10 @@ class Collective:
 
 
 class GradAllReduce(Collective):
-    """Sums gradients over ranks: every rank updates by the mean of all ranks' gradients.
+    """Sums gradients over ranks: each rank updates with the mean gradient.
 
     Args:
-        nrings: over how many communicators the sums are spread.
+        nrings: the number of communicators over which the sums are spread.
     """
 
     def __init__(self, nrings: int = 2) -> None:
@@ -122,11 +213,11 @@ class GradAllReduce(Collective):
 
 
 class LocalSGD(Collective):
-    """Lets every rank update by itself, and takes the mean of their parameters.
+    """Updates each rank independently, and averages their parameters.
 
     Args:
-        nrings: over how many communicators the sums are spread.
-        k_steps: after how many steps ranks meet; fluid knows 1 only.
+        nrings: the number of communicators over which the sums are spread.
+        k_steps: the number of steps between averages; fluid supports only 1.
     """
 
     def __init__(self, nrings: int = 2, k_steps: int = 1) -> None:
@@ -143,7 +234,7 @@ class LocalSGD(Collective):
 
 
 class SingleProcessMultiThread(GradAllReduce):
-    """Sums gradients over the devices of one process, one for each endpoint."""
+    """Sums gradients over the devices of one process, one device for each endpoint."""
 
     takes_one_rank = True
 
@@ -156,7 +247,7 @@ class SingleProcessMultiThread(GradAllReduce):
 
 
 class HasRings(Protocol):
-    """The part of a transpiler's config that matters here."""
+    """The transpiler options of collective mode."""
 
     nccl_comm_num: int
 
@@ -171,21 +262,21 @@ def transpile_collective(
     main_program: Program | None = None,
     wait_port: bool = True,
 ) -> None:
-    """Rewrites programs as a collective transpiler does.
+    """Rewrites programs with a collective transpiler.
 
     Args:
-        config: says how many rings there are.
+        config: specifies the number of rings.
         collective_mode: `grad_allreduce`, `local_sgd` or `single_process_multi_thread`, one of the
             classes, or an instance of one.
         trainer_id: the rank.
-        trainers: `host:port` of every rank, in a list or between commas.
+        trainers: `host:port` of every rank, in a list or separated by commas.
         current_endpoint: this rank's.
         startup_program: the default one, unless given.
         main_program: the default one, unless given.
-        wait_port: taken; the startup program's first run joins the others, and waits for them.
+        wait_port: ignored; the first run of the startup program joins and waits for the others.
 
     Raises:
-        ValueError: no such mode, or what `Collective.transpile` refuses.
+        ValueError: there is no such mode, or as `Collective.transpile`.
     """
     transpiler = _transpiler(collective_mode, config.nccl_comm_num)
     if not isinstance(trainers, str | list | tuple):
@@ -200,13 +291,13 @@ def transpile_collective(
 
 
 def _has_gradients(program: Program) -> bool:
-    """Whether an operator of backward names a parameter's gradient that it finishes."""
+    """Whether a backward operator records the parameter whose gradient it completes."""
     ops = program.global_block().ops
     return any(op.attr(ROLE_VAR) and op.attr(ROLE) & OpRole.BACKWARD for op in ops)
 
 
 def distributed(program: Program) -> tuple[str, ...]:
-    """Returns the parameters of which each rank has rows of its own."""
+    """Returns the parameters of which each rank has its own rows."""
     return tuple(p.name for p in program.all_parameters() if p.is_distributed)
 
 
@@ -218,11 +309,7 @@ _MODES: dict[str, type[GradAllReduce | LocalSGD]] = {
 
 
 def _transpiler(mode: object, nrings: int) -> Collective:
-    """Returns the transpiler of a mode.
-
-    Raises:
-        ProgramError: it is none.
-    """
+    """Returns the transpiler of a mode; ProgramError if there is none."""
     if isinstance(mode, Collective):
         return mode
     found = _MODES.get(mode) if isinstance(mode, str) else mode

@@ -1,13 +1,14 @@
-"""What a transpilation is asked for: DistributeTranspilerConfig, under fluid's names."""
+"""DistributeTranspilerConfig, and checks of a transpiler's arguments."""
 
 import difflib
+from collections.abc import Sequence
 from typing import Any
 
 from jaxfleet.env import rpc_threads
-from jaxfleet.errors import FieldError
-from jaxfleet.fluid.checks import mistake
-from jaxfleet.fluid.no_effect import warn_no_effect
-from jaxfleet.fluid.transpiler.ps_dispatcher import PSDispatcher
+from jaxfleet.errors import AssertedError, FieldError
+from jaxfleet.fluid.argument_checks import check_type, mistake, warn_no_effect
+from jaxfleet.fluid.framework.program import Program
+from jaxfleet.fluid.transpiler.ps_dispatcher import PSDispatcher, RoundRobin
 
 _FIELDS = (
     *("slice_var_up", "split_method", "min_block_size", "enable_dc_asgd", "mode", "print_log"),
@@ -16,11 +17,11 @@ _FIELDS = (
     *("hierarchical_allreduce_inter_nranks", "hierarchical_allreduce_exter_nranks"),
     "collective_mode",
 )
-LEAST_BLOCK_SIZE = 8192  # elements: fluid's, which its own rule does not need
+LEAST_BLOCK_SIZE = 8192  # elements: fluid's limit, which its own slicing rule does not need
 
 
 class DistributedMode:
-    """How servers take gradients, as fluid counts it in `listen_and_serv`."""
+    """How servers apply gradients, as fluid numbers it in `listen_and_serv`."""
 
     SYNC = 0
     ASYNC = 1
@@ -29,27 +30,26 @@ class DistributedMode:
 
 
 class DistributeTranspilerConfig:
-    """Says how a program is transpiled.
+    """Options of a transpiler.
 
     Attributes:
-        slice_var_up: cut parameters in blocks of rows, so that each server holds some.
-        split_method: which server gets which block: a subclass of `PSDispatcher`; RoundRobin
-            unless given.
+        slice_var_up: cut parameters into blocks of rows, so that each server holds some.
+        split_method: assigns blocks to servers: a subclass of `PSDispatcher`; RoundRobin unless
+            given.
         min_block_size: the fewest elements of a block; at least 8192.
         enable_dc_asgd: compensate late gradients; asynchronous only.
         mode: `pserver`, `nccl2` or `collective`.
-        print_log: print where each block of a parameter goes; `JAXFLEET_DUMP_DIR` has what each
-            pass did written.
-        wait_port: wait until servers listen before a trainer's program is handed out.
-        half_async: wait in a step until what was sent has gone.
+        print_log: print the server of each block of a parameter; `JAXFLEET_DUMP_DIR` dumps the
+            result of each pass.
+        wait_port: wait until servers listen before returning a trainer's program.
+        half_async: wait within a step until its sends have completed.
         completely_not_async: merge gradients of all trainers, though programs are asynchronous.
-        geo_sgd_mode: train on trainers, and exchange what has changed.
-        geo_sgd_need_push_nums: steps between two exchanges.
+        geo_sgd_mode: update on trainers, and exchange deltas.
+        geo_sgd_need_push_nums: steps between exchanges.
         nccl_comm_num: rings of all-reduces.
         use_hierarchical_allreduce: reduce within machines, then between them.
-        hierarchical_allreduce_inter_nranks: ranks of a machine; 0 for as many as it has devices.
-        hierarchical_allreduce_exter_nranks: warned of: 1.5's; the groups follow from the size of
-            one.
+        hierarchical_allreduce_inter_nranks: ranks of a machine; 0 for its number of devices.
+        hierarchical_allreduce_exter_nranks: warns: 1.5's; the groups follow from the size of one.
         collective_mode: `grad_allreduce`, `local_sgd` or `single_process_multi_thread`.
     """
 
@@ -87,10 +87,10 @@ class DistributeTranspilerConfig:
 
     @property
     def runtime_split_send_recv(self) -> bool:
-        """Whether what sends and receives cuts and joins blocks, and no operators do.
+        """Whether the communication layer, not operators, cuts and joins blocks.
 
         Raises:
-            ValueError: on setting: None, or True while `sync_mode` is.
+            ValueError: set to None, or to True while `sync_mode` is True.
         """
         return self._runtime_split_send_recv
 
@@ -108,7 +108,7 @@ class DistributeTranspilerConfig:
         """Whether servers wait for the gradients of all trainers.
 
         Raises:
-            ValueError: on setting: None, or True while `runtime_split_send_recv` is.
+            ValueError: set to None, or to True while `runtime_split_send_recv` is True.
         """
         return self._sync_mode
 
@@ -123,9 +123,68 @@ class DistributeTranspilerConfig:
 
 
 class ServerRuntimeConfig:
-    """How many threads fluid's servers had; taken, and nothing here needs it."""
+    """The numbers of threads of fluid's servers; accepted without effect."""
 
     def __init__(self) -> None:
         self._rpc_send_thread_num = rpc_threads("send")
         self._rpc_get_thread_num = rpc_threads("get")
         self._rpc_prefetch_thread_num = rpc_threads("prefetch")
+
+
+def check_config(config: Any) -> None:
+    """Checks the types, the block size and the dispatcher of a config."""
+    check_type(config, "config", DistributeTranspilerConfig)
+    if config.min_block_size < LEAST_BLOCK_SIZE:
+        what = f"min_block_size is {config.min_block_size}, and is at least {LEAST_BLOCK_SIZE}"
+        raise mistake(what, "fluid's limit; jf.distribute knows none", AssertedError)
+    method = config.split_method or RoundRobin
+    if not (isinstance(method, type) and issubclass(method, PSDispatcher)):
+        what = f"split_method is {method!r}, and must derive from PSDispatcher"
+        raise mistake(what, "give the class, not an object of it", AssertedError)
+
+
+def check_new(program: Any, what: str) -> None:
+    """Raises ProgramError if a program is of the wrong type or already transpiled."""
+    check_type(program, what, Program)
+    if "role" in program._facts:
+        role = program._facts["role"]
+        hint = "build it anew, or transpile a clone made before"
+        raise mistake(f"{what} was transpiled before, as a {role}'s", hint)
+
+
+def trainers_of(trainers: Any, trainer_id: Any) -> int:
+    """Returns the number of trainers; ProgramError if it or the trainer id is invalid."""
+    if isinstance(trainers, bool) or not isinstance(trainers, int) or trainers < 1:
+        what = f"trainers is {trainers!r}, and with servers a number of at least 1"
+        raise mistake(what, "config.mode = 'nccl2' takes endpoints")
+    if not isinstance(trainer_id, int) or not 0 <= trainer_id < trainers:
+        what = f"trainer_id is {trainer_id!r}, and there are {trainers} trainers"
+        raise mistake(what, "number them from 0")
+    return trainers
+
+
+def endpoints_of(pservers: Any) -> tuple[str, ...]:
+    """Returns the endpoints of servers; WrongTypeError if they are not one string."""
+    hint = "give them with commas between: '10.0.0.1:6174,10.0.0.2:6174'"
+    check_type(pservers, "pservers", str, hint)
+    return tuple(name.strip() for name in pservers.split(","))
+
+
+def rank_endpoints(trainers: str | Sequence[str]) -> list[str]:
+    """Returns the distinct endpoints of ranks from a list or a comma-separated string."""
+    given = trainers.split(",") if isinstance(trainers, str) else trainers
+    endpoints = [endpoint.strip() for endpoint in given]
+    for place, endpoint in enumerate(endpoints):
+        host, _, port = endpoint.rpartition(":")
+        if not host or not port.isdecimal():
+            raise mistake(f"'{endpoint}' is no endpoint", "spell it host:port")
+        if endpoint in endpoints[:place]:
+            raise mistake(f"two ranks have the endpoint {endpoint}", "give each its own")
+    return endpoints
+
+
+def check_among(current: str, endpoints: Sequence[str]) -> None:
+    """Raises ProgramError if a process is not among the endpoints."""
+    if current not in endpoints:
+        what = f"current_endpoint is {current}, which none of {', '.join(endpoints)} is"
+        raise mistake(what, "spell it as in trainers")

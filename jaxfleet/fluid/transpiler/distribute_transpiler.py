@@ -1,4 +1,4 @@
-"""DistributeTranspiler: turns a script's program into those of trainers and servers.
+"""DistributeTranspiler: converts a program to those of trainers and servers.
 
 ::
 
@@ -9,43 +9,57 @@
     else:
         main = transpiler.get_trainer_program()
 
-It holds no rewrite of its own. A program becomes one in the IR, the passes of captured JAX steps
-rewrite it (`pserver.py` says which), and what they make is written back into the script's
-programs, all of it or nothing.
+It contains no rewrite. The program is converted to the IR and rewritten by the passes for captured
+JAX steps (`pserver_job.py` selects them), and the result is written back atomically into the
+script's programs.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
-from jaxfleet.analysis.slices import placement_of, slices_of
+from jaxfleet.analysis.placement.sliced_layout import placement_of, slices_of
 from jaxfleet.errors import (
     AssertedError,
     StrategyError,
     UnknownServerError,
     UnsupportedError,
 )
-from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.argument_checks import check_type, mistake
 from jaxfleet.fluid.distribute_lookup_table import find_distributed_lookup_table
-from jaxfleet.fluid.from_ir import write_back
-from jaxfleet.fluid.program import Program, default_main_program, default_startup_program
-from jaxfleet.fluid.transpiler.asked import (
+from jaxfleet.fluid.framework.from_ir import write_back
+from jaxfleet.fluid.framework.operator import NAME_SCOPE, ROLE, ROLE_VAR, OpRole
+from jaxfleet.fluid.framework.program import Program, default_main_program, default_startup_program
+from jaxfleet.fluid.transpiler.collective import (
+    note_levels,
+    note_trainers,
+    transpile_collective,
+    transpile_nccl2,
+)
+from jaxfleet.fluid.transpiler.config import (
+    DistributedMode,
+    DistributeTranspilerConfig,
+    ServerRuntimeConfig,
     check_config,
     check_new,
     endpoints_of,
     trainers_of,
 )
-from jaxfleet.fluid.transpiler.collective import transpile_collective
-from jaxfleet.fluid.transpiler.config import (
-    DistributedMode,
-    DistributeTranspilerConfig,
-    ServerRuntimeConfig,
-)
+from jaxfleet.fluid.transpiler.details.program_utils import wait_server_ready
 from jaxfleet.fluid.transpiler.job_attributes import JobAttributes
-from jaxfleet.fluid.transpiler.nccl2 import note_levels, note_trainers, transpile_nccl2
-from jaxfleet.fluid.transpiler.ports import wait_server_ready
 from jaxfleet.fluid.transpiler.ps_dispatcher import RoundRobin
-from jaxfleet.fluid.transpiler.pserver import PServerJob
+from jaxfleet.fluid.transpiler.pserver_job import PServerJob
 from jaxfleet.ir import Program as IrProgram
+
+LOOKUP_TABLE_TYPE = "lookup_table"
+LOOKUP_TABLE_GRAD_TYPE = "lookup_table_grad"
+OP_NAME_SCOPE = NAME_SCOPE
+CLIP_OP_NAME_SCOPE = "@CLIP"
+OP_ROLE_VAR_ATTR_NAME = ROLE_VAR
+RPC_OP_ROLE_ATTR_NAME = op_role_attr_name = ROLE
+OPT_OP_ROLE_ATTR_VALUE = OpRole.OPTIMIZE
+RPC_OP_ROLE_ATTR_VALUE = OpRole.RPC
+DIST_OP_ROLE_ATTR_VALUE = OpRole.DIST
+LR_SCHED_OP_ROLE_ATTR_VALUE = OpRole.LR_SCHED
 
 MODES = ("pserver", "nccl2", "collective")
 _DEFAULT_ENDPOINT = "127.0.0.1:6174"
@@ -55,7 +69,7 @@ class DistributeTranspiler(JobAttributes):
     """Transpiles a program for parameter servers, or for ranks that reduce gradients.
 
     Args:
-        config: what is asked for; fluid's defaults unless given.
+        config: the options; fluid's defaults unless given.
 
     Raises:
         AssertionError: the config's block size is below 8192, or its dispatcher does not derive
@@ -73,7 +87,7 @@ class DistributeTranspiler(JobAttributes):
 
     @property
     def distributed_mode(self) -> int:
-        """How servers take gradients, as fluid counts it: a number of `DistributedMode`."""
+        """How servers apply gradients, as fluid numbers it: a member of `DistributedMode`."""
         if self.config.sync_mode or self.config.completely_not_async:
             return DistributedMode.SYNC
         is_split = self.config.runtime_split_send_recv
@@ -94,20 +108,20 @@ class DistributeTranspiler(JobAttributes):
         """Rewrites a program and its startup program, in place, for one process of a job.
 
         Args:
-            trainer_id: which trainer this is, from 0.
+            trainer_id: the number of this trainer, from 0.
             program: the step; the default main program unless given.
-            pservers: `host:port` of every server, with commas between.
-            trainers: how many there are; in the modes without servers, `host:port` of each.
+            pservers: `host:port` of every server, separated by commas.
+            trainers: the number of trainers; in modes without servers, `host:port` of each.
             sync_mode: servers wait for the gradients of all trainers.
-            startup_program: what begins the step; the default startup program unless given.
+            startup_program: initializes the step; the default startup program unless given.
             current_endpoint: this process's own.
-            workers: `trainers`, as some documents call it.
+            workers: another name of `trainers`, used in some documents.
 
         Raises:
-            ProgramError: the program was transpiled before, updates nothing, or the arguments do
-                not fit the mode.
-            AssertionError: in nccl2 mode, the trainers are no string or cannot be grouped.
-            ConnectError: processes that are waited for do not listen in time.
+            ProgramError: the program was transpiled before or updates nothing, or the arguments are
+                not valid in the mode.
+            AssertionError: in nccl2 mode, the trainers are not a string or cannot be grouped.
+            ConnectError: other processes do not listen in time.
         """
         trainers = trainers if workers is None else workers
         main = default_main_program() if program is None else program
@@ -142,7 +156,7 @@ class DistributeTranspiler(JobAttributes):
         startup_program: Program | None = None,
         wait_port: bool = True,
     ) -> None:
-        """Says in the startup program which processes train together."""
+        """Adds the processes that train together to the startup program."""
         transpile_nccl2(
             self.config, trainer_id, trainers, current_endpoint, startup_program, wait_port
         )
@@ -194,7 +208,7 @@ class DistributeTranspiler(JobAttributes):
         self.vars_overview = registry = job.registry()
         self._describe(job, main, trainer_id, table)
         if self.config.print_log:
-            print(*_log(job), sep="\n")  # noqa: T201  # what is asked for
+            print(*_log(job), sep="\n")  # noqa: T201  # requested
         for each in (main, startup):
             each._is_distributed = True
             each._is_chief = trainer_id == 0
@@ -212,19 +226,18 @@ class DistributeTranspiler(JobAttributes):
         *,
         is_sync: bool,
     ) -> PServerJob:
-        """Returns what makes the programs of the job."""
         return PServerJob(main, startup, self.config, endpoints, trainers, is_sync)
 
-    # --- what processes run ------------------------------------------------------------------
+    # --- programs of processes ---------------------------------------------------------------
 
     def get_trainer_program(self, wait_port: bool = True) -> Program:
-        """Returns the trainer's program: the one that was transpiled.
+        """Returns the trainer's program, which is the transpiled one.
 
         Args:
-            wait_port: wait until all servers listen, unless the config says not to.
+            wait_port: wait until all servers listen, unless the config disables it.
 
         Raises:
-            ConnectError: a server does not.
+            ConnectError: a server does not listen in time.
         """
         job, main = self._transpiled()
         if wait_port and self.config.wait_port:
@@ -232,16 +245,15 @@ class DistributeTranspiler(JobAttributes):
         return main
 
     def get_pserver_program(self, endpoint: str) -> Program:
-        """Returns a server's program, a new one each time.
+        """Returns a server's program, a new one at each call.
 
         Raises:
             KeyError: no server has this endpoint.
-            AssertionError: late gradients shall be compensated where servers wait for all.
+            AssertionError: delay compensation is requested in synchronous mode.
         """
         return self._written(endpoint, self._server(endpoint))
 
     def _server(self, endpoint: str) -> IrProgram:
-        """Returns a server's program in the IR."""
         job, _ = self._transpiled()
         if self.config.enable_dc_asgd and job.is_sync:
             what = "enable_dc_asgd is for servers that do not wait: there are no late gradients"
@@ -250,7 +262,7 @@ class DistributeTranspiler(JobAttributes):
         return job.server(endpoint)
 
     def _written(self, endpoint: str, server: IrProgram) -> Program:
-        """Returns a server's program as scripts have it."""
+        """Converts a server's program for scripts."""
         job, main = self._transpiled()
         made = write_back(Program(), server, origin=job.main)
         made.random_seed = job.main.random_seed
@@ -260,14 +272,14 @@ class DistributeTranspiler(JobAttributes):
         return made
 
     def _say_threads(self, server: Program) -> None:
-        """Writes down how many threads fluid's server would have; ours chooses by itself."""
+        """Records the number of threads of fluid's server; ours chooses by itself."""
         (serve,) = server.global_block().ops
         for what in ("send", "get", "prefetch"):
             name = f"rpc_{what}_thread_num"
             serve._set_attr(name, getattr(self.server_config, f"_{name}"))
 
     def get_pserver_programs(self, endpoint: str) -> tuple[Program, Program]:
-        """Returns a server's program and what begins it."""
+        """Returns a server's program and its startup program."""
         server = self._server(endpoint)
         job, _ = self._transpiled()
         return self._written(endpoint, server), _begun(job, server, job.startup)
@@ -278,12 +290,12 @@ class DistributeTranspiler(JobAttributes):
         pserver_program: Program | None = None,
         startup_program: Program | None = None,
     ) -> Program:
-        """Returns what begins a server.
+        """Returns a server's startup program.
 
         Args:
             endpoint: the server's.
-            pserver_program: its program; taken as fluid did, and not needed.
-            startup_program: what begins the step; what was transpiled with it, unless given.
+            pserver_program: ignored; the server's program in fluid.
+            startup_program: initializes the step; the transpiled one, unless given.
 
         Raises:
             KeyError: no server has this endpoint.
@@ -297,10 +309,10 @@ class DistributeTranspiler(JobAttributes):
         return _begun(job, job.server(endpoint), begins)
 
     def _set_server_config(self, server_config: ServerRuntimeConfig | None = None) -> None:
-        """Takes how many threads servers shall have.
+        """Sets the numbers of threads of servers.
 
         Raises:
-            TypeError: it is no `ServerRuntimeConfig`.
+            TypeError: the argument is not a `ServerRuntimeConfig`.
         """
         chosen = ServerRuntimeConfig() if server_config is None else server_config
         check_type(chosen, "server_config", ServerRuntimeConfig)
@@ -314,7 +326,7 @@ class DistributeTranspiler(JobAttributes):
 
 
 def _begun(job: PServerJob, server: IrProgram, begins: Program) -> Program:
-    """Returns what begins a server, as scripts have it."""
+    """Returns a server's startup program for scripts."""
     made = job.server_startup(server, begins)
     program = write_back(Program(), made, origin=job.startup)
     program.random_seed = begins.random_seed
@@ -322,7 +334,7 @@ def _begun(job: PServerJob, server: IrProgram, begins: Program) -> Program:
 
 
 def _log(job: PServerJob) -> Iterator[str]:
-    """Yields where each block of a parameter goes, a line each."""
+    """Yields a line with the server of each block of a parameter."""
     placement = placement_of(job.placed)
     for cut in slices_of(job.placed):
         yield f"{cut.name}: {list(cut.shape)} of '{cut.param}' on {placement[cut.name]}"

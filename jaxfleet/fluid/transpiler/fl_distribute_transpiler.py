@@ -1,4 +1,4 @@
-"""FLDistributeTranspiler: trainers train by themselves, and servers average what they made.
+"""FLDistributeTranspiler: federated averaging of independently trained parameters.
 
 ::
 
@@ -22,29 +22,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from jaxfleet.errors import StrategyError
-from jaxfleet.fluid.checks import mistake
-from jaxfleet.fluid.from_ir import write_back
-from jaxfleet.fluid.operator import ROLE_VAR
-from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.to_ir import ir_program
+from jaxfleet.fluid.argument_checks import mistake
+from jaxfleet.fluid.framework.from_ir import write_back
+from jaxfleet.fluid.framework.operator import ROLE_VAR
+from jaxfleet.fluid.framework.program import Program
+from jaxfleet.fluid.framework.to_ir import ir_program
+from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.transpiler.config import DistributeTranspilerConfig
-from jaxfleet.fluid.transpiler.details.vars_distributed import VarsDistributed
+from jaxfleet.fluid.transpiler.details.vars_distributed import VarsDistributed, vars_distributed_of
 from jaxfleet.fluid.transpiler.distribute_transpiler import DistributeTranspiler
-from jaxfleet.fluid.transpiler.pserver import PServerJob
-from jaxfleet.fluid.transpiler.registry import registry_of
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.transpiler.pserver_job import PServerJob
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import FlAverage
-from jaxfleet.passes.fl_average import SAMPLES, SPLIT_NUM, receiving
+from jaxfleet.passes.fluid.fl_average import SAMPLES, SPLIT_NUM, receive_program
 
 
 @dataclass(frozen=True)
 class _FlJob(PServerJob):
-    """Makes the programs of a job whose trainers update.
-
-    Attributes:
-        weighted: parameters count by the number of samples that they were trained with.
-    """
+    """Builds the programs of a job whose trainers update, optionally averaged by sample counts."""
 
     weighted: bool = False
 
@@ -58,7 +53,7 @@ class _FlJob(PServerJob):
         return self._run(self.placed, serve)
 
     def registry(self) -> VarsDistributed:
-        return registry_of(self.main, self.placed, has_state=False)
+        return vars_distributed_of(self.main, self.placed, has_state=False)
 
     @property
     def slices(self) -> bool:
@@ -69,9 +64,9 @@ class FLDistributeTranspiler(DistributeTranspiler):
     """Transpiles a program for trainers whose parameters are averaged.
 
     Args:
-        config: what is asked for; its slicing is not done, since parameters travel whole.
-        weighted: a trainer's parameters count by the number of samples that it feeds to
-            `send_program` under the name `samples`; else all count alike.
+        config: the options; slicing has no effect, since parameters are sent whole.
+        weighted: weight a trainer's parameters by the number of samples that it feeds to
+            `send_program` as `samples`; otherwise all have the same weight.
     """
 
     def __init__(
@@ -83,20 +78,20 @@ class FLDistributeTranspiler(DistributeTranspiler):
 
     @property
     def split_num(self) -> int:
-        """How many operators of the trainer's program train; those that follow send."""
+        """The number of training operators in the trainer's program; those after them send."""
         count = self._transpiled()[1]._facts[SPLIT_NUM]
         assert isinstance(count, int)
         return count
 
     @property
     def samples(self) -> str:
-        """The name that `send_program` is fed the number of samples under, as float32[1]."""
+        """The feed name of the number of samples, float32[1], in `send_program`."""
         number = self._transpiled()[1]._facts["trainer_id"]
         return f"{SAMPLES}.trainer_{number}"
 
     @property
     def _opti_to_param(self) -> dict[str, str]:
-        """Names of parameters by those of the copies that are sent."""
+        """Names of parameters by the names of their sent copies."""
         return self._sent(self._transpiled()[1])
 
     @staticmethod
@@ -107,7 +102,7 @@ class FLDistributeTranspiler(DistributeTranspiler):
 
     @property
     def _opti_var_list(self) -> list[str]:
-        """Names of the copies of parameters that are sent, in order."""
+        """Names of the sent copies of parameters, in order."""
         return list(self._opti_to_param)
 
     @property
@@ -122,21 +117,21 @@ class FLDistributeTranspiler(DistributeTranspiler):
 
     @property
     def recv_program(self) -> Program:
-        """What receives, at the beginning of a round, what servers made of the last."""
-        return self._once("recv", lambda main: _written(main, receiving(ir_program(main))))
+        """The program that receives the last round's averages at the start of a round."""
+        return self._once("recv", lambda main: _written(main, receive_program(ir_program(main))))
 
     @property
     def train_program(self) -> Program:
-        """What trains: the trainer's program up to `split_num`."""
+        """The training part: the trainer's program up to `split_num`."""
         return self._once("train", lambda main: _part(main, slice(None, self.split_num)))
 
     @property
     def send_program(self) -> Program:
-        """What sends, at the end of a round: the trainer's program from `split_num` on."""
+        """The sending part, for the end of a round: the trainer's program from `split_num` on."""
         return self._once("send", lambda main: _part(main, slice(self.split_num, None)))
 
     def _once(self, name: str, make: Callable[[Program], Program]) -> Program:
-        """Returns a program that is made when it is first asked for."""
+        """Returns a program that is created on first use."""
         _, main = self._transpiled()
         if name not in self._cut:
             self._cut[name] = make(main)
@@ -163,11 +158,7 @@ class FLDistributeTranspiler(DistributeTranspiler):
         *,
         is_sync: bool,
     ) -> PServerJob:
-        """Returns what makes the programs of the job.
-
-        Raises:
-            StrategyError: servers are not to wait for all trainers.
-        """
+        """Returns the builder of the job's programs; StrategyError if not synchronous."""
         if not is_sync:
             what = "sync_mode=False: a server averages what all trainers of a round have made"
             hint = "leave sync_mode=True; GeoSgdTranspiler is for trainers that wait for nobody"
@@ -176,7 +167,7 @@ class FLDistributeTranspiler(DistributeTranspiler):
 
 
 def _part(main: Program, which: slice) -> Program:
-    """Returns some of a program's operators, with what they need."""
+    """Returns a slice of a program's operators, with their variables."""
     made = ir_program(main)
     block = made.root.with_ops(made.root.ops[which])
     used = {name for op in block.ops for name in (*op.reads, *op.writes)}

@@ -1,4 +1,4 @@
-"""GeoSgdTranspiler: trainers train by themselves, and servers add up what has changed.
+"""GeoSgdTranspiler: trainers train independently and servers sum their deltas.
 
 ::
 
@@ -7,31 +7,29 @@
     transpiler = fluid.transpiler.GeoSgdTranspiler(config)
     transpiler.transpile(trainer_id, pservers="10.0.0.1:6174,10.0.0.2:6174", trainers=4)
 
-The rest of a script is as with `DistributeTranspiler`.
+Otherwise a script is the same as with `DistributeTranspiler`.
 """
 
 from dataclasses import replace
 from typing import Any
 
-from jaxfleet.analysis.slices import placement_of, slices_of
+from jaxfleet.analysis.placement.sliced_layout import placement_of, slices_of
 from jaxfleet.analysis.updates import Updates
-from jaxfleet.fluid.checks import mistake
-from jaxfleet.fluid.dtypes import VarType
-from jaxfleet.fluid.no_effect import warn_no_effect
-from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.transpiler.details.vars_distributed import VarsDistributed
+from jaxfleet.fluid.argument_checks import mistake, warn_no_effect
+from jaxfleet.fluid.framework.program import Program
+from jaxfleet.fluid.framework.types import VarType
+from jaxfleet.fluid.transpiler.details.vars_distributed import VarsDistributed, vars_distributed_of
 from jaxfleet.fluid.transpiler.distribute_transpiler import DistributeTranspiler
-from jaxfleet.fluid.transpiler.pserver import PServerJob
-from jaxfleet.fluid.transpiler.registry import registry_of
+from jaxfleet.fluid.transpiler.pserver_job import PServerJob
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import GeoSgd
 
-_PUSH_EVERY = "push_every"  # in a trainer's facts: steps from one exchange to the next
+_PUSH_EVERY = "push_every"  # in a trainer's facts: steps between exchanges
 _DEFAULT_ENDPOINT = "127.0.0.1:6174"
 
 
 class _GeoJob(PServerJob):
-    """Makes the programs of a job whose trainers update."""
+    """Builds the programs of a job whose trainers update."""
 
     def trainer(self, trainer_id: int) -> IrProgram:
         made = self._run(self.placed, GeoSgd(trainer_id=trainer_id, trainers=self.trainers))
@@ -43,11 +41,11 @@ class _GeoJob(PServerJob):
         return self._run(self.placed, GeoSgd(server=number, trainers=self.trainers))
 
     def registry(self) -> VarsDistributed:
-        return registry_of(self.main, self.placed, has_state=False)
+        return vars_distributed_of(self.main, self.placed, has_state=False)
 
 
 class GeoSgdTranspiler(DistributeTranspiler):
-    """Transpiles a program for trainers that exchange, every so many steps, what has changed."""
+    """Transpiles a program for trainers that periodically exchange their changes."""
 
     def transpile(
         self,
@@ -62,11 +60,10 @@ class GeoSgdTranspiler(DistributeTranspiler):
     ) -> None:
         """Rewrites a program and its startup program, in place, for one process of a job.
 
-        `sync_mode=True` is warned of and changes nothing: no trainer waits for another.
+        `sync_mode=True` causes a warning and has no effect: trainers do not wait for each other.
 
         Raises:
-            ProgramError: as `DistributeTranspiler.transpile` does; or an exchange comes every 0
-                steps.
+            ProgramError: as `DistributeTranspiler.transpile`; or the exchange interval is 0.
         """
         if sync_mode:
             reason = "trainers of GeoSGD wait for nobody; DistributeTranspiler has a sync mode"
@@ -92,7 +89,7 @@ class GeoSgdTranspiler(DistributeTranspiler):
         return _GeoJob(main, startup, self.config, endpoints, trainers, is_sync)
 
     def _written(self, endpoint: str, server: IrProgram) -> Program:
-        """Returns a server's program; changes of sparse tables are rows, and nothing keeps them."""
+        """Returns a server's program; deltas of sparse tables are rows, and are not stored."""
         made = super()._written(endpoint, server)
         block = made.global_block()
         for pair in block.ops[0].attr("sparse_grad_to_param"):
@@ -100,7 +97,7 @@ class GeoSgdTranspiler(DistributeTranspiler):
         return made
 
     def _get_vars_info(self) -> dict[str, dict[str, list[str]]]:
-        """Returns where the slices of each parameter lie, as fluid's communicator is told it."""
+        """Returns the location of each parameter's slices, in the form of fluid's communicator."""
         job, _ = self._transpiled()
         sparse, placement = Updates(job.placed).prefetched, placement_of(job.placed)
         found: dict[str, dict[str, list[str]]] = {}

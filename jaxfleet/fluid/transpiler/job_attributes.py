@@ -1,50 +1,50 @@
-"""What scripts read from a transpiler once it has run: fluid's attributes of a job with servers."""
+"""Attributes of a transpiler that scripts read after `transpile`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jaxfleet.analysis.slices import Slice, placement_of, slices_of
+from jaxfleet.analysis.placement.sliced_layout import Slice, placement_of, slices_of
 from jaxfleet.analysis.updates import LOOKUPS, Updates
-from jaxfleet.fluid.operator import ROLE_VAR, Operator
-from jaxfleet.fluid.program import Program
+from jaxfleet.fluid.framework.operator import ROLE_VAR, Operator
+from jaxfleet.fluid.framework.program import Program
+from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.transpiler.details.vars_distributed import VarsDistributed
-from jaxfleet.fluid.transpiler.pserver import PServerJob
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.fluid.transpiler.pserver_job import PServerJob
 from jaxfleet.ir import block_name, trainer_name
-from jaxfleet.ir.names import LR_COUNTER
+from jaxfleet.ir.naming import LR_COUNTER
 
 _PREFETCHES = (*sorted(LOOKUPS), "nce")
 
 
 class JobAttributes:
-    """The attributes of a transpiler; those of a job with servers are there once it has run.
+    """The attributes of a transpiler; those of a job with servers are set once it has run.
 
     Attributes:
         origin_program: the program that was transpiled.
-        startup_program: what begins it, transpiled.
-        origin_startup_program: what began it before.
-        trainer_num: how many trainers there are.
-        trainer_id: which of them this is.
+        startup_program: its startup program, transpiled.
+        origin_startup_program: its startup program before.
+        trainer_num: the number of trainers.
+        trainer_id: the number of this trainer.
         sync_mode: whether servers wait for all trainers.
         pserver_endpoints: the endpoints of the servers.
-        vars_overview: what servers hold.
-        optimize_ops: the operators that update, as they were before.
+        vars_overview: the variables on servers.
+        optimize_ops: the original operators that update.
         params_grads: each parameter with its gradient.
-        table_name: the distributed table; None where there is none.
-        has_distributed_lookup_table: whether there is one.
-        param_name_to_grad_name: names of gradients by their parameters'.
-        grad_name_to_param_name: the other way round.
-        sparse_update_ops: look-ups of rows on servers that no operator has replaced.
+        table_name: the distributed table, or None.
+        has_distributed_lookup_table: whether there is a distributed table.
+        param_name_to_grad_name: names of gradients by the names of their parameters.
+        grad_name_to_param_name: the inverse.
+        sparse_update_ops: lookups of rows on servers that no operator has replaced.
         sparse_param_to_height_sections: rows of each slice of tables that trainers never hold.
-        need_delete_optimize_vars: what updates read besides parameters and gradients.
+        need_delete_optimize_vars: inputs of updates besides parameters and gradients.
         param_var_mapping: the slices of each parameter.
         grad_var_mapping: the slices of each gradient, as this trainer sends them.
-        grad_param_mapping: the slice of a parameter by that of its gradient.
-        param_grad_ep_mapping: by endpoint, the slices of parameters and gradients that it has.
+        grad_param_mapping: the slice of a parameter by the slice of its gradient.
+        param_grad_ep_mapping: the slices of parameters and gradients by endpoint.
         grad_name_to_send_dummy_out: the control variable of each gradient's `send`.
-        counter_var: what trainers count steps in for servers that cannot; None where they need not.
+        counter_var: the step counter of trainers for servers that cannot count; None if not needed.
     """
 
     counter_var: Variable | None = None
@@ -72,14 +72,7 @@ class JobAttributes:
     grad_name_to_send_dummy_out: dict[str, Variable]
 
     def _describe(self, job: PServerJob, main: Program, trainer_id: int, table: str | None) -> None:
-        """Sets all of them but the programs.
-
-        Args:
-            job: what was made, with the program as it was before.
-            main: the program as it is now.
-            trainer_id: whose it is.
-            table: the distributed table.
-        """
+        """Sets all attributes except the programs, for a trainer's transpiled program."""
         found = _Described(job, main, trainer_id)
         self.trainer_num, self.trainer_id = job.trainers, trainer_id
         self.sync_mode, self.pserver_endpoints = job.is_sync, list(job.endpoints)
@@ -100,13 +93,7 @@ class JobAttributes:
 
 @dataclass(frozen=True)
 class _Described:
-    """Collects the attributes of a job.
-
-    Attributes:
-        job: it.
-        main: the transpiled program.
-        trainer_id: whose it is.
-    """
+    """Computes the attributes of a job for the transpiled program `main` of one trainer."""
 
     job: PServerJob
     main: Program
@@ -163,7 +150,7 @@ class _Described:
         }
 
     def _sent(self, cut: Slice) -> str:
-        """Returns what this trainer calls the slice of a gradient that it sends."""
+        """Returns the name under which this trainer sends the slice of a gradient."""
         gradient = dict(self.updates.all_pairs)[cut.param]
         name = gradient if cut.is_whole else block_name(gradient, cut.index)
         is_own = self.job.is_sync and self.job.trainers > 1
@@ -174,7 +161,7 @@ class _Described:
         return known if known is not None else self._like(whole, name, cut.shape)
 
     def _like(self, whole: str, name: str, shape: Sequence[int]) -> Variable:
-        """Returns a variable that no operator names: whoever sends or receives cuts it."""
+        """Returns a variable that no operator names: the communication layer cuts it."""
         of, block = self._variable(whole), self.main.global_block()
         return Variable(block, name=name, shape=list(shape), dtype=of.dtype, type=of.type)
 
@@ -183,14 +170,14 @@ class _Described:
         return known if known is not None else self.job.main.global_block().var(name)
 
     def pairs_of_slices(self) -> Iterator[tuple[Variable, Variable]]:
-        """Yields each slice of a gradient with that of its parameter."""
+        """Yields each slice of a gradient with the slice of its parameter."""
         for gradient, param in zip(
             self.grad_slices.values(), self.param_slices.values(), strict=True
         ):
             yield from zip(gradient, param, strict=True)
 
     def by_endpoint(self) -> dict[str, dict[str, list[Variable]]]:
-        """Returns by endpoint the slices that it has."""
+        """Returns the slices by endpoint."""
         found: dict[str, dict[str, list[Variable]]]
         found = {at: {"params": [], "grads": []} for at in self.job.endpoints}
         placement = placement_of(self.job.placed)

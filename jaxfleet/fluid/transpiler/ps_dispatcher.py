@@ -1,13 +1,16 @@
-"""Which server gets which block: RoundRobin, HashName, and scripts' own dispatchers."""
+"""Slices of variables, and the dispatchers that assign them to parameter servers."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from jaxfleet.analysis.placing import stable_hash
+from jaxfleet.analysis.placement.policies import stable_hash
+from jaxfleet.analysis.placement.slicing_rule import block_sizes
+from jaxfleet.fluid.framework.variable import Variable
 
 
 class PSDispatcher:
-    """Chooses servers for blocks.
+    """Assigns blocks to servers.
 
     Args:
         pserver_endpoints: `host:port` of every server.
@@ -19,28 +22,27 @@ class PSDispatcher:
 
     @property
     def eps(self) -> list[str]:
-        """The servers."""
         return self._eps
 
     def reset(self) -> None:
-        """Begins anew, with the first server."""
+        """Restarts with the first server."""
         self._step = 0
 
     def dispatch(self, varlist: Sequence[Any]) -> list[str]:
-        """Returns a server for each of some blocks.
+        """Returns a server for each block.
 
         Args:
-            varlist: each has a `name`.
+            varlist: the blocks, objects with a `name`.
 
         Raises:
-            NotImplementedError: a subclass says how.
+            NotImplementedError: subclasses implement it.
         """
         del varlist
         raise NotImplementedError(f"{type(self).__name__} does not say which server gets a block")
 
 
 class RoundRobin(PSDispatcher):
-    """Takes the servers in turn, and goes on where it stopped."""
+    """Cycles through the servers across calls."""
 
     def dispatch(self, varlist: Sequence[Any]) -> list[str]:
         found = []
@@ -51,10 +53,53 @@ class RoundRobin(PSDispatcher):
 
 
 class HashName(PSDispatcher):
-    """Goes by a block's name, so that it stays where it is whatever else there is.
+    """Assigns by a block's name, independently of other blocks.
 
-    Fluid took Python's own hash, which differs from process to process; this is the CRC-32.
+    Fluid used Python's own hash, which differs from process to process; this is the CRC-32.
     """
 
     def dispatch(self, varlist: Sequence[Any]) -> list[str]:
         return [self._eps[stable_hash(var.name) % len(self._eps)] for var in varlist]
+
+
+@dataclass(frozen=True)
+class VarBlock:
+    """A block of a variable.
+
+    Attributes:
+        varname: the variable's name.
+        offset: the block's number among the variable's.
+        size: the number of elements.
+    """
+
+    varname: str
+    offset: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.varname}:{self.offset}:{self.size}"
+
+
+def slice_variable(
+    var_list: Sequence[Variable], slice_count: int, min_block_size: int
+) -> list[str]:
+    """Returns the blocks of variables, as `name:number:elements`.
+
+    Rows are never cut.
+
+    Args:
+        var_list: the variables.
+        slice_count: the maximum number of blocks of each.
+        min_block_size: the minimum number of elements of a block, except for rounding; variables
+            have fewer blocks if necessary.
+    """
+    return [
+        str(VarBlock(var.name, index, size))
+        for var in var_list
+        for index, size in enumerate(block_sizes(var.shape, slice_count, min_block_size))
+    ]
+
+
+def same_or_split_var(p_name: str, var_name: str) -> bool:
+    """Whether a name is that of a variable or of one of its blocks."""
+    return p_name == var_name or p_name.startswith(var_name + ".block")

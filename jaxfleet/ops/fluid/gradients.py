@@ -1,7 +1,7 @@
-"""What fluid's gradient operators compute: `jax.vjp` of the operator, or what its schema says.
+"""Gradient operators: `jax.vjp` of the operator, or the function in its schema.
 
-A gradient operator reads the operator's slots that its schema names and, as `Out@GRAD`, the
-gradients of its outputs; it writes `X@GRAD` for the inputs whose gradients are wanted.
+A gradient operator reads the slots that the schema names and, as `Out@GRAD`, the gradients of the
+outputs; it writes `X@GRAD` for the inputs whose gradients are requested.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Operands, Operator
-from jaxfleet.ir.names import GRAD
+from jaxfleet.ir.naming import GRAD
 from jaxfleet.ops.fluid.schema import (
     Gradient,
     Schema,
@@ -30,12 +30,9 @@ from jaxfleet.ops.registry import Array, Context, find_op, register_op
 
 
 def define_gradient(op_type: str) -> None:
-    """Registers what the gradient operator of a fluid operator computes, and that one's own.
+    """Registers a fluid operator's gradient operator, and the gradient operator of that one.
 
-    So gradients of gradients can be taken, as a penalty on them needs; those of these cannot.
-
-    Raises:
-        ProgramError: the operator is not described, or has no gradient.
+    So second derivatives exist, as a gradient penalty needs; third ones do not.
     """
     schema = schema_of(op_type)
     if schema is None or schema.gradient is None:
@@ -50,12 +47,7 @@ def define_gradient(op_type: str) -> None:
 def define_block_gradient(op_type: str, attrs: Mapping[str, Any] | None = None) -> None:
     """Registers the gradient operator of one with a sub-block, of which it runs a copy.
 
-    Args:
-        op_type: the operator's type.
-        attrs: what the gradient operator says besides which names the copy has for its operands.
-
-    Raises:
-        ProgramError: the operator is not described, or has no gradient.
+    `attrs` are its attributes besides the copy's names of its operands.
     """
     schema = schema_of(op_type)
     if schema is None or schema.gradient is None:
@@ -65,7 +57,7 @@ def define_block_gradient(op_type: str, attrs: Mapping[str, Any] | None = None) 
 
 
 def _defined(schema: Schema, gradient: Gradient) -> Schema:
-    """Registers one gradient operator, and returns what it looks like."""
+    """Registers one gradient operator, and returns its schema."""
 
     def meaning(ctx: Context, op: Operator, values: Sequence[Array]) -> Sequence[Array]:
         given = tuple(slot for slot in _all_slots(schema) if slot.name in gradient.reads)
@@ -81,7 +73,7 @@ def _defined(schema: Schema, gradient: Gradient) -> Schema:
 
 
 def differentiable(schema: Schema) -> Gradient:
-    """Returns the plain way to differentiate: read all inputs, give all of them gradients."""
+    """The default gradient: reads all inputs, and differentiates all of them."""
     names = tuple(slot.name for slot in schema.inputs)
     return Gradient(f"{schema.type}_grad", names, names)
 
@@ -119,7 +111,7 @@ def _computed(
 def _by_vjp(
     ctx: Context, op: Operator, schema: Schema, held: Mapping[str, Value]
 ) -> Mapping[str, Value]:
-    """Differentiates the operator, with respect to the inputs whose gradients are written."""
+    """Differentiates the operator with respect to the inputs whose gradients are written."""
     wanted = [slot for slot in schema.inputs if op.outputs.slot(slot.name + GRAD)]
     forward = _forward(op, schema, held)
     meaning = find_op(schema.type).meaning
@@ -136,7 +128,7 @@ def _by_vjp(
 
 
 def _forward(op: Operator, schema: Schema, held: Mapping[str, Value]) -> Operator:
-    """Returns the operator whose gradient another one computes, with made-up names."""
+    """The operator of a gradient operator, with generated names."""
     inputs = [(slot.name, _names(slot, held[slot.name])) for slot in schema.inputs]
     outputs = [
         (slot.name, tuple(f"{slot.name}.{i}" for i in range(_count(slot, op))))
@@ -166,7 +158,7 @@ def _cotangents(slot: Slot, op: Operator, held: Mapping[str, Value]) -> list[Arr
 
 
 def _cotangent(made: Array, given: Array | None) -> Any:
-    """Returns the gradient of an output, zero where nothing depends on it."""
+    """The gradient of an output; zero if nothing depends on it."""
     if not jnp.issubdtype(made.dtype, jnp.inexact):
         return np.zeros(made.shape, jax.dtypes.float0)
     if given is None:

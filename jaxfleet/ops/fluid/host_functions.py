@@ -1,13 +1,17 @@
-"""Operators that run on the host: `py_func`, a function of the script's, and `print`.
+"""Operators that run on the host: `py_func`, a function of the script, and `print`.
 
-A program names a function by its number among those that this process has registered.
+A program names a function by its place of definition and a digest of its code, so a program read in
+another process finds the function that the same script registered there, or none.
 """
 
+import hashlib
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from types import CodeType
 from typing import Any, TypeAlias
 
 import jax
@@ -35,42 +39,79 @@ HostFunction: TypeAlias = Callable[..., Any]
 
 @dataclass
 class _Host:
-    functions: list[HostFunction] = field(default_factory=list)
-    printed: Counter[int] = field(default_factory=Counter)  # how often, by number
+    functions: dict[str, HostFunction] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)  # guards registration
+    printed: Counter[int] = field(default_factory=Counter)  # number of prints, by key
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
 
 _HOST = _Host()
+_DIGEST_CHARACTERS = 12
 
 
-def register_function(function: HostFunction) -> int:
-    """Returns the number by which a program names a function."""
-    _HOST.functions.append(function)
-    return len(_HOST.functions) - 1
+def register_function(function: HostFunction) -> str:
+    """Registers a function; returns its name in programs: `train.scale:5f2b8c01d9aa`.
+
+    Functions of one name, such as those created in a loop, are numbered in the order of
+    registration: `train.<lambda>:5f2b8c01d9aa#1` is the second.
+    """
+    name, functions = _name_of(function), _HOST.functions
+    names = (f"{name}#{at}" if at else name for at in count())
+    with _HOST.lock:
+        return next(one for one in names if functions.setdefault(one, function) is function)
+
+
+def _name_of(function: HostFunction) -> str:
+    """Place of definition of a function, with a digest of its code and closure."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    bound = (getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None))
+    text = _described([code, cells, bound])
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    return f"{named.__module__}.{named.__qualname__}:{digest}"
+
+
+def _described(value: object) -> str:
+    """A representation that is equal in every process that runs the same script."""
+    match value:
+        case CodeType():
+            parts = (value.co_code.hex(), *value.co_names, value.co_varnames, value.co_consts)
+            return _described(parts)
+        case None | bool() | int() | float() | complex() | str() | bytes():
+            return repr(value)
+        case tuple() | list():
+            return f"({','.join(map(_described, value))})"
+        case frozenset() | set():
+            return f"{{{','.join(sorted(map(_described, value)))}}}"
+        case dict():
+            return f"{{{','.join(map(_described, value.items()))}}}"
+        case _:
+            return type(value).__qualname__  # an object: it has no stable representation
 
 
 def new_number() -> int:
-    """Returns a number for what prints, which is counted by it."""
+    """A new key of the counter of prints."""
     return next(_HOST.numbers)
 
 
-def _function(number: int) -> HostFunction:
-    if not 0 <= number < len(_HOST.functions):
-        what = f"py_func: this process has no function {number}"
-        raise ProgramError(what, hint="build the program here; a saved one has no functions in it")
-    return _HOST.functions[number]
+def _function(name: str, op: Operator | None = None) -> HostFunction:
+    if name not in _HOST.functions:
+        what = f"py_func: this process has registered no function '{name}'"
+        hint = "build the program in this process; a saved program has no functions in it"
+        raise ProgramError(what, op=op, hint=hint)
+    return _HOST.functions[name]
 
 
-def _called(number: int, like: Sequence[jax.ShapeDtypeStruct], *given: Array) -> list[Array]:
-    """Calls a function of the script's with numpy arrays, within a computation."""
-    function = _function(number)
+def _called(name: str, like: Sequence[jax.ShapeDtypeStruct], *given: Array) -> list[Array]:
+    """Calls a function of the script with numpy arrays, within a computation."""
+    function = _function(name)
 
     def run(*arrays: Any) -> tuple[np.ndarray[Any, Any], ...]:
         made = function(*map(np.asarray, arrays))
         many = made if isinstance(made, list | tuple) else [made]
         if len(many) != len(like):
-            name = getattr(function, "__name__", "the function")
-            raise ProgramError(f"py_func: {name} returns {len(many)} arrays for {len(like)}")
+            raise ProgramError(f"py_func: '{name}' returns {len(many)} arrays for {len(like)}")
         pairs = zip(many, like, strict=True)
         return tuple(np.asarray(x).astype(to.dtype).reshape(to.shape) for x, to in pairs)
 
@@ -86,11 +127,13 @@ def _called(number: int, like: Sequence[jax.ShapeDtypeStruct], *given: Array) ->
 
 @register_op("py_func", has_effect=True)
 def py_func(ctx: Context, op: Operator, values: Sequence[Array]) -> Sequence[Array]:
-    """Calls a function of the script's; its gradient calls another."""
+    """Calls a function of the script; its gradient calls another."""
     attrs = attributes(ctx, op, _SCHEMA)
     shapes = zip(attrs["out_shapes"], attrs["out_dtypes"], strict=True)
     like = [jax.ShapeDtypeStruct(tuple(shape), device_dtype(dtype)) for shape, dtype in shapes]
     forward, backward = attrs["forward_callable_id"], attrs["backward_callable_id"]
+    for name in filter(None, (forward, backward)):
+        _function(name, op)
 
     @jax.custom_vjp
     def call(given: list[Array]) -> list[Array]:
@@ -101,7 +144,7 @@ def py_func(ctx: Context, op: Operator, values: Sequence[Array]) -> Sequence[Arr
         return made, (given, made)
 
     def back(saved: tuple[list[Array], list[Array]], grads: list[Array]) -> tuple[list[Any]]:
-        if backward < 0:
+        if not backward:
             return ([_no_gradient(x) for x in saved[0]],)
         return (_backward(attrs, *saved, grads),)
 
@@ -112,7 +155,7 @@ def py_func(ctx: Context, op: Operator, values: Sequence[Array]) -> Sequence[Arr
 def _backward(
     attrs: Attributes, given: list[Array], made: list[Array], grads: list[Array]
 ) -> list[Any]:
-    """Returns the gradients of what is a number with a fraction; whole numbers have none."""
+    """Gradients of floating-point inputs; integers have none."""
     named = zip(attrs["names"], [*given, *made], strict=True)
     read = [x for name, x in named if name not in attrs["skipped"]]
     floats = [x for x in given if jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)]
@@ -141,8 +184,8 @@ _SCHEMA = Schema(
     slots("X*?"),
     slots("Out*"),
     {
-        "forward_callable_id": 0,
-        "backward_callable_id": -1,
+        "forward_callable_id": "",
+        "backward_callable_id": "",
         "names": [],
         "skipped": [],
         "out_shapes": [],
@@ -153,7 +196,7 @@ _SCHEMA = Schema(
         ("X", "Out"),
         ("X",),
         _py_func_back,
-        unless=("backward_callable_id", -1),
+        unless=("backward_callable_id", ""),
     ),
 )
 describe(_SCHEMA)
@@ -176,7 +219,7 @@ def _print_back(
                  "number": 0},
           gradient=Gradient("print_grad", (), ("In",), _print_back))  # fmt: skip
 def print_op(attrs: Attributes, x: Array) -> Array:
-    """Prints what it takes when the program runs, and returns it."""
+    """Prints its input when the program runs, and returns it."""
     if attrs["print_phase"].upper() != "BACKWARD":
         _show(attrs, x)
     return x
@@ -194,7 +237,7 @@ def _show(attrs: Attributes, x: Array) -> None:
 
 
 def _text(attrs: Attributes, value: np.ndarray[Any, Any]) -> str:
-    """Returns a variable as fluid prints it."""
+    """Formats a variable as fluid does."""
     lines = [f"Variable: {attrs['variable']}"] if attrs["print_tensor_name"] else []
     if attrs["message"]:
         lines.append(f"  - message: {attrs['message']}")

@@ -1,4 +1,4 @@
-"""Operators that take elements by number, or find them."""
+"""Lookup, gather, scatter, slicing, sorting and one-hot operators."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ _OF_A_TABLE = {"is_sparse": False, "is_distributed": False, "padding_idx": -1,
 @fluid_op("lookup_table_v2", inputs="W Ids", attrs=_OF_A_TABLE,
           gradient=Gradient("lookup_table_v2_grad", ("W", "Ids"), ("W",)))  # fmt: skip
 def lookup_table_v2(attrs: Attributes, table: Array, ids: Array) -> Array:
-    """Takes rows of a table; those of `padding_idx` are zero."""
+    """Looks up rows of a table; those of `padding_idx` are zero."""
     rows = _rows(table, ids)
     if attrs["padding_idx"] < 0:
         return rows
@@ -25,10 +25,10 @@ def lookup_table_v2(attrs: Attributes, table: Array, ids: Array) -> Array:
 
 
 def _rows(x: Array, numbers: Array) -> Array:
-    """Takes rows by their numbers.
+    """Selects rows by number.
 
-    A row that `x` does not have is NaN: fluid raised, a device cannot, and to take another row in
-    its place would train that one. Rows of whole numbers have no NaN; there it is the nearest.
+    A row out of range is NaN: fluid raises, a device cannot, and another row in its place would be
+    trained. Integers have no NaN; for them it is the nearest row.
     """
     made = jnp.take(x, numbers, axis=0, mode="clip")
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -41,7 +41,7 @@ def _rows(x: Array, numbers: Array) -> Array:
 @fluid_op("lookup_table", inputs="W Ids", attrs=_OF_A_TABLE,
           gradient=Gradient("lookup_table_grad", ("W", "Ids"), ("W",)))  # fmt: skip
 def lookup_table(attrs: Attributes, table: Array, ids: Array) -> Array:
-    """Takes rows of a table by numbers whose last axis, of size 1, becomes the row."""
+    """Looks up rows by numbers whose last axis, of size 1, becomes the row."""
     if ids.shape[-1] != 1:
         raise ValueError(f"the last size of its ids is 1, not {ids.shape[-1]}")
     return lookup_table_v2(attrs, table, ids[..., 0])
@@ -56,7 +56,7 @@ def _one_hot(attrs: Attributes, x: Array) -> Array:
     made = (x[..., None] == jnp.arange(depth)).astype(jnp.float32)
     if attrs["allow_out_of_range"]:
         return made
-    is_named = (x >= 0) & (x < depth)  # fluid raises where one is not, which a device cannot
+    is_named = (x >= 0) & (x < depth)  # out of range fluid raises, a device cannot
     return jnp.where(is_named[..., None], made, jnp.nan)
 
 
@@ -65,13 +65,13 @@ _DEPTH = {"depth": 1, "dtype": "float32", "allow_out_of_range": False}
 
 @fluid_op("one_hot_v2", inputs="X", attrs=_DEPTH)
 def one_hot_v2(attrs: Attributes, x: Array) -> Array:
-    """Makes rows that are 1 where they are named, and else 0."""
+    """One-hot rows."""
     return _one_hot(attrs, x)
 
 
 @fluid_op("one_hot", inputs="X", attrs=_DEPTH)
 def one_hot(attrs: Attributes, x: Array) -> Array:
-    """Makes such rows of numbers whose last axis, of size 1, becomes the row."""
+    """One-hot rows of numbers whose last axis, of size 1, becomes the row."""
     if x.shape[-1] != 1:
         raise ValueError(f"the last size of its input is 1, not {x.shape[-1]}")
     return _one_hot(attrs, x[..., 0])
@@ -80,7 +80,7 @@ def one_hot(attrs: Attributes, x: Array) -> Array:
 @fluid_op("top_k", inputs="X", outputs="Out Indices", attrs={"k": 1},
           gradient=Gradient("top_k_grad", ("X", "Indices"), ("X",)))  # fmt: skip
 def top_k(attrs: Attributes, x: Array) -> Value:
-    """Finds the `k` largest along the last axis, and where they are."""
+    """The `k` largest elements along the last axis, and their indices."""
     order = jnp.argsort(-x, axis=-1)[..., : attrs["k"]]
     return jnp.take_along_axis(x, order, axis=-1), order.astype(jnp.int32)
 
@@ -93,20 +93,20 @@ _WHICH = {"axis": -1, "keepdims": False, "dtype": "int64"}
 
 @fluid_op("arg_max", inputs="X", attrs=_WHICH)
 def arg_max(attrs: Attributes, x: Array) -> Array:
-    """Tells where the largest is, along an axis."""
+    """Index of the largest element along an axis."""
     return jnp.argmax(x, attrs["axis"], keepdims=attrs["keepdims"]).astype(jnp.int32)
 
 
 @fluid_op("arg_min", inputs="X", attrs=_WHICH)
 def arg_min(attrs: Attributes, x: Array) -> Array:
-    """Tells where the smallest is, along an axis."""
+    """Index of the smallest element along an axis."""
     return jnp.argmin(x, attrs["axis"], keepdims=attrs["keepdims"]).astype(jnp.int32)
 
 
 @fluid_op("argsort", inputs="X", outputs="Out Indices", attrs={"axis": -1, "descending": False},
           gradient=Gradient("argsort_grad", ("X", "Indices"), ("X",)))  # fmt: skip
 def argsort(attrs: Attributes, x: Array) -> Value:
-    """Sorts along an axis, and tells where each element was."""
+    """Sorts along an axis; returns also the indices."""
     order = jnp.argsort(-x if attrs["descending"] else x, axis=attrs["axis"])
     return jnp.take_along_axis(x, order, axis=attrs["axis"]), order.astype(jnp.int32)
 
@@ -117,9 +117,9 @@ define_gradient("argsort")
 def _gather_back(
     attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
 ) -> Mapping[str, Value]:
-    """Adds up the gradients of rows that were taken twice; with `overwrite` the last one stays."""
+    """Sums the gradients of rows selected twice; with `overwrite` the last one counts."""
     x, rows, grad = reads["X"], reads["Index"].reshape(-1), grads["Out"]
-    rows = jnp.where(rows < 0, x.shape[0], rows)  # which no row of x is: it is dropped
+    rows = jnp.where(rows < 0, x.shape[0], rows)  # out of range, so it is dropped
     if attrs["overwrite"]:
         places = jnp.arange(rows.size)
         last = jnp.zeros(x.shape[0], places.dtype).at[rows].max(places, mode="drop")
@@ -133,7 +133,7 @@ def _gather_back(
 @fluid_op("gather", inputs="X Index", attrs={"overwrite": True},
           gradient=Gradient("gather_grad", ("X", "Index"), ("X",), _gather_back))  # fmt: skip
 def gather(_: Attributes, x: Array, index: Array) -> Array:
-    """Takes rows."""
+    """Selects rows."""
     return _rows(x, index.reshape(-1))
 
 
@@ -144,7 +144,7 @@ define_gradient("gather")
     "gather_nd", inputs="X Index", gradient=Gradient("gather_nd_grad", ("X", "Index"), ("X",))
 )
 def gather_nd(_: Attributes, x: Array, index: Array) -> Array:
-    """Takes what the last axis of the index names by its first numbers."""
+    """Selects elements or slices by the index tuples along the last axis."""
     return x[tuple(jnp.moveaxis(index, -1, 0))]
 
 
@@ -154,7 +154,7 @@ define_gradient("gather_nd")
 @fluid_op("scatter", inputs="X Ids Updates", attrs={"overwrite": True},
           gradient=Gradient("scatter_grad", ("X", "Ids", "Updates"), ("X", "Updates")))  # fmt: skip
 def scatter(attrs: Attributes, x: Array, ids: Array, updates: Array) -> Array:
-    """Writes rows, or adds up those that go to one place."""
+    """Overwrites rows, or adds to them; updates of the same row are summed."""
     rows = ids.reshape(-1)
     return (
         x.at[rows].set(updates) if attrs["overwrite"] else x.at[rows].set(0).at[rows].add(updates)
@@ -168,7 +168,7 @@ define_gradient("scatter")
           attrs={"axes": [], "starts": [], "ends": [], "decrease_axis": [], "infer_flags": []},
           gradient=Gradient("slice_grad", ("Input",), ("Input",)))  # fmt: skip
 def slice_(attrs: Attributes, x: Array) -> Array:
-    """Takes a part along axes, and drops the axes of `decrease_axis`."""
+    """Slices along axes, and removes the axes of `decrease_axis`."""
     part = [slice(None)] * x.ndim
     for axis, start, end in zip(attrs["axes"], attrs["starts"], attrs["ends"], strict=True):
         part[axis] = slice(start, end)
@@ -184,7 +184,7 @@ define_gradient("slice")
           attrs={"axes": [], "starts": [], "ends": [], "strides": [], "infer_flags": []},
           gradient=Gradient("strided_slice_grad", ("Input",), ("Input",)))  # fmt: skip
 def strided_slice(attrs: Attributes, x: Array) -> Array:
-    """Takes every so many elements of a part along axes."""
+    """Slices along axes, with strides."""
     part = [slice(None)] * x.ndim
     bounds = (attrs[name] for name in ("axes", "starts", "ends", "strides"))
     for axis, *bound in zip(*bounds, strict=True):

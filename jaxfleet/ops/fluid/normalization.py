@@ -1,24 +1,38 @@
-"""Operators that give values mean 0 and deviation 1: over a batch, over a row, over a vector."""
+"""Batch, layer, group and data normalization; batch normalization over all devices."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxfleet.ir import Operator
+from jaxfleet.ir.naming import GRAD
 from jaxfleet.ops.fluid.gradients import define_gradient
-from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
-from jaxfleet.ops.registry import Array
+from jaxfleet.ops.fluid.schema import (
+    Attributes,
+    Gradient,
+    Schema,
+    Value,
+    attributes,
+    by_slot,
+    describe,
+    flat,
+    fluid_op,
+    schema_of,
+)
+from jaxfleet.ops.registry import Array, Context, find_op, register_op
 
 
 def _other_axes(attrs: Attributes, x: Array) -> tuple[int, ...]:
-    """Returns all axes but that of the channels."""
     channels = x.ndim - 1 if attrs["data_layout"] == "NHWC" else 1
     return tuple(axis for axis in range(x.ndim) if axis != channels)
 
 
 def _uses_kept(attrs: Attributes) -> bool:
-    """Tells whether the averages kept so far normalize, and not those of the batch."""
+    """Whether running averages normalize, instead of the batch's statistics."""
     return bool(attrs["is_test"] or attrs["use_global_stats"])
 
 
@@ -32,7 +46,7 @@ def _batch_norm_back(
     )
     unit = (x - mean) * inverse
     to_bias, to_scale = jnp.sum(grad, axes), jnp.sum(grad * unit, axes)
-    if not _uses_kept(attrs):  # the statistics are made of x too
+    if not _uses_kept(attrs):  # the statistics depend on x too
         count = x.size / to_bias.size
         wide = jnp.expand_dims(to_scale, axes)
         grad = grad - (jnp.expand_dims(to_bias, axes) + unit * wide) / count
@@ -52,9 +66,9 @@ def _batch_norm_back(
 def batch_norm(
     attrs: Attributes, x: Array, scale: Array, bias: Array, mean: Array, variance: Array
 ) -> Value:
-    """Normalizes each channel by the batch (Ioffe and Szegedy, 2015), and keeps averages.
+    """Normalizes each channel by the batch (Ioffe and Szegedy, 2015); updates running averages.
 
-    `SavedVariance` is one over the deviation, as fluid saves it for the gradient.
+    `SavedVariance` is one over the deviation, as in fluid, for the gradient.
     """
     axes = _other_axes(attrs, x)
     used, spread = mean, variance
@@ -76,7 +90,7 @@ define_gradient("batch_norm")
           gradient=Gradient("layer_norm_grad", ("X", "Scale", "Bias", "Mean", "Variance"),
                             ("X", "Scale", "Bias")))  # fmt: skip
 def layer_norm(attrs: Attributes, x: Array, scale: Array | None, bias: Array | None) -> Value:
-    """Normalizes each row (Ba et al., 2016): the axes before `begin_norm_axis` number them."""
+    """Normalizes each row (Ba et al., 2016): the axes before `begin_norm_axis` index the rows."""
     begin = attrs["begin_norm_axis"]
     rows = x.reshape(math.prod(x.shape[:begin]), math.prod(x.shape[begin:]))
     mean, variance = jnp.mean(rows, 1), jnp.var(rows, 1)
@@ -114,7 +128,7 @@ define_gradient("group_norm")
 @fluid_op("norm", inputs="X", outputs="Out Norm", attrs={"axis": -1, "epsilon": 1e-10},
           gradient=Gradient("norm_grad", ("X", "Norm"), ("X",)))  # fmt: skip
 def norm(attrs: Attributes, x: Array) -> Value:
-    """Divides by the length along an axis."""
+    """Divides by the L2 norm along an axis."""
     length = jnp.sqrt(jnp.sum(x * x, attrs["axis"], keepdims=True) + attrs["epsilon"])
     return x / length, length
 
@@ -126,7 +140,7 @@ define_gradient("norm")
           gradient=Gradient("cos_sim_grad", ("X", "Y", "Out", "XNorm", "YNorm"),
                             ("X", "Y")))  # fmt: skip
 def cos_sim(_: Attributes, x: Array, y: Array) -> Value:
-    """Takes the cosine of the angle between rows: f32[b,n], f32[b,n] or f32[1,n] -> f32[b,1]."""
+    """Cosine similarity of rows: f32[b,n], f32[b,n] or f32[1,n] -> f32[b,1]."""
     lengths = [jnp.sqrt(jnp.sum(v * v, 1, keepdims=True)) for v in (x, y)]
     return jnp.sum(x * y, 1, keepdims=True) / (lengths[0] * lengths[1]), *lengths
 
@@ -137,7 +151,7 @@ define_gradient("cos_sim")
 def _data_norm_back(
     attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
 ) -> Mapping[str, Value]:
-    """Gives what a batch adds to the counts and sums in the place of their gradients."""
+    """The batch's increments of counts and sums, instead of their gradients."""
     x, mean = reads["X"], reads["Means"]
     count = jnp.full(mean.shape, x.shape[0], mean.dtype)
     squares = jnp.sum(jnp.square(x - mean), 0) + count * attrs["epsilon"]
@@ -158,3 +172,76 @@ def data_norm(_: Attributes, x: Array, size: Array, total: Array, squares: Array
 
 
 define_gradient("data_norm")
+
+
+def _schema(op_type: str) -> Schema:
+    found = schema_of(op_type)
+    assert found is not None
+    return found
+
+
+def _described(op_type: str) -> Schema:
+    """Declares the schema of an operator from that of its unsynchronized form."""
+    like = _schema(op_type)
+    made = Schema(f"sync_{op_type}", like.inputs, like.outputs, like.attrs)
+    describe(made)
+    return made
+
+
+_FORWARD, _BACKWARD = _described("batch_norm"), _described("batch_norm_grad")
+
+
+@register_op("sync_batch_norm", is_collective=True)
+def sync_batch_norm(ctx: Context, op: Operator, values: Sequence[Array]) -> Sequence[Array]:
+    """`batch_norm` by the mean and variance over the rows of all devices."""
+    attrs = attributes(ctx, op, _FORWARD)
+    if attrs["is_test"] or attrs["use_global_stats"]:
+        return find_op("batch_norm").meaning(ctx, op, values)
+    held = by_slot(_FORWARD.inputs, op, values)
+    x, keep = held["X"], attrs["momentum"]
+    made, mean, spread, inverse = _normalized(ctx, attrs, x, held["Scale"], held["Bias"])
+    outputs = {
+        "Y": made,
+        "MeanOut": keep * held["Mean"] + (1 - keep) * mean,
+        "VarianceOut": keep * held["Variance"] + (1 - keep) * spread,
+        "SavedMean": mean,
+        "SavedVariance": inverse,
+    }
+    return flat(op, outputs)
+
+
+@register_op("sync_batch_norm_grad", is_collective=True)
+def sync_batch_norm_grad(ctx: Context, op: Operator, values: Sequence[Array]) -> Sequence[Array]:
+    """Differentiates it, also through the mean and variance that devices share."""
+    attrs = attributes(ctx, op, _BACKWARD)
+    if attrs["use_global_stats"]:
+        return find_op("batch_norm_grad").meaning(ctx, op, values)
+    held = by_slot(_BACKWARD.inputs, op, values)
+    x, scale = held["X"], held["Scale"]
+    bias = jnp.zeros_like(scale) if held.get("Bias") is None else held["Bias"]
+
+    def run(x: Array, scale: Array, shift: Array) -> Array:
+        return _normalized(ctx, attrs, x, scale, shift)[0]
+
+    _, pull = jax.vjp(run, x, scale, bias)
+    found = pull(held["Y" + GRAD])
+    return flat(op, {name + GRAD: x for name, x in zip(("X", "Scale", "Bias"), found, strict=True)})
+
+
+def _normalized(
+    ctx: Context, attrs: Mapping[str, Any], x: Any, scale: Any, bias: Any
+) -> tuple[Array, Array, Array, Array]:
+    """The normalized rows, the mean, the variance, and one over the deviation."""
+    channel = 1 if attrs["data_layout"] == "NCHW" else x.ndim - 1
+    axes = tuple(axis for axis in range(x.ndim) if axis != channel)
+    own = jnp.mean(x, axes)
+    mean = _over_devices(ctx, own)
+    spread = _over_devices(ctx, jnp.var(x, axes) + (own - mean) ** 2)
+    inverse = lax.rsqrt(spread + attrs["epsilon"])
+    wide = [jnp.expand_dims(each, axes) for each in (mean, inverse, scale, bias)]
+    return (x - wide[0]) * wide[1] * wide[2] + wide[3], mean, spread, inverse
+
+
+def _over_devices(ctx: Context, value: Array) -> Array:
+    """The mean over devices, which have equally many rows: that of all rows."""
+    return value if ctx.axis_name is None else lax.pmean(value, ctx.axis_name)

@@ -1,4 +1,4 @@
-"""Operators that draw random numbers: by a seed of their own, and the number of the run."""
+"""Random operators, keyed by a seed of their own and the number of the run."""
 
 from collections.abc import Mapping
 
@@ -10,10 +10,10 @@ from jaxfleet.ops.fluid.gradients import define_gradient
 from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
-# `Run` is ours: u32[], what tells one run of a program from the next.
+# `Run` is ours: u32[], the number of the run.
 RUN_SLOT = "Run"
-RUN = "@RUN@"  # what it reads there
-DRAWS_AS = "draws_as"  # attribute: the number by which an operator and its copies draw alike
+RUN = "@RUN@"  # the variable of this input
+DRAWS_AS = "draws_as"  # attribute: number that an operator shares with its copies, for equal draws
 _DRAWN = {"shape": [1], "dtype": "float32", "seed": 0}
 RANDOM_OPS = (
     *("uniform_random", "gaussian_random", "truncated_gaussian_random", "dropout"),
@@ -22,7 +22,7 @@ RANDOM_OPS = (
 
 
 def key_of(attrs: Attributes, run: Array | None) -> Array:
-    """Returns what an operator draws from."""
+    """The key of an operator's draws."""
     key = jax.random.key(attrs["seed"])
     return key if run is None else jax.random.fold_in(key, run)
 
@@ -31,7 +31,7 @@ def key_of(attrs: Attributes, run: Array | None) -> Array:
           attrs={**_DRAWN, "min": -1.0, "max": 1.0, "diag_num": 0, "diag_step": 0,
                  "diag_val": 1.0})  # fmt: skip
 def uniform_random(attrs: Attributes, run: Array | None) -> Array:
-    """Draws evenly from `min` to `max`, but for a diagonal of `diag_num` elements."""
+    """Uniform samples from `min` to `max`, except for a diagonal of `diag_num` elements."""
     dtype, low, high = device_dtype(attrs["dtype"]), attrs["min"], attrs["max"]
     drawn = jax.random.uniform(key_of(attrs, run), attrs["shape"], dtype, low, high)
     if not attrs["diag_num"]:
@@ -42,14 +42,14 @@ def uniform_random(attrs: Attributes, run: Array | None) -> Array:
 
 @fluid_op("gaussian_random", inputs="Run?", attrs={**_DRAWN, "mean": 0.0, "std": 1.0})
 def gaussian_random(attrs: Attributes, run: Array | None) -> Array:
-    """Draws from a normal distribution."""
+    """Normal samples."""
     drawn = jax.random.normal(key_of(attrs, run), attrs["shape"], device_dtype(attrs["dtype"]))
     return drawn * attrs["std"] + attrs["mean"]
 
 
 @fluid_op("truncated_gaussian_random", inputs="Run?", attrs={**_DRAWN, "mean": 0.0, "std": 1.0})
 def truncated_gaussian_random(attrs: Attributes, run: Array | None) -> Array:
-    """Draws from a normal distribution, no further than two deviations."""
+    """Normal samples within two deviations."""
     shape, dtype = attrs["shape"], device_dtype(attrs["dtype"])
     drawn = jax.random.truncated_normal(key_of(attrs, run), -2.0, 2.0, shape, dtype)
     return drawn * attrs["std"] + attrs["mean"]
@@ -67,7 +67,7 @@ def _dropout_back(
                  "dropout_implementation": "downgrade_in_infer"},
           gradient=Gradient("dropout_grad", ("Mask",), ("X",), _dropout_back))  # fmt: skip
 def dropout(attrs: Attributes, x: Array, run: Array | None) -> Value:
-    """Sets a share of the elements to zero; tested, it scales all by what is usually kept."""
+    """Sets a share of the elements to zero; in test, scales all by the kept share."""
     if attrs["is_test"]:
         tested = x if _is_upscaled(attrs) else x * (1 - attrs["dropout_prob"])
         return tested, jnp.ones(x.shape, jnp.uint8)

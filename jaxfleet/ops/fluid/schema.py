@@ -1,8 +1,8 @@
-"""What fluid's operators look like: slots, attributes with defaults, how each is differentiated.
+"""Schemas of fluid's operators: slots, attributes with defaults, and their differentiation.
 
-Fluid compares programs by their operators' types and slots, so both are fluid's own here. What an
-operator computes is one JAX function; what its gradient operator computes is `jax.vjp` of it, but
-where fluid's gradient operator does not read what that needs (`relu_grad` reads `Out`, not `X`).
+Fluid compares programs by their operators' types and slots, so both are fluid's own here. An
+operator is computed by one JAX function, and its gradient operator by `jax.vjp` of it, except where
+fluid's gradient operator does not read all inputs (`relu_grad` reads `Out`, not `X`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,23 +14,23 @@ from jaxfleet.ir import Operator
 from jaxfleet.ops.collective import attr
 from jaxfleet.ops.registry import Array, Context, register_op
 
-EMPTY = "@EMPTY@"  # stands where a gradient operator's output is not wanted
-UNWANTED = "unwanted"  # attribute in the IR: (slot, place) of each that stood beside wanted ones
+EMPTY = "@EMPTY@"  # placeholder of an unwanted output of a gradient operator
+UNWANTED = "unwanted"  # attribute in the IR: (slot, position) of unwanted outputs beside wanted
 
-Attributes: TypeAlias = Mapping[str, Any]  # all of an operator's, defaults too
-Value: TypeAlias = Any  # of a slot: an array, a list of them, or None where the slot is empty
+Attributes: TypeAlias = Mapping[str, Any]  # all attributes of an operator, defaults included
+Value: TypeAlias = Any  # of a slot: an array, a list of them, or None if the slot is empty
 Compute: TypeAlias = Callable[..., Value]
 GradCompute: TypeAlias = Callable[..., Mapping[str, Value]]
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One named place for operands.
+    """One named slot of operands.
 
     Attributes:
         name: fluid's: `X`.
-        many: it may hold several variables, and its value is a list.
-        optional: it may be empty, and its value is then None.
+        many: it may hold several variables; its value is a list.
+        optional: it may be empty; its value is then None.
     """
 
     name: str
@@ -39,27 +39,27 @@ class Slot:
 
     @classmethod
     def parse(cls, text: str) -> "Slot":
-        """Reads `X`, `X*` (many), `Bias?` (optional)."""
+        """Parses `X`, `X*` (many), `Bias?` (optional)."""
         name = text.rstrip("*?")
         return cls(name, many="*" in text, optional="?" in text)
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """How an operator is differentiated.
+    """Differentiation of an operator.
 
     Attributes:
         type: the gradient operator's type.
         reads: the operator's slots, inputs and outputs, that the gradient operator reads, besides
             the gradients of its outputs.
-        writes: the inputs that have gradients.
-        compute: computes them, `(attrs, reads, gradients of outputs) -> gradients by input`; None
-            for `jax.vjp` of the operator, which needs all of its inputs in `reads`.
-        only_if: slots that are read only where an attribute has a value.
-        by: where the gradient operator is one that is there for other reasons (that of `split` is
-            `concat`), its attributes from those of the operator. It reads the gradients of the
-            output as `X`, and writes that of one input as `Out`; several inputs have one each.
-        unless: an attribute and the value of it with which there is no gradient.
+        writes: the differentiable inputs.
+        compute: `(attrs, reads, gradients of outputs) -> gradients by input`; None for `jax.vjp` of
+            the operator, which needs all of its inputs in `reads`.
+        only_if: slots that are read only if an attribute has a value.
+        by: for a gradient operator that is also an ordinary one (that of `split` is `concat`), maps
+            the operator's attributes to its. It reads the gradient of the output as `X`, and writes
+            that of one input as `Out`; several inputs have one each.
+        unless: an attribute and its value for which there is no gradient.
     """
 
     type: str
@@ -71,7 +71,7 @@ class Gradient:
     unless: tuple[str, Any] | None = None
 
     def reads_with(self, attrs: Mapping[str, Any]) -> list[str]:
-        """Returns what the gradient operator reads of an operator with these attributes."""
+        """Slots that the gradient operator of an operator with these attributes reads."""
         unread = {slot for slot, (name, value) in self.only_if.items() if attrs[name] != value}
         return [slot for slot in self.reads if slot not in unread]
 
@@ -82,11 +82,11 @@ class Schema:
 
     Attributes:
         type: fluid's name of it.
-        inputs: in the order that `compute` takes them.
-        outputs: in the order that it returns them.
+        inputs: in the argument order of `compute`.
+        outputs: in the order of its results.
         attrs: every attribute with its default.
-        gradient: how it is differentiated; None where it is not.
-        compute: `(attrs, *inputs) -> output or outputs`; None for one whose meaning was there.
+        gradient: None if it is not differentiable.
+        compute: `(attrs, *inputs) -> output or outputs`; None if registered elsewhere.
     """
 
     type: str
@@ -101,17 +101,17 @@ _SCHEMAS: dict[str, Schema] = {}
 
 
 def schema_of(op_type: str) -> Schema | None:
-    """Returns what an operator type looks like; None for one that is not fluid's."""
+    """The schema of an operator type; None for one that is not fluid's."""
     return _SCHEMAS.get(op_type)
 
 
 def slots(text: str) -> tuple[Slot, ...]:
-    """Reads slots: `"X Y Bias?"`."""
+    """Parses slots: `"X Y Bias?"`."""
     return tuple(Slot.parse(word) for word in text.split())
 
 
 def describe(schema: Schema) -> None:
-    """Says what an operator type looks like whose meaning is registered elsewhere."""
+    """Declares the schema of an operator type that is computed elsewhere."""
     _SCHEMAS[schema.type] = schema
 
 
@@ -123,14 +123,14 @@ def fluid_op(
     attrs: Mapping[str, Any] | None = None,
     gradient: Gradient | None = None,
 ) -> Callable[[Compute], Compute]:
-    """Registers the decorated function as what one of fluid's operators computes.
+    """Registers the decorated function as the computation of a fluid operator.
 
     Args:
         op_type: fluid's name of it.
-        inputs: slots in the order of the function's arguments: `"X Y Bias?"`.
-        outputs: slots in the order of what it returns.
-        attrs: defaults; the function gets all attributes as its first argument, a mapping.
-        gradient: how it is differentiated, if it is.
+        inputs: slots in argument order: `"X Y Bias?"`.
+        outputs: slots in the order of the results.
+        attrs: defaults; the function's first argument is a mapping of all attributes.
+        gradient: None if it is not differentiable.
     """
 
     def register(compute: Compute) -> Compute:
@@ -150,32 +150,26 @@ def fluid_op(
 
 
 def attributes(ctx: Context, op: Operator, schema: Schema) -> Mapping[str, Any]:
-    """Returns an operator's attributes, with a number for every letter, and the defaults."""
+    """An operator's attributes, with numbers for letters, and the defaults."""
     return {**schema.attrs, **{name: attr(ctx, op, name) for name in op.attrs}}
 
 
 def by_slot(wanted: Sequence[Slot], op: Operator, values: Sequence[Array]) -> dict[str, Value]:
-    """Returns an operator's inputs by slot."""
+    """An operator's inputs by slot."""
     rest = iter(values)
     held = {name: [next(rest) for _ in operands] for name, operands in op.inputs.slots}
     return {slot.name: value_of(slot, held.get(slot.name, [])) for slot in wanted}
 
 
 def value_of(slot: Slot, found: list[Array]) -> Value:
-    """Returns what a slot's arrays are to who computes with them."""
+    """The value of a slot's arrays, as passed to a computation."""
     if slot.many:
         return found
     return found[0] if found else None
 
 
 def flat(op: Operator, made: Mapping[str, Value]) -> list[Array]:
-    """Returns outputs in the order of an operator's operands.
-
-    What it has no slot for is dropped, and so is what is not wanted of a slot.
-
-    Raises:
-        ProgramError: an output was not made.
-    """
+    """Outputs in the order of an operator's operands, without unwanted ones."""
     found: list[Array] = []
     unwanted: Any = op.attrs.get(UNWANTED, ())
     for name, operands in op.outputs.slots:

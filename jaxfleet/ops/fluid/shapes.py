@@ -1,4 +1,4 @@
-"""Operators that give what an array holds another shape, or another order."""
+"""Operators that reshape, transpose, split and join arrays."""
 
 from collections.abc import Mapping
 
@@ -20,14 +20,14 @@ _SHAPED = ("XShape",)
 
 
 def shape_record(x: Array) -> Array:
-    """Returns an array of no elements that knows a shape, for the gradient operator."""
+    """An empty array that carries a shape, for the gradient operator."""
     return jnp.zeros((0, *x.shape), x.dtype)
 
 
 @fluid_op("reshape2", inputs="X", outputs="Out XShape", attrs={"shape": []},
           gradient=Gradient("reshape2_grad", _SHAPED, ("X",), _shape_back))  # fmt: skip
 def reshape2(attrs: Attributes, x: Array) -> Value:
-    """Gives another shape; 0 keeps an axis as it is, -1 is what is left."""
+    """Changes the shape; 0 keeps an axis, -1 is inferred."""
     shape = [x.shape[at] if size == 0 else size for at, size in enumerate(attrs["shape"])]
     return jnp.reshape(x, shape), shape_record(x)
 
@@ -38,7 +38,7 @@ define_gradient("reshape2")
 @fluid_op("unsqueeze2", inputs="X", outputs="Out XShape", attrs={"axes": []},
           gradient=Gradient("unsqueeze2_grad", _SHAPED, ("X",), _shape_back))  # fmt: skip
 def unsqueeze2(attrs: Attributes, x: Array) -> Value:
-    """Adds axes of size 1."""
+    """Inserts axes of size 1."""
     return jnp.expand_dims(x, tuple(attrs["axes"])), shape_record(x)
 
 
@@ -48,7 +48,7 @@ define_gradient("unsqueeze2")
 @fluid_op("squeeze2", inputs="X", outputs="Out XShape", attrs={"axes": []},
           gradient=Gradient("squeeze2_grad", _SHAPED, ("X",), _shape_back))  # fmt: skip
 def squeeze2(attrs: Attributes, x: Array) -> Value:
-    """Drops axes of size 1."""
+    """Removes axes of size 1."""
     return jnp.squeeze(x, tuple(attrs["axes"]) or None), shape_record(x)
 
 
@@ -64,7 +64,7 @@ def _transpose_back(
 @fluid_op("transpose2", inputs="X", outputs="Out XShape", attrs={"axis": []},
           gradient=Gradient("transpose2_grad", _SHAPED, ("X",), _transpose_back))  # fmt: skip
 def transpose2(attrs: Attributes, x: Array) -> Value:
-    """Puts axes in another order."""
+    """Permutes the axes."""
     return jnp.transpose(x, attrs["axis"]), shape_record(x)
 
 
@@ -75,7 +75,7 @@ define_gradient("transpose2")
           gradient=Gradient("concat", (), ("X",),
                             by=lambda attrs: {"axis": attrs["axis"]}))  # fmt: skip
 def split(attrs: Attributes, x: Array) -> Value:
-    """Cuts along an axis, into `num` parts or `sections` rows each."""
+    """Splits along an axis, into `num` parts or `sections` rows each."""
     if attrs["num"]:
         return jnp.split(x, attrs["num"], axis=attrs["axis"])
     return jnp.split(x, np.cumsum(attrs["sections"])[:-1], axis=attrs["axis"])
@@ -84,7 +84,7 @@ def split(attrs: Attributes, x: Array) -> Value:
 @fluid_op("flatten2", inputs="X", outputs="Out XShape", attrs={"axis": 1},
           gradient=Gradient("flatten2_grad", _SHAPED, ("X",), _shape_back))  # fmt: skip
 def flatten2(attrs: Attributes, x: Array) -> Value:
-    """Makes a matrix: the axes before `axis` are its rows."""
+    """Flattens to a matrix whose rows are the axes before `axis`."""
     rows = int(np.prod(x.shape[: attrs["axis"]], dtype=np.int64))
     columns = int(np.prod(x.shape[attrs["axis"] :], dtype=np.int64))
     return jnp.reshape(x, (rows, columns)), shape_record(x)
@@ -102,7 +102,7 @@ def _stack_back(
 @fluid_op("stack", inputs="X*", outputs="Y", attrs={"axis": 0},
           gradient=Gradient("stack_grad", (), ("X",), _stack_back))  # fmt: skip
 def stack(attrs: Attributes, xs: list[Array]) -> Array:
-    """Joins along a new axis."""
+    """Stacks along a new axis."""
     return jnp.stack(xs, axis=attrs["axis"])
 
 
@@ -118,7 +118,7 @@ def _unstack_back(
 @fluid_op("unstack", inputs="X", outputs="Y*", attrs={"axis": 0, "num": 0},
           gradient=Gradient("unstack_grad", (), ("X",), _unstack_back))  # fmt: skip
 def unstack(attrs: Attributes, x: Array) -> Value:
-    """Takes an axis apart."""
+    """Splits an axis into arrays without it."""
     return list(jnp.moveaxis(x, attrs["axis"], 0))
 
 
@@ -128,7 +128,7 @@ define_gradient("unstack")
 @fluid_op("expand", inputs="X", attrs={"expand_times": []},
           gradient=Gradient("expand_grad", ("X",), ("X",)))  # fmt: skip
 def expand(attrs: Attributes, x: Array) -> Array:
-    """Repeats an array along its axes."""
+    """Tiles an array along its axes."""
     return jnp.tile(x, attrs["expand_times"])
 
 
@@ -146,7 +146,7 @@ def _pad_back(
 @fluid_op("pad", inputs="X", attrs={"paddings": [], "pad_value": 0.0},
           gradient=Gradient("pad_grad", (), ("X",), _pad_back))  # fmt: skip
 def pad(attrs: Attributes, x: Array) -> Array:
-    """Adds elements before and after, a pair of `paddings` an axis."""
+    """Pads with a value: a pair of `paddings` per axis."""
     pairs = list(zip(attrs["paddings"][::2], attrs["paddings"][1::2], strict=True))
     return jnp.pad(x, pairs, constant_values=attrs["pad_value"])
 
@@ -157,5 +157,5 @@ define_gradient("pad")
 @fluid_op("reverse", inputs="X", attrs={"axis": [0]},
           gradient=Gradient("reverse", (), ("X",), by=dict))  # fmt: skip
 def reverse(attrs: Attributes, x: Array) -> Array:
-    """Turns the order along axes around."""
+    """Reverses the order along axes."""
     return jnp.flip(x, tuple(attrs["axis"]))

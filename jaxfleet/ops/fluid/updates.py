@@ -1,7 +1,7 @@
-"""Optimizers' operators: one update of one parameter, as fluid 1.8.5's kernels compute it.
+"""Optimizer operators: one update of one parameter, as fluid 1.8.5's kernels compute it.
 
-Those read their attributes as 32-bit numbers, so `1 - beta2` is one minus the rounded 0.999, which
-is 5e-5 of itself away from 0.001: `_rest` subtracts likewise.
+The kernels read their attributes as 32-bit floats, so `1 - beta2` is one minus the rounded 0.999,
+which differs from 0.001 by 5e-5 of it: `_rest` subtracts likewise.
 """
 
 from typing import Any
@@ -13,20 +13,20 @@ import numpy as np
 from jaxfleet.ops.fluid.schema import Attributes, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
-LAZY_ROWS = "lazy_rows"  # of adam: its gradient is of rows, and lazy_mode was asked for
+LAZY_ROWS = "lazy_rows"  # of adam: the gradient is of rows, with lazy_mode
 _BETAS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
 
 
 @fluid_op("sgd", inputs="Param Grad LearningRate", outputs="ParamOut")
 def sgd(_: Attributes, param: Array, grad: Array, rate: Array) -> Array:
-    """Goes against the gradient."""
+    """Gradient descent."""
     return param - rate * grad
 
 
 @fluid_op("momentum", inputs="Param Grad Velocity LearningRate", outputs="ParamOut VelocityOut",
           attrs={"mu": 0.9, "use_nesterov": False})  # fmt: skip
 def momentum(attrs: Attributes, param: Array, grad: Array, velocity: Array, rate: Array) -> Value:
-    """Goes along a decaying sum of gradients."""
+    """Descent along a decaying sum of gradients."""
     made = attrs["mu"] * velocity + grad
     if attrs["use_nesterov"]:
         return param - (grad + attrs["mu"] * made) * rate, made
@@ -52,11 +52,11 @@ def lars_momentum(
 @fluid_op("dpsgd", inputs="Param Grad LearningRate Step", outputs="ParamOut StepOut",
           attrs={"clip": 10.0, "batch_size": 16.0, "sigma": 1.0, "seed": 0})  # fmt: skip
 def dpsgd(attrs: Attributes, param: Array, grad: Array, rate: Array, step: Array) -> Value:
-    """Goes against a clipped gradient and a noise (Abadi and others, 2016).
+    """Descent along a clipped gradient with noise (Abadi et al., 2016).
 
-    As in fluid 1.8.5, a gradient is of the whole batch, and one number is the noise of all elements
-    of a parameter; the paper clips the gradient of each sample, and draws for each element. `Step`
-    is ours: it tells draws apart, alike on all devices.
+    As in fluid 1.8.5, the gradient is of the whole batch, and one number is the noise of all
+    elements of a parameter; the paper clips the gradient of each sample, and draws for each
+    element. `Step` is ours: it varies the draws, equally on all devices.
     """
     norm = jnp.linalg.norm(grad)
     drawn = jax.random.normal(
@@ -80,7 +80,7 @@ def adagrad(attrs: Attributes, param: Array, grad: Array, moment: Array, rate: A
 def decayed_adagrad(
     attrs: Attributes, param: Array, grad: Array, moment: Array, rate: Array
 ) -> Value:
-    """Adagrad with a decaying average in the place of the sum."""
+    """Adagrad with a decaying average instead of the sum."""
     made = attrs["decay"] * moment + _rest(attrs["decay"]) * grad * grad
     return param - rate * grad / (jnp.sqrt(made) + attrs["epsilon"]), made
 
@@ -89,10 +89,10 @@ def decayed_adagrad(
           outputs="ParamOut AvgSquaredGradOut AvgSquaredUpdateOut",
           attrs={"epsilon": 1e-6, "rho": 0.95})  # fmt: skip
 def adadelta(attrs: Attributes, param: Array, grad: Array, squares: Array, updates: Array) -> Value:
-    """Needs no learning rate (Zeiler, 2012).
+    """Adapts its rate (Zeiler, 2012).
 
-    Fluid 1.8.5 evaluates the update again after its average of squared updates was overwritten,
-    and so steps by another amount (`docs/fluid-differences.md`); here it is evaluated once.
+    Fluid 1.8.5 reevaluates the update after overwriting its average of squared updates, and so
+    steps by another amount (`docs/fluid-differences.md`); here it is evaluated once.
     """
     rho, epsilon = attrs["rho"], attrs["epsilon"]
     squares = rho * squares + _rest(rho) * grad * grad
@@ -141,7 +141,7 @@ def adam(
     beta1: Array | None,
     beta2: Array | None,
 ) -> Value:
-    """Divides one decaying average by the root of another (Kingma and Ba, 2015).
+    """Divides a decaying average by the root of another, bias-corrected (Kingma and Ba, 2015).
 
     With `lazy_rows` a row whose gradient is zero keeps its value and both averages.
     """
@@ -169,7 +169,7 @@ def adamax(
     power: Array,
     rate: Array,
 ) -> Value:
-    """Adam by the largest gradient in the place of the second average."""
+    """Adam with the maximum gradient instead of the second average."""
     moment = attrs["beta1"] * moment + _rest(attrs["beta1"]) * grad
     largest = jnp.maximum(jnp.abs(grad), attrs["beta2"] * largest + attrs["epsilon"])
     return param - rate / (1 - power) * moment / largest, moment, largest
@@ -204,9 +204,9 @@ def lamb(
     power2: Array,
     rate: Array,
 ) -> Value:
-    """Scales Adam's update by the norm of the parameter (You et al., 2020, first version).
+    """Adam's update scaled by the norm of the parameter (You et al., 2020, first version).
 
-    The averages are used as they are, without the correction of their bias.
+    The averages have no bias correction.
     """
     beta1, beta2 = attrs["beta1"], attrs["beta2"]
     first, second = _averages(beta1, beta2, grad, first, second)
@@ -220,18 +220,17 @@ def lamb(
 def _averages(
     beta1: Any, beta2: Any, grad: Array, first: Array, second: Array
 ) -> tuple[Array, Array]:
-    """Returns the decaying averages of gradients and of their squares."""
     new_first = beta1 * first + _rest(beta1) * grad
     return new_first, beta2 * second + _rest(beta2) * grad * grad
 
 
 def _rest(share: Any) -> Any:
-    """Returns one minus a number, both in 32 bits."""
+    """One minus a number, both in 32 bits."""
     return np.float32(1) - (np.float32(share) if isinstance(share, float) else share)
 
 
 _SUMS = ("sum_1", "sum_2", "sum_3", "num_accumulates", "old_num_accumulates", "num_updates")
-_MOST_IN_ONE_SUM = 16384  # then it is put away: a small term is lost to a sum that is too large
+_MOST_IN_ONE_SUM = 16384  # then a new sum is begun: a small term is lost when added to a large sum
 
 
 @fluid_op("average_accumulates",
@@ -249,7 +248,7 @@ def average_accumulates(
     old_count: Array,
     updates: Array,
 ) -> Value:
-    """Sums a parameter over a window of steps; a full window is kept until the next is full."""
+    """Sums a parameter over a window of steps; a full window is kept until the next one is full."""
     updates, count, sum_1 = updates + 1, count + 1, sum_1 + param
     is_long = updates % _MOST_IN_ONE_SUM == 0
     sum_2, sum_1 = jnp.where(is_long, sum_2 + sum_1, sum_2), jnp.where(is_long, 0, sum_1)

@@ -1,35 +1,54 @@
-"""What a server is told before any trainer comes."""
+"""Options and identity of a server."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from jaxfleet.errors import StrategyError
-from jaxfleet.ps.messages import Plain
+from jaxfleet.transport.messages import Plain
+
+
+@dataclass
+class ServerIdentity:
+    """Identity of a server; trainers specify its job.
+
+    Attributes:
+        incarnation: distinguishes this process from its predecessor.
+        text: that program's packed text, for the next restart; None if unknown.
+    """
+
+    incarnation: str = ""
+    job: str = ""
+    program: str = ""
+    text: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Says which job a server serves, how long it waits, and where it keeps its state.
+    """Options of a server: its job, timeouts, and checkpoints.
 
     Attributes:
-        server: its number among the servers; found by its endpoint unless given.
-        job: the job's name; the first trainer's unless given.
-        trainers: how many there are; as the first says unless given.
-        lost_after_s: who is not heard of for so long is lost.
-        step_timeout_s: the longest that anyone waits for a peer that lives.
+        server: number of the server; found by its endpoint by default.
+        job: the job's name; the first trainer's by default.
+        launch_id: distinguishes launches of the job, for a server restarted after all trainers have
+            left: in the same launch it ends, in another it serves.
+        trainers: number of trainers; as the first trainer reports by default.
+        lost_after_s: silence after which a peer is lost.
+        step_timeout_s: maximum wait for a live peer.
         as_trainers_say: take both of these from the first trainer's hello instead.
-        server_return_s: how much longer another server may be silent, which may be started again.
-        trainer_return_s: how long it stays where all trainers that came are lost, for others in
-            their place; as long as `step_timeout_s` unless given.
-        heartbeat_s: how often it tells other servers that it lives.
-        queued_bytes: the most bytes of gradients for later steps that it holds.
-        checkpoint_dir: where it keeps its own checkpoints, in `server<i>`; none unless given.
-        save_dirs: the folders below which trainers may have it write and read checkpoints; None is
+        server_return_s: additional silence allowed to another server, which may be restarted.
+        trainer_return_s: how long the server waits for replacements when all trainers are lost;
+            `step_timeout_s` by default.
+        heartbeat_s: interval of heartbeats to other servers.
+        queued_bytes: maximum bytes of queued gradients for later steps.
+        checkpoint_dir: folder of its recovery checkpoints, in `server<i>`; none by default.
+        save_dirs: folders below which trainers may have it write and read checkpoints; None allows
             any folder, for servers that no other process reaches.
-        keep: how many of its own checkpoints it keeps.
-        may_leave: a trainer may end before the others, who go on without it.
+        keep: number of recovery checkpoints kept.
+        may_leave: a trainer may end before the others, which continue without it.
 
     Raises:
         StrategyError: a time is not positive.
@@ -37,6 +56,7 @@ class ServerOptions:
 
     server: int | None = None
     job: str | None = None
+    launch_id: str | None = None
     trainers: int | None = None
     lost_after_s: float = 10.0
     step_timeout_s: float = 600.0
@@ -57,7 +77,7 @@ class ServerOptions:
                 raise StrategyError(what, hint="it is a positive number of seconds")
 
     def after_hello(self, body: Mapping[str, Plain]) -> "ServerOptions":
-        """Returns the options once the first trainer has said how patient the job is."""
+        """Returns the options with the timeouts of the first trainer's hello."""
         if not self.as_trainers_say:
             return self
         lost, timeout = body.get("lost_after_s"), body.get("step_timeout_s")
@@ -70,7 +90,7 @@ class ServerOptions:
 
 
 def _seconds(value: Plain, default: float) -> float:
-    """Returns a number of seconds that a message holds, the default where it is none."""
+    """Returns a number of seconds from a message, the default if invalid."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return default
     return float(value) if 0 < value < math.inf else default

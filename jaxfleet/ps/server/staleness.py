@@ -1,27 +1,30 @@
-"""How far each trainer has come, and how far one may run ahead of another: stale synchronous.
+"""Staleness of asynchronous trainers: their clocks and bound, and delay compensation of rows.
 
-Where trainers do not wait for each other at every step, a server counts a clock for each: the last
-of that trainer's own steps that is applied here. What somebody computes with is as old as the
-slowest of them (Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel
-Parameter Server", 2013; there, reads may be served from caches, here each is asked for).
+A server keeps a clock for each trainer: its last step applied on this server. A value is as old as
+the slowest clock (stale synchronous parallel: Ho et al., "More Effective Distributed ML via a Stale
+Synchronous Parallel Parameter Server", 2013; there, reads may be served from caches, here each is
+requested).
+
+Delay compensation (DC-ASGD) corrects a late gradient of rows to `g + c * g * g * (w - w')`, where
+`w'` is the row that the trainer computed with; for parameters, the server's program does it. A step
+pushes the keys that it looked up, so of a table only the last look-up of each trainer is kept.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 UNBOUNDED = -1
 
 
 @dataclass
-class Clocks:
-    """The steps of all trainers that are applied on a server.
+class TrainerClocks:
+    """The last applied step of each trainer on a server.
 
     Attributes:
-        trainers: how many there are.
-        bound: a value that is given out after a trainer's step `n` has all that others sent until
-            step `n - bound`; any value will do where it is `UNBOUNDED`.
-        applied: the last step of each trainer, by number.
-        left: trainers that nobody waits for any more.
+        bound: a value sent after a trainer's step `n` includes all pushes of the others up to step
+            `n - bound`; any value is allowed if it is `UNBOUNDED`.
     """
 
     trainers: int
@@ -30,53 +33,114 @@ class Clocks:
     left: set[int] = field(default_factory=set)
 
     def restart(self, step: int) -> None:
-        """Takes a step as applied, of all trainers."""
         self.applied = dict.fromkeys(range(self.trainers), step)
 
     def advance(self, trainer: int, step: int) -> None:
-        """Notes that all that a trainer sent until a step is applied; less than before is not."""
+        """Advances a trainer's clock; it never goes back."""
         self.applied[trainer] = max(self.of(trainer), step)
 
     def of(self, trainer: int) -> int:
-        """Returns the last step of a trainer that is applied, -1 before there is a state."""
+        """Returns a trainer's last applied step, -1 without a state."""
         return self.applied.get(trainer, -1)
 
     def least(self) -> int:
-        """Returns the step of the slowest of those that are waited for; of all, where none is."""
+        """Returns the clock of the slowest awaited trainer; of all trainers, if none is awaited."""
         counted = [self.of(trainer) for trainer in self._waited_for()]
         return min(counted or self.applied.values(), default=-1)
 
     def total(self) -> int:
-        """Returns how many steps of all trainers are applied."""
         return sum(self.applied.values())
 
     def has(self, trainer: int, step: int) -> bool:
-        """Tells whether a trainer's own steps are applied, until that one."""
         return self.of(trainer) >= step
 
     def allow(self, trainer: int, step: int, until: int | None = None) -> bool:
-        """Tells whether a value may be given to a trainer.
+        """Whether a value may be sent to a trainer.
 
         Args:
-            trainer: who asks.
-            step: the last that it has done.
-            until: the last that it will have done when it computes with the value; `step` unless
-                given.
+            trainer: the requesting trainer.
+            step: its last completed step.
+            until: the last step completed before it computes with the value; `step` by default.
         """
         last = step if until is None else until
         return self.has(trainer, step) and next(self.behind(last), None) is None
 
     def behind(self, step: int) -> Iterator[int]:
-        """Yields the trainers for which one that has done a step has to wait."""
+        """Yields the trainers that one with a completed step must wait for."""
         if self.bound == UNBOUNDED:
             return
         yield from self.before(step - self.bound)
 
     def before(self, step: int) -> Iterator[int]:
-        """Yields the trainers that have not come to a step, of those that are waited for."""
+        """Yields the awaited trainers that have not reached a step."""
         for trainer in self._waited_for():
             if self.of(trainer) < step:
                 yield trainer
 
     def _waited_for(self) -> Iterator[int]:
         return (trainer for trainer in range(self.trainers) if trainer not in self.left)
+
+
+@dataclass(frozen=True, eq=False)
+class ReceivedRows:
+    """The rows that a trainer received and pushes gradients of.
+
+    Attributes:
+        places: int64[m], their indices among the pushed keys; it never received the others.
+        rows: float32[m, dim].
+    """
+
+    places: np.ndarray
+    rows: np.ndarray
+
+
+@dataclass
+class RowSnapshots:
+    """The rows of each table that each trainer received last.
+
+    Attributes:
+        are_kept: whether gradients are compensated; otherwise nothing is kept.
+    """
+
+    are_kept: bool
+    _given: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    def give(self, table: str, trainer: int, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Records the rows sent to a trainer, which may not change afterwards."""
+        if self.are_kept:
+            self._given[table, trainer] = (keys.copy(), rows)  # a message's memory is reused
+
+    def of(self, table: str, trainer: int, keys: np.ndarray) -> ReceivedRows | None:
+        """Returns a trainer's received rows of (distinct) keys; None if there are none."""
+        known = self._given.get((table, trainer))
+        if known is None or not len(known[0]):
+            return None
+        given, rows = known
+        if np.array_equal(given, keys):
+            return ReceivedRows(np.arange(len(keys)), rows)
+        order = np.argsort(given)
+        after = np.searchsorted(given, keys, sorter=order)
+        found = order[np.minimum(after, len(given) - 1)]
+        places = np.flatnonzero(given[found] == keys)
+        return ReceivedRows(places, rows[found[places]])
+
+    def restart(self) -> None:
+        """Discards all: the tables were replaced."""
+        self._given.clear()
+
+
+def compensate(
+    grads: np.ndarray, now: np.ndarray, received: ReceivedRows, factor: float
+) -> np.ndarray:
+    """Returns gradients of rows corrected for the rows' changes since the trainer received them.
+
+    Args:
+        grads: float32[n, dim].
+        now: float32[n, dim], the current rows.
+        received: the rows as the trainer received them.
+        factor: the compensation factor.
+    """
+    made, at = grads.copy(), received.places
+    late = made[at]
+    made[at] += (now[at] - received.rows) * late * late * np.float32(factor)
+    return made

@@ -1,4 +1,4 @@
-"""One table of a server: its rows, and how long work on them takes."""
+"""One table of a server: its rows, and the throughput of work on them."""
 
 import math
 import time
@@ -12,32 +12,30 @@ import numpy as np
 from jaxfleet.checkpoint import open_checkpoint
 from jaxfleet.checkpoint.tables import load_tables
 from jaxfleet.errors import ProgramError
-from jaxfleet.ps.server.row_copies import compensated
-from jaxfleet.ps.server.table_progress import RowPush
+from jaxfleet.ps.server.row_schedulers import RowPush
+from jaxfleet.ps.server.staleness import compensate
 from jaxfleet.tables import RowBatch, TableSpec, TableStore, make_store
 from jaxfleet.tables.buckets import BUCKETS, bucket_of
-from jaxfleet.tables.merge import merge
+from jaxfleet.tables.merge_pushes import merge
 
-_OVERHEAD = 256  # keys' worth of time that any work takes
+_OVERHEAD = 256  # fixed cost of any work, in keys
 
 
 @dataclass
-class Pace:
-    """How fast some work on rows went the last time.
+class Throughput:
+    """Measured speed of an operation on rows.
 
     Attributes:
-        key_s: seconds for a key; infinite before the first time, which may compile.
+        key_s: seconds per key; infinite before the first time, which may compile.
     """
 
     key_s: float = math.inf
 
     def expected_s(self, keys: int) -> float:
-        """Returns how long it takes for so many keys."""
         return self.key_s * (keys + _OVERHEAD)
 
     @contextmanager
     def measured(self, keys: int) -> Iterator[None]:
-        """Measures what is done within."""
         start = time.perf_counter()
         yield
         self.key_s = (time.perf_counter() - start) / (keys + _OVERHEAD)
@@ -45,43 +43,34 @@ class Pace:
 
 @dataclass
 class _Given:
-    """Rows that are given out one batch after the other, while nothing changes.
-
-    Attributes:
-        batches: those to come.
-        first: the first bucket of the next.
-    """
+    """An export of rows in consecutive batches, while nothing changes."""
 
     batches: Iterator[RowBatch]
     first: int
 
 
 @dataclass
-class Table:
+class ServerTable:
     """One table.
 
     Attributes:
-        spec: what it is.
-        share: the part of its buckets that is here.
-        compensation: how much gradients are corrected by what their senders had received.
-        reading: how fast look-ups are.
-        writing: how fast updates are.
-        shrunk: the token of the last request that rows be taken out, and how many went: it may
-            come again, and does nothing then.
+        compensation: delay compensation factor of gradients.
+        shrunk: token of the last shrink request, and the number of rows removed; a repeated request
+            has no effect.
     """
 
     spec: TableSpec
     share: float
     compensation: float = 0.0
-    reading: Pace = field(default_factory=Pace)
-    writing: Pace = field(default_factory=Pace)
+    reading: Throughput = field(default_factory=Throughput)
+    writing: Throughput = field(default_factory=Throughput)
     shrunk: tuple[str, int] = ("", 0)
     _rows: TableStore | None = None
     _given: _Given | None = None
 
     @property
     def rows(self) -> TableStore:
-        """Its store. Opening it compiles, so only a job asks for it."""
+        """Its store. Opening it compiles, so only a task accesses it."""
         if self._rows is None:
             self._rows = make_store(self.spec, share=self.share)
         return self._rows
@@ -91,28 +80,23 @@ class Table:
         self._rows, self._given = rows, None
 
     def compile(self) -> None:
-        """Compiles all that a step needs, on rows that are then forgotten.
-
-        Raises:
-            ProgramError: there can be no such table.
-        """
+        """Compiles all operations of a step, on temporary rows."""
         scratch, key = TableStore(self.spec), np.zeros(1, np.int64)
         grads = np.zeros_like(scratch.look_up(key))
         scratch.update(*merge([(key, grads), (key, grads)]))
         assert self.rows.spec == self.spec
 
     def stats(self) -> dict[str, float]:
-        """Returns what was counted; nothing before there is a store."""
+        """Returns the counters; empty before there is a store."""
         return {} if self._rows is None else self._rows.stats()
 
     def look_up(self, keys: np.ndarray, step: int) -> np.ndarray:
-        """Returns rows."""
         self._given = None
         with self.reading.measured(len(keys)):
             return self.rows.look_up(keys, step=step)
 
     def update(self, pushes: Sequence[RowPush], step: int) -> None:
-        """Sums what trainers pushed, in their order, and applies it once."""
+        """Sums the trainers' pushes, in their order, and applies the sum once."""
         self._given = None
         with self.writing.measured(sum(len(push.keys) for push in pushes)):
             grads = [self._corrected(push, step) for push in pushes]
@@ -126,27 +110,26 @@ class Table:
             self.rows.update(keys, sums, step=step, learning_rate=rate, **scores)
 
     def _corrected(self, push: RowPush, step: int) -> np.ndarray:
-        """Returns the gradients of a push, by how far rows moved since its sender had them."""
+        """Returns the gradients of a push, compensated for changes since its sender's look-up."""
         if push.received is None:
             return push.grads
         now = self.rows.look_up(push.keys, step=step)
-        return compensated(push.grads, now, push.received, self.compensation)
+        return compensate(push.grads, now, push.received, self.compensation)
 
     def shrink(self, step: int) -> int:
-        """Takes out the rows that its evictions say; returns how many."""
         self._given = None
         return self.rows.shrink(step)
 
     def refill(self, folder: str, buckets: range, step: int) -> int:
-        """Takes the rows of a checkpoint, or none, in the place of all; returns how many went.
+        """Replaces all rows by those of a checkpoint, or by none; returns the number removed.
 
         Args:
-            folder: the checkpoint's; none where it is empty.
-            buckets: those that are here.
-            step: now.
+            folder: the checkpoint's; empty for no rows.
+            buckets: the buckets on this server.
+            step: the current step.
 
         Raises:
-            CheckpointError: it has no such table, or is damaged; all is as it was.
+            CheckpointError: it lacks the table or is damaged; the table is unchanged.
         """
         self._given, before = None, len(self.rows)
         if not folder:
@@ -158,9 +141,9 @@ class Table:
         return before
 
     def rows_from(self, first: int) -> tuple[RowBatch | None, int]:
-        """Returns the rows of some buckets from one on, and the first of the next; None: no more.
+        """Returns a batch of rows from a bucket on, and the next bucket; None at the end.
 
-        What is asked for one batch after the other is put in order once.
+        Consecutive batches are sorted only once.
         """
         given = self._given
         if given is None or given.first != first:
@@ -176,7 +159,6 @@ class Table:
 def _merged(
     pushes: Sequence[RowPush], grads: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """Returns the keys, and the sums of gradients and of scores, if any were pushed."""
     names = [n for n in ("shows", "clicks") if any(getattr(p, n) is not None for p in pushes)]
     if not names:
         return *merge([(p.keys, each) for p, each in zip(pushes, grads, strict=True)]), {}
@@ -187,7 +169,7 @@ def _merged(
 
 
 def _beside(push: RowPush, grads: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """Returns the rows of a push with its scores behind each, so that all are summed alike."""
+    """Returns the gradients with the scores appended to each row, so that all are summed alike."""
     none = np.zeros(len(push.keys), np.float32)
     given = (getattr(push, name) for name in names)
     scores = [none if counts is None else counts for counts in given]

@@ -1,9 +1,9 @@
-"""What to keep and what to run again, exactly, for small graphs: an integer program.
+"""Optimal choice of values to keep and operators to rerun, for small graphs: an integer program.
 
-Each forward value is kept, or is made again at most once, right before the first operator behind
-forward that needs it, or needs what is made of it. Operators run one by one, and memory is counted
-at each: no plan of executables can do better. This is what Jain et al. (2020, "Checkmate") solve,
-without their freedom to run an operator again and again, and so with few enough variables.
+Each forward value is kept, or is recomputed at most once, right before the first operator after
+forward that needs it or a value derived from it. Operators run one by one, and memory is counted
+at each: no plan of executables can do better. This is the problem of Jain et al. (2020,
+"Checkmate"), without their repeated recomputation, and so with few enough variables.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,10 +13,9 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from jaxfleet.analysis.memory.costs import Costs
-from jaxfleet.analysis.memory.liveness import Value, values_of
-from jaxfleet.analysis.memory.phases import Phases, phases_of
-from jaxfleet.analysis.memory.sizes import Counted
+from jaxfleet.analysis.memory.costs import Costs, TemporaryBytes
+from jaxfleet.analysis.memory.liveness import LiveRange, live_ranges
+from jaxfleet.analysis.memory.ordering import ScheduleConstraints, schedule_constraints
 from jaxfleet.ir import Program
 
 LIMIT_S = 60.0  # of one solution; they take less than one
@@ -24,16 +23,16 @@ LIMIT_S = 60.0  # of one solution; they take less than one
 
 @dataclass(frozen=True)
 class Step:
-    """A step as the integer program sees it: forward by number, then what follows by time.
+    """A step as the integer program sees it: forward by number, the rest by time.
 
     Attributes:
-        names: by forward operator, the variable that it makes.
+        names: by forward operator, its output variable.
         bytes: of that.
         costs: of running it.
         parents: by forward operator, those whose values it reads.
         last: by forward operator, the last one that reads its value.
-        needs: by forward operator, the times at which its value is read behind forward.
-        late: by time, the bytes of what is made behind forward.
+        needs: by forward operator, the times after forward at which its value is read.
+        late: by time, the bytes produced after forward.
     """
 
     names: tuple[str, ...]
@@ -47,12 +46,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is kept, and what that holds and costs.
+    """A choice of kept values, with its memory and cost.
 
     Attributes:
         kept: names of forward values.
-        peak: the most bytes.
-        cost: of what runs again.
+        peak: in bytes.
+        cost: of recomputation.
     """
 
     kept: frozenset[str]
@@ -61,9 +60,9 @@ class Choice:
 
 
 def step_of(program: Program, sizes: Mapping[str, int]) -> Step:
-    """Returns a step whose forward operators make one value each."""
-    values = values_of(program, Counted(program, sizes))
-    phases = phases_of(program, values)
+    """Returns the step of a program whose forward operators produce one value each."""
+    values = live_ranges(program, TemporaryBytes(program, sizes))
+    phases = schedule_constraints(program, values)
     made = {value.made: value for value in values if value.made in phases.position}
     made = {place: made[place] for place in phases.forward}
     number = {place: index for index, place in enumerate(made)}
@@ -86,7 +85,9 @@ def step_of(program: Program, sizes: Mapping[str, int]) -> Step:
     )
 
 
-def _late(values: Sequence[Value], phases: Phases, time: Mapping[int, int]) -> tuple[int, ...]:
+def _late(
+    values: Sequence[LiveRange], phases: ScheduleConstraints, time: Mapping[int, int]
+) -> tuple[int, ...]:
     held = [0] * len(time)
     for value in values:
         if value.made in phases.at:
@@ -97,7 +98,7 @@ def _late(values: Sequence[Value], phases: Phases, time: Mapping[int, int]) -> t
 
 
 def run(step: Step, kept: Collection[str]) -> Choice:
-    """Returns what a choice of values to keep holds and costs, by going through the step."""
+    """Returns the memory and cost of a choice of kept values, by simulating the step."""
     keeps = {n for n, name in enumerate(step.names) if name in kept}
     peak = 0
     for at in range(len(step.names)):
@@ -111,7 +112,7 @@ def run(step: Step, kept: Collection[str]) -> Choice:
 
 
 def _times(step: Step, keeps: Collection[int]) -> dict[int, int]:
-    """Returns when each value is made again, of those that are."""
+    """Returns the times at which values are recomputed."""
     found: dict[int, int] = {}
     for number in reversed(range(len(step.names))):
         children = [n for n in found if number in step.parents[n]]
@@ -131,19 +132,18 @@ def _is_held(
 
 
 def exact_for(step: Step, budget: int) -> Choice:
-    """Returns the choice that meets a budget at the least cost."""
     return run(step, _Model(step).solve(step.costs, budget))
 
 
 def exact_smallest(step: Step) -> Choice:
-    """Returns a choice that holds as little as any."""
+    """Returns a choice of minimal peak."""
     return run(step, _Model(step).solve(None, None))
 
 
 class _Model:
     """The integer program: columns are variables, rows are `low <= sum <= high`.
 
-    For each value: is it kept; for each time at which it may be made again, is it made then; for
+    For each value: is it kept; for each possible time of recomputation, is it recomputed then; for
     each time from there on, is it held. One more variable is the peak.
     """
 
@@ -167,7 +167,7 @@ class _Model:
         return range(len(self.step.names))
 
     def solve(self, costs: Sequence[int] | None, budget: int | None) -> set[str]:
-        """Returns the names to keep; without costs, those by which the peak is least."""
+        """Returns the names to keep; without costs, those that minimize the peak."""
         goal = np.zeros(self.columns)
         if costs is None:
             goal[0] = 1
@@ -196,7 +196,7 @@ class _Model:
         self.low.append(low)
 
     def _may_be_made(self, number: int) -> list[int]:
-        """Returns the times at which a value, or what is made of it, is first needed."""
+        """Returns the times at which a value, or a value derived from it, is first needed."""
         found, waiting = set[int](), [number]
         seen = {number}
         while waiting:
@@ -208,7 +208,7 @@ class _Model:
         return sorted(found)
 
     def _made_by(self, number: int, time: int) -> list[tuple[int, float]]:
-        """Returns the terms whose sum says whether a value is there at a time."""
+        """Returns the terms whose sum indicates whether a value is available at a time."""
         made = [(column, 1.0) for t, column in self.again[number].items() if t <= time]
         return [(self.kept[number], 1.0), *made]
 
@@ -230,7 +230,7 @@ class _Model:
             if time <= last:
                 self._row(0, (held, 1.0), *there)
                 continue
-            for child in self._children(number):  # it waits for what is made of it later
+            for child in self._children(number):  # it waits for a later use by its children
                 later = [(x, -1.0) for t, x in self.again[child].items() if t >= time]
                 if later:
                     self._row(-1, (held, 1.0), *there, *later)

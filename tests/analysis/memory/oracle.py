@@ -4,18 +4,18 @@ from dataclasses import dataclass, field
 
 from jaxfleet.analysis.memory import Chain
 
-Point = tuple[int, int]  # bytes kept, and cost of what runs again
+Point = tuple[int, int]  # bytes kept, and cost of recomputation
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """Knows the cost of the best plan for any budget."""
+    """Finds the cost of the best plan for any budget."""
 
     chain: Chain
     _known: dict[tuple[int, int], list[Point]] = field(default_factory=dict)  # ways, by group
 
     def cost(self, budget: int) -> int | None:
-        """Returns the least cost of a plan that meets a budget, or None."""
+        """Returns the least cost of a plan within a budget, or None."""
         fronts: list[list[Point]] = [[(0, 0)]]
         for end in range(1, self.chain.stages + 1):
             found = [
@@ -40,7 +40,7 @@ class Oracle:
         return self._known[first, end]
 
     def _all_ways(self, first: int, end: int) -> list[Point]:
-        """Goes through a group from its end: each value that is needed is kept, or made again."""
+        """Enumerates a group from its end: each needed value is kept or recomputed."""
         forward = self.chain.forward
         inside = [
             number
@@ -68,7 +68,7 @@ class Oracle:
 
 
 def _best(points: list[Point]) -> list[Point]:
-    """Returns those that no other is better than in both."""
+    """Returns the Pareto-optimal points."""
     found: list[Point] = []
     for kept, cost in sorted(points):
         if not found or cost < found[-1][1]:

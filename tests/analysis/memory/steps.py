@@ -41,7 +41,7 @@ def chain(rng: random.Random, length: int) -> Net:
 
 
 def residual(rng: random.Random, blocks: int) -> Net:
-    """Draws blocks of two layers, whose result is added to what they read."""
+    """Draws blocks of two layers with a residual connection."""
     net = Net()
     width, at = rng.randint(2, 6), 0
     net.add(width)
@@ -53,7 +53,7 @@ def residual(rng: random.Random, blocks: int) -> Net:
 
 
 def branches(rng: random.Random, blocks: int) -> Net:
-    """Draws blocks of two to three ways that are joined again."""
+    """Draws blocks of two to three branches that are joined again."""
     net = Net()
     at = net.add(rng.randint(1, 9))
     for _ in range(blocks):
@@ -63,7 +63,7 @@ def branches(rng: random.Random, blocks: int) -> Net:
 
 
 def u_net(rng: random.Random, depth: int) -> Net:
-    """Draws a way down and a way up, with skips between them."""
+    """Draws a contracting and an expanding path, with skips between them."""
     net = Net()
     width, at, downs = 2 ** (depth + 1), net.add(2 ** (depth + 1)), []
     for _ in range(depth):
@@ -78,9 +78,9 @@ def u_net(rng: random.Random, depth: int) -> Net:
 
 
 def program_of(net: Net, *, clips: bool = False) -> Program:
-    """Returns the step that trains a net: forward, backward, and an update for each parameter.
+    """Returns the training step of a net: forward, backward, and an update for each parameter.
 
-    The gradient of a node reads what the node reads and what it makes.
+    The gradient of a node reads the node's inputs and outputs.
 
     Args:
         net: the net.

@@ -1,4 +1,4 @@
-"""Plans of executables, beside the best that operators could do one by one."""
+"""Plans of executables, compared with the optimum over single operators."""
 
 import random
 from collections.abc import Callable
@@ -6,7 +6,14 @@ from itertools import combinations
 
 import pytest
 
-from jaxfleet.analysis.memory import Chain, Plan, peak_of, plan_for, smallest, stages_of
+from jaxfleet.analysis.memory import (
+    Chain,
+    RecomputePlan,
+    peak_of,
+    plan_for,
+    smallest_budget,
+    stages_of,
+)
 from tests.analysis.memory import steps
 from tests.analysis.memory.exact import Choice, Step, exact_for, exact_smallest, run, step_of
 from tests.tiers import by_default
@@ -19,8 +26,8 @@ NETS: dict[str, Callable[[random.Random], steps.Net]] = {
 }
 
 
-def kept_by(chain: Chain, plan: Plan) -> set[str]:
-    """Returns the names that a plan keeps: what it saves, what crosses, and the last group's."""
+def kept_by(chain: Chain, plan: RecomputePlan) -> set[str]:
+    """Returns the names that a plan keeps: saved, between groups, and in the last group."""
     found = set(plan.saved)
     for group in chain.groups(plan):
         for span in chain.forward.values:
@@ -31,8 +38,8 @@ def kept_by(chain: Chain, plan: Plan) -> set[str]:
 
 
 def all_choices(chain: Chain, step: Step, count: int = 20) -> list[Choice]:
-    """Returns what plans for many budgets come to where operators run one by one."""
-    least, _ = smallest(chain)
+    """Returns plans for many budgets, with operators run one by one."""
+    least, _ = smallest_budget(chain)
     most = int(chain.levels[-1].held[0, chain.stages])
     found = []
     for budget in {least + (most - least) * n // count for n in range(count + 1)}:
@@ -81,7 +88,7 @@ def test_plans_cost_little_more_than_the_best_order_of_operators(kind: str) -> N
             mine = min(choice.cost for choice in found if choice.peak <= budget)
             assert mine >= best
             over.append(mine / best)
-    # Executables hold all that they are given and all that they make while they run, and so plans
-    # avoid what costs single operators nothing.
+    # Executables hold all their inputs and outputs while they run, so plans avoid choices that cost
+    # single operators nothing.
     assert sum(over) / len(over) <= 1.15
     assert sum(smaller) / len(smaller) <= 1.3

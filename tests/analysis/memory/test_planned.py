@@ -1,4 +1,4 @@
-"""Plans of a captured step, written down by the pass: what they compute, and what they hold."""
+"""Plans of a captured step, applied by the pass: results and memory."""
 
 from typing import Any
 
@@ -9,10 +9,18 @@ import optax
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.analysis.memory import Chain, Plan, curve_of, peak_of, plan_for, smallest, stages_of
+from jaxfleet.analysis.memory import (
+    Chain,
+    RecomputePlan,
+    memory_profile,
+    peak_of,
+    plan_for,
+    smallest_budget,
+    stages_of,
+)
 from jaxfleet.ir import Kind, Program
 from jaxfleet.ops import Interpreter
-from jaxfleet.passes.recompute import Recompute
+from jaxfleet.passes.memory.recompute import Recompute
 
 ROWS, WIDTH = 512, 32
 SIZES = {"b": ROWS}
@@ -56,7 +64,7 @@ def step() -> tuple[Program, Values, Chain]:
     return program, values, stages_of(program, SIZES)
 
 
-def planned(program: Program, plan: Plan) -> Program:
+def planned(program: Program, plan: RecomputePlan) -> Program:
     return Recompute(plan.cuts, plan.kept, tuple(sorted(plan.saved))).run(program)
 
 
@@ -65,13 +73,14 @@ def states_after(program: Program, values: Values) -> Values:
     return {v.name: after[v.name] for v in program.of_kind(Kind.PARAM, Kind.STATE)}
 
 
+@pytest.mark.grid
 def test_a_planned_step_computes_the_same(step: tuple[Program, Values, Chain]) -> None:
     program, values, chain = step
-    _, plan = smallest(chain)
+    _, plan = smallest_budget(chain)
     assert len(plan.cuts) > 2
     expected, found = states_after(program, values), states_after(planned(program, plan), values)
     for name, value in expected.items():
-        # The same operators on the same numbers, each by itself: nothing is rounded otherwise.
+        # The same operators on the same numbers, each by itself: rounding is the same.
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
@@ -80,13 +89,13 @@ def test_a_planned_step_holds_what_its_plan_says(
     step: tuple[Program, Values, Chain], part: float
 ) -> None:
     program, _, chain = step
-    least, _ = smallest(chain)
+    least, _ = smallest_budget(chain)
     as_is = int(chain.levels[-1].held[0, chain.stages])
     assert least < as_is / 2
     plan = plan_for(chain, int(least + part * (as_is - least)))
     assert plan is not None
-    curve = curve_of(planned(program, plan), SIZES)
-    # A plan knows what the curve does not: a gradient may lie where the one that came in lay.
+    curve = memory_profile(planned(program, plan), SIZES)
+    # A plan has a fact that the curve lacks: a gradient may reuse the memory of the incoming one.
     assert 0.75 <= curve.peak / peak_of(chain, plan) <= 1.25
 
 
@@ -101,5 +110,5 @@ def test_xla_needs_about_what_the_curve_says(step: tuple[Program, Values, Chain]
 
     memory = jax.jit(run).lower(values).compile().memory_analysis()
     assert memory is not None
-    # Which operators XLA merges, and in which order it runs them, is known to it alone.
-    assert curve_of(program, SIZES).peak == pytest.approx(memory.temp_size_in_bytes, rel=0.25)
+    # Only XLA decides the fusion and the order of operators.
+    assert memory_profile(program, SIZES).peak == pytest.approx(memory.temp_size_in_bytes, rel=0.25)

@@ -1,4 +1,4 @@
-"""How a step becomes a chain: where it may be cut, what runs when, and the sums over values."""
+"""Conversion of a step to a chain: possible cuts, execution times, and sums over values."""
 
 import random
 from itertools import pairwise
@@ -6,14 +6,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from jaxfleet.analysis.memory import phases_of, stages_of
+from jaxfleet.analysis.memory import schedule_constraints, stages_of
+from jaxfleet.analysis.memory.chain import IntervalSums, RecomputeNeeds, reversed_table
+from jaxfleet.analysis.memory.costs import TemporaryBytes
 from jaxfleet.analysis.memory.cuts import cut_positions
-from jaxfleet.analysis.memory.forward import Need
-from jaxfleet.analysis.memory.handing import Handed
-from jaxfleet.analysis.memory.liveness import values_of
-from jaxfleet.analysis.memory.merging import merged
-from jaxfleet.analysis.memory.sizes import Counted
-from jaxfleet.analysis.memory.tables import Sums, turned
+from jaxfleet.analysis.memory.fusion_model import fused_ranges
+from jaxfleet.analysis.memory.liveness import live_ranges
+from jaxfleet.analysis.memory.stage_values import DonationPairs
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, parse
 from jaxfleet.passes import Recompute
@@ -24,7 +23,7 @@ Span = tuple[int, int, int]
 
 
 def test_layers_that_repeat_are_cut_at_the_same_place() -> None:
-    layer = [8, 40, 32, 48, 40, 16, 24, 8]  # dips at 2 and at 5; 7 is as good as the next one's 0
+    layer = [8, 40, 32, 48, 40, 16, 24, 8]  # dips at 2 and at 5; 7 equals the next layer's 0
     crossing = np.array(layer * 40, np.int64)
     for most, places in ((200, {0, 2, 5}), (100, {0}), (30, {0})):
         found = cut_positions(crossing, most=most)
@@ -49,7 +48,7 @@ def test_sums_over_groups_are_those_of_going_through_the_values() -> None:
     stages, rng = 7, random.Random(0)
     spans = drawn(rng, stages)
     own = np.array([rng.randint(0, 9) for _ in range(stages)])
-    sums = Sums(stages, spans)
+    sums = IntervalSums(stages, spans)
     inside, leaving, entering = sums.inside(), sums.leaving(), sums.entering()
     peaks = sums.peak_inside(own)
     for p in range(stages):
@@ -61,7 +60,7 @@ def test_sums_over_groups_are_those_of_going_through_the_values() -> None:
                 own[at] + sum(x for b, e, x in spans if p <= b <= at <= e < c) for at in range(p, c)
             ]
             assert peaks[p, c] == max(held)
-            assert turned(inside)[stages - c, stages - p] == inside[p, c]
+            assert reversed_table(inside)[stages - c, stages - p] == inside[p, c]
 
 
 @pytest.mark.parametrize("net", [steps.residual, steps.u_net, steps.branches])
@@ -72,11 +71,11 @@ def test_tables_say_what_going_through_a_group_says(net: object) -> None:
     for level in chain.levels[::5]:
         for p in range(chain.stages):
             for c in range(p + 1, chain.stages + 1):
-                need = Need(forward, p, level.stored)
+                need = RecomputeNeeds(forward, p, level.stored)
                 for _ in range(p, c):
                     need.add_stage()
                 assert (need.again_cost, need.saved_bytes) == (level.again[p, c], level.saved[p, c])
-                # What runs again finds all that it reads: kept, made again, or of a group before.
+                # Recomputation finds all its inputs: kept, recomputed, or from an earlier group.
                 there = {n for n, span in enumerate(forward.values) if span.begins < p}
                 there |= {n for n, span in enumerate(forward.values) if span.ends >= c}
                 there |= need.saved | {n for n, op in enumerate(forward.maker) if op in need.again}
@@ -92,10 +91,10 @@ def with_momentum() -> Program:
 
 
 def test_operators_behind_forward_run_as_soon_as_what_they_read_is_there() -> None:
-    phases = phases_of(with_momentum())
+    phases = schedule_constraints(with_momentum())
     assert phases.forward == (0, 1, 2, 3)
     gradients = {4: 3, 5: 3, 6: 2, 7: 2}
-    # v is read by operator 0, which may run again; what is made of m waits for v@GRAD.
+    # v is read by operator 0, which may be rerun; values derived from m wait for v@GRAD.
     assert phases.at == {**gradients, 8: 2, 9: 2, 10: 0, 11: 3}
 
 
@@ -104,7 +103,7 @@ def test_a_gradient_that_waits_for_a_norm_is_held() -> None:
     alone, waits = (stages_of(steps.program_of(net, clips=clips), {}) for clips in (False, True))
     held = waits.backward - alone.backward
     parameters = len(net.params) * 3 * steps.FLOAT
-    assert held[1, 2] >= parameters - 3 * steps.FLOAT  # the last one is there in both
+    assert held[1, 2] >= parameters - 3 * steps.FLOAT  # the last one is present in both
     assert held[11, 12] == 0
 
 
@@ -122,8 +121,10 @@ def test_what_goes_element_by_element_takes_no_bytes_inside_an_executable() -> N
           d: f32[8,8] = jax.mul(t, b)
           e: f32[8,8] = jax.dot_general(c, d) {dimension_numbers=[[[1], [0]], [[], []]]}
     """)
-    found = {v.name: v for v in merged(program, values_of(program, Counted(program, {})))}
-    # t is not worth two tanh, and products read what is in memory; b and u are made where read.
+    found = {
+        v.name: v for v in fused_ranges(program, live_ranges(program, TemporaryBytes(program, {})))
+    }
+    # t is not worth two tanh, and products read memory; b and u are recomputed where read.
     assert [name for name, value in found.items() if value.bytes] == ["a", "t", "c", "d", "e"]
     assert found["a"].reads == (2, 4, 5)
 
@@ -154,7 +155,7 @@ def test_what_is_there_until_a_stage_counts_that_long() -> None:
     for begins, ends, size in drawn(rng, stages):
         until.append((begins, ends, rng.randint(begins, ends), size))
     spans, own = drawn(rng, stages), np.array([rng.randint(0, 9) for _ in range(stages)])
-    peaks = Sums(stages, spans).peak_inside(own, until)
+    peaks = IntervalSums(stages, spans).peak_inside(own, until)
     for p in range(stages):
         for c in range(p + 1, stages + 1):
             held = [
@@ -171,7 +172,7 @@ def test_a_gradient_may_leave_where_one_came_in_that_was_read_before() -> None:
     values = []
     for begins, ends, _ in drawn(rng, count)[:8]:
         values.append((begins, ends, rng.random() < 0.5))
-    spans = Handed(count)
+    spans = DonationPairs(count)
     for begins, ends, in_place in values:
         spans.add(begins, ends, in_place=in_place)
     pairs = spans.pairs()

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from jaxfleet.checkpoint import CheckpointSeries
-from jaxfleet.checkpoint.data import DataWriter
+from jaxfleet.checkpoint.array_store import DataWriter
 from jaxfleet.checkpoint.tables import TableSeries
 from jaxfleet.tables import RowBatch, TableSpec
 from jaxfleet.tables.buckets import bucket_of
@@ -23,7 +23,7 @@ POINTS = 100
 
 
 def history(store: Kept, step: int) -> None:
-    """Does to a store what a step does, so that every step leaves something else."""
+    """Modifies a store as a step does, so that every step leaves a different state."""
     if step == 1:
         store.touch(KEYS[:60], 1)
         store.wait(KEYS[60:], 1)
@@ -33,7 +33,6 @@ def history(store: Kept, step: int) -> None:
 
 
 def after(step: int) -> Kept:
-    """Returns the store as a step leaves it."""
     store = Kept()
     for at in range(1, step + 1):
         history(store, at)
@@ -41,7 +40,7 @@ def after(step: int) -> Kept:
 
 
 def run(folder: Path, said: Callable[[int], object]) -> None:
-    """Saves all, changes, which are compacted, changes, and all again."""
+    """Saves everything, increments, which are compacted, more increments, and everything again."""
     store = Kept()
     saves = TableSeries(CheckpointSeries(folder, keep=1), [store], changes=1)
     for step in range(1, STEPS + 1):
@@ -53,9 +52,9 @@ def run(folder: Path, said: Callable[[int], object]) -> None:
 
 
 class Death:
-    """Ends the process at one of the points at which something is written, moved or removed.
+    """Ends the process at one of the points at which a file is written, moved or removed.
 
-    What was not synced then is cut in two, as when the machine lost its power.
+    Unsynced data is then cut in two, as in a power failure.
     """
 
     def __init__(self, folder: Path, point: int) -> None:
@@ -65,7 +64,7 @@ class Death:
         self.synced: set[int] = set()
 
     def spare(self) -> bool:
-        """Counts a point, and says whether it is another than the last."""
+        """Counts a point; returns whether it is not the last one."""
         return next(self.at) != self.point
 
     def die(self) -> NoReturn:
@@ -92,13 +91,13 @@ class Death:
         return instead
 
     def fsync(self, descriptor: Any) -> None:
-        """Takes the place of what waits for the disk."""
+        """Replaces the function that waits for the disk."""
         if not self.spare():
             self.die()
         self.synced.add(os.fstat(descriptor).st_ino)
 
     def open(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Lets a file that is written be cut in the middle of a write."""
+        """Lets a file be cut in the middle of a write."""
         death = self
 
         class Torn(io.BufferedWriter):
@@ -118,7 +117,7 @@ class Death:
 
     def arm(self) -> None:
         os.fsync = self.fsync  # type: ignore[assignment]
-        io.open = self.open(io.open)  # what pathlib calls
+        io.open = self.open(io.open)  # as called by pathlib
         for name in ("rename", "replace", "mkdir", "unlink", "rmdir"):
             setattr(os, name, self.before(getattr(os, name)))
         DataWriter.add = self.before(DataWriter.add)  # type: ignore[method-assign]
@@ -126,7 +125,7 @@ class Death:
 
 
 def points(root: Path) -> None:
-    """Runs once for each point, each time in a process that ends there; prints what was saved."""
+    """Runs once for each point, in a process that ends there; prints the saved step."""
     import tensorstore  # noqa: F401, PLC0415  # once, not in each of them
 
     assert "jax" not in sys.modules
@@ -139,7 +138,7 @@ def points(root: Path) -> None:
 
 
 def lives_to(folder: Path, point: int) -> tuple[int, int]:
-    """Returns the last step that was saved, and how the process ended; of point -1, all points."""
+    """Returns the last saved step, and the exit status; for point -1, all points."""
     read, write = os.pipe()
     if not (child := os.fork()):
         death = Death(folder, point)
@@ -162,7 +161,7 @@ def say(line: object) -> None:
 
 
 class Flat:
-    """Keeps many rows in arrays: a save of them takes long enough to be killed in."""
+    """Keeps many rows in arrays: saving them is slow enough to be killed in."""
 
     spec = TableSpec(name="flat", dim=16)
 
@@ -186,7 +185,7 @@ class Flat:
         raise NotImplementedError
 
     def forget_gone(self, until: int) -> None:
-        """None goes."""
+        """Keeps everything."""
 
 
 def forever(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Keeps rows in a dict, with everything that a store may have: what saving must not lose."""
+"""Store of rows in a dict, with every feature that a save must preserve."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ DIM = 16
 
 @dataclass
 class Row:
-    """A row and what belongs to it."""
+    """A row with its metadata."""
 
     row: np.ndarray
     moment: np.ndarray
@@ -24,7 +24,7 @@ class Row:
 
 @dataclass
 class Kept:
-    """A `RowKeeper` that a reader believes at a glance."""
+    """A simple `RowKeeper`, correct by inspection."""
 
     name: str = "users"
     buckets: range = range(BUCKETS)
@@ -37,7 +37,7 @@ class Kept:
         return TableSpec(name=self.name, dim=DIM, optimizer=Adam())
 
     def touch(self, keys: np.ndarray, step: int) -> None:
-        """Gives rows numbers that depend on the key and the step alone."""
+        """Gives rows numbers that depend only on the key and the step."""
         for key in self._mine(keys):
             before = self.rows.get(key)
             numbers = np.arange(DIM, dtype=np.float32) + np.float32(key % 1000 + step / 7)
@@ -111,7 +111,7 @@ class Kept:
         self.left = {key: at for key, at in self.left.items() if at > until}
 
     def content(self) -> bytes:
-        """Returns all that it has, as bytes in one order: equal bytes are equal to the bit."""
+        """Returns the content as bytes in canonical order."""
         parts: list[bytes] = []
         for batch in self.batches():
             arrays = [batch.keys, batch.rows, *batch.state.values(), *batch.counters.values()]
@@ -131,12 +131,11 @@ def _within(keys: np.ndarray, first: int) -> np.ndarray:
 
 
 def servers(count: int, name: str = "users") -> list[Kept]:
-    """Returns one for each server of a job."""
     return [Kept(name, buckets_of(server, count)) for server in range(count)]
 
 
 def some_keys(count: int, seed: int = 0) -> np.ndarray:
-    """Returns keys from all of int64, each once, with both ends of it."""
+    """Returns distinct keys from all of int64, including both ends."""
     info = np.iinfo(np.int64)
     drawn = np.random.default_rng(seed).integers(info.min, info.max, count, np.int64)
     return np.unique(np.concatenate([drawn[: count - 3], [info.min, info.max, 0]]))

@@ -1,6 +1,6 @@
 """Runs a script of this folder without jax: `light.py breaker points folder`.
 
-The script finds an empty `jaxfleet` whose parts can be imported, so a process starts in a moment.
+The script finds an empty `jaxfleet` whose parts can be imported, so a process starts quickly.
 """
 
 import runpy

@@ -1,4 +1,4 @@
-"""A save that breaks anywhere leaves the older tables or the newer ones, and never a mix."""
+"""An interrupted save leaves the older tables or the newer ones, never a mix."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def breaker(how: str, folder: Path) -> "Iterator[subprocess.Popen[str]]":
 
 @pytest.mark.grid
 def test_wherever_a_save_breaks_the_tables_are_those_of_one_step(tmp_path: Path) -> None:
-    """Writes, syncs, renames and removals are points; what was not synced is lost at each."""
+    """Writes, syncs, renames and removals are points; unsynced data is lost at each."""
     with breaker("points", tmp_path) as process:
         said, _ = process.communicate(timeout=100)
         assert process.returncode == 0

@@ -1,4 +1,4 @@
-"""Damage of any file of a chain is found, and the error says which and what to do."""
+"""Damage of any file of a chain is found; the error names the file and a remedy."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxfleet.checkpoint import CheckpointSeries, open_checkpoint, save_arrays
-from jaxfleet.checkpoint.sealed import write_sealed
+from jaxfleet.checkpoint.checksummed_json import write_sealed
 from jaxfleet.checkpoint.tables import TableSeries, load_tables, save_tables, saved_tables
 from jaxfleet.errors import CheckpointError
 from tests.checkpoint.tables.breaker import after, history
@@ -18,7 +18,7 @@ from tests.checkpoint.tables.kept import Kept
 
 @pytest.fixture
 def series(tmp_path: Path) -> CheckpointSeries:
-    """Returns one with all of step 1, and the changes of steps 2 and 3."""
+    """Returns a series with a full save of step 1, and the increments of steps 2 and 3."""
     store = Kept()
     saves = TableSeries(CheckpointSeries(tmp_path), [store])
     for step in (1, 2, 3):
@@ -40,7 +40,7 @@ def restored(series: CheckpointSeries) -> Kept:
 
 
 def refused(series: CheckpointSeries, path: Path) -> bool:
-    """Says whether a file is found to be damaged; if not, the tables must be right."""
+    """Returns whether a file is reported as damaged; if not, the tables must be right."""
     try:
         assert restored(series).content() == after(3).content()
     except CheckpointError as error:
@@ -137,7 +137,7 @@ def _other(name: str, array: np.ndarray) -> Callable[[dict[str, Any]], object]:
 def test_arrays_that_make_no_table_are_refused(
     tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
-    """As somebody would write them who knows how a checkpoint is sealed."""
+    """As forged with knowledge of a checkpoint's seal."""
     series = CheckpointSeries(tmp_path)
     save_tables(series, [after(1)], step=1)
     found = open_checkpoint(series.path(1))

@@ -1,4 +1,4 @@
-"""Tables come back from a chain of saves as they were, to the bit."""
+"""Tables are restored from a chain of saves, bit for bit."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxfleet.checkpoint import CheckpointSeries, commit, open_checkpoint, write_part
 from jaxfleet.checkpoint.files import measure
-from jaxfleet.checkpoint.links import Link
+from jaxfleet.checkpoint.manifest import Link
 from jaxfleet.checkpoint.tables import (
     TableSeries,
     compact,
@@ -84,7 +84,7 @@ def test_any_history_comes_back(
 def test_another_number_of_servers_has_the_same_rows(
     tmp_path: Path, before: int, after: int
 ) -> None:
-    """Saved in full and in changes by so many, read by others, each of which reads its own."""
+    """Saved in full and in increments by `before` servers, read by `after`, each its own rows."""
     series, whole = CheckpointSeries(tmp_path), Kept()
     old = servers(before)
     for store in [whole, *old]:
@@ -104,7 +104,7 @@ def test_another_number_of_servers_has_the_same_rows(
     )
     assert together.content() == whole.content()
     assert sum(len(store.rows) for store in new) == len(whole.rows)
-    for store in new:  # and goes on: the next changes are of the new servers
+    for store in new:  # and continues: the next increments are of the new servers
         store.touch(KEYS[200:205], 3)
     whole.touch(KEYS[200:205], 3)
     save_job(series, new, 3, since=2)
@@ -114,7 +114,7 @@ def test_another_number_of_servers_has_the_same_rows(
 def save_job(
     series: CheckpointSeries, stores: list[Kept], step: int, since: int | None = None
 ) -> None:
-    """Saves as a job does: each server a part, and one of them commits."""
+    """Saves as a job does: one part per server, and one of them commits."""
     folder = series.path(step)
     changes = {} if since is None else {stores[0].name: since}
     receipts = [
@@ -148,7 +148,7 @@ def test_a_server_reads_only_the_spans_of_its_buckets(
 
 
 def damage(folder: Path) -> None:
-    """Turns every bit of every file."""
+    """Inverts every bit of every file."""
     for path in folder.rglob("*"):
         if path.is_file():
             whole = path.read_bytes()
@@ -156,7 +156,7 @@ def damage(folder: Path) -> None:
 
 
 def test_a_large_table_is_cut_into_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxfleet.checkpoint.tables.pieces.SPAN_BYTES", 20_000)
+    monkeypatch.setattr("jaxfleet.checkpoint.tables.row_pieces.SPAN_BYTES", 20_000)
     store, series = Kept(), CheckpointSeries(tmp_path)
     store.touch(KEYS, 1)
     save_tables(series, [store], step=1)
@@ -250,7 +250,7 @@ def test_changes_without_what_they_are_of_are_refused(tmp_path: Path) -> None:
     save_tables(series, [store], step=2, after=1)
     with pytest.raises(CheckpointError, match="changes of table `users` and not what they are of"):
         load_tables([open_checkpoint(series.path(2))], [Kept()])
-    save_tables(series, [store], step=1)  # another one takes the place of what they are of
+    save_tables(series, [store], step=1)  # another save replaces their base
     with pytest.raises(CheckpointError, match="is not the checkpoint whose changes"):
         series.chain(2)
     with pytest.warns(UserWarning, match="step 2 is passed over"):

@@ -1,4 +1,4 @@
-"""Records what fluid 1.8.5 makes of the cases of `tests/fluid/layer_cases.py`, and gradients.
+"""Records results and gradients of fluid 1.8.5 for the cases of `tests/fluid/layer_cases.py`.
 
 Run by a Python 3.7 that has paddlepaddle 1.8.5 and protobuf below 4::
 

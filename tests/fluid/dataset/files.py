@@ -12,6 +12,6 @@ def line(*slots: Values) -> str:
 
 
 def written(path: Path, samples: Iterable[Sequence[Values]]) -> str:
-    """Writes a file, and returns its path as scripts give it."""
+    """Writes a file, and returns its path as scripts spell it."""
     path.write_text("".join(f"{line(*sample)}\n" for sample in samples), encoding="utf-8")
     return str(path)

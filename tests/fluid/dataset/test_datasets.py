@@ -17,7 +17,6 @@ from tests.fluid.nets import fresh
 
 
 def dataset(kind: str, files: list[str], batch: int = 3, threads: int = 2) -> Any:
-    """Returns a dataset of an id and a label."""
     with fresh():
         ids = fluid.data("ids", [None, 1], dtype="int64", lod_level=1)
         label = fluid.data("label", [None, 1], dtype="float32")
@@ -30,7 +29,7 @@ def dataset(kind: str, files: list[str], batch: int = 3, threads: int = 2) -> An
 
 
 def numbered(folder: Path, *counts: int) -> list[str]:
-    """Writes files whose samples are numbered on."""
+    """Writes files whose samples are numbered consecutively."""
     paths, at = [], 0
     for file, count in enumerate(counts):
         samples = [([i] * (1 + i % 3), [i / 2]) for i in range(at, at + count)]
@@ -57,7 +56,7 @@ def test_batches_go_over_files_in_their_order_whatever_the_threads(
 
 
 def test_a_long_file_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxfleet.fluid.dataset.files.BLOCK", 7)
+    monkeypatch.setattr("jaxfleet.fluid.dataset.reading.BLOCK", 7)
     files = numbered(tmp_path, 40, 3)
     found = labels(dataset("QueueDataset", files, batch=50).batches())
     assert found == [list(range(43))]
@@ -66,7 +65,7 @@ def test_a_long_file_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_mistake_far_down_is_named_by_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxfleet.fluid.dataset.files.BLOCK", 16)
+    monkeypatch.setattr("jaxfleet.fluid.dataset.reading.BLOCK", 16)
     (path,) = numbered(tmp_path, 30)
     with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123  # it is a str
         file.write("1 5 1 x\n")

@@ -1,4 +1,4 @@
-"""MultiSlot text: every number arrives as Python reads it, every mistake is named by its line."""
+"""MultiSlot text: numbers are parsed as by Python, and errors name the line."""
 
 import numpy as np
 import pytest

@@ -13,7 +13,7 @@ from tests.fluid.nets import fresh
 
 
 class Line:
-    """A program that fits a line, with what it is fed, in a scope in which it has begun."""
+    """A program that fits a line, with its feeds, in an initialized scope."""
 
     def __init__(self) -> None:
         with fresh() as (self.main, startup):

@@ -1,4 +1,4 @@
-"""What else datasets are told, and loaders that read them."""
+"""Further settings of datasets, and loaders that read them."""
 
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ def test_each_device_gets_a_batch_of_a_dataset(tmp_path: Path) -> None:
         exe.run(startup)
         for _ in range(2):  # passes
             feeds = list(loader)
-            assert [len(feed) for feed in feeds] == [2, 2]  # the fifth batch has no other beside it
+            assert [len(feed) for feed in feeds] == [2, 2]  # the fifth batch has no partner
             for feed in feeds:
                 (losses,) = exe.run(compiled, feed=feed, fetch_list=[loss])
                 assert losses.shape == (2,)

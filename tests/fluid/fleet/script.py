@@ -1,4 +1,4 @@
-"""A script of the fleet as users write it, which every process of a job runs, or one alone."""
+"""A user's fleet script, run by every process of a job, or by a single one."""
 
 import argparse
 import sys
@@ -17,7 +17,7 @@ ROWS = 8  # of a step, of all workers
 
 
 def net() -> tuple[fluid.Variable, fluid.Variable]:
-    """Returns the loss and what is predicted: a parameter is cut, another begins at random."""
+    """Returns the loss and the prediction: one parameter is sliced, another begins at random."""
     x = fluid.data("x", [None, 64])
     y = fluid.data("y", [None, 1])
     hidden = fluid.layers.fc(x, 300, act="tanh", param_attr="w1", bias_attr="b1")
@@ -26,19 +26,16 @@ def net() -> tuple[fluid.Variable, fluid.Variable]:
 
 
 def batch(step: int) -> dict[str, np.ndarray]:
-    """Returns the rows of all workers."""
     x = np.random.default_rng(step).normal(size=(ROWS, 64)).astype(np.float32)
     return {"x": x, "y": np.sin(x[:, :1])}
 
 
 def begin() -> tuple[fluid.Variable, fluid.Variable]:
-    """Builds the net, seeded."""
     fluid.default_main_program().random_seed = fluid.default_startup_program().random_seed = 3
     return net()
 
 
 def work(out: Path, steps: range, loss: fluid.Variable, predicted: fluid.Variable) -> None:
-    """Is a worker."""
     number, exe = fleet.worker_index(), fluid.Executor(fluid.CPUPlace())
     fleet.init_worker()
     exe.run(fleet.startup_program)
@@ -60,7 +57,6 @@ def work(out: Path, steps: range, loss: fluid.Variable, predicted: fluid.Variabl
 
 
 def main() -> None:
-    """Is whatever the environment says."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model-dir")

@@ -1,4 +1,4 @@
-"""Numbered checkpoints of the collective fleet, here and on a file system that is elsewhere."""
+"""Numbered checkpoints of the collective fleet, here and on a remote file system."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ NAME = "__paddle_fleet_checkpoint__"
 
 
 class Elsewhere(LocalFS):
-    """A file system that files are copied to and from: paths there begin otherwise."""
+    """A file system that files are copied to and from: its paths have another prefix."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -49,14 +49,14 @@ class Elsewhere(LocalFS):
 
 @pytest.fixture
 def exe() -> Iterator[fluid.Executor]:
-    """Gives an executor with a scope of its own."""
+    """Yields an executor with its own scope."""
     with fluid.scope_guard(fluid.Scope()):
         yield fluid.Executor()
 
 
 def begun(exe: fluid.Executor) -> Collective:
     fleet = fleet_of(TWO)
-    minimized(fleet, use_local_sgd=True)  # which keeps more than parameters
+    minimized(fleet, use_local_sgd=True)  # which keeps more state than parameters
     exe.run(fleet.startup_program)
     return fleet
 

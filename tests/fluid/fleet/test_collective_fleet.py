@@ -1,4 +1,4 @@
-"""The collective fleet: what it makes of a program, what it refuses, and that it trains."""
+"""The collective fleet: its programs, its rejections, and training."""
 
 import copy
 from typing import Any
@@ -13,7 +13,7 @@ from jaxfleet.fluid.incubate.fleet.collective import (
     CollectiveOptimizer,
     DistFCConfig,
     DistributedStrategy,
-    jobs,
+    collective_fleet,
 )
 from tests.fluid.nets import fresh
 
@@ -43,7 +43,6 @@ def strategy_with(**fields: Any) -> DistributedStrategy:
 
 
 def minimized(fleet: Collective, optimizer: Any = None, **fields: Any) -> fluid.Variable:
-    """Has a fleet make its programs; returns the loss."""
     with fresh() as (main, startup):
         main.random_seed = startup.random_seed = 5
         loss = net()
@@ -77,11 +76,12 @@ def alone() -> tuple[list[float], Any]:
     return trained(startup, main, loss)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("endpoints", "fields"),
     [
         (TWO, {"mode": "collective", "collective_mode": "grad_allreduce"}),
-        (TWO, {"use_local_sgd": True}),  # at every step, of SGD: as the sum of gradients
+        (TWO, {"use_local_sgd": True}),  # at every step, with SGD: equals the sum of gradients
         (TWO, {"_ut4grad_allreduce": True}),
         (TWO[:1], {}),
         (TWO[:1], {"use_local_sgd": True}),
@@ -168,11 +168,11 @@ def test_streams_of_sums_follow_the_machines(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class RecomputeOptimizer(fluid.optimizer.SGD):
-    """One by that name, as scripts may bring."""
+    """An optimizer with that name, as scripts may bring."""
 
 
 class OptimizerWithMixedPrecision(fluid.optimizer.SGD):
-    """As that."""
+    """Likewise."""
 
 
 def test_optimizers_that_contradict_the_strategy_are_refused() -> None:
@@ -228,7 +228,7 @@ def test_a_scripts_strategy_stays_as_it_is() -> None:
 
 def test_an_optimizer_made_by_hand_is_of_the_modules_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
     own = fleet_of(TWO)
-    monkeypatch.setattr(jobs, "fleet", own)
+    monkeypatch.setattr(collective_fleet, "fleet", own)
     with fresh():
         CollectiveOptimizer(fluid.optimizer.SGD(0.1)).minimize(net())
     assert isinstance(own.main_program, fluid.CompiledProgram)
@@ -243,7 +243,7 @@ def test_who_has_no_fleet_and_what_no_fleet_does() -> None:
     with pytest.raises(TypeError, match="a strategy is of type"):
         fleet_of(TWO).distributed_optimizer(
             fluid.optimizer.SGD(0.1),
-            "strategy",  # type: ignore[arg-type]  # what is tested
+            "strategy",  # type: ignore[arg-type]  # the tested mistake
         )
     with fresh(), pytest.raises(ValueError, match="nobody has said which process"):
         CollectiveOptimizer(fluid.optimizer.SGD(0.1)).minimize(net())

@@ -16,7 +16,7 @@ from tests.fluid.nets import fresh
 
 
 class Other:
-    """The way to one other worker, who gives the same."""
+    """Rendezvous with one other worker that gives the same values."""
 
     def gather(self, group: str, value: np.ndarray, what: str) -> list[np.ndarray]:
         assert (group, what) == ("trainer", "all_reduce sum")
@@ -34,7 +34,7 @@ def fleet_of(number: int) -> PSLib:
 
 
 def by_pairs(positive: np.ndarray, negative: np.ndarray) -> float:
-    """Returns how often a positive sample is above a negative one; half of it where they tie."""
+    """Returns the share of pairs with the positive sample above the negative; ties count half."""
     p = np.repeat(np.arange(len(positive)), positive)[:, None]
     n = np.repeat(np.arange(len(negative)), negative)[None]
     return float(((p > n) + 0.5 * (p == n)).mean())

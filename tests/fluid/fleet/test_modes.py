@@ -1,4 +1,4 @@
-"""The fleet's modes over a network in memory: one worker trains as an executor alone does."""
+"""The fleet's modes over a network in memory: one worker trains as a lone executor does."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -48,12 +48,12 @@ class Process:
         self.number = number
 
     def serve(self) -> None:
-        """Is a server. All share the global scope, where each has names of its own."""
+        """Runs a server. All share the global scope, with distinct names."""
         self.fleet.init_server()
         self.fleet.run_server()
 
     def work(self, folder: Path) -> tuple[list[float], Any]:
-        """Is the worker; returns its losses, and what its saved model predicts."""
+        """Runs the worker; returns its losses, and the prediction of its saved model."""
         self.fleet.init_worker()
         self.exe.run(self.fleet.startup_program)
         losses = []
@@ -66,7 +66,7 @@ class Process:
 
 
 def predicted(folder: Path) -> Any:
-    """Returns what a saved model makes of a batch."""
+    """Returns the prediction of a saved model for a batch."""
     exe = fluid.Executor()
     with fluid.scope_guard(fluid.Scope()):
         program, fed, fetch = fluid.io.load_inference_model(str(folder), exe)
@@ -75,7 +75,7 @@ def predicted(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], Any]:
-    """Returns the losses of a fleet without servers, and what its saved model predicts."""
+    """Returns the losses of a fleet without servers, and the prediction of its saved model."""
     folder, fleet, exe = tmp_path_factory.mktemp("alone"), DistributedTranspiler(), fluid.Executor()
     fleet.init()
     with fresh() as (main, startup), fluid.scope_guard(fluid.Scope()):
@@ -95,6 +95,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], Any]:
     return losses, predicted(folder / "model")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", STRATEGIES)
 def test_one_worker_trains_as_alone(
     mode: str, alone: tuple[list[float], Any], tmp_path: Path

@@ -12,13 +12,13 @@ from tests.fluid.fleet import script
 from tests.fluid.nets import fresh
 
 LONGEST_S = 200.0
-CLOSE = 1e-4  # sums of other rows round otherwise, and Adam divides by them
+CLOSE = 1e-4  # sums of other rows round differently, and Adam divides by them
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
 
 
 def launch(folder: Path, *options: str) -> str:
-    """Runs the job: a server and two workers; returns what they wrote."""
+    """Runs the job: a server and two workers; returns their output."""
     folder.mkdir()
     roles = ["--servers", "1", "--trainers", "2", "--servers-run-script"]
     command = [sys.executable, "-m", "jaxfleet", "launch", *roles, str(Path(script.__file__))]

@@ -1,4 +1,4 @@
-"""pslib's fleet: jobs over a network in memory, and what is refused."""
+"""pslib's fleet: jobs over a network in memory, and rejections."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from jaxfleet import fluid
+from jaxfleet.contrib.downpour.worker import tables_of
 from jaxfleet.errors import CheckpointError
-from jaxfleet.fluid.distributed.worker import live_tables
 from jaxfleet.fluid.incubate.fleet.base.role_maker import Role, UserDefinedRoleMaker
 from jaxfleet.fluid.incubate.fleet.parameter_server.pslib import PSLib
-from tests.fluid.distributed.jobs import FAR, KEYS, ctr, dataset, files
-from tests.fluid.distributed.test_training import STRATEGY
+from tests.contrib.downpour.jobs import FAR, KEYS, ctr, dataset, files
+from tests.contrib.downpour.test_training import STRATEGY
 from tests.fluid.nets import fresh
 from tests.fluid.pserver.memory import Job as Network
 from tests.tiers import by_default
@@ -24,7 +24,7 @@ SPARSE, DENSE, COUNTS = 0, 1, 2  # tables
 
 
 class Process:
-    """What a process of a job is: its fleet, its program, its own scope."""
+    """A process of a job: its fleet, its program, its own scope."""
 
     def __init__(self, network: Network, role: Any, **strategy: Any) -> None:
         self.fleet = PSLib()
@@ -48,8 +48,8 @@ class Process:
         self.exe.train_from_dataset(self.main, dataset(self.fed, paths, 4), self.scope)
 
     def seen(self) -> dict[str, np.ndarray]:
-        """Returns rows, and the parameters as servers have them."""
-        tables = live_tables(self.main)
+        """Returns rows, and the parameters of servers."""
+        tables = tables_of(self.main)
         names = ("norm.batch_size", "norm.batch_square_sum", "norm.batch_sum")
         shapes = {name: self.main.global_block().var(name).shape for name in names}
         dense = {n: self.main.global_block().var(n).shape for n in ("b", "w")}
@@ -61,7 +61,6 @@ class Process:
 def run(
     work: Callable[[Process, int], Any], *, workers: int = 1, servers: int = 2, **more: Any
 ) -> list[Any]:
-    """Runs a job; returns what its workers do."""
     network, people, at = Network(), dict[str, Any](), SERVERS[:servers]
     folder = more.pop("model_dir", None)
     for n in range(servers):
@@ -190,7 +189,7 @@ def test_rows_of_a_low_score_go_and_their_counts_with_them(tmp_path: Path, worke
     def work(process: Process, number: int) -> Any:
         process.begin()
         process.train(paths[number])
-        tables = live_tables(process.main)
+        tables = tables_of(process.main)
         if not workers:
             counts = tables.look_up("emb.shown", keys)
             stores = tables._sparse  # type: ignore[attr-defined]  # of one process

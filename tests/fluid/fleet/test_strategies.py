@@ -1,4 +1,4 @@
-"""Strategies of the fleet on the transpiler: what they are, and what they refuse."""
+"""Strategies of the fleet on the transpiler: their values and their checks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,6 @@ import pytest
 from jaxfleet import fluid
 from jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler import (
     distributed_strategy as strategies,
-)
-from jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler.runtime_config import (
-    TrainerRuntimeConfig,
 )
 from jaxfleet.fluid.transpiler import ServerRuntimeConfig
 
@@ -91,7 +88,7 @@ def test_the_half_async_strategy_takes_server_and_trainer_settings(
     assert strategy.get_server_runtime_config()._rpc_send_thread_num == 24
     strategy.set_server_runtime_config({"_rpc_send_thread_num": 20})
     assert strategy.get_server_runtime_config()._rpc_send_thread_num == 20
-    mine = TrainerRuntimeConfig()
+    mine = strategies.TrainerRuntimeConfig()
     with pytest.warns(UserWarning, match="communicator_send_queue_size has no effect here"):
         mine.set("communicator_send_queue_size", 50)
     strategy.set_trainer_runtime_config(mine)
@@ -168,7 +165,7 @@ def test_what_is_to_be_dumped_is_given_back_filled_up() -> None:
 
 
 def test_a_config_is_displayed(capsys: pytest.CaptureFixture[str]) -> None:
-    config = TrainerRuntimeConfig()
+    config = strategies.TrainerRuntimeConfig()
     with pytest.raises(ValueError, match="no mode"):
         config.get_communicator_flags()
     config.display({"communicator_thread_pool_size": "5"})

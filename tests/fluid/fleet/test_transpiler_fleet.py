@@ -1,4 +1,4 @@
-"""The fleet of jobs with servers: who it says it is, what it makes, what it refuses."""
+"""The fleet of jobs with servers: its role, its programs, its rejections."""
 
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def test_files_are_shared_out_in_blocks() -> None:
     found = [fleet_of(n, workers=3).split_files(["a", "b"]) for n in range(3)]
     assert found == [["a"], ["b"], []]
     with pytest.raises(TypeError, match="files should be a list of file need to be read"):
-        fleet_of().split_files("abc")  # what is tested
+        fleet_of().split_files("abc")  # the tested call
 
 
 def test_geo_makes_a_servers_programs() -> None:
@@ -105,7 +105,7 @@ def test_an_optimizer_is_not_distributed_before_init() -> None:
     with pytest.raises(ValueError, match="nobody has said which process"):
         DistributedTranspiler().worker_num()
     with pytest.raises(TypeError, match="role_maker must be an instance of RoleMakerBase"):
-        DistributedTranspiler().init("worker")  # type: ignore[arg-type]  # what is tested
+        DistributedTranspiler().init("worker")  # type: ignore[arg-type]  # the tested mistake
 
 
 def test_executors_and_programs_that_cannot_save_are_refused(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_wrong_optimizers_strategies_and_losses_are_refused() -> None:
     with pytest.raises(ValueError, match="optimizer must be an instance of Optimizer"):
         fleet_of().distributed_optimizer("Adam")
     with pytest.raises(TypeError, match="strategy must be an instance of"):
-        TranspilerOptimizer(adam, "strategy")  # type: ignore[arg-type]  # what is tested
+        TranspilerOptimizer(adam, "strategy")  # type: ignore[arg-type]  # the tested mistake
     with pytest.raises(TypeError, match="can not accept loss with list"):
         TranspilerOptimizer(adam).minimize([])  # type: ignore[arg-type]  # as that
     with fresh():

@@ -1,9 +1,9 @@
-"""Fluid's nccl2 and collective programs train as real processes, which their startup joins.
+"""Fluid's nccl2 and collective programs train as real processes, which join in their startup.
 
 The oracle is the same programs on as many devices of one process, which other tests compare with
-one device. The first run's startup has another seed on each rank, so that only who is given rank
-0's parameters trains alike. Four processes have three rings, and ask for sums of two levels: of as
-many as a process has devices, which is found without starting jax.
+one device. The first run's startup has another seed on each rank, so results agree only if rank 0's
+parameters are broadcast. Four processes have three rings, and request hierarchical sums over as
+many ranks as a process has devices, which is found without starting jax.
 """
 
 from pathlib import Path
@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxfleet.group.center import RUNNING
-from jaxfleet.watch import merge
+from jaxfleet.cluster.coordinator import RUNNING
+from jaxfleet.observability import merge
+from tests.cluster.ranks import all_end_well, ranks
 from tests.fluid.processes import training
-from tests.group.ranks import all_end_well, ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
 
 SCRIPT = Path(training.__file__)
-# Sums over the same rows in another order: some units in the last place of float32, times steps.
+# Sums over the same rows in another order: some ULPs of float32, times steps.
 CLOSE = 5e-6
 
 
@@ -41,7 +41,7 @@ def test_processes_train_as_devices_of_one_process(
         wanted = training.train(mode, 0, endpoints, devices=devices, alone=True)
         losses = wanted.pop("losses")
         found = [dict(np.load(tmp_path / f"{mode}-{rank}.npz")) for rank in range(count)]
-        assert wanted.pop("sums").tolist() == [4, 0, 0]  # one process: a ring, XLA's to join
+        assert wanted.pop("sums").tolist() == [4, 0, 0]  # one process: a ring, joined by XLA
         for one in found:
             sums, cuts = joined_sums(mode, count), 2 if mode == "fleet" else 0
             assert one.pop("sums").tolist() == [sums, sums, cuts], mode
@@ -54,12 +54,12 @@ def test_processes_train_as_devices_of_one_process(
 
 
 def joined_sums(mode: str, count: int) -> int:
-    """Returns how many sums of small gradients there are: over processes one for each ring."""
-    return 4 if mode == "fleet" else count - 1  # that one joins none, and computes forward again
+    """Returns the number of sums of small gradients: over processes one for each ring."""
+    return 4 if mode == "fleet" else count - 1  # fleet joins none, and recomputes forward
 
 
 def check_timeline(timeline: dict[str, Any], count: int) -> None:
-    """Looks for every rank's steps, and for what it waited for."""
+    """Checks for every rank's steps and its waits."""
     events = timeline["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert sorted(names.values()) == [f"rank {rank}" for rank in range(count)]

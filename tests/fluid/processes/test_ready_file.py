@@ -1,4 +1,4 @@
-"""A server says in a file that it listens, and ends on a signal, as fluid's does."""
+"""A server reports in a file that it listens, and ends on a signal, as fluid's does."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxfleet.fluid.pserver.ready_file import ReadyFile
+from jaxfleet.fluid.pserver.connections import ReadyFile
 
 SCRIPT = """
 import sys
@@ -41,6 +41,7 @@ fluid.Executor(fluid.CPUPlace()).run(program)
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("text", "number"), [(SCRIPT, signal.SIGTERM), (BY_HAND, signal.SIGINT)], ids=["job", "by hand"]
@@ -48,7 +49,7 @@ fluid.Executor(fluid.CPUPlace()).run(program)
 def test_a_server_that_listens_is_seen_by_its_file_and_ends_on_a_signal(
     text: str, number: signal.Signals, tmp_path: Path
 ) -> None:
-    endpoint = "127.0.0.1:0"  # the system's choice
+    endpoint = "127.0.0.1:0"  # a free port
     script = tmp_path / "server.py"
     script.write_text(text)
     environment = os.environ | {"JAXFLEET_INSECURE": "1"}

@@ -1,4 +1,4 @@
-"""A fluid script that trains as one of several processes, or all ranks on devices of one."""
+"""A fluid script that trains as one of several processes, or as all ranks on devices of one."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ import numpy as np
 from jaxfleet import fluid
 from jaxfleet.fluid.incubate.fleet.base.role_maker import UserDefinedCollectiveRoleMaker
 from jaxfleet.fluid.incubate.fleet.collective import DistributedStrategy, fleet
-from jaxfleet.runtime.ranks import RanksProgram
+from jaxfleet.runtime.rank_executor import RanksProgram
 
 ROWS, STEPS = 16, 5
 MODES = ("nccl2", "fleet", "grad_allreduce", "local_sgd")
@@ -21,7 +21,7 @@ def network(minimize: Callable[[Any, Any], object] | None = None) -> tuple[Any, 
     """Returns a program, its startup and its loss.
 
     Args:
-        minimize: takes the optimizer and the loss, in place of the optimizer's own.
+        minimize: called with the optimizer and the loss, instead of the optimizer's method.
     """
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
@@ -35,20 +35,18 @@ def network(minimize: Callable[[Any, Any], object] | None = None) -> tuple[Any, 
 
 
 def batch(step: int) -> dict[str, np.ndarray]:
-    """Returns the rows of all ranks."""
     rng = np.random.default_rng(step)
     x = rng.standard_normal((ROWS, 6), np.float32)
     return {"x": x, "y": np.sin(x.sum(1, keepdims=True))}
 
 
 def share(rows: dict[str, np.ndarray], rank: int, ranks: int) -> dict[str, np.ndarray]:
-    """Returns a rank's rows."""
     each = ROWS // ranks
     return {name: value[rank * each : (rank + 1) * each] for name, value in rows.items()}
 
 
 def transpiled(main: Any, startup: Any, mode: str, rank: int, endpoints: list[str]) -> None:
-    """Makes the programs those of a rank."""
+    """Transpiles programs for a rank."""
     config = fluid.DistributeTranspilerConfig()
     config.mode = "nccl2" if mode == "nccl2" else "collective"
     config.collective_mode = mode
@@ -70,9 +68,9 @@ def train(
 
     Args:
         mode: `nccl2`, or a collective one.
-        rank: which rank's program runs.
+        rank: whose program runs.
         endpoints: one of each rank.
-        devices: how many each process has, in the mode `nccl2`.
+        devices: number of devices of each process, in the mode `nccl2`.
         alone: this process has the devices and rows of all.
     """
     if mode == "fleet" and not alone:
@@ -83,7 +81,7 @@ def train(
     if not (alone and of_devices):
         transpiled(main, startup, mode, rank, endpoints)
     exe = fluid.Executor(fluid.CPUPlace())
-    startup.random_seed = 5 if alone else 5 + rank  # rank 0's values are everybody's
+    startup.random_seed = 5 if alone else 5 + rank  # rank 0's values are broadcast
     exe.run(startup, scope=scope)
     runs = main
     if of_devices:
@@ -99,14 +97,14 @@ def train(
         losses.append(exe.run(runs, feed=feed, fetch_list=[loss], scope=scope)[0])
     found = {p.name: np.array(scope.peek(p.name)) for p in main.all_parameters()}
     sums = sums_of(runs._replicas._known.get(main) if of_devices else exe._ranks._known.get(main))
-    if mode == "nccl2" and not alone:  # with a seed of each rank's own: it is said
+    if mode == "nccl2" and not alone:  # each rank's own seed causes a warning
         exe.run(startup, scope=scope)
         exe.run(runs, feed=share(batch(0), rank, ranks), fetch_list=[loss], scope=scope)
     return {**found, "losses": np.stack(losses), "sums": sums}
 
 
 def sums_of(known: Mapping[Any, RanksProgram]) -> np.ndarray:
-    """Returns of the one program that ran how many all-reduces it has, exchanges, and cuts."""
+    """Returns the numbers of all-reduces, exchanges and cuts of the one program that ran."""
     (ready,) = known.values()
     ops = [op for block in ready.program.blocks for op in block.ops]
     sums = [op for op in ops if op.type == "c_allreduce_sum"]
@@ -119,7 +117,7 @@ def train_fleet(rank: int, endpoints: list[str]) -> dict[str, np.ndarray]:
     fleet.init(UserDefinedCollectiveRoleMaker(rank, endpoints))
     strategy = DistributedStrategy()
     strategy.fuse_all_reduce_ops = False
-    strategy.forward_recompute = True  # which changes nothing of what comes out
+    strategy.forward_recompute = True  # which does not change results
 
     def minimize(optimizer: Any, loss: Any) -> None:
         (hidden,) = [op for op in loss.block.ops if op.type == "tanh"]
@@ -140,7 +138,7 @@ def train_fleet(rank: int, endpoints: list[str]) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    """Trains in all modes as one rank, and writes what came of each."""
+    """Trains in all modes as one rank, and writes the results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--devices", type=int, default=1)

@@ -18,12 +18,12 @@ Feeds = Sequence[Sequence[Feed]]  # of every trainer, of every step
 
 @dataclass
 class Seen:
-    """What came of a job.
+    """Results of a job.
 
     Attributes:
         losses: of every trainer, of every step.
-        params: each trainer's last parameters.
-        begun: what each trainer began with.
+        params: each trainer's final parameters.
+        begun: each trainer's initial parameters.
         scopes: of the servers.
     """
 
@@ -34,15 +34,15 @@ class Seen:
 
 
 class Script:
-    """What every process of a job runs.
+    """The script of every process of a job.
 
     Args:
         job: its network.
         build: builds the net.
         endpoints: of the servers.
-        trainers: how many there are.
+        trainers: the number of trainers.
         seed: of both programs.
-        config: what is set on the transpiler's config.
+        config: fields of the transpiler's config.
     """
 
     def __init__(
@@ -74,20 +74,18 @@ class Script:
         return transpiler, startup, loss
 
     def executor(self) -> fluid.Executor:
-        """Returns an executor whose trainers and servers are over the network in memory."""
+        """Returns an executor that communicates over the network in memory."""
         exe = fluid.Executor(fluid.CPUPlace())
         exe._pserver.connections = self.job.connections()
         return exe
 
     def serve(self, number: int, scope: fluid.Scope) -> None:
-        """Is a server."""
         main, startup = self.transpiled()[0].get_pserver_programs(self.endpoints[number])
         exe = self.executor()
         exe.run(startup, scope=scope)
         exe.run(main, scope=scope)
 
     def train(self, number: int, feeds: Sequence[Feed], seen: Seen) -> list[float]:
-        """Is a trainer; returns its losses."""
         transpiler, startup, loss = self.transpiled(number)
         main, exe, scope = transpiler.get_trainer_program(), self.executor(), fluid.Scope()
         exe.run(startup, scope=scope)
@@ -102,7 +100,6 @@ class Script:
 
 
 def held(program: fluid.Program, scope: fluid.Scope) -> dict[str, np.ndarray]:
-    """Returns the parameters of a program as a scope holds them."""
     return {p.name: np.array(scope[p.name]) for p in program.all_parameters()}
 
 
@@ -140,7 +137,7 @@ def run_alone(build: Build, feeds: Sequence[Feed], *, seed: int = 7) -> Seen:
 
 
 def shared_out(batches: Sequence[Feed], trainers: int) -> list[list[Feed]]:
-    """Returns the batches of each trainer: every second row, where there are two."""
+    """Returns the batches of each trainer: every second row, if there are two."""
     return [
         [{name: rows[n::trainers] for name, rows in fed.items()} for fed in batches]
         for n in range(trainers)

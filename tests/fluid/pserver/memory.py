@@ -3,16 +3,16 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxfleet.fluid.pserver.connections import Connections, member, server_options
-from jaxfleet.fluid.pserver.facts import Facts
+from jaxfleet.fluid.pserver.connections import Connections, server_options, trainer_identity
+from jaxfleet.fluid.pserver.job_info import JobInfo
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.ps.client import Client
-from jaxfleet.ps.memory_network import MemoryNetwork
-from jaxfleet.ps.options import Patience
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.trainer_identity import Timeouts
 from jaxfleet.ps.server import Server, ServerCore
+from jaxfleet.transport.memory_network import MemoryNetwork
 
 CACHE = ExecutableCache()
-PATIENCE = Patience(lost_after_s=1e9, step_timeout_s=30.0, connect_s=30.0)
+PATIENCE = Timeouts(lost_after_s=1e9, step_timeout_s=30.0, connect_s=30.0)
 
 
 class MemoryWires:
@@ -21,7 +21,7 @@ class MemoryWires:
     def __init__(self, network: MemoryNetwork) -> None:
         self.network = network
 
-    def serve(self, facts: Facts, begin: Callable[[ServerCore], None]) -> None:
+    def serve(self, facts: JobInfo, begin: Callable[[ServerCore], None]) -> None:
         """Serves until all trainers have closed."""
         options = server_options(facts, PATIENCE, job="test")
         core = ServerCore(facts.endpoint, CACHE, self.network.clock, options)
@@ -37,22 +37,20 @@ class MemoryWires:
         if core.failure is not None:
             raise core.failure
 
-    def connect(self, facts: Facts) -> Client:
-        """Returns a trainer's lines to its servers."""
-        lines, me = self.network.connect(facts.endpoints), member(facts, job="test")
-        return Client(lines, me, patience=PATIENCE, clock=self.network.clock)
+    def connect(self, facts: JobInfo) -> Client:
+        lines, me = self.network.connect(facts.endpoints), trainer_identity(facts, job="test")
+        return Client(lines, me, timeouts=PATIENCE, clock=self.network.clock)
 
 
 class Job:
-    """Runs people over one network; each has connections of its own."""
+    """Runs processes over one network; each has its own connections."""
 
     def __init__(self) -> None:
         self.network = MemoryNetwork()
 
     def connections(self) -> Connections:
-        """Returns the connections of one process."""
         return Connections(MemoryWires(self.network), CACHE)
 
     def run(self, people: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-        """Runs them to their ends; returns what they return."""
+        """Runs them to their ends; returns their results."""
         return self.network.run(people, longest_s=110.0)

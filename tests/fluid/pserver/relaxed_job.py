@@ -1,6 +1,6 @@
 """Trains a small net with a table on servers, in one mode after another, as an old script does.
 
-Run by every process of a job; its role is in the environment. Trainers leave their losses in a
+Run by every process of a job; its role is in the environment. Trainers write their losses to a
 file.
 """
 
@@ -22,7 +22,6 @@ DISTRIBUTED: list[Feed] = test_distributed_table.batches(4)
 
 
 def transpiler_of(mode: str) -> Any:
-    """Returns what transpiles for a mode."""
     config = fluid.DistributeTranspilerConfig()
     if mode in {"async", "half_async"}:
         config.sync_mode = False
@@ -45,7 +44,7 @@ BUILDS: dict[str, Build] = {
 def train(
     mode: str, endpoints: Sequence[str], role: str, number: int, trainers: int
 ) -> list[float]:
-    """Takes part in the training by one mode; returns a trainer's losses."""
+    """Takes part in training by one mode; returns a trainer's losses."""
     main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()
     losses: list[float] = []
     with fluid.unique_name.guard(), fluid.program_guard(main, startup), fluid.scope_guard(scope):

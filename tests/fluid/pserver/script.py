@@ -1,4 +1,4 @@
-"""A script as users write it, which every process of a job runs; something may go wrong in it."""
+"""A user's script, run by every process of a job, with optional faults."""
 
 import argparse
 import os
@@ -10,7 +10,6 @@ from jaxfleet import fluid
 
 
 def arguments() -> argparse.Namespace:
-    """Returns what the script was told."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--end-at", type=int, default=-1, help="close before this step")
@@ -23,7 +22,6 @@ def arguments() -> argparse.Namespace:
 
 
 def build(optimizer: str) -> fluid.Variable:
-    """Builds a regression."""
     x = fluid.layers.data("x", [4])
     y = fluid.layers.data("y", [1])
     loss = fluid.layers.mean(fluid.layers.square_error_cost(fluid.layers.fc(x, 1), y))
@@ -51,7 +49,6 @@ def train(exe: fluid.Executor, main: fluid.Program, loss: fluid.Variable, number
 
 
 def main() -> None:
-    """Is whatever the environment says."""
     loss, role = build(arguments().optimizer), os.environ["PADDLE_TRAINING_ROLE"]
     number = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
     config = fluid.DistributeTranspilerConfig()

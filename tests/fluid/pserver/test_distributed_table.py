@@ -1,4 +1,4 @@
-"""The distributed table: any int64 ids, rows made at first touch, on servers alone."""
+"""The distributed table: any int64 ids, rows created at first touch, only on servers."""
 
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ def net(
     rate: Any = RATE,
     own_rate: float = 1.0,
 ) -> fluid.Variable:
-    """Returns the loss of a net with two look-ups of one table."""
+    """Returns the loss of a net with two lookups in one table."""
     begins = fluid.initializer.Constant(0.25) if begins is None else begins
     attr = fluid.ParamAttr("emb", initializer=begins, learning_rate=own_rate)
     found = []
@@ -79,7 +79,7 @@ def test_a_table_of_many_rows_begins_on_servers_and_never_whole_in_one_process()
     assert "DistributeTranspiler" in notes
     assert "DownpourSGD" in notes
     assert len(run_job(partial(net, 10**9), [batches(2)]).losses[0]) == 2
-    assert len(run_alone(net, batches(2)).losses[0]) == 2  # few rows: a parameter like any other
+    assert len(run_alone(net, batches(2)).losses[0]) == 2  # few rows: an ordinary parameter
 
 
 def test_a_table_has_the_rate_that_its_parameter_says() -> None:
@@ -98,10 +98,10 @@ def test_a_trainer_that_is_not_waited_for_trains_as_one_process(*, runtime_split
 
 
 def test_ids_of_two_trainers_are_added_up_and_not_averaged() -> None:
-    """As in fluid, whose servers divide every gradient by the number of trainers but this one."""
+    """As in fluid, whose servers divide all other gradients by the number of trainers."""
     fed = batches()
     job = run_job(net, shared_out(fed, 2))
-    # A rate twice as great for the table alone is the sum in the place of the mean.
+    # Twice the rate, for the table alone, turns the mean into a sum.
     alone = run_alone(partial(net, distributed=False, own_rate=2.0), fed)
     np.testing.assert_allclose(np.mean(job.losses, 0), alone.losses[0], rtol=1e-4)
 
@@ -110,7 +110,7 @@ def test_any_int64_is_an_id_and_ids_that_agree_in_32_bits_are_others() -> None:
     far = np.array([-1, 0, 1 << 32, (1 << 32) + 1, -(1 << 63), (1 << 63) - 1, 1, 7 << 40])
     ids, as_they_are = batches(4, ids=far), batches(4, ids=np.arange(8))
     found = run_job(partial(net, 1 << 40), [ids]).losses
-    wanted = run_job(net, [as_they_are]).losses  # the same draws: place for place, other names
+    wanted = run_job(net, [as_they_are]).losses  # the same draws by position, with other names
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong in jobs of real processes is said, with names, within its time; nobody stays."""
+"""Failures of real processes are reported, with names, in time; no process remains."""
 
 import signal
 import sys
@@ -11,8 +11,8 @@ import pytest
 from tests.faults.cluster import Jobs, Started
 from tests.fluid.pserver import script
 
-DEADLINE_S = 5.0  # where something is to be waited for in vain
-MARGIN_S = 35.0  # beside it, for processes that have to start on a busy machine
+DEADLINE_S = 5.0  # of waits that must fail
+MARGIN_S = 35.0  # on top of it, for processes that start on a busy machine
 LONG = ["--steps=1000", "--pause=0.05"]
 
 pytestmark = pytest.mark.processes
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes all processes give up soon."""
     monkeypatch.setenv("FLAGS_rpc_deadline", str(int(DEADLINE_S * 1000)))
 
 
@@ -28,13 +27,11 @@ waits_in_vain = pytest.mark.usefixtures("_short")
 
 
 def server(jobs: Jobs, number: int = 0, *options: str) -> Started:
-    """Starts a server."""
     cluster = jobs.cluster(role="pserver", current_endpoint=jobs.endpoints[number])
     return jobs.start(f"server {number}", command(options), cluster)
 
 
 def trainer(jobs: Jobs, number: int, *options: str) -> Started:
-    """Starts a trainer."""
     return jobs.start(f"trainer {number}", command(options), jobs.cluster(trainer_id=number))
 
 

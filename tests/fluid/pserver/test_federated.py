@@ -1,4 +1,4 @@
-"""Federated averaging: trainers train alone for a round, and servers average what they made."""
+"""Federated averaging: trainers train alone for a round, and servers average the results."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,7 +33,7 @@ class Averaged(Script):
         return transpiler, startup, loss
 
     def rounds(self, number: int, fed: Sequence[Feed]) -> dict[str, np.ndarray]:
-        """Is a trainer; returns what it has after the last round."""
+        """Runs a trainer; returns its state after the last round."""
         transpiler, startup, _ = self.transpiled(number)
         exe, scope = self.executor(), fluid.Scope()
         exe.run(startup, scope=scope)
@@ -49,7 +49,7 @@ class Averaged(Script):
 
 
 def run(feeds: Sequence[Sequence[Feed]], *, servers: int, weighted: bool = False) -> list[Any]:
-    """Returns what each trainer has at the end."""
+    """Returns the final state of each trainer."""
     endpoints = [f"127.0.0.1:{7501 + n}" for n in range(servers)]
     script = Averaged(Job(), BUILD, endpoints, len(feeds))
     script.weighted = weighted
@@ -62,13 +62,13 @@ def run(feeds: Sequence[Sequence[Feed]], *, servers: int, weighted: bool = False
 
 
 def by_hand(feeds: Sequence[Sequence[Feed]], weights: Sequence[float]) -> dict[str, np.ndarray]:
-    """Returns what rounds of one process for each trainer come to, averaged by numpy."""
+    """Returns the result of rounds in one process per trainer, averaged by numpy."""
     with fresh() as (main, startup):
         BUILD()
         main.random_seed = startup.random_seed = 7
     exe, scopes = fluid.Executor(fluid.CPUPlace()), [fluid.Scope() for _ in feeds]
     for scope in scopes:
-        # Another executor: the second run of one draws other numbers.
+        # Another executor: a second run of the same one draws other numbers.
         fluid.Executor(fluid.CPUPlace()).run(startup, scope=scope)
     for at in range(ROUNDS):
         for fed, scope in zip(feeds, scopes, strict=True):

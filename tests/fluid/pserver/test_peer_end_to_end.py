@@ -26,7 +26,7 @@ def dense(x: fluid.Variable, size: int, act: str | None = None) -> fluid.Variabl
 
 
 def drawn(rows: int, labels: int, **shapes: tuple[int, ...]) -> list[Feed]:
-    """Returns batches of arrays of these shapes, with labels `y`; of `ids`, numbers of rows."""
+    """Returns batches of arrays of these shapes, with labels `y`; for `ids`, row numbers."""
     random = np.random.default_rng(0)
     found: list[Feed] = []
     for _ in range(STEPS):
@@ -82,7 +82,7 @@ def ctr() -> fluid.Variable:
 def test_ctr_with_l2_decay_trains_through_servers_as_in_one_process() -> None:
     check(
         ctr, drawn(4, 2, ids=(3,), dense=(5,)), 1e-6
-    )  # of losses near 0.7; two sums differ by 1e-7
+    )  # for losses near 0.7; two sums differ by 1e-7
 
 
 def word2vec(*, shares: bool = False) -> fluid.Variable:
@@ -107,7 +107,7 @@ def test_word2vec_trains_through_servers_as_in_one_process(shares: bool) -> None
 
 
 def looked_up(name: str, count: int, width: int) -> fluid.Variable:
-    """Returns rows of a table of rows that differ, so that looking up another one is seen."""
+    """Returns lookups in a table of distinct rows, so that a lookup of a wrong row shows."""
     rows = np.random.default_rng(1).normal(size=(50, width)).astype(np.float32) / 10
     initializer = fluid.initializer.NumpyArrayInitializer(rows)
     ids = layers.data(name, [count], dtype="int64")
@@ -144,5 +144,6 @@ def text_classification() -> fluid.Variable:
     return loss
 
 
+@pytest.mark.grid
 def test_text_classification_trains_through_servers_as_in_one_process() -> None:
     check(text_classification, drawn(4, 2, ids=(6,)), 1e-6)

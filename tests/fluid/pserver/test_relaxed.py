@@ -1,8 +1,8 @@
-"""Modes whose trainers do not wait for each other: with one trainer, they are what sync is.
+"""Modes whose trainers do not wait for each other: with one trainer, they equal sync.
 
-With several, what holds whatever comes first: no gradient is lost or applied twice (with SGD and
-gradients that do not depend on parameters, the sum is the same in any order), and every trainer
-goes on with a state that has its own last step.
+With several, the tests check properties of any order: no gradient is lost or applied twice (with
+SGD and gradients that do not depend on parameters, the sum is the same in any order), and every
+trainer continues with a state that contains its own last step.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ RATE = 0.125  # a power of two: sums of these gradients are exact in any order
 
 
 def linear() -> fluid.Variable:
-    """Returns a loss whose gradient is what is fed, whatever the parameters are."""
+    """Returns a loss whose gradient is the feed, for any parameters."""
     out = layers.fc(fluid.data("x", [None, IN]), 512, param_attr="w", bias_attr=False)
     loss = layers.reduce_sum(out)
     fluid.optimizer.SGD(RATE).minimize(loss)
@@ -39,13 +39,14 @@ def linear() -> fluid.Variable:
 
 
 def whole_numbers(trainers: int) -> tuple[list[list[Feed]], np.ndarray]:
-    """Returns what each trainer is fed, and what all of it comes to as a gradient."""
+    """Returns the feeds of each trainer, and the sum of their gradients."""
     random = np.random.default_rng(1)
     whole = random.integers(-8, 8, (trainers, 4, 1, IN)).astype(np.float32)
     total = np.repeat(whole.sum((0, 1, 2))[:, None], 512, axis=1)
     return [[{"x": x} for x in fed] for fed in whole], total
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_one_trainer_trains_as_one_process(mode: str) -> None:
     build, fed = partial(net, lambda: fluid.optimizer.Adam(0.01)), batches()
@@ -92,7 +93,7 @@ def test_merged_gradients_of_two_trainers_are_those_of_sync() -> None:
 
 
 class Geo(Script):
-    """A script whose trainers exchange changes."""
+    """A script whose trainers exchange deltas."""
 
     every = 2
 
@@ -108,7 +109,7 @@ class Geo(Script):
         return transpiler, startup, loss
 
     def losses(self, number: int, fed: list[Feed]) -> tuple[list[float], dict[str, np.ndarray]]:
-        """Is a trainer; returns its losses, and what it ends with."""
+        """Runs a trainer; returns its losses and its final state."""
         transpiler, startup, loss = self.transpiled(number)
         exe, scope = self.executor(), fluid.Scope()
         exe.run(startup, scope=scope)
@@ -121,7 +122,7 @@ class Geo(Script):
 def run_geo(
     build: Callable[[], fluid.Variable], feeds: list[list[Feed]], *, every: int
 ) -> tuple[list[Any], dict[str, np.ndarray]]:
-    """Returns what each trainer saw, and what servers hold at the end."""
+    """Returns the results of each trainer, and the final state of servers."""
     endpoints = ["127.0.0.1:7601", "127.0.0.1:7602"]
     script, scopes = Geo(Job(), build, endpoints, len(feeds)), [fluid.Scope() for _ in endpoints]
     script.every = every
@@ -146,7 +147,7 @@ def test_one_trainer_of_geo_trains_as_one_process(every: int) -> None:
 
 
 def test_what_geo_servers_hold_has_half_of_every_change_and_half_of_what_was_kept() -> None:
-    """A trainer of two sends half of what it has changed, and keeps the rest for the next time."""
+    """One of two trainers sends half of its delta, and keeps the rest for the next exchange."""
     feeds, _ = whole_numbers(2)
     _, there = run_geo(linear, feeds, every=2)
     begun = run_alone(linear, []).begun[0]["w"]

@@ -1,4 +1,4 @@
-"""Processes train with tables on servers, in every mode: two trainers, or one as one process does.
+"""Processes train with tables on servers, in every mode: two trainers, or one as a lone process.
 
 The tolerance is that of the recorded trainings: 1e-4.
 """
@@ -20,8 +20,6 @@ pytestmark = pytest.mark.processes
 
 
 def run(folder: Path, trainers: int) -> list[dict[str, np.ndarray]]:
-    """Returns the losses of each trainer, by mode."""
-
     def start(jobs: Jobs, role: str, number: int) -> Started:
         options = [f"--out={folder}", f"--number={number}"]
         cluster = jobs.cluster(

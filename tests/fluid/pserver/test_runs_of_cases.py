@@ -1,18 +1,19 @@
-"""Which of the recorded programs run as they are written, and why not where one is refused.
+"""The recorded programs that run unchanged, and the reasons for rejecting the others.
 
-`conformance/runs.txt` lists it, a line a case; `python -m tests.fluid.pserver.test_runs_of_cases`
-writes it anew. What runs is read into a server's plan and a trainer's plain program here, and
-trained by all optimizers in `test_training_pserver.py` and `test_executors.py`.
+`conformance/runs.txt` lists them, one line per case; `python -m
+tests.fluid.pserver.test_runs_of_cases` rewrites it. Here, accepted programs are read into a
+server's plan and a trainer's plain program; `test_training_pserver.py` and `test_executors.py`
+train them by all optimizers.
 """
 
 import pytest
 
 from jaxfleet import fluid
+from jaxfleet.fluid.framework.to_ir import ir_program
 from jaxfleet.fluid.pserver import why_not
-from jaxfleet.fluid.pserver.programs import plain_server, plain_trainer
-from jaxfleet.fluid.to_ir import ir_program
+from jaxfleet.fluid.pserver.normalization import normalize_server, normalize_trainer
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.ps.server.plan_reader import read_plan
+from jaxfleet.ps.server.program_loader import read_plan
 from tests.fluid.recorded import FOLDER, Case, cases
 from tests.fluid.test_transpile_cases import transpiled
 
@@ -21,7 +22,7 @@ CASES: list[Case] = cases("transpile_cases")
 
 
 def verdict(case_id: str) -> str:
-    """Returns `runs`, or why not; and checks that what runs can be made ready."""
+    """Returns `runs`, or the reason why not; checks that accepted programs can be prepared."""
     made = transpiled(case_id)
     servers = [main for main, _ in made.servers.values()]
     reasons = [why_not(ir_program(program)) for program in (made.trainer, *servers)]
@@ -29,15 +30,15 @@ def verdict(case_id: str) -> str:
     if found:
         return f"refused: {found[0]}"
     assert why_not(ir_program(made.startup)) is None
-    assert plain_trainer(ir_program(made.trainer), ()).is_step
+    assert normalize_trainer(ir_program(made.trainer), ()).is_step
     for main in servers:
         assert_ready(main)
     return "runs"
 
 
 def assert_ready(main: fluid.Program) -> None:
-    """Checks that a server's plan needs exactly what its startup program may begin."""
-    plan = read_plan(plain_server(ir_program(main)), ExecutableCache())
+    """Checks that a server's plan needs exactly the variables of its startup program."""
+    plan = read_plan(normalize_server(ir_program(main)), ExecutableCache())
     made_anew = [n for n in plan.state if "@GRAD" in n or "tmp_" in n]
     assert not made_anew
     assert {name for name, v in plan.state.items() if v.kind.value == "param"} == {

@@ -1,4 +1,4 @@
-"""A job with servers is saved by its first trainer, and goes on from there: in a job, or alone."""
+"""The first trainer saves a job with servers, which resumes from there as a job or alone."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,7 +32,7 @@ def run(
     load: bool,
     build: Callable[[], fluid.Variable] = BUILD,
 ) -> Any:
-    """Trains, and returns each trainer's losses; saves before a step, or loads at first."""
+    """Trains, and returns each trainer's losses; saves before a step, or loads at the beginning."""
     job, endpoints = Job(), ["127.0.0.1:7301", "127.0.0.1:7302"]
     script = Script(job, build, endpoints, 2)
 

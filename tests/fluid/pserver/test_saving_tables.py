@@ -1,4 +1,4 @@
-"""Distributed tables are saved by the servers that have them, and restored on any number."""
+"""Servers save their distributed tables, and restore them on any number of servers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from jaxfleet.checkpoint import open_checkpoint
 from jaxfleet.checkpoint.tables import saved_tables
 from jaxfleet.errors import CheckpointError, ProgramError, SavedError
 from jaxfleet.fluid import io
-from jaxfleet.fluid.pserver import notices
+from jaxfleet.fluid.pserver import checkpoint_notify
 from tests.fluid.nets import fresh
 from tests.fluid.pserver.jobs import Feed, Script, run_job, shared_out
 from tests.fluid.pserver.memory import Job
@@ -23,12 +23,12 @@ from tests.fluid.pserver.test_distributed_table import DIM, batches, net
 RANDOM = partial(net, begins=fluid.initializer.Uniform(-1.0, 1.0))
 STEPS = 4
 
-Then = Callable[[fluid.Executor, fluid.Program, int], None]  # after so many steps of trainer 0
+Then = Callable[[fluid.Executor, fluid.Program, int], None]  # after this many steps of trainer 0
 
 
 @dataclass
 class Saved:
-    """A job of some servers and trainers that does something after each step of trainer 0."""
+    """A job of several servers and trainers with an action after each step of trainer 0."""
 
     folder: Path
     then: Then
@@ -124,7 +124,7 @@ def test_one_process_goes_on_with_a_table_that_servers_have_saved(tmp_path: Path
 
 
 def notify(exe: fluid.Executor, folder: Path, endpoints: Sequence[str], table: str) -> None:
-    """Runs `checkpoint_notify`, as `fluid.io` of the original does."""
+    """Runs `checkpoint_notify`, as fluid's own `fluid.io` does."""
     program = fluid.Program()
     attrs = {"epmap": list(endpoints), "dir": str(folder), "lookup_table": table}
     program.global_block().append_op(type="checkpoint_notify", attrs=attrs)
@@ -173,7 +173,7 @@ def test_what_cannot_be_saved_leaves_the_save_before_it_as_it_was(
         if step == 2:
             io.save_persistables(exe, tmp_path, main)
         if step == 3:
-            monkeypatch.setattr(notices, "commit", fail)
+            monkeypatch.setattr(checkpoint_notify, "commit", fail)
             with pytest.raises(CheckpointError, match="the disk is full"):
                 notify(exe, tmp_path / "__lookup_table__", main._endpoints, "emb")
 
@@ -239,7 +239,6 @@ def test_a_server_that_serves_again_goes_on_with_its_rows_until_it_begins_anew()
 
 
 def run_trainer(script: Script, fed: Sequence[Feed]) -> list[float]:
-    """Is the one trainer of a job."""
     transpiler, startup, loss = script.transpiled()
     main, exe, scope = transpiler.get_trainer_program(), script.executor(), fluid.Scope()
     exe.run(startup, scope=scope)

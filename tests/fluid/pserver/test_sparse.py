@@ -1,4 +1,4 @@
-"""Sparse tables on servers: trainers look rows up, and train what one process does."""
+"""Sparse tables on servers: trainers look rows up, and train as one process does."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +23,7 @@ def net(
     is_sparse: bool = True,
     padding: int | None = None,
 ) -> fluid.Variable:
-    """Returns the loss of a net with two look-ups of one table."""
+    """Returns the loss of a net with two lookups in one table."""
     first, second = (fluid.data(f"ids{n}", [None, 3], dtype="int64") for n in range(2))
     looked_up = [
         fluid.embedding(
@@ -43,14 +43,14 @@ def batches(steps: int = 5, *, least: int = 0, most: int = ROWS) -> list[Feed]:
     found: list[Feed] = []
     for _ in range(steps):
         ids = random.integers(least, most, (2, BATCH, 3))
-        ids[1, :, 0] = ids[0, :, 0]  # look-ups share rows
+        ids[1, :, 0] = ids[0, :, 0]  # lookups share rows
         y = random.normal(size=(BATCH, 1)).astype(np.float32)
         found.append({"ids0": ids[0], "ids1": ids[1], "y": y})
     return found
 
 
 def check_same(build: Build, dense: Build, fed: list[Feed], **more: Any) -> None:
-    """Checks that two trainers with servers' tables lose what one process does."""
+    """Checks that two trainers with servers' tables have the losses of one process."""
     job, alone = run_job(build, shared_out(fed, 2), **more), run_alone(dense, fed)
     np.testing.assert_allclose(np.mean(job.losses, 0), alone.losses[0], rtol=1e-4)
     table = np.concatenate([
@@ -61,6 +61,7 @@ def check_same(build: Build, dense: Build, fed: list[Feed], **more: Any) -> None
     np.testing.assert_allclose(table, alone.params[0]["emb"], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSProp"])
 def test_rows_on_servers_train_as_a_dense_table_in_one_process(name: str) -> None:
     make = partial(getattr(fluid.optimizer, name), 0.05)
@@ -87,7 +88,7 @@ def test_ids_that_a_table_lacks_are_nan_and_train_nothing() -> None:
 
 
 def words() -> fluid.Variable:
-    """Returns the loss of a net over sequences of words, whose numbers of words differ."""
+    """Returns the loss of a net over sequences of words of different lengths."""
     ids = layers.data("words", [1], dtype="int64", lod_level=1)
     rows = layers.embedding(ids, [ROWS, DIM], is_sparse=True, param_attr="emb")
     out = layers.fc(layers.sequence_pool(rows, "average"), 1, param_attr="w")

@@ -1,4 +1,4 @@
-"""A job's programs in fluid's text train as one process does, whoever ends first."""
+"""A job's programs in fluid's text train as one process does, whichever process ends first."""
 
 from typing import Any
 
@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from jaxfleet.errors import ClosedError, FeedError, PeerLostError, ProgramError
-from jaxfleet.fluid.pserver.connections import Connection
-from jaxfleet.fluid.pserver.facts import facts_of
-from jaxfleet.fluid.pserver.programs import plain_trainer
-from jaxfleet.fluid.pserver.refusals import why_not
-from jaxfleet.fluid.pserver.serving import serve_program
-from jaxfleet.fluid.pserver.training import TrainerRun
+from jaxfleet.fluid.pserver.connections import Connection, serve_program
+from jaxfleet.fluid.pserver.job_info import job_info_of
+from jaxfleet.fluid.pserver.normalization import normalize_trainer
+from jaxfleet.fluid.pserver.trainer import TrainerRun
+from jaxfleet.fluid.pserver.unsupported import why_not
 from jaxfleet.fluid.scope import Scope
 from tests.fluid.pserver import written
 from tests.fluid.pserver.memory import CACHE, Job
@@ -27,14 +26,14 @@ def batch(trainer: int, step: int, rows: int = 6) -> dict[str, np.ndarray]:
 
 
 def first_state(number: int) -> dict[str, np.ndarray]:
-    """Returns what a server's startup program would have left."""
+    """Returns the result of a server's startup program."""
     rate = np.asarray([written.RATE], np.float32)
     own = {"b": np.zeros(1, np.float32), "w.block1": W[2:]} if number == 0 else {"w.block0": W[:2]}
     return {"learning_rate_0": rate, **own}
 
 
 class Person:
-    """A trainer with a scope, as an executor would have it."""
+    """A trainer with a scope, as in an executor."""
 
     def __init__(self, job: Job, number: int, trainers: int = 2, digest: str = "one") -> None:
         self.number, self.scope = number, Scope()
@@ -46,15 +45,15 @@ class Person:
 
     @property
     def connection(self) -> Connection:
-        return self._connections.get(facts_of(self._programs[1]))
+        return self._connections.get(job_info_of(self._programs[1]))
 
     def start(self) -> dict[str, Any]:
-        startup = TrainerRun(plain_trainer(self._programs[0], ()), self.connection, CACHE)
+        startup = TrainerRun(normalize_trainer(self._programs[0], ()), self.connection, CACHE)
         startup.run({}, self.scope)
         return dict(self.scope)
 
     def train(self, steps: range) -> list[float]:
-        plain = plain_trainer(self._programs[1], ("loss",))
+        plain = normalize_trainer(self._programs[1], ("loss",))
         run = TrainerRun(plain, self.connection, CACHE)
         return [float(run.run(batch(self.number, n), self.scope)["loss"][0]) for n in steps]
 
@@ -66,7 +65,6 @@ class Person:
 
 
 def serving(job: Job, number: int, trainers: int = 2) -> tuple[Any, Scope]:
-    """Returns what serves, and its scope."""
     scope = Scope()
     scope.keep(first_state(number))
     process = job.connections()
@@ -154,7 +152,7 @@ def test_closing_is_the_last_thing_and_may_be_said_twice() -> None:
         one = Person(job, 0, 1)
         one.start()
         connection = one.connection
-        run = TrainerRun(plain_trainer(written.trainer(0, 1), ()), connection, CACHE)
+        run = TrainerRun(normalize_trainer(written.trainer(0, 1), ()), connection, CACHE)
         connection.close()
         connection.close()
         with pytest.raises(ClosedError, match="trainer 0 has closed"):
@@ -189,7 +187,7 @@ def test_what_is_not_fed_or_not_there_is_said_before_anything_is_sent() -> None:
 
     def script() -> list[float]:
         one = Person(job, 0, 1)
-        run = TrainerRun(plain_trainer(written.trainer(0, 1), ("loss",)), one.connection, CACHE)
+        run = TrainerRun(normalize_trainer(written.trainer(0, 1), ("loss",)), one.connection, CACHE)
         with pytest.raises(FeedError, match=r"'w' .* is not in the scope"):
             run.run(batch(0, 0), one.scope)
         one.start()

@@ -1,7 +1,7 @@
 """Trains the recorded net on servers, as an old script does: one optimizer after another.
 
-Run by every process of a job; its role is in the environment. Trainers leave what they saw in a
-file: the loss of every step, and the last parameters.
+Run by every process of a job; its role is in the environment. Trainers write their results to a
+file: the loss of every step, and the final parameters.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from tests.fluid.test_training import batches, net, optimizer
 
 
 def train(name: str, endpoints: Sequence[str], role: str, number: int) -> dict[str, np.ndarray]:
-    """Takes part in the training by one optimizer; returns what a trainer saw."""
+    """Takes part in training by one optimizer; returns a trainer's results."""
     main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()
     seen: dict[str, np.ndarray] = {}
     with fluid.unique_name.guard(), fluid.program_guard(main, startup), fluid.scope_guard(scope):
@@ -40,7 +40,7 @@ def train(name: str, endpoints: Sequence[str], role: str, number: int) -> dict[s
 
 
 def main() -> None:
-    """Trains by each optimizer that is asked for."""
+    """Trains by each requested optimizer."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--optimizers", nargs="+", required=True)

@@ -1,6 +1,6 @@
 """A small job's programs, written by hand as `DistributeTranspiler` writes them.
 
-`mean((x @ w + b - y)**2)` with SGD: `w` is cut between two servers, `b` is on server 0.
+`mean((x @ w + b - y)**2)` with SGD: `w` is sliced over two servers, `b` is on server 0.
 """
 
 from jaxfleet.ir import Program, parse
@@ -17,7 +17,6 @@ def _facts(**more: object) -> str:
 
 
 def trainer(number: int = 0, trainers: int = 2, digest: str = "one") -> Program:
-    """Returns a trainer's main program."""
     facts = _facts(role="trainer", trainers=trainers, trainer_id=number, digest=digest)
     own = f".trainer_{number}" if trainers > 1 else ""
     a, b = ENDPOINTS
@@ -63,7 +62,6 @@ def trainer(number: int = 0, trainers: int = 2, digest: str = "one") -> Program:
 
 
 def trainer_startup(number: int = 0, trainers: int = 2, digest: str = "one") -> Program:
-    """Returns a trainer's startup program."""
     facts = _facts(role="trainer", trainers=trainers, trainer_id=number, digest=digest)
     a, b = ENDPOINTS
     return parse(f"""program startup {facts}
@@ -85,7 +83,6 @@ def trainer_startup(number: int = 0, trainers: int = 2, digest: str = "one") -> 
 
 
 def server(number: int, trainers: int = 2, digest: str = "one") -> Program:
-    """Returns a server's main program."""
     slices = [("b", "b@GRAD", 1)] if number == 0 else []
     cut = 1 - number
     slices.append((f"w.block{cut}", f"w@GRAD.block{cut}", 2))

@@ -1,4 +1,4 @@
-"""What an operator of fluid computes, asked for by its slots."""
+"""Outputs of fluid's operators, by slot."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,6 @@ Case = tuple[str, Mapping[str, Any], Mapping[str, Any]]  # operator, attributes,
 
 
 def schema(op_type: str) -> Schema:
-    """Returns what an operator looks like; it is fluid's."""
     found = schema_of(op_type)
     assert found is not None, op_type
     assert found.compute is not None, op_type
@@ -26,7 +25,7 @@ def computed(op_type: str, attrs: Mapping[str, Any] | None = None, **inputs: Any
 
 
 def all_computed(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Returns the outputs of many operators, compiled as one: that is much quicker."""
+    """Returns the outputs of many operators, compiled as one for speed."""
 
     def run(values: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return [
@@ -39,7 +38,7 @@ def all_computed(cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def by_slot(op_type: str, attrs: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Calls what an operator computes, with its defaults."""
+    """Calls an operator's computation, with its default attributes."""
     found = schema(op_type)
     slots = [slot.name for slot in found.inputs]
     assert set(inputs) <= set(slots), f"{op_type} has {slots}"

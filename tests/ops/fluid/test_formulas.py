@@ -1,4 +1,4 @@
-"""Operators compute what numpy, or the formula in fluid's documents, says."""
+"""Operators match numpy, or the formula in fluid's documents."""
 
 import math
 from typing import Any

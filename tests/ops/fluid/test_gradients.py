@@ -1,4 +1,4 @@
-"""Gradient operators that say themselves what they compute say what `jax.vjp` would."""
+"""Gradient operators with their own computation match `jax.vjp`."""
 
 from typing import Any
 
@@ -50,6 +50,7 @@ CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize(("op_type", "values", "given"), CASES)
 def test_a_gradient_is_that_of_what_is_computed(
     op_type: str, values: list[Any], given: dict[str, Any]

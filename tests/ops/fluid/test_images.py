@@ -1,4 +1,4 @@
-"""Convolutions and pooling compute what plain loops over windows do."""
+"""Convolutions and pooling match plain loops over windows."""
 
 import itertools
 from collections.abc import Callable
@@ -87,7 +87,7 @@ def test_a_transposed_convolution_is_the_gradient_of_one(
 def pooled(
     x: np.ndarray, take: Callable[[np.ndarray], float], pads: Pads, shape: tuple[int, int]
 ) -> np.ndarray:
-    """Pools 3 by 3, every 2, by `take`, which gets what of each window is in the image."""
+    """Pools 3 by 3, every 2, by `take`, a function of the part of each window inside the image."""
     made = np.zeros((*x.shape[:2], *shape))
     for n, c, i, j in np.ndindex(made.shape):
         rows = [i * 2 - pads[0] + h for h in range(3)]

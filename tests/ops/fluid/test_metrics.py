@@ -9,7 +9,7 @@ BINS = 200
 
 
 def drawn(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draws predictions, of which no two are in one bin, and what is so."""
+    """Draws predictions, no two of them in one bin, and labels."""
     places = RANDOM.permutation(BINS)[:count]
     positive = ((places + 0.5) / BINS).astype(np.float32)
     label = (RANDOM.random(count) < positive).astype(np.int64)
@@ -17,7 +17,7 @@ def drawn(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def share_of_pairs(predict: np.ndarray, label: np.ndarray) -> float:
-    """Counts how often something that is so is predicted higher than something that is not."""
+    """Returns the share of pairs in which the positive has the higher prediction."""
     right, wrong = predict[label[:, 0] == 1, 1], predict[label[:, 0] == 0, 1]
     return float(np.mean(right[:, None] > wrong[None, :]))
 

@@ -95,7 +95,7 @@ def test_a_vector_is_divided_by_its_length() -> None:
 
 
 def test_data_norm_normalizes_by_the_rows_so_far_and_counts_new_ones() -> None:
-    """The parameters' gradients are no slopes: what a batch adds to the counts and sums."""
+    """The parameters' gradients are not derivatives but a batch's increments of counts and sums."""
     x = RANDOM.normal(size=(5, 4)).astype(np.float32)
     size, total = np.full(4, 40.0, np.float32), 10 * MEAN
     given = {"X": x, "BatchSize": size, "BatchSum": total, "BatchSquareSum": 40 * VARIANCE}

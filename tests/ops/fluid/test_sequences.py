@@ -1,4 +1,4 @@
-"""Operators on sequences do to each what numpy does, and rows of no sequence change nothing."""
+"""Sequence operators match numpy on each sequence, and rows outside of sequences have no effect."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ FILTERS = RANDOM.normal(size=(9, 2)).astype(np.float32)
 
 
 def around(rows: np.ndarray) -> np.ndarray:
-    """Returns what stands around each row of one sequence: one before, itself, one after."""
+    """Returns the context of each row of one sequence: one before, itself, one after."""
     edge = np.zeros((1, 3), np.float32)
     wide = np.concatenate([edge, rows, edge])
     return np.concatenate([wide[at : at + len(rows)] for at in range(3)], axis=1)

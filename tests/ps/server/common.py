@@ -1,4 +1,4 @@
-"""Small servers' programs, and a server that is spoken to without a network."""
+"""Small servers' programs, and a server driven without a network."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.ps.messages import PROTOCOL, Kind, Message, Plain, Tensor
 from jaxfleet.ps.server import ServerCore, ServerOptions
+from jaxfleet.transport.messages import PROTOCOL, Kind, Message, Plain, Tensor
 
 CACHE = ExecutableCache()
 ENDPOINT = "127.0.0.1:7001"
@@ -83,7 +83,7 @@ program p.pserver0 {endpoint="127.0.0.1:7001", endpoints=["127.0.0.1:7001"], pse
 
 
 def clipping(server: int) -> str:
-    """Returns a program of two servers, which scale by the norm of all gradients."""
+    """Returns a program of two servers that clip by the norm of all gradients."""
     own, other = f"w.block{server}", 1 - server
     return f"""
 program p.pserver{server} {{endpoint="127.0.0.1:700{server + 1}", endpoints=["127.0.0.1:7001", "127.0.0.1:7002"], pserver_id={server}, role="pserver", slices=[["w", [3, 3]]], trainers=1}}
@@ -129,7 +129,7 @@ def hello(number: int = 0, /, **changed: Any) -> dict[str, Plain]:
 
 @dataclass
 class Bench:
-    """A server under test, its clock, and what it answered last."""
+    """A server under test, its clock, and its latest answers."""
 
     options: ServerOptions = field(default_factory=ServerOptions)
     endpoint: str = ENDPOINT
@@ -151,13 +151,13 @@ class Bench:
         peer: bytes | None = None,
         run: bool = True,
     ) -> list[tuple[bytes, Message]]:
-        """Sends a trainer's message, does the work it gives, returns all that is answered."""
+        """Sends a trainer's message, runs the resulting work, and returns all answers."""
         self.numbers += 1
         tensors = tuple(Tensor(name, array) for name, array in (arrays or {}).items())
         number = self.numbers if number is None else number
         message = Message(kind, f"trainer {trainer}", step, number, body or {}, tensors)
         replies = self.core.handle(peer or b"%d" % trainer, message)
-        return [*replies, *self.core.run_jobs()] if run else replies
+        return [*replies, *self.core.run_tasks()] if run else replies
 
     def one(self, *args: Any, **named: Any) -> Message:
         """Sends a message that gets one answer."""
@@ -165,7 +165,7 @@ class Bench:
         return message
 
     def started(self, text: str, state: dict[str, np.ndarray], trainers: int = 2) -> "Bench":
-        """Lets all trainers in, and gives the server a program and a state."""
+        """Admits all trainers, and gives the server a program and a state."""
         for trainer in range(trainers):
             body = hello(trainer, trainers=trainers)
             assert self.one(trainer, Kind.HELLO, body=body).kind is Kind.WELCOME
@@ -174,7 +174,7 @@ class Bench:
         return self
 
     def wait(self, seconds: float) -> list[tuple[bytes, Message]]:
-        """Lets time pass while the server looks on; returns what it sends by itself."""
+        """Advances the clock; returns the messages that the server sends by itself."""
         replies = []
         end = self.now + seconds
         while self.now < end:
@@ -186,7 +186,6 @@ class Bench:
         return self.send(trainer, Kind.PUSH, step, arrays=arrays)
 
     def pull(self, trainer: int, step: int, *names: str) -> dict[str, np.ndarray]:
-        """Returns values that are ready."""
         replies = self.send(trainer, Kind.PULL, step, {"names": list(names)})
         assert all(message.kind is Kind.VALUES for _, message in replies), replies
         return {t.name: t.array for _, message in replies for t in message.tensors}
@@ -207,7 +206,7 @@ def drawn(name: str, seed: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def sgd_after(steps: int) -> dict[str, np.ndarray]:
-    """Returns what numpy makes of the parameters."""
+    """Returns the parameters computed by numpy."""
     state = sgd_state()
     for step in range(1, steps + 1):
         first, second = sgd_grads(0, step), sgd_grads(1, step)
@@ -217,7 +216,6 @@ def sgd_after(steps: int) -> dict[str, np.ndarray]:
 
 
 def error_of(replies: list[tuple[bytes, Message]] | Message) -> tuple[str, str]:
-    """Returns the code and the text of the one error."""
     message = replies if isinstance(replies, Message) else replies[0][1]
     assert message.kind is Kind.ERROR, message
     return str(message.body["error"]), str(message.body["what"])

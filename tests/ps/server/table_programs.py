@@ -1,4 +1,4 @@
-"""Servers' programs with tables, and what numpy makes of their rows."""
+"""Servers' programs with tables, and their rows computed by numpy."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxfleet.ir import Attr, Attrs, Block, Operator, Program
-from jaxfleet.ps.messages import Kind
 from jaxfleet.tables import Sgd, TableSpec, TableStore
 from jaxfleet.tables.buckets import server_of
+from jaxfleet.transport.messages import Kind
 from tests.ps.server.common import Bench
 
 USERS = TableSpec(name="users", dim=3, optimizer=Sgd(0.5))
@@ -19,7 +19,6 @@ KEYS = np.array([-(2**63), -7, 0, 1, 2**40 + 7, 2**63 - 1], np.int64)
 def table_program(
     tables: Iterable[TableSpec] = (USERS,), *, server: int = 0, servers: int = 1, trainers: int = 2
 ) -> Program:
-    """Returns the program of a server that has tables alone."""
     endpoints = tuple(f"127.0.0.1:{7001 + number}" for number in range(servers))
     attrs: dict[str, Attr] = {
         "endpoint": endpoints[server],
@@ -36,7 +35,6 @@ def table_program(
 
 
 def initial(spec: TableSpec, keys: np.ndarray) -> np.ndarray:
-    """Returns what rows begin with."""
     return TableStore(spec).look_up(keys)
 
 
@@ -50,18 +48,18 @@ def own_keys(keys: np.ndarray, server: int, servers: int) -> np.ndarray:
 
 @dataclass
 class Rows:
-    """A server of one trainer, and the keys that it has.
+    """A server of one trainer, and its keys.
 
     Attributes:
         bench: the server.
-        keys: those of its own.
+        keys: the keys on this server.
     """
 
     bench: Bench
     keys: np.ndarray
 
     def push(self, step: int, tables: Iterable[TableSpec], some: slice = slice(None)) -> None:
-        """Pushes gradients that are drawn by step and key, so not by how many servers there are."""
+        """Pushes gradients drawn by step and key, so independent of the number of servers."""
         keys = self.keys[some]
         for table in tables:
             drawn = [drawn_rows((step, int(key) % 2**31), 1, table.dim) for key in keys]

@@ -1,12 +1,12 @@
-"""Servers that begin with a program and a state of their own; trainers that end before others."""
+"""Servers that start with their own program and state; trainers that end before others."""
 
 import numpy as np
 import pytest
 
 from jaxfleet.ir import parse
-from jaxfleet.ps.messages import Kind
 from jaxfleet.ps.server import ServerOptions
-from jaxfleet.ps.server.plan_reader import read_plan
+from jaxfleet.ps.server.program_loader import read_plan
+from jaxfleet.transport.messages import Kind
 from tests.ps.server.common import (
     CACHE,
     SGD,
@@ -22,7 +22,7 @@ from tests.ps.server.common import (
 
 
 def begun(options: ServerOptions | None = None, program: str = "abc") -> Bench:
-    """Returns a server that began by itself, with both trainers there."""
+    """Returns a server that started by itself, with both trainers present."""
     bench = Bench(options or ServerOptions(may_leave=True))
     bench.core.begin(read_plan(parse(SGD), CACHE), sgd_state(), program)
     for trainer in range(2):

@@ -1,11 +1,10 @@
-"""The table of messages in docs/parameter-servers.md lists what they really hold."""
+"""The table of messages in docs/parameter-servers.md lists their actual fields."""
 
 import re
 from pathlib import Path
 
-from jaxfleet.ps.membership import Membership
-from jaxfleet.ps.messages import Kind
-from jaxfleet.ps.options import Patience
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.transport.messages import Kind
 from tests.ps.server.common import ENDPOINT, SGD, Bench, hello, sgd_state
 
 DOCS = Path(__file__).parents[3] / "docs" / "parameter-servers.md"
@@ -13,7 +12,7 @@ ANSWERS = {Kind.WELCOME, Kind.VALUES, Kind.REDUCED, Kind.ROWS, Kind.OK}
 
 
 def rows() -> dict[str, list[str]]:
-    """Returns the row of each kind: what it holds, and its answer."""
+    """Returns the row of each kind: its fields, and its answer."""
     table = DOCS.read_text().partition("## Messages")[2]
     found = re.findall(r"^\| `(\w+)`[^|]*\|([^|]*)\|([^|]*)\|$", table, re.MULTILINE)
     return {kind: [body, answer] for kind, body, answer in found}
@@ -29,7 +28,7 @@ def test_every_kind_is_there() -> None:
 
 def test_hellos_and_heartbeats_hold_what_is_written() -> None:
     table, bench = rows(), Bench().started(SGD, sgd_state())
-    said = Membership("j", 0, 2, (ENDPOINT,), "abc", []).hello(Patience())
+    said = TrainerIdentity("j", 0, 2, (ENDPOINT,), "abc", []).hello(Timeouts())
     welcome = bench.one(0, Kind.HELLO, body=hello(0)).body
     pulse = bench.one(0, Kind.HEARTBEAT, body={"doing": "testing"}).body
     for fields, cell in (

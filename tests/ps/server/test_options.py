@@ -1,12 +1,12 @@
-"""How patient a server is, it is told, or learns from the first trainer."""
+"""A server's timeouts are configured, or taken from the first trainer."""
 
 import math
 
 import pytest
 
 from jaxfleet.errors import StrategyError
-from jaxfleet.ps.messages import Plain
 from jaxfleet.ps.server import ServerOptions
+from jaxfleet.transport.messages import Plain
 
 TOLD: dict[str, Plain] = {"lost_after_s": 2.0, "step_timeout_s": 30}
 

@@ -1,4 +1,4 @@
-"""Programs that differ are shown by their first line that does; ports are no part of them."""
+"""Programs that differ are reported by their first differing line; ports do not count."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxfleet.ps.job_text import digest_of, pack_text, unpack_text, without_ports
-from jaxfleet.ps.messages import Kind, Message
 from jaxfleet.ps.server import ServerOptions
-from jaxfleet.runtime.job_programs import JobPrograms, job_programs
-from jaxfleet.runtime.twin import Twin
+from jaxfleet.runtime.pserver_job import JobPrograms, job_programs
+from jaxfleet.runtime.simulated_job import Twin
+from jaxfleet.transport.consistency import mask_endpoints, pack_text, text_digest, unpack_text
+from jaxfleet.transport.messages import Kind, Message
 from tests.faults import training
 from tests.ps.server.common import ENDPOINT, SGD, Bench, error_of, hello, sgd_state
 
@@ -19,10 +19,10 @@ OTHER = SGD.replace("0.5:f32", "0.25:f32")
 
 
 def come(bench: Bench, trainer: int, text: str, **said: Any) -> Message:
-    """Lets a trainer say hello with the text of its programs."""
+    """Sends a trainer's hello with the text of its programs."""
     packed = pack_text(text)
     assert packed is not None
-    body = hello(trainer, program=digest_of(text), **said)
+    body = hello(trainer, program=text_digest(text), **said)
     return bench.one(trainer, Kind.HELLO, body=body, arrays={"program": packed})
 
 
@@ -33,7 +33,7 @@ def test_the_first_line_that_differs_is_shown_and_the_versions() -> None:
     _, text = error_of(refused)
     assert "s0: f32[4,2] = jax.mul(w@GRAD.block0, 0.25:f32)' there, and here 's0" in text
     assert text.endswith("it runs jaxfleet 0.3, jax 0.9.0, and trainer 0 jaxfleet 0.3, jax 0.10.2")
-    assert digest_of(SGD) not in text
+    assert text_digest(SGD) not in text
 
 
 def test_other_versions_alone_are_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -50,15 +50,15 @@ def test_a_text_that_is_none_is_left_out(packed: np.ndarray) -> None:
     come(bench, 0, SGD)
     body = hello(1, program="other")
     _, text = error_of(bench.one(1, Kind.HELLO, body=body, arrays={"program": packed}))
-    assert text.endswith("and trainer 0 says " + digest_of(SGD)[:12] + "...")
+    assert text.endswith("and trainer 0 says " + text_digest(SGD)[:12] + "...")
 
 
 def launched(folder: Path, endpoint: str, text: str) -> tuple[Bench, Message]:
-    """Starts a server, for the first time or again, and lets both trainers come."""
+    """Starts or restarts a server, and lets both trainers arrive."""
     options = ServerOptions(server=0, checkpoint_dir=folder)
     bench = Bench(options, endpoint=endpoint)
     moved = text.replace(ENDPOINT, endpoint)
-    same = without_ports(moved, [endpoint])
+    same = mask_endpoints(moved, [endpoint])
     answer = come(bench, 0, same, servers=[endpoint])
     if answer.kind is Kind.WELCOME:
         come(bench, 1, same, servers=[endpoint])
@@ -99,5 +99,5 @@ def test_no_text_makes_a_server_unpack_more_than_it_can_hold(
     packed = pack_text("x" * 5000)
     assert packed is not None
     assert unpack_text(packed) == "x" * 5000
-    monkeypatch.setattr("jaxfleet.ps.job_text._MOST_BYTES", 1000)
+    monkeypatch.setattr("jaxfleet.transport.consistency._MOST_BYTES", 1000)
     assert unpack_text(packed) is None

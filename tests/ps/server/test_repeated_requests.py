@@ -1,4 +1,4 @@
-"""Requests that come again, and answers that were lost: done once, answered again."""
+"""Repeated requests and lost answers: executed once, answered again."""
 
 from pathlib import Path
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from jaxfleet.checkpoint import PartReceipt, commit
-from jaxfleet.ps.messages import Kind, Message, Plain
 from jaxfleet.ps.server import ServerOptions
+from jaxfleet.transport.messages import Kind, Message, Plain
 from tests.ps.server.common import SGD, Bench, error_of, hello, sgd_grads, sgd_state
 
 
@@ -18,7 +18,7 @@ def started(**options: Any) -> Bench:
 def pending(
     bench: Bench, *numbers: int, trainer: int = 0, run: bool = True
 ) -> tuple[Message, list[Message]]:
-    """Returns the answer to a `pending`, and the other answers that come with it."""
+    """Returns the answer to a `pending`, and the answers that come with it."""
     replies = bench.send(trainer, Kind.PENDING, body={"numbers": list(numbers)}, run=run)
     *others, (_, found) = replies
     assert found.kind is Kind.PENDING
@@ -50,7 +50,7 @@ def test_a_request_that_comes_again_while_it_is_done_waits_for_the_one_answer() 
     again = bench.send(0, Kind.ASSIGN, 0, body, sgd_state(), number=50, run=False)
     assert first == again == []
     assert pending(bench, 50, run=False)[0].body["missing"] == []
-    assert [message.number for _, message in bench.core.run_jobs()] == [50]
+    assert [message.number for _, message in bench.core.run_tasks()] == [50]
     _, answers = pending(bench, 50)
     assert [(m.kind, m.number) for m in answers] == [(Kind.OK, 50)]
 
@@ -101,8 +101,8 @@ def test_a_barrier_of_an_earlier_round_opens_no_later_one() -> None:
 
     assert barrier(0, 50) + barrier(1, 51) == [50, 51]
     assert barrier(0, 60) + barrier(1, 61) == [60, 61]
-    assert barrier(0, 50) == [50]  # late, and answered as it was
-    assert barrier(1, 71) == []  # the first trainer has not come to this round
+    assert barrier(0, 50) == [50]  # late, and answered as before
+    assert barrier(1, 71) == []  # the first trainer has not reached this round
 
 
 @pytest.mark.parametrize("numbers", [None, "7", list(range(5000))])

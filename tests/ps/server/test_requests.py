@@ -1,4 +1,4 @@
-"""Who is let in, what is refused, and how long anyone waits."""
+"""Admission, rejections, and limits of waits."""
 
 import re
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxfleet.ps.messages import Kind, Message
 from jaxfleet.ps.server import ServerOptions
+from jaxfleet.transport.messages import Kind, Message
 from tests.ps.server.common import (
     ENDPOINT,
     SGD,
@@ -98,7 +98,7 @@ def test_nothing_is_done_before_hello() -> None:
     for kind in (Kind.DEFINE, Kind.PUSH, Kind.PULL, Kind.SAVE, Kind.BYE, Kind.VALUES):
         code, text = error_of(bench.send(0, kind))
         assert (code, text) == ("stranger", f"trainer 0 sent {kind.value} before hello")
-    assert bench.core.desk.errors == 6
+    assert bench.core.outbox.errors == 6
 
 
 def test_the_welcome_says_where_the_server_is() -> None:
@@ -212,7 +212,7 @@ def test_a_pull_of_a_step_that_is_past_is_refused() -> None:
 
 def test_a_barrier_waits_for_all() -> None:
     bench = Bench().started(SGD, sgd_state())
-    for name in ("one", "one"):  # a second round of the same name waits again
+    for name in ("one", "one"):  # the same name again is a second round
         assert not bench.send(1, Kind.BARRIER, 3, {"name": name})
         replies = bench.send(0, Kind.BARRIER, 3, {"name": name})
         assert sorted(peer for peer, _ in replies) == [b"0", b"1"]
@@ -309,7 +309,7 @@ def beat(bench: Bench, trainer: int, doing: str) -> Message:
 def test_where_another_may_come_in_its_place_a_refused_trainer_is_named_at_the_end() -> None:
     bench = Bench(ServerOptions(job="j", lost_after_s=500, step_timeout_s=30))
     bench.one(1, Kind.HELLO, body=hello(1))
-    bench.one(2, Kind.HELLO, body=hello(0, job="another"))  # a stranger is nobody's
+    bench.one(2, Kind.HELLO, body=hello(0, job="another"))  # a process of another job
     assert not bench.core.trainers.refused
     bench.one(0, Kind.HELLO, body=hello(0, program="changed"))
     assert not bench.send(1, Kind.PULL, 0, {"names": ["b"]})
@@ -337,7 +337,7 @@ def test_a_trainer_whose_servers_have_their_programs_is_refused_by_one_that_has_
 def test_a_server_that_waits_for_nobody_in_a_lost_trainers_place_ends_at_once() -> None:
     bench = Bench(ServerOptions(lost_after_s=5, step_timeout_s=600, trainer_return_s=0.0))
     bench.wait(30)
-    assert not bench.core.finished  # none came yet
+    assert not bench.core.finished  # none has arrived yet
     bench.one(0, Kind.HELLO, body=hello(0))
     bench.one(0, Kind.HEARTBEAT, body={"doing": "gave up: server 1 was lost"})
     bench.wait(4)

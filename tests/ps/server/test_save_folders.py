@@ -1,25 +1,25 @@
-"""A server writes and reads checkpoints below the folders of its own configuration alone."""
+"""A server writes and reads checkpoints only below its configured folders."""
 
 from pathlib import Path
 
 import pytest
 
 from jaxfleet.errors import StrategyError
-from jaxfleet.ps.messages import Kind, Plain
-from jaxfleet.ps.serve import serve
 from jaxfleet.ps.server import ServerOptions
+from jaxfleet.ps.server.process import serve
+from jaxfleet.transport.messages import Kind, Plain
 from tests.ps.server.common import SGD, Bench, error_of, hello, sgd_state
 from tests.ps.server.table_programs import table_program
 
 
 def bench(root: Path) -> Bench:
     made = Bench(ServerOptions(save_dirs=(root,))).started(SGD, sgd_state())
-    made.core.run_jobs()
+    made.core.run_tasks()
     return made
 
 
 def outside(folder: Path) -> list[str]:
-    """Returns paths that lie outside `folder / "jobs"`, however they are written."""
+    """Returns paths outside `folder / "jobs"`, in various spellings."""
     root = folder / "jobs"
     root.mkdir()
     (root / "link").symlink_to(folder / "elsewhere")
@@ -45,7 +45,7 @@ def test_a_path_outside_the_folders_is_refused_however_it_is_written(
         assert code == "checkpoint", path
         assert str(tmp_path / "jobs") in what
         assert "--save-dir" in str(answer.body["hint"])
-        assert not served.core.take_jobs()
+        assert not served.core.take_tasks()
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -70,9 +70,9 @@ def test_rows_of_a_table_are_read_below_the_folders_alone(tmp_path: Path) -> Non
         code, what = error_of(answer)
         assert code == "checkpoint", path
         assert f"servers read checkpoints below {tmp_path / 'jobs'} alone" in what
-        assert not served.core.take_jobs()
+        assert not served.core.take_tasks()
     _, what = error_of(served.one(0, Kind.SHRINK, 0, refill(str(tmp_path / "jobs" / "none"))))
-    assert "alone" not in what  # below the folder: it is looked for, and is not there
+    assert "alone" not in what  # below the folder: looked for, and missing
 
 
 def test_a_table_is_cleared_whatever_the_folders_are(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_path_that_is_no_path_is_refused(tmp_path: Path) -> None:
             "bad_message",
             "checkpoint",
         }
-    assert not served.core.take_jobs()
+    assert not served.core.take_tasks()
 
 
 def test_a_path_below_a_folder_is_written(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from jaxfleet.checkpoint import PartReceipt, commit, open_checkpoint, save_arrays
 from jaxfleet.checkpoint.tables import saved_tables
-from jaxfleet.ps.messages import Kind
 from jaxfleet.ps.server import ServerOptions
 from jaxfleet.tables import TableSpec, TableStore
+from jaxfleet.transport.messages import Kind
 from tests.ps.server.common import Bench, error_of, hello
 from tests.ps.server.table_programs import (
     ITEMS,
@@ -25,7 +25,7 @@ KEYS = np.arange(-20, 20) * (2**55 + 3)
 
 
 def started(folder: Path | None, server: int = 0, servers: int = 1) -> Rows:
-    """Returns a server of one trainer, with what its folder has."""
+    """Returns a server of one trainer, with the content of its folder."""
     place = f"127.0.0.1:{7001 + server}"
     bench = Bench(ServerOptions(server=server, checkpoint_dir=folder), place)
     every = [f"127.0.0.1:{7001 + number}" for number in range(servers)]
@@ -65,7 +65,7 @@ def test_its_checkpoints_hold_what_changed_and_are_read_together(tmp_path: Path)
         again = started(tmp_path)
         for table in TABLES:
             np.testing.assert_array_equal(again.seen(step + 1, table), rows.seen(step + 1, table))
-    assert follow.index(False) == 9  # step 0 has the first state, step 10 all of it again
+    assert follow.index(False) == 9  # step 0 has the initial state, step 10 all of it again
     for table in TABLES:
         np.testing.assert_array_equal(again.seen(15, table), undisturbed.seen(15, table))
 
@@ -124,7 +124,7 @@ def test_a_checkpoint_without_a_table_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_pushes_that_are_applied_at_once_are_applied_once_after_a_restart(tmp_path: Path) -> None:
-    # Rows of a step are applied before the gradients of the same step come, and saved so.
+    # Rows of a step are applied and saved before the gradients of the same step arrive.
     options = ServerOptions(server=0, checkpoint_dir=tmp_path)
 
     def start() -> Bench:

@@ -1,4 +1,4 @@
-"""What a server does with the rows of tables, message by message."""
+"""A server's handling of table rows, message by message."""
 
 import itertools
 from dataclasses import replace
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxfleet.ir import Program
-from jaxfleet.ps.messages import Kind, Message
 from jaxfleet.tables import TableSpec
+from jaxfleet.transport.messages import Kind, Message
 from tests.ps.server.common import MOMENTUM, Bench, drawn, error_of, hello
 from tests.ps.server.table_programs import (
     ITEMS,
@@ -31,7 +31,7 @@ def bench(program: Program | None = None, trainers: int = 2) -> Bench:
 
 
 def push(to: Bench, trainer: int, step: int, keys: np.ndarray, **named: Any) -> Any:
-    """Pushes drawn gradients, unless others are given."""
+    """Pushes drawn gradients, or the given ones."""
     table = named.pop("table", USERS)
     grads = named.pop("grads", drawn_rows((trainer, abs(step)), len(keys), table.dim))
     body = {"table": table.name, **named.pop("body", {})}
@@ -44,7 +44,6 @@ def look_up(to: Bench, trainer: int, step: int, keys: np.ndarray, **named: Any) 
 
 
 def rows(to: Bench, step: int, keys: np.ndarray = KEYS, table: TableSpec = USERS) -> np.ndarray:
-    """Returns rows that are ready."""
     ((_, message),) = look_up(to, 0, step, keys, table=table)
     assert message.kind is Kind.ROWS, message
     return found(message)
@@ -57,7 +56,7 @@ def found(message: Message) -> np.ndarray:
 
 
 def after(steps: int, keys: np.ndarray = KEYS) -> np.ndarray:
-    """Returns what numpy makes of the rows that two trainers push to."""
+    """Returns the rows after pushes of two trainers, computed by numpy."""
     made = initial(USERS, keys)
     for step in range(1, steps + 1):
         first, second = (drawn_rows((t, step), len(keys), USERS.dim) for t in (0, 1))

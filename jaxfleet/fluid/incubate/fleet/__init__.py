@@ -1,1 +1,1 @@
-"""Jobs by one object, the fleet."""
+"""Fleets: jobs controlled through one object."""

@@ -1,14 +1,91 @@
-"""Finds, deletes and prints operators of fluid programs."""
+"""Transpiler utilities: operators of a program, its text, union-find, waiting for ports."""
 
+import socket
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TextIO
 
-from jaxfleet.errors import ProgramError
-from jaxfleet.fluid.block import Block
-from jaxfleet.fluid.operator import ROLE, ROLE_VAR, Operator
-from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.errors import ConnectError, ProgramError
+from jaxfleet.fluid.framework.block import Block
+from jaxfleet.fluid.framework.operator import ROLE, ROLE_VAR, Operator
+from jaxfleet.fluid.framework.program import Program
+from jaxfleet.fluid.framework.variable import Variable
+
+
+class UnionFind:
+    """Disjoint sets, with path halving (Tarjan and van Leeuwen, 1984).
+
+    Args:
+        elements: initially each is a set of its own.
+    """
+
+    def __init__(self, elements: Iterable[Hashable] | None = None) -> None:
+        self._parents: dict[Hashable, Hashable] = {x: x for x in elements or ()}
+
+    def find(self, x: Hashable) -> Hashable | None:
+        """Returns the representative of an element's set; None for an unknown element."""
+        if x not in self._parents:
+            return None
+        while self._parents[x] != x:
+            self._parents[x] = self._parents[self._parents[x]]
+            x = self._parents[x]
+        return x
+
+    def union(self, x: Hashable, y: Hashable) -> None:
+        """Joins the sets of two elements, adding unknown ones."""
+        for element in (x, y):
+            self._parents.setdefault(element, element)
+        of_x, of_y = self.find(x), self.find(y)
+        assert of_x is not None
+        self._parents[of_x] = of_y
+
+    def is_connected(self, x: Hashable, y: Hashable) -> bool:
+        """Whether two elements are in one set."""
+        return x in self._parents and self.find(x) == self.find(y)
+
+
+_CONNECT_S = 2.0  # fluid's
+_PAUSE_S = 0.5
+_DEADLINE_S = 300.0  # fluid's job waits for ever; a wrong endpoint should be reported
+
+
+def wait_server_ready(endpoints: Sequence[str], deadline_s: float = _DEADLINE_S) -> None:
+    """Waits until a process listens at each endpoint.
+
+    Args:
+        endpoints: `host:port` each.
+        deadline_s: the timeout in seconds.
+
+    Raises:
+        ConnectError: no process listened at an endpoint in that time.
+    """
+    who, hint = "servers", "start the servers, or look why they ended"
+    end = time.monotonic() + deadline_s
+    waiting = _silent(endpoints)
+    if waiting:
+        shown = f"waiting up to {deadline_s:g} s for {who}: {', '.join(waiting)}"
+        sys.stderr.write(f"{shown} ({hint})\n")
+    while waiting:
+        if time.monotonic() > end:
+            what = f"{who}: nothing listens at {', '.join(waiting)} after {deadline_s:g} s"
+            raise ConnectError(what, hint=hint)
+        time.sleep(_PAUSE_S)
+        waiting = _silent(waiting)
+
+
+def _silent(endpoints: Sequence[str]) -> list[str]:
+    return [endpoint for endpoint in endpoints if not _listens(endpoint)]
+
+
+def _listens(endpoint: str) -> bool:
+    host, _, port = endpoint.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=_CONNECT_S):
+            return True
+    except OSError:
+        return False
+
 
 _NOT_SHOWN = (ROLE_VAR, "op_callstack")
 
@@ -17,7 +94,7 @@ def delete_ops(block: Block, ops: Iterable[Operator]) -> None:
     """Removes operators from a block.
 
     Raises:
-        ProgramError: one of them is not there; none is removed then.
+        ProgramError: an operator is not in the block; none is removed then.
     """
     wanted = list(ops)
     strange = [op for op in wanted if not any(op is known for known in block.ops)]
@@ -28,17 +105,17 @@ def delete_ops(block: Block, ops: Iterable[Operator]) -> None:
 
 
 def find_op_by_input_arg(block: Block, arg_name: str) -> int:
-    """Returns the place of the first operator that reads a variable; -1 for none."""
+    """Returns the index of the first operator that reads a variable, or -1."""
     return _find(range(len(block.ops)), [arg_name in op.input_arg_names for op in block.ops])
 
 
 def find_op_by_output_arg(block: Block, arg_name: str, reverse: bool = False) -> int:
-    """Returns the place of the first operator that writes a variable; -1 for none.
+    """Returns the index of the first operator that writes a variable, or -1.
 
     Args:
-        block: where.
+        block: the block to search.
         arg_name: the variable's name.
-        reverse: the last one instead.
+        reverse: return the last one instead.
     """
     places = range(len(block.ops))
     found = [arg_name in op.output_arg_names for op in block.ops]
@@ -51,9 +128,9 @@ def program_to_code(
     """Prints a program.
 
     Args:
-        prog: it.
-        fout: where to; the standard output, unless given.
-        skip_op_callstack: leave out the line of the script that each operator comes from.
+        prog: the program to print.
+        fout: the output file; standard output, unless given.
+        skip_op_callstack: omit the script's source line of each operator.
     """
     for block in prog.blocks:
         block_to_code(block, block.idx, fout, skip_op_callstack)

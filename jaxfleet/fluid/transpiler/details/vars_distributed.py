@@ -1,22 +1,28 @@
-"""Where variables of a job live: which rows of which one, at which server."""
+"""Placement of a job's variables: the rows of each variable on each server."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
-from jaxfleet.fluid.variable import Variable
+from jaxfleet.analysis.placement.sliced_layout import Slice, placement_of, slices_of
+from jaxfleet.analysis.updates import Updates
+from jaxfleet.fluid.framework.program import Program
+from jaxfleet.fluid.framework.variable import Variable
+from jaxfleet.ir import Kind
+from jaxfleet.ir import Program as IrProgram
 
 
 @dataclass(frozen=True)
 class VarStruct:
-    """What is said of a variable, without its block.
+    """The properties of a variable, without its block.
 
     Attributes:
-        name: its own.
-        shape: a number for each axis.
+        name: the variable's name.
+        shape: the size of each axis.
         dtype: its name.
-        type: its kind.
-        lod_level: how its rows nest.
+        type: the kind of variable.
+        lod_level: the number of levels of ragged rows.
         persistable: whether it outlives a run.
     """
 
@@ -29,7 +35,7 @@ class VarStruct:
 
     @classmethod
     def of(cls, var: Variable) -> "VarStruct":
-        """Returns what is said of a variable."""
+        """Copies the properties of a variable."""
         return cls(var.name, var.shape, var.dtype, var.type, var.lod_level, var.persistable)
 
 
@@ -39,9 +45,9 @@ class VarDistributed:
     Args:
         origin_var: the variable.
         slice_var: the slice.
-        is_slice: whether it is less than the whole; what the shapes say, unless given.
-        block_id: its number among the variable's.
-        offset: its first element in the variable's.
+        is_slice: whether it is less than the whole; derived from the shapes, unless given.
+        block_id: its number among the variable's slices.
+        offset: the position of its first element in the variable.
         vtype: `Param`, `Optimizer` or `RemotePrefetch`.
         endpoint: the server that holds it.
     """
@@ -64,7 +70,7 @@ class VarDistributed:
 
     @staticmethod
     def equal(var1: Any, var2: Any) -> bool:
-        """Tells whether the same is said of two variables."""
+        """Whether two variables have the same properties."""
         return _struct(var1) == _struct(var2)
 
     def __str__(self) -> str:
@@ -77,9 +83,9 @@ class VarsDistributed:
     """All slices of the variables of a job.
 
     Attributes:
-        distributed_vars: they.
-        shared: what every server that updates has whole, by name one that has it: learning rates,
-            and what their schedules keep.
+        distributed_vars: the slices.
+        shared: variables that every updating server holds whole, by name one such server: learning
+            rates, and the state of their schedules.
     """
 
     def __init__(self) -> None:
@@ -96,18 +102,18 @@ class VarsDistributed:
         vtype: str | None = None,
         endpoint: str | None = None,
     ) -> None:
-        """Adds a slice; the arguments are those of `VarDistributed`."""
+        """Adds a slice; arguments as `VarDistributed`."""
         made = VarDistributed(origin_var, slice_var, is_slice, block_id, offset, vtype, endpoint)
         self.distributed_vars.append(made)
 
     def get_distributed_var_by_slice(self, var_name: str) -> VarDistributed | None:
-        """Returns the slice of that name; None where there is none."""
+        """Returns the slice of a name; None if there is none."""
         return next((v for v in self.distributed_vars if v.slice.name == var_name), None)
 
     def get_distributed_var_by_origin_and_ep(
         self, origin_var_name: str, endpoint: str
     ) -> VarDistributed | None:
-        """Returns what a server holds of a variable; None where it holds nothing of it."""
+        """Returns a server's slice of a variable; None if it holds none of it."""
         found = self.get_distributed_vars_by_ep(endpoint)
         return next((v for v in found if v.origin.name == origin_var_name), None)
 
@@ -118,7 +124,7 @@ class VarsDistributed:
 
         Args:
             vtypes: `Param`, `Optimizer`, `RemotePrefetch`.
-            groupby: by the names of the variables that they are of.
+            groupby: group by the names of the original variables.
         """
         found = [v for v in self.distributed_vars if v.vtype in vtypes]
         if not groupby:
@@ -131,7 +137,7 @@ class VarsDistributed:
     def get_distributed_vars_by_ep(
         self, endpoint: str, vtype: str | None = None
     ) -> list[VarDistributed]:
-        """Returns what a server holds, of one type if asked for."""
+        """Returns the slices on a server, optionally of one type."""
         return [
             v
             for v in self.distributed_vars
@@ -139,7 +145,7 @@ class VarsDistributed:
         ]
 
     def overview(self) -> str:
-        """Returns all slices as text, one a line."""
+        """Returns all slices as text, one per line."""
         return "\n".join(map(str, self))
 
     def __iter__(self) -> Iterator[VarDistributed]:
@@ -148,3 +154,56 @@ class VarsDistributed:
 
 def _struct(var: Variable | VarStruct) -> VarStruct:
     return var if isinstance(var, VarStruct) else VarStruct.of(var)
+
+
+_NOT_STATE = ("Param", "Grad", "LearningRate")
+
+
+def vars_distributed_of(
+    main: Program, placed: IrProgram, *, has_state: bool = True
+) -> VarsDistributed:
+    """Returns the slices of all parameters and of their optimizer state.
+
+    Without `has_state` trainers update, and servers hold only parameters.
+    """
+    found, updates, placement = VarsDistributed(), Updates(placed), placement_of(placed)
+    for cut in slices_of(placed):
+        is_remote = has_state and cut.param in updates.prefetched
+        kind = "RemotePrefetch" if is_remote else "Param"
+        origin = VarStruct.of(main.global_block().var(cut.param))
+        part = replace(origin, name=cut.name, shape=cut.shape)
+        _add(found, origin, part, cut, kind, placement[cut.name])
+        for name in _state(updates, cut.param) if has_state else ():
+            like = VarStruct.of(main.global_block().var(name))
+            is_cut = like.shape == origin.shape
+            held = replace(like, shape=cut.shape) if is_cut else like
+            _add(found, like, held, cut, "Optimizer", placement[cut.name])
+        for name in _shared(placed, updates, cut.param) if has_state else ():
+            found.shared.setdefault(name, placement[cut.name])
+    return found
+
+
+def _shared(placed: IrProgram, updates: Updates, param: str) -> Iterator[str]:
+    """Yields the persistable variables of a parameter's learning rate or its schedule."""
+    names = [name for op in updates.schedule for name in (*op.reads, *op.writes)]
+    names += [str(n) for op in updates.of(param) for n in op.inputs.slot("LearningRate")]
+    known = {v.name for v in placed.of_kind(Kind.STATE)}
+    yield from (name for name in dict.fromkeys(names) if name in known)
+
+
+def _state(updates: Updates, param: str) -> Iterator[str]:
+    """Yields the state of an update besides the parameter."""
+    for op in updates.of(param):
+        slots = dict(op.inputs.slots)
+        if "Param" in slots:
+            for slot, names in slots.items():
+                yield from (str(name) for name in names if slot not in _NOT_STATE)
+
+
+def _add(
+    found: VarsDistributed, origin: VarStruct, part: VarStruct, cut: Slice, kind: str, at: str
+) -> None:
+    is_slice = origin.shape != part.shape
+    offset = cut.start * prod(origin.shape[1:]) if is_slice else 0
+    block = cut.index if is_slice else 0
+    found.add_distributed_var(origin, part, is_slice, block, offset, kind, at)

@@ -1,1 +1,1 @@
-"""What all fleets share."""
+"""The base of all fleets."""

@@ -1,31 +1,31 @@
-"""The base of fluid's three fleets, and of what they make of an optimizer.
+"""The base classes of fluid's three fleets and of their optimizers.
 
-A fleet is one object that a script asks who it is, has make its programs, and tells when training
-begins and ends. What of it knows nothing of programs is `jaxfleet.fleet`'s.
+A fleet is one object for a script's role, its programs, and the start and end of its training. The
+parts that do not concern programs are in `jaxfleet.fleet`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from jaxfleet.cluster.roles import RoleMakerBase
+from jaxfleet.cluster.roles.base import GroupedRoleMaker
 from jaxfleet.errors import StrategyError
 from jaxfleet.fleet import FleetBase
-from jaxfleet.fleet.roles import RoleMakerBase
-from jaxfleet.fleet.roles.grouped import GroupedRoleMaker
-from jaxfleet.fluid.checks import check_type, mistake
+from jaxfleet.fluid.argument_checks import check_type, mistake
 from jaxfleet.fluid.executor import Executor
-from jaxfleet.fluid.operator import Operator
+from jaxfleet.fluid.framework.operator import Operator
+from jaxfleet.fluid.framework.program import Program
+from jaxfleet.fluid.framework.variable import Pairs, Parameter, Variable
 from jaxfleet.fluid.optimizer import Optimizer
 from jaxfleet.fluid.places import CPUPlace
-from jaxfleet.fluid.program import Program
-from jaxfleet.fluid.variable import Pairs, Parameter, Variable
 
 Parameters = Sequence[Parameter | str]
 NoGrad = Collection[str | Variable]
 
 
 class Mode:
-    """What kind of job a fleet is for."""
+    """The kind of job of a fleet."""
 
     TRANSPILER = 1
     PSLIB = 2
@@ -33,10 +33,10 @@ class Mode:
 
 
 class Fleet(FleetBase, ABC):
-    """What every fleet answers; subclasses say how a job is made.
+    """The interface of all fleets; subclasses define how a job is made.
 
     Args:
-        mode: of `Mode`.
+        mode: a member of `Mode`.
     """
 
     def __init__(self, mode: int) -> None:
@@ -45,21 +45,21 @@ class Fleet(FleetBase, ABC):
         self._executor: Executor | None = None
 
     def init(self, role_maker: RoleMakerBase | None = None) -> None:
-        """Says which process of the job this is; see `FleetBase.init`.
+        """Sets the role of this process in the job; see `FleetBase.init`.
 
         Raises:
-            TypeError: what is given is no role maker.
-            ValueError: the environment is no job's.
+            TypeError: the argument is not a role maker.
+            ValueError: the environment does not describe a job.
         """
         super().init(role_maker)
         self._executor = Executor(CPUPlace())
 
     @property
     def executor(self) -> Executor:
-        """What runs the fleet's own programs.
+        """The executor of the fleet's own programs.
 
         Raises:
-            ValueError: the fleet was not told who it is.
+            ValueError: `init` was not called.
         """
         if self._executor is None:
             raise mistake("the fleet was not initialized", "call fleet.init(role)", StrategyError)
@@ -67,11 +67,11 @@ class Fleet(FleetBase, ABC):
 
     @abstractmethod
     def init_worker(self) -> None:
-        """Begins to be a worker."""
+        """Starts this process as a worker."""
 
     @abstractmethod
     def init_server(self, model_dir: str | None = None) -> None:
-        """Begins to be a server."""
+        """Starts this process as a server."""
 
     @abstractmethod
     def run_server(self) -> None:
@@ -79,11 +79,11 @@ class Fleet(FleetBase, ABC):
 
     @abstractmethod
     def stop_worker(self) -> None:
-        """Ends being a worker."""
+        """Ends this process's part as a worker."""
 
     @abstractmethod
     def distributed_optimizer(self, optimizer: Any, strategy: Any = None) -> Any:
-        """Returns an optimizer whose `minimize` makes the programs of a job."""
+        """Returns an optimizer whose `minimize` creates the programs of a job."""
 
     @abstractmethod
     def save_inference_model(
@@ -95,24 +95,24 @@ class Fleet(FleetBase, ABC):
         main_program: Program | None = None,
         export_for_deployment: bool = True,
     ) -> None:
-        """Saves what computes some targets from what is fed."""
+        """Saves the part of a program that computes targets from feeds."""
 
     @abstractmethod
     def save_persistables(
         self, executor: Executor, dirname: str, main_program: Program | None = None
     ) -> None:
-        """Saves all that outlives a run."""
+        """Saves all persistable variables."""
 
 
 class DistributedOptimizer(ABC):
-    """What a fleet makes of an optimizer.
+    """A fleet's wrapper of an optimizer.
 
     Args:
-        optimizer: a script's own.
+        optimizer: the script's own.
         strategy: how its job is made.
 
     Raises:
-        ValueError: it is no optimizer.
+        ValueError: it is not an optimizer.
     """
 
     def __init__(self, optimizer: Any, strategy: Any = None) -> None:
@@ -128,13 +128,13 @@ class DistributedOptimizer(ABC):
         no_grad_set: NoGrad | None = None,
         callbacks: Sequence[Any] | None = None,
     ) -> Pairs:
-        """Adds the gradients, as the script's optimizer does."""
+        """Adds the gradients by the script's optimizer."""
         return self._optimizer.backward(
             loss, startup_program, parameter_list, no_grad_set, callbacks
         )
 
     def apply_gradients(self, params_grads: Pairs) -> list[Operator]:
-        """Adds the updates, as the script's optimizer does."""
+        """Adds the updates by the script's optimizer."""
         return self._optimizer.apply_gradients(params_grads)
 
     @abstractmethod
@@ -146,31 +146,27 @@ class DistributedOptimizer(ABC):
         parameter_list: Parameters | None = None,
         no_grad_set: NoGrad | None = None,
     ) -> Any:
-        """Adds both, and makes the programs of the job."""
+        """Adds gradients and updates, and creates the programs of the job."""
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Checks what a fleet is to distribute.
-
-    Raises:
-        ValueError: it is no optimizer.
-    """
+    """Raises ValueError if a fleet is given something other than an optimizer."""
     if not isinstance(optimizer, Optimizer):
         what = "optimizer must be an instance of Optimizer"
         raise mistake(what, f"fluid.optimizer.Adam(1e-3), not {optimizer!r}")
 
 
 def leave(role_maker: RoleMakerBase) -> None:
-    """Leaves the others, of a role maker that knows the way to all."""
+    """Leaves the job if its role maker supports that."""
     if isinstance(role_maker, GroupedRoleMaker):
         role_maker._finalize()
 
 
 def check_saves(executor: Any, main_program: Any) -> None:
-    """Checks what a fleet is to save with.
+    """Checks the arguments of a fleet's save methods.
 
     Raises:
-        TypeError: it is no `Executor` (a `ParallelExecutor` is none), or the program is none.
+        TypeError: not an `Executor` (a `ParallelExecutor` is not one), or not a Program.
     """
     check_type(executor, "executor", Executor, "save with the Executor that trains")
     hint = "give the Program, and not what was compiled of it"

@@ -1,11 +1,11 @@
-"""Role makers, where fluid has them."""
+"""Role makers at Paddle's path."""
 
-from jaxfleet.fleet.roles import GeneralRoleMaker as GeneralRoleMaker
-from jaxfleet.fleet.roles import K8SRoleMaker as K8SRoleMaker
-from jaxfleet.fleet.roles import MPIRoleMaker as MPIRoleMaker
-from jaxfleet.fleet.roles import MPISymetricRoleMaker as MPISymetricRoleMaker
-from jaxfleet.fleet.roles import PaddleCloudRoleMaker as PaddleCloudRoleMaker
-from jaxfleet.fleet.roles import Role as Role
-from jaxfleet.fleet.roles import RoleMakerBase as RoleMakerBase
-from jaxfleet.fleet.roles import UserDefinedCollectiveRoleMaker as UserDefinedCollectiveRoleMaker
-from jaxfleet.fleet.roles import UserDefinedRoleMaker as UserDefinedRoleMaker
+from jaxfleet.cluster.roles import GeneralRoleMaker as GeneralRoleMaker
+from jaxfleet.cluster.roles import K8SRoleMaker as K8SRoleMaker
+from jaxfleet.cluster.roles import MPIRoleMaker as MPIRoleMaker
+from jaxfleet.cluster.roles import MPISymetricRoleMaker as MPISymetricRoleMaker
+from jaxfleet.cluster.roles import PaddleCloudRoleMaker as PaddleCloudRoleMaker
+from jaxfleet.cluster.roles import Role as Role
+from jaxfleet.cluster.roles import RoleMakerBase as RoleMakerBase
+from jaxfleet.cluster.roles import UserDefinedCollectiveRoleMaker as UserDefinedCollectiveRoleMaker
+from jaxfleet.cluster.roles import UserDefinedRoleMaker as UserDefinedRoleMaker

@@ -11,16 +11,14 @@
     exe.run(fleet.main_program, feed=..., fetch_list=[loss])
 """
 
-from jaxfleet.fluid.incubate.fleet.collective.distributed_strategy import (
-    DistFCConfig as DistFCConfig,
-)
-from jaxfleet.fluid.incubate.fleet.collective.distributed_strategy import (
-    DistributedStrategy as DistributedStrategy,
-)
-from jaxfleet.fluid.incubate.fleet.collective.distributed_strategy import LambConfig as LambConfig
-from jaxfleet.fluid.incubate.fleet.collective.jobs import Collective as Collective
-from jaxfleet.fluid.incubate.fleet.collective.jobs import fleet as fleet
+from jaxfleet.fluid.incubate.fleet.collective.checkpoints import TrainStatus as TrainStatus
+from jaxfleet.fluid.incubate.fleet.collective.collective_fleet import Collective as Collective
+from jaxfleet.fluid.incubate.fleet.collective.collective_fleet import fleet as fleet
 from jaxfleet.fluid.incubate.fleet.collective.optimizer import (
     CollectiveOptimizer as CollectiveOptimizer,
 )
-from jaxfleet.fluid.incubate.fleet.collective.train_status import TrainStatus as TrainStatus
+from jaxfleet.fluid.incubate.fleet.collective.optimizer import DistFCConfig as DistFCConfig
+from jaxfleet.fluid.incubate.fleet.collective.optimizer import (
+    DistributedStrategy as DistributedStrategy,
+)
+from jaxfleet.fluid.incubate.fleet.collective.optimizer import LambConfig as LambConfig

@@ -1,50 +1,114 @@
-"""CollectiveOptimizer: minimizes a loss, and makes the program of a rank."""
+"""CollectiveOptimizer: minimizes a loss and creates a rank's program as its strategy specifies."""
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from jaxfleet.env import preset_flag
 from jaxfleet.errors import AssertedError, StrategyError, UnsupportedError
 from jaxfleet.fleet import FleetBase
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.checks import check_type, mistake
-from jaxfleet.fluid.compiler import CompiledProgram, ExecutionStrategy
+from jaxfleet.fluid.argument_checks import check_type, mistake
+from jaxfleet.fluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
+from jaxfleet.fluid.framework.operator import Operator
+from jaxfleet.fluid.framework.program import Program, default_startup_program, program_guard
+from jaxfleet.fluid.framework.variable import Pairs, Variable
 from jaxfleet.fluid.incubate.fleet.base.fleet_base import (
     DistributedOptimizer,
     NoGrad,
     Parameters,
 )
-from jaxfleet.fluid.incubate.fleet.collective.distributed_strategy import DistributedStrategy
-from jaxfleet.fluid.mixed_precision import use_mixed_precision
-from jaxfleet.fluid.operator import Operator
 from jaxfleet.fluid.optimizer import Lamb, RecomputeOptimizer
-from jaxfleet.fluid.program import Program, default_startup_program, program_guard
 from jaxfleet.fluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig
-from jaxfleet.fluid.variable import Pairs, Variable
+from jaxfleet.fluid.transpiler.rewriting import use_mixed_precision
 
-Programs = Callable[[Program, Program, Any], None]  # is told the origin, the startup and the main
+_OURS: Mapping[str, Any] = {
+    "use_local_sgd": False,
+    "use_dist_fc": False,
+    "dist_fc_config": None,
+    "mode": "nccl2",
+    "collective_mode": None,
+    "forward_recompute": False,
+    "recompute_checkpoints": [],
+    "use_amp": False,
+    "amp_loss_scaling": 2.0**15,
+    "exec_strategy": None,
+    "_ut4grad_allreduce": False,
+}
+
+
+class LambConfig:
+    """Options of Lamb; empty, as in fluid."""
+
+
+class DistFCConfig:
+    """Options of a layer distributed over ranks; empty, as in fluid."""
+
+
+class DistributedStrategy(BuildStrategy):
+    """How ranks train together; extends `BuildStrategy`.
+
+    Attributes:
+        mode: `nccl2`, where compiled programs sum gradients; `collective`, where operators do.
+        collective_mode: in `collective` mode, `grad_allreduce` or `local_sgd`.
+        use_local_sgd: acts: `mode="collective"` with `local_sgd`.
+        use_dist_fc: rejected: a layer whose classes are distributed over ranks.
+        dist_fc_config: rejected together with `use_dist_fc`, whose config it is.
+        forward_recompute: acts: backward recomputes forward, from checkpoint to checkpoint.
+        recompute_checkpoints: acts: the variables that are kept, or their names.
+        use_amp: acts: products are in float16, and the loss has a dynamic scale.
+        amp_loss_scaling: acts: the initial scale.
+        exec_strategy: how compiled programs run.
+        _ut4grad_allreduce: acts: `mode="collective"` with `grad_allreduce`.
+    """
+
+    _defaults: ClassVar[Mapping[str, Any]] = {**BuildStrategy._defaults, **_OURS}
+    _checks: ClassVar[Mapping[str, Callable[[Any], bool]]] = {
+        **BuildStrategy._checks,
+        **dict.fromkeys(_OURS, lambda _: True),  # checked by an optimizer, as in fluid
+        "exec_strategy": lambda value: isinstance(value, ExecutionStrategy),
+        "mode": lambda value: value in {"nccl2", "collective"},
+    }
+    _acting: ClassVar[frozenset[str]] = BuildStrategy._acting | {
+        *(
+            "use_local_sgd",
+            "use_dist_fc",
+            "dist_fc_config",
+            "mode",
+            "collective_mode",
+            "exec_strategy",
+        ),
+        *("_ut4grad_allreduce", "forward_recompute", "recompute_checkpoints"),
+        *("use_amp", "amp_loss_scaling"),
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exec_strategy = ExecutionStrategy()
+
+
+Programs = Callable[[Program, Program, Any], None]  # receives the origin, startup and main
 _RECOMPUTES = frozenset({"RecomputeOptimizer", "OptimizerWithMixedPrecision"})
 _HALVES = frozenset({"OptimizerWithMixedPrecision", "DGCMomentumOptimizer"})
-_MOST_THREADS = 4  # more are seldom of use, fluid says
+_MOST_THREADS = 4  # more are seldom of use, according to fluid
 
 
 class CollectiveOptimizer(DistributedOptimizer):
-    """What the collective fleet's `distributed_optimizer` returns.
+    """The optimizer that the collective fleet's `distributed_optimizer` returns.
 
     Args:
-        optimizer: a script's own.
+        optimizer: the script's own.
         strategy: how ranks train together; it is copied.
-        fleet: who takes part; the module's own, unless given.
-        told: is told the programs that `minimize` makes.
+        fleet: the participants; the module's own fleet, unless given.
+        told: receives the programs that `minimize` creates.
 
     Attributes:
-        print_config: print what is transpiled, and how.
+        print_config: print the transpiled programs and their options.
 
     Raises:
-        ValueError: it is no optimizer, or `recompute_checkpoints` no list.
-        TypeError: the strategy is none.
+        ValueError: it is not an optimizer, or `recompute_checkpoints` is not a list.
+        TypeError: the strategy is not a DistributedStrategy.
     """
 
     def __init__(
@@ -59,7 +123,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         if not isinstance(given.recompute_checkpoints, list):
             what = "DistStrategy.recompute_checkpoints should be a List"
             raise mistake(what, f"not {given.recompute_checkpoints!r}", StrategyError)
-        kept = {id(one): one for one in given.recompute_checkpoints}  # not their programs
+        kept = {id(one): one for one in given.recompute_checkpoints}  # without their programs
         super().__init__(optimizer, copy.deepcopy(given, kept))
         self.print_config = False
         self._fleet, self._told = fleet, told
@@ -73,25 +137,25 @@ class CollectiveOptimizer(DistributedOptimizer):
         parameter_list: Parameters | None = None,
         no_grad_set: NoGrad | None = None,
     ) -> tuple[list[Operator], Pairs]:
-        """Adds what trains the loss, and makes of it what this rank runs: `fleet.main_program`.
+        """Adds gradients and updates, and creates this rank's program: `fleet.main_program`.
 
         Args:
             loss: one, or a list of losses of one program, whose sum is trained.
-            startup_program: where the parameters begin; the default one unless given.
-            parameter_list: which are trained; all unless given.
+            startup_program: initializes the parameters; the default one unless given.
+            parameter_list: the trained parameters; all unless given.
             no_grad_set: variables at which gradients end.
 
         Raises:
             ValueError: the strategy's fields, or the optimizer, exclude each other.
-            AssertionError: as that, where fluid asserts it.
-            NotImplementedError: the strategy asks for `use_dist_fc`.
-            TypeError: what is given is not a loss.
+            AssertionError: likewise, where fluid asserts it.
+            NotImplementedError: the strategy requests `use_dist_fc`.
+            TypeError: the argument is not a loss.
         """
         losses: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
         for one in losses:
             check_type(one, "a loss", Variable)
         loss = _summed(losses)
-        self._endpoints()  # raises where nobody has said them, before anything is added
+        self._endpoints()  # raises if they are not set, before anything is added
         self._check_optimizer()
         main = loss.block.program
         startup = startup_program or default_startup_program()
@@ -111,7 +175,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         parameters: Parameters | None,
         no_grad: NoGrad | None,
     ) -> tuple[list[Operator], Pairs]:
-        """Has the script's optimizer minimize, with what the strategy puts around it."""
+        """Minimizes by the script's optimizer, wrapped as the strategy specifies."""
         strategy, optimizer = self._strategy, self._optimizer
         if strategy.forward_recompute:
             optimizer = RecomputeOptimizer(optimizer)
@@ -123,7 +187,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         return ops, pairs
 
     def _check_optimizer(self) -> None:
-        """Checks what goes around the script's optimizer."""
+        """Checks that the strategy's wrappers accept the script's optimizer."""
         strategy, kind = self._strategy, type(self._optimizer).__name__
         if strategy.forward_recompute:
             if not strategy.recompute_checkpoints:
@@ -136,20 +200,12 @@ class CollectiveOptimizer(DistributedOptimizer):
             self.raiseOptimizeError("use_amp", kind)
 
     def raiseOptimizeError(self, strategy_name: str, optimize_name: str) -> None:  # noqa: N802
-        """Refuses an optimizer that does already what a field of the strategy asks for.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raises ValueError: the optimizer already does what a field of the strategy requests."""
         what = f"can not use {optimize_name} when you set DistStrategy.{strategy_name} as True"
         raise mistake(what, "leave out one of the two", StrategyError)
 
     def _check_condition(self, name: str, **kwargs: bool) -> None:
-        """Refuses what excludes a field of the strategy.
-
-        Raises:
-            AssertionError: one of them is asked for.
-        """
+        """Raises AssertionError for a field of the strategy that another one excludes."""
         for other, is_asked in kwargs.items():
             if is_asked:
                 what = f"you can't use {name} and {other} together"
@@ -158,13 +214,8 @@ class CollectiveOptimizer(DistributedOptimizer):
     def _check_collective_mode(
         self, main_program: Program, optimizer: Any, strategy: DistributedStrategy
     ) -> None:
-        """Checks a strategy's modes, and sets those that other fields mean.
-
-        Raises:
-            AssertionError: fields exclude each other, or do not fit the mode.
-            NotImplementedError: a layer is to be over ranks.
-        """
-        del main_program  # fluid's said there what the optimizer is
+        """Checks a strategy's modes, and sets those that other fields imply."""
+        del main_program  # fluid recorded the optimizer there
         uses = {
             "use_dgc": type(optimizer).__name__ == "DGCMomentumOptimizer",
             "use_lamb": isinstance(optimizer, Lamb),
@@ -190,9 +241,9 @@ class CollectiveOptimizer(DistributedOptimizer):
     # --- a rank's program --------------------------------------------------------------------
 
     def _try_to_compile(self, startup_program: Program, main_program: Program) -> Any:
-        """Makes what this rank runs; returns it, compiled in `nccl2` mode.
+        """Creates and returns this rank's program, compiled in `nccl2` mode.
 
-        One worker has nobody to be told of: its program is not transpiled.
+        With a single worker the program is not transpiled.
         """
         strategy = self._strategy
         self._set_streams(strategy, strategy.exec_strategy)
@@ -213,7 +264,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         return self._compiled_program
 
     def _set_streams(self, strategy: DistributedStrategy, execution: ExecutionStrategy) -> None:
-        """Sets how many streams of sums there are, and threads for them, by fluid's rules."""
+        """Sets the numbers of streams of sums and of their threads, by fluid's rules."""
         if self._node_num() <= 1:
             _reset(strategy, "since you only have 1 node")
         if strategy.sync_batch_norm:
@@ -227,7 +278,6 @@ class CollectiveOptimizer(DistributedOptimizer):
                 warnings.warn(f"{text}: more than {_MOST_THREADS} seldom pay", stacklevel=4)
 
     def _transpile(self, startup_program: Program, main_program: Program) -> None:
-        """Rewrites both programs for this rank, in place."""
         strategy, endpoints = self._strategy, self._endpoints()
         config = DistributeTranspilerConfig()
         config.mode, config.collective_mode = strategy.mode, strategy.collective_mode
@@ -235,11 +285,11 @@ class CollectiveOptimizer(DistributedOptimizer):
         config.use_hierarchical_allreduce = strategy.use_hierarchical_allreduce
         inner = strategy.hierarchical_allreduce_inter_nranks
         config.hierarchical_allreduce_inter_nranks = inner
-        config.wait_port = False  # whoever joins the group waits, and says for whom
+        config.wait_port = False  # the join of the group waits, and reports missing processes
         number = self._who().worker_index()
         if self.print_config:
             text = f"rank {number} of {len(endpoints)}, mode {config.mode}: {endpoints}"
-            print(text)  # noqa: T201  # what is asked for
+            print(text)  # noqa: T201  # requested
         DistributeTranspiler(config).transpile(
             number,
             main_program,
@@ -249,38 +299,33 @@ class CollectiveOptimizer(DistributedOptimizer):
         )
 
     def _get_node_ips_from_endpoints(self, endpoints: Sequence[str]) -> list[str]:
-        """Returns the addresses of machines, each once, in order."""
+        """Returns the unique addresses of machines, in order."""
         return list(dict.fromkeys(endpoint.rpartition(":")[0] for endpoint in endpoints))
 
     def _node_num(self) -> int:
-        """Returns how many machines there are; 1 where nothing is said of them."""
+        """Returns the number of machines; 1 if there are no endpoints."""
         return len(self._get_node_ips_from_endpoints(self._endpoints())) or 1
 
     def _endpoints(self) -> list[str]:
         """Returns an endpoint of each worker.
 
-        Of the processes of a cluster only the first is known, where all meet; nobody is looked for
-        at the others, so names stand for them.
+        Of the processes of a cluster only the address of the first is known, where all meet; the
+        others are never contacted, so placeholders stand for them.
         """
         known = self._who().role_maker.get_trainer_endpoints()
         return [endpoint or f"worker{at}:1" for at, endpoint in enumerate(known)]
 
     def _who(self) -> FleetBase:
         if self._fleet is None:
-            from jaxfleet.fluid.incubate.fleet.collective.jobs import (  # noqa: PLC0415
-                fleet,  # which is built on this module
-            )
+            # The fleet imports this module.
+            from jaxfleet.fluid.incubate.fleet.collective.collective_fleet import fleet  # noqa: PLC0415
 
             self._fleet, self._told = fleet, fleet.take
         return self._fleet
 
 
 def _summed(losses: list[Variable]) -> Variable:
-    """Returns what is trained: a loss, or the sum of several.
-
-    Raises:
-        ProgramError: there is none, or they are of several programs.
-    """
+    """Returns the loss to train: one, or the sum of several of one program."""
     programs = {id(loss.block.program): loss.block.program for loss in losses}
     if len(programs) != 1:
         what = f"minimize is given {len(losses)} losses of {len(programs)} programs"
@@ -292,7 +337,7 @@ def _summed(losses: list[Variable]) -> Variable:
 
 
 def _reset(strategy: DistributedStrategy, why: str) -> None:
-    """Takes several streams, or levels, of sums back to one."""
+    """Resets several streams, or levels, of sums to one."""
     if strategy.nccl_comm_num > 1:
         warnings.warn(f"nccl_comm_num is set to 1 {why}", stacklevel=5)
     if strategy.use_hierarchical_allreduce:

@@ -1,1 +1,1 @@
-"""What fleets use besides."""
+"""Utilities of fleets."""

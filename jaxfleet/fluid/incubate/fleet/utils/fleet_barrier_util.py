@@ -1,10 +1,10 @@
-"""A barrier of trainers by files in a folder that all of them see."""
+"""A barrier of trainers by files in a shared folder."""
 
 from functools import partial
 from pathlib import Path
 
+from jaxfleet.cluster.rendezvous.backoff import Poll
 from jaxfleet.errors import ConnectError
-from jaxfleet.fleet.meeting.polling import Poll
 from jaxfleet.fluid.incubate.fleet.base.fleet_base import Fleet
 from jaxfleet.fluid.incubate.fleet.parameter_server import distribute_transpiler
 
@@ -14,16 +14,16 @@ _TIMEOUT_S = 3600.0
 def check_all_trainers_ready(
     ready_path: str, epoch: int, *, fleet: Fleet | None = None, timeout_s: float = _TIMEOUT_S
 ) -> None:
-    """Waits until every trainer has come to the same epoch.
+    """Waits until every trainer has reached an epoch.
 
     Args:
-        ready_path: the folder, in which each trainer leaves `ready.<epoch>.<trainer>.done`.
-        epoch: which.
+        ready_path: the folder, in which each trainer writes `ready.<epoch>.<trainer>.done`.
+        epoch: the epoch.
         fleet: the job's; that of the transpiler unless given.
-        timeout_s: how long all may take.
+        timeout_s: the timeout for all trainers together.
 
     Raises:
-        ConnectError: a trainer did not come in time.
+        ConnectError: a trainer did not arrive in time.
     """
     job = distribute_transpiler.fleet if fleet is None else fleet
     folder, count = Path(ready_path), job.worker_num()

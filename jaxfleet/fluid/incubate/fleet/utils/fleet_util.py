@@ -1,6 +1,6 @@
-"""FleetUtil: figures over all workers of a fleet, and words of the first one.
+"""FleetUtil: metrics over all workers of a fleet, and output of the first one.
 
-Of fluid's there are the metrics. What writes donefiles and reads models of a cluster is not here.
+Only fluid's metrics are provided, not its functions for donefiles and models of a cluster.
 """
 
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.argument_checks import mistake
 from jaxfleet.fluid.incubate.fleet.base.fleet_base import Fleet
 from jaxfleet.fluid.incubate.fleet.parameter_server import distribute_transpiler, pslib
 from jaxfleet.fluid.scope import global_scope
@@ -21,8 +21,8 @@ class FleetUtil:
     """Metrics of a fleet.
 
     Args:
-        mode: `pslib` or `transpiler`: whose fleet.
-        fleet: another one.
+        mode: `pslib` or `transpiler`: the default fleet to use.
+        fleet: another fleet.
 
     Raises:
         ValueError: there is no such mode.
@@ -41,7 +41,7 @@ class FleetUtil:
     def rank0_print(self, s: str) -> None:
         """Prints a line on the first worker."""
         if self._fleet.is_first_worker():
-            print(s, flush=True)  # noqa: T201  # what is asked for
+            print(s, flush=True)  # noqa: T201  # requested
 
     rank0_info = rank0_print
 
@@ -57,13 +57,13 @@ class FleetUtil:
         place: Any = None,
         param_type: str = "int64",
     ) -> None:
-        """Makes a variable zeros, as a metric's counts at the end of a pass.
+        """Sets a variable to zeros, such as a metric's counts at the end of a pass.
 
         Args:
             var_name: the variable.
-            scope: where it is; the global one unless given.
-            place: taken; it stays where it is.
-            param_type: taken; so does its dtype.
+            scope: its scope; the global one unless given.
+            place: ignored; the variable keeps its device.
+            param_type: ignored; the variable keeps its dtype.
 
         Raises:
             ValueError: the scope has no such variable.
@@ -75,12 +75,12 @@ class FleetUtil:
     def get_global_auc(
         self, scope: Scope | None = None, stat_pos: str = _POS, stat_neg: str = _NEG
     ) -> float:
-        """Returns the area under the curve of all workers' samples; all workers call.
+        """Returns the area under the curve over the samples of all workers, which must all call it.
 
         Args:
-            scope: where the counts are; the global one unless given.
-            stat_pos: the variable that counts positive samples by bucket, of `layers.auc`.
-            stat_neg: that of negative ones.
+            scope: the scope of the counts; the global one unless given.
+            stat_pos: the variable with counts of positive samples by bucket, of `layers.auc`.
+            stat_neg: that of negative samples.
 
         Raises:
             ValueError: the scope has no such variable.
@@ -95,12 +95,12 @@ class FleetUtil:
         stat_neg: str = _NEG,
         print_prefix: str = "",
     ) -> None:
-        """Prints it on the first worker; see `get_global_auc`."""
+        """Prints the result of `get_global_auc` on the first worker."""
         found = self.get_global_auc(scope, stat_pos, stat_neg)
         self.rank0_print(f"{print_prefix} global auc = {found}")
 
     def _summed(self, scope: Scope, name: str) -> np.ndarray:
-        """Returns the counts of a variable over all workers."""
+        """Sums a variable over all workers."""
         mine = _counts(scope, name).astype(np.int64).reshape(-1)
         total = np.zeros_like(mine)
         self._fleet.all_reduce_worker(mine, total)
@@ -108,7 +108,7 @@ class FleetUtil:
 
 
 def area(positive: np.ndarray, negative: np.ndarray) -> float:
-    """Returns the area under the curve of counts by bucket, by trapezoids; 0.5 of one kind alone.
+    """Returns the area under the curve of bucket counts, by trapezoids; 0.5 for a single class.
 
     >>> area(np.array([0, 1, 1]), np.array([1, 1, 0]))
     0.875

@@ -1,5 +1,5 @@
-"""File systems, where fluid has them."""
+"""File systems at Paddle's path."""
 
-from jaxfleet.fleet.files import BDFS as BDFS
-from jaxfleet.fleet.files import FS as FS
-from jaxfleet.fleet.files import LocalFS as LocalFS
+from jaxfleet.cluster.filesystems import BDFS as BDFS
+from jaxfleet.cluster.filesystems import FS as FS
+from jaxfleet.cluster.filesystems import LocalFS as LocalFS

@@ -17,12 +17,12 @@
         fleet.stop_worker()
 """
 
-from jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler.jobs import (
+from jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler.transpiler_fleet import (
     DistributedTranspiler as DistributedTranspiler,
 )
-from jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler.jobs import (
-    fleet as fleet,
-)
-from jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler.optimizer import (
+from jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler.transpiler_fleet import (
     TranspilerOptimizer as TranspilerOptimizer,
+)
+from jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler.transpiler_fleet import (
+    fleet as fleet,
 )

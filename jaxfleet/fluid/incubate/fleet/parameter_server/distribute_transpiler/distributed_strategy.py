@@ -1,7 +1,7 @@
-"""Strategies of the fleet on the transpiler: how servers and trainers go together.
+"""Strategies of the parameter server fleet: sync, async, half-async and GEO; communicator settings.
 
-Each says what its transpiler's config is to be, whatever else a script sets in it, and is given
-out by `StrategyFactory`.
+Each strategy fixes fields of the transpiler's config, whatever else a script sets in it.
+`StrategyFactory` creates them.
 """
 
 import copy
@@ -10,21 +10,74 @@ from typing import Any, ClassVar, TypeVar
 
 from jaxfleet.env import read_cpu_num
 from jaxfleet.errors import FieldError, UnsupportedError, WrongTypeError
-from jaxfleet.fluid.checks import mistake
+from jaxfleet.fluid.argument_checks import mistake, warn_no_effect
+from jaxfleet.fluid.communicator import DEFAULTS, get_communicator_flags
 from jaxfleet.fluid.compiler import BuildStrategy, ExecutionStrategy
-from jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler.runtime_config import (
-    TrainerRuntimeConfig,
-)
-from jaxfleet.fluid.no_effect import warn_no_effect
 from jaxfleet.fluid.transpiler import (
     DistributedMode,
     DistributeTranspilerConfig,
     ServerRuntimeConfig,
 )
 
+_UNUSED = {"rpc_deadline": "180000", "rpc_retry_times": "3"}  # FLAGS_rpc_deadline acts instead
+_REASON = (
+    "gradients are sent when a step has made them, and the transport sets its own threads and "
+    "retries; FLAGS_rpc_deadline limits how long a step waits"
+)
+
+
+class TrainerRuntimeConfig:
+    """Settings of a communicator, checked and stored without effect; see `fluid.communicator`.
+
+    Attributes:
+        mode: a member of `DistributedMode`, set by a strategy.
+        num_threads: the number of devices of the CPU (`CPU_NUM`).
+        runtime_configs: the settings by name.
+    """
+
+    def __init__(self) -> None:
+        self.mode: int | None = None
+        self.num_threads = str(read_cpu_num() or 1)
+        self.runtime_configs: dict[str, str] = {
+            **get_communicator_flags(DistributedMode.ASYNC),
+            **_UNUSED,
+        }
+
+    def set(self, name: str, value: Any) -> None:
+        """Changes a setting, with a warning if its value differs.
+
+        Raises:
+            ValueError: there is no such setting.
+        """
+        if name not in self.runtime_configs:
+            what = f"TrainerRuntimeConfig doesn't have key: {name}"
+            raise mistake(what, f"there are {', '.join(self.runtime_configs)}")
+        if str(value) != self.runtime_configs[name]:
+            warn_no_effect(f"TrainerRuntimeConfig's {name}", _REASON)
+        self.runtime_configs[name] = str(value)
+
+    def get_communicator_flags(self) -> dict[str, str]:
+        """Returns the settings that apply in the mode, as text.
+
+        Raises:
+            ValueError: no strategy has set the mode.
+        """
+        if self.mode is None:
+            what = "the runtime config has no mode"
+            raise mistake(what, "take the one of a strategy: get_trainer_runtime_config()")
+        given = {k: v for k, v in self.runtime_configs.items() if k in DEFAULTS}
+        return get_communicator_flags(self.mode, given)
+
+    def display(self, configs: Mapping[str, str]) -> None:
+        """Prints settings, one per line."""
+        width = max(map(len, configs), default=0)
+        rows = [f"  {name:{width}}  {value}" for name, value in configs.items()]
+        print("communicator:", *rows, sep="\n")  # noqa: T201  # as fluid does
+
+
 T = TypeVar("T")
 
-# What a script may ask to have written down of its samples, and what holds where it does not.
+# The options for dumping samples, with their defaults.
 _DEBUG: Mapping[str, Any] = {
     "dump_slot": False,
     "dump_converter": "",
@@ -36,9 +89,9 @@ _DEBUG: Mapping[str, Any] = {
 
 
 class DistributedStrategy:
-    """What all strategies have: five configs, each to be read, and set whole or by a dict.
+    """Base of all strategies: five configs, each replaced by an object or updated by a dict.
 
-    What is set is copied. After each change the strategy sets again what makes it what it is.
+    Configs are copied. After each change the strategy restores the fields that define it.
     """
 
     mode: ClassVar[int | None] = None
@@ -57,13 +110,13 @@ class DistributedStrategy:
         self.debug_opt: Mapping[str, Any] | None = None
 
     def set_debug_opt(self, opt_info: Mapping[str, Any]) -> None:
-        """Takes what is to be dumped of samples, with a warning: `get_debug_opt` gives it back."""
+        """Stores options for dumping samples, with a warning; `get_debug_opt` returns them."""
         reason = "nothing is dumped; fetch_list and a FetchHandler show values while files train"
         warn_no_effect("set_debug_opt", reason)
         self.debug_opt = opt_info
 
     def get_debug_opt(self) -> dict[str, Any]:
-        """Returns what `set_debug_opt` took, filled up; nothing where it took nothing."""
+        """Returns the options of `set_debug_opt` with defaults; empty if it was not called."""
         if not isinstance(self.debug_opt, Mapping):
             return {}
         return {name: type(v)(self.debug_opt.get(name, v)) for name, v in _DEBUG.items()}
@@ -74,18 +127,17 @@ class DistributedStrategy:
         """Sets the transpiler's config, or some of its fields.
 
         Raises:
-            ValueError: it has no such field.
+            ValueError: there is no such field.
             TypeError: it is neither a config nor a dict.
         """
         self._program_config = _changed(self._program_config, config)
         self.check_program_config()
 
     def get_program_config(self) -> DistributeTranspilerConfig:
-        """Returns the transpiler's config."""
         return self._program_config
 
     def check_program_config(self) -> None:
-        """Sets what the strategy wants of the transpiler's config.
+        """Sets the fields of the transpiler's config that define the strategy.
 
         Raises:
             NotImplementedError: this is the base of strategies.
@@ -106,15 +158,10 @@ class DistributedStrategy:
         self.check_trainer_runtime_config()
 
     def get_trainer_runtime_config(self) -> TrainerRuntimeConfig:
-        """Returns the communicator's config."""
         return self._trainer_runtime_config
 
     def check_trainer_runtime_config(self) -> None:
-        """Sets what the strategy wants of the communicator's config.
-
-        Raises:
-            NotImplementedError: this is the base of strategies.
-        """
+        """Sets the fields of the communicator's config that define the strategy; likewise."""
         if self.mode is None:
             raise _derived("check_trainer_runtime_config")
         self._trainer_runtime_config.mode = self.mode
@@ -125,15 +172,10 @@ class DistributedStrategy:
         self.check_server_runtime_config()
 
     def get_server_runtime_config(self) -> ServerRuntimeConfig:
-        """Returns the servers' config."""
         return self._server_runtime_config
 
     def check_server_runtime_config(self) -> None:
-        """Wants nothing of the servers' config.
-
-        Raises:
-            NotImplementedError: this is the base of strategies.
-        """
+        """Sets no field of the servers' config; errors as above."""
         if self.mode is None:
             raise _derived("check_server_runtime_config")
 
@@ -145,15 +187,10 @@ class DistributedStrategy:
         self.check_execute_strategy()
 
     def get_execute_strategy(self) -> ExecutionStrategy:
-        """Returns how compiled programs run."""
         return self._execute_strategy
 
     def check_execute_strategy(self) -> None:
-        """Sets what the strategy wants of how compiled programs run.
-
-        Raises:
-            NotImplementedError: this is the base of strategies.
-        """
+        """Sets the fields of the execution strategy that define the strategy; errors as above."""
         raise _derived("check_execute_strategy")
 
     def set_build_strategy(self, config: BuildStrategy | Mapping[str, Any]) -> None:
@@ -162,20 +199,15 @@ class DistributedStrategy:
         self.check_build_strategy()
 
     def get_build_strategy(self) -> BuildStrategy:
-        """Returns how programs are compiled."""
         return self._build_strategy
 
     def check_build_strategy(self) -> None:
-        """Sets what the strategy wants of how programs are compiled.
-
-        Raises:
-            NotImplementedError: this is the base of strategies.
-        """
+        """Sets the fields of the build strategy that define the strategy; errors as above."""
         raise _derived("check_build_strategy")
 
 
 class _Mode(DistributedStrategy):
-    """What the four modes have in common: programs are asynchronous, and send what they made."""
+    """Base of the four modes: programs are asynchronous, and send when the values are computed."""
 
     fields: ClassVar[Mapping[str, Any]] = {}
     waits: ClassVar[bool] = False
@@ -189,24 +221,24 @@ class _Mode(DistributedStrategy):
         self.check_execute_strategy()
 
     def check_program_config(self) -> None:
-        """Sets what makes the mode."""
+        """Sets the fields that define the mode."""
         self._program_config.sync_mode = False  # before runtime_split, which it excludes
         self._program_config.runtime_split_send_recv = True
         for name, value in self.fields.items():
             setattr(self._program_config, name, value)
 
     def check_execute_strategy(self) -> None:
-        """Has threads wait for each other where the mode does."""
+        """Makes threads wait for each other if the mode requires it."""
         if self.waits:
             self._execute_strategy.use_thread_barrier = True
 
     def check_build_strategy(self) -> None:
-        """Says that devices do not add their gradients: servers do."""
+        """Disables the sum of gradients over devices, since servers compute it."""
         self._build_strategy.async_mode = True
 
 
 class SyncStrategy(_Mode):
-    """Servers wait for all trainers at every step, and update by the mean of their gradients."""
+    """Servers wait for all trainers at every step, and update with their mean gradient."""
 
     mode = DistributedMode.SYNC
     fields: ClassVar[Mapping[str, Any]] = {
@@ -218,7 +250,7 @@ class SyncStrategy(_Mode):
 
 
 class AsyncStrategy(_Mode):
-    """Servers update by each gradient as it comes."""
+    """Servers update with each gradient on arrival."""
 
     mode = DistributedMode.ASYNC
     fields: ClassVar[Mapping[str, Any]] = {
@@ -229,7 +261,7 @@ class AsyncStrategy(_Mode):
 
 
 class HalfAsyncStrategy(_Mode):
-    """As `AsyncStrategy`, but a trainer waits in each step until what it sent has gone."""
+    """Like `AsyncStrategy`, but a trainer waits in each step until its sends have completed."""
 
     mode = DistributedMode.HALF_ASYNC
     fields: ClassVar[Mapping[str, Any]] = {
@@ -241,10 +273,10 @@ class HalfAsyncStrategy(_Mode):
 
 
 class GeoStrategy(_Mode):
-    """Trainers train by themselves, and exchange every so many steps what has changed.
+    """Trainers update locally, and periodically exchange their changes.
 
     Args:
-        update_frequency: the steps from one exchange to the next.
+        update_frequency: the interval of exchanges in steps.
     """
 
     mode = DistributedMode.GEO
@@ -259,39 +291,35 @@ class GeoStrategy(_Mode):
         super().__init__()
 
     def check_program_config(self) -> None:
-        """Sets what makes the mode, and how often trainers exchange."""
+        """Sets the fields that define the mode, and the interval of exchanges."""
         super().check_program_config()
         self._program_config.geo_sgd_need_push_nums = self._every
 
 
 class StrategyFactory:
-    """Makes strategies, by fluid's names."""
+    """Creates strategies under fluid's names."""
 
     @staticmethod
     def create_sync_strategy() -> SyncStrategy:
-        """Returns one whose servers wait for all trainers."""
         return SyncStrategy()
 
     @staticmethod
     def create_half_async_strategy() -> HalfAsyncStrategy:
-        """Returns one whose trainers wait until what they sent has gone."""
         return HalfAsyncStrategy()
 
     @staticmethod
     def create_async_strategy() -> AsyncStrategy:
-        """Returns one whose servers take each gradient as it comes."""
         return AsyncStrategy()
 
     @staticmethod
     def create_geo_strategy(update_frequency: int = 100) -> GeoStrategy:
-        """Returns one whose trainers exchange every so many steps."""
         return GeoStrategy(update_frequency)
 
 
 def strategy_of(given: Any) -> DistributedStrategy:
-    """Returns a copy of the strategy that a script means; `SyncStrategy` where it says nothing.
+    """Returns a copy of a script's strategy; `SyncStrategy` by default.
 
-    A transpiler's config is copied into the strategy whose mode it asks for.
+    A transpiler's config is copied into the strategy of its mode.
 
     Raises:
         TypeError: it is neither a strategy nor a config.
@@ -319,7 +347,7 @@ def _mode_of(config: DistributeTranspilerConfig) -> DistributedStrategy:
 
 
 def _changed(now: T, given: Any) -> T:
-    """Returns a copy of what is given, or of what there is with some fields changed."""
+    """Returns a copy of a given config, or of the current one with changed fields."""
     kind = type(now).__name__
     if isinstance(given, type(now)):
         return copy.deepcopy(given)

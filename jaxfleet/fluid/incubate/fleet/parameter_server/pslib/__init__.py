@@ -1,20 +1,20 @@
-"""pslib's jobs: several losses and sparse tables, described by a strategy.
+"""`jaxfleet.contrib.downpour.pslib` at Paddle's path.
 
-`DownpourOptimizer` is what `fleet.distributed_optimizer` returns in pslib's fleet.
+pslib's jobs have several losses and sparse tables, described by a strategy. `DownpourOptimizer` is
+the result of `fleet.distributed_optimizer` in pslib's fleet.
 """
 
-from jaxfleet.fluid.fleet_rows import fleet_embedding as fleet_embedding
-from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.jobs import PSLib as PSLib
-from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.jobs import fleet as fleet
-from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.node import (
-    DownpourServer as DownpourServer,
-)
-from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.node import (
-    DownpourWorker as DownpourWorker,
-)
-from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.optimizer import (
-    DistributedAdam as DistributedAdam,
-)
-from jaxfleet.fluid.incubate.fleet.parameter_server.pslib.optimizer import (
-    DownpourOptimizer as DownpourOptimizer,
-)
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+from jaxfleet.fluid.forwarding import forward as _forward
+
+if _TYPE_CHECKING:
+    from jaxfleet.contrib.downpour.pslib import DistributedAdam as DistributedAdam
+    from jaxfleet.contrib.downpour.pslib import DownpourOptimizer as DownpourOptimizer
+    from jaxfleet.contrib.downpour.pslib import DownpourServer as DownpourServer
+    from jaxfleet.contrib.downpour.pslib import DownpourWorker as DownpourWorker
+    from jaxfleet.contrib.downpour.pslib import PSLib as PSLib
+    from jaxfleet.contrib.downpour.pslib import fleet as fleet
+    from jaxfleet.contrib.downpour.pslib import fleet_embedding as fleet_embedding
+
+__getattr__, __dir__ = _forward(__name__, "jaxfleet.contrib.downpour.pslib")

@@ -1,0 +1,76 @@
+"""Effects of operators: variables read and written, sub-blocks included, and other side effects."""
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from jaxfleet.errors import ProgramError
+from jaxfleet.ir import Operator, Program
+from jaxfleet.ops import find_op
+
+
+@dataclass(frozen=True)
+class Uses:
+    """Names of variables that an operator, or a block, reads and writes."""
+
+    reads: AbstractSet[str]
+    writes: AbstractSet[str]
+
+
+class OuterUses:
+    """Variables read and written by each operator, sub-blocks included.
+
+    A sub-block comes after the block that uses it, so one backward walk takes time linear in the
+    program.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._of_block: dict[int, Uses] = {}
+        for block in reversed(program.blocks):
+            reads, writes = set[str](), set[str]()
+            for op in block.ops:
+                uses = self.of(op)
+                reads.update(uses.reads)
+                writes.update(uses.writes)
+            own = block.variables.keys()
+            self._of_block[block.index] = Uses(reads - own, writes - own)
+
+    def of_block(self, index: int) -> Uses:
+        return self._of_block[index]
+
+    def of(self, op: Operator) -> Uses:
+        inner = [self._of_block[index] for index in op.blocks]
+        if not inner:
+            return Uses(frozenset(op.reads), frozenset(op.writes))
+        return Uses(
+            set(op.reads).union(*(uses.reads for uses in inner)),
+            set(op.writes).union(*(uses.writes for uses in inner)),
+        )
+
+
+class Effects:
+    """Operator types with effects besides their outputs, assumed for unregistered types."""
+
+    def __init__(self) -> None:
+        self._collective: dict[str, bool] = {}
+        self._effect: dict[str, bool] = {}
+
+    def has_effect(self, op: Operator) -> bool:
+        """Whether the operator has an effect other than a collective."""
+        self._learn(op.type)
+        return self._effect[op.type]
+
+    def is_collective(self, op: Operator) -> bool:
+        """Whether all devices must run the operator together."""
+        self._learn(op.type)
+        return self._collective[op.type]
+
+    def _learn(self, op_type: str) -> None:
+        if op_type in self._effect:
+            return
+        try:
+            found = find_op(op_type)
+        except ProgramError:
+            self._effect[op_type], self._collective[op_type] = True, False
+        else:
+            self._effect[op_type] = found.has_effect
+            self._collective[op_type] = found.is_collective

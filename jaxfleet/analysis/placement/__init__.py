@@ -1,0 +1,1 @@
+"""Placement of parameters on servers: slices, policies, transfer plans."""

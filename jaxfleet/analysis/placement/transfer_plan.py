@@ -1,0 +1,236 @@
+"""The transfer plan of a job: bytes held by servers, and bytes sent in a step."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+
+from jaxfleet.analysis.optimizer_groups import OptimizerGroups, find_optimizer_groups
+from jaxfleet.analysis.optimizer_groups.result import joined_names
+from jaxfleet.analysis.placement.policies import (
+    LoadBalance,
+    SliceLoad,
+    bytes_of,
+    dispatch_slices,
+    slice_loads,
+)
+from jaxfleet.analysis.placement.side_traffic import SideTraffic
+from jaxfleet.analysis.placement.sliced_layout import endpoints_of, placement_of
+from jaxfleet.analysis.placement.slicing_rule import reasons_for_whole
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Dim, Program
+from jaxfleet.pipeline import table
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """The bytes that one server holds, and those that it receives and sends in a step.
+
+    Attributes:
+        parts: the slices placed there.
+        param_bytes: of the parameters.
+        state_bytes: of their optimizer state, and of the state that every server keeps.
+        from_trainers: all trainers' gradients.
+        to_trainers: the parameters, once for each trainer.
+        to_servers: its partial results of operators across parameters, once for each other server.
+    """
+
+    endpoint: str
+    parts: tuple[SliceLoad, ...]
+    param_bytes: int
+    state_bytes: int
+    from_trainers: int
+    to_trainers: int
+    to_servers: int
+
+
+@dataclass(frozen=True)
+class TransferPlan:
+    """The server of every slice, and the traffic of a step. It prints as text.
+
+    Attributes:
+        name: the program's.
+        trainers: their number.
+        servers: in the order of their endpoints.
+        push_bytes: the gradients that each trainer sends in a step.
+        pull_bytes: the parameters that each trainer receives in a step.
+        extras: the side traffic.
+        balance: how evenly the servers are filled.
+        best: how evenly `balanced` would fill them.
+        whole: reasons, with the parameters that are not cut.
+    """
+
+    name: str
+    trainers: int
+    servers: tuple[ServerPlan, ...]
+    push_bytes: int
+    pull_bytes: int
+    extras: SideTraffic
+    balance: LoadBalance = field(repr=False)
+    best: LoadBalance = field(repr=False)
+    whole: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def __str__(self) -> str:
+        lines = [*self._blocks(), *self.summary()]
+        return "\n".join([self._headline(), *(f"  {line}" for line in lines)])
+
+    def summary(self) -> Iterator[str]:
+        """Yields the traffic, the balance and the whole parameters: all but the list of blocks."""
+        yield "bytes in each step:"
+        rows = [("", "receives", "sends", "to other servers")]
+        rows += [
+            (s.endpoint, f"{s.from_trainers:,}", f"{s.to_trainers:,}", f"{s.to_servers:,}")
+            for s in self.servers
+        ]
+        rows.append(("each trainer", f"{self.pull_bytes:,}", f"{self.push_bytes:,}", ""))
+        yield from (f"  {line}" for line in table(rows, right=(1, 2, 3)).splitlines())
+        yield from self.extras.lines()
+        yield self._balance()
+        for why, params in self.whole:
+            yield f"whole: {joined_names(params)}: {why}"
+
+    def to_json(self) -> dict[str, object]:
+        """Returns the plan as JSON-serializable data."""
+        return {
+            "program": self.name,
+            "trainers": self.trainers,
+            "servers": [_server_json(server) for server in self.servers],
+            "trainer": {"push_bytes": self.push_bytes, "pull_bytes": self.pull_bytes},
+            "extras": asdict(self.extras),
+            "balance": round(self.balance.ratio, 4),
+            "best_balance": round(self.best.ratio, 4),
+            "whole": [{"why": why, "params": list(params)} for why, params in self.whole],
+        }
+
+    def _headline(self) -> str:
+        servers, trainers = len(self.servers), self.trainers
+        return (
+            f"plan of '{self.name}': {servers} server{'s' * (servers != 1)}, "
+            f"{trainers} trainer{'s' * (trainers != 1)}"
+        )
+
+    def _blocks(self) -> Iterator[str]:
+        for server in self.servers:
+            yield (
+                f"{server.endpoint} holds {server.param_bytes:,} bytes of parameters, "
+                f"{server.state_bytes:,} of optimizer state"
+            )
+            rows = [
+                (
+                    part.slice.name,
+                    "x".join(map(str, part.slice.shape)) or "scalar",
+                    f"{part.param_bytes:,}",
+                    f"{part.state_bytes:,}",
+                )
+                for part in server.parts
+            ]
+            lines = table(rows, right=(1, 2, 3)).splitlines() if rows else ["nothing"]
+            yield from (f"  {line}" for line in lines)
+
+    def _balance(self) -> str:
+        line = f"balance: the fullest server holds {self.balance.ratio:.2f} times the mean"
+        if round(self.best.ratio, 2) < round(self.balance.ratio, 2):
+            return f"{line}; {self.best.ratio:.2f} with the method balanced"
+        return line
+
+
+def transfer_plan(
+    program: Program, *, trainers: int, trainer: Program | None = None, rows: int | None = None
+) -> TransferPlan:
+    """Returns the bytes that a step's servers hold, and its traffic.
+
+    Args:
+        program: a step that `slice_var` and `dispatch` ran on; a PassError otherwise.
+        trainers: their number.
+        trainer: the program that `insert_send_recv` made of it for trainer 0; without it, only
+            gradients, parameters and partial results across parameters are counted.
+        rows: the number of batch rows of each trainer, if known.
+    """
+    if trainers < 1:
+        raise PassError(f"plan: trainers is {trainers}, but must be at least 1")
+    batch = program.attrs.get("batch")
+    letters = batch.letters if isinstance(batch, Dim) else ()
+    sizes = dict.fromkeys(letters, rows) if rows is not None else {}
+    return _Planner(program, trainers, trainer, sizes).run()
+
+
+@dataclass
+class _Planner:
+    program: Program
+    trainers: int
+    trainer: Program | None
+    sizes: Mapping[str, int]
+
+    @cached_property
+    def groups(self) -> OptimizerGroups:
+        return find_optimizer_groups(self.program)
+
+    def run(self) -> TransferPlan:
+        endpoints, placement = endpoints_of(self.program), placement_of(self.program)
+        parts = slice_loads(self.program, self.groups)
+        push, pull = sum(x.push_bytes for x in parts), sum(x.param_bytes for x in parts)
+        there = {name: [x for x in parts if placement[x.slice.name] == name] for name in endpoints}
+        return TransferPlan(
+            name=self.program.name,
+            trainers=self.trainers,
+            servers=tuple(self._server(*each, len(endpoints)) for each in there.items()),
+            push_bytes=push,
+            pull_bytes=pull,
+            extras=self._extras(push, pull),
+            balance=LoadBalance.of(parts, placement, endpoints),
+            best=LoadBalance.of(parts, dispatch_slices("balanced", parts, endpoints), endpoints),
+            whole=self._whole(),
+        )
+
+    def _server(self, endpoint: str, parts: list[SliceLoad], servers: int) -> ServerPlan:
+        params = sum(part.param_bytes for part in parts)
+        return ServerPlan(
+            endpoint=endpoint,
+            parts=tuple(parts),
+            param_bytes=params,
+            state_bytes=sum(part.state_bytes for part in parts) + self._common_bytes(),
+            from_trainers=self.trainers * sum(part.push_bytes for part in parts),
+            to_trainers=self.trainers * params,
+            to_servers=(servers - 1) * sum(part.part_bytes for part in parts),
+        )
+
+    def _extras(self, push: int, pull: int) -> SideTraffic:
+        return SideTraffic.of(
+            self.trainer,
+            push_bytes=push,
+            pull_bytes=pull,
+            trainers=self.trainers,
+            sizes=self.sizes,
+        )
+
+    def _common_bytes(self) -> int:
+        """Returns the bytes of the state that every server keeps, such as counters of schedules."""
+        names = (*self.groups.lr_state, *self.groups.crossing_state)
+        return sum(bytes_of(self.groups.program.variables[name]) for name in names)
+
+    def _whole(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        found: dict[str, list[str]] = {}
+        for param, why in reasons_for_whole(self.program, self.groups).items():
+            found.setdefault(why, []).append(param)
+        return tuple((why, tuple(params)) for why, params in found.items())
+
+
+def _server_json(server: ServerPlan) -> dict[str, object]:
+    return {
+        "endpoint": server.endpoint,
+        "param_bytes": server.param_bytes,
+        "state_bytes": server.state_bytes,
+        "from_trainers": server.from_trainers,
+        "to_trainers": server.to_trainers,
+        "to_servers": server.to_servers,
+        "blocks": [
+            {
+                "name": part.slice.name,
+                "param": part.slice.param,
+                "start": part.slice.start,
+                "shape": list(part.slice.shape),
+                "param_bytes": part.param_bytes,
+                "state_bytes": part.state_bytes,
+            }
+            for part in server.parts
+        ],
+    }

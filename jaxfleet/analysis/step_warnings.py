@@ -1,0 +1,109 @@
+"""Warnings about a training step: frozen running statistics and random keys that never advance."""
+
+import re
+
+from jaxfleet.analysis.flow import Flow, FlowValue
+from jaxfleet.ir import Kind, Operator, Program
+
+_STATISTICS = frozenset({"mean", "var"})
+_NORMALIZES = re.compile(r"norm|batch_stats|(^|/)bn|bn(_?\d+)?(/|$)", re.IGNORECASE)
+_WRAPPERS = frozenset({"value", "raw_value"})  # NNX's wrappers of arrays
+
+
+def frozen_statistics_warning(program: Program) -> str | None:
+    """Text of a warning about normalization with running statistics during training, or None.
+
+    Running statistics are recognised as a pair of state leaves named `mean` and `var`, side by
+    side, in a layer whose path names a normalization, that forward reads. Flax's linen and NNX use
+    these names, and a layer left in evaluation mode trains with its initial statistics. A feature
+    scaler, whose statistics are constant, is not reported.
+    """
+    ops = [op for block in program.blocks for op in block.ops]
+    written = {name for op in ops for name in op.writes}
+    if not any(variable.name in written for variable in program.of_kind(Kind.PARAM)):
+        return None
+    layers: dict[str, dict[str, str]] = {}
+    for variable in program.of_kind(Kind.STATE):
+        *parents, leaf = [part for part in variable.name.split("/") if part not in _WRAPPERS]
+        if leaf in _STATISTICS and variable.name not in written:
+            layers.setdefault("/".join(parents), {})[leaf] = variable.name
+    pairs = {
+        layer: pair
+        for layer, pair in layers.items()
+        if pair.keys() == _STATISTICS and _NORMALIZES.search(layer) is not None
+    }
+    readers = {layer: _reader(ops, pair["mean"]) for layer, pair in pairs.items()}
+    found = {layer: op for layer, op in readers.items() if op is not None}
+    if not found:
+        return None
+    layer, op = next(iter(found.items()))
+    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    where = f" ({place})" if (place := op.source.place()) else ""
+    return (
+        f"'{layer}/mean' and '{layer}/var'{others} are read{where} and never updated: the "
+        "normalization uses its running statistics, as in evaluation. To train on the batch's, "
+        "apply a linen model with train=True and mutable=['batch_stats'], call model.train() on an "
+        "NNX model, and return the new statistics in the state. Where it is meant so, keep them "
+        "out of the state: let the step close over them"
+    )
+
+
+def _reader(ops: list[Operator], name: str) -> Operator | None:
+    return next((op for op in ops if op.role.is_forward and name in op.reads), None)
+
+
+_DRAWS = frozenset({"jax.random_bits", "jax.random_gamma"})
+
+
+def repeated_key_warning(program: Program, *, given: frozenset[str] = frozenset()) -> str | None:
+    """Text of a warning about random numbers that are the same at every step, or None.
+
+    They are if a key is computed only from constants: leaves of the state that the step only reads,
+    or keys that its function closes over. A key that depends on the batch, on a leaf that the step
+    writes (such as the step number), on one in `given`, which the caller passes at every call, or
+    on a literal seed in the step (`jax.random.key(0)`, a request for the same numbers) causes no
+    warning.
+    """
+    ops = [op for block in program.blocks for op in block.ops]
+    if not any(op.type in _DRAWS for op in ops):
+        return None
+    written = {name for op in ops for name in op.writes}
+    inputs = list(program.variables.values())
+    flow = Flow.of(program, inputs=[v.name for v in inputs])
+    for block in program.blocks:
+        for place, op in enumerate(block.ops):
+            if op.type not in _DRAWS:
+                continue
+            key = flow.sources.get(FlowValue(block.index, place, 0), [])[:1]  # the first operand
+            origins = {*key, *flow.reaching(key, lambda _: True)}
+            read = [inputs[x.output] for x in origins if x.block == 0 and x.place < 0]
+            changes = [v for v in read if v.kind is Kind.DATA or v.name in written | given]
+            if not read or changes:
+                continue
+            leaves = sorted(v.name for v in read if v.kind.persistable)
+            return _text(op, _key_among(leaves))
+    return None
+
+
+def _key_among(leaves: list[str]) -> str | None:
+    """Returns the leaf to report: one named like a key, in preference to a counter beside it."""
+    named = [x for x in leaves if any(word in x.lower() for word in ("key", "rng", "seed"))]
+    return next(iter([*named, *leaves]), None)
+
+
+def _text(draw: Operator, leaf: str | None) -> str:
+    where = f" ({place})" if (place := draw.source.place()) else ""
+    if leaf is None:
+        return (
+            f"random numbers are drawn{where} from a key that the step closes over: they are the "
+            "same at every step, the same dropout masks for one. Keep the key in the state and "
+            "split it in the step, key, sub = jax.random.split(state.key), or pass one at every "
+            "call, step(state, batch, key)"
+        )
+    return (
+        f"'{leaf}' is drawn from{where} and never advanced: every step draws the same numbers, the "
+        "same dropout masks for one. Write key, sub = jax.random.split(state.key), draw from sub "
+        "and return key in the new state, or draw from jax.random.fold_in(state.key, step) with "
+        "the number of the step. Where the caller replaces the key, pass it as an argument: "
+        "step(state, batch, key)"
+    )

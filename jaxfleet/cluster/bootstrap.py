@@ -1,0 +1,182 @@
+"""`initialize`: joins this process to the group that its environment specifies."""
+
+import math
+import socket
+from dataclasses import dataclass
+
+import jax
+
+from jaxfleet.cluster.coordinator import Coordinator, CoordinatorThread
+from jaxfleet.cluster.coordinator_client import CoordinatorClient
+from jaxfleet.cluster.coordinator_relay import Relay
+from jaxfleet.cluster.detection import detected_rank
+from jaxfleet.cluster.process_group import ProcessGroup
+from jaxfleet.cluster.shutdown import guard, leave_at_exit
+from jaxfleet.env import Rank, read_job, read_rank
+from jaxfleet.errors import ConnectError, StrategyError
+from jaxfleet.observability import spans_of
+from jaxfleet.observability.notices import alert
+from jaxfleet.transport.secret import read_secret
+from jaxfleet.transport.zmq.network import ZmqNetwork
+
+_SHUTDOWN_S = 60
+# jax's own heartbeat aborts the process, so ours must always be first.
+_NEVER_S = 10_000_000
+_PATIENCE_S = 600.0  # unless a strategy sets step_timeout_s
+
+_joined: list[ProcessGroup] = []  # a process joins only once, as in jax
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Rank of this process and size of its group.
+
+    Attributes:
+        rank: from 0.
+        size: the number of ranks; 1 if this process is alone.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+
+def initialize(
+    rank: Rank | None = None, *, connect_s: float = 120.0, lost_after_s: float = 10.0
+) -> RankPlace:
+    """Joins the group of processes that the environment specifies; does nothing if there is none.
+
+    Must run before any other use of jax. The environment is the one that `jaxfleet launch` sets
+    (`PADDLE_TRAINER_ENDPOINTS`, `PADDLE_TRAINER_ID`), or that of SLURM, Open MPI or Kubernetes, as
+    jax detects them. A second call does nothing.
+
+    Args:
+        rank: overrides the rank from the environment.
+        connect_s: the longest wait for all processes to arrive.
+        lost_after_s: a process that stays silent this long counts as lost.
+
+    Returns:
+        Rank and size.
+
+    Raises:
+        ConnectError: some processes did not arrive in time; the message names them.
+        StrategyError: the environment contradicts itself, a time is not positive, or jax has
+            already started.
+    """
+    if _joined:
+        return RankPlace(_joined[0].rank, _joined[0].size)
+    for name, seconds in (("connect_s", connect_s), ("lost_after_s", lost_after_s)):
+        if not 0 < seconds < math.inf:
+            what = f"jf.initialize: {name} is {seconds}, but must be a positive number of seconds"
+            raise StrategyError(what)
+    here = rank or read_rank() or detected_rank(connect_s)
+    if here is None or len(here.endpoints) == 1:
+        return RankPlace()
+    _check_not_started()
+    joined = _meet(here, connect_s=connect_s, lost_after_s=lost_after_s)
+    joined.patience_s = _PATIENCE_S
+    _joined.append(joined)
+    leave_at_exit(joined)
+    return RankPlace(joined.rank, joined.size)
+
+
+def has_started() -> bool:
+    """Whether jax has already enumerated its devices."""
+    # The one public setting that jax refuses to change after its start; its value stays the same.
+    count: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # created dynamically by jax
+    try:
+        jax.config.update("jax_num_cpu_devices", abs(count) + 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", count)
+    return False
+
+
+def joined() -> ProcessGroup | None:
+    """Returns this process as a rank of its group; None if it is alone."""
+    return _joined[0] if _joined else None
+
+
+def _meet(here: Rank, *, connect_s: float, lost_after_s: float) -> ProcessGroup:
+    first, size = here.endpoints[0], len(here.endpoints)
+    job = f"{here.job}, start {here.restart}" if here.restart else here.job
+    secret = None if here.secret_file is None else read_secret(here.secret_file)
+    # Listens beyond this machine even without a secret, as jax and gloo do.
+    network = ZmqNetwork(secret=secret, share_memory=False, anywhere=True)
+    host = first.rpartition(":")[0]
+    held, serving = None, None
+    if here.rank == 0:
+        if secret is None and not read_job().insecure:
+            warn_of_no_secret(first)
+        listener = network.listen(first)
+        held = _held_port()
+        coordinator = f"{host}:{held.getsockname()[1]}"
+        center = Coordinator(size, job, coordinator, lost_after_s=lost_after_s)
+        serving = CoordinatorThread(center, listener)
+    member = CoordinatorClient(
+        network, first, rank=here.rank, size=size, job=job, lost_after_s=lost_after_s
+    )
+    joined = ProcessGroup(member, serving, spans_of(f"rank {here.rank}"))
+    guard(joined)
+    try:
+        coordinator = member.meet(connect_s)
+        _start_jax(coordinator, here, connect_s)
+    except BaseException:
+        joined.close()
+        raise
+    finally:
+        if held is not None:
+            held.close()
+    return joined
+
+
+def warn_of_no_secret(endpoint: str, who: str = "rank 0") -> None:
+    """Warns that any process that can reach the address can take part."""
+    alert(
+        f"{who} listens at {endpoint} without a secret: whoever reaches that port can take a "
+        "process's place, or end the job. Give all processes one file (`umask 077; head -c 32 "
+        "/dev/urandom > FILE`, in a folder that all of them see) by JAXFLEET_SECRET_FILE=FILE; "
+        "JAXFLEET_INSECURE=1 accepts the risk"
+    )
+
+
+def _start_jax(coordinator: str, here: Rank, connect_s: float) -> None:
+    rank, size = here.rank, len(here.endpoints)
+    host, _, port = coordinator.rpartition(":")
+    local = host in {"localhost", "127.0.0.1", "[::1]"}
+    address = coordinator
+    if rank:
+        address = Relay(host.strip("[]"), int(port), connect_s=connect_s).address
+    # jax would treat SIGTERM as a preemption notice and keep running.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            address,
+            size,
+            rank,
+            local_device_ids=here.gpus or None,
+            cluster_detection_method="deactivate",
+            initialization_timeout=max(1, round(connect_s)),
+            heartbeat_timeout_seconds=_NEVER_S,
+            shutdown_timeout_seconds=_SHUTDOWN_S,
+            coordinator_bind_address=coordinator if local else None,
+        )
+        jax.devices()  # every rank waits here for the devices of all
+    except RuntimeError as error:
+        what = f"rank {rank} of {size} could not start jax with the others: {error}"
+        raise ConnectError(what) from error
+
+
+def _check_not_started() -> None:
+    """Raises if jax already knows its devices: it would not look for those of other ranks again."""
+    if has_started():
+        what = "jf.initialize: jax has started in this process, with this process's devices alone"
+        hint = "call jf.initialize() first: before jax.devices(), before the first array is made"
+        raise StrategyError(what, hint=hint)
+
+
+def _held_port() -> socket.socket:
+    """Returns a free port, held until jax listens on it so that no other process takes it."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("", 0))
+    return held

@@ -1,0 +1,65 @@
+"""A rank's view of the group: the coordinator's latest notice, and how long ago it came."""
+
+import threading
+
+from jaxfleet.cluster.termination import Termination
+from jaxfleet.transport.messages import Message
+
+_SHOWN = 4  # ranks, in the log
+
+
+class GroupView:
+    """State reported by rank 0. Two threads update it: one waits for answers, the other beats."""
+
+    def __init__(self) -> None:
+        self.verdict: Termination | None = None
+        self._ranks: dict[int, tuple[int, str]] = {}  # step and activity of each
+        self._silent_s = 0.0
+        self._lock = threading.Lock()
+
+    def hear(self, message: Message) -> None:
+        ranks = message.body.get("ranks")
+        with self._lock:
+            self._silent_s = 0.0
+            for each in ranks if isinstance(ranks, list) else ():
+                if isinstance(each, dict):
+                    at = int(str(each["step"])), str(each["doing"])
+                    self._ranks[int(str(each["rank"]))] = at
+            if (verdict := Termination.of(message.body.get("verdict"))) is not None:
+                self._end_by(verdict)
+
+    def miss(self, seconds: float, *, lost_after_s: float) -> None:
+        """Counts silence of rank 0, which is lost after `lost_after_s`."""
+        with self._lock:
+            self._silent_s += seconds
+            if self._silent_s > lost_after_s:
+                what = f"rank 0 is lost: not heard of for {self._silent_s:.1f} s"
+                step, doing = self._ranks.get(0, (0, "nothing"))
+                self._end_by(Termination(0, f"{what}; it last said: step {step}, {doing}"))
+
+    def late(self, rank: int, what: str, waited: str) -> Termination:
+        """Returns the verdict on the ranks that are late, or the verdict that came before.
+
+        Args:
+            rank: the waiting rank.
+            what: the place: a rank at the same place is not late.
+            waited: description of the wait.
+        """
+        with self._lock:
+            others = {r: each for r, each in self._ranks.items() if r != rank}
+            behind = min(others, key=lambda r: (others[r][0], others[r][1] == what), default=0)
+            at, doing = others.get(behind, (0, "nothing"))
+            said = f"rank {behind} is late: {waited}; it said: step {at}, {doing}"
+            return self._end_by(Termination(behind, said))
+
+    def elsewhere(self, rank: int, step: int, what: str) -> str:
+        """Describes the ranks that are elsewhere, and their activity; empty if there are none."""
+        with self._lock:
+            away = {r: at for r, at in self._ranks.items() if r != rank and at != (step, what)}
+        shown = [f"rank {r}: step {at}, {doing}" for r, (at, doing) in sorted(away.items())]
+        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+        return ", ".join(shown[:_SHOWN]) + more
+
+    def _end_by(self, verdict: Termination) -> Termination:
+        self.verdict = self.verdict or verdict
+        return self.verdict

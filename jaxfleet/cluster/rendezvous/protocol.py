@@ -1,0 +1,84 @@
+"""The rendezvous protocol: barrier, gather and reduction among a roster of processes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+GroupName = Literal["trainer", "pserver", "all"]
+
+
+class Rendezvous(Protocol):
+    """Gathers values of a job's processes; a gather waits for every process of the group."""
+
+    def gather(self, group: GroupName, value: Any, what: str) -> list[Any]:
+        """Returns the values of all processes of a group, in order: workers, then servers.
+
+        Args:
+            group: the group; this process belongs to it.
+            value: this process's value.
+            what: purpose of the gather, the same in all processes; errors name it.
+
+        Raises:
+            ConnectError: a process never arrived.
+            PeerLostError: a process that had arrived did not join this gather.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leaves the rendezvous; idempotent."""
+        ...
+
+
+class SingleProcess:
+    """Rendezvous of a process that is alone in its group."""
+
+    def gather(self, group: GroupName, value: Any, what: str) -> list[Any]:
+        del group, what
+        return [value]
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The processes of a job, by the names that errors use.
+
+    Attributes:
+        workers: the workers' endpoints; empty strings if unknown.
+        servers: the servers' endpoints.
+        is_worker: whether this process is a worker.
+        index: index of this process among the workers or servers.
+    """
+
+    workers: Sequence[str]
+    servers: Sequence[str]
+    is_worker: bool
+    index: int
+
+    @property
+    def group(self) -> GroupName:
+        """The group of the processes with this process's role."""
+        return "trainer" if self.is_worker else "pserver"
+
+    @property
+    def rank(self) -> int:
+        """The process's rank in the job: workers come first."""
+        return self.rank_in("all")
+
+    def members(self, group: GroupName) -> tuple[str, ...]:
+        """Returns the names of a group's processes, in rank order."""
+        workers, servers = _named("trainer", self.workers), _named("pserver", self.servers)
+        return {"trainer": workers, "pserver": servers, "all": workers + servers}[group]
+
+    def rank_in(self, group: GroupName) -> int:
+        if group not in {"all", self.group}:
+            raise AssertionError(f"this process is no {group}")
+        before = 0 if group != "all" or self.is_worker else len(self.workers)
+        return before + self.index
+
+
+def _named(kind: str, endpoints: Sequence[str]) -> tuple[str, ...]:
+    return tuple(
+        f"{kind} {at} ({one})" if one else f"{kind} {at}" for at, one in enumerate(endpoints)
+    )

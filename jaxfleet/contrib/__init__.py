@@ -1,0 +1,1 @@
+"""Packages above `jaxfleet.fluid` that few programs need."""

@@ -1,0 +1,1 @@
+"""Lowering of a fluid program and its feed for a device."""

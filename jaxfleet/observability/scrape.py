@@ -1,0 +1,99 @@
+"""Client of a server's metrics, with a parser for those that `top` shows."""
+
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPException
+from typing import Any
+
+from jaxfleet.errors import ConnectError, StrategyError
+
+PREFIX = "jaxfleet_"
+TIMEOUT_S = 2.0
+_MOST_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A server's metrics at one time.
+
+    Attributes:
+        at_s: the time, on this process's clock.
+        values: by metric without its prefix; only those without labels.
+        of_trainers: values by metric, for each trainer's number.
+        tables: values by metric, for each table's name.
+        doing: the activity that each trainer last reported.
+    """
+
+    at_s: float
+    values: dict[str, float] = field(default_factory=dict)
+    of_trainers: dict[int, dict[str, float]] = field(default_factory=dict)
+    tables: dict[str, dict[str, float]] = field(default_factory=dict)
+    doing: dict[int, str] = field(default_factory=dict)
+
+
+def scrape(address: str, token: str | None = None) -> Sample:
+    """Returns the metrics of a server.
+
+    Args:
+        address: `HOST:PORT` of its metrics.
+        token: the bearer token of the job's metrics, if it has a secret.
+
+    Raises:
+        OSError: it does not answer within two seconds, or requires another token.
+        ConnectError: the process at the address is not a jaxfleet server.
+        StrategyError: prometheus_client is not installed.
+    """
+    families = parser()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as trainers reach it
+    asked = urllib.request.Request(f"http://{address}/metrics")
+    if token is not None:
+        asked.add_header("Authorization", f"Bearer {token}")
+    with suppress(HTTPException, ValueError, KeyError):  # not HTTP, not text, or other metrics
+        try:
+            with opener.open(asked, timeout=TIMEOUT_S) as answer:
+                text = answer.read(_MOST_BYTES).decode()
+        except urllib.error.HTTPError as error:
+            if error.code == HTTPStatus.UNAUTHORIZED:
+                what = "the job has a secret, and its metrics a token: give --secret-file FILE"
+                raise PermissionError(what) from error
+            raise
+        sample = Sample(time.monotonic())
+        for name, labels, value in _metrics(families, text):
+            _sort_in(sample, name, labels, value)
+        if "server_step" in sample.values:
+            return sample
+    hint = "JAXFLEET_METRICS_PORT is another port than the one that trainers connect to"
+    raise ConnectError(f"what answers at {address} is no server of jaxfleet's", hint=hint)
+
+
+def _sort_in(sample: Sample, name: str, labels: dict[str, str], value: float) -> None:
+    if name == "trainer_doing_info":
+        sample.doing[int(labels["trainer"])] = labels["doing"]
+    elif "trainer" in labels:
+        sample.of_trainers.setdefault(int(labels["trainer"]), {})[name] = value
+    elif "table" in labels:
+        sample.tables.setdefault(labels["table"], {})[name] = value
+    elif not labels:
+        sample.values[name] = value
+
+
+def _metrics(families: Any, text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    for family in families.text_string_to_metric_families(text):
+        for found in family.samples:
+            if found.name.startswith(PREFIX):
+                yield found.name.removeprefix(PREFIX), dict(found.labels), found.value
+
+
+def parser() -> Any:
+    """Returns the parser of Prometheus's client."""
+    try:
+        from prometheus_client import parser as found  # noqa: PLC0415  # an extra
+    except ImportError as error:
+        hint = "pip install 'jaxfleet[watch]'"
+        raise StrategyError("metrics need prometheus_client", hint=hint) from error
+    return found

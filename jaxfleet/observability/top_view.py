@@ -1,0 +1,203 @@
+"""View of `jaxfleet top`: rates between two samples of every server of a job."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxfleet.errors import StrategyError
+from jaxfleet.observability.scrape import Sample, scrape
+
+_MB = 1e6
+_NOTABLE = 0.1  # least share of the time that the others wait for the slowest
+_APART = 2  # more steps behind than messages in flight explain
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Two samples of one server, or the error of the last attempt."""
+
+    before: Sample | None = None
+    now: Sample | None = None
+    error: str = ""
+
+    def then(self, found: Sample | str) -> "Looked":
+        if isinstance(found, str):
+            return Looked(None, None, found)
+        return Looked(self.now or found, found)
+
+    def rate(self, name: str) -> float:
+        """Returns the rate of a counter per second, 0 after one sample."""
+        if self.now is None or self.before is None or self.now.at_s <= self.before.at_s:
+            return 0.0
+        grew = self.now.values.get(name, 0.0) - self.before.values.get(name, 0.0)
+        # A restarted server counts from 0.
+        return max(0.0, grew) / (self.now.at_s - self.before.at_s)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """State of a trainer, combined from all servers that answered.
+
+    Attributes:
+        number: of the trainer.
+        step: the last step for which it sent anything.
+        behind: how many steps it is behind the first trainer.
+        silent_s: seconds since its last message.
+        late: its delay after the first trainer, in seconds per second; the most that any server
+            measured.
+        doing: its last reported activity.
+        has_left: whether it said bye.
+    """
+
+    number: int
+    step: int
+    behind: int
+    silent_s: float
+    late: float
+    doing: str
+    has_left: bool
+
+
+@dataclass
+class Board:
+    """Samples servers repeatedly.
+
+    Attributes:
+        addresses: of their metrics: `HOST:PORT`.
+        look_at: samples one server.
+        found: results by address.
+    """
+
+    addresses: Sequence[str]
+    look_at: Callable[[str], Sample] = scrape
+    found: dict[str, Looked] = field(default_factory=dict)
+
+    def look(self) -> None:
+        for address in self.addresses:
+            sample: Sample | str
+            try:
+                sample = self.look_at(address)
+            except OSError as error:
+                sample = str(error)
+            self.found[address] = self.found.get(address, Looked()).then(sample)
+
+    @property
+    def answers(self) -> list[Looked]:
+        return [one for one in self.found.values() if one.now is not None]
+
+    def trainers(self) -> list[Seen]:
+        numbers = sorted({n for one in self.answers if one.now for n in one.now.of_trainers})
+        steps = {n: int(max(self._of(n, "trainer_step"))) for n in numbers}
+        first = max(steps.values(), default=0)
+        return [self._seen(number, steps[number], first) for number in numbers]
+
+    def _seen(self, number: int, step: int, first: int) -> Seen:
+        return Seen(
+            number,
+            step,
+            first - step,
+            min(self._of(number, "trainer_silent_seconds")),
+            max(self._late(one, number) for one in self.answers),
+            next((one.now.doing[number] for one in self.answers
+                  if one.now is not None and number in one.now.doing), ""),
+            max(self._of(number, "trainer_left")) > 0,
+        )  # fmt: skip
+
+    def _of(self, number: int, name: str) -> list[float]:
+        known = [one.now.of_trainers.get(number, {}) for one in self.answers if one.now is not None]
+        return [values[name] for values in known if name in values]
+
+    def _late(self, one: Looked, number: int) -> float:
+        name = "trainer_late_seconds_total"
+        if one.now is None or one.before is None or one.now.at_s <= one.before.at_s:
+            return 0.0
+        after, before = (
+            x.of_trainers.get(number, {}).get(name, 0.0) for x in (one.now, one.before)
+        )
+        return max(0.0, after - before) / (one.now.at_s - one.before.at_s)
+
+    def tables(self) -> Any:
+        rich = _rich()
+        shown = [self._servers_table(rich), self._trainers_table(rich)]
+        pace = _keeping_pace(self.trainers())
+        return rich.Group(*shown, *([pace] if pace else []))
+
+    def _servers_table(self, rich: Any) -> Any:
+        heads = "server", "step", "steps/s", "in MB/s", "out MB/s", "busy", "queued MB", "rows"
+        table = _table(rich, heads)
+        for number, address in enumerate(self.addresses):
+            one = self.found.get(address, Looked())
+            name = f"{number} {address}"
+            if one.now is None:
+                table.add_row(name, one.error or "not looked at yet")
+                continue
+            values = one.now.values
+            rows = sum(counted.get("table_rows", 0.0) for counted in one.now.tables.values())
+            table.add_row(
+                name,
+                f"{values['server_step']:.0f}",
+                f"{one.rate('server_step'):.1f}",
+                f"{one.rate('received_bytes_total') / _MB:.2f}",
+                f"{one.rate('sent_bytes_total') / _MB:.2f}",
+                f"{one.rate('block_seconds_total'):.0%}",
+                f"{values.get('queued_bytes', 0.0) / _MB:.2f}",
+                f"{rows:,.0f}",
+            )
+        return table
+
+    def _trainers_table(self, rich: Any) -> Any:
+        heads = "trainer", "step", "behind", "others waited", "last heard", "doing"
+        table, seen = _table(rich, heads), self.trainers()
+        slowest = _slowest(seen)
+        for one in seen:
+            name = f"{one.number}{' slowest' if one.number == slowest else ''}"
+            heard = "said bye" if one.has_left else f"{one.silent_s:.1f} s ago"
+            words = f"{one.step}", f"{one.behind}", f"{one.late:.0%}", heard, one.doing
+            table.add_row(name, *words)
+        return table
+
+
+def _slowest(seen: Iterable[Seen]) -> int | None:
+    """Returns the trainer that delays the others or is far behind; None if all keep pace.
+
+    When trainers wait for each other, one always comes last, which alone means nothing: only a
+    trainer that is late far more than any other counts. Their messages are up to a step apart.
+    """
+    here = sorted((one for one in seen if not one.has_left), key=lambda one: (one.late, one.behind))
+    if len(here) < 2:
+        return None
+    *_, next_to_last, last = here
+    if last.late >= max(_NOTABLE, 2 * next_to_last.late):
+        return last.number
+    furthest = max(here, key=lambda one: one.behind)
+    return furthest.number if furthest.behind >= _APART else None
+
+
+def _keeping_pace(seen: Sequence[Seen]) -> str:
+    here = [one for one in seen if not one.has_left]
+    if len(here) < 2 or _slowest(here) is not None:
+        return ""
+    return f"trainers keep pace: the others wait for none more than {max(x.late for x in here):.0%}"
+
+
+def _table(rich: Any, heads: Iterable[str]) -> Any:
+    table = rich.Table(box=None, pad_edge=False, header_style="bold")
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="right" if place else "left", no_wrap=True)
+    table.columns[-1].justify = "left"
+    return table
+
+
+@dataclass(frozen=True)
+class _Rich:
+    Group: Any
+    Table: Any
+
+
+def _rich() -> _Rich:
+    try:
+        from rich.console import Group  # noqa: PLC0415  # an extra
+        from rich.table import Table  # noqa: PLC0415
+    except ImportError as error:
+        raise StrategyError("top needs rich", hint="pip install 'jaxfleet[watch]'") from error
+    return _Rich(Group, Table)

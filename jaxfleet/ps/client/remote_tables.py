@@ -1,0 +1,247 @@
+"""Row tables on servers, as a trainer accesses them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxfleet.errors import ProgramError
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.pending_requests import PendingRequest
+from jaxfleet.ps.client.table_admin import shrink, table_batches, table_stats
+from jaxfleet.tables import TableSpec
+from jaxfleet.tables.buckets import server_of
+from jaxfleet.tables.eviction import no_scores
+from jaxfleet.tables.protocols import LiveTable, unknown_table
+from jaxfleet.transport.buffers import BufferPool
+from jaxfleet.transport.messages import Kind, Plain, Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class KeyPartition:
+    """A partition of keys among servers.
+
+    Attributes:
+        parts: by server, its keys in the given order, possibly none.
+        places: by server, the indices of its keys; None if one server has them all.
+    """
+
+    keys: np.ndarray
+    parts: tuple[np.ndarray, ...]
+    places: tuple[np.ndarray, ...] | None
+
+    @classmethod
+    def of(cls, keys: np.ndarray, servers: int) -> "KeyPartition":
+        if servers == 1:
+            return cls(keys, (keys,), None)
+        owners = server_of(keys, servers).astype(np.uint16)  # uint16 is sorted by radix
+        order = np.argsort(owners, kind="stable")
+        ends = np.cumsum(np.bincount(owners, minlength=servers))[:-1]
+        places = tuple(np.split(order, ends))
+        return cls(keys, tuple(keys[place] for place in places), places)
+
+    def cut(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Splits rows in the order of the keys by server."""
+        return [rows] if self.places is None else [rows[place] for place in self.places]
+
+
+class RemoteTables:
+    """The tables of a job, stored on servers.
+
+    It implements `TableAccess` over a trainer's client: look-ups are numbered, answered once the
+    previous step is applied, and repeated to a restarted server; pushes are kept for replay.
+    """
+
+    def __init__(self, client: Client, specs: Iterable[TableSpec]) -> None:
+        self._client = client
+        self._specs = {spec.name: spec for spec in specs}
+        self._dims = {name: spec.dim for name, spec in self._specs.items()}
+        self._shares: dict[str, KeyPartition] = {}  # of the last look-up
+        self._pushed: dict[str, tuple[int, int]] = {}  # at which `_now`
+        self._buffers = BufferPool()
+
+    @property
+    def trainers(self) -> int:
+        return self._client.me.trainers
+
+    def look_up(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """Returns rows as of the previous step.
+
+        Args:
+            table: name of the table.
+            keys: int64[n].
+
+        Returns:
+            float32[n, dim], in the order of the keys; may be read-only.
+
+        Raises:
+            ProgramError: there is no such table, or the keys are invalid.
+            PeerLostError: a server, or a trainer that it waits for, left or timed out.
+        """
+        return self.look_up_all({table: keys})[table]
+
+    def look_up_all(self, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns rows of several tables, requested together; otherwise as `look_up`."""
+        asked = {table: self._ask(table, of_table) for table, of_table in keys.items()}
+        self._client.wait([request for requests in asked.values() for request in requests])
+        return {table: self._joined(table, requests) for table, requests in asked.items()}
+
+    def push(
+        self,
+        table: str,
+        keys: np.ndarray,
+        grads: np.ndarray,
+        *,
+        learning_rate: float | None = None,
+        shows: np.ndarray | None = None,
+        clicks: np.ndarray | None = None,
+    ) -> None:
+        """Sends gradients of the current step; each table gets one push per step, possibly empty.
+
+        Args:
+            table: name of the table.
+            keys: int64[n], distinct.
+            grads: float32[n, dim]; neither may change afterwards.
+            learning_rate: overrides the optimizer's; the first trainer's applies.
+            shows: float32[n], impressions of each key; for tables with `ByScore`.
+            clicks: float32[n], clicks on each key.
+
+        Raises:
+            ProgramError: there is no such table, the arrays do not fit it, or it had its push.
+        """
+        body: dict[str, Plain] = {"table": table}
+        if learning_rate is not None:
+            body["learning_rate"] = float(learning_rate)
+        self._send(body, table, keys, {"grads": grads} | _given(shows, clicks))
+
+    def add(
+        self,
+        table: str,
+        keys: np.ndarray,
+        deltas: np.ndarray,
+        *,
+        shows: np.ndarray | None = None,
+        clicks: np.ndarray | None = None,
+    ) -> None:
+        """Sends changes of rows, which are added without the optimizer; otherwise as `push`."""
+        body: dict[str, Plain] = {"table": table, "deltas": True}
+        self._send(body, table, keys, {"grads": deltas} | _given(shows, clicks))
+
+    def shrink(self, table: str) -> int:
+        """Removes the rows that a table's evictions select, on all servers; returns their number.
+
+        One trainer requests it while the others wait; in `step.shrink` it is the first.
+
+        Raises:
+            ProgramError: there is no such table.
+            PeerLostError: a server, or a trainer that it waits for, left or timed out.
+        """
+        self._spec(table)
+        return shrink(self._client, table)
+
+    def live(self, table: str) -> LiveTable:
+        """Returns the current table for export; servers return some rows at a time.
+
+        One trainer reads it while the others wait; in `step.export` it is the first.
+        """
+        return LiveTable(self._spec(table), lambda: table_batches(self._client, table))
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        servers = range(len(self._client.me.endpoints))
+        asked = [self._client.request(server, Kind.STATS) for server in servers]
+        self._client.wait(asked)
+        return table_stats([request.answer.body for request in asked if request.answer is not None])
+
+    def _spec(self, table: str) -> TableSpec:
+        if (spec := self._specs.get(table)) is None:
+            raise unknown_table(table, self._specs)
+        return spec
+
+    def _send(
+        self,
+        body: Mapping[str, Plain],
+        table: str,
+        keys: np.ndarray,
+        arrays: Mapping[str, np.ndarray],
+    ) -> None:
+        self._check_push(table, keys, arrays)
+        shares = self._shares.get(table)
+        if shares is None or shares.keys is not keys:
+            shares = self._divide(table, keys)
+        cut = {name: shares.cut(array) for name, array in arrays.items()}
+        for server, part in enumerate(shares.parts):
+            tensors = [Tensor(name, parts[server]) for name, parts in cut.items()]
+            self._client.push_rows(server, body, [Tensor("keys", part), *tensors])
+        self._pushed[table] = self._now
+
+    @property
+    def _now(self) -> tuple[int, int]:
+        """The current step, distinct from the same step before a checkpoint was restored."""
+        return self._client.rewinds, self._client.step
+
+    def _ask(self, table: str, keys: np.ndarray) -> list[PendingRequest]:
+        shares = self._shares[table] = self._divide(table, keys)
+        step = self._client.step
+        if self._pushed.get(table) == self._now:
+            step += 1  # after its own push, a look-up sees this step
+        return [
+            self._client.request(
+                server,
+                Kind.LOOK_UP,
+                step=step,
+                body={"table": table},
+                tensors=(Tensor("keys", part),),
+            )
+            for server, part in enumerate(shares.parts)
+        ]
+
+    def _joined(self, table: str, requests: Iterable[PendingRequest]) -> np.ndarray:
+        shares = self._shares[table]
+        found = [self._rows(table, request) for request in requests]
+        if shares.places is None:
+            return found[0]
+        joined = self._buffers.take((len(shares.keys), self._dims[table]), np.dtype(np.float32))
+        for place, rows in zip(shares.places, found, strict=True):
+            joined[place] = rows
+        return joined
+
+    def _rows(self, table: str, request: PendingRequest) -> np.ndarray:
+        assert request.answer is not None
+        tensors, asked = request.answer.tensors, request.message.tensors[0].array
+        wanted = (len(asked), self._dims[table])
+        if len(tensors) == 1 and tensors[0].array.dtype == np.float32:
+            rows = tensors[0].array
+            if rows.shape == wanted:
+                return rows
+        server = self._client.me.server_name(request.server)
+        raise ProgramError(
+            f"table '{table}': {server} answered by no rows of float32{list(wanted)}"
+        )
+
+    def _divide(self, table: str, keys: np.ndarray) -> KeyPartition:
+        self._spec(table)
+        if keys.dtype != np.int64 or keys.ndim != 1:
+            what = f"table '{table}': keys are {keys.dtype}{list(keys.shape)}, not int64[n]"
+            raise ProgramError(what, hint="np.unique(ids) of int64 ids gives keys")
+        return KeyPartition.of(np.ascontiguousarray(keys), len(self._client.me.endpoints))
+
+    def _check_push(self, table: str, keys: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
+        wanted, grads = (len(keys), self._dims.get(table, 0)), arrays["grads"]
+        if table in self._dims and (grads.dtype != np.float32 or grads.shape != wanted):
+            found = f"{grads.dtype}{list(grads.shape)}"
+            raise ProgramError(f"table '{table}': gradients are {found}, not float32{list(wanted)}")
+        for name in arrays.keys() - {"grads"}:
+            if not self._spec(table).has_scores:
+                raise no_scores(table)
+            if arrays[name].shape != keys.shape:
+                found = f"{name} are {list(arrays[name].shape)} for {len(keys)} keys"
+                raise ProgramError(f"table '{table}': {found}")
+        if self._pushed.get(table) == self._now:
+            what = f"table '{table}' was pushed to at step {self._client.step} already"
+            raise ProgramError(what, hint="push the keys of all its look-ups in a step at once")
+
+
+def _given(shows: np.ndarray | None, clicks: np.ndarray | None) -> dict[str, np.ndarray]:
+    given = {"shows": shows, "clicks": clicks}
+    return {name: np.asarray(x, np.float32) for name, x in given.items() if x is not None}

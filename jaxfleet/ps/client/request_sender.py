@@ -1,0 +1,221 @@
+"""Sends numbered requests and pushes, and replays them to a server that restarted."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxfleet.errors import PeerLostError
+from jaxfleet.ps.client.pending_requests import PendingRequest
+from jaxfleet.ps.client.server_session import ServerRestartedError, ServerSession
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.transport.messages import Connections, Kind, Message, Plain, Tensor
+
+
+@dataclass
+class RequestSender:
+    """Numbers and sends a trainer's messages.
+
+    Attributes:
+        rows: rows of the global batch of that step; all trainers must report the same.
+    """
+
+    connections: Connections
+    me: TrainerIdentity
+    timeouts: Timeouts
+    servers: list[ServerSession]
+    step: int = 0
+    rows: int = 0
+    sent_bytes: int = 0
+
+    def request(
+        self,
+        server: int,
+        kind: Kind,
+        *,
+        step: int | None = None,
+        body: Mapping[str, Plain] | None = None,
+        tensors: Iterable[Tensor] = (),
+        wants: Iterable[str] = (),
+        sink: Callable[[Sequence[Tensor]], None] | None = None,
+    ) -> PendingRequest:
+        message = self._message(server, kind, step, body or {}, tuple(tensors))
+        found = PendingRequest(server, message, set(wants), sink)
+        known = self.servers[server]
+        known.waiting[message.number] = found
+        if kind is not Kind.ASSIGN or message.body.get("replace"):
+            known.replay.add_together(message, self.step)
+        self.send(server, message)
+        return found
+
+    def push(
+        self, server: int, tensors: Iterable[Tensor], encoded: Mapping[str, Plain] | None = None
+    ) -> None:
+        body: dict[str, Plain] = {"rows": self.rows}
+        if encoded:
+            body["encoded"] = dict(encoded)
+        self._push(server, Kind.PUSH, body, tensors)
+
+    def push_rows(self, server: int, body: Mapping[str, Plain], tensors: Iterable[Tensor]) -> None:
+        self._push(server, Kind.PUSH_ROWS, body, tensors)
+
+    def _push(
+        self, server: int, kind: Kind, body: Mapping[str, Plain], tensors: Iterable[Tensor]
+    ) -> None:
+        known = self.servers[server]
+        after = known.push_after(self.step, str(body.get("table", "")))
+        message = self._message(server, kind, None, {**body, "after": after}, tuple(tensors))
+        known.pushed = max(known.pushed, message.step)
+        known.replay.add(message)
+        self.send(server, message)
+
+    def hello(self, server: int, *, is_first: bool = False) -> PendingRequest:
+        """Sends a hello; the first one includes the text of the job's programs."""
+        tensors = self.me.packed_text() if is_first else ()
+        body = self.me.hello(self.timeouts)
+        return self.request(server, Kind.HELLO, body=body, tensors=tensors)
+
+    def define(self, server: int) -> PendingRequest:
+        text, constants = self.me.programs[server]
+        tensors = [Tensor(name, value) for name, value in constants.items()]
+        return self.request(server, Kind.DEFINE, body={"program": text}, tensors=tensors)
+
+    def check_pending(self, server: int) -> None:
+        numbers: list[Plain] = list(self.servers[server].waiting)
+        body: dict[str, Plain] = {"numbers": numbers}
+        self.send(server, self._message(server, Kind.PENDING, None, body, ()))
+
+    def send(self, server: int, message: Message) -> None:
+        self.sent_bytes += sum(tensor.array.nbytes for tensor in message.tensors)
+        self.connections.send(server, message)
+
+    def _message(
+        self,
+        server: int,
+        kind: Kind,
+        step: int | None,
+        body: Mapping[str, Plain],
+        tensors: tuple[Tensor, ...],
+    ) -> Message:
+        known = self.servers[server]
+        known.number += 1
+        at = self.step if step is None else step
+        return Message(kind, self.me.name, at, known.number, body, tensors)
+
+
+_REPLAY_WINDOW = 8  # steps replayed before waiting for the first of them
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Replays requests and pushes to restarted servers.
+
+    Attributes:
+        wait: receives until requests are answered, like `Client.wait`; it may find that another
+            server restarted, and recover that one first.
+    """
+
+    outbox: RequestSender
+    wait: Callable[[Sequence[PendingRequest]], None]
+
+    def bring_level(self, server: int) -> None:
+        """Replays the pushes that a server lacks, and resends all pending requests.
+
+        Raises:
+            PeerLostError: some of the pushes are permanently lost.
+        """
+        known = self.outbox.servers[server]
+        known.is_returning = True
+        try:
+            while not known.is_level:
+                before = dict(known.waiting)
+                try:
+                    self._return(server, list(before.values()))
+                    known.is_level = True
+                except ServerRestartedError as again:
+                    if again.server != server:
+                        raise
+                finally:
+                    known.waiting = {n: r for n, r in known.waiting.items() if n in before}
+        finally:
+            known.is_returning = False
+
+    def see_new(self, server: int, incarnation: str) -> None:
+        """Handles heartbeats of a server incarnation that has not sent a welcome.
+
+        Raises:
+            ServerRestartedError: the server restarted while being recovered.
+        """
+        known = self.outbox.servers[server]
+        if known.is_open and not known.is_returning:
+            known.is_level = False
+        elif known.greeted in ("", incarnation):
+            known.greeted = incarnation  # the hello in flight is for this incarnation
+        elif known.is_open:
+            raise ServerRestartedError(server)
+        else:
+            known.greeted = incarnation
+            for request in known.waiting.values():
+                self.outbox.send(server, request.message)
+
+    def see_stranger(self, server: int) -> None:
+        """Handles a `stranger` error of a server that sent a welcome before.
+
+        Raises:
+            ServerRestartedError: it sent a welcome during this recovery.
+        """
+        known = self.outbox.servers[server]
+        if not known.is_returning:
+            known.is_level = False
+        elif known.is_greeted:  # otherwise the error concerns a message before the hello
+            raise ServerRestartedError(server)
+
+    def send_missing(self, server: int, answer: Message) -> None:
+        """Resends the requests and pushes that a server has not received."""
+        known, body = self.outbox.servers[server], answer.body
+        missing, step = body.get("missing"), body.get("step")
+        for number in missing if isinstance(missing, list) else []:
+            request = known.waiting.get(number) if isinstance(number, int) else None
+            if request is not None:
+                known.repeated.add(request.message.number)
+                self.outbox.send(server, request.message)
+        if body.get("lacks") and isinstance(step, int):
+            for _, pushes in known.replay.after(step):
+                for message in pushes:
+                    self.outbox.send(server, message)
+
+    def _return(self, server: int, waiting: Sequence[PendingRequest]) -> None:
+        outbox, known = self.outbox, self.outbox.servers[server]
+        known.greeted, known.is_greeted = "", False
+        hello = outbox.hello(server)
+        self.wait([hello])
+        assert hello.answer is not None
+        known.welcome(hello.answer)
+        known.is_greeted = True
+        lost = known.lost_work()
+        if lost is not None:
+            what = f"{outbox.me.server_name(server)} cannot go on at step {outbox.step}: {lost}"
+            hint = "let servers keep checkpoints; raise strategy.replay_bytes; start the job again"
+            raise PeerLostError(what, hint=hint)
+        if outbox.me.programs and outbox.me.trainer == 0 and not hello.answer.body.get("defined"):
+            self.wait([outbox.define(server)])
+        self._replay(server, waiting)
+
+    def _replay(self, server: int, waiting: Sequence[PendingRequest]) -> None:
+        outbox, known = self.outbox, self.outbox.servers[server]
+        own = {request.message.number for request in waiting}
+        for message in known.replay.together(outbox.step):
+            if message.number not in own:
+                known.repeated.add(message.number)
+                outbox.send(server, message)
+        under_way: deque[PendingRequest] = deque()
+        for step, pushes in known.replay.after(known.step):
+            for message in pushes:
+                outbox.send(server, message)
+            if step < outbox.step:
+                under_way.append(outbox.request(server, Kind.PULL, step=step, body={"names": []}))
+            if len(under_way) > _REPLAY_WINDOW:
+                self.wait([under_way.popleft()])
+        self.wait(list(under_way))
+        for request in waiting:
+            if not request.is_done:
+                outbox.send(server, request.message)

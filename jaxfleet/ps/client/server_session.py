@@ -1,0 +1,210 @@
+"""A trainer's session with one server: pending requests, incarnation, and the replay log."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from jaxfleet.ps.client.pending_requests import PendingRequest
+from jaxfleet.transport.messages import Kind, Message
+
+COLLECTIVE_KINDS = frozenset({Kind.REDUCE, Kind.BARRIER, Kind.ASSIGN})
+
+
+@dataclass
+class ReplayLog:
+    """Pushes to one server by step, and the collective requests of all trainers to it.
+
+    If servers may be restarted, pushes are kept until the server's recovery checkpoint contains
+    them. Otherwise they are kept until the server has applied them, since a broken connection loses
+    messages in flight.
+
+    Collective requests are kept while another trainer may still wait for them: one that is a step
+    behind lost its reply with the server, where this trainer had received its own.
+
+    Attributes:
+        until_saved: pushes are kept until a checkpoint contains them.
+        forgotten: the last step with a discarded push, -1 if none.
+    """
+
+    until_saved: bool
+    bytes: int = 0
+    forgotten: int = -1
+    _steps: dict[int, list[Message]] = field(default_factory=dict)
+    _together: list[Message] = field(default_factory=list)
+
+    def add(self, message: Message) -> None:
+        self._steps.setdefault(message.step, []).append(message)
+        self.bytes += _size(message)
+
+    def add_together(self, message: Message, step: int) -> None:
+        """Keeps a collective request until this trainer is two steps further."""
+        if self.until_saved and message.kind in COLLECTIVE_KINDS:
+            self._together = [old for old in self._together if old.step >= step - 1]
+            self._together.append(message)
+
+    def together(self, step: int) -> list[Message]:
+        """Returns the requests that others may still wait for while this trainer is at a step."""
+        return [message for message in self._together if message.step >= step - 1]
+
+    def saved(self, step: int) -> None:
+        """Discards the pushes that a checkpoint after a step contains."""
+        for old in [known for known in self._steps if known <= step]:
+            self._forget(old)
+
+    def applied(self, step: int) -> None:
+        """Discards the pushes of an applied step, unless they are kept until saved."""
+        if not self.until_saved:
+            self.saved(step)
+
+    def shrink(self, excess_bytes: int) -> int:
+        """Discards the oldest steps until this many bytes are free; returns the number discarded.
+
+        The newest step stays.
+        """
+        goal, count = self.bytes - excess_bytes, 0
+        for old in sorted(self._steps)[:-1]:
+            if self.bytes <= goal:
+                break
+            self._forget(old)
+            count += 1
+        return count
+
+    def rewind(self, step: int) -> None:
+        """Discards the pushes after a step, from which all trainers restart."""
+        for void in [known for known in self._steps if known > step]:
+            self.bytes -= sum(map(_size, self._steps.pop(void)))
+
+    def after(self, step: int) -> Iterator[tuple[int, list[Message]]]:
+        for known in sorted(self._steps):
+            if known > step:
+                yield known, list(self._steps.get(known, ()))
+
+    def first_step(self) -> int | None:
+        return min(self._steps, default=None)
+
+    def _forget(self, step: int) -> None:
+        self.bytes -= sum(map(_size, self._steps.pop(step)))
+        self.forgotten = max(self.forgotten, step)
+
+
+def _size(message: Message) -> int:
+    return sum(tensor.array.nbytes for tensor in message.tensors)
+
+
+class ServerRestartedError(Exception):
+    """A server restarted during its recovery, which starts over."""
+
+    def __init__(self, server: int) -> None:
+        super().__init__(f"server {server} started again")
+        self.server = server
+
+
+@dataclass
+class ServerSession:
+    """The state of a trainer's session with one server.
+
+    Attributes:
+        step: the last step that it had applied at its welcome.
+        pushed: the last step whose gradients were sent to it.
+        sequence: the last two steps with pushes, of parameters ('') and of each table.
+        has_state: it has reported a state.
+        welcomes: the incarnations that sent a welcome.
+        greeted: the incarnation that received the last hello, once known.
+        is_greeted: it has sent a welcome since its restart was detected.
+        is_level: it has received all that this trainer sent.
+        is_returning: its recovery is in progress.
+        repeated: numbers of requests that may be answered again: those resent, also on behalf of
+            other trainers, and those whose error was raised.
+        damage: the checkpoints it could not read, as reported by its welcome, and why.
+        oldest: number of the oldest pending request, 0 if there is none.
+        damaged: consecutive frames that it could not read.
+        check_at_s: when to check that it has received the pending requests.
+        clock: the step up to which the last values included all trainers' pushes, if trainers do
+            not wait for each other; -1 if not reported.
+    """
+
+    replay: ReplayLog
+    number: int = 0
+    step: int = -1
+    pushed: int = -1
+    sequence: dict[str, tuple[int, int]] = field(default_factory=dict)
+    has_state: bool = False
+    waiting: dict[int, PendingRequest] = field(default_factory=dict)
+    welcomes: set[str] = field(default_factory=set)
+    greeted: str = ""
+    is_greeted: bool = False
+    is_level: bool = True
+    is_returning: bool = False
+    repeated: set[int] = field(default_factory=set)
+    clock: int = -1
+    damage: str = ""
+    oldest: int = 0
+    damaged: int = 0
+    check_at_s: float = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it ever sent a welcome."""
+        return bool(self.welcomes)
+
+    def welcome(self, message: Message) -> None:
+        body = message.body
+        step = body.get("step")
+        self.greeted = str(body.get("incarnation", ""))
+        self.welcomes.add(self.greeted)
+        self.step = step if isinstance(step, int) else -1
+        self.has_state = self.has_state or self.step >= 0
+        self.damage = str(body.get("damage") or "")
+
+    def has_answered(self, request: PendingRequest) -> None:
+        del self.waiting[request.message.number]
+        self.damaged = 0
+        kind = request.message.kind
+        self.has_state = self.has_state or kind in {Kind.ASSIGN, Kind.PULL, Kind.SAVE}
+        applied = request.answer.body.get("applied") if request.answer is not None else None
+        if kind is Kind.PULL and isinstance(applied, int):
+            self.replay.applied(applied)
+
+    def is_due(self, now: float, every_s: float) -> bool:
+        """Whether to check pending requests, since none was answered for a while."""
+        oldest = next(iter(self.waiting), 0)
+        if oldest != self.oldest:
+            self.oldest, self.check_at_s = oldest, now + every_s
+        return bool(oldest) and now >= self.check_at_s
+
+    def push_after(self, step: int, table: str = "") -> int:
+        """Returns the step of the preceding push, of parameters or a table; -1 for the first."""
+        before, last = self.sequence.get(table, (-1, -1))
+        if step > last:
+            before, last = last, step
+        self.sequence[table] = before, last
+        return before
+
+    def sent_whole(self) -> int:
+        """Returns the last step that was sent completely, -1 if there is none.
+
+        Merged gradients wait for later steps; those of tables may be sent earlier.
+        """
+        return min((last for _, last in self.sequence.values()), default=-1)
+
+    def rewind(self, step: int) -> None:
+        self.replay.rewind(step)
+        self.pushed = min(self.pushed, step)
+        for table, (before, last) in self.sequence.items():
+            self.sequence[table] = min(before, step), min(last, step)
+
+    def lost_work(self) -> str | None:
+        """Describes the permanently lost work of this trainer, if any."""
+        first = self.replay.first_step()
+        why = f": {self.damage}" if self.damage else ""
+        if self.step < 0 and self.has_state:
+            return f"it came back without a state{why}"
+        if self.replay.forgotten > self.step:
+            kept = "none" if first is None else f"those from step {first} on"
+            return f"it came back at step {self.step}, and of later pushes, {kept} are kept{why}"
+        return None
+
+
+def value_clock(message: Message, before: int) -> int:
+    """Returns the clock of a reply with values, otherwise the previous clock."""
+    clock = message.body.get("clock")
+    return clock if isinstance(clock, int) and message.kind is Kind.VALUES else before

@@ -1,0 +1,90 @@
+"""Identity of a trainer, which its hello contains, and the timeouts of its job."""
+
+import functools
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+
+import numpy as np
+
+from jaxfleet.transport.consistency import pack_text
+from jaxfleet.transport.messages import PROTOCOL, Plain, Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """Timeouts of trainers and servers.
+
+    Attributes:
+        lost_after_s: seconds without a heartbeat after which a peer is lost.
+        step_timeout_s: maximum seconds to wait for a live peer.
+        server_return_s: seconds that trainers wait for a lost server to be restarted.
+        connect_s: seconds that trainers wait for the first reply of the servers.
+    """
+
+    lost_after_s: float = 10.0
+    step_timeout_s: float = 600.0
+    server_return_s: float = 0.0
+    connect_s: float = 120.0
+
+
+@dataclass(frozen=True)
+class TrainerIdentity:
+    """Identity of a trainer and of its job.
+
+    Attributes:
+        program: hash of the program that all trainers run.
+        programs: each server's program as text, with the values of its constants; empty if servers
+            load their own programs.
+        text: text of the trainers' program, to show where another differs.
+        session: distinguishes this process from a replacement.
+    """
+
+    job: str
+    trainer: int
+    trainers: int
+    endpoints: tuple[str, ...]
+    program: str
+    programs: Sequence[tuple[str, Mapping[str, np.ndarray]]] = field(repr=False)
+    text: str = field(default="", repr=False)
+    session: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def name(self) -> str:
+        return f"trainer {self.trainer}"
+
+    def server_name(self, server: int) -> str:
+        """Returns the name of a server in errors: `server 0 at 10.0.0.1:6174`."""
+        return f"server {server} at {self.endpoints[server]}"
+
+    def packed_text(self) -> Sequence[Tensor]:
+        packed = pack_text(self.text) if self.text else None
+        return () if packed is None else (Tensor("program", packed),)
+
+    def hello(self, timeouts: Timeouts) -> dict[str, Plain]:
+        return {
+            "protocol": PROTOCOL,
+            "job": self.job,
+            "trainer": self.trainer,
+            "trainers": self.trainers,
+            "servers": list(self.endpoints),
+            "program": self.program,
+            "defines": bool(self.programs),
+            "session": self.session,
+            "versions": versions(),
+            "lost_after_s": timeouts.lost_after_s,
+            "step_timeout_s": timeouts.step_timeout_s,
+        }
+
+
+@functools.cache
+def versions() -> str:
+    """Returns the versions that affect programs and results: `jaxfleet 0.2, jax 0.9`."""
+    found = []
+    for name in ("jaxfleet", "jax"):
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            found.append(f"{name} of unknown version")
+    return ", ".join(found)

@@ -1,0 +1,277 @@
+"""Scheduler of blocks for asynchronous trainers, whose updates are applied on arrival.
+
+An update is the set of gradients of one step of one trainer. It is applied once it is complete, in
+the order of completion, and each runs all blocks. The interface is that of
+`jaxfleet.ps.server.sync_scheduler`, for steps that wait for all trainers.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxfleet.ps.gradient_encoding import RowGradient, gradient_of
+from jaxfleet.ps.server.execution_plan import BlockPlan, ServerPlan
+from jaxfleet.ps.server.row_schedulers import AsyncRowScheduler, RowPush
+from jaxfleet.ps.server.sparse_update import SentGradients
+from jaxfleet.ps.server.staleness import ReceivedRows, RowSnapshots, TrainerClocks
+from jaxfleet.transport.messages import Plain, Tensor
+
+_DENSE = ""  # kind of dense gradients; the other kinds are table names
+
+
+@dataclass
+class TrainerUpdate:
+    """The gradients of one step of a trainer, or of several merged steps.
+
+    Attributes:
+        step: the last step included.
+        left: indices of the blocks that have not run for it.
+    """
+
+    trainer: int
+    step: int
+    arrays: dict[str, np.ndarray | RowGradient] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+@dataclass
+class AsyncScheduler:
+    """Received and applied updates of all trainers.
+
+    Attributes:
+        host: current values; views of them stay unchanged.
+        clocks: applied steps of each trainer, over all kinds.
+        copies: rows that trainers received of the tables.
+    """
+
+    plan: ServerPlan
+    host: Mapping[str, np.ndarray]
+    clocks: TrainerClocks = field(init=False)
+    duplicates: int = 0
+    tables: AsyncRowScheduler = field(init=False)
+    copies: RowSnapshots = field(init=False)
+    _kinds: list[str] = field(init=False)  # kinds of gradients that a trainer sends at a step
+    _done: dict[tuple[str, int], int] = field(default_factory=dict)  # by kind and trainer
+    _partial: dict[int, TrainerUpdate] = field(default_factory=dict)  # by trainer
+    _whole: deque[TrainerUpdate] = field(default_factory=deque)
+    _running: TrainerUpdate | None = None
+    _received: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.clocks = TrainerClocks(self.plan.trainers, self.plan.staleness)
+        self.tables = AsyncRowScheduler(self._has_applied)
+        self.copies = RowSnapshots(self.plan.compensation != 0.0)
+        self._kinds = [*([_DENSE] if self.plan.merges else []), *(t.name for t in self.plan.tables)]
+
+    @property
+    def applied(self) -> int:
+        """The step up to which all trainers' steps are applied; -1 without a state."""
+        return self.clocks.least()
+
+    @property
+    def step(self) -> int:
+        """The step of the running update, or the next step."""
+        return self._running.step if self._running is not None else self.applied + 1
+
+    @property
+    def left(self) -> set[int]:
+        return self.clocks.left
+
+    @property
+    def queued_bytes(self) -> int:
+        return sum(update.bytes for update in (*self._whole, *self._partial.values()))
+
+    @property
+    def is_running(self) -> bool:
+        return self._running is not None or self.tables.is_under_way
+
+    @property
+    def row_step(self) -> int:
+        """The step number of the next table update; it never decreases."""
+        return self.number + 1
+
+    @property
+    def number(self) -> int:
+        """Total number of applied steps of all trainers, which numbers checkpoints."""
+        return self.clocks.total()
+
+    def restart(self, step: int) -> None:
+        self.clocks.restart(step)
+        self._forget()
+
+    def resume(
+        self, number: int, steps: Mapping[int, int], kinds: Mapping[str, Mapping[int, int]]
+    ) -> None:
+        """Resumes from a checkpoint, which has a step for each trainer.
+
+        Its tables may include later steps than its parameters; those are not applied again.
+        """
+        del number
+        self.clocks.applied = dict(steps)
+        self._forget()
+        for kind, done in kinds.items():
+            self._done.update(((kind, trainer), step) for trainer, step in done.items())
+
+    def kinds(self) -> dict[str, dict[int, int]]:
+        """Returns the last applied step of each trainer, for parameters and for each table."""
+        trainers = range(self.plan.trainers)
+        return {kind: {t: self._done[kind, t] for t in trainers} for kind in self._kinds}
+
+    def _forget(self) -> None:
+        self._partial.clear()
+        self._whole.clear()
+        self._received.clear()
+        self._done = {
+            (kind, trainer): step
+            for kind in self._kinds
+            for trainer, step in self.clocks.applied.items()
+        }
+        self.tables.restart()
+        self.copies.restart()
+
+    def steps(self) -> dict[int, int]:
+        return dict(self.clocks.applied)
+
+    def step_of(self, trainer: int) -> int:
+        return self.clocks.of(trainer)
+
+    def push(self, step: int, trainer: int, tensors: Iterable[Tensor], rows: int = 0) -> None:
+        """Takes a trainer's gradients of a step; duplicates are ignored."""
+        del rows  # batch sizes may differ
+        self.left.discard(trainer)
+        found = self._partial.get(trainer)
+        if found is None or found.step < step:
+            found = self._partial[trainer] = TrainerUpdate(trainer, step)
+        late = step <= self._newest(trainer) or step < found.step
+        for tensor in tensors:
+            if late or tensor.name in found.arrays:
+                self.duplicates += 1
+            else:
+                found.arrays[tensor.name] = gradient_of(tensor)
+        if not found.arrays:
+            del self._partial[trainer]
+        elif found.arrays.keys() >= self.plan.merges.keys():
+            self._whole.append(self._partial.pop(trainer))
+
+    def _newest(self, trainer: int) -> int:
+        """Returns the last complete step of a trainer, applied or not."""
+        under_way = (*self._whole, *((self._running,) if self._running is not None else ()))
+        steps = (update.step for update in under_way if update.trainer == trainer)
+        return max(steps, default=self._done.get((_DENSE, trainer), -1))
+
+    def push_rows(self, table: str, push: RowPush) -> None:
+        trainer = push.request.trainer
+        self.left.discard(trainer)
+        self.tables.push(table, push, done=self._done.get((table, trainer), -1))
+
+    def hand_out_tables(self) -> list[tuple[str, Sequence[RowPush]]]:
+        """Returns the tables with their pushes; each push is applied separately."""
+        return self.tables.hand_out() if self.applied >= 0 else []
+
+    def table_ran(self, table: str) -> bool:
+        self.tables.ran(table)
+        return True
+
+    def _has_applied(self, kind: str, trainer: int, step: int) -> None:
+        """Records an applied step; a trainer's clock is the minimum over its kinds."""
+        self._done[kind, trainer] = max(step, self._done.get((kind, trainer), -1))
+        self.clocks.advance(trainer, min(self._done[other, trainer] for other in self._kinds))
+
+    def take_parts(self, step: int, tensors: Iterable[Tensor]) -> None:
+        """Does nothing: servers exchange no partial sums."""
+
+    def hand_out(self) -> list[tuple[BlockPlan, SentGradients]]:
+        """Returns all blocks, in order, with their gradients of the next update."""
+        if self.applied < 0 or self._running is not None or not self._whole:
+            return []
+        update = self._running = self._whole.popleft()
+        update.left = {block.index for block in self.plan.blocks}
+        return [(block, self._sent(update, block)) for block in self.plan.blocks]
+
+    def _sent(self, update: TrainerUpdate, block: BlockPlan) -> SentGradients:
+        names = [merge.name for merge in block.merges]
+        sent: dict[str, np.ndarray | RowGradient] = {name: update.arrays[name] for name in names}
+        for name, param in block.backups.items():
+            received = self._received.get((update.trainer, param))
+            sent[name] = self.host[param] if received is None else received
+        return sent
+
+    def ran(self, block: BlockPlan) -> bool:
+        update = self._running
+        assert update is not None
+        update.left.discard(block.index)
+        if update.left:
+            return False
+        self._has_applied(_DENSE, update.trainer, update.step)
+        self._running = None
+        return True
+
+    def follows(self, trainer: int, after: int, table: str = _DENSE) -> bool:
+        """Whether the preceding push, that of step `after`, has arrived.
+
+        A lost push is resent; after its successor it would count as late.
+        """
+        done = self._done.get((table, trainer), -1)
+        here = self._newest(trainer) if table == _DENSE else self.tables.seen(table, trainer)
+        return after <= max(done, here)
+
+    def is_queued(self, trainer: int) -> bool:
+        """Whether an update of a trainer is received but not applied."""
+        under_way = (*self._whole, *((self._running,) if self._running is not None else ()))
+        return self.tables.is_under_way or any(one.trainer == trainer for one in under_way)
+
+    def follow(self, step: int) -> None:
+        """Does nothing: a server without gradients has no steps."""
+
+    def has_made(
+        self, maker: int | None, step: int, trainer: int, until: int | None = None
+    ) -> bool:
+        """Whether a value may be sent to a trainer after one of its steps."""
+        del maker
+        return not self._kinds or self.clocks.allow(trainer, step, until)
+
+    def is_past(self, maker: int, step: int, *, is_kept: bool) -> bool:
+        """Returns False: no value is too new for any trainer."""
+        del maker, step, is_kept
+        return False
+
+    def may_look_up(self, table: str, step: int) -> bool:
+        del table
+        return next(self.clocks.behind(step - 1), None) is None
+
+    def gave_rows(self, table: str, trainer: int, keys: np.ndarray, rows: np.ndarray) -> None:
+        self.copies.give(table, trainer, keys, rows)
+
+    def received_rows(self, table: str, trainer: int, keys: np.ndarray) -> ReceivedRows | None:
+        """Returns the rows that a trainer received, if gradients are compensated."""
+        return self.copies.of(table, trainer, keys)
+
+    def has_applied(self, step: int, trainer: int) -> bool:
+        return not self._kinds or self.clocks.has(trainer, step)
+
+    def stamp(self) -> dict[str, Plain]:
+        """Returns the metadata of values: their clock."""
+        return {"clock": self.applied} if self._kinds else {}
+
+    def gave(self, trainer: int, values: Iterable[tuple[str, np.ndarray | None]]) -> None:
+        """Records the values of backed-up parameters sent to a trainer."""
+        for name, value in values:
+            if value is not None and name in self.plan.backed_up:
+                self._received[trainer, name] = value
+
+    def missing(self, *, step: int, pulls: bool) -> dict[str, list[str]]:
+        """Returns the trainers that delay a request, with the awaited step."""
+        slow = self.clocks.behind(step) if pulls else self.clocks.before(step)
+        least = step - self.clocks.bound if pulls else step
+        return {f"trainer {trainer}": [f"its step {least}"] for trainer in slow}
+
+    def other_rows(self, step: int, trainer: int, rows: int) -> str | None:
+        """Returns None: batch sizes may differ."""
+        del step, trainer, rows
+        return None

@@ -1,0 +1,155 @@
+"""Liveness of a server's peers: timeouts of requests, and the end without live trainers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jaxfleet.errors import JaxfleetError
+from jaxfleet.observability.notices import LOGGED_AFTER_S, alert
+from jaxfleet.ps.server.collectives import Collective, CollectiveHandler
+from jaxfleet.ps.server.options import ServerOptions
+from jaxfleet.ps.server.outbox import Outbox, Request, RequestError
+from jaxfleet.ps.server.request_router import RequestRouter
+from jaxfleet.ps.server.trainer_registry import PeerState, TrainerRegistry
+from jaxfleet.transport.messages import Kind, Message
+
+_SHOWN = 3  # maximum number of missing names shown
+
+
+def timeout_error(
+    request: Request,
+    missing: Mapping[str, Sequence[str]],
+    *,
+    trainers: TrainerRegistry,
+    servers: Mapping[int, PeerState],
+    options: ServerOptions,
+    now: float,
+) -> RequestError | None:
+    """Returns the error that ends a wait, or None if it may continue."""
+    waited = now - request.since
+    for who, things in missing.items():
+        kind, _, number = who.partition(" ")
+        known = (servers if kind == "server" else trainers.by_id).get(int(number))
+        if known is not None and known.left:
+            text = f"{who} said bye after step {known.step}"
+            return _error("peer_lost", request, things, text, waited)
+        patience = options.lost_after_s + (options.server_return_s if kind == "server" else 0.0)
+        if known is not None and now - known.heard > patience:
+            silent = f"not heard of for {now - known.heard:.1f} s"
+            text = f"{who} is lost: {silent}, {known.text(now)}"
+            return _error("peer_lost", request, things, text, waited)
+    if missing and waited > options.step_timeout_s:
+        who, things = next(iter(missing.items()))
+        kind, _, number = who.partition(" ")
+        known = (servers if kind == "server" else trainers.by_id).get(int(number))
+        refused = trainers.refused.get(int(number)) if kind == "trainer" else None
+        never = f"{who} never said hello" if refused is None else f"{who} was refused: {refused}"
+        text = f"{who}: {known.text(now)}" if known is not None else never
+        return _error("timeout", request, things, text, waited)
+    return None
+
+
+def _error(
+    code: str, request: Request, things: Sequence[str], text: str, waited: float
+) -> RequestError:
+    shown = ", ".join(things[:_SHOWN])
+    if len(things) > _SHOWN:
+        shown += f" and {len(things) - _SHOWN} more"
+    message = request.message
+    what = f"{text}; {message.sender} waited {waited:.1f} s in {message.kind.value} of step"
+    what = f"{what} {message.step} for {shown}"
+    hint = "look at that process's log; step_timeout_s and lost_after_s say how long to wait"
+    return RequestError(code, what, hint=hint)
+
+
+@dataclass
+class LivenessMonitor:
+    """Detects waits for lost peers."""
+
+    outbox: Outbox
+    trainers: TrainerRegistry
+    router: RequestRouter
+    collectives: CollectiveHandler
+    lively: float
+    _logged: set[tuple[str, int]] = field(default_factory=set)
+
+    def look_at_waits(self, now: float) -> None:
+        """Answers requests with errors if their peers are lost."""
+        for request in self.router.waiting():
+            if self._complain(request, self.router.missing(request), now):
+                self.router.drop(request)
+        for meeting in self.collectives.waiting():
+            self._look_at(meeting, now)
+        while (passed := self.collectives.passed_by()) is not None:
+            meeting, refusal = passed
+            self.tell_all(refusal)
+            self.collectives.drop(meeting)
+
+    def look_for_life(self, now: float) -> JaxfleetError | None:
+        """Returns the error that ends a server without live trainers."""
+        trainers = self.trainers
+        if not trainers.none_lives(now):
+            self.lively = now
+            return None
+        options, lost = trainers.options, trainers.lost(now)
+        patience = options.trainer_return_s if lost else None
+        if now - self.lively > (options.step_timeout_s if patience is None else patience):
+            how = "; ".join(trainers.ends(now)) or "no trainer ever came"
+            return JaxfleetError(f"no trainer lives: {how}")
+        return None
+
+    def tell_all(self, refusal: RequestError) -> None:
+        """Reports an error to all trainers, in reply to their pending requests if any."""
+        waiting = self.router.waiting() + self.collectives.requests()
+        for request in waiting:
+            self.outbox.error(request.peer, request.message, refusal)
+            self.router.drop(request)
+        told = {request.peer for request in waiting}
+        for known in self.trainers.present():
+            if known.peer not in told:
+                word = Message(Kind.ERROR, self.outbox.name, max(self.router.step, 0))
+                self.outbox.error(known.peer, word, refusal)
+
+    def _look_at(self, meeting: Collective, now: float) -> None:
+        what, _, name = meeting.key
+        absent = self.collectives.absent(meeting)
+        missing = {f"trainer {number}": [f"{what} '{name}'"] for number in absent}
+        late = [self._complain(r, missing, now) for r in meeting.requests.values()]
+        if any(late):
+            self.collectives.drop(meeting)
+
+    def _complain(self, request: Request, missing: dict[str, list[str]], now: float) -> bool:
+        """Answers a request with an error if its peers are lost or timed out."""
+        found = timeout_error(
+            request,
+            missing,
+            trainers=self.trainers,
+            servers=self.router.links.known,
+            options=self.trainers.options,
+            now=now,
+        )
+        if found is not None:
+            self.outbox.error(request.peer, request.message, found)
+        elif missing:
+            self._log(request, missing, now)
+        return found is not None
+
+    def _log(self, request: Request, missing: dict[str, list[str]], now: float) -> None:
+        """Logs a wait once per missing peer and step, whichever trainer waits."""
+        if now - request.since < LOGGED_AFTER_S:
+            return
+        peer, things = next(iter(missing.items()))
+        if (peer, request.step) in self._logged:
+            return
+        self._logged = {key for key in self._logged if key[1] >= request.step - 1}
+        self._logged.add((peer, request.step))
+        waits = [r for r in self.router.waiting() if r.step == request.step] or [request]
+        names = ", ".join(dict.fromkeys(r.message.sender for r in waits[:_SHOWN]))
+        missed = ", ".join(things[:_SHOWN])
+        known = self.trainers.by_id if peer.startswith("trainer") else self.router.links.known
+        number = peer.rpartition(" ")[2]
+        seen = known.get(int(number)) if number.isdigit() else None
+        last = seen.text(now) if seen is not None else "it never said hello"
+        alert(
+            f"{self.outbox.name}: {names} waits for {peer}: {missed} of step {request.step} "
+            f"(for {now - request.since:.0f} s now; {last})"
+        )

@@ -1,0 +1,151 @@
+"""Effects of the server's state machine: replies, errors and device tasks."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxfleet.errors import CheckpointError, JaxfleetError
+from jaxfleet.transport.messages import Kind, Message, Peer, Plain, Tensor
+
+_LONGEST = 2000  # characters of an error
+_MOST_WAITING = 512  # requests of one kind and trainer: each is checked on every arrival
+
+
+class RequestError(JaxfleetError):
+    """A request was rejected; the state is unchanged.
+
+    Args:
+        code: determines the client's exception: `refused`, `bad_message`, ...
+    """
+
+    def __init__(self, code: str, what: str, *, hint: str | None = None) -> None:
+        super().__init__(what)
+        self.code = code
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Request:
+    """A message to be answered."""
+
+    peer: Peer
+    message: Message
+    trainer: int
+    since: float
+
+    @property
+    def step(self) -> int:
+        return self.message.step
+
+
+@dataclass(frozen=True)
+class DeviceTask:
+    """Work that takes time; tasks run in order.
+
+    Attributes:
+        what: the activity that the server reports meanwhile.
+        run: does the work; may run in another thread.
+        then: takes the result, in the server's thread.
+        failed: takes an error that concerns only one request; without it, an error ends the server.
+        expected_s: expected duration, from earlier ones.
+        is_beside: it shares nothing with other tasks, and may run concurrently.
+    """
+
+    what: str
+    run: Callable[[], Any]
+    then: Callable[[Any], None]
+    failed: Callable[[Exception], None] | None = None
+    expected_s: float = math.inf
+    is_beside: bool = False
+
+    def attempt(self) -> tuple[Any, Exception | None]:
+        try:
+            return self.run(), None
+        except Exception as error:  # noqa: BLE001  # reported to the trainers
+            return None, error
+
+
+@dataclass
+class Outbox:
+    """Collects outgoing messages and tasks."""
+
+    name: str = "server"
+    out: list[tuple[Peer, Message]] = field(default_factory=list)
+    tasks: list[DeviceTask] = field(default_factory=list)
+    errors: int = 0
+
+    def answer(
+        self,
+        peer: Peer,
+        message: Message,
+        kind: Kind,
+        body: Mapping[str, Plain] | None = None,
+        tensors: tuple[Tensor, ...] = (),
+    ) -> None:
+        reply = Message(kind, self.name, message.step, message.number, body or {}, tensors)
+        self.out.append((peer, reply))
+
+    def error(self, peer: Peer, message: Message, refusal: RequestError) -> None:
+        self.errors += 1
+        what = refusal.what  # may quote the request, so it is truncated
+        what = what if len(what) <= _LONGEST else f"{what[:_LONGEST]} ..."
+        body = {"error": refusal.code, "what": what, "hint": refusal.hint}
+        self.answer(peer, message, Kind.ERROR, body)
+
+
+def request_error(code: str, error: Exception) -> RequestError:
+    """Returns an exception as an error for a peer, with its notes."""
+    code = "checkpoint" if isinstance(error, CheckpointError) else code
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    text = str(error) or repr(error)
+    return RequestError(code, f"{text}\n{notes}" if notes else text)
+
+
+def is_new(request: Request, waiting: Sequence[Request]) -> bool:
+    """Whether a request is not a duplicate of a pending one.
+
+    Raises:
+        RequestError: its sender has too many pending requests.
+    """
+    others = [other.message for other in waiting if other.trainer == request.trainer]
+    message = request.message
+    if any(o.number == message.number and o.kind is message.kind for o in others):
+        return False
+    if len(others) >= _MOST_WAITING:
+        what = f"{_MOST_WAITING} requests of {message.sender} wait already"
+        raise RequestError("bad_message", what, hint="wait for answers before asking for more")
+    return True
+
+
+def previous_push(message: Message) -> int:
+    """Returns the step of the sender's preceding push; -1 if not specified."""
+    after = message.body.get("after")
+    return after if isinstance(after, int) else -1
+
+
+def missing_push_error(message: Message) -> RequestError:
+    """Returns the error for a missing preceding push: its sender says hello, and resends it."""
+    what = f"{message.sender}'s push before that of step {message.step} was lost on its way"
+    return RequestError("stranger", what, hint="say hello, and send it again")
+
+
+def tensors_bytes(message: Message) -> int:
+    """Returns the total bytes of a message's arrays."""
+    return sum(tensor.array.nbytes for tensor in message.tensors)
+
+
+def string_field(message: Message, name: str) -> str:
+    """Returns a string field of a message's body."""
+    value = message.body.get(name)
+    if not isinstance(value, str):
+        raise RequestError("bad_message", f"a {message.kind.value} needs '{name}', a string")
+    return value
+
+
+def names_field(message: Message) -> tuple[str, ...]:
+    """Returns the list of names in a message's body."""
+    value = message.body.get("names")
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise RequestError("bad_message", f"a {message.kind.value} needs 'names', a list")
+    return tuple(str(name) for name in value)

@@ -1,0 +1,307 @@
+"""Scheduling and writing of a server's recovery checkpoints."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NoReturn
+
+import numpy as np
+
+from jaxfleet.checkpoint import PartReceipt, is_disk_full
+from jaxfleet.errors import CheckpointError
+from jaxfleet.observability.notices import alert
+from jaxfleet.ps.server.options import ServerIdentity
+from jaxfleet.ps.server.outbox import DeviceTask, Outbox
+from jaxfleet.ps.server.recovery_checkpoints import RecoveryCheckpoints, RetainedValues
+from jaxfleet.ps.server.server_links import ServerLinks
+from jaxfleet.ps.server.state import ServerState
+
+_REPLAY_S = 1.0  # replay time after a restart: half of the guaranteed maximum
+_STEP_S = 0.01  # overhead of a replayed step beside its blocks: messages and waiting
+_EVERY_S = 30.0
+_MOST_REPLAY_S = 1.5  # beyond this saves may cost more, so that replay stays below 2 s
+_SHARE = 20  # times the cost of the last save: a twentieth of the time goes to saves
+_SHARE_THEN = 4  # the same if replay would take too long
+_BESIDE = 0.25  # fraction of a concurrent save's time that it costs the steps: CPU and disk
+_AGAIN_S, _MOST_AGAIN_S = 5.0, 60.0  # after a failed save
+
+
+@dataclass
+class SaveSchedule:
+    """Decides when to save, from the times and costs of earlier saves."""
+
+    clock: Callable[[], float]
+    _number: int = -1
+    _block_s: float = 0.0  # spent in blocks by then
+    _of_s: float = 0.0  # time of the saved state
+    _saved_at: float = 0.0  # time of completion
+    _took_s: float = 0.0
+    _retry_at: float = 0.0
+    _again_s: float = _AGAIN_S
+
+    def is_due(self, number: int, block_s: float, *, beside: bool = False) -> bool:
+        """Whether to save now.
+
+        Args:
+            number: number of applied steps; of all trainers, if they do not wait for each other.
+            block_s: seconds that the server has spent in blocks.
+            beside: steps continue meanwhile. The server may fail before the save is complete, so
+                steps during that time count too.
+        """
+        now, steps = self.clock(), number - self._number
+        replay_s = steps * _STEP_S + block_s - self._block_s
+        cost_s = self._took_s
+        if beside:
+            cost_s *= _BESIDE
+            replay_s *= 1.0 + self._took_s / max(now - self._of_s, self._took_s, 1e-9)
+        share = _SHARE if replay_s < _MOST_REPLAY_S else _SHARE_THEN
+        if steps <= 0 or now < self._retry_at or now - self._saved_at < share * cost_s:
+            return False
+        return replay_s >= _REPLAY_S or now - self._saved_at >= _EVERY_S
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a save failed and it is too early to retry."""
+        return self.clock() < self._retry_at
+
+    def saved(self, number: int, block_s: float, took_s: float) -> None:
+        """Records a save, or the checkpoint that a server starts from."""
+        self._number, self._block_s, self._took_s = number, block_s, took_s
+        self._saved_at, self._retry_at, self._again_s = self.clock(), 0.0, _AGAIN_S
+        self._of_s = self._saved_at - took_s
+
+    def failed(self) -> float:
+        """Records a failed save; returns the seconds until the next attempt."""
+        again_s = self._again_s
+        self._retry_at = self.clock() + again_s
+        self._again_s = min(2 * again_s, _MOST_AGAIN_S)
+        return again_s
+
+
+_MOST_COPIED = 2 << 30  # largest state in bytes of which a copy fits in memory
+
+
+@dataclass(frozen=True)
+class Written:
+    """A complete recovery checkpoint.
+
+    Attributes:
+        block_s: seconds that the server had spent in blocks when it began.
+    """
+
+    receipt: PartReceipt
+    number: int
+    block_s: float
+    took_s: float
+
+
+@dataclass
+class RecoverySaver:
+    """Writes a server's recovery checkpoints, if enabled.
+
+    Attributes:
+        saved: the last saved step by trainer; empty before the first save.
+        changes: maximum number of consecutive incremental checkpoints of tables.
+        is_outdated: the state has changed at the same steps since the last save.
+        is_writing: a save runs concurrently with steps; no other may begin.
+    """
+
+    series: RecoveryCheckpoints | None
+    outbox: Outbox
+    links: ServerLinks
+    me: ServerIdentity
+    saved: Mapping[int, int] = field(default_factory=dict)
+    changes: int = 9
+    clock: Callable[[], float] = time.monotonic
+    schedule: SaveSchedule = field(init=False)
+    is_outdated: bool = False
+    is_writing: bool = False
+    _later: list[Callable[[], None]] = field(default_factory=list)
+    _last: int | None = None  # the checkpoint that the tables include completely
+    _length: int = 0  # number of checkpoints it is incremental to
+
+    def __post_init__(self) -> None:
+        self.schedule = SaveSchedule(self.clock)
+
+    def is_due(self, held: ServerState) -> bool:
+        """Whether to save without a request, if enabled."""
+        if self.series is None or held.scheduler.applied < 0:
+            return False
+        block_s, beside = held.executor.counts.block_s, self.may_write_beside(held)
+        return self.schedule.is_due(held.scheduler.number, block_s, beside=beside)
+
+    def put_off(self, error: Exception, *, unasked: bool = False) -> bool:
+        """Logs a failed save that will be retried; returns False if retrying does not help.
+
+        Args:
+            error: the cause.
+            unasked: no trainer waits for it, so any disk error may be transient.
+        """
+        if not is_disk_full(error) and not (unasked and isinstance(error, CheckpointError)):
+            return False
+        again_s = self.schedule.failed()
+        alert(
+            f"{self.outbox.name} could not write its checkpoint: {error}; it is tried again in "
+            f"{again_s:.0f} s, and trainers keep what it lacks: if this server dies now, they send "
+            "it anew"
+        )
+        return True
+
+    def give_up(self, error: Exception) -> None:
+        self.outbox.tasks.append(DeviceTask("saving", partial(_raise, error), lambda _: None))
+
+    def save(self, held: ServerState, step: int, after: Callable[[], None]) -> None:
+        """Saves a newly assigned state, if enabled."""
+        steps = dict.fromkeys(range(held.plan.trainers), step)
+        number = step if held.plan.waits else sum(steps.values())
+        self.save_now(held, number, steps, {}, after)
+
+    def save_now(
+        self,
+        held: ServerState,
+        number: int,
+        steps: Mapping[int, int],
+        kinds: Mapping[str, Mapping[int, int]],
+        after: Callable[[], None],
+    ) -> None:
+        """Saves the current state, if enabled; otherwise as `write`.
+
+        It is postponed only if there is no checkpoint yet. After a replacement of the state, a
+        server restarted from an older checkpoint would continue with the replaced state: a failure
+        ends it.
+        """
+        if self.series is None:
+            after()
+            return
+        self.is_outdated = True
+        if self.is_writing:
+            self._later.append(lambda: self.save_now(held, number, steps, kinds, after))
+            return
+
+        def then(written: Written) -> None:
+            self.is_outdated = False
+            self.wrote(written, steps)
+            after()
+
+        def failed(error: Exception) -> None:
+            if not self.saved and self.put_off(error):
+                after()
+            else:
+                self.give_up(error)
+
+        self.outbox.tasks.append(
+            DeviceTask("saving", self.write(held, number, steps, kinds), then, failed)
+        )
+
+    def has(self, step: int, trainer: int) -> bool:
+        return self.saved.get(trainer, -1) >= step and not self.is_outdated
+
+    def may_write_beside(self, held: ServerState) -> bool:
+        """Whether steps may continue during a save, which then writes a copy of the state.
+
+        Tables are too large to copy, and only their changes are written.
+        """
+        return not held.tables and held.plan.state_bytes <= _MOST_COPIED
+
+    def copy(
+        self,
+        held: ServerState,
+        number: int,
+        steps: Mapping[int, int],
+        kinds: Mapping[str, Mapping[int, int]],
+    ) -> Callable[[], Callable[[], Written]]:
+        """Returns a task that copies the state; its result writes the copy, like `write`.
+
+        A copy of 100 MB takes 10 to 20 ms, while writing takes 0.2 to 1 s.
+        """
+        arrays: dict[str, np.ndarray] = {}
+        write = self.write(held, number, steps, kinds, arrays=arrays)
+
+        def run() -> Callable[[], Written]:
+            views = held.executor.views(held.plan.state)
+            arrays.update((name, array.copy()) for name, array in views.items())
+            return write
+
+        return run
+
+    def wrote(self, written: Written, steps: Mapping[int, int]) -> None:
+        self.saved = steps
+        self.schedule.saved(written.number, written.block_s, written.took_s)
+        self.end_writing()
+
+    def end_writing(self) -> None:
+        """Runs the actions that waited for the end of a concurrent save."""
+        self.is_writing = False
+        later, self._later = self._later, []
+        for action in later:
+            action()
+
+    def write(
+        self,
+        held: ServerState,
+        number: int,
+        steps: Mapping[int, int],
+        kinds: Mapping[str, Mapping[int, int]],
+        *,
+        arrays: Mapping[str, np.ndarray] | None = None,
+    ) -> Callable[[], Written]:
+        """Returns a task that saves the state, with the retained values as of now.
+
+        Args:
+            held: the server's state.
+            number: number of the checkpoint.
+            steps: the last step included of each trainer.
+            kinds: the same for parameters and each table, if their steps differ.
+            arrays: the state's values; those at the time of the task by default.
+        """
+        series, program, retained = self.series, self.me.program, self._retained(held)
+        block_s = held.executor.counts.block_s
+        assert series is not None
+
+        def run() -> Written:
+            began = self.clock()
+            after = self._followed(number)  # only now: another save may have been running
+            values = held.executor.views(held.plan.state) if arrays is None else arrays
+            receipt = series.save(
+                held.plan,
+                values,
+                number,
+                steps=steps,
+                kinds=kinds,
+                job_program=program,
+                retained=retained,
+                stores=held.stores,
+                after=after,
+                anew=self._last is None,
+            )
+            self._last, self._length = number, 0 if after is None else self._length + 1
+            return Written(receipt, number, block_s, self.clock() - began)
+
+        return run
+
+    def _followed(self, step: int) -> int | None:
+        """Returns the checkpoint to be incremental to, None for a full one."""
+        last = self._last if self._length < self.changes else None
+        return last if last is not None and last < step else None
+
+    def goes_on(self, number: int, steps: Mapping[int, int], length: int) -> None:
+        """Records that the tables include a checkpoint."""
+        self.saved, self._last, self._length = steps, number, length
+        self.schedule.saved(number, 0.0, 0.0)
+
+    def begin_anew(self) -> None:
+        """Records that tables were replaced: the next checkpoint is a full one."""
+        self._last = None
+
+    def _retained(self, held: ServerState) -> RetainedValues:
+        kept = self.links.kept()
+        parts = {step: {t.name: t.array for t in m.tensors} for step, m in kept.items()}
+        shrunk = {name: table.shrunk for name, table in held.tables.items()}
+        return RetainedValues(
+            dict(held.extras.arrays), held.extras.step, parts, shrunk, self.me.text
+        )
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

@@ -1,0 +1,429 @@
+"""A server as a state machine: messages and time in, messages and device tasks out.
+
+It has no sockets and no threads. Its caller passes in messages and results of tasks, and sends its
+replies (`jaxfleet.ps.server.event_loop`).
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxfleet.lower import ExecutableCache
+from jaxfleet.observability.notices import alert
+from jaxfleet.ops import Array
+from jaxfleet.ps.server.collectives import CollectiveHandler
+from jaxfleet.ps.server.execution_plan import ServerPlan
+from jaxfleet.ps.server.handshake import Handshake
+from jaxfleet.ps.server.liveness import LivenessMonitor
+from jaxfleet.ps.server.maintenance import SaveFolders
+from jaxfleet.ps.server.metrics import ServerMetrics, TrainerMetrics
+from jaxfleet.ps.server.options import ServerIdentity, ServerOptions
+from jaxfleet.ps.server.outbox import DeviceTask, Outbox, Request, RequestError, request_error
+from jaxfleet.ps.server.recovery_checkpoints import recovery_checkpoints
+from jaxfleet.ps.server.request_router import RequestRouter
+from jaxfleet.ps.server.server_links import ServerLinks
+from jaxfleet.ps.server.trainer_records import DepartureRecord
+from jaxfleet.ps.server.trainer_registry import TrainerRegistry
+from jaxfleet.tables import TableStore
+from jaxfleet.transport.messages import Kind, Message, Peer, Plain
+
+Replies = list[tuple[Peer, Message]]
+
+_MOST_PENDING = 1024  # maximum number of requests in one `pending`
+
+
+class ServerCore:
+    """One server of a job.
+
+    Args:
+        endpoint: its endpoint, as trainers name it.
+        cache: cache of executables.
+        clock: the time in seconds; only differences matter.
+        options: the job, timeouts and checkpoints.
+
+    Raises:
+        CheckpointError: its last recovery checkpoint cannot be read.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        cache: ExecutableCache,
+        clock: Callable[[], float],
+        options: ServerOptions | None = None,
+    ) -> None:
+        options = options or ServerOptions()
+        self.failure: Exception | None = None
+        self.stopped = False
+        self.rejected = 0  # malformed frames, as counted by the listener
+        self.outbox = Outbox()
+        self.trainers = TrainerRegistry(options)
+        self._clock = clock
+        self._counts: Counter[Kind] = Counter()
+        self._received_bytes = self._sent_bytes = 0
+        self._tasks: list[DeviceTask] = []
+        self._me = ServerIdentity(secrets.token_hex(8))
+        self._links = ServerLinks()
+        own, most = recovery_checkpoints(options), options.queued_bytes
+        folders = SaveFolders(options.save_dirs)
+        self._router = RequestRouter(
+            self.outbox, self._me, self._links, own, cache, clock, most, folders
+        )
+        self._collectives = CollectiveHandler(self.outbox, self.trainers, self._router, most)
+        self._router.on_load = self._collectives.forget
+        self._handshake = Handshake(
+            endpoint, self.outbox, self.trainers, self._router, self._me, options.server
+        )
+        self._handshake.on_strangers = self._collectives.forget_strangers
+        self._handshake.on_new_process = self._collectives.forget_process
+        self._liveness = LivenessMonitor(
+            self.outbox, self.trainers, self._router, self._collectives, clock()
+        )
+        self._handlers = self._requests()
+        self._departures = (
+            DepartureRecord(own.series.root, options.launch_id) if own is not None else None
+        )
+        self._awaits_rerun = False
+        if own is not None and (restored := own.restore(self._handshake.note_damage)) is not None:
+            self._router.restore(restored)
+            self.trainers.restored = restored.job_program
+            self.trainers.text = self._me.text = restored.retained.text
+            self._know_who_left()
+        elif self._departures is not None:
+            self._departures.clear()
+
+    def _know_who_left(self) -> None:
+        """Reads the trainers that said bye before this server was restarted: they do not return."""
+        assert self._departures is not None
+        gone = self.trainers.gone = self._departures.read()
+        if gone is None:
+            self._departures.clear()
+            return
+        for trainer in self.trainers.left():
+            self._let_go(trainer)
+        if self.trainers.all_left() and gone.is_certain:
+            alert(f"{self.outbox.name} was started again when all trainers had ended: it ends, too")
+            self.outbox.tasks.clear()  # no trainer is left to compile for
+        elif self.trainers.all_left():
+            self._awaits_rerun = True
+            alert(
+                f"{self.outbox.name} was started again when all trainers had ended: it waits "
+                f"{self.options.step_timeout_s:g} s for those of another run (where servers have "
+                "a JAXFLEET_LAUNCH_ID, no server waits for them in the same launch)"
+            )
+
+    def _requests(self) -> Mapping[Kind, Callable[[Request], None]]:
+        """Returns the handlers of requests after a hello."""
+        return {
+            Kind.DEFINE: self._router.define,
+            Kind.ASSIGN: self._collectives.assign,
+            Kind.PUSH: self._router.push,
+            Kind.PULL: self._router.pull,
+            Kind.LOOK_UP: self._router.look_up,
+            Kind.PUSH_ROWS: self._router.push_rows,
+            Kind.REDUCE: self._collectives.reduce,
+            Kind.BARRIER: self._collectives.barrier,
+            Kind.SAVE: self._router.save,
+            Kind.LOAD: self._router.load,
+            Kind.SHRINK: self._router.tend,
+            Kind.EXPORT: self._router.tend,
+            Kind.STATS: self._stats,
+            Kind.PENDING: self._pending,
+            Kind.BYE: self._bye,
+        }
+
+    @property
+    def options(self) -> ServerOptions:
+        """The options, with the timeouts of the first trainer if configured."""
+        return self.trainers.options
+
+    @property
+    def incarnation(self) -> str:
+        """Distinguishes this process from its predecessor."""
+        return self._me.incarnation
+
+    def begin(
+        self,
+        plan: ServerPlan,
+        arrays: Mapping[str, np.ndarray],
+        program: str,
+        stores: Iterable[TableStore] = (),
+    ) -> None:
+        """Starts with a program and a state of this process; trainers send neither.
+
+        Args:
+            plan: the program.
+            arrays: a value for every state variable.
+            program: hash of the job's program, which trainers' hellos must match; any, if empty.
+            stores: initial rows of tables; other tables start empty.
+
+        Raises:
+            ProgramError: compiling an operator fails.
+        """
+        self.trainers.restored = program or None
+        self._router.begin(plan, arrays, stores)
+
+    @property
+    def stores(self) -> Mapping[str, TableStore]:
+        """The rows of its tables, by name; valid while no task is running."""
+        return self._router.stores
+
+    @property
+    def state(self) -> Mapping[str, Array]:
+        """The values of the state variables, on the device; valid while no task is running."""
+        return self._router.state
+
+    # --- event loop interface ----------------------------------------------------------------
+
+    def handle(self, peer: Peer, message: Message) -> Replies:
+        """Handles a message; returns the replies that are due."""
+        self._counts[message.kind] += 1
+        self._received_bytes += _bytes_of(message)
+        try:
+            if message.sender.startswith("server "):
+                self._from_server(message)
+            elif message.kind is Kind.HELLO:
+                self._hello(peer, message)
+            else:
+                self._from_trainer(peer, message)
+        except RequestError as refusal:
+            self.outbox.error(peer, message, refusal)
+        except Exception as error:  # noqa: BLE001  # no message may end the server
+            self.outbox.error(peer, message, request_error("failed", error))
+        return self._carried()
+
+    def knows(self, peer: Peer, message: Message) -> bool:
+        """Whether a handled message is from a participant in the job.
+
+        Heartbeats use separate connections without a hello: their session identifies the trainer.
+        """
+        if message.sender.startswith("server "):
+            is_other = self._links.number_of(message.sender) is not None
+            return is_other and message.body.get("program") == self._me.program
+        if message.kind is Kind.HEARTBEAT:
+            known = self.trainers.by_id.get(_number_of(message))
+            return known is not None and known.session == message.body.get("session")
+        return self.trainers.id_of(peer) is not None
+
+    def tick(self, now: float) -> Replies:
+        """Handles the passage of time: lost peers and timeouts."""
+        self._liveness.look_at_waits(now)
+        if self._me.job:  # before the first hello, the others are unknown
+            body: dict[str, Plain] = {**self._word(now), "program": self._me.program}
+            self._links.beat(body, self.outbox.name, now, self.options.heartbeat_s)
+        lifeless = self._liveness.look_for_life(now)
+        if lifeless is not None and self._awaits_rerun:
+            self._awaits_rerun = False
+        elif lifeless is not None and not self.finished:
+            self.failure = lifeless
+        return self._carried()
+
+    def figures(self, now: float) -> ServerMetrics:
+        """Returns a snapshot of the metrics."""
+        return ServerMetrics(
+            self.outbox.name,
+            self._counted(),
+            {kind.value: count for kind, count in self._counts.items()},
+            self._received_bytes,
+            self._sent_bytes,
+            tuple(
+                TrainerMetrics(n, one.step, now - one.heard, one.late_s, one.doing, one.left)
+                for n, one in sorted(self.trainers.by_id.items())
+            ),
+        )
+
+    def forgive(self, seconds: float) -> None:
+        """Discounts silence of peers while this process was suspended."""
+        for known in (*self.trainers.by_id.values(), *self._links.known.values()):
+            known.heard = min(known.heard + seconds, self._clock())
+
+    def take_tasks(self) -> list[DeviceTask]:
+        """Returns the next tasks, in order; each is passed to `finish` or `fail`."""
+        tasks, self.outbox.tasks = self.outbox.tasks, []
+        self._tasks += tasks
+        return tasks
+
+    def finish(self, job: DeviceTask, result: Any) -> Replies:
+        """Takes a task's result."""
+        self._tasks.remove(job)
+        if self.failure is None:
+            job.then(result)
+        return self._carried()
+
+    def fail(self, job: DeviceTask, error: Exception) -> Replies:
+        """Takes a task's error, which ends the server unless it concerns only one request."""
+        self._tasks.remove(job)
+        if job.failed is not None:
+            job.failed(error)
+        elif self.failure is None:
+            self.failure = error
+            self._liveness.tell_all(request_error("failed", error))
+        return self._carried()
+
+    def run_tasks(self) -> Replies:
+        """Runs all tasks synchronously, and returns the replies."""
+        replies: Replies = []
+        while tasks := self.take_tasks():
+            for job in tasks:
+                result, error = job.attempt()
+                replies += self.fail(job, error) if error else self.finish(job, result)
+        return replies
+
+    def take_links(self) -> list[tuple[int, Message]]:
+        """Returns the messages for other servers, with their numbers."""
+        out, self._links.out = self._links.out, []
+        return out
+
+    @property
+    def finished(self) -> bool:
+        """Whether the server can end: all trainers said bye, or it failed."""
+        if self.failure is not None:
+            return True
+        has_work = self._tasks or self.outbox.tasks or self._awaits_rerun
+        return self.stopped or (self.trainers.all_left() and not has_work)
+
+    @property
+    def servers(self) -> list[str]:
+        """The endpoints of all servers, once a trainer has sent them."""
+        return self._handshake.servers
+
+    @property
+    def step(self) -> int:
+        """The last step applied, -1 without a state."""
+        return self._router.step
+
+    # --- arrivals and departures --------------------------------------------------------------
+
+    def _hello(self, peer: Peer, message: Message) -> None:
+        gone = self.trainers.gone
+        self._handshake.hello(peer, message, self._clock())
+        self._awaits_rerun = False
+        if self._departures is not None and gone is not None and self.trainers.gone is None:
+            self._departures.clear()
+            for trainer in gone.sessions:
+                self._router.wait_for(trainer)
+
+    def _bye(self, request: Request) -> None:
+        self.trainers.by_id[request.trainer].left = True
+        if self._departures is not None:
+            self._departures.write(self.trainers.departed())
+        self.outbox.answer(request.peer, request.message, Kind.OK)
+        now = self._clock()
+        self._collectives.one_left()
+        self._let_go(request.trainer)
+        self._liveness.look_at_waits(now)
+
+    def _let_go(self, trainer: int) -> None:
+        if self.options.may_leave or not self._router.waits:
+            self._router.leave(trainer)
+
+    def end(self) -> None:
+        """Clears the record of departures once all have left: a restart begins another run."""
+        if self._departures is not None and self.failure is None and self.trainers.all_left():
+            self._departures.clear()
+
+    def _word(self, now: float, trainer: int = 0) -> dict[str, Plain]:
+        lost: list[Plain] = list(self.trainers.lost(now))
+        step = self._router.step
+        return {
+            "doing": next((j.what for j in self._tasks if not j.is_beside), f"after step {step}"),
+            "incarnation": self.incarnation,
+            "step": step,
+            "lost": lost,
+            "saved": self._router.saved_of(trainer),
+        }
+
+    # --- incoming messages ---------------------------------------------------------------------
+
+    def _from_server(self, message: Message) -> None:
+        number = self._links.number_of(message.sender)
+        if number is None or message.body.get("program") != self._me.program:
+            raise RequestError("refused", f"{message.sender} is no other server of this job")
+        if message.kind is Kind.HEARTBEAT:
+            self._links.heard(number, message, self._clock())
+        elif message.kind is Kind.PARTS:
+            self._router.parts(message)
+        else:
+            raise RequestError("bad_message", f"a server sends no {message.kind.value}")
+
+    def _from_trainer(self, peer: Peer, message: Message) -> None:
+        trainer, now = self.trainers.id_of(peer), self._clock()
+        if message.kind is Kind.HEARTBEAT:  # on a separate connection, without a hello
+            self.trainers.beat(message, now)
+            self.outbox.answer(peer, message, Kind.HEARTBEAT, self._word(now, _number_of(message)))
+            return
+        if trainer is None:
+            what = f"{message.sender} sent {message.kind.value} before hello"
+            raise RequestError("stranger", what, hint="say hello first, and on a new connection")
+        if message.sender != f"trainer {trainer}":
+            what = f"trainer {trainer}'s connection says it is {message.sender}"
+            raise RequestError("bad_message", what)
+        self.trainers.heard(peer, message, now)
+        handler = self._handlers.get(message.kind)
+        if handler is None:
+            raise RequestError("bad_message", f"a trainer sends no {message.kind.value}")
+        log = self.trainers.by_id[trainer].log
+        if log.begin(message):
+            handler(Request(peer, message, trainer, now))
+        elif (answer := log.answer(message.number)) is not None:
+            self.outbox.out.append((peer, answer))
+
+    def _pending(self, request: Request) -> None:
+        """Replies with the requests and pushes of a trainer that have not arrived."""
+        numbers = request.message.body.get("numbers")
+        if not isinstance(numbers, list) or len(numbers) > _MOST_PENDING:
+            raise RequestError("bad_message", "a pending needs 'numbers', a short list")
+        trainer, log = request.trainer, self.trainers.by_id[request.trainer].log
+        mine = [r for r in self._router.waiting() if r.trainer == trainer]
+        others = [r for r in self._collectives.requests() if r.trainer == trainer]
+        here = {r.message.number for r in (*mine, *others)} | log.pending
+        missing: list[Plain] = []
+        for number in numbers:
+            answer = log.answer(number) if isinstance(number, int) else None
+            if answer is not None:
+                self.outbox.out.append((request.peer, answer))
+            elif number not in here:
+                missing.append(number)
+        body: dict[str, Plain] = {
+            "missing": missing,
+            "lacks": any(map(self._router.lacks, mine)),
+            "step": self._router.step_of(trainer),
+        }
+        self.outbox.answer(request.peer, request.message, Kind.PENDING, body)
+
+    def _stats(self, request: Request) -> None:
+        counts: dict[str, Plain] = {kind.value: count for kind, count in self._counts.items()}
+        body = {**self._counted(), "messages": counts}
+        self.outbox.answer(request.peer, request.message, Kind.OK, body)
+
+    def _counted(self) -> dict[str, Plain]:
+        refused: dict[str, Plain] = {"errors": self.outbox.errors, "rejected": self.rejected}
+        return {**self._router.stats(), **refused}
+
+    def _carried(self) -> Replies:
+        out, self.outbox.out = self.outbox.out, []
+        self._sent_bytes += sum(_bytes_of(message) for _, message in out)
+        return [self._logged(peer, message) for peer, message in out]
+
+    def _logged(self, peer: Peer, message: Message) -> tuple[Peer, Message]:
+        """Logs a reply in case the request is repeated; returns it with its current connection."""
+        if message.body.get("error") == "stranger":
+            return peer, message
+        peer = self.trainers.newest(peer)
+        trainer = self.trainers.id_of(peer)
+        if trainer is not None:
+            self.trainers.by_id[trainer].log.end(message)
+        return peer, message
+
+
+def _bytes_of(message: Message) -> int:
+    return sum(tensor.array.nbytes for tensor in message.tensors)
+
+
+def _number_of(message: Message) -> int:
+    """Returns the number of the trainer that sent a message, -1 if invalid."""
+    number = message.sender.removeprefix("trainer ")
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 8 else -1

@@ -1,0 +1,256 @@
+"""Scheduler of blocks for synchronous steps, which wait for the gradients of all trainers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxfleet.ps.server.execution_plan import BlockPlan, Merge, ServerPlan
+from jaxfleet.ps.server.gradient_buffer import GradientBuffer
+from jaxfleet.ps.server.row_schedulers import RowPush, SyncRowScheduler
+from jaxfleet.ps.server.sparse_update import SentGradients
+from jaxfleet.transport.messages import Plain, Tensor
+
+
+@dataclass
+class SyncScheduler:
+    """Progress of a server's steps.
+
+    Attributes:
+        applied: the last step whose blocks all ran; -1 without a state.
+        wanted: the greatest requested step, which a server without gradients follows.
+        handed: by block, the last step for which it was started.
+        done: by block, the last step for which it ran.
+        left: trainers that are not waited for: their summands are zeros.
+    """
+
+    plan: ServerPlan
+    applied: int = -1
+    wanted: int = -1
+    handed: dict[int, int] = field(default_factory=dict)
+    done: dict[int, int] = field(default_factory=dict)
+    duplicates: int = 0
+    left: set[int] = field(default_factory=set)
+    summands: GradientBuffer = field(init=False)
+    tables: SyncRowScheduler = field(init=False)
+    _begun: dict[int, int] = field(default_factory=dict)  # by trainer, the last step of a push
+
+    def __post_init__(self) -> None:
+        names = [table.name for table in self.plan.tables]
+        self.tables = SyncRowScheduler(names, self.plan.trainers, self.left)
+        self.summands = GradientBuffer(self.plan, self.left)
+
+    @property
+    def queued_bytes(self) -> int:
+        return self.summands.queued_bytes
+
+    @property
+    def step(self) -> int:
+        """The current or next step."""
+        return self.applied + 1
+
+    @property
+    def row_step(self) -> int:
+        """The step number of the next table update."""
+        return self.step
+
+    @property
+    def number(self) -> int:
+        return self.applied
+
+    def steps(self) -> dict[int, int]:
+        return dict.fromkeys(range(self.plan.trainers), self.applied)
+
+    def step_of(self, trainer: int) -> int:
+        del trainer
+        return self.applied
+
+    def kinds(self) -> dict[str, dict[int, int]]:
+        """Returns nothing: parameters and tables have the same step."""
+        return {}
+
+    def resume(
+        self, number: int, steps: Mapping[int, int], kinds: Mapping[str, Mapping[int, int]]
+    ) -> None:
+        del steps, kinds
+        self.restart(number)
+
+    def restart(self, step: int) -> None:
+        """Sets the applied step; discards inputs of earlier steps."""
+        self.applied = step
+        self.handed = {block.index: step for block in self.plan.blocks}
+        self.done = dict(self.handed)
+        # Inputs of later steps were sent after this state, by trainers that recovered sooner.
+        self.summands.restart(step)
+        self._begun = {trainer: later for trainer, later in self._begun.items() if later > step}
+        self.tables.restart(step)
+
+    def push(self, step: int, trainer: int, tensors: Iterable[Tensor], rows: int = 0) -> None:
+        """Takes gradients; duplicates and late ones are ignored."""
+        self._note(trainer, step)
+        for tensor in tensors:
+            block = self._block_of(tensor.name)
+            is_late = step <= self.handed.get(block.index, -1)
+            if is_late or not self.summands.add(step, trainer, tensor):
+                self.duplicates += 1
+            elif rows:
+                self.summands.note_rows(step, trainer, rows)
+
+    def push_rows(self, table: str, push: RowPush) -> None:
+        self._note(push.request.trainer, push.request.step)
+        self.tables.push(table, push)
+
+    def _note(self, trainer: int, step: int) -> None:
+        """Records that a trainer is present and at a step."""
+        self.left.discard(trainer)
+        self._begun[trainer] = max(step, self._begun.get(trainer, -1))
+
+    def take_parts(self, step: int, tensors: Iterable[Tensor]) -> None:
+        if step > self.applied:
+            self.duplicates += self.summands.add_parts(step, tensors)
+
+    def hand_out(self) -> list[tuple[BlockPlan, SentGradients]]:
+        """Returns the blocks that can run, in order, with their inputs."""
+        if self.applied < 0 or not self._starts():
+            return []
+        found = []
+        for block in self.plan.blocks:
+            if self.handed[block.index] < self.step and self._is_ready(block):
+                self.handed[block.index] = self.step
+                found.append((block, self.summands.take(self.step, block)))
+        return found
+
+    def hand_out_tables(self) -> list[tuple[str, Sequence[RowPush]]]:
+        return list(self.tables.hand_out(self.step)) if self.applied >= 0 else []
+
+    def ran(self, block: BlockPlan) -> bool:
+        """Records that a block ran; returns whether the step is complete."""
+        self.done[block.index] = self.step
+        return self._ends()
+
+    def table_ran(self, table: str) -> bool:
+        self.tables.done[table] = self.step
+        return self._ends()
+
+    @property
+    def is_running(self) -> bool:
+        handed = (*self.handed.values(), *self.tables.handed.values())
+        return any(step > self.applied for step in handed)
+
+    def _ends(self) -> bool:
+        """Advances to the next step if this one is complete; returns whether it is."""
+        if not self.tables.is_done(self.step):
+            return False
+        if any(self.done[other.index] < self.step for other in self.plan.blocks):
+            return False
+        self.summands.forget(self.step)
+        self.tables.forget(self.step)
+        self.applied += 1
+        return True
+
+    def follows(self, trainer: int, after: int, table: str = "") -> bool:
+        """Returns True: a step waits for all its pushes, in any order."""
+        del trainer, after, table
+        return True
+
+    def is_queued(self, trainer: int) -> bool:
+        """Returns False: whatever a trainer's step lacks has not arrived."""
+        del trainer
+        return False
+
+    def follow(self, step: int) -> None:
+        """Records a request for the results of a step."""
+        self.wanted = max(self.wanted, step)
+        if not self.plan.blocks and not self.plan.tables and self.applied >= 0:
+            self.applied = max(self.applied, step)
+
+    def missing(self, *, step: int, pulls: bool) -> dict[str, list[str]]:
+        """Returns the peers that delay a request, with the missing names."""
+        del pulls
+        if step <= self.applied:
+            return {}
+        found = self.tables.missing(self.step)
+        for block in self.plan.blocks:
+            if self.handed.get(block.index, -1) >= self.step:
+                continue
+            for who, name in self.summands.missing(self.step, block):
+                found.setdefault(who, []).append(name)
+            for trainer in self._behind(block.merges):
+                found.setdefault(f"trainer {trainer}", []).append(f"its step {self.step}")
+        return found
+
+    def has_made(
+        self, maker: int | None, step: int, trainer: int, until: int | None = None
+    ) -> bool:
+        """Whether a block has run for a step; without a block, whether the step is applied."""
+        del trainer, until
+        return (self.applied if maker is None else self.done.get(maker, -1)) >= step
+
+    def is_past(self, maker: int, step: int, *, is_kept: bool) -> bool:
+        """Whether a block's result of a step is gone: once it reran, or if not kept, began to."""
+        return (self.done if is_kept else self.handed).get(maker, -1) > step
+
+    def may_look_up(self, table: str, step: int) -> bool:
+        """Whether rows of a table may be sent to a trainer at a step."""
+        return self.tables.has(table, step - 1)
+
+    def has_applied(self, step: int, trainer: int) -> bool:
+        del trainer
+        return self.applied >= step
+
+    def stamp(self) -> dict[str, Plain]:
+        """Returns no metadata: values are of the requested step."""
+        return {}
+
+    def gave(self, trainer: int, values: Iterable[tuple[str, np.ndarray | None]]) -> None:
+        """Does nothing: all trainers receive the same values."""
+
+    def gave_rows(self, table: str, trainer: int, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Does nothing: all trainers receive the same rows."""
+
+    def received_rows(self, table: str, trainer: int, keys: np.ndarray) -> None:
+        """Returns None: no gradient is late."""
+
+    def other_rows(self, step: int, trainer: int, rows: int) -> str | None:
+        """Describes a batch whose number of rows differs, since such sums are inconsistent."""
+        return self.summands.other_rows(step, trainer, rows)
+
+    def _block_of(self, gradient: str) -> BlockPlan:
+        return self._blocks[self.plan.makers_of_merges[gradient]]
+
+    @property
+    def _blocks(self) -> Mapping[int, BlockPlan]:
+        return self.plan.by_index
+
+    def _starts(self) -> bool:
+        """Whether the step may start: nothing runs before some gradient is complete."""
+        if any(step == self.step for step in self.handed.values()):
+            return True
+        if self.tables.has_begun(self.step):
+            return True
+        if not self.plan.merges and not self.plan.tables:
+            return self.wanted >= self.step
+        return any(block.merges and self._has_all(block.merges) for block in self.plan.blocks)
+
+    def _is_ready(self, block: BlockPlan) -> bool:
+        if any(self.handed[other] < self.step for other in block.after):
+            return False
+        return self._has_all(block.merges) and (
+            not block.exchanges or self.summands.has_parts(self.step)
+        )
+
+    def _has_all(self, merges: Sequence[Merge]) -> bool:
+        return self.summands.has_all(self.step, merges) and not self._behind(merges)
+
+    def _behind(self, merges: Sequence[Merge]) -> list[int]:
+        """Returns the trainers that may still request results that these gradients change.
+
+        A sender of a gradient has received all results of the previous step. Trainers that send
+        none, as when the first trainer's gradient counts for all, confirm this with any push of
+        this step, even an empty one.
+        """
+        trainers = range(self.plan.trainers)
+        if not merges or any(len(merge.senders) == len(trainers) for merge in merges):
+            return []
+        here = {t for t in trainers if t in self.left or self._begun.get(t, -1) >= self.step}
+        return [trainer for trainer in trainers if trainer not in here]

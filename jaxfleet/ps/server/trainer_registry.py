@@ -1,0 +1,293 @@
+"""Registry of a job's trainers: hellos, heartbeats, losses and departures."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from jaxfleet.ps.server.options import ServerOptions
+from jaxfleet.ps.server.trainer_records import Departures, RequestLog
+from jaxfleet.transport.consistency import describe_difference
+from jaxfleet.transport.messages import PROTOCOL, Kind, Message, Peer, Plain
+
+_LONGEST = 200  # characters of a trainer's activity
+_PUSHES = frozenset({Kind.PUSH, Kind.PUSH_ROWS})
+_DIGEST, _DIGEST_SHOWN = 64, 12  # characters
+_MOST_MOVED = 1024  # broken connections, of all trainers
+_MOST_REFUSED = 1024  # rejected trainers whose reason is kept for errors
+_FACTS = ("job", "trainers", "servers", "program")  # on which all trainers must agree
+
+
+@dataclass
+class PeerState:
+    """State of a trainer, or of another server.
+
+    Attributes:
+        heard: time of its last message.
+        said: time of its last heartbeat.
+        doing: its last reported activity.
+        session: distinguishes processes with the same number.
+        step: the greatest step of its messages.
+        pushed: the last step of its pushes.
+        late_s: cumulative delay of its steps behind the first trainer.
+        log: requests of this process that must not be executed twice.
+    """
+
+    peer: Peer
+    heard: float
+    said: float
+    doing: str = "hello"
+    session: Plain = None
+    left: bool = False
+    step: int = 0
+    pushed: int = 0
+    late_s: float = 0.0
+    incarnation: Plain = None
+    log: RequestLog = field(default_factory=RequestLog)
+
+    def text(self, now: float) -> str:
+        """Describes its last activity: `last heartbeat 0.3 s ago: compiling`."""
+        return f"last heartbeat {now - self.said:.1f} s ago: {self.doing}"
+
+
+@dataclass
+class TrainerRegistry:
+    """The trainers of a job, which must all agree on it.
+
+    Attributes:
+        facts: the job as the first trainer described it.
+        restored: hash of the program that the server resumes.
+        text: packed text of that program, or of the first trainer's; None if unknown.
+        refused: reasons why other trainers of the job were rejected.
+        gone: departures before this server was restarted.
+    """
+
+    options: ServerOptions
+    facts: dict[str, Plain] = field(default_factory=dict)
+    first: int = -1
+    restored: str | None = None
+    text: np.ndarray | None = None
+    versions: Plain = None
+    by_id: dict[int, PeerState] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    gone: Departures | None = None
+    _ids: dict[Peer, int] = field(default_factory=dict)
+    _came: dict[int, float] = field(default_factory=dict)
+    _moved: dict[Peer, Peer] = field(default_factory=dict)  # replaced connections
+
+    def __post_init__(self) -> None:
+        self._told = self.options
+
+    @property
+    def count(self) -> int:
+        """Number of trainers of the job, 0 before the first hello."""
+        told = self.options.trainers or (self.gone.trainers if self.gone is not None else 0)
+        count = self.facts.get("trainers", told)
+        assert isinstance(count, int)
+        return count
+
+    @property
+    def _job(self) -> Plain:
+        """The job's name, once known; trainers of another job are strangers."""
+        return self.facts.get("job", self.options.job)
+
+    def id_of(self, peer: Peer) -> int | None:
+        return self._ids.get(peer)
+
+    def newest(self, peer: Peer) -> Peer:
+        """Returns the connection that replaced this one, or this one."""
+        return self._moved.get(peer, peer)
+
+    def hello(self, peer: Peer, message: Message, now: float) -> str | None:
+        """Admits a trainer, or returns the reason for rejecting it."""
+        body = message.body
+        if (refusal := _malformed(body)) is not None:
+            return refusal
+        number = body["trainer"]
+        assert isinstance(number, int)
+        text = next((t.array for t in message.tensors if t.name == "program"), None)
+        if (refusal := self._unlike(body, text)) is not None:
+            is_room = number in self.refused or len(self.refused) < _MOST_REFUSED
+            if body.get("job") == self._job and number not in self.by_id and is_room:
+                self.refused[number] = refusal  # reported to trainers that wait for it
+            return refusal
+        if (refusal := self._taken(peer, body, now)) is not None:
+            return refusal
+        self.refused.pop(number, None)
+        if not self.facts:
+            self.facts = {name: body[name] for name in _FACTS}
+            self.first = number
+            self.versions = body.get("versions")
+            if self.text is None and text is not None and text.dtype == np.uint8:
+                self.text = text.copy()
+        old, session = self.by_id.get(number), body.get("session")
+        known = PeerState(peer, now, now, session=session)
+        if old is not None:
+            self._ids.pop(old.peer, None)
+            if session is not None and session == old.session:
+                known = replace(
+                    known, step=old.step, pushed=old.pushed, late_s=old.late_s, log=old.log
+                )
+                self._move(old.peer, peer)
+        self._ids[peer] = number
+        self.by_id[number] = known
+        if self.gone is not None and self.gone.is_of_another_run(number, session):
+            self.gone = None
+        return None
+
+    def _move(self, old: Peer, new: Peer) -> None:
+        """Redirects replies to a new connection of the same process."""
+        moved = {peer: new if to == old else to for peer, to in self._moved.items()}
+        moved[old] = new
+        self._moved = dict(list(moved.items())[-_MOST_MOVED:])
+        self._moved.pop(new, None)
+
+    def forget(self) -> None:
+        """Discards all trainers as strangers, with their description of the job."""
+        self.options, self.facts, self.first = self._told, {}, -1
+        self.versions = None
+        if self.restored is None:
+            self.text = None
+        self.by_id.clear()
+        self.refused.clear()
+        self._ids.clear()
+
+    def heard(self, peer: Peer, message: Message, now: float) -> None:
+        known = self.by_id[self._ids[peer]]
+        known.heard = now
+        if message.kind in _PUSHES:
+            known.pushed = max(known.pushed, message.step)
+        if message.step > known.step:
+            known.step = message.step
+            known.late_s += now - self._came.setdefault(message.step, now)
+            least = min(known.step for known in self.present())
+            self._came = {step: at for step, at in self._came.items() if step >= least}
+
+    def rewind(self) -> None:
+        """Resets the pushed steps: all trainers continue from another state."""
+        for known in self.by_id.values():
+            known.pushed = 0
+
+    def beat(self, message: Message, now: float) -> None:
+        """Records a heartbeat, whose session identifies the trainer on its separate connection."""
+        number = message.sender.removeprefix("trainer ")
+        plain = number.isascii() and number.isdigit() and len(number) < 8
+        known = self.by_id.get(int(number)) if plain else None
+        if known is not None and known.session == message.body.get("session"):
+            known.heard = known.said = now
+            known.doing = str(message.body.get("doing", ""))[:_LONGEST]
+
+    def is_lost(self, number: int, now: float) -> bool:
+        """Whether a connected trainer has been silent for too long."""
+        known = self.by_id.get(number)
+        if known is None or known.left:
+            return False
+        return now - known.heard > self.options.lost_after_s
+
+    def lost(self, now: float) -> list[str]:
+        """Returns the lost trainers: `trainer 1`."""
+        return [f"trainer {number}" for number in self.by_id if self.is_lost(number, now)]
+
+    def ends(self, now: float) -> list[str]:
+        """Describes each lost or rejected trainer."""
+        gone = [(n, self.by_id[n]) for n in self.by_id if self.is_lost(n, now)]
+        lost = [f"trainer {number}, {known.text(now)}" for number, known in gone]
+        return [*lost, *(f"trainer {n} was refused: {why}" for n, why in self.refused.items())]
+
+    def all_left(self) -> bool:
+        return 0 < self.count <= len(self.left())
+
+    def left(self) -> dict[int, Plain]:
+        """Returns the sessions of trainers that said bye, to this server or its predecessor."""
+        gone = self.gone.sessions if self.gone is not None else {}
+        left = {n: known.session for n, known in self.by_id.items() if known.left}
+        return {**{n: said for n, said in gone.items() if n not in self.by_id}, **left}
+
+    def departed(self) -> Departures:
+        """Returns the departures, to be read by a restarted server."""
+        left = self.left()
+        before = self.gone.present if self.gone is not None else {}
+        came = {**before, **{n: known.session for n, known in self.by_id.items()}}
+        return Departures(self.count, left, {n: said for n, said in came.items() if n not in left})
+
+    def none_lives(self, now: float) -> bool:
+        """Whether every trainer has left or is lost."""
+        return all(known.left or self.is_lost(n, now) for n, known in self.by_id.items())
+
+    def staying(self) -> list[int]:
+        """Returns the numbers of trainers that have not said bye, connected or not."""
+        left = self.left()
+        return [n for n in range(self.count) if n not in left]
+
+    def present(self) -> Iterable[PeerState]:
+        """Returns the connected trainers that have not said bye."""
+        return [known for known in self.by_id.values() if not known.left]
+
+    def _unlike(self, body: Mapping[str, Plain], text: np.ndarray | None) -> str | None:
+        """Describes a hello's difference from the options or from the first trainer, if any."""
+        number = body["trainer"]
+        wanted: dict[str, Plain] = {}
+        if self.options.job is not None:
+            wanted["job"] = self.options.job
+        if self.options.trainers is not None:
+            wanted["trainers"] = self.options.trainers
+        if self.restored is not None:
+            wanted["program"] = self.restored
+        for name, value in wanted.items():
+            if body.get(name) != value:
+                found = f"trainer {number} says {name} {_short(body.get(name))}, and the server"
+                return f"{found} {_short(value)}{self._where(name, body, text)}"
+        for name, value in self.facts.items():
+            if body.get(name) != value:
+                found = f"trainer {number} says {name} {_short(body.get(name))}"
+                found = f"{found}, and trainer {self.first} says {_short(value)}"
+                return f"{found}{self._where(name, body, text)}"
+        return None
+
+    def _where(self, name: str, body: Mapping[str, Plain], text: np.ndarray | None) -> str:
+        if name != "program":
+            return ""
+        theirs = body.get("versions")
+        made = ""
+        if isinstance(theirs, str) and isinstance(self.versions, str) and theirs != self.versions:
+            made = f"; it runs {theirs[:_LONGEST]}, and trainer {self.first} {self.versions}"
+        return describe_difference(self.text, text) + made
+
+    def _taken(self, peer: Peer, body: Mapping[str, Plain], now: float) -> str | None:
+        number = body["trainer"]
+        assert isinstance(number, int)
+        other = self._ids.get(peer)
+        if other is not None and other != number:
+            return f"this connection is trainer {other}'s, and says it is trainer {number}"
+        old = self.by_id.get(number)
+        if old is None or old.left or old.peer == peer or self.is_lost(number, now):
+            return None
+        session = body.get("session")
+        if session is not None and session == old.session:
+            return None
+        return f"there is a trainer {number} already, {old.text(now)}"
+
+
+def _malformed(body: Mapping[str, Plain]) -> str | None:
+    """Returns the reason that a body is not a valid hello, if so."""
+    protocol = body.get("protocol")
+    if protocol != PROTOCOL:
+        return f"the trainer speaks protocol {protocol}, and this server {PROTOCOL}"
+    session = body.get("session")
+    if session is not None and (not isinstance(session, str) or len(session) > _LONGEST):
+        return "a session is a short text"
+    number, count, servers = (body.get(key) for key in ("trainer", "trainers", "servers"))
+    if not _is_count(count) or not _is_count(number) or not isinstance(servers, list):
+        return f"a hello needs trainer, trainers and servers, and says {sorted(body)}"
+    assert isinstance(number, int)
+    assert isinstance(count, int)
+    return f"there is no trainer {number} of {count}" if number >= count else None
+
+
+def _is_count(value: Plain) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 20
+
+
+def _short(value: Plain) -> Plain:
+    is_digest = isinstance(value, str) and len(value) == _DIGEST
+    return f"{value[:_DIGEST_SHOWN]}..." if is_digest and isinstance(value, str) else value

@@ -1,0 +1,221 @@
+"""Runs a compiled program within a memory budget, planned for the shapes of its feeds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfleet.analysis.memory import MemoryProfile, memory_profile
+from jaxfleet.analysis.memory.profile import size_text
+from jaxfleet.analysis.memory.shared_names import final_variables
+from jaxfleet.ir import Operands, Operator, Program
+from jaxfleet.lower import ExecutableCache
+from jaxfleet.lower.function import bind_sizes
+from jaxfleet.lower.host_transfer import device_dtype, host_memory_is_apart
+from jaxfleet.lower.staged import Peak, StagedStep, count_runs, peak_of_one
+from jaxfleet.lower.staged_sharding import layout_for
+from jaxfleet.passes import ShapeReads
+from jaxfleet.runtime.compiled_program import CompiledProgram, prepare
+from jaxfleet.runtime.memory_fit import Fit, Fitting
+from jaxfleet.runtime.memory_report import MemoryReport
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class ProgramMemory:
+    """Memory use of a program on one device, for feeds of these shapes.
+
+    Attributes:
+        program: the program; its last operator lists the fetches.
+        names: the fetched values.
+        shapes: of the feeds, in the order of the data that it reads.
+        device: where it runs.
+        cache: of executables.
+    """
+
+    program: Program
+    names: tuple[str, ...]
+    shapes: Shapes
+    device: Any
+    cache: ExecutableCache
+
+    @cached_property
+    def prepared(self) -> CompiledProgram:
+        """The program as one function, whether it is cut or not."""
+        return prepare(self.program, self.names)
+
+    @property
+    def host_is_apart(self) -> bool:
+        return host_memory_is_apart(self.device)
+
+    @property
+    def fetched(self) -> tuple[str, ...]:
+        return final_variables(self.program, self.names)
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        return bind_sizes(zip(self.prepared.data, self.shapes, strict=True))
+
+    @cached_property
+    def in_parts(self) -> StagedStep | None:
+        """The program in executables; None if it is one."""
+        if not any(op.type == "cut" for op in self.program.root.ops):
+            return None
+        ready = self.prepared
+        return StagedStep(
+            self.program,
+            given=tuple(v.name for v in ready.state if v.name in ready.donated),
+            kept=tuple(v.name for v in ready.state if v.name not in ready.donated),
+            data=tuple(v.name for v in ready.data),
+            written=ready.written,
+            fetched=self.fetched,
+            layout=layout_for((self.device,), {}),
+            cache=self.cache,
+        )
+
+    def curve(self) -> MemoryProfile:
+        return memory_profile(self.program, self.sizes, keep=self.fetched)
+
+    def peak(self) -> Peak:
+        if self.in_parts is not None:
+            return self.in_parts.peak(self.shapes)
+        ready = self.prepared
+        state = {v.name: _type_of(v.dtype, v.shape) for v in ready.state}
+        given = {name: state.pop(name) for name in list(state) if name in ready.donated}
+        data = {v.name: _type_of(v.dtype, s) for v, s in zip(ready.data, self.shapes, strict=True)}
+        with jax.default_device(self.device):
+            return peak_of_one(ready.function.lower(given, state, data).compile())
+
+    @property
+    def executables(self) -> tuple[int, int]:
+        return count_runs(self.runs)
+
+    @property
+    def runs(self) -> Sequence[Any]:
+        if self.in_parts is None:
+            return [self.prepared.function]
+        return [part.run for part in self.in_parts.at(self.shapes)]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A program that fits a budget.
+
+    Attributes:
+        fit: the result of the search.
+        before: memory use of the original program.
+        after: memory use of the chosen one.
+    """
+
+    fit: Fit
+    before: ProgramMemory
+    after: ProgramMemory
+
+    def report(self) -> MemoryReport:
+        before = self.before.curve()
+        after = self.after.curve() if self.fit.passes else before
+        peak = self.after.peak().bytes
+        return MemoryReport(before, self.fit.before, after, peak, self.after.executables, self.fit)
+
+
+@dataclass
+class WithinBudget:
+    """A compiled program's function that fits a budget, planned at the first feed of each shape.
+
+    Attributes:
+        prepared: the program.
+        names: the fetched values.
+        budget: an int of bytes, or a float fraction of the program's peak; None for the least
+            without recomputation.
+        device: where it runs.
+        log: receives a description of each result.
+        fitted: by the shapes of the feeds, in order of first use.
+    """
+
+    prepared: CompiledProgram
+    names: tuple[str, ...]
+    budget: float | None
+    device: Any
+    log: Callable[[str], None] | None = None
+    fitted: dict[Shapes, Fitted] = field(default_factory=dict)
+    _cache: ExecutableCache = field(default_factory=ExecutableCache)
+
+    def __call__(
+        self, given: Mapping[str, Any], kept: Mapping[str, Any], data: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Runs the program once; returns the fetches and the new state.
+
+        Raises:
+            StrategyError: it cannot be made to fit; the error names the least possible budget.
+        """
+        shapes = tuple(np.shape(data[v.name]) for v in self.prepared.data)
+        if shapes not in self.fitted:
+            self.fitted[shapes] = self._fit(shapes)
+        memory = self.fitted[shapes].after
+        run = memory.in_parts
+        if run is None:
+            fetched, written = memory.prepared.function(given, kept, data)
+            return list(fetched), dict(written)
+        values = (
+            [given[name] for name in run.given],
+            [kept[name] for name in run.kept],
+            [data[name] for name in run.data],
+        )
+        new, fetched = run(*values)
+        return fetched, dict(zip(run.written, new, strict=True))
+
+    def _fit(self, shapes: Shapes) -> Fitted:
+        program = ShapeReads().run(with_fetch(self.prepared.program, self.names))
+        before = ProgramMemory(program, self.names, shapes, self.device, self._cache)
+        fitting = Fitting(before, lambda made: replace(before, program=made))
+        if self.budget is None:
+            fit = fitting.least(exact=self.log is not None)
+        else:
+            fit = fitting.to(self.budget)
+        made = program
+        for pass_ in fit.passes:
+            made = pass_.run(made)
+        after = replace(before, program=made) if fit.passes else before
+        used = [*after.runs, *(run for other in self.fitted.values() for run in other.after.runs)]
+        self._cache.keep(used)
+        if self.log is not None:
+            self.log(_in_words(program.name, fit, after))
+        return Fitted(fit, before, after)
+
+
+def _in_words(name: str, fit: Fit, after: ProgramMemory) -> str:
+    taken = fit.before if fit.after is None else fit.after.bytes
+    what = f"'{name}' takes {size_text(taken)} besides its state, feeds and fetches"
+    return f"{what}, {size_text(fit.before)} as it was, in {after.executables[0]} executables"
+
+
+def with_fetch(program: Program, names: Sequence[str]) -> Program:
+    """Returns a program that lists its fetches, for the passes."""
+    wanted = final_variables(program, names)
+    if not wanted:
+        return program
+    fetch = Operator("fetch", Operands.of(*wanted))
+    return program.with_block(program.root.with_ops((*program.root.ops, fetch)))
+
+
+def within_budget(
+    prepared: CompiledProgram,
+    names: tuple[str, ...],
+    budget: float | None,
+    device: Any,
+    log: Callable[[str], None] | None = None,
+) -> CompiledProgram:
+    """Returns a compiled program for one device whose function fits a budget.
+
+    The arguments are the attributes of `WithinBudget`; the device is by default JAX's.
+    """
+    chosen = device if device is not None else jax.devices()[0]
+    return replace(prepared, function=WithinBudget(prepared, names, budget, chosen, log))
+
+
+def _type_of(dtype: str, shape: Sequence[Any]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tuple(shape), device_dtype(dtype))

@@ -1,0 +1,94 @@
+"""Checkpoints of a job: servers write their parts, trainer 0 the rest and the manifest."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxfleet.checkpoint import PartReceipt, Piece, commit, discard, write_part
+from jaxfleet.errors import CheckpointError, JaxfleetError
+from jaxfleet.ps.client.client import Client
+from jaxfleet.runtime.checkpointing import open_for, read_leaves
+from jaxfleet.runtime.remote_state import RemoteState
+from jaxfleet.transport.messages import Kind, Tensor
+
+
+def save_job(client: Client, served: RemoteState, path: Path, leaves: Sequence[Any]) -> None:
+    """Writes a checkpoint of the current step; on failure the previous one stays."""
+    client.doing("saving")
+    error: Exception | None = None
+    if client.me.trainer == 0:
+        try:
+            _save(client, served, path, leaves)
+        except (JaxfleetError, OSError) as found:
+            error = found
+    agree(client, f"save {path}", error)
+
+
+def restore_job(client: Client, served: RemoteState, path: str | Path) -> list[Any]:
+    """Loads a checkpoint into the servers, and returns the leaves for the trainers."""
+    client.doing("restoring")
+    checkpoint = open_for(path, served.captured)
+    client.rewind(checkpoint.step)
+    error: Exception | None = None
+    if client.me.trainer == 0:
+        body: dict[str, Any] = {"path": str(Path(path).absolute())}
+        try:
+            client.wait([client.request(s, Kind.LOAD, body=body) for s in _servers(client)])
+        except JaxfleetError as found:
+            error = found
+    agree(client, f"restore {path}", error)
+    client.step = checkpoint.step
+    values = {**read_leaves(checkpoint, served.mine), **served.pull(client, served.params)}
+    return served.leaves(values)
+
+
+def meet(client: Client, what: str) -> None:
+    """Waits at a barrier of all trainers before the operation `what`."""
+    agree(client, f"begin to {what}", None)
+
+
+def _save(client: Client, served: RemoteState, path: Path, leaves: Sequence[Any]) -> None:
+    step, receipts = client.step, list[PartReceipt]()
+    asked = [client.request(s, Kind.SAVE, body={"path": str(path)}) for s in _servers(client)]
+    try:
+        pieces = [Piece.whole(name, array) for name, array in served.own(leaves).items()]
+        receipts.append(write_part(path, "trainers", pieces, step=step))
+        client.wait(asked)
+        for request in asked:
+            assert request.answer is not None
+            receipts.append(_receipt(request.answer.body.get("receipt")))
+        commit(path, receipts, step=step)
+    except BaseException:
+        discard(path, receipts)
+        raise
+
+
+def _receipt(plain: object) -> PartReceipt:
+    if not isinstance(plain, dict):
+        raise CheckpointError("a server does not say what it wrote")
+    return PartReceipt.from_plain(plain)
+
+
+def agree(client: Client, what: str, error: Exception | None, found: int = 0) -> int:
+    """Waits for all trainers; returns trainer 0's result `found`, from 0 on, or raises an error."""
+    told = np.asarray([error is not None, found], np.int64)
+    came: list[int] = []
+
+    def take(answer: Sequence[Tensor]) -> None:
+        came.extend(int(value) for tensor in answer for value in tensor.array)
+
+    body: dict[str, Any] = {"key": what, "how": "max"}
+    tensors = [Tensor("told", told)]
+    request = client.request(0, Kind.REDUCE, body=body, tensors=tensors, wants=["told"], sink=take)
+    client.wait([request])
+    if error is not None:
+        raise error
+    if came[0]:
+        raise CheckpointError(f"trainer 0 could not {what}", hint="its own error says why")
+    return came[1]
+
+
+def _servers(client: Client) -> range:
+    return range(len(client.me.endpoints))

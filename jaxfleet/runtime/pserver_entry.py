@@ -1,0 +1,194 @@
+"""A process of a parameter-server job: trainer or server, by its environment."""
+
+import sys
+from pathlib import Path
+from typing import Any, Generic, NoReturn, Self
+
+from jaxfleet.capture import Captured
+from jaxfleet.env import PserverRole, read_cluster
+from jaxfleet.errors import StrategyError
+from jaxfleet.ir import Program
+from jaxfleet.observability import spans_of
+from jaxfleet.ops.user_frames import warn_at_caller
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.heartbeat import Heartbeat
+from jaxfleet.ps.server import ServerOptions
+from jaxfleet.ps.server.process import job_network, serve
+from jaxfleet.runtime.explain_job import undivided_job
+from jaxfleet.runtime.pserver_job import (
+    JobPrograms,
+    example_of,
+    membership,
+    programs_for,
+    timeouts_of,
+)
+from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.runtime.trainer_step import TrainerStep
+from jaxfleet.runtime.type_variables import Metrics, State
+from jaxfleet.transport.buffers import keep_freed_memory
+
+
+def job_step(
+    captured: Captured,
+    strategy: DistributedStrategy,
+    dump_dir: Path | None,
+    cluster: PserverRole | None = None,
+) -> "TrainerStep | ServerStep":
+    """Returns the step of this process, by default in the environment's job.
+
+    Raises:
+        StrategyError: the process does not belong to a job.
+    """
+    cluster = cluster or read_cluster()
+    if cluster is None:
+        what = "mode 'pserver' needs servers and trainers, and this process is of no job"
+        hint = "start the script with: jaxfleet launch --servers 2 --trainers 2 SCRIPT"
+        raise StrategyError(what, hint=hint)
+    if cluster.role == "pserver":
+        return ServerStep(captured, strategy, cluster)
+    trainer = cluster.trainer_id
+    assert trainer is not None
+    programs = programs_for(
+        strategy,
+        trainer=trainer,
+        trainers=cluster.trainers,
+        endpoints=cluster.endpoints,
+        dump_dir=dump_dir,
+    )
+    example = example_of(captured, strategy, cluster.trainers)
+    connect = _Connect(cluster, strategy)
+    step = TrainerStep(captured, strategy, programs, connect, example=example)
+    if trainer == 0 and (why := undivided_job(step.dumps)) is not None:
+        warn_at_caller(
+            f"'{captured.program.name}' is not divided: each of {cluster.trainers} trainers does "
+            f"all of the work, since {why}"
+        )
+    return step
+
+
+class _Connect:
+    """Creates a trainer's client of the servers of its job."""
+
+    def __init__(self, cluster: PserverRole, strategy: DistributedStrategy) -> None:
+        self.cluster, self.strategy = cluster, strategy
+
+    def __call__(self, job: JobPrograms) -> Client:
+        cluster, trainer = self.cluster, self.cluster.trainer_id
+        assert trainer is not None
+        keep_freed_memory()
+        network = job_network(cluster.secret_file)
+        me = membership(
+            job,
+            name=cluster.job,
+            trainer=trainer,
+            trainers=cluster.trainers,
+            endpoints=cluster.endpoints,
+        )
+        heartbeat = Heartbeat(
+            network,
+            cluster.endpoints,
+            sender=f"trainer {trainer}",
+            session=me.session,
+            every_s=min(1.0, self.strategy.lost_after_s / 5),
+        )
+        returns = cluster.server_return_s
+        return Client(
+            network.connect(cluster.endpoints),
+            me,
+            timeouts=timeouts_of(self.strategy, server_return_s=returns),
+            heartbeat=heartbeat,
+            replay_bytes=self.strategy.replay_bytes if returns else 0,
+            spans=spans_of(me.name),
+        )
+
+
+def serve_job(cluster: PserverRole, strategy: DistributedStrategy) -> int:
+    """Serves until the job ends, independent of its step; returns the process's exit code.
+
+    Raises:
+        ConnectError: the endpoint is taken, or may not be bound.
+        StrategyError: the job has no secret, and is not declared insecure.
+    """
+    assert cluster.current_endpoint is not None
+    options = ServerOptions(
+        server=cluster.server_id,
+        job=cluster.job,
+        launch_id=cluster.launch_id,
+        trainers=cluster.trainers,
+        lost_after_s=strategy.lost_after_s,
+        step_timeout_s=strategy.step_timeout_s,
+        server_return_s=cluster.server_return_s,
+        checkpoint_dir=cluster.own_checkpoints,
+        save_dirs=cluster.save_dirs or None,
+    )
+    return serve(
+        cluster.current_endpoint,
+        options,
+        secret_file=cluster.secret_file,
+        insecure=cluster.insecure,
+    )
+
+
+class ServerStep(Generic[State, Metrics]):
+    """A step in a server's process, whose only work is to serve.
+
+    Unless started by `jaxfleet launch`, servers run the job's script too. Its first use of the step
+    other than for text, to run or to restore a checkpoint, serves until the job ends, and ends the
+    process; `serve` does so explicitly.
+    """
+
+    def __init__(
+        self, captured: Captured, strategy: DistributedStrategy, cluster: PserverRole
+    ) -> None:
+        self.captured, self.strategy, self._cluster = captured, strategy, cluster
+
+    def __repr__(self) -> str:
+        name, cluster = self.captured.program.name, self._cluster
+        which = f"server={cluster.server_id}, servers={len(cluster.endpoints)}"
+        return f"ServerStep({name!r}, {which}, trainers={cluster.trainers})"
+
+    @property
+    def program(self) -> Program:
+        cluster = self._cluster
+        programs = programs_for(
+            self.strategy, trainer=0, trainers=cluster.trainers, endpoints=cluster.endpoints
+        )
+        assert cluster.server_id is not None
+        example = example_of(self.captured, self.strategy, cluster.trainers)
+        return programs(example).servers[cluster.server_id]
+
+    def explain(self) -> str:
+        """Describes this server and its part of the job in a line."""
+        program, cluster = self.program, self._cluster
+        where = f"server {cluster.server_id} of {len(cluster.endpoints)}"
+        count = sum(len(block.ops) for block in program.blocks[1:])
+        work = f"{count} operators in {len(program.blocks) - 1} blocks"
+        return f"{where} runs '{program.name}': {work}"
+
+    def serve(self) -> int:
+        """Serves until the job ends; returns the exit code of the process.
+
+        Raises:
+            ConnectError: the endpoint is taken, or may not be bound.
+        """
+        return serve_job(self._cluster, self.strategy)
+
+    def close(self) -> None:
+        """Does nothing: a server ends when all trainers have disconnected."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve_instead(self, *_: Any, **__: Any) -> NoReturn:
+        """Serves, and ends the process: the rest of the script is for trainers."""
+        sys.exit(self.serve())
+
+    __call__ = evaluate = save = restore = pull = stats = _serve_instead
+
+    @property
+    def tables(self) -> NoReturn:
+        """Serves, like any first use of the step."""
+        self._serve_instead()

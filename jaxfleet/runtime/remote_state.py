@@ -1,0 +1,166 @@
+"""State leaves of a parameter-server job: their locations and transfers."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NoReturn, Self
+
+import numpy as np
+
+from jaxfleet.capture import Captured
+from jaxfleet.errors import FeedError
+from jaxfleet.ir import Kind, Program, Role, Variable
+from jaxfleet.passes.pserver.insert_startup import kept_for_trainers, leaf_pieces, state_exchange
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.pending_requests import PendingRequest
+from jaxfleet.ps.client.trainer_executor import run_startup, sent_leaves
+from jaxfleet.runtime.checkpointing import on_host
+from jaxfleet.runtime.pserver_job import JobPrograms
+
+
+class Handle:
+    """A leaf of the state that lives on servers; it holds no memory, and cannot be read.
+
+    Attributes:
+        name: the variable's.
+        shape: of ints.
+        dtype: numpy's, or jax's dtype of random keys.
+        servers: the servers that hold it.
+    """
+
+    __slots__ = ("__weakref__", "dtype", "name", "servers", "shape")
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: Any, servers: str) -> None:
+        self.name, self.shape, self.dtype, self.servers = name, shape, dtype, servers
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def again(self) -> Self:
+        return type(self)(self.name, self.shape, self.dtype, self.servers)
+
+    def __repr__(self) -> str:
+        return f"<'{self.name}' {self.dtype}{list(self.shape)} on {self.servers}>"
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        what = f"'{self.name}' lives on {self.servers} and cannot be read here"
+        raise FeedError(what, hint="state = step.pull(state) brings it to this process")
+
+    # jax checks for it before it reads an argument; its own error would not mention servers.
+    __jax_array__ = property(_refuse)
+    __array__ = __float__ = __int__ = __bool__ = __index__ = _refuse
+    __getitem__ = __iter__ = __len__ = __neg__ = __abs__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __pow__ = __matmul__ = __rmatmul__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    # Common array attributes in scripts: an AttributeError would not show where the value is.
+    sum = mean = max = min = std = var = prod = any = all = argmax = argmin = _refuse
+    astype = reshape = ravel = flatten = squeeze = transpose = dot = copy = item = tolist = _refuse
+    at = T = property(_refuse)
+
+
+class RemoteState:
+    """Locates the leaves of a state, and transfers them."""
+
+    def __init__(self, captured: Captured, job: JobPrograms) -> None:
+        self.captured = captured
+        self._leaves = captured.signature.state
+        self._program = captured.program
+        self._mine = {v.name for v in job.trainer.of_kind(Kind.PARAM, Kind.STATE)}
+        self._job = job
+        self._places = leaf_pieces(job.server_startups)
+        self._kept = kept_for_trainers(job.server_startups)
+        moves = (op for op in job.trainer.root.ops if op.role in {Role.RPC, Role.DIST})
+        self._received = {name for op in moves for name in op.writes}
+        count = len(job.servers)
+        where = "1 server" if count == 1 else f"{count} servers"
+        self._asked: list[PendingRequest] = []  # servers' own checkpoints
+        self._rewinds = 0  # the client's count at that time
+        self._handles = {
+            leaf.name: Handle(leaf.name, leaf.shape, leaf.dtype, where)
+            for leaf in self._leaves
+            if leaf.name not in self._mine
+        }
+
+    @property
+    def mine(self) -> list[Variable]:
+        """The leaves that trainers hold and change themselves."""
+        found = [self._program.variables[leaf.name] for leaf in self._leaves]
+        params = {v.name for v in self._program.of_kind(Kind.PARAM)}
+        served = (params | self._received) - self._kept
+        return [v for v in found if v.name in self._mine - served]
+
+    @property
+    def params(self) -> list[str]:
+        """The leaves that servers hold and trainers receive."""
+        mine = {variable.name for variable in self.mine}
+        return [leaf.name for leaf in self._leaves if leaf.name in self._mine - mine]
+
+    def held(self, leaves: Sequence[Any]) -> dict[str, Any]:
+        pairs = zip(self._leaves, leaves, strict=True)
+        return {leaf.name: value for leaf, value in pairs if leaf.name in self._mine}
+
+    def leaves(self, new: Mapping[str, Any]) -> list[Any]:
+        """Returns the leaves of a state; handles for those that only servers hold.
+
+        Handles are new at every step, so that those of earlier steps can be recognized.
+        """
+        return [
+            new[leaf.name] if leaf.name in self._mine else self._handles[leaf.name].again()
+            for leaf in self._leaves
+        ]
+
+    def assign(
+        self, client: Client, changed: Sequence[tuple[int, Any]], *, replace: bool
+    ) -> dict[int, Any]:
+        """Sends leaves to the servers, from trainer 0; returns the trainers' values, by place.
+
+        Collective; every trainer continues with trainer 0's values. The first state is sent by the
+        startup program; the leaves of a later one likewise, but by all trainers.
+        """
+        client.doing("giving the state to servers")
+        places = {self._leaves[at].name: at for at, _ in changed}
+        program = self._job.trainer_startup
+        if replace:
+            program = self._exchange(client, gives=places, takes=self._mine & places.keys())
+        given = set(sent_leaves(program))
+        values = {self._leaves[at].name: value for at, value in changed}
+        arrays = {name: on_host(values[name]) for name in values if name in given}
+        taken = run_startup(program, client, arrays, replace=replace)
+        return {at: taken.get(name, self._handles.get(name)) for name, at in places.items()}
+
+    def pull(self, client: Client, names: Sequence[str]) -> dict[str, Any]:
+        return run_startup(self._exchange(client, takes=names), client, {})
+
+    def _exchange(
+        self, client: Client, *, gives: Collection[str] = (), takes: Collection[str] = ()
+    ) -> Program:
+        trainer, me = self._job.trainer, client.me.trainer
+        return state_exchange(
+            self._program, trainer, self._places, trainer_id=me, gives=gives, takes=takes
+        )
+
+    def save_own(self, client: Client, *, is_sync: bool) -> None:
+        """Lets servers write checkpoints of their own, so that trainers may drop pushes.
+
+        They are requested while there is room for as many pushes again, and awaited when there is
+        none: a server writes while the steps go on.
+        """
+        if self._rewinds != client.rewinds:  # the requests belong to steps that were rolled back
+            self._asked, self._rewinds = [], client.rewinds
+        if client.is_replay_half_full and not self._asked:
+            self._asked = client.ask_to_save(sends_every_step=is_sync)
+        if client.is_replay_full:
+            client.doing("checkpoint")
+            client.wait(self._asked)
+        if self._asked and all(request.is_done for request in self._asked):
+            asked, self._asked = self._asked, []
+            for request in asked:
+                if request.answer is not None and request.answer.body.get("is_full"):
+                    client.put_off_saving()
+                else:
+                    client.forget_saved(request.server, request.message.step)
+
+    def own(self, leaves: Sequence[Any]) -> dict[str, np.ndarray]:
+        """Returns the leaves that only trainers hold, on the host."""
+        pairs = zip(self._leaves, leaves, strict=True)
+        return {leaf.name: on_host(value) for leaf, value in pairs if leaf.name in self._kept}

@@ -1,0 +1,142 @@
+"""Views of a step without running it: programs, compiled text, memory, explanations."""
+
+from typing import Any
+
+import jax
+
+from jaxfleet.capture import Captured
+from jaxfleet.capture.pytrees import spec_of
+from jaxfleet.errors import StrategyError
+from jaxfleet.ir import Program
+from jaxfleet.pipeline import Record
+from jaxfleet.runtime.auxiliary_state import AuxiliaryState
+from jaxfleet.runtime.compiled_variants import Variant, Variants
+from jaxfleet.runtime.explain import explain
+from jaxfleet.runtime.memory_report import MemoryReport, report_of
+from jaxfleet.runtime.step_inputs import type_of
+from jaxfleet.runtime.strategy import DistributedStrategy
+
+_unflatten = jax.tree_util.tree_unflatten
+
+
+class StepViews:
+    """Read-only views of a `Step`.
+
+    Attributes:
+        strategy: how it is distributed.
+        devices: where it runs.
+        captured: the one-device program.
+    """
+
+    strategy: DistributedStrategy
+    devices: tuple[Any, ...]
+    captured: Captured
+    _variants: Variants
+    _example: Variant
+    _held: AuxiliaryState | None
+
+    @property
+    def program(self) -> Program:
+        """The transpiled program."""
+        return self._example.program
+
+    @property
+    def dumps(self) -> Record:
+        """Record of every pass; index it by number or by a pass's name."""
+        return self._example.dumps
+
+    @property
+    def compiled(self) -> Any:
+        """The step as one jitted function, `(state, batch) -> (state, metrics)`.
+
+        For example for `jax.export`: it neither checks, places nor waits. It is one executable,
+        independent of a memory budget and of the step's own executables.
+
+        Raises:
+            StrategyError: the step looks up tables, or has auxiliary state, which a function
+                cannot.
+        """
+        if self._held is not None:
+            what = "a step that holds more than its state is no function of state and batch alone"
+            raise StrategyError(what, hint="call the step itself; step.lower() says what it runs")
+        if self._example.tables is not None:
+            what = "a step that looks up tables is no function of state and batch alone"
+            raise StrategyError(what, hint="call the step itself; step.lower() says what it runs")
+        return self._example.lowered.function
+
+    def lower(self, state: Any = None, batch: Any = None) -> Any:
+        """Returns jax's `Lowered` of the step's computation: one function of the leaves.
+
+        A step that is cut, for example for a memory budget, runs as several executables instead.
+
+        Args:
+            state: a state or its types; by default the example's.
+            batch: a batch or its types; by default the example's.
+        """
+        signature, leaves_of = self.captured.signature, jax.tree_util.tree_leaves
+        leaves = [spec_of(x) for x in signature.state] if state is None else leaves_of(state)
+        data = [spec_of(x) for x in signature.batch] if batch is None else leaves_of(batch)
+        if self._example.tables is not None:
+            data = self._example.tables.types(data)
+        return self._example.lowered.lower([_type_of(leaf) for leaf in leaves], data)
+
+    def example_types(self) -> tuple[Any, Any]:
+        """Returns the types of the example's state and batch, as jax's `ShapeDtypeStruct`s."""
+        signature = self.captured.signature
+        state = _unflatten(signature.state_tree, [spec_of(leaf) for leaf in signature.state])
+        batch = _unflatten(signature.batch_tree, [spec_of(leaf) for leaf in signature.batch])
+        return state, batch
+
+    def memory_analysis(self) -> Any:
+        """Returns XLA's memory analysis of the compiled step, in bytes, of one device.
+
+        Raises:
+            StrategyError: it is several executables, for example for a memory budget.
+        """
+        return self._executable().memory_analysis()
+
+    def cost_analysis(self) -> Any:
+        """Returns XLA's cost analysis of the compiled step: flops and bytes of one device.
+
+        Raises:
+            StrategyError: it is several executables, for example for a memory budget.
+        """
+        return self._executable().cost_analysis()
+
+    def as_text(self) -> str:
+        """Returns the optimized HLO of the compiled step.
+
+        Raises:
+            StrategyError: it is several executables, for example for a memory budget.
+        """
+        return str(self._executable().as_text())
+
+    def memory_report(self) -> MemoryReport:
+        """Returns the step's memory use, before and after it was fitted to a budget.
+
+        Raises:
+            StrategyError: the step looks up tables.
+        """
+        rows = self.captured.signature.rows
+        return report_of(self._variants.memory(rows), self._example.fit, self._example.dumps)
+
+    def explain(self) -> str:
+        """Returns about twenty lines on the decisions made, and why."""
+        return explain(self.captured, self.strategy, self.devices, self.program, self.dumps)
+
+    def __repr__(self) -> str:
+        mode, count = self.strategy.mode, len(self.devices)
+        return f"Step('{self.program.name}', mode='{mode}', devices={count})"
+
+    def _executable(self) -> Any:
+        if any(op.type == "cut" for op in self.program.root.ops):
+            what = f"'{self.program.name}' runs as several executables, and xla speaks of one"
+            hint = "step.memory_report() says what they take; step.lower() lowers all as one"
+            raise StrategyError(what, hint=hint)
+        return self.lower().compile()  # jax caches the compilation, for this and for the call
+
+
+def _type_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    shape, dtype = type_of(leaf)
+    weak = isinstance(leaf, int | float) or bool(getattr(leaf, "weak_type", False))
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)

@@ -1,0 +1,198 @@
+"""A trainer's connection to its servers, and the exchanges of each step."""
+
+import atexit
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxfleet.ir import Program
+from jaxfleet.lower import ExecutableCache
+from jaxfleet.passes.pserver.split_exchange import exchange_program, step_program
+from jaxfleet.ps.client.async_tables import AveragedTables, GeoTables
+from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.communicator import CommunicationMode, Communicator
+from jaxfleet.ps.client.periodic_exchange import PeriodicExchange
+from jaxfleet.ps.client.remote_tables import RemoteTables
+from jaxfleet.ps.client.trainer_executor import TrainerExecutor, TrainerTables
+from jaxfleet.tables import TableSpec
+from jaxfleet.tables.protocols import TableAccess
+
+
+class TrainerSync:
+    """Synchronization of a trainer with its servers, as its program specifies.
+
+    Args:
+        program: the trainer's.
+        cache: of executables.
+
+    Attributes:
+        mode: a relaxed communication mode; None for sync.
+    """
+
+    def __init__(self, program: Program, cache: ExecutableCache) -> None:
+        self._program, self._cache = program, cache
+        self.mode = CommunicationMode.of(program)
+        self._communicator: Communicator | None = None
+        self._rounds: PeriodicExchange | None = None
+        self._tables: GeoTables | AveragedTables | None = None
+
+    def open(self, client: Client) -> None:
+        """Starts, with a client whose servers have answered."""
+        if self.mode is None:
+            return
+        if self.mode.updates_here:
+            exchange = exchange_program(self._program)
+            trainer = TrainerExecutor(exchange, client, self._cache, ahead=self.mode.ahead)
+            self._rounds = PeriodicExchange(client, self.mode, trainer)
+        else:
+            self._communicator = Communicator(client, self.mode)
+
+    def tables(self, remote: RemoteTables, specs: Sequence[TableSpec]) -> TableAccess:
+        """Returns the tables of a step: servers' tables, or rows that this trainer updates.
+
+        Gradients that are averaged before they are sent include those of rows.
+        """
+        if self.mode is None or not specs:
+            return remote
+        if self.mode.averages:
+            self._tables = AveragedTables(remote)
+            assert self._communicator is not None
+            self._communicator.send_rows = self._tables.send
+            return self._tables
+        if not self.mode.updates_here:
+            return remote
+        trainers, k_steps = remote.trainers, self.mode.k_steps
+        self._tables = GeoTables(remote, specs, k_steps=k_steps, trainers=trainers)
+        return self._tables
+
+    @property
+    def is_sync(self) -> bool:
+        return self.mode is None
+
+    def trainer(
+        self, program: Program, client: Client, tables: TrainerTables | None = None
+    ) -> TrainerExecutor:
+        if self.mode is None:
+            return TrainerExecutor(program, client, self._cache, tables=tables)
+        program = step_program(program) if self.mode.updates_here else program
+        return TrainerExecutor(
+            program,
+            client,
+            self._cache,
+            tables=tables,
+            communicator=self._communicator,
+            ahead=self.mode.ahead,
+        )
+
+    def begin(self, client: Client, rows: int) -> dict[str, Any]:
+        """Begins a step of `rows` rows, once it may; returns the values received since the last."""
+        inner = self._inner()
+        fresh = inner.begin() if inner is not None else {}
+        if self._rounds is None or not self._rounds.counts_exchanges:
+            client.next_step(rows if self.is_sync else 0)
+        return fresh
+
+    def end(self, values: Mapping[str, Any], rows: int) -> dict[str, Any]:
+        """Ends a step on `rows` rows with new state values; returns those received since."""
+        return self._rounds.end(values, rows) if self._rounds is not None else {}
+
+    def flush(self) -> None:
+        """Completes all updates of this trainer on the servers."""
+        if isinstance(self._tables, GeoTables):
+            self._tables.flush()
+        inner = self._inner()
+        if inner is not None:
+            inner.flush()
+
+    def take(self) -> dict[str, Any]:
+        """Returns values received since the last step ended."""
+        if self._communicator is not None:
+            return self._communicator.take()
+        return self._rounds.take() if self._rounds is not None else {}
+
+    def restart(self, values: Mapping[str, Any]) -> None:
+        """Restarts from values that servers have too, on all trainers."""
+        if self._communicator is not None:
+            self._communicator.restart()
+        if self._rounds is not None:
+            self._rounds.restart(values)
+        if self._tables is not None:
+            self._tables.restart()
+
+    def stats(self) -> dict[str, Any]:
+        """Returns the age of the values that steps used."""
+        inner = self._inner()
+        return {} if inner is None else {"staleness": inner.stats()}
+
+    def _inner(self) -> Communicator | PeriodicExchange | None:
+        return self._communicator if self._communicator is not None else self._rounds
+
+
+class TrainerConnection:
+    """A trainer's client of the servers, and their tables.
+
+    Args:
+        connect: makes the client.
+        pace: started once connected, and flushed before disconnecting.
+        specs: of the tables.
+
+    Attributes:
+        found: the servers' step when this trainer connected; -1 before, or without a state.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Client], pace: TrainerSync, specs: Sequence[TableSpec]
+    ) -> None:
+        self._connect, self._pace, self._specs = connect, pace, specs
+        self._client: Client | None = None
+        self._tables: RemoteTables | None = None
+        self._trained: TableAccess | None = None
+        self._process = -1  # owner of the client: a fork only has a copy
+        self.found = -1
+
+    @property
+    def client(self) -> Client:
+        """The client, connected on first use."""
+        if self._client is None:
+            self._client = self._connect()
+            self._process = os.getpid()
+            atexit.register(self.close)  # a script that ends has no more gradients to send
+            self.found = self._client.open()
+            self._client.step = max(self.found, 0)
+            self._pace.open(self._client)
+        return self._client
+
+    @property
+    def tables(self) -> RemoteTables:
+        if self._tables is None:
+            self._tables = RemoteTables(self.client, self._specs)
+        return self._tables
+
+    @property
+    def trained(self) -> TableAccess:
+        """The tables that steps look up and train."""
+        if self._trained is None:
+            self._trained = self._pace.tables(self.tables, self._specs)
+        return self._trained
+
+    def close(self) -> None:
+        """Flushes this trainer's updates, and disconnects."""
+        client = self._own()
+        if client is not None:
+            try:
+                self._pace.flush()
+            finally:
+                client.close()
+
+    def abandon(self) -> None:
+        """Disconnects without notice, as a failed trainer."""
+        client = self._own()
+        if client is not None:
+            client.abandon()
+
+    def _own(self) -> Client | None:
+        """Returns the client if this process connected it; a fork need not close it."""
+        if self._client is None or self._process != os.getpid():
+            return None
+        atexit.unregister(self.close)
+        return self._client

@@ -1,0 +1,1 @@
+"""Passes for collective training: captured steps rewritten for N devices."""

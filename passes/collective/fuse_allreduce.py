@@ -1,0 +1,189 @@
+"""Fuse all-reduces of gradients into buckets."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import TypeAlias
+
+from jaxfleet.analysis.effects import Effects, OuterUses, Uses
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Attrs, Block, Operands, Operator, Program, Role, Variable
+from jaxfleet.pipeline import Pass, made_by, register_pass
+
+_ALLREDUCE = "c_allreduce_sum"
+# Operators with equal keys can be merged: dtype, role, attributes, slots in, slots out.
+_Key: TypeAlias = tuple[str, Role | None, Attrs, tuple[str, ...], tuple[str, ...]]
+
+
+@register_pass("fuse_allreduce")
+@dataclass(frozen=True)
+class FuseAllreduce(Pass):
+    """Merges all-reduces of one ring, dtype and role into one for each bucket of gradients.
+
+    An all-reduce has a fixed cost (a rendezvous of all devices, a latency for each hop), which a
+    model with many small tensors pays many times. But the bucket is copied together and apart
+    again, and it starts only with its last gradient: on CPU devices that made one model's step six
+    times slower and another's faster. So this is for strategies that ask for it, or measured that
+    it pays: across processes, it pays for small values (`largest_bytes`; docs/collective.md).
+
+    A bucket takes the place of its last member. An all-reduce moves down to it only past operators
+    that neither use its output nor write its input, and past none with an effect. An all-reduce of
+    a size known only at run time is not merged. Runs after `grad_allreduce`, which inserts the
+    all-reduces.
+
+    Before::
+
+        program p
+          data  x: f32[128,10]
+          param a: f32[128]
+          param b: f32[10]
+          block 0
+            backward
+              a@GRAD: f32[128] = jax.reduce_sum(x) {axes=[1]}
+              a@GRAD = c_allreduce_sum(a@GRAD) for (a, a@GRAD)
+              b@GRAD: f32[10] = jax.reduce_sum(x) {axes=[0]}
+              b@GRAD = c_allreduce_sum(b@GRAD) for (b, b@GRAD)
+            optimize
+              a = jax.sub(a, a@GRAD)
+              b = jax.sub(b, b@GRAD)
+
+    After::
+
+        program p
+          data  x: f32[128,10]
+          param a: f32[128]
+          param b: f32[10]
+          block 0
+            backward
+              a@GRAD: f32[128] = jax.reduce_sum(x) {axes=[1]}
+              b@GRAD: f32[10] = jax.reduce_sum(x) {axes=[0]}
+              a@GRAD, b@GRAD = c_allreduce_sum(a@GRAD, b@GRAD) {flat=true} for (a, a@GRAD), (b, b@GRAD)
+            optimize
+              a = jax.sub(a, a@GRAD)
+              b = jax.sub(b, b@GRAD)
+    """  # noqa: E501  # an operator is one line
+
+    bucket_size_bytes: int = 4 * 1024 * 1024  # the most bytes per all-reduce
+    flat: bool = True  # reduce one concatenated array instead of a tuple of arrays
+    largest_bytes: int = 0  # the largest value that joins a bucket; 0: any
+    across_roles: bool = False  # gradients and metrics may share a bucket, in the last one's role
+
+    runs_after = ("grad_allreduce",)
+
+    def __post_init__(self) -> None:
+        if self.bucket_size_bytes <= 0:
+            what = f"fuse_allreduce: bucket_size_bytes is {self.bucket_size_bytes}"
+            raise PassError(what, hint="give a positive number of bytes")
+        if self.largest_bytes < 0:
+            what = f"fuse_allreduce: largest_bytes is {self.largest_bytes}"
+            raise PassError(what, hint="give a positive number of bytes, or 0 for any")
+
+    def run(self, program: Program) -> Program:
+        uses, effects = OuterUses(program), Effects()
+        return program.with_blocks(
+            self._gather(program, block, uses, effects) for block in program.blocks
+        )
+
+    def _gather(self, program: Program, block: Block, uses: OuterUses, effects: Effects) -> Block:
+        ops: list[Operator | None] = []
+        buckets: list[_Bucket] = []
+        growing: dict[_Key, _Bucket] = {}
+        for op in block.ops:
+            if growing:
+                growing = _still_growing(growing, op, uses, effects)
+            ops.append(op)
+            size = _size_bytes(program, block, op)
+            if size is None or size > (self.largest_bytes or size):
+                continue
+            key = _key(program, block, op, role=None if self.across_roles else op.role)
+            bucket = growing.get(key)
+            if bucket is None or bucket.size_bytes + size > self.bucket_size_bytes:
+                bucket = growing[key] = _Bucket()
+                buckets.append(bucket)
+            else:
+                ops[bucket.place] = None
+            bucket.add(op, size, place=len(ops) - 1)
+        full = [bucket for bucket in buckets if len(bucket.members) > 1]
+        for bucket in full:
+            ops[bucket.place] = self._fused(bucket.members)
+        return block.with_ops(op for op in ops if op is not None) if full else block
+
+    def _fused(self, members: Sequence[Operator]) -> Operator:
+        first = members[0]
+        op = replace(
+            first,
+            role=members[-1].role,
+            inputs=_joined([member.inputs for member in members]),
+            outputs=_joined([member.outputs for member in members]),
+            attrs=first.attrs.updated(flat=True) if self.flat else first.attrs,
+            role_var=tuple(pair for member in members for pair in member.role_var),
+        )
+        return made_by(op, self)
+
+
+@dataclass
+class _Bucket:
+    """All-reduces to merge at the position of the last one."""
+
+    members: list[Operator] = field(default_factory=list)
+    inputs: set[str] = field(default_factory=set)
+    outputs: set[str] = field(default_factory=set)
+    size_bytes: int = 0
+    place: int = -1
+
+    def add(self, op: Operator, size_bytes: int, *, place: int) -> None:
+        self.members.append(op)
+        self.inputs.update(op.reads)
+        self.outputs.update(op.writes)
+        self.size_bytes += size_bytes
+        self.place = place
+
+    def may_move_past(self, uses: Uses) -> bool:
+        return (
+            self.outputs.isdisjoint(uses.reads)
+            and self.outputs.isdisjoint(uses.writes)
+            and self.inputs.isdisjoint(uses.writes)
+        )
+
+
+def _still_growing(
+    growing: dict[_Key, _Bucket], op: Operator, uses: OuterUses, effects: Effects
+) -> dict[_Key, _Bucket]:
+    """Returns the buckets whose members may move down past an operator."""
+    if op.type != _ALLREDUCE and effects.has_effect(op):
+        return {}
+    used = uses.of(op)
+    return {key: bucket for key, bucket in growing.items() if bucket.may_move_past(used)}
+
+
+def _key(program: Program, block: Block, op: Operator, *, role: Role | None) -> _Key:
+    dtype = program.lookup(op.reads[0], block).dtype
+    slots_in, slots_out = (tuple(slot for slot, _ in x.slots) for x in (op.inputs, op.outputs))
+    return dtype, role, op.attrs, slots_in, slots_out
+
+
+def _size_bytes(program: Program, block: Block, op: Operator) -> int | None:
+    """Returns the bytes that an operator reduces, or None if it cannot join a bucket."""
+    if op.type != _ALLREDUCE or not op.reads or len(op.reads) != len(op.inputs):
+        return None
+    sizes = [_array_bytes(program.lookup(name, block)) for name in op.reads]
+    dtypes = {program.lookup(name, block).dtype for name in op.reads}
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) and len(dtypes) == 1 else None
+
+
+def _array_bytes(variable: Variable) -> int | None:
+    """Returns an array's bytes, or None if known only at run time."""
+    sizes = [size for size in variable.shape if isinstance(size, int)]
+    bits = re.search(r"\d+", variable.dtype)
+    if len(sizes) != len(variable.shape) or bits is None:
+        return None
+    return prod(sizes) * max(1, int(bits.group()) // 8)
+
+
+def _joined(operands: Sequence[Operands]) -> Operands:
+    names = [slot for slot, _ in operands[0].slots]
+    return Operands(
+        (name, tuple(item for each in operands for item in each.slot(name))) for name in names
+    )

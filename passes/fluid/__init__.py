@@ -1,0 +1,1 @@
+"""Passes that write programs in fluid's dialect: ranks, trainers and servers."""

@@ -1,0 +1,1 @@
+"""Passes that lower the memory of a step: reuse, recomputation, offloading, scheduling."""

@@ -1,0 +1,257 @@
+"""Forward in groups: their kept and recomputed values, and the schedule of operators."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from jaxfleet.analysis.effects import Effects, OuterUses
+from jaxfleet.analysis.flow import forward_places
+from jaxfleet.errors import PassError
+from jaxfleet.ir import Kind, Operator, Program
+
+
+@dataclass
+class Recomputation:
+    """The recomputation of one group: the indices of its operators, and their outputs."""
+
+    places: tuple[int, ...]
+    names: AbstractSet[str]
+
+
+@dataclass(frozen=True)
+class ForwardGroups:
+    """A program's forward operators in groups.
+
+    Attributes:
+        program: its forward operators overwrite no state.
+        cuts: the index of the first operator of each group but the first.
+        kept: for each group, whether its values for backward are kept.
+        also: values that the other groups keep too.
+    """
+
+    program: Program
+    cuts: tuple[int, ...]
+    kept: tuple[bool, ...]
+    also: AbstractSet[str] = frozenset()
+
+    @property
+    def count(self) -> int:
+        return len(self.kept)
+
+    @cached_property
+    def uses(self) -> OuterUses:
+        return OuterUses(self.program)
+
+    @cached_property
+    def forward(self) -> AbstractSet[int]:
+        """The indices of the operators of forward, and of their dependencies."""
+        return forward_places(self.program)
+
+    def group(self, place: int) -> int:
+        return bisect_right(self.cuts, place)
+
+    @cached_property
+    def maker(self) -> dict[str, int]:
+        """The index of the operator of forward that makes each temporary, which is written once."""
+        found: dict[str, int] = {}
+        for place in sorted(self.forward):
+            op = self.program.root.ops[place]
+            for name in self.uses.of(op).writes:
+                if name in found:
+                    what = f"recompute: '{name}' is written twice in forward"
+                    raise PassError(what, op=op)
+                found[name] = place
+        return found
+
+    @cached_property
+    def again(self) -> tuple[Recomputation, ...]:
+        """The recomputation of each group; empty if it is kept."""
+        return self._decided[0]
+
+    @cached_property
+    def saved(self) -> AbstractSet[str]:
+        """Values of forward that backward or a recomputation reads."""
+        return self._decided[1]
+
+    @cached_property
+    def once(self) -> tuple[int, ...]:
+        """The operators of forward that run in forward; the others only run in recomputation."""
+        effects, needed, found = Effects(), set(self.saved), list[int]()
+        ops = self.program.root.ops
+        states = {v.name for v in self.program.variables.values() if v.kind.persistable}
+        for place in sorted(self.forward, reverse=True):
+            used = self.uses.of(ops[place])
+            writes = used.writes & (needed | states)
+            if writes or effects.has_effect(ops[place]):
+                found.append(place)
+                needed.update(used.reads)
+        return tuple(reversed(found))
+
+    @cached_property
+    def _decided(self) -> tuple[tuple[Recomputation, ...], AbstractSet[str]]:
+        wanted = self._read_later()
+        saved = self._never_again() | (wanted & self._crossing()) | (self.also & self.maker.keys())
+        found: list[Recomputation] = []
+        for group in reversed(range(self.count)):
+            mine = {name for name in wanted if self.group(self.maker[name]) == group}
+            if self.kept[group]:
+                saved |= mine
+                found.append(Recomputation((), frozenset()))
+            else:
+                found.append(self._again(group, mine - saved, saved))
+        return tuple(reversed(found)), saved
+
+    def _again(self, group: int, wanted: set[str], saved: set[str]) -> Recomputation:
+        """Returns the recomputation of the wanted values; adds its inputs to `saved`."""
+        places, needed = list[int](), set(wanted)
+        ops = self.program.root.ops
+        for place in self._places(group):
+            op = ops[place]
+            if needed.isdisjoint(op.writes):
+                continue
+            places.append(place)
+            for name in self._made_by_forward(self.uses.of(op).reads):
+                if self.group(self.maker[name]) == group and name not in saved:
+                    needed.add(name)
+                else:
+                    saved.add(name)
+        names = {name for place in places for name in ops[place].writes} - saved
+        return Recomputation(tuple(reversed(places)), names)
+
+    def _places(self, group: int) -> Sequence[int]:
+        return [place for place in sorted(self.forward, reverse=True) if self.group(place) == group]
+
+    def _read_later(self) -> set[str]:
+        """Returns values of forward that later operators read."""
+        ops = self.program.root.ops
+        later = (op for place, op in enumerate(ops) if place not in self.forward)
+        return {name for op in later for name in self._made_by_forward(self.uses.of(op).reads)}
+
+    def _crossing(self) -> set[str]:
+        """Returns the inputs of later groups, whose backward also reads them, and runs first."""
+        ops = self.program.root.ops
+        return {
+            name
+            for place in self.forward
+            for name in self._made_by_forward(self.uses.of(ops[place]).reads)
+            if self.group(self.maker[name]) < self.group(place)
+        }
+
+    def _never_again(self) -> set[str]:
+        """Returns values that cannot be recomputed: fetched, or made by an effect."""
+        effects, found = Effects(), set[str]()
+        for place, op in enumerate(self.program.root.ops):
+            if effects.has_effect(op):
+                names = op.writes if place in self.forward else op.reads
+                found.update(self._made_by_forward(names))
+        return found
+
+    def _made_by_forward(self, names: AbstractSet[str] | Sequence[str]) -> set[str]:
+        return {name for name in names if name in self.maker}
+
+
+@dataclass
+class RecomputeSchedule:
+    """Assigns each operator outside of forward to the time of a group, as early as it pays.
+
+    Time `g` is the forward of group `g`; its backward comes as much after the last group's forward
+    as that comes after its own. An operator waits for its inputs, for the readers of values that it
+    overwrites, and, if it has side effects, for earlier operators with side effects. One that reads
+    a kept value of forward also waits for the backward of the last group that reads it: it could
+    run earlier, but its output would occupy memory until then (`analysis.memory.phases` relies on
+    it).
+
+    Attributes:
+        groups: the division of forward.
+        of: the times, by index.
+    """
+
+    groups: ForwardGroups
+    of: dict[int, int] = field(default_factory=dict)
+    _written: dict[str, int] = field(default_factory=dict)
+    _used: dict[str, int] = field(default_factory=dict)
+    _acted: int = 0
+    _little: set[str] = field(default_factory=set)  # values made of always-available ones
+    _effects: Effects = field(default_factory=Effects)
+
+    def backward(self, group: int) -> int:
+        return 2 * (self.groups.count - 1) - group
+
+    def find(self) -> Mapping[int, int]:
+        """Returns the time of every operator outside of forward, by its index."""
+        for place, op in enumerate(self.groups.program.root.ops):
+            if place in self.groups.forward:
+                self._forward(place)
+            elif op.type == "fetch":
+                self.of[place] = self.backward(0)
+            else:
+                self._later(place, op, acts=self._effects.has_effect(op))
+        self._sink()
+        return self.of
+
+    def _forward(self, place: int) -> None:
+        groups = self.groups
+        group, used = groups.group(place), groups.uses.of(groups.program.root.ops[place])
+        runs_again = place in groups.again[group].places
+        for name in used.writes:
+            again = name in groups.again[group].names
+            self._written[name] = self.backward(group) if again else group
+        last = self.backward(group) if runs_again else group
+        for name in used.reads:
+            self._used[name] = max(self._used.get(name, 0), last)
+            if name in groups.saved:
+                self._written[name] = self.backward(group)
+
+    def _later(self, place: int, op: Operator, *, acts: bool) -> None:
+        used = self.groups.uses.of(op)
+        waits = [self._written.get(name, 0) for name in used.reads]
+        waits += [max(self._written.get(x, 0), self._used.get(x, 0)) for x in used.writes]
+        time = max([*waits, self._acted if acts else 0])
+        self._note(place, time, used.reads, used.writes)
+        if acts:
+            self._acted = time
+        elif self.is_light(op):
+            self._little.update(used.writes)
+
+    def _note(self, place: int, time: int, reads: Iterable[str], writes: Iterable[str]) -> None:
+        self.of[place] = time
+        for name in reads:
+            self._used[name] = max(self._used.get(name, 0), time)
+        for name in writes:
+            self._written[name] = time
+
+    def _sink(self) -> None:
+        """Moves operators that need only always-available values to their first reader."""
+        ops = self.groups.program.root.ops
+        first: dict[str, int] = {}
+        written: dict[str, int] = {}
+        for place in sorted(self.of, reverse=True):
+            op, used = ops[place], self.groups.uses.of(ops[place])
+            later = [first[name] for name in used.writes if name in first]
+            bound = min([*later, *(written[x] for x in used.reads if x in written)], default=0)
+            if later and self.is_light(op):
+                self.of[place] = max(self.of[place], bound)
+            for name in used.reads:
+                first[name] = min(first.get(name, self.of[place]), self.of[place])
+            for name in used.writes:
+                first.pop(name, None)
+                written[name] = self.of[place]
+
+    def is_light(self, op: Operator) -> bool:
+        """Whether all inputs of an operator are scalars, always available, or made of such."""
+        reads = self.groups.uses.of(op).reads
+        return all(map(self._is_there, reads)) and not self._effects.has_effect(op)
+
+    def _is_there(self, name: str) -> bool:
+        variable = self.groups.program.lookup(name)
+        return variable.shape == () or variable.kind is not Kind.TEMP or name in self._little
+
+
+def by_time(times: Mapping[int, int], count: int) -> Sequence[Sequence[int]]:
+    """Returns the indices of operators by their times, in program order within each."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    for place in sorted(times):
+        found[times[place]].append(place)
+    return found

@@ -1,0 +1,1 @@
+"""Passes for mixed precision and loss scaling."""

@@ -1,0 +1,1 @@
+"""Passes for parameter servers: slicing, dispatch, and the programs of trainers and servers."""

@@ -1,0 +1,299 @@
+"""Programs of a job whose trainers update parameters: GEO-SGD, federated averaging.
+
+A trainer runs the whole step, followed every `k_steps` by the exchange with servers: all operators
+of role `dist` or `rpc`, and those after them. A server adds up deltas, or takes averages.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from jaxfleet.analysis.placement.sliced_layout import Slice
+from jaxfleet.errors import PassError
+from jaxfleet.ir import (
+    Attr,
+    Attrs,
+    Block,
+    Kind,
+    Literal,
+    Operands,
+    Operator,
+    Program,
+    Role,
+    Variable,
+    Word,
+    trainer_name,
+)
+from jaxfleet.passes.pserver.job import Mark, PServerJob, listen_and_serv, server_attrs
+
+SAMPLES = "@SAMPLES@"  # rows that a trainer trained on since the last exchange
+DELTA = ".delta"
+OPTI = ".opti"
+
+
+def local_update_trainer(program: Program, job: PServerJob, trainer_id: int, mark: Mark) -> Program:
+    """Returns the program of a trainer that updates parameters itself."""
+    return _TrainerWriter(program, job, trainer_id, mark).run()
+
+
+def delta_name(piece: str) -> str:
+    """Returns the name of a slice's delta since the last exchange."""
+    return f"{piece}{DELTA}"
+
+
+def updated_name(piece: str) -> str:
+    """Returns the name of a slice as updated by a trainer."""
+    return f"{piece}{OPTI}"
+
+
+@dataclass
+class _TrainerWriter:
+    program: Program
+    job: PServerJob
+    trainer_id: int
+    mark: Mark
+    before: list[Operator] = field(default_factory=list)  # makes the values to send
+    splits: list[Operator] = field(default_factory=list)
+    sends: list[Operator] = field(default_factory=list)
+    receives: list[Operator] = field(default_factory=list)
+    joins: list[Operator] = field(default_factory=list)
+    after: list[Operator] = field(default_factory=list)
+    declared: dict[str, Variable] = field(default_factory=dict)
+    top: dict[str, Variable] = field(default_factory=dict)
+
+    @property
+    def is_geo(self) -> bool:
+        return self.job.mode.communication == "geo"
+
+    def run(self) -> Program:
+        for param in dict.fromkeys(cut.param for cut in self.job.slices):
+            self._exchange(self.program.variables[param], self.job.of(param))
+        if self.job.mode.by_rows:
+            self._send_samples()
+        to_all = Attrs({"endpoints": self.job.endpoints, "trainer_id": self.trainer_id})
+        barrier = [] if self.is_geo else [_rpc("send_barrier", attrs=to_all)]
+        fetched = [] if self.is_geo else [_rpc("fetch_barrier", attrs=to_all)]
+        exchange = [
+            *self.before, *self.splits, *self.sends, *barrier,
+            *self.receives, *fetched, *self.joins, *self.after,
+        ]  # fmt: skip
+        return self._program(map(self.mark, exchange))
+
+    def _program(self, exchange: Iterator[Operator]) -> Program:
+        program, mode = self.program, self.job.mode.facts()
+        facts = program.attrs.updated(role="trainer", trainers=self.job.trainers, **mode)
+        facts = Attrs({k: v for k, v in facts.items() if k not in {"slices", "placement"}})
+        root = program.root
+        block = root.with_ops([*root.ops, *exchange], declare=self.declared.values())
+        made = replace(program, variables={**program.variables, **self.top}, attrs=facts)
+        name = f"{program.name}.trainer{self.trainer_id}"
+        return replace(made.with_block(block), name=name)
+
+    def _exchange(self, param: Variable, cuts: Sequence[Slice]) -> None:
+        names = [cut.name for cut in cuts]
+        sent = self._went(param) if self.is_geo else self._updated(param)
+        called = [delta_name(n) if self.is_geo else self._own(updated_name(n)) for n in names]
+        self._declare_parts(param, called, cuts)
+        epmap = tuple(self.job.placement[name] for name in names)
+        if len(cuts) > 1:
+            sections = Attrs({"sections": tuple(cut.rows for cut in cuts)})
+            self.splits.append(_dist("split_byref", sent, called, sections))
+        self.sends.append(_rpc("send", reads=called, attrs=Attrs({"epmap": epmap})))
+        self._declare_parts(param, [n for n in names if n != param.name], cuts)
+        attrs: dict[str, Attr] = {"epmap": epmap, "trainer_id": self.trainer_id}
+        self.receives.append(_rpc("recv", writes=names, attrs=Attrs(attrs)))
+        if len(cuts) > 1:
+            made = Operands.named(Out=param.name)
+            join = Operator("concat", Operands.named(X=names), made, Attrs({"axis": 0}), Role.DIST)
+            self.joins.append(join)
+
+    def _went(self, param: Variable) -> str:
+        """Computes `(w - old) / T`, and merges the servers' value: `w += servers' - old`."""
+        name = param.name
+        here, old, moved = (f"{name}@{x}" for x in ("HERE", "OLD", "MOVED"))
+        delta = delta_name(name)
+        self.top[old] = replace(param, name=old, kind=Kind.STATE)
+        part = Literal.of(1.0 / self.job.trainers, param.dtype)
+        self.before += [
+            self._device(param, "assign", (name,), here),
+            self._device(param, "jax.sub", (name, old), moved),
+            self._device(param, "jax.mul", (moved, part), delta),
+            self._device(param, "jax.add", (old, delta), old),
+        ]
+        self.after += [
+            self._device(param, "jax.sub", (name, old), moved),
+            self._device(param, "assign", (name,), old),
+            self._device(param, "jax.add", (here, moved), name),
+        ]
+        return delta
+
+    def _updated(self, param: Variable) -> str:
+        """Copies the parameter, weighted by the rows that it was trained on."""
+        sent = updated_name(param.name)
+        is_whole = any(cut.is_whole for cut in self.job.of(param.name))
+        sent = self._own(sent) if is_whole else sent
+        if not self.job.mode.by_rows:
+            self.before.append(self._device(param, "assign", (param.name,), sent))
+            return sent
+        weight = self._samples_as(param.dtype)
+        self.before.append(self._device(param, "jax.mul", (param.name, weight), sent))
+        return sent
+
+    def _samples_as(self, dtype: str) -> str:
+        self.top[SAMPLES] = Variable(SAMPLES, "f32", (), Kind.DATA)
+        if dtype == "f32":
+            return SAMPLES
+        name = f"{SAMPLES}.{dtype}"
+        if name not in self.declared:
+            self.before.append(conversion_op(SAMPLES, name, dtype, Role.DIST))
+            self.declared[name] = Variable(name, dtype, ())
+        return name
+
+    def _send_samples(self) -> None:
+        name = self._own(f"{SAMPLES}.sent")
+        self.declared[name] = Variable(name, "f32", ())
+        self.before.append(_dist_device("assign", (SAMPLES,), name))
+        to = self.job.sharers()
+        self.sends.append(_rpc("send", reads=[name] * len(to), attrs=Attrs({"epmap": to})))
+
+    def _own(self, name: str) -> str:
+        return trainer_name(name, self.trainer_id)
+
+    def _device(
+        self, like: Variable, op_type: str, reads: Sequence[str | Literal], made: str
+    ) -> Operator:
+        if made not in self.top and made != like.name:
+            self._declare(made, replace(like, name=made, kind=Kind.TEMP))
+        return _dist_device(op_type, reads, made)
+
+    def _declare_parts(self, param: Variable, names: Sequence[str], cuts: Sequence[Slice]) -> None:
+        for name, cut in zip(names, cuts, strict=False):
+            self._declare(name, replace(param, name=name, shape=cut.shape, kind=Kind.TEMP))
+
+    def _declare(self, name: str, variable: Variable) -> None:
+        if name in self.program.variables:
+            what = f"'{name}' is a variable of the step, and what is exchanged would be called so"
+            raise PassError(what, hint="give that leaf of the state another name")
+        self.declared[name] = variable
+
+
+def conversion_op(name: str, made: str, dtype: str, role: Role) -> Operator:
+    """Returns the operator that converts a number to another dtype."""
+    attrs: dict[str, Attr] = {"new_dtype": Word(dtype), "weak_type": False}
+    ins, outs = Operands.of(name), Operands.of(made)
+    return Operator("jax.convert_element_type", ins, outs, Attrs(attrs), role)
+
+
+def _dist_device(op_type: str, reads: Sequence[str | Literal], made: str) -> Operator:
+    return Operator(op_type, Operands.of(*reads), Operands.of(made), role=Role.DIST)
+
+
+def _dist(op_type: str, read: str, writes: Sequence[str], attrs: Attrs) -> Operator:
+    ins, outs = Operands.named(X=read), Operands.named(Out=writes)
+    return Operator(op_type, ins, outs, attrs, Role.DIST)
+
+
+def _rpc(
+    op_type: str, *, reads: Sequence[str] = (), writes: Sequence[str] = (), attrs: Attrs
+) -> Operator:
+    ins = Operands.named(X=reads) if reads else Operands()
+    outs = Operands.named(Out=writes) if writes else Operands()
+    return Operator(op_type, ins, outs, attrs, Role.RPC)
+
+
+def local_update_server(program: Program, job: PServerJob, endpoint: str, mark: Mark) -> Program:
+    """Returns the program of the server at an endpoint, which has no optimizer."""
+    return _ServerWriter(program, job, endpoint, mark).run()
+
+
+@dataclass
+class _ServerWriter:
+    program: Program
+    job: PServerJob
+    endpoint: str
+    mark: Mark
+    top: dict[str, Variable] = field(default_factory=dict)
+    shared: dict[str, Variable] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=lambda: [Block()])
+    holds: list[Attr] = field(default_factory=list)
+    merges: dict[str, int] = field(default_factory=dict)
+
+    def run(self) -> Program:
+        mode = self.job.mode
+        here = [cut for cut in self.job.slices if self.job.placement[cut.name] == self.endpoint]
+        weighs = bool(here) and mode.by_rows
+        if weighs:
+            self._count_samples()
+        for cut in here:
+            self._hold(cut)
+            if mode.communication == "geo":
+                self._add_deltas(cut)
+            else:
+                self._average(cut, parent=int(weighs))
+        if not here:
+            self.blocks.append(Block(1, 0))
+        return self._program(1 if weighs else -1)
+
+    def _hold(self, cut: Slice) -> None:
+        like = self.program.variables[cut.param]
+        self.top[cut.name] = replace(like, name=cut.name, shape=cut.shape, kind=Kind.PARAM)
+        if not cut.is_whole:
+            self.holds.append((cut.name, cut.param, cut.start))
+
+    def _add_deltas(self, cut: Slice) -> None:
+        delta = delta_name(cut.name)
+        self.top[delta] = replace(self.top[cut.name], name=delta, kind=Kind.DATA)
+        self.merges[delta] = len(self.blocks)
+        self._block([_op("sum", [cut.name, delta], cut.name)], {}, 0)
+
+    def _average(self, cut: Slice, parent: int) -> None:
+        like, merged = self.top[cut.name], updated_name(cut.name)
+        made = {merged: replace(like, name=merged, kind=Kind.TEMP)}
+        ops = [self._merge(merged, like)]
+        if not self.job.mode.by_rows:
+            part = Attrs({"scale": 1.0 / self.job.trainers})
+            ops.append(_op("scale", [merged], cut.name, part))
+        else:
+            weight = SAMPLES
+            if like.dtype != "f32":
+                weight = f"{cut.name}.samples"
+                made[weight] = Variable(weight, like.dtype, ())
+                ops.append(conversion_op(SAMPLES, weight, like.dtype, Role.OPTIMIZE))
+            ins, outs = Operands.of(merged, weight), Operands.of(cut.name)
+            ops.append(Operator("jax.div", ins, outs, role=Role.OPTIMIZE))
+        self._block(ops, made, parent)
+
+    def _count_samples(self) -> None:
+        """Writes the block that counts the rows of all trainers, which runs first."""
+        sent = Variable(f"{SAMPLES}.sent", "f32", ())
+        self.shared[SAMPLES] = Variable(SAMPLES, "f32", ())
+        total = Operator("assign", Operands.of(sent.name), Operands.of(SAMPLES), role=Role.LR_SCHED)
+        self._block([self._merge(sent.name, sent), total], {sent.name: sent}, 0)
+
+    def _merge(self, name: str, like: Variable) -> Operator:
+        buffers = [trainer_name(name, trainer) for trainer in range(self.job.trainers)]
+        for buffer in buffers:
+            self.top[buffer] = replace(like, name=buffer, kind=Kind.DATA)
+        self.merges[name] = len(self.blocks)
+        return _op("sum", buffers, name)
+
+    def _block(self, ops: Sequence[Operator], declared: dict[str, Variable], parent: int) -> None:
+        self.blocks.append(
+            Block(len(self.blocks), parent, declared, ops=tuple(map(self.mark, ops)))
+        )
+
+    def _program(self, lr: int) -> Program:
+        facts = server_attrs(self.program, self.job, self.endpoint, self.holds)
+        kinds = [Kind.DATA, Kind.PARAM]
+        top = sorted(self.top.values(), key=lambda v: kinds.index(v.kind))
+        sent = [v.name for v in top if v.kind is Kind.DATA]
+        runs = [block.index for block in self.blocks[1:]]
+        serve = listen_and_serv(self.job, self.endpoint, sent, runs=runs, merges=self.merges, lr=lr)
+        root = Block(variables=self.shared, ops=(self.mark(serve),))
+        name = f"{self.program.name}.pserver{facts['pserver_id']}"
+        blocks = (root, *self.blocks[1:])
+        return Program(name, {v.name: v for v in top}, blocks, Attrs(facts))
+
+
+def _op(op_type: str, reads: Sequence[str], made: str, attrs: Attrs | None = None) -> Operator:
+    ins, outs = Operands.named(X=reads), Operands.named(Out=made)
+    return Operator(op_type, ins, outs, attrs or Attrs(), Role.OPTIMIZE)

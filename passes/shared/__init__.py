@@ -1,0 +1,1 @@
+"""Utilities shared by passes of several packages."""

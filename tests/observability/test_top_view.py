@@ -1,0 +1,115 @@
+"""Display of metrics: rates, the slowest trainer, servers that do not answer."""
+
+import io
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from jaxfleet.errors import ConnectError
+from jaxfleet.observability import Board, Sample, scrape
+from jaxfleet.ps.server.metrics import MetricsExporter, ServerMetrics, TrainerMetrics
+from jaxfleet.transport.messages import Plain
+
+A, B = "one:1", "two:2"
+
+
+def sample(at_s: float, step: int, late_s: float, *, bytes_in: float = 0.0) -> Sample:
+    """Returns a server's metrics at a time; trainer 1 is one step behind trainer 0."""
+    common = {"trainer_silent_seconds": 0.5, "trainer_left": 0.0}
+    return Sample(
+        at_s,
+        {"server_step": step, "received_bytes_total": bytes_in},
+        {
+            0: {"trainer_step": step + 1, "trainer_late_seconds_total": 0.0, **common},
+            1: {"trainer_step": step, "trainer_late_seconds_total": late_s, **common},
+        },
+        doing={0: "step 3", 1: "computes"},
+    )
+
+
+def text(board: Board) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(board.tables())
+    return out.getvalue()
+
+
+def test_rates_are_what_grew_between_two_looks() -> None:
+    looks = iter([sample(10.0, 4, 0.0), sample(12.0, 10, 1.0, bytes_in=3e6)])
+    board = Board([A], look_at=lambda _: next(looks))
+    board.look()
+    assert board.found[A].rate("server_step") == 0.0
+    board.look()
+    assert board.found[A].rate("server_step") == 3.0
+    assert board.found[A].rate("received_bytes_total") == 1.5e6
+    first, second = board.trainers()
+    assert (first.step, first.behind, first.late) == (11, 0, 0.0)
+    assert (second.step, second.behind, second.late, second.doing) == (10, 1, 0.5, "computes")
+    shown = text(board)
+    assert "1 slowest" in shown
+    assert "0 slowest" not in shown
+
+
+def test_in_lockstep_who_comes_last_by_a_little_is_not_called_slowest() -> None:
+    looks = iter([sample(10.0, 4, 0.0), sample(12.0, 10, 0.1)])  # a step behind, 5 % late
+    board = Board([A], look_at=lambda _: next(looks))
+    board.look()
+    board.look()
+    assert "slowest" not in text(board)
+    assert "trainers keep pace: the others wait for none more than 5%" in text(board)
+
+
+def test_a_server_that_started_again_counts_anew() -> None:
+    looks = iter([sample(1.0, 90, 9.0), sample(2.0, 3, 0.0)])
+    board = Board([A], look_at=lambda _: next(looks))
+    board.look()
+    board.look()
+    assert board.found[A].rate("server_step") == 0.0
+    assert board.trainers()[1].late == 0.0
+
+
+def test_a_server_that_does_not_answer_says_why_and_the_others_are_shown() -> None:
+    def look_at(address: str) -> Sample:
+        if address == B:
+            raise OSError("connection refused")
+        return sample(1.0, 5, 0.0)
+
+    board = Board([A, B], look_at=look_at)
+    board.look()
+    assert "connection refused" in text(board)
+    assert [seen.number for seen in board.trainers()] == [0, 1]
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[MetricsExporter, str]]:
+    metrics = MetricsExporter()
+    port = metrics.start("127.0.0.1", 0)
+    yield metrics, f"127.0.0.1:{port}"
+    metrics.close()
+
+
+def test_metrics_come_back_as_they_were_given(
+    served: tuple[MetricsExporter, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # a proxy that cannot reach the job
+    monkeypatch.delenv("no_proxy", raising=False)
+    metrics, address = served
+    with pytest.raises(ConnectError, match="is no server of jaxfleet's"):
+        scrape(address)  # there are no metrics yet
+    said = 'says "no"\\, and\nmore'
+    trainers = (TrainerMetrics(0, 7, 0.1, 0.25, said, has_left=False),)
+    counted: dict[str, Plain] = {
+        "step": 6,
+        "block_s": 1.5,
+        "tables": {"t": {"rows": 12, "bytes_held": 80.0}},
+    }
+    metrics.publish(ServerMetrics("server 0", counted, {"push": 3}, 400, 800, trainers))
+    found = scrape(address)
+    assert found.values["server_step"] == 6
+    assert found.values["block_seconds_total"] == 1.5
+    assert found.values["received_bytes_total"] == 400
+    assert found.values["sent_bytes_total"] == 800
+    assert found.of_trainers[0]["trainer_step"] == 7
+    assert found.of_trainers[0]["trainer_late_seconds_total"] == 0.25
+    assert found.tables["t"] == {"table_rows": 12, "table_bytes_held": 80.0}
+    assert found.doing == {0: said}
