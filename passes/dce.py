@@ -116,7 +116,7 @@ class _Sweep:
 
     def _acts(self, op: Operator, block: Block) -> bool:
         """Whether an operator is needed even if its outputs are not read."""
-        if self.effects.has_effect(op) or self.effects.is_collective(op):
+        if self.effects.runs_once(op):
             return True
         if block.index and any(name not in block.variables for name in op.writes):
             return True

@@ -190,10 +190,10 @@ PUBLIC = {
     """,
     "jaxfleet.ir": """
         Attr Attrs Block BlockRef Constant Dim Finding Kind Literal Operand Operands Operator
-        Program ProgramDiff Role Rule Size Source Struct Variable Word block_name block_of canonical
-        diff equivalent evaluate grad_name letter load_program make_constant parse parse_all
-        parse_size print_folded print_operator print_program save_program shape_of trainer_name
-        unified_diff verify with_values
+        OpTraits Program ProgramDiff Role Rule Size Source Struct Variable Word block_name block_of
+        canonical diff equivalent evaluate grad_name ir_traits letter load_program make_constant
+        parse parse_all parse_size print_folded print_operator print_program save_program shape_of
+        trainer_name unified_diff verify with_values
     """,
     "jaxfleet.launch": """
         CollectiveJob Job Nodes PORT_TAKEN launch launch_ranks
@@ -303,7 +303,8 @@ def test_a_name_of_the_package_is_its_public_one_whatever_was_imported_first() -
 def test_the_command_line_imports_no_jax_for_what_needs_none() -> None:
     asked = (
         "import sys; from jaxfleet.cli import main\n"
-        "for command in ([], ['launch'], ['serve'], ['top'], ['timeline']):\n"
+        "commands = 'launch', 'serve', 'top', 'timeline', 'opt', 'diff', 'passes'\n"
+        "for command in ([], *([name] for name in commands)):\n"
         "    try: main([*command, '--help'])\n"
         "    except SystemExit: pass\n"
         "sys.exit('jax' in sys.modules)"

@@ -4,8 +4,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.ir import Operator, Program
-from jaxfleet.ops import find_op
+from jaxfleet.ir import Operator, OpTraits, Program, ir_traits
 
 
 @dataclass(frozen=True)
@@ -51,26 +50,31 @@ class Effects:
     """Operator types with effects besides their outputs, assumed for unregistered types."""
 
     def __init__(self) -> None:
-        self._collective: dict[str, bool] = {}
-        self._effect: dict[str, bool] = {}
+        self._known: dict[str, OpTraits] = {}
 
     def has_effect(self, op: Operator) -> bool:
         """Whether the operator has an effect other than a collective."""
-        self._learn(op.type)
-        return self._effect[op.type]
+        return self._traits(op.type).has_effect
 
     def is_collective(self, op: Operator) -> bool:
         """Whether all devices must run the operator together."""
-        self._learn(op.type)
-        return self._collective[op.type]
+        return self._traits(op.type).is_collective
 
-    def _learn(self, op_type: str) -> None:
-        if op_type in self._effect:
-            return
-        try:
-            found = find_op(op_type)
-        except ProgramError:
-            self._effect[op_type], self._collective[op_type] = True, False
-        else:
-            self._effect[op_type] = found.has_effect
-            self._collective[op_type] = found.is_collective
+    def runs_once(self, op: Operator) -> bool:
+        """Whether running the operator again would have another effect than its outputs."""
+        traits = self._traits(op.type)
+        return traits.has_effect or traits.is_collective
+
+    def _traits(self, op_type: str) -> OpTraits:
+        if op_type not in self._known:
+            self._known[op_type] = ir_traits(op_type) or _registered_traits(op_type)
+        return self._known[op_type]
+
+
+def _registered_traits(op_type: str) -> OpTraits:
+    from jaxfleet.ops import find_op  # noqa: PLC0415  # imports JAX, which the IR's own do not need
+
+    try:
+        return find_op(op_type).traits
+    except ProgramError:
+        return OpTraits(has_effect=True)

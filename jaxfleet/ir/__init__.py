@@ -19,6 +19,8 @@ from jaxfleet.ir.dims import parse_size as parse_size
 from jaxfleet.ir.naming import block_name as block_name
 from jaxfleet.ir.naming import grad_name as grad_name
 from jaxfleet.ir.naming import trainer_name as trainer_name
+from jaxfleet.ir.op_traits import OpTraits as OpTraits
+from jaxfleet.ir.op_traits import ir_traits as ir_traits
 from jaxfleet.ir.parser import parse as parse
 from jaxfleet.ir.parser import parse_all as parse_all
 from jaxfleet.ir.patience_diff import unified_diff as unified_diff

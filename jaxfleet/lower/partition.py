@@ -55,7 +55,7 @@ def runs_on_host(op: Operator) -> bool:
     """Whether an operator of a trainer's program is executed by the runtime."""
     if op.type in HOST_OPS or joins_slices(op):
         return True
-    return "endpoint" in op.attrs and find_op(op).is_collective
+    return "endpoint" in op.attrs and find_op(op).traits.is_collective
 
 
 def segments(

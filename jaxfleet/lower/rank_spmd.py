@@ -118,7 +118,9 @@ def _sections(program: Program, keep: Iterable[str]) -> Iterator[_Section]:
     """Yields the operators of block 0 in order, collectives separate from the others."""
     groups = [
         (is_collective, tuple(ops))
-        for is_collective, ops in groupby(program.root.ops, lambda op: find_op(op).is_collective)
+        for is_collective, ops in groupby(
+            program.root.ops, lambda op: find_op(op).traits.is_collective
+        )
     ]
     wanted, found = set(keep), []
     for is_collective, ops in reversed(groups):

@@ -23,7 +23,7 @@ def assign(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[Array]
     return [jnp.asarray(value) for value in inputs]
 
 
-@register_op("fetch", has_effect=True)
+@register_op("fetch")
 def fetch(_: Context, __: Operator, ___: Sequence[Array]) -> Sequence[Array]:
     """Marks the results of a step other than its state; computes nothing."""
     return []
@@ -60,25 +60,25 @@ def _raise_if(_: Context, op: Operator, args: Sequence[Array]) -> list[Array]:
     return list(lax.cond(jnp.asarray(fails) != 0, stop, lambda: held))
 
 
-@register_op("cut", has_effect=True)
+@register_op("cut")
 def cut(_: Context, __: Operator, ___: Sequence[Array]) -> Sequence[Array]:
     """Ends an executable: the operators after it are compiled separately from those before."""
     return []
 
 
-@register_op("delete_var", has_effect=True)
+@register_op("delete_var")
 def delete_var(_: Context, __: Operator, ___: Sequence[Array]) -> Sequence[Array]:
     """Marks its inputs as no longer read."""
     return []
 
 
-@register_op("to_host", has_effect=True)
+@register_op("to_host")
 def to_host(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
     """Copies a value to pinned memory of the host."""
     return inputs
 
 
-@register_op("to_device", has_effect=True)
+@register_op("to_device")
 def to_device(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
     """Copies a value from pinned memory of the host to the device's."""
     return inputs

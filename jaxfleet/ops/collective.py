@@ -147,10 +147,10 @@ for _name, _reduce in {
     "or": _gathered(lax.reduce_or),
     "xor": _gathered(lax.reduce_xor),
 }.items():
-    register_op(f"c_allreduce_{_name}", is_collective=True)(_allreduce(_reduce))
+    register_op(f"c_allreduce_{_name}")(_allreduce(_reduce))
 
 
-@register_op("c_allgather", is_collective=True)
+@register_op("c_allgather")
 def allgather(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
     """Joins all devices' rows, in the order of the devices; fluid's is along axis 0."""
     axis, name = attr(ctx, op, "axis") or 0, ctx.axis_name
@@ -159,7 +159,7 @@ def allgather(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[A
     return [_on_data(lambda x: lax.all_gather(x, name, axis=axis, tiled=True), inputs[0])]
 
 
-@register_op("c_reducescatter", is_collective=True)
+@register_op("c_reducescatter")
 def reducescatter(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
     """Completes a sum and keeps this device's rows of it."""
     if ctx.axis_name is None:
@@ -168,7 +168,7 @@ def reducescatter(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequen
     return [lax.psum_scatter(inputs[0], ctx.axis_name, scatter_dimension=axis, tiled=True)]
 
 
-@register_op("c_broadcast", is_collective=True)
+@register_op("c_broadcast")
 def broadcast(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
     """Sends the value of device `root` to every device."""
     if ctx.axis_name is None:
@@ -183,7 +183,7 @@ def _from_one(value: Array, is_root: Array, axis: str) -> Array:
     return summed.astype(value.dtype)  # booleans are summed as numbers
 
 
-@register_op("c_alltoall", is_collective=True)
+@register_op("c_alltoall")
 def alltoall(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
     """Moves the cut from `from_axis` to `axis`."""
     axis, from_axis, name = attr(ctx, op, "axis"), attr(ctx, op, "from_axis"), ctx.axis_name
@@ -244,7 +244,7 @@ def _handle(_: Context, op: Operator, __: Sequence[Array]) -> Sequence[Array]:
 
 
 for _name in ("c_gen_nccl_id", "c_comm_init", "c_comm_init_all", "gen_nccl_id"):
-    register_op(_name, has_effect=True)(_handle)
+    register_op(_name)(_handle)
 
 
 def _on_data(move: Callable[[Array], Array], value: Array) -> Array:

@@ -14,15 +14,14 @@ from jax import lax
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Block, Operator, Size, block_of
+from jaxfleet.ir.op_traits import JAX_PREFIX
 from jaxfleet.ops import jax_adapter
 from jaxfleet.ops.registry import Array, Context, Dialect, Meaning, OpDef, register_dialect
-
-PREFIX = "jax."
 
 
 def define(op_type: str) -> OpDef:
     """Returns the meaning of a `jax.` operator; raises a ProgramError if this JAX line lacks it."""
-    name = op_type.removeprefix(PREFIX)
+    name = op_type.removeprefix(JAX_PREFIX)
     special = _SPECIAL.get(name)
     if special is not None:
         return OpDef(op_type, special)
@@ -34,11 +33,11 @@ def define(op_type: str) -> OpDef:
 
 def is_described(op_type: str) -> bool:
     """Whether a `jax.` operator runs through `jax.lax`, not by its primitive's name."""
-    return op_type.removeprefix(PREFIX) in _SPECIAL
+    return op_type.removeprefix(JAX_PREFIX) in _SPECIAL
 
 
 def _bind(ctx: Context, op: Operator, args: Sequence[Array]) -> list[Array]:
-    return jax_adapter.bind(op.type.removeprefix(PREFIX), args, op.attrs, ctx.size)
+    return jax_adapter.bind(op.type.removeprefix(JAX_PREFIX), args, op.attrs, ctx.size)
 
 
 def _attr(ctx: Context, op: Operator, name: str) -> Any:
@@ -188,4 +187,4 @@ _SPECIAL: Mapping[str, Meaning] = {
 }
 
 
-register_dialect(Dialect(PREFIX, define))
+register_dialect(Dialect(JAX_PREFIX, define))

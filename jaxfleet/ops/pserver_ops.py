@@ -14,28 +14,9 @@ from jax import lax
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Operator
+from jaxfleet.ir.op_traits import HOST_OPS
 from jaxfleet.ops.collective import attr
 from jaxfleet.ops.registry import Array, Context, register_op
-
-HOST_OPS = (
-    "listen_and_serv",
-    "fl_listen_and_serv",
-    "send",
-    "send_rows",
-    "recv",
-    "send_barrier",
-    "fetch_barrier",
-    "exchange",
-    "distributed_lookup_table",
-    "checkpoint_notify",
-    "lookup_sparse_table",
-    "merge_ids",
-    "prefetch",
-    "recv_save",
-    "save",
-    "split_ids",
-    "split_selected_rows",
-)
 
 
 @register_op("sum")
@@ -85,4 +66,4 @@ def _on_the_host(_: Context, op: Operator, __: Sequence[Array]) -> NoReturn:
 
 
 for _name in HOST_OPS:
-    register_op(_name, has_effect=True)(_on_the_host)
+    register_op(_name)(_on_the_host)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.ir import Block, Operator, Program, Size
+from jaxfleet.ir import Block, Operator, OpTraits, Program, Size, ir_traits
+from jaxfleet.ir.op_traits import PURE
 
 Array: TypeAlias = Any  # a jax array or tracer
 
@@ -58,14 +59,12 @@ class OpDef:
     Attributes:
         type: the operator's type.
         meaning: computes the outputs from the inputs, in operand order.
-        has_effect: it has effects besides its outputs, so it is never dead.
-        is_collective: all devices must run it together, so none may skip or reorder it.
+        traits: what no pass may do with it.
     """
 
     type: str
     meaning: Meaning
-    has_effect: bool = False
-    is_collective: bool = False
+    traits: OpTraits = PURE
 
 
 @dataclass(frozen=True)
@@ -88,12 +87,21 @@ _REGISTRY = _Registry()
 def register_op(
     op_type: str, *, has_effect: bool = False, is_collective: bool = False
 ) -> Callable[[Meaning], Meaning]:
-    """Registers the decorated function as the meaning of an operator type."""
+    """Registers the decorated function as the meaning of an operator type.
+
+    `has_effect` and `is_collective` are the traits of a type that is not among the IR's own, whose
+    traits are in `jaxfleet.ir.op_traits`.
+    """
+    traits = OpTraits(has_effect, is_collective)
+    if (of_ir := ir_traits(op_type)) is not None:
+        if traits not in (PURE, of_ir):
+            raise ProgramError(f"'{op_type}' has its traits in jaxfleet.ir.op_traits")
+        traits = of_ir
 
     def register(meaning: Meaning) -> Meaning:
         if op_type in _REGISTRY.ops:
             raise ProgramError(f"operator type '{op_type}' is registered twice")
-        _REGISTRY.ops[op_type] = OpDef(op_type, meaning, has_effect, is_collective)
+        _REGISTRY.ops[op_type] = OpDef(op_type, meaning, traits)
         return meaning
 
     return register

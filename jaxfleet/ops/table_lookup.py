@@ -26,8 +26,7 @@ def table_lookup(ctx: Context, op: Operator, inputs: Sequence[Array]) -> Sequenc
     return [jnp.broadcast_to(jnp.asarray(handle, jnp.float32), shape)]
 
 
-# Differentiating a look-up trains its table, even if the handle's gradient is unused.
-@register_op(LOOKUP_GRAD, has_effect=True)
+@register_op(LOOKUP_GRAD)
 def table_lookup_grad(_: Context, __: Operator, inputs: Sequence[Array]) -> Sequence[Array]:
     """Returns the handle's gradient, from the keys and the gradient of their rows."""
     return [jnp.sum(jnp.asarray(inputs[1]))]

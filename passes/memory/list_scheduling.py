@@ -99,7 +99,7 @@ class _Walk:
         writes = used.reads | used.writes if op.type == "delete_var" else used.writes
         found = {self._written[name] for name in used.reads | writes if name in self._written}
         found.update(reader for name in writes for reader in self._readers.get(name, ()))
-        if self._effects.has_effect(op) or self._effects.is_collective(op):
+        if self._effects.runs_once(op):
             self.acting.add(place)
             found.update(() if self._acted is None else (self._acted,))
             self._acted = place

@@ -144,7 +144,7 @@ def _asked_by_name(program: Program) -> Iterator[str]:
     effects, uses = Effects(), OuterUses(program)
     for block in program.blocks:
         for op in block.ops:
-            acts = effects.has_effect(op) or effects.is_collective(op)
+            acts = effects.runs_once(op)
             runs_apart = bool(op.blocks) and not _runs_its_blocks(op)
             if runs_apart or (acts and op.type not in _OF_THIS_PROGRAM):
                 used = uses.of(op)

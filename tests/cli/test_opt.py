@@ -1,6 +1,8 @@
 """`jaxfleet opt`."""
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +53,25 @@ def test_stdin_is_read_where_no_file_is_given(
     monkeypatch.setattr("sys.stdin", io.StringIO(DEAD))
     assert main(["opt", "--passes", "dce", *words]) == 0
     assert capsys.readouterr().out == LIVE
+
+
+WITHOUT_JAX = """\
+import sys
+from jaxfleet.cli import main
+
+passes = "dce,fuse_allreduce,order_for_memory,memory_optimize"
+failed = main(["opt", f"--passes={passes}", sys.argv[1]])
+failed += main(["opt", "--verify-only", sys.argv[1]])
+failed += main(["diff", sys.argv[1], sys.argv[1]])
+failed += main(["passes"])
+sys.exit(f"failed: {failed}, imported: {sorted({'jax', 'jaxlib'} & sys.modules.keys())}")
+"""
+
+
+def test_passes_run_on_a_captured_program_without_jax(file: str) -> None:
+    command = [sys.executable, "-c", WITHOUT_JAX, file]
+    done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == "failed: 0, imported: []"
 
 
 def test_source_lines_are_printed_on_request(file: str, capsys: pytest.CaptureFixture[str]) -> None:

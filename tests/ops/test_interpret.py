@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.ir import Operator, parse
+from jaxfleet.ir import Operator, ir_traits, op_traits, parse
 from jaxfleet.ops import Array, Context, Interpreter, known_ops, register_op
 
 HELD: list[set[str]] = []
@@ -136,6 +136,16 @@ def test_a_primitive_of_another_jax_line_is_named() -> None:
     with pytest.raises(ProgramError, match="makes no primitive 'frobnicate' public") as caught:
         run("  state s: f32[]\n  block 0\n    forward\n      s = jax.frobnicate(s)\n", s=1.0)
     assert "captured on another JAX line" in caught.value.__notes__[-1]
+
+
+def test_an_operator_of_the_ir_has_a_meaning_as_soon_as_traits_are_declared() -> None:
+    assert known_ops().keys() >= op_traits.IR_OPS
+    assert all(known_ops()[name].traits == ir_traits(name) for name in op_traits.IR_OPS)
+
+
+def test_the_traits_of_an_operator_of_the_ir_are_declared_in_one_place() -> None:
+    with pytest.raises(ProgramError, match=r"'send' has its traits in jaxfleet\.ir\.op_traits"):
+        register_op("send", is_collective=True)
 
 
 def test_an_operator_type_is_registered_once() -> None:

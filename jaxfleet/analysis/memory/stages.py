@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxfleet.analysis.effects import Effects
 from jaxfleet.analysis.memory.chain import (
     Chain,
     Forward,
@@ -21,9 +22,8 @@ from jaxfleet.analysis.memory.cuts import cut_positions
 from jaxfleet.analysis.memory.liveness import InnerPeaks, LiveRange, live_ranges
 from jaxfleet.analysis.memory.ordering import ScheduleConstraints, schedule_constraints
 from jaxfleet.analysis.memory.stage_values import StagedStep, donated_bytes
-from jaxfleet.errors import PassError, ProgramError
+from jaxfleet.errors import PassError
 from jaxfleet.ir import Program
-from jaxfleet.ops import find_op
 
 _MOST_LEVELS = 6
 _FEW_VALUES = 30  # up to this number, each is kept alone and left out alone
@@ -129,10 +129,10 @@ class _Tables:
         """
         at = self.stages
         ops = [at.ops[place] for place in at.phases.forward]
-        once = {name for name in {op.type for op in ops} if _runs_once(name)}
+        effects = Effects()
         worth: dict[int, float] = {}
         for number, (span, maker) in enumerate(zip(forward.values, forward.maker, strict=True)):
-            if not span.bytes or ops[maker].type in once:
+            if not span.bytes or effects.runs_once(ops[maker]):
                 worth[number] = np.inf
             elif at.held[number].bytes:
                 worth[number] = forward.costs[maker] / span.bytes
@@ -211,15 +211,6 @@ class _Tables:
             peaks[stage] = max(peaks[stage], alive[stage] + self.inner.of(at.ops[place].blocks))
             alive[stage] -= ends[place]
         return peaks
-
-
-def _runs_once(op_type: str) -> bool:
-    """Whether rerunning an operator would have another effect than its outputs."""
-    try:
-        found = find_op(op_type)
-    except ProgramError:
-        return True
-    return found.has_effect or found.is_collective
 
 
 def _thinned(limits: Sequence[float]) -> Sequence[float]:
