@@ -310,3 +310,18 @@ def test_the_command_line_imports_no_jax_for_what_needs_none() -> None:
         "sys.exit('jax' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True, timeout=60)
+
+
+ALONE = """\
+import sys
+import jax.numpy as jnp
+import jaxfleet as jf
+
+example = jnp.float32(1), jnp.ones((4, 3))
+jf.distribute(lambda state, batch: (state + batch.sum(), ()), example, "single")(*example)
+sys.exit(" ".join(name for name in sys.modules if name.startswith("jaxfleet.ps")) or None)
+"""
+
+
+def test_a_step_on_one_device_imports_nothing_of_servers() -> None:
+    subprocess.run([sys.executable, "-c", ALONE], capture_output=True, check=True, timeout=60)

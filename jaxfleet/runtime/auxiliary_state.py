@@ -25,7 +25,7 @@ from jaxfleet.ir import Program, Variable
 from jaxfleet.lower import Interface, LoweredStep
 from jaxfleet.lower.host_transfer import device_dtype, is_key, to_device
 from jaxfleet.runtime.checkpointing import on_host
-from jaxfleet.runtime.remote_state import Handle
+from jaxfleet.runtime.handle import Handle
 from jaxfleet.runtime.state_tracker import NewestState
 from jaxfleet.runtime.step_inputs import place_state
 

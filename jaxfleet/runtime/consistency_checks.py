@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -12,9 +12,11 @@ from jaxfleet.capture import Captured
 from jaxfleet.cluster.global_arrays import digest
 from jaxfleet.ir import Program
 from jaxfleet.ops.user_frames import warn_at_caller
-from jaxfleet.ps.client.client import Client
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.transport.messages import Kind, Tensor
+
+if TYPE_CHECKING:  # ranks have no client
+    from jaxfleet.ps.client.client import Client
 
 # Deadlines may differ between ranks; an outer optimizer is part of the program's text.
 _OWN = {"lost_after_s", "step_timeout_s", "connect_s", "outer"}
@@ -56,7 +58,7 @@ def warn_of_own_batches(digests: Sequence[str], *, who: str = "rank") -> None:
     )
 
 
-def compare_batches(client: Client, data: Sequence[Any]) -> None:
+def compare_batches(client: "Client", data: Sequence[Any]) -> None:
     """Warns, on every trainer, if their whole batches `data` differ; collective."""
     own = hashlib.sha256(" ".join(map(digest, data)).encode()).digest()[:8]
     came: list[np.ndarray] = []

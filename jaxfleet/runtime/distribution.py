@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from jaxfleet.analysis.step_warnings import frozen_statistics_warning, repeated_key_warning
 from jaxfleet.capture import Captured, capture
@@ -12,15 +12,17 @@ from jaxfleet.errors import StrategyError
 from jaxfleet.ops.user_frames import warn_at_caller
 from jaxfleet.runtime.argument_step import ArgumentStep, with_arguments
 from jaxfleet.runtime.devices import choose_devices
-from jaxfleet.runtime.pserver_entry import ServerStep, job_step
 from jaxfleet.runtime.rank_step import RankStep
 from jaxfleet.runtime.step import Step
 from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
-from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.runtime.type_variables import Batch, Metrics, State
 
-_StateAndBatch: TypeAlias = Step | TrainerStep | ServerStep
-AnyStep: TypeAlias = _StateAndBatch | ArgumentStep
+if TYPE_CHECKING:
+    from jaxfleet.runtime.pserver_entry import ServerStep
+    from jaxfleet.runtime.trainer_step import TrainerStep
+
+_StateAndBatch: TypeAlias = "Step | TrainerStep | ServerStep"
+AnyStep: TypeAlias = "_StateAndBatch | ArgumentStep"
 
 
 @overload
@@ -31,7 +33,7 @@ def distribute(
     *,
     dump_dir: str | Path | None = None,
     name: str | None = None,
-) -> Step[State, Metrics] | TrainerStep[State, Metrics] | ServerStep[State, Metrics]: ...
+) -> "Step[State, Metrics] | TrainerStep[State, Metrics] | ServerStep[State, Metrics]": ...
 
 
 @overload
@@ -109,6 +111,8 @@ def distribute(
 
 def _made(captured: Captured, strategy: DistributedStrategy, folder: Path | None) -> _StateAndBatch:
     if strategy.mode == "pserver":
+        from jaxfleet.runtime.pserver_entry import job_step  # noqa: PLC0415  # other modes need no ps
+
         return job_step(captured, strategy, folder)
     if strategy.mode == "collective" and (here := joined()) is not None:
         return RankStep(captured, strategy, here, folder)

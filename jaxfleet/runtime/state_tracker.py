@@ -9,7 +9,7 @@ import jax
 
 from jaxfleet.capture import Captured
 from jaxfleet.errors import FeedError
-from jaxfleet.runtime.remote_state import Handle
+from jaxfleet.runtime.handle import Handle
 from jaxfleet.runtime.step_inputs import check_state
 
 

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxfleet.capture import Captured
 from jaxfleet.checkpoint import Checkpoint
+from jaxfleet.checkpoint.tables.export import exported
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.lower import LoweredStep
 from jaxfleet.ops.basic import failed_check
@@ -34,7 +35,6 @@ from jaxfleet.runtime.step_inputs import (
 )
 from jaxfleet.runtime.step_introspection import StepViews
 from jaxfleet.runtime.strategy import DistributedStrategy
-from jaxfleet.runtime.table_admin import exported
 from jaxfleet.runtime.type_variables import Batch, Metrics, Result, State
 from jaxfleet.tables.host_lookup import looked_up, specs_of
 from jaxfleet.tables.local_tables import LocalTables

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxfleet.checkpoint.tables import export_arrays, export_text
+from jaxfleet.checkpoint.tables.export import exported
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables
 from jaxfleet.runtime.pserver_checkpoint import agree
-from jaxfleet.tables.protocols import LiveTable
 
 
 def shrink_table(client: Client, tables: RemoteTables, table: str, what: str) -> int:
@@ -38,12 +37,6 @@ def export_table(
     """
     live = tables.live(table)
     return _together(client, what, lambda: exported(live, folder, text=text))
-
-
-def exported(table: LiveTable, folder: str | Path, *, text: bool) -> int:
-    """Writes a table into a new folder: `keys.npy` and `rows.npy`, or lines of text."""
-    path = Path(folder).absolute()
-    return export_text(table, path) if text else export_arrays(table, path)
 
 
 def _together(client: Client, what: str, work: Callable[[], int]) -> int:

@@ -7,7 +7,7 @@ executables leave for later ones, and the use of the running one; not the messag
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -21,9 +21,11 @@ from jaxfleet.lower.staged import Peak, Stage, count_runs, peak_of
 from jaxfleet.lower.staged_trainer import trainer_stages
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.memory_fit import Fitting
-from jaxfleet.runtime.pserver_job import JobPrograms
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.transpile import transpile
+
+if TYPE_CHECKING:  # every step reports its memory, and only jobs with servers need their programs
+    from jaxfleet.runtime.pserver_job import JobPrograms
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class TrainerMemory:
 
 
 def memory_of(
-    job: JobPrograms, strategy: DistributedStrategy, rows: int, cache: ExecutableCache
+    job: "JobPrograms", strategy: DistributedStrategy, rows: int, cache: ExecutableCache
 ) -> TrainerMemory:
     """Returns the memory use of a job's trainer for the example's number of rows.
 
@@ -90,11 +92,11 @@ def memory_of(
 
 
 def fitting(
-    programs: Callable[[Program], JobPrograms],
+    programs: "Callable[[Program], JobPrograms]",
     strategy: DistributedStrategy,
     rows: int,
     cache: ExecutableCache,
-) -> Callable[[Program], JobPrograms]:
+) -> "Callable[[Program], JobPrograms]":
     """Wraps `programs` to fit the trainer's program to the strategy's budget.
 
     `rows` are those of the example's batch.
@@ -103,7 +105,7 @@ def fitting(
     if budget is None:
         return programs
 
-    def make(program: Program) -> JobPrograms:
+    def make(program: Program) -> "JobPrograms":
         job = programs(program)
         memory = memory_of(job, strategy, rows, cache)
         known, tried = cache.runs(), [memory]

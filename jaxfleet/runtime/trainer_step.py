@@ -20,11 +20,12 @@ from jaxfleet.ps.client.table_admin import table_stats
 from jaxfleet.runtime.consistency_checks import compare_batches
 from jaxfleet.runtime.evaluation import Evaluator, check_is_pair
 from jaxfleet.runtime.explain_job import explain_job
+from jaxfleet.runtime.handle import Handle
 from jaxfleet.runtime.memory_report import MemoryReport, report_of
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
 from jaxfleet.runtime.pserver_checkpoint import meet, restore_job, save_job
 from jaxfleet.runtime.pserver_job import JobPrograms
-from jaxfleet.runtime.remote_state import Handle, RemoteState
+from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.runtime.state_tracker import NewestState
 from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.table_admin import export_table, shrink_table

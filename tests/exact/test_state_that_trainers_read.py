@@ -11,7 +11,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.errors import PassError
-from jaxfleet.runtime.remote_state import Handle
+from jaxfleet.runtime.handle import Handle
 
 ROWS, FEATURES, OUT = 8, 4, 2
 Tx = optax.GradientTransformationExtraArgs

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxfleet.errors import FeedError
-from jaxfleet.runtime.remote_state import Handle
+from jaxfleet.runtime.handle import Handle
 from jaxfleet.runtime.simulated_job import Twin, TwinResult
 from jaxfleet.runtime.trainer_step import TrainerStep
 from tests.exact.common import STEPS, Cut, Prepared, assert_same, executables, prepared

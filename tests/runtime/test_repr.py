@@ -11,7 +11,7 @@ import pytest
 import jaxfleet as jf
 from jaxfleet.errors import FeedError, ProgramError
 from jaxfleet.ir import Operator, Program
-from jaxfleet.runtime.remote_state import Handle
+from jaxfleet.runtime.handle import Handle
 from jaxfleet.runtime.simulated_job import TwinResult
 
 TX = jf.distributed_optimizer(optax.adam(0.1))

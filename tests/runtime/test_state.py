@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxfleet as jf
 from jaxfleet.errors import FeedError
-from jaxfleet.runtime.remote_state import Handle
+from jaxfleet.runtime.handle import Handle
 from jaxfleet.runtime.state_tracker import LastState
 from tests.runtime.toys import (
     State,

@@ -18,6 +18,12 @@ ROWS = "rows.npy"
 LINES = 1_000_000  # per text file
 
 
+def exported(table: LiveTable, folder: str | Path, *, text: bool) -> int:
+    """Writes a table into a new folder: `keys.npy` and `rows.npy`, or lines of text."""
+    path = Path(folder).absolute()
+    return export_text(table, path) if text else export_arrays(table, path)
+
+
 def export_arrays(table: SavedTable | LiveTable, folder: str | Path) -> int:
     """Writes `keys.npy`, int64[n] ascending, and `rows.npy`, float32[n, dim], into a new folder.
 
