@@ -1,8 +1,7 @@
 """Scheduler of blocks for asynchronous trainers, whose updates are applied on arrival.
 
 An update is the set of gradients of one step of one trainer. It is applied once it is complete, in
-the order of completion, and each runs all blocks. The interface is that of
-`jaxfleet.ps.server.sync_scheduler`, for steps that wait for all trainers.
+the order of completion, and each runs all blocks.
 """
 
 from collections import deque

@@ -8,6 +8,7 @@ import numpy as np
 from jaxfleet.ps.server.async_scheduler import AsyncScheduler
 from jaxfleet.ps.server.block_executor import BlockExecutor
 from jaxfleet.ps.server.execution_plan import ServerPlan
+from jaxfleet.ps.server.scheduler import Scheduler
 from jaxfleet.ps.server.sync_scheduler import SyncScheduler
 from jaxfleet.ps.server.table import ServerTable
 from jaxfleet.tables import TableStore
@@ -51,7 +52,7 @@ class ServerState:
 
     plan: ServerPlan
     executor: BlockExecutor
-    scheduler: SyncScheduler | AsyncScheduler
+    scheduler: Scheduler
     host: dict[str, np.ndarray] = field(default_factory=dict)
     extras: BootstrapValues = field(default_factory=BootstrapValues)
     tables: dict[str, ServerTable] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class ServerState:
     def of(cls, plan: ServerPlan) -> "ServerState":
         """Returns the state of a program without values; its tables have no rows."""
         host: dict[str, np.ndarray] = {}
-        scheduler = SyncScheduler(plan) if plan.waits else AsyncScheduler(plan, host)
+        scheduler: Scheduler = SyncScheduler(plan) if plan.waits else AsyncScheduler(plan, host)
         held = cls(plan, BlockExecutor(plan), scheduler, host)
         held.tables = {
             spec.name: ServerTable(spec, plan.share, plan.compensation) for spec in plan.tables

@@ -9,6 +9,7 @@ from jaxfleet.ps.server.execution_plan import BlockPlan, Merge, ServerPlan
 from jaxfleet.ps.server.gradient_buffer import GradientBuffer
 from jaxfleet.ps.server.row_schedulers import RowPush, SyncRowScheduler
 from jaxfleet.ps.server.sparse_update import SentGradients
+from jaxfleet.ps.server.staleness import ReceivedRows
 from jaxfleet.transport.messages import Plain, Tensor
 
 
@@ -208,8 +209,10 @@ class SyncScheduler:
     def gave_rows(self, table: str, trainer: int, keys: np.ndarray, rows: np.ndarray) -> None:
         """Does nothing: all trainers receive the same rows."""
 
-    def received_rows(self, table: str, trainer: int, keys: np.ndarray) -> None:
+    def received_rows(self, table: str, trainer: int, keys: np.ndarray) -> ReceivedRows | None:
         """Returns None: no gradient is late."""
+        del table, trainer, keys
+        return None
 
     def other_rows(self, step: int, trainer: int, rows: int) -> str | None:
         """Describes a batch whose number of rows differs, since such sums are inconsistent."""
