@@ -37,7 +37,7 @@ from jaxfleet.runtime import DistributedStrategy, distribute
 from jaxfleet.runtime.argument_step import with_arguments
 from jaxfleet.runtime.distribution import AnyStep
 from jaxfleet.runtime.pserver_entry import job_step, serve_job
-from jaxfleet.runtime.strategy import as_strategy
+from jaxfleet.strategy import as_strategy
 
 
 class JobFleet(FleetBase):

@@ -4,29 +4,8 @@ from dataclasses import replace
 
 from jaxfleet.capture import Captured
 from jaxfleet.capture.trace import BATCH_LETTER
-from jaxfleet.ir import Program
 from jaxfleet.ir.inline import specialize
-from jaxfleet.passes import InterleaveSlices, ScanSlices, StrideSlices
-from jaxfleet.passes.collective.scan_slices import counts_out_slices
-from jaxfleet.passes.collective.slice_analysis import may_slice_batch
-from jaxfleet.passes.collective.slice_division import goes_over_slices
-from jaxfleet.pipeline import Pass
-
-
-def may_have_slices(program: Program) -> bool:
-    """Whether a step may go over slices of the batch, in a loop or unrolled."""
-    in_loops = goes_over_slices(program) or counts_out_slices(program)
-    return in_loops or may_slice_batch(program)
-
-
-def slicing_passes(program: Program, sharers: int) -> tuple[Pass, ...]:
-    """Returns the passes that give every sharer a part of each slice of the batch.
-
-    There are none if the batch size is symbolic.
-    """
-    if not isinstance(program.attrs.get("batch"), int) or not may_have_slices(program):
-        return ()
-    return ScanSlices(), InterleaveSlices(devices=sharers), StrideSlices(devices=sharers)
+from jaxfleet.passes.pipelines import may_have_slices, slicing_passes
 
 
 def for_slices(captured: Captured, rows: int, sharers: int) -> Captured:

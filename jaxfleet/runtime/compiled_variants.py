@@ -13,14 +13,15 @@ from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Kind, Program
 from jaxfleet.lower import Interface, LoweredStep, lower_step
 from jaxfleet.lower.blocks import ExecutableCache
+from jaxfleet.passes.pipelines import collective_pipeline, slicing_passes
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.auxiliary_state import AuxiliaryState, beside
-from jaxfleet.runtime.batch_slices import for_slices, slicing_passes
+from jaxfleet.runtime.batch_slices import for_slices
 from jaxfleet.runtime.memory_fit import Fit, Fitting
 from jaxfleet.runtime.memory_report import StepMemory
 from jaxfleet.runtime.step_tables import StepTables
-from jaxfleet.runtime.strategy import DistributedStrategy, check_skips_no_rows
-from jaxfleet.runtime.transpile import over_gloo, pipeline_for, transpile
+from jaxfleet.runtime.transpile import over_gloo, transpile
+from jaxfleet.strategy import DistributedStrategy, check_skips_no_rows
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Variants:
         described = "tables" in captured.program.attrs
         if described:
             _check_for_tables(self._strategy)
-        passes = pipeline_for(
+        passes = collective_pipeline(
             self._strategy,
             devices=len(self._devices),
             over_gloo=over_gloo(self._devices),

@@ -12,7 +12,7 @@ from jaxfleet.capture import Captured
 from jaxfleet.cluster.global_arrays import digest
 from jaxfleet.ir import Program
 from jaxfleet.ops.user_frames import warn_at_caller
-from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.transport.messages import Kind, Tensor
 
 if TYPE_CHECKING:  # ranks have no client

@@ -14,8 +14,8 @@ from jaxfleet.runtime.argument_step import ArgumentStep, with_arguments
 from jaxfleet.runtime.devices import choose_devices
 from jaxfleet.runtime.rank_step import RankStep
 from jaxfleet.runtime.step import Step
-from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
 from jaxfleet.runtime.type_variables import Batch, Metrics, State
+from jaxfleet.strategy import DistributedStrategy, as_strategy
 
 if TYPE_CHECKING:
     from jaxfleet.runtime.pserver_entry import ServerStep

@@ -15,7 +15,7 @@ from jaxfleet.runtime.checkpointing import on_host
 from jaxfleet.runtime.devices import choose_devices
 from jaxfleet.runtime.simulated_job import Twin
 from jaxfleet.runtime.step import Step
-from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.strategy import DistributedStrategy
 
 _SHOWN = 5
 _CHANGE = 1e-6  # relative, of every float of the first state: some roundings of float32

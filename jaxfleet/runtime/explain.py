@@ -14,7 +14,7 @@ from jaxfleet.ops.jax_adapter import numpy_dtype
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.auxiliary_state import beside
 from jaxfleet.runtime.devices import steps_must_not_overlap
-from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.strategy import DistributedStrategy
 
 _MOST_NOTES = 6
 _MOST_NAMES = 4

@@ -18,7 +18,7 @@ from jaxfleet.runtime.explain import (
     why_undivided,
 )
 from jaxfleet.runtime.pserver_job import JobPrograms, holds_sum
-from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.strategy import DistributedStrategy
 
 
 def about_mode(trainer: Program, trainers: int) -> Iterator[str]:

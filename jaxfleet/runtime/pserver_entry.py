@@ -22,9 +22,9 @@ from jaxfleet.runtime.pserver_job import (
     programs_for,
     timeouts_of,
 )
-from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.runtime.type_variables import Metrics, State
+from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.transport.buffers import keep_freed_memory
 
 

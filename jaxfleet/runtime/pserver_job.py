@@ -12,18 +12,12 @@ from jaxfleet.capture import Captured
 from jaxfleet.env import read_environment
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Kind, Operator, Program, print_program, verify
-from jaxfleet.passes import (
-    DeadCodeElimination,
-    Dispatch,
-    GradAllreduce,
-    InsertSendRecv,
-    InsertStartup,
-    MergeSends,
-    ScheduleSends,
-    SkipNonfinite,
-    SliceVar,
-    SparseTable,
-    UpdateOnTrainers,
+from jaxfleet.passes import InsertStartup
+from jaxfleet.passes.pipelines import (
+    dividing_passes,
+    exchange_pass,
+    placement_pipeline,
+    trainer_pipeline,
 )
 from jaxfleet.passes.pserver.insert_startup import server_startups, trainer_startup
 from jaxfleet.pipeline import (
@@ -35,10 +29,10 @@ from jaxfleet.pipeline import (
     run_pipeline,
 )
 from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
-from jaxfleet.runtime.batch_slices import for_slices, may_have_slices, slicing_passes
+from jaxfleet.runtime.batch_slices import for_slices
 from jaxfleet.runtime.memory_fit import Fit
-from jaxfleet.runtime.strategy import DistributedStrategy, check_skips_no_rows
-from jaxfleet.runtime.transpile import named_passes, transpile
+from jaxfleet.runtime.transpile import transpile
+from jaxfleet.strategy import DistributedStrategy, check_skips_no_rows
 from jaxfleet.transport.consistency import mask_endpoints, text_digest
 
 
@@ -98,17 +92,11 @@ def job_programs(
     """
     _check_tables(program, strategy)
     is_sync = strategy.communication == "sync"
-    dividing = _dividing(program, strategy, trainers) if is_sync else []
-    updating = [UpdateOnTrainers()] if is_sync else []
-    skipping = [SkipNonfinite()] if strategy.on_nonfinite == "skip" else []
-    clean = [DeadCodeElimination(), *skipping]
-    first = [*clean, *dividing, *updating, *_placing(strategy, endpoints)]
-    more = _scheduling(strategy)
-    if "tables" in program.attrs:
-        more.append(SparseTable(trainer_id=trainer))
-    more += named_passes(strategy)
-    inserting = _inserting(strategy, trainers)
+    dividing = _dividing(program, strategy, trainers) if is_sync else ()
+    first = placement_pipeline(strategy, endpoints, dividing)
+    inserting = exchange_pass(strategy, trainers)
     mine = replace(inserting, trainer_id=trainer)
+    more = trainer_pipeline(strategy, trainer=trainer, tables="tables" in program.attrs)
     made, record = transpile(program, [*first, mine, *more], dump_dir=dump_dir)
     if like is not None:
         startup = _trainer_startup(program, made, like.server_startups, trainer)
@@ -142,11 +130,11 @@ def _check_tables(program: Program, strategy: DistributedStrategy) -> None:
         raise StrategyError(what, hint="communication='geo' exchanges changes of rows")
 
 
-def _dividing(program: Program, strategy: DistributedStrategy, trainers: int) -> list[Pass]:
+def _dividing(program: Program, strategy: DistributedStrategy, trainers: int) -> tuple[Pass, ...]:
     """Returns the passes that divide the batch among trainers; none if each computes all."""
     if trainers == 1:
-        return []
-    passes = _all_dividing(program, strategy, trainers)
+        return ()
+    passes = dividing_passes(program, strategy, trainers)
     inside = _inner_collective(_divided(program, passes))
     if inside is None:
         return passes
@@ -154,56 +142,13 @@ def _dividing(program: Program, strategy: DistributedStrategy, trainers: int) ->
         what = f"'{program.name}' sums over the batch inside a loop, so a trainer needs all rows"
         hint = "give every trainer the whole batch: strategy.batch='global'"
         raise StrategyError(what, op=inside, hint=hint)
-    return []
-
-
-def _all_dividing(program: Program, strategy: DistributedStrategy, trainers: int) -> list[Pass]:
-    # Slices can be shared for some sizes of the batch only, and servers are the same for all.
-    dividing = GradAllreduce(
-        devices=trainers,
-        local_statistics=strategy.local_statistics,
-        sum_whole=may_have_slices(program),
-    )
-    return [*slicing_passes(program, trainers), dividing]
+    return ()
 
 
 def _divided(program: Program, passes: Sequence[Pass]) -> Program:
     for each in passes:
         program = each.run(program)
     return program
-
-
-def _inserting(strategy: DistributedStrategy, trainers: int) -> InsertSendRecv:
-    """Returns the pass that writes the programs, for trainer 0 until it is replaced."""
-    if strategy.communication == "sync":
-        return InsertSendRecv(trainers=trainers)
-    return InsertSendRecv(
-        trainers=trainers,
-        mode=strategy.communication,
-        staleness=strategy.bound,
-        merge=strategy.merge,
-        k_steps=strategy.k_steps,
-        compensation=strategy.delay_compensation,
-        by_rows=strategy.communication == "fl" and strategy.average == "rows",
-    )
-
-
-def _scheduling(strategy: DistributedStrategy) -> list[Pass]:
-    """Returns the passes that order the sends; trainers that update send everything at once."""
-    if strategy.communication in {"geo", "fl"}:
-        return [MergeSends()]
-    return [ScheduleSends(cuts=strategy.send_cuts), MergeSends()]
-
-
-def _placing(strategy: DistributedStrategy, endpoints: Sequence[str]) -> list[Pass]:
-    """Returns the passes that slice parameters and place them on servers."""
-    slicing = SliceVar(
-        servers=len(endpoints), min_block_size=strategy.min_block_size, slice=strategy.slice_var
-    )
-    dispatch = Dispatch(
-        endpoints=tuple(endpoints), method=strategy.dispatch, max_imbalance=strategy.max_imbalance
-    )
-    return [slicing, dispatch]
 
 
 def _server_startups(step: Program, servers: Sequence[Program]) -> tuple[Program, ...]:
@@ -239,7 +184,7 @@ def _inner_collective(program: Program) -> Operator | None:
 
 def holds_sum(program: Program, strategy: DistributedStrategy, trainers: int) -> Operator:
     """Returns the loop or branch whose inner sum keeps a step's batch from being divided."""
-    divided = _divided(program, _all_dividing(program, strategy, trainers))
+    divided = _divided(program, dividing_passes(program, strategy, trainers))
     effects = Effects()
     at = next(i for i, block in enumerate(divided.blocks)
               if i and any(map(effects.is_collective, block.ops)))  # fmt: skip

@@ -29,8 +29,8 @@ from jaxfleet.runtime.consistency_checks import description, warn_of_own_batches
 from jaxfleet.runtime.state_tracker import LastState
 from jaxfleet.runtime.step import Step
 from jaxfleet.runtime.step_inputs import check_batch, check_state
-from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.type_variables import Metrics, State
+from jaxfleet.strategy import DistributedStrategy
 
 _SHOWN = 6  # leaves of a state, in an error
 

@@ -28,9 +28,9 @@ from jaxfleet.runtime.pserver_job import (
     membership,
     timeouts_of,
 )
-from jaxfleet.runtime.strategy import DistributedStrategy, as_strategy
 from jaxfleet.runtime.trainer_memory import fitting
 from jaxfleet.runtime.trainer_step import TrainerStep
+from jaxfleet.strategy import DistributedStrategy, as_strategy
 from jaxfleet.transport.memory_network import MemoryNetwork
 
 _FOREVER_S = 1e9  # no peer can be lost in one process

@@ -14,7 +14,7 @@ from jaxfleet.runtime.compiled_variants import Variant, Variants
 from jaxfleet.runtime.explain import explain
 from jaxfleet.runtime.memory_report import MemoryReport, report_of
 from jaxfleet.runtime.step_inputs import type_of
-from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.strategy import DistributedStrategy
 
 _unflatten = jax.tree_util.tree_unflatten
 

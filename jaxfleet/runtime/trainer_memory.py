@@ -21,8 +21,8 @@ from jaxfleet.lower.staged import Peak, Stage, count_runs, peak_of
 from jaxfleet.lower.staged_trainer import trainer_stages
 from jaxfleet.pipeline import Record
 from jaxfleet.runtime.memory_fit import Fitting
-from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.transpile import transpile
+from jaxfleet.strategy import DistributedStrategy
 
 if TYPE_CHECKING:  # every step reports its memory, and only jobs with servers need their programs
     from jaxfleet.runtime.pserver_job import JobPrograms

@@ -27,12 +27,12 @@ from jaxfleet.runtime.pserver_checkpoint import meet, restore_job, save_job
 from jaxfleet.runtime.pserver_job import JobPrograms
 from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.runtime.state_tracker import NewestState
-from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.table_admin import export_table, shrink_table
 from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
 from jaxfleet.runtime.trainer_connection import TrainerConnection, TrainerSync
 from jaxfleet.runtime.trainer_memory import fitting, memory_of
 from jaxfleet.runtime.type_variables import Batch, Metrics, Result, State
+from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.tables.host_lookup import looked_up, specs_of
 from jaxfleet.transport.messages import Kind
 

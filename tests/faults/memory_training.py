@@ -15,8 +15,8 @@ from jaxfleet.runtime.pserver_job import (
     membership,
     timeouts_of,
 )
-from jaxfleet.runtime.strategy import DistributedStrategy
 from jaxfleet.runtime.trainer_step import TrainerStep
+from jaxfleet.strategy import DistributedStrategy
 from tests.faults import training
 from tests.faults.cluster import LOST_S
 from tests.faults.memory_jobs import CACHE, NAME, End, MemoryJob

@@ -14,7 +14,7 @@ import jaxfleet as jf
 from jaxfleet.checkpoint import open_checkpoint
 from jaxfleet.errors import CheckpointError, FeedError
 from jaxfleet.runtime import TrainerStep
-from jaxfleet.runtime.strategy import DistributedStrategy
+from jaxfleet.strategy import DistributedStrategy
 from tests.tiers import by_default
 
 CUT = DistributedStrategy(min_block_size=16)

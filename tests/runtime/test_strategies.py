@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 import jaxfleet as jf
 from jaxfleet.errors import FinalError, StrategyError
 from jaxfleet.passes import ExchangeAllreduce, FuseAllreduce
-from jaxfleet.runtime.transpile import pipeline_for
+from jaxfleet.passes.pipelines import collective_pipeline
 from tests.runtime.comparing import assert_close, distributed, on_one_device, tolerance
 from tests.runtime.toys import assert_alike, plain, rows
 from tests.runtime.toys import distributed as toy
@@ -88,7 +88,9 @@ def test_joined_all_reduces_are_fewer() -> None:
 
 def test_over_processes_on_cpus_small_ones_go_together_and_few_devices_exchange() -> None:
     def passes(devices: int, *, over_gloo: bool = True, **options: Any) -> list[Any]:
-        made = pipeline_for(jf.DistributedStrategy(**options), devices=devices, over_gloo=over_gloo)
+        made = collective_pipeline(
+            jf.DistributedStrategy(**options), devices=devices, over_gloo=over_gloo
+        )
         return [each for each in made if isinstance(each, FuseAllreduce | ExchangeAllreduce)]
 
     together = FuseAllreduce(across_roles=True, largest_bytes=1 << 16)

@@ -15,7 +15,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.runtime.pserver_job import timeouts_of
-from jaxfleet.runtime.strategy import MODES, DistributedStrategy
+from jaxfleet.strategy import MODES, DistributedStrategy
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "strategy.md"
 OPTIONS = {field.name: field for field in dataclasses.fields(DistributedStrategy)}
