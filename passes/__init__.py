@@ -25,7 +25,6 @@ from jaxfleet.passes.fluid.rank_startup import BroadcastParams as BroadcastParam
 from jaxfleet.passes.fluid.rank_startup import CommInit as CommInit
 from jaxfleet.passes.fluid.rank_startup import CommInitAll as CommInitAll
 from jaxfleet.passes.fluid.rank_startup import GenNcclId as GenNcclId
-from jaxfleet.passes.memory.layers_to_scan import RollLayers as RollLayers
 from jaxfleet.passes.memory.memory_optimize import Donate as Donate
 from jaxfleet.passes.memory.memory_optimize import MemoryOptimize as MemoryOptimize
 from jaxfleet.passes.memory.memory_optimize import ReleaseMemory as ReleaseMemory

@@ -217,7 +217,7 @@ PUBLIC = {
         ExchangeAllreduce FlAverage FuseAllreduce GenNcclId GeoSgd GradAllreduce
         GradAllreduceByRole HalfPrecision InsertSendRecv InsertStartup InterleaveSlices
         LocalSGD Meet MemoryOptimize MergeGradients MergeSends MultiBatchMerge Offload
-        OrderForMemory PrefetchRows Recompute ReleaseMemory RollLayers ScanSlices
+        OrderForMemory PrefetchRows Recompute ReleaseMemory ScanSlices
         ScheduleSends ShapeReads ShardedUpdate SkipNonfinite SkipOverflow SliceVar
         SnapshotParams SparseTable StrideSlices TrainApart TurnProducts TwoLevels
         UpdateOnTrainers

@@ -54,16 +54,6 @@ def next_name(name: str) -> str:
     return f"{name}@NEXT"
 
 
-def layer_name(name: str) -> str:
-    """Returns the name of a variable in an iteration of a loop over layers: `w@LAYER`."""
-    return f"{name}@LAYER"
-
-
-def layers_name(name: str) -> str:
-    """Returns the name of a variable's values in all layers, one after another: `w@LAYERS`."""
-    return f"{name}@LAYERS"
-
-
 def trainer_name(name: str, trainer_id: int) -> str:
     """Returns the name of one trainer's copy of a gradient: `w@GRAD.trainer_1`."""
     return f"{name}{_TRAINER}{trainer_id}"

@@ -30,7 +30,7 @@ class Offload(Pass):
     from the device while at least one executable runs. Scalars, random keys, fetched values and
     values sent to servers stay. Nothing is recomputed, and results are equal bit for bit.
 
-    Runs after `recompute`, `cut_apart` or `roll_layers`, which cut the program.
+    Runs after `recompute` or `cut_apart`, which cut the program.
 
     Before::
 
@@ -78,7 +78,7 @@ class Offload(Pass):
     ahead: int = 1  # number of executables between the prefetch and its reader
     rows: int = 256  # assumed batch size
 
-    runs_after = ("recompute", "cut_apart", "roll_layers")
+    runs_after = ("recompute", "cut_apart")
 
     def run(self, program: Program) -> Program:
         if self.ahead < 0 or self.smallest_bytes < 0:
