@@ -32,6 +32,7 @@ if _TYPE_CHECKING:
     from jaxfleet.runtime import Executor as Executor
     from jaxfleet.runtime import Scope as Scope
     from jaxfleet.runtime import Step as Step
+    from jaxfleet.runtime import TrainingStep as TrainingStep
     from jaxfleet.runtime import Twin as Twin
     from jaxfleet.runtime import distribute as distribute
     from jaxfleet.runtime import emulate_devices as emulate_devices
@@ -57,6 +58,7 @@ _HOMES = {
         "Executor",
         "Scope",
         "Step",
+        "TrainingStep",
         "Twin",
         "distribute",
         "emulate_devices",

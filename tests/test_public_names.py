@@ -12,8 +12,8 @@ import jaxfleet
 
 PUBLIC = {
     "jaxfleet": """
-        Captured DistributedStrategy Executor Scope Step Twin capture distribute
-        distributed_optimizer embedding_table emulate_devices initialize is_first
+        Captured DistributedStrategy Executor Scope Step TrainingStep Twin capture
+        distribute distributed_optimizer embedding_table emulate_devices initialize is_first
         memory_optimize rank release_memory size split_files verify
     """,
     "jaxfleet.analysis": "",
@@ -239,8 +239,8 @@ PUBLIC = {
         Server ServerCore ServerOptions
     """,
     "jaxfleet.runtime": """
-        DistributedStrategy Executor Handle Scope ServerStep Step TrainerStep Twin distribute
-        emulate_devices memory_optimize release_memory verify
+        DistributedStrategy Executor Handle Scope ServerStep Step TrainerStep TrainingStep Twin
+        distribute emulate_devices memory_optimize release_memory verify
     """,
     "jaxfleet.tables": """
         Adagrad Adam AfterCount ByChance ByScore Capacity Constant DownpourAdagrad DownpourAdam

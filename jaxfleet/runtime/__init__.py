@@ -15,6 +15,7 @@ from jaxfleet.runtime.memory_passes import memory_optimize as memory_optimize
 from jaxfleet.runtime.memory_passes import release_memory as release_memory
 from jaxfleet.runtime.scope import Scope as Scope
 from jaxfleet.runtime.step import Step as Step
+from jaxfleet.runtime.training_step import TrainingStep as TrainingStep
 from jaxfleet.strategy import DistributedStrategy as DistributedStrategy
 
 if _TYPE_CHECKING:

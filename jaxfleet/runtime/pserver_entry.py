@@ -186,7 +186,8 @@ class ServerStep(Generic[State, Metrics]):
         """Serves, and ends the process: the rest of the script is for trainers."""
         sys.exit(self.serve())
 
-    __call__ = evaluate = save = restore = pull = stats = _serve_instead
+    __call__ = evaluate = save = restore = pull = place = _serve_instead
+    look_up = shrink = export = stats = memory_report = _serve_instead
 
     @property
     def tables(self) -> NoReturn:

@@ -11,11 +11,13 @@ if TYPE_CHECKING:  # a default needs Python 3.13, or a package that only type ch
 
     State = TypeVar("State", default=Any)
     Metrics = TypeVar("Metrics", default=Any)
+    Metrics_co = TypeVar("Metrics_co", default=Any, covariant=True)
 else:
     from typing import TypeVar
 
     State = TypeVar("State")
     Metrics = TypeVar("Metrics")
+    Metrics_co = TypeVar("Metrics_co", covariant=True)
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")

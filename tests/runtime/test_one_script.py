@@ -79,7 +79,11 @@ def test_a_script_is_the_same_on_one_device_on_several_and_in_a_job(tmp_path: Pa
     assert_near(job.states[1], alone)
 
 
-@pytest.mark.parametrize("call", ["restore", "save", "pull", "stats", "__call__"])
+METHODS = {name for name, value in vars(jf.TrainingStep).items() if callable(value)}
+CALLS = {name for name in METHODS if not name.startswith("_")} - {"explain", "close"}
+
+
+@pytest.mark.parametrize("call", ["__call__", *sorted(CALLS)])
 def test_whatever_a_script_asks_of_a_server_first_makes_it_serve(
     call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxfleet as jf
+from jaxfleet.runtime import ServerStep, TrainerStep
 
 
 class Counter(NamedTuple):
@@ -26,3 +27,17 @@ def test_a_step_has_the_types_of_the_function_that_it_was_made_of() -> None:
     assert_type(total, jax.Array)
     assert (float(after.steps), float(total)) == (1.0, 8.0)
     assert isinstance(jf.Step[Any, Any], type(jf.Step[Counter, jax.Array]))
+
+
+def advanced(step: jf.TrainingStep[Counter, jax.Array], state: Counter, batch: Any) -> Counter:
+    """A function of a user that takes the step of any mode."""
+    with step:
+        after, _ = step(state, batch)
+        return step.pull(after)
+
+
+def test_a_function_of_any_step_takes_those_of_all_modes() -> None:
+    state, batch = Counter(jnp.zeros(())), {"x": jnp.ones((4, 2))}
+    step = jf.distribute(count_rows, (state, batch), "single")
+    assert isinstance(step, jf.Step | TrainerStep | ServerStep)  # mypy checks each of them below
+    assert float(advanced(step, state, batch).steps) == 1.0

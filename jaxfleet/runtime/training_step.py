@@ -1,0 +1,80 @@
+"""Protocol of the steps that `distribute` returns, whatever runs them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Never, Protocol, Self
+
+import numpy as np
+
+from jaxfleet.ir import Program
+from jaxfleet.runtime.memory_report import MemoryReport
+from jaxfleet.runtime.type_variables import Batch, Metrics_co, Result, State
+
+
+class TrainingStep(Protocol[State, Metrics_co]):
+    """A distributed step: of devices, of a trainer, or of a server.
+
+    A script written for it runs in every mode. In a server's process the first use other than
+    `program`, `explain` and `close` serves until the job ends, and ends the process.
+    """
+
+    @property
+    def program(self) -> Program:
+        """The program that this process runs."""
+        ...
+
+    def __call__(self, state: State, batch: Any) -> tuple[State, Metrics_co]:
+        """Runs one step; returns the new state and the metrics."""
+        ...
+
+    def pull(self, state: State) -> State:
+        """Returns the state with a value for every leaf."""
+        ...
+
+    def place(self, state: State) -> State:
+        """Returns the state where the step keeps it."""
+        ...
+
+    def save(self, path: str | Path, state: State) -> None:
+        """Writes a checkpoint, which a step in any mode restores."""
+
+    def restore(self, path: str | Path) -> State:
+        """Returns the state of a checkpoint, written in any mode."""
+        ...
+
+    def evaluate(
+        self, function: Callable[[State, Batch], Result], state: State, batch: Batch, *more: Never
+    ) -> Result:
+        """Returns `function(state, batch)`, computed with the current state."""
+        ...
+
+    def look_up(self, table: str, keys: Any) -> np.ndarray:
+        """Returns rows of a table, float32[*keys.shape, dim]."""
+        ...
+
+    def shrink(self, table: str) -> int:
+        """Evicts rows of a table by its rules; returns their number."""
+        ...
+
+    def export(self, table: str, folder: str | Path, *, text: bool = False) -> int:
+        """Exports a table's rows into a new folder; returns their number."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Returns counters."""
+        ...
+
+    def memory_report(self) -> MemoryReport:
+        """Returns the memory use, before and after it was fitted to a budget."""
+        ...
+
+    def explain(self) -> str:
+        """Describes the decisions made, and why."""
+        ...
+
+    def close(self) -> None:
+        """Ends this process's part."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, error: type[BaseException] | None, /, *_: object) -> None: ...
