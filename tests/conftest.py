@@ -106,14 +106,15 @@ def _warnings_of_arguments_come_again() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Divides cases between the tiers before `-m` selects, then puts slow files first.
 
-    So no worker is left alone with a slow file. A test that starts processes takes as long as some
-    twenty others.
+    So no worker is left alone with a slow file. A test that starts processes, or has a deadline of
+    its own, takes as long as some twenty others.
     """
     _mark_all_but_few(items)
     yield
     weights: Counter[Path] = Counter()
     for item in items:
-        weights[item.path] += 20 if item.get_closest_marker("processes") else 1
+        is_slow = item.get_closest_marker("processes") or item.get_closest_marker("timeout")
+        weights[item.path] += 20 if is_slow else 1
     items.sort(key=lambda item: -weights[item.path])
 
 

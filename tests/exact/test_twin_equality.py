@@ -97,50 +97,6 @@ def test_the_result_stays_that_of_one_device_for_twenty_steps(name: str, cut: Cu
     check(name, cut, run(name, cut, steps=LONGEST))
 
 
-PROGRAMS = (*CORE, *OTHERS, *MORE)
-
-
-def cuts_of(name: str, trainers: int) -> list[Cut]:
-    """Returns the cuts of a program in the grid: every two of the other options occur together.
-
-    Any three consecutive programs cover all cuts.
-    """
-    turn = PROGRAMS.index(name) + TRAINERS.index(trainers)
-    pairs = product(enumerate(SERVERS), enumerate(SIZES))
-    return [
-        Cut(servers, size, METHODS[(turn + one + other) % len(METHODS)], trainers)
-        for (one, servers), (other, size) in pairs
-    ]
-
-
-@pytest.mark.grid
-@pytest.mark.optimized
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("trainers", TRAINERS)
-@pytest.mark.parametrize("name", CORE)
-def test_the_result_is_that_of_one_device_in_the_whole_grid(name: str, trainers: int) -> None:
-    check_all(name, [Cut(*cut, trainers) for cut in product(SERVERS, SIZES, METHODS)])
-
-
-@pytest.mark.grid
-@pytest.mark.optimized
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", [*OTHERS, *MORE])
-def test_every_two_options_of_a_cut_give_the_result_of_one_device(name: str) -> None:
-    options = {key: values for key, values in WIDE.items() if key != "program"}
-    check_all(name, [Cut(*cut) for cut in pairwise(options)])  # type: ignore[arg-type]
-
-
-def check_all(name: str, cuts: Sequence[Cut]) -> None:
-    """Checks a program with several cuts; an error names the cut."""
-    for cut in cuts:
-        try:
-            check(name, cut, run(name, cut))
-        except Exception as error:
-            error.add_note(f"of {name}, {cut}")
-            raise
-
-
 @pytest.mark.parametrize("options", [NARROW, WIDE], ids=["narrow", "wide"])
 def test_every_two_values_of_two_options_meet_in_a_case(
     options: Mapping[str, Sequence[object]],
