@@ -7,7 +7,6 @@ marked grid, they run in every mode until they have converged.
 import os
 import pty
 import re
-import resource
 import subprocess
 import sys
 import termios
@@ -23,7 +22,6 @@ from tests.compiling import quickly
 from tests.tiers import by_default
 
 ROOT = Path(__file__).resolve().parents[1]
-LONGEST_S = 60.0  # of CPU time: other load on the machine does not count
 DEADLINE_S = 280.0
 LEAST_ACCURACY = 0.97
 MOST_BITS = 2.5
@@ -40,9 +38,8 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def run(folder: Path, name: str, *options: str) -> tuple[list[str], float]:
-    """Runs an example in a folder; returns its lines and its CPU seconds."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def run(folder: Path, name: str, *options: str) -> list[str]:
+    """Runs an example in a folder; returns its lines."""
     done = subprocess.run(
         command(name, *options),
         cwd=folder,
@@ -54,9 +51,7 @@ def run(folder: Path, name: str, *options: str) -> tuple[list[str], float]:
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    took_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    return done.stdout.splitlines(), took_s
+    return done.stdout.splitlines()
 
 
 def run_on_a_terminal(folder: Path, name: str, *options: str) -> str:
@@ -133,7 +128,7 @@ DEFAULT = ("ctr", "fluid/fit_a_line")  # tests/test_reading.py runs digits.py
 def test_an_example_begins_to_learn(tmp_path: Path, name: str) -> None:
     short = SHORT[name]
     with quickly():
-        lines, _ = run(tmp_path, name, *short.options)
+        lines = run(tmp_path, name, *short.options)
     found = re.fullmatch(short.last, lines[-1])
     assert found is not None, lines[-1]
     assert short.bounds[0] <= float(found[1]) <= short.bounds[1]
@@ -153,9 +148,8 @@ def test_collective_learns_over_two_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.grid
-def test_digits_learns_within_a_minute_and_prints_plain_lines(tmp_path: Path) -> None:
-    lines, took_s = run(tmp_path, "digits")
-    assert took_s < LONGEST_S
+def test_digits_learns_and_prints_plain_lines(tmp_path: Path) -> None:
+    lines = run(tmp_path, "digits")
     epochs = [
         line for line in lines if re.fullmatch(r"epoch \d+: loss [\d.]+  accuracy [\d.]+", line)
     ]
@@ -180,9 +174,8 @@ def test_digits_draws_a_progress_bar_on_a_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.grid
-def test_transformer_learns_within_a_minute(tmp_path: Path) -> None:
-    lines, took_s = run(tmp_path, "transformer")
-    assert took_s < LONGEST_S
+def test_transformer_learns(tmp_path: Path) -> None:
+    lines = run(tmp_path, "transformer")
     assert all(re.fullmatch(r"step +\d+: [\d.]+ bits per character", line) for line in lines[:-1])
     bits = re.fullmatch(r"held-out bits per character: (\d\.\d\d)", lines[-1])
     assert bits is not None
@@ -193,7 +186,7 @@ def test_transformer_learns_within_a_minute(tmp_path: Path) -> None:
 def test_digits_learns_with_servers_and_trainers_as_on_one_device(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "digits.py")
     together = launch(tmp_path, script, "--mode", "pserver", "--epochs", "2")
-    alone, _ = run(tmp_path, "digits", "--mode", "single", "--epochs", "2")
+    alone = run(tmp_path, "digits", "--mode", "single", "--epochs", "2")
     assert any("1 cpu device" in line for line in alone)
     assert alone[-1].startswith("test accuracy ")
     expected = losses(alone)
@@ -222,8 +215,7 @@ OF_FLUID = [
 def test_a_fluid_script_learns(
     *, tmp_path: Path, name: str, mode: str, epochs: str, last: str, bounds: tuple[float, float]
 ) -> None:
-    lines, took_s = run(tmp_path, f"fluid/{name}", "--mode", mode, "--epochs", epochs)
-    assert took_s < LONGEST_S
+    lines = run(tmp_path, f"fluid/{name}", "--mode", mode, "--epochs", epochs)
     found = re.fullmatch(last, lines[-1])
     assert found is not None, lines[-1]
     assert bounds[0] <= float(found[1]) <= bounds[1]
@@ -235,7 +227,7 @@ def test_a_fluid_script_fits_the_same_line_in_each_of_its_modes(tmp_path: Path) 
     lines = launch(tmp_path, *options, "--mode", "pserver", "--epochs", "6")
     last = [line.partition(" | ")[2] for line in lines if "test error" in line]
     for mode in ("single", "parallel"):
-        alone, _ = run(tmp_path, "fluid/fit_a_line", "--mode", mode, "--epochs", "6")
+        alone = run(tmp_path, "fluid/fit_a_line", "--mode", mode, "--epochs", "6")
         last.append(alone[-1])
     found = [re.fullmatch(r"test error ([\d.]+), least squares ([\d.]+)", one) for one in last]
     errors = [float(match[1]) for match in found if match is not None]
@@ -268,8 +260,7 @@ def test_collective_learns_over_two_processes_as_in_one(tmp_path: Path) -> None:
     options = ["--epochs", "4", "--checkpoint", "saved"]
     together = launch(tmp_path, script, *options, of=("--nproc", "2"))
     assert (tmp_path / "saved").is_dir()
-    alone, took_s = run(tmp_path, "collective", "--epochs", "4")
-    assert took_s < LONGEST_S
+    alone = run(tmp_path, "collective", "--epochs", "4")
     assert len(losses(alone)) == 4
     # Each rank sums half of each batch; 4 digits are printed.
     assert losses(together) == pytest.approx(losses(alone), rel=5e-3)
@@ -313,7 +304,7 @@ def ratings_wheel(folder: Path) -> None:
 @pytest.mark.grid
 def test_movielens_learns_the_ratings_that_it_is_given(tmp_path: Path) -> None:
     ratings_wheel(tmp_path)
-    lines, _ = run(tmp_path, "movielens", "--folder", str(tmp_path), "--epochs", "12")
+    lines = run(tmp_path, "movielens", "--folder", str(tmp_path), "--epochs", "12")
     found = float(lines[-1].removeprefix("test RMSE "))
     assert found < 0.6  # the mean alone gives 1.1; rounding and noise give 0.4
 
@@ -321,7 +312,7 @@ def test_movielens_learns_the_ratings_that_it_is_given(tmp_path: Path) -> None:
 @pytest.mark.grid
 @pytest.mark.parametrize("options", [[], ["--mode", "collective"]])
 def test_ctr_comes_near_to_what_can_be_known(tmp_path: Path, options: list[str]) -> None:
-    lines, _ = run(tmp_path, "ctr", "--rows", "60000", *options)
+    lines = run(tmp_path, "ctr", "--rows", "60000", *options)
     match = re.fullmatch(r"test AUC (.*), of the truth that is known (.*), of all (.*)", lines[-1])
     assert match is not None
     found, known, ceiling = map(float, match.groups())

@@ -80,7 +80,10 @@ def job(secret: bytes | None = None, timing: Timing = QUICK) -> Iterator[Trainer
     """Yields trainers that have trained a step."""
     network = ZmqNetwork(secret=secret, timing=timing)
     listener = network.listen("127.0.0.1:0")
-    core = ServerCore(listener.endpoint, CACHE, time.monotonic, ServerOptions(server=0))
+    # No heartbeat runs beside the clients: a trainer is silent while its connection is cut, and the
+    # other may be the first to ask for a result.
+    patient = ServerOptions(server=0, lost_after_s=2 * LIMIT_S)
+    core = ServerCore(listener.endpoint, CACHE, time.monotonic, patient)
     server = Server(core, listener, connect=network.connect)
     thread = threading.Thread(target=server.serve)
     thread.start()

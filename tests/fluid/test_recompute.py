@@ -185,7 +185,7 @@ def test_trainers_of_servers_compute_again_too(monkeypatch: pytest.MonkeyPatch) 
         cuts.append(sum(op.type == "cut" for op in made.program.root.ops))
         return made
 
-    monkeypatch.setattr(runs, "plain_trainer", plainly)
+    monkeypatch.setattr(runs, "normalize_trainer", plainly)
     feeds = shared_out([batch(8, seed) for seed in range(2)], 2)
     one, other = (run_job(partial(served, again=again), feeds) for again in (False, True))
     assert max(cuts) == 4
