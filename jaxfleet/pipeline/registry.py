@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from jaxfleet.errors import PassError
-from jaxfleet.pipeline.base import Pass, checked_options
+from jaxfleet.pipeline.base import Pass
+from jaxfleet.pipeline.options import checked_options
 
 GROUP = "jaxfleet.passes"
 

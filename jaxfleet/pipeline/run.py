@@ -7,7 +7,7 @@ from jaxfleet.errors import PassError, VerifyError
 from jaxfleet.ir import Program, Rule, verify
 from jaxfleet.pipeline.base import Pass
 from jaxfleet.pipeline.instruments import Instrument, Stage
-from jaxfleet.pipeline.spec import pass_text
+from jaxfleet.pipeline.pipeline_syntax import pass_text
 
 
 def run_pipeline(

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable
 
 from jaxfleet.errors import PassError
-from jaxfleet.pipeline.base import Pass, given_options, option_text
+from jaxfleet.pipeline.base import Pass
+from jaxfleet.pipeline.options import given_options, option_text
 from jaxfleet.pipeline.registry import make_pass
 
 _TOKEN = re.compile(
