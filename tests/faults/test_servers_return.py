@@ -62,7 +62,7 @@ def test_a_server_that_is_killed_before_it_has_a_state_is_given_it_again(
 def test_a_server_that_does_not_come_back_is_named(tmp_path: Path) -> None:
     with Jobs(tmp_path, servers=1, returns_s=3.0, options=["--steps=500", "--pause=0.1"]) as jobs:
         server, *trainers = *jobs.all_servers(), *jobs.all_trainers()
-        # Heartbeats are a second apart: after 2 s every trainer has said its step at least once.
+        # Heartbeats are a second apart: after 2 s every trainer has reported its step once.
         trainers[0].reaches("step 20.")
         server.kill()
         for number, trainer in enumerate(trainers):

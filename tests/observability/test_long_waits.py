@@ -10,7 +10,8 @@ from jaxfleet.cluster.rendezvous.backoff import Poll
 from jaxfleet.errors import PeerLostError
 from jaxfleet.observability import LongWait, notices
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.timeouts import Timeouts
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.server import ServerOptions
 from jaxfleet.transport.memory_network import MemoryNetwork
 from jaxfleet.transport.messages import Kind, Message

@@ -21,7 +21,8 @@ from jaxfleet.ps.client.pending_requests import (
 )
 from jaxfleet.ps.client.request_sender import Recovery, RequestSender
 from jaxfleet.ps.client.server_session import ReplayLog, ServerSession, value_clock
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.timeouts import Timeouts
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.transport.messages import Connections, Kind, Message, Plain, Tensor
 
 _POLL_S = 0.25  # how often a wait checks heartbeats

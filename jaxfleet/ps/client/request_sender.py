@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from jaxfleet.errors import PeerLostError
 from jaxfleet.ps.client.pending_requests import PendingRequest
 from jaxfleet.ps.client.server_session import ServerRestartedError, ServerSession
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.timeouts import Timeouts
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.transport.messages import Connections, Kind, Message, Plain, Tensor
 
 

@@ -12,7 +12,8 @@ from jaxfleet.checkpoint.writing import cannot_write, is_disk_full
 from jaxfleet.errors import CheckpointError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.server_session import ReplayLog, ServerSession
-from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.ps.client.timeouts import Timeouts
+from jaxfleet.ps.client.trainer_identity import TrainerIdentity
 from jaxfleet.ps.server import ServerOptions
 from jaxfleet.ps.server.outbox import DeviceTask
 from jaxfleet.ps.server.recovery_checkpoints import RecoveryCheckpoints
