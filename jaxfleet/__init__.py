@@ -28,7 +28,6 @@ if _TYPE_CHECKING:
     from jaxfleet.cluster import rank as rank
     from jaxfleet.cluster import size as size
     from jaxfleet.cluster import split_files as split_files
-    from jaxfleet.runtime import DistributedStrategy as DistributedStrategy
     from jaxfleet.runtime import Executor as Executor
     from jaxfleet.runtime import Scope as Scope
     from jaxfleet.runtime import Step as Step
@@ -39,6 +38,7 @@ if _TYPE_CHECKING:
     from jaxfleet.runtime import memory_optimize as memory_optimize
     from jaxfleet.runtime import release_memory as release_memory
     from jaxfleet.runtime import verify as verify
+    from jaxfleet.strategy import DistributedStrategy as DistributedStrategy
 
     __version__: str
 
@@ -54,7 +54,6 @@ _HOMES = {
     ),
     "jaxfleet.cluster": ("initialize", "is_first", "rank", "size", "split_files"),
     "jaxfleet.runtime": (
-        "DistributedStrategy",
         "Executor",
         "Scope",
         "Step",
@@ -66,6 +65,7 @@ _HOMES = {
         "release_memory",
         "verify",
     ),
+    "jaxfleet.strategy": ("DistributedStrategy",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _PACKAGES = ("fleet", "tables")

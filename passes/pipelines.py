@@ -148,7 +148,7 @@ def dividing_passes(
 def placement_pipeline(
     strategy: DistributedStrategy, endpoints: Sequence[str], dividing: Sequence[Pass]
 ) -> tuple[Pass, ...]:
-    """Returns the passes that slice parameters and place them on servers.
+    """Returns the passes before the exchange, of which the last place slices on servers.
 
     `dividing` are `dividing_passes`; none if every trainer computes the whole batch.
     """

@@ -1,1 +1,1 @@
-"""Parameter servers: messages, networks, the server and the trainers' client."""
+"""Parameter servers: the server, and the trainers' side of the protocol in `transport`."""

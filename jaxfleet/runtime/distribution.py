@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from jaxfleet.runtime.pserver_entry import ServerStep
     from jaxfleet.runtime.trainer_step import TrainerStep
 
-_StateAndBatch: TypeAlias = "Step | TrainerStep | ServerStep"
-AnyStep: TypeAlias = "_StateAndBatch | ArgumentStep"
+    _StateAndBatch: TypeAlias = Step | TrainerStep | ServerStep
+    AnyStep: TypeAlias = _StateAndBatch | ArgumentStep
+else:  # annotations stay readable by `typing.get_type_hints`
+    _StateAndBatch = AnyStep = Any
 
 
 @overload

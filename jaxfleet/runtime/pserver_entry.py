@@ -132,8 +132,8 @@ def serve_job(cluster: PserverRole, strategy: DistributedStrategy) -> int:
 class ServerStep(Generic[State, Metrics]):
     """A step in a server's process, whose only work is to serve.
 
-    Unless started by `jaxfleet launch`, servers run the job's script too. Its first use of the step
-    other than for text, to run or to restore a checkpoint, serves until the job ends, and ends the
+    Unless started by `jaxfleet launch`, servers run the job's script too. Any use of the step
+    other than `program`, `explain`, `close` and `with` serves until the job ends, and ends the
     process; `serve` does so explicitly.
     """
 

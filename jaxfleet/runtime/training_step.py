@@ -14,8 +14,8 @@ from jaxfleet.runtime.type_variables import Batch, Metrics_co, Result, State
 class TrainingStep(Protocol[State, Metrics_co]):
     """A distributed step: of devices, of a trainer, or of a server.
 
-    A script written for it runs in every mode. In a server's process the first use other than
-    `program`, `explain` and `close` serves until the job ends, and ends the process.
+    A script written for it runs in every mode. In a server's process any use other than
+    `program`, `explain`, `close` and `with` serves until the job ends, and ends the process.
     """
 
     @property

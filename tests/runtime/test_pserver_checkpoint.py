@@ -271,7 +271,7 @@ def arrays_in_cycles() -> list[str]:
     """Collects garbage; returns the arrays of a slice's size or more that only cycles kept.
 
     Anything in this process may leave other cycles (a compile, another thread), so the number of
-    objects that `gc.collect` returns says nothing of a step.
+    objects that `gc.collect` returns does not measure a step's.
     """
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:

@@ -52,12 +52,12 @@ class Scheduler(Protocol):
 
     @property
     def number(self) -> int:
-        """The number of a checkpoint written now; it never decreases."""
+        """The number of a checkpoint written now; only `restart` and `resume` decrease it."""
         ...
 
     @property
     def row_step(self) -> int:
-        """The step number of the next table update; it never decreases."""
+        """The step number of the next table update; it decreases as `number` does."""
         ...
 
     @property
@@ -91,7 +91,7 @@ class Scheduler(Protocol):
         ...
 
     def kinds(self) -> dict[str, dict[int, int]]:
-        """Returns that for parameters and each table apart, where they may differ."""
+        """Returns the last applied steps of parameters and of each table, where they may differ."""
         ...
 
     def restart(self, step: int) -> None:
@@ -165,12 +165,12 @@ class Scheduler(Protocol):
         """Whether a block's result may be sent to a trainer after one of its steps.
 
         `until` is the last step after which the trainer uses it; None for `step` itself. Without a
-        block, the value is none that blocks make.
+        `maker`, no block produces the value.
         """
         ...
 
     def is_past(self, maker: int, step: int, *, is_kept: bool) -> bool:
-        """Whether a block's result of a step is gone; a kept one stays until a rerun ends."""
+        """Whether a block's result of a step is discarded; a kept one stays until a rerun ends."""
         ...
 
     def may_look_up(self, table: str, step: int) -> bool:
