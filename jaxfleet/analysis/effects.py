@@ -47,7 +47,10 @@ class OuterUses:
 
 
 class Effects:
-    """Operator types with effects besides their outputs, assumed for unregistered types."""
+    """Operator types with effects besides their outputs.
+
+    An unregistered type is assumed to have one, unless it is a primitive of jax.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, OpTraits] = {}
@@ -61,7 +64,7 @@ class Effects:
         return self._traits(op.type).is_collective
 
     def runs_once(self, op: Operator) -> bool:
-        """Whether running the operator again would have another effect than its outputs."""
+        """Whether the operator has an effect or is a collective: no pass may drop or repeat it."""
         traits = self._traits(op.type)
         return traits.has_effect or traits.is_collective
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Block, Operator, OpTraits, Program, Size, ir_traits
-from jaxfleet.ir.op_traits import PURE
+from jaxfleet.ir.op_traits import JAX_PREFIX, PURE
 
 Array: TypeAlias = Any  # a jax array or tracer
 
@@ -95,6 +95,8 @@ def register_op(
     traits = OpTraits(has_effect, is_collective)
     if (of_ir := ir_traits(op_type)) is not None:
         if traits not in (PURE, of_ir):
+            if op_type.startswith(JAX_PREFIX):
+                raise ProgramError(f"'{op_type}': operators named jax.* have no effects")
             raise ProgramError(f"'{op_type}' has its traits in jaxfleet.ir.op_traits")
         traits = of_ir
 

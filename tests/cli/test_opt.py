@@ -68,8 +68,23 @@ sys.exit(f"failed: {failed}, imported: {sorted({'jax', 'jaxlib'} & sys.modules.k
 """
 
 
-def test_passes_run_on_a_captured_program_without_jax(file: str) -> None:
-    command = [sys.executable, "-c", WITHOUT_JAX, file]
+OF_ALL = """\
+program p
+  data  x: f32[4]
+  param w: f32[4]
+  block 0
+    forward
+      t: f32[4] = jax.neg(x)
+      s: f32[4] = c_allreduce_sum(x) {ring_id=0}
+      w = jax.add(w, s)
+      fetch(s)
+"""
+
+
+def test_passes_run_on_a_captured_program_without_jax(tmp_path: Path) -> None:
+    file = tmp_path / "step.txt"
+    file.write_text(OF_ALL)
+    command = [sys.executable, "-c", WITHOUT_JAX, str(file)]
     done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=60)
     assert done.stderr.splitlines()[-1] == "failed: 0, imported: []"
 

@@ -8,10 +8,20 @@ import numpy as np
 import pytest
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.ir import Operator, ir_traits, op_traits, parse
+from jaxfleet.ir import Operator, OpTraits, ir_traits, op_traits, parse
+from jaxfleet.ir.op_traits import HOST_OPS
 from jaxfleet.ops import Array, Context, Interpreter, known_ops, register_op
 
 HELD: list[set[str]] = []
+_EFFECTS = (
+    *("fetch", "cut", "delete_var", "to_host", "to_device", "table_lookup_grad"),
+    *("c_gen_nccl_id", "c_comm_init", "c_comm_init_all", "gen_nccl_id"),
+)
+_REDUCTIONS = ("sum", "avg", "prod", "max", "min", "and", "or", "xor")
+_COLLECTIVES = (
+    *("c_allgather", "c_reducescatter", "c_broadcast", "c_alltoall"),
+    *(f"c_allreduce_{name}" for name in _REDUCTIONS),
+)
 
 
 @register_op("test_ops.peek")
@@ -138,14 +148,28 @@ def test_a_primitive_of_another_jax_line_is_named() -> None:
     assert "captured on another JAX line" in caught.value.__notes__[-1]
 
 
-def test_an_operator_of_the_ir_has_a_meaning_as_soon_as_traits_are_declared() -> None:
-    assert known_ops().keys() >= op_traits.IR_OPS
-    assert all(known_ops()[name].traits == ir_traits(name) for name in op_traits.IR_OPS)
+def test_every_operator_of_the_ir_has_a_meaning_and_declared_traits() -> None:
+    modules = {name: op.meaning.__module__ for name, op in known_ops().items()}
+    ours = {name for name, module in modules.items() if module.startswith("jaxfleet.ops.")}
+    own = {name for name in ours if not modules[name].startswith("jaxfleet.ops.fluid.")}
+    assert {name for name in own if not name.startswith("jax.")} == op_traits.IR_OPS
+
+
+@pytest.mark.parametrize("name", [*HOST_OPS, *_EFFECTS])
+def test_what_acts_beside_its_outputs_is_never_dead(name: str) -> None:
+    assert ir_traits(name) == OpTraits(has_effect=True)
+
+
+@pytest.mark.parametrize("name", _COLLECTIVES)
+def test_what_all_devices_run_together_is_a_collective(name: str) -> None:
+    assert ir_traits(name) == OpTraits(is_collective=True)
 
 
 def test_the_traits_of_an_operator_of_the_ir_are_declared_in_one_place() -> None:
     with pytest.raises(ProgramError, match=r"'send' has its traits in jaxfleet\.ir\.op_traits"):
         register_op("send", is_collective=True)
+    with pytest.raises(ProgramError, match=r"operators named jax\.\* have no effects"):
+        register_op("jax.mine", has_effect=True)
 
 
 def test_an_operator_type_is_registered_once() -> None:

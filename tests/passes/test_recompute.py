@@ -1,11 +1,14 @@
 """recompute: cuts, recomputation and rejections; the docstring shows the plain case."""
 
+from itertools import pairwise
+
 import pytest
 
 from jaxfleet.analysis.memory.fusion_model import executables
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Operator, Program, parse, verify
 from jaxfleet.passes import Recompute
+from jaxfleet.passes.memory.cut_points import default_cut_points
 from jaxfleet.testing import docstring_programs
 
 ((STEP, _),) = docstring_programs(Recompute)
@@ -133,3 +136,15 @@ def test_what_only_a_waiting_update_reads_is_made_beside_it() -> None:
         ((old, _),), ((update, _),) = written_by(made, f"old.{x}"), written_by(made, f"m.{x}")
         assert runs_in[old] == runs_in[update]
     assert runs_in[written_by(made, "m.v")[0][0]] != runs_in[written_by(made, "m.w")[0][0]]
+
+
+def test_groups_are_whole_layers_where_most_of_forward_is_equal_layers() -> None:
+    layers = "".join(
+        f"      a{n}: f32[4] = jax.mul(h{n}, w)\n      h{n + 1}: f32[4] = jax.tanh(a{n})\n"
+        for n in range(8)
+    )
+    text = "program p\n  data x: f32[4]\n  param w: f32[4]\n  block 0\n    forward\n"
+    program = parse(f"{text}      h0: f32[4] = jax.neg(x)\n{layers}      fetch(h8)\n")
+    cuts = default_cut_points(program)
+    assert [later - before for before, later in pairwise(cuts)] == [4] * (len(cuts) - 1)
+    assert len(cuts) >= 3
