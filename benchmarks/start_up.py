@@ -14,6 +14,8 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from common import Bar, median_interval, print_bars, print_table
 
@@ -22,7 +24,22 @@ IMPORTS = {
     "import jaxfleet": f"{JAX}, jaxfleet",
     "jf.distribute": f"{JAX}, jaxfleet; jaxfleet.distribute",
 }
-COMMANDS = ("--help", "opt --help", "diff --help", "passes", "top --help", "timeline --help")
+PROGRAM = """\
+program p
+  data  x: f32[4]
+  param w: f32[4]
+  block 0
+    forward
+      w = jax.add(w, x)
+"""
+COMMANDS = (
+    "--help",
+    "passes",
+    "opt --passes=dce {0}",
+    "diff {0} {0}",
+    "top --help",
+    "timeline --help",
+)
 HEADS = ("", "CPU, s", "over import jax, optax", "that over itself")
 LONGEST_S = 120.0
 
@@ -37,9 +54,15 @@ def main() -> None:
         rows.append(row)
         if name == "import jaxfleet":
             bars.append(Bar(f"{name}, over {JAX}", ratio, 1.1, spread))
-    for command in COMMANDS:
-        row, *_ = measure(f"jaxfleet {command}", ["-m", "jaxfleet", *command.split()], rounds)
-        rows.append(row)
+    with TemporaryDirectory() as folder:
+        program = Path(folder, "step.txt")
+        program.write_text(PROGRAM)
+        for command in COMMANDS:
+            arguments = ["-m", "jaxfleet", *command.format(program).split()]
+            name = "jaxfleet " + command.format(program.name)
+            row, ratio, spread = measure(name, arguments, rounds)
+            rows.append(row)
+            bars.append(Bar(f"{name}, over {JAX}", ratio, 1.0, spread))  # more would import JAX
     print_table(HEADS, rows)
     print_bars("start_up", bars)
 

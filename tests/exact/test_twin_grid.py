@@ -1,6 +1,6 @@
 """Parameter servers match one device with every cut of the core, and pairs of cuts of the rest.
 
-A file of its own, since a file is what one worker of the tests takes.
+A file of its own, because xdist's `loadfile` gives each file to one worker.
 """
 
 from collections.abc import Sequence
