@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import jax
@@ -147,23 +148,88 @@ def test_a_program_of_another_process_calls_its_own_function_or_none(
     read = fluid.Program.parse_from_string(data)
     with pytest.raises(ProgramError, match=r"has registered no function '.*\.tanh:") as caught:
         fluid.Executor().run(read, {"x": X}, ["out"])
-    assert "hint: build the program in this process" in str(caught.value.__notes__)
+    assert ".tanh', as it was saved, in any program" in str(caught.value.__notes__)
     saved(tanh)
     (found,) = fluid.Executor().run(read, {"x": X}, ["out"])
     np.testing.assert_allclose(found, np.tanh(X), rtol=1e-6)
 
 
-def test_functions_that_differ_have_names_that_differ() -> None:
-    def scaled(by: float) -> Callable[[Array], Array]:
-        return lambda x: x * by
+class Scale:
+    def __init__(self, by: float) -> None:
+        self.by = by
 
-    two, three = (host_functions.register_function(scaled(by)) for by in (2.0, 3.0))
+    def __call__(self, x: Array) -> Array:
+        return x * self.by
+
+    def apply(self, x: Array) -> Array:
+        return x * self.by
+
+
+def times(x: Array, by: Any) -> Array:
+    return np.asarray(x * by)
+
+
+def scaled(by: Any) -> Callable[[Array], Array]:
+    return lambda x: np.asarray(x * by)
+
+
+def applied(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    return lambda x: function(x) + 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        scaled,
+        lambda by: scaled(np.full(2, by)),
+        lambda by: partial(times, by=by),
+        lambda by: Scale(by).apply,
+        Scale,
+        lambda by: applied(scaled(by)),
+        lambda by: applied(np.tanh if by == 2.0 else np.square),
+    ],
+    ids=["closure", "array", "partial", "method", "object", "nested", "numpy"],
+)
+def test_functions_that_hold_other_values_have_other_names(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[float], Callable[[Array], Array]]
+) -> None:
+    another_process(monkeypatch)
+    two, three, again = (host_functions.register_function(make(by)) for by in (2.0, 3.0, 2.0))
     assert two.partition(":")[0] == three.partition(":")[0]
     assert "#" not in two + three  # the digest tells them apart
-    objects = [scaled(np.float32(2.0)) for _ in range(2)]  # type: ignore[arg-type]
+    assert again.partition("#")[0] == two
+
+
+def test_partial_functions_are_named_by_what_they_call() -> None:
+    first, second = (host_functions.register_function(partial(f)) for f in (tanh, square))
+    assert first.partition(":")[0].endswith(".tanh")
+    assert second.partition(":")[0].endswith(".square")
+
+
+def test_equal_functions_are_numbered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    another_process(monkeypatch)
+    objects = [scaled(object()) for _ in range(2)]
     first, second = map(host_functions.register_function, objects)
     assert second == f"{first}#1"
     assert host_functions.register_function(objects[1]) == second
+
+
+def test_functions_that_hold_themselves_have_a_name() -> None:
+    def loop(x: Array) -> Array:
+        return loop(x) if x.sum() > 100 else x
+
+    assert host_functions.register_function(loop) == host_functions.register_function(loop)
+
+
+def test_a_function_of_the_same_place_with_other_values_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = saved(partial(times, by=2.0))
+    another_process(monkeypatch)
+    saved(partial(times, by=3.0))
+    read = fluid.Program.parse_from_string(data)
+    with pytest.raises(ProgramError, match=r"\.times:.*' has other code, or holds other values"):
+        fluid.Executor().run(read, {"x": X}, ["out"])
 
 
 def test_threads_that_register_functions_get_a_name_each() -> None:

@@ -1,17 +1,18 @@
 """Operators that run on the host: `py_func`, a function of the script, and `print`.
 
-A program names a function by its place of definition and a digest of its code, so a program read in
-another process finds the function that the same script registered there, or none.
+A program names a function by its place of definition and a digest of its code and of the values
+that it holds, so a program read in another process finds the same function there, or none.
 """
 
 import hashlib
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from types import CodeType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
 import jax
@@ -47,6 +48,7 @@ class _Host:
 
 _HOST = _Host()
 _DIGEST_CHARACTERS = 12
+_DEPTH = 8  # of values within values that a digest covers; of an object only its plain attributes
 
 
 def register_function(function: HostFunction) -> str:
@@ -62,32 +64,69 @@ def register_function(function: HostFunction) -> str:
 
 
 def _name_of(function: HostFunction) -> str:
-    """Place of definition of a function, with a digest of its code and closure."""
+    """Place of definition of a function, with a digest of its code and of the values it holds."""
+    digest = hashlib.sha256(_described(function).encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    return f"{_place_of(function)}:{digest}"
+
+
+def _place_of(function: Any) -> str:
+    """Module and qualified name; of an object, those of its class."""
+    if isinstance(function, partial):
+        return _place_of(function.func)
     named = function if hasattr(function, "__qualname__") else type(function)
-    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    bound = (getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None))
-    text = _described([code, cells, bound])
-    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]
-    return f"{named.__module__}.{named.__qualname__}:{digest}"
+    return f"{named.__module__}.{named.__qualname__}"
 
 
-def _described(value: object) -> str:
+def _described(value: object, depth: int = 0) -> str:
     """A representation that is equal in every process that runs the same script."""
+
+    def all_of(values: Iterable[object]) -> Iterator[str]:
+        return (_described(x, depth + 1) for x in values)
+
     match value:
-        case CodeType():
-            parts = (value.co_code.hex(), *value.co_names, value.co_varnames, value.co_consts)
-            return _described(parts)
         case None | bool() | int() | float() | complex() | str() | bytes():
             return repr(value)
+        case np.ndarray() | np.generic() if value.dtype != object:
+            return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
+        case type() | ModuleType():
+            return value.__name__
+        case _ if depth > _DEPTH:
+            return type(value).__qualname__
+        case CodeType():
+            parts = (value.co_code.hex(), *value.co_names, value.co_varnames, value.co_consts)
+            return _described(parts, depth)
         case tuple() | list():
-            return f"({','.join(map(_described, value))})"
+            return f"({','.join(all_of(value))})"
         case frozenset() | set():
-            return f"{{{','.join(sorted(map(_described, value)))}}}"
+            return f"{{{','.join(sorted(all_of(value)))}}}"
         case dict():
-            return f"{{{','.join(map(_described, value.items()))}}}"
-        case _:
-            return type(value).__qualname__  # an object: it has no stable representation
+            return f"{{{','.join(all_of(value.items()))}}}"
+    if determining := _parts(value):
+        return _place_of(value) + _described(determining, depth)
+    held = _described(getattr(value, "__dict__", None), max(depth + 1, _DEPTH - 2))
+    code = getattr(type(value).__call__, "__code__", None) if callable(value) else None
+    return _place_of(value) + _described(code, depth + 1) + held
+
+
+def _parts(value: object) -> tuple[object, ...]:
+    """What determines the results of a function; () for other objects, and functions in C."""
+    match value:
+        case FunctionType():
+            cells = [_content(cell) for cell in value.__closure__ or ()]
+            return (value.__code__, cells, value.__defaults__, value.__kwdefaults__)
+        case MethodType():
+            return (value.__func__, value.__self__)
+        case partial():
+            return (value.func, value.args, value.keywords)
+    wrapped = getattr(value, "__wrapped__", None)  # such as that of a function under jit
+    return () if wrapped is None else (wrapped,)
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
 
 
 def new_number() -> int:
@@ -97,8 +136,14 @@ def new_number() -> int:
 
 def _function(name: str, op: Operator | None = None) -> HostFunction:
     if name not in _HOST.functions:
+        place = name.partition(":")[0]
         what = f"py_func: this process has registered no function '{name}'"
-        hint = "build the program in this process; a saved program has no functions in it"
+        if other := next((x for x in _HOST.functions if x.partition(":")[0] == place), None):
+            what += f"; '{other}' has other code, or holds other values"
+        hint = (
+            "a saved program has no functions in it: build it in this process, or give "
+            f"layers.py_func '{place}', as it was saved, in any program before this one runs"
+        )
         raise ProgramError(what, op=op, hint=hint)
     return _HOST.functions[name]
 
