@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
-from jaxfleet.cluster.termination import Termination
+from jaxfleet.cluster.group_view import Termination
 from jaxfleet.errors import ClosedError
 from jaxfleet.transport.messages import Kind, Listener, Message, Peer, Plain, Tensor
 

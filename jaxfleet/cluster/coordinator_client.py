@@ -12,8 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from jaxfleet.cluster.group_view import GroupView
-from jaxfleet.cluster.termination import Termination
+from jaxfleet.cluster.group_view import GroupView, Termination
 from jaxfleet.errors import ClosedError, ConnectError, JaxfleetError, StrategyError
 from jaxfleet.observability import LongWait
 from jaxfleet.transport.messages import Connections, Kind, Message, Network, Plain, Tensor

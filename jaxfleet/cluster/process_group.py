@@ -1,16 +1,19 @@
 """ProcessGroup: this process as a rank of a group, as steps and executors use it."""
 
 import hashlib
+import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import jax
 
 from jaxfleet.cluster.coordinator import RUNNING, Coordinator, CoordinatorThread
 from jaxfleet.cluster.coordinator_client import CoordinatorClient, Doing
-from jaxfleet.cluster.termination import CHANGED_STATE
-from jaxfleet.cluster.xla_thread import XlaThread
+from jaxfleet.cluster.group_view import CHANGED_STATE
 from jaxfleet.errors import ProgramError
 from jaxfleet.observability import NO_SPANS, LongWait, Spans
 from jaxfleet.transport.consistency import first_difference as first_line
@@ -214,3 +217,47 @@ class ProcessGroup:
         self.member.close()
         if self._serving is not None:
             self._serving.close()
+
+
+class Task:
+    """A computation of the thread."""
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self._compute = compute
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+
+    def is_done(self, timeout_s: float) -> bool:
+        return self._done.wait(timeout_s)
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def run(self) -> None:
+        try:
+            self._result = self._compute()
+            jax.block_until_ready(jax.tree_util.tree_leaves(self._result)[:1])
+        except BaseException as error:  # noqa: BLE001  it is raised where it is waited for
+            self._error = error
+        self._done.set()
+
+
+class XlaThread:
+    """Runs tasks one after another, in a daemon thread."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[Task] = SimpleQueue()
+        threading.Thread(target=self._run, name="jaxfleet-xla", daemon=True).start()
+
+    def begin(self, compute: Callable[[], Any]) -> Task:
+        """Returns a task, which runs in its turn."""
+        task = Task(compute)
+        self._tasks.put(task)
+        return task
+
+    def _run(self) -> None:
+        while True:
+            self._tasks.get().run()

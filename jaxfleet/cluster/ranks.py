@@ -1,9 +1,11 @@
 """Rank and size of this process in every mode, and the check for a forgotten `initialize`."""
 
+from collections.abc import Sequence
+
 from jaxfleet.cluster.bootstrap import RankPlace, joined
 from jaxfleet.env import PserverRole, read_cluster, read_rank, read_roles, read_started
 from jaxfleet.errors import StrategyError
-from jaxfleet.ops.user_frames import warn_at_caller
+from jaxfleet.ops.user_frames import line_of_caller, warn_at_caller
 
 
 def rank() -> int:
@@ -116,3 +118,41 @@ def not_joined() -> str | None:
     if started is None:
         return None
     return f"this is process {started.rank} of {started.size} that {started.by} started"
+
+
+def split_files(
+    files: Sequence[str], *, rank: int | None = None, size: int | None = None
+) -> list[str]:
+    """Returns this process's share of a list of files: contiguous; the first ranks get one more.
+
+    Args:
+        files: the same list on every process.
+        rank: which process; `jf.rank()` by default.
+        size: the number of processes; `jf.size()` by default.
+
+    Raises:
+        StrategyError: the rank is out of range, or this process is a server.
+    """
+    if rank is None and size is None and is_server():
+        return []  # the script may run on servers too, which do not train
+    here = RankPlace() if rank is not None and size is not None else _place()
+    count, which = here.size if size is None else size, here.rank if rank is None else rank
+    if not 0 <= which < count:
+        raise StrategyError(f"split_files: there is no process {which} among {count}")
+    each, more = divmod(len(files), count)
+    start = which * each + min(which, more)
+    return list(files[start : start + each + (which < more)])
+
+
+def check_same_rank(who: str, said: tuple[int, int], here: tuple[int, int], hint: str) -> None:
+    """Rejects an object that belongs to another rank than this process.
+
+    Args:
+        who: beginning of the message: `the program is that of`.
+        said: the declared rank and size.
+        here: rank and size of this process, in the group that it has joined or will join.
+        hint: what to do.
+    """
+    if said != here:
+        what = f"{who} rank {said[0]} of {said[1]}, and this process is rank {here[0]} of {here[1]}"
+        raise StrategyError(what, source=line_of_caller(), hint=hint)

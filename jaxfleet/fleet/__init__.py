@@ -9,7 +9,7 @@ The functions act on the job of this process; `JobFleet` documents them::
     step = fleet.distribute(train_step, example=(state, batch))
 """
 
-from jaxfleet.cluster.roles.process_roles import OnlyWorker as OnlyWorker
+from jaxfleet.cluster.roles.base import OnlyWorker as OnlyWorker
 from jaxfleet.fleet.base import FleetBase as FleetBase
 from jaxfleet.fleet.default_fleet import all_reduce_worker as all_reduce_worker
 from jaxfleet.fleet.default_fleet import barrier_worker as barrier_worker

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxfleet.cluster import split_files
 from jaxfleet.cluster.roles import PaddleCloudRoleMaker, RoleMakerBase
-from jaxfleet.cluster.roles.process_roles import OnlyWorker
+from jaxfleet.cluster.roles.base import OnlyWorker
 from jaxfleet.env import read_roles
 from jaxfleet.errors import StrategyError, WrongTypeError
 from jaxfleet.ops.user_frames import line_of_caller

@@ -27,8 +27,9 @@ import optax
 
 from jaxfleet.capture import capture, distributed_optimizer
 from jaxfleet.cluster import initialize, joined
+from jaxfleet.cluster.ranks import check_same_rank
 from jaxfleet.cluster.roles import RoleMakerBase
-from jaxfleet.cluster.roles.process_roles import RankRole, check_same_rank
+from jaxfleet.cluster.roles.base import RankRole
 from jaxfleet.env import PserverRole, Rank, read_cluster, read_job, read_rank
 from jaxfleet.errors import StrategyError
 from jaxfleet.fleet.base import FleetBase

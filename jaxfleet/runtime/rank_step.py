@@ -21,7 +21,7 @@ from jaxfleet.cluster.global_arrays import (
     on_all_ranks,
     whole_array,
 )
-from jaxfleet.cluster.termination import CHANGED_STATE
+from jaxfleet.cluster.group_view import CHANGED_STATE
 from jaxfleet.errors import CheckpointError, StrategyError, UnsupportedError
 from jaxfleet.lower import LoweredStep
 from jaxfleet.runtime.compiled_variants import Variant

@@ -15,13 +15,11 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.cluster import ProcessGroup, RankPlace
-from jaxfleet.cluster.bootstrap import _meet
+from jaxfleet.cluster.bootstrap import _meet, detected_rank
 from jaxfleet.cluster.coordinator import Coordinator, CoordinatorThread
 from jaxfleet.cluster.coordinator_client import CoordinatorClient, Doing
-from jaxfleet.cluster.detection import detected_rank
-from jaxfleet.cluster.group_view import GroupView
+from jaxfleet.cluster.group_view import GroupView, Termination
 from jaxfleet.cluster.shutdown import _leave
-from jaxfleet.cluster.termination import Termination
 from jaxfleet.env import Rank
 from jaxfleet.errors import ConnectError, PeerLostError, ProgramError, StrategyError
 from jaxfleet.launch.placement import Ports

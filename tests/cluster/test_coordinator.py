@@ -9,8 +9,8 @@ import pytest
 
 from jaxfleet.cluster.coordinator import RUNNING, Coordinator
 from jaxfleet.cluster.coordinator_client import CoordinatorClient
+from jaxfleet.cluster.group_view import Termination
 from jaxfleet.cluster.process_group import first_difference
-from jaxfleet.cluster.termination import Termination
 from jaxfleet.transport.memory_network import MemoryNetwork
 from jaxfleet.transport.messages import Kind, Message, Tensor
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxfleet.cluster.termination import Termination
+from jaxfleet.cluster.group_view import Termination
 from jaxfleet.errors import ProgramError
 from jaxfleet.ps.server import ServerOptions
 from jaxfleet.runtime.simulated_job import Twin

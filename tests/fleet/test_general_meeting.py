@@ -40,7 +40,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def gathered(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[list[Any]]:
     """Returns the values gathered by a trainer and a server, simulated by two threads."""
-    read = "jaxfleet.cluster.roles.env_vars.read_roles"
+    read = "jaxfleet.cluster.roles.cloud.read_roles"
     roles = [GeneralRoleMaker(init_timeout_seconds=20, **options) for _ in range(2)]
 
     def takes_part(role: GeneralRoleMaker, at: int) -> list[Any]:
@@ -132,7 +132,7 @@ def values() -> dict[str, str]:
 def met(address: str, *processes: Process, timeout_s: float = 20.0) -> None:
     """Runs processes, simulated by threads, until they have met or failed."""
     with (
-        mock.patch("jaxfleet.cluster.roles.env_vars.read_roles", values),
+        mock.patch("jaxfleet.cluster.roles.cloud.read_roles", values),
         ThreadPoolExecutor(len(processes)) as pool,
     ):
         list(pool.map(lambda each: each.run(address, timeout_s), processes))

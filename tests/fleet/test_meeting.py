@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxfleet.cluster.rendezvous import FileRendezvous, Roster, reduce_into
-from jaxfleet.cluster.rendezvous.backoff import Poll
 from jaxfleet.cluster.rendezvous.exchanged_values import pack, unpack
-from jaxfleet.cluster.rendezvous.file_discovery import FileDiscovery, write_file
+from jaxfleet.cluster.rendezvous.file_rendezvous import FileDiscovery, write_file
+from jaxfleet.cluster.rendezvous.protocol import Poll
 from jaxfleet.errors import (
     ClosedError,
     ConnectError,

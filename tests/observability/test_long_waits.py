@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jaxfleet.cluster.group_view import GroupView
-from jaxfleet.cluster.rendezvous.backoff import Poll
+from jaxfleet.cluster.rendezvous.protocol import Poll
 from jaxfleet.errors import PeerLostError
 from jaxfleet.observability import LongWait, notices
 from jaxfleet.ps.client.client import Client

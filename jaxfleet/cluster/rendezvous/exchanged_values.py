@@ -1,6 +1,6 @@
 """Exchanged values as plain bytes, never code, and their reduction in rank order."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -30,6 +30,20 @@ def pack(value: Any) -> bytes:
 def unpack(data: bytes) -> Any:
     """Reverses `pack`."""
     return msgpack.unpackb(data, ext_hook=_restored, strict_map_key=False)
+
+
+def unpack_at(what: str, packed: Sequence[bytes], names: Iterable[str], where: str) -> list[Any]:
+    """Returns the values in `pack([place, value])` of each process; all must be at one place.
+
+    Raises:
+        ProgramError: a process gathers for another purpose.
+    """
+    given = [unpack(each) for each in packed]
+    for name, (other, _) in zip(names, given, strict=True):
+        if other != what:
+            message = f"{name} is at {other}, and this process at {what}: {where}"
+            raise ProgramError(message, hint="all processes of a group gather in the same order")
+    return [value for _, value in given]
 
 
 def _extended(value: Any) -> msgpack.ExtType:

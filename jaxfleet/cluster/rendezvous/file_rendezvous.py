@@ -1,17 +1,32 @@
-"""Rendezvous through a folder that all processes of a job share."""
+"""Rendezvous through a folder that all processes of a job share.
 
+The folder may hold files of an earlier job. So each process first writes a hello file with a number
+drawn for this run and the numbers it has read in the others' hellos. A process that finds its own
+number in a hello has proof that the writer runs now: a file of an earlier job cannot contain it.
+Once all have found theirs, the numbers together name the session.
+"""
+
+import hashlib
+import json
+import os
+import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
-from jaxfleet.cluster.rendezvous.backoff import Poll
-from jaxfleet.cluster.rendezvous.exchanged_values import pack, unpack
-from jaxfleet.cluster.rendezvous.file_discovery import FileDiscovery, write_file
-from jaxfleet.cluster.rendezvous.protocol import GroupName, Roster
-from jaxfleet.cluster.rendezvous.remote_path import Folder
-from jaxfleet.errors import ClosedError, JaxfleetError, PeerLostError, ProgramError, StrategyError
+from jaxfleet.cluster.filesystems import Folder
+from jaxfleet.cluster.rendezvous.exchanged_values import pack, unpack_at
+from jaxfleet.cluster.rendezvous.protocol import GroupName, Poll, Roster, left_error
+from jaxfleet.errors import (
+    ConnectError,
+    JaxfleetError,
+    PeerLostError,
+    StrategyError,
+)
 
 _LOOK_AT_HELLOS_S = 1.0
 
@@ -24,7 +39,7 @@ class FileRendezvous:
         roster: the processes.
         connect_s: the longest wait for all to arrive.
         timeout_s: the longest wait at one gather.
-        prefix: distinguishes jobs that share the folder.
+        job: distinguishes jobs that share the folder.
     """
 
     def __init__(
@@ -34,9 +49,10 @@ class FileRendezvous:
         *,
         connect_s: float,
         timeout_s: float,
-        prefix: str = "",
+        job: str = "",
     ) -> None:
-        self._path, self._roster, self._prefix = path, roster, prefix
+        self._path, self._roster = path, roster
+        self._prefix = quote(job, safe="")
         self._connect_s, self._timeout_s = connect_s, timeout_s
         self._groups: dict[GroupName, _Group] = {}
         self._is_closed = False
@@ -55,8 +71,7 @@ class FileRendezvous:
 
     def gather(self, group: GroupName, value: Any, what: str) -> list[Any]:
         if self._is_closed:
-            hint = "barriers and sums of workers come before fleet.stop_worker()"
-            raise ClosedError(f"{what}: this process has left the others", hint=hint)
+            raise left_error(what)
         with _usable(self._path, what):
             return self._group(group).gather(value, what)
 
@@ -95,19 +110,14 @@ class _Group:
     def gather(self, value: Any, what: str) -> list[Any]:
         self._calls += 1
         write_file(self._file(self._rank), pack([what, value]))
-        given = self._read_all(what)
-        for name, (other, _) in zip(self._members, given, strict=True):
-            if other != what:
-                message = f"{name} is at {other}, and this process at {what}"
-                where = f"gathering {self._calls} in {self._folder}"
-                hint = "all processes of a group gather in the same order"
-                raise ProgramError(f"{message}: {where}", hint=hint)
+        where = f"gathering {self._calls} in {self._folder}"
+        values = unpack_at(what, self._read_all(what, where), self._members, where)
         # A process that has arrived here has read all earlier values, so they can go.
         self._file(self._rank, self._calls - 1).unlink(missing_ok=True)
-        return [each for _, each in given]
+        return values
 
-    def _read_all(self, what: str) -> list[Any]:
-        given: dict[int, Any] = {}
+    def _read_all(self, what: str, where: str) -> list[bytes]:
+        given: dict[int, bytes] = {}
         poll, looked = Poll(self._timeout_s), time.monotonic()
         while True:
             # Listing the folder also refreshes its entries when the files are on another machine,
@@ -115,18 +125,18 @@ class _Group:
             there = {file.name for file in self._folder.iterdir()}
             for rank in range(len(self._members)):
                 if rank not in given and (file := self._file(rank)).name in there:
-                    given[rank] = unpack(file.read_bytes())
+                    given[rank] = file.read_bytes()
             if len(given) == len(self._members):
                 return [given[rank] for rank in sorted(given)]
             if time.monotonic() - looked > _LOOK_AT_HELLOS_S or poll.is_over:
                 self._hellos.check()
                 looked = time.monotonic()
-            where = f"{what}, gathering {self._calls} in {self._folder}"
             gone = [name for rank, name in enumerate(self._members) if rank not in given]
             if poll.is_over:
                 waited = f"waited {self._timeout_s:g} s for {', '.join(gone)}"
-                raise PeerLostError(f"{where}: {waited}")
-            poll.pause(partial(_waits, self._members[self._rank], gone, where))
+                raise PeerLostError(f"{what}, {where}: {waited}")
+            waits = f"{self._members[self._rank]} waits for {', '.join(gone)} ({what}, {where})"
+            poll.pause(waits.__str__)
 
     def _file(self, rank: int, call: int | None = None) -> Folder:
         number = self._calls if call is None else call
@@ -136,10 +146,6 @@ class _Group:
         """Removes files that an earlier run of this process left here."""
         for file in self._folder.glob(f"*.*.{self._rank}"):
             file.unlink(missing_ok=True)
-
-
-def _waits(name: str, gone: Sequence[str], where: str) -> str:
-    return f"{name} waits for {', '.join(gone)} ({where})"
 
 
 @contextmanager
@@ -163,3 +169,126 @@ def _made(folder: Folder) -> Folder:
         what = f"folder {folder}, in which processes are to meet, cannot be made: {error.strerror}"
         raise StrategyError(what, hint="give a folder that every process may write to") from error
     return folder
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Content of a hello file.
+
+    Attributes:
+        run: the number drawn by the process.
+        members: the group as it sees it.
+        seen: the others' numbers that it has read, by rank.
+    """
+
+    run: str
+    members: Sequence[str]
+    seen: Mapping[str, str] = field(default_factory=dict)
+
+
+class FileDiscovery:
+    """Lets the processes of a group find each other.
+
+    Args:
+        folder: visible to all of them.
+        members: their names, in rank order.
+        rank: of this process.
+    """
+
+    def __init__(self, folder: Folder, members: Sequence[str], rank: int) -> None:
+        self._folder, self._members, self._rank = folder, tuple(members), rank
+        self._run = secrets.token_hex(8)
+        self._found: dict[int, str] = {}
+        self._has_said = False
+
+    def find_all(self, connect_s: float) -> str:
+        """Waits until all are present; returns the name of their session.
+
+        Raises:
+            ConnectError: a process never arrived.
+            StrategyError: another process sees a different group, or claims this rank.
+        """
+        poll, said = Poll(connect_s), None
+        while True:
+            hellos = self._read()
+            self._found = {rank: hello.run for rank, hello in hellos.items()}
+            if said != self._found:
+                self._say(self._found)
+                said = dict(self._found)
+            ready = {
+                r for r, hello in hellos.items() if hello.seen.get(str(self._rank)) == self._run
+            }
+            self._check_members({rank: hellos[rank] for rank in ready})
+            if len(ready) == len(self._members) - 1:
+                return self._session()
+            if poll.is_over:
+                raise self._not_come(ready, connect_s)
+            poll.pause(partial(self._waits, ready))
+
+    def check(self) -> None:
+        """Checks that no process has been replaced."""
+        for rank, hello in self._read().items():
+            if hello.run != self._found[rank]:
+                what = f"{self._members[rank]} was started again, and this process was not"
+                raise PeerLostError(f"{what} (in {self._folder})", hint="start all of them")
+
+    def _read(self) -> dict[int, Hello]:
+        read = {}
+        for rank, name in enumerate(self._members):
+            hello = _read_hello(self._file(rank))
+            if rank == self._rank:
+                if self._has_said and (hello is None or hello.run != self._run):
+                    what = f"two processes say that they are {name}, in {self._folder}"
+                    raise StrategyError(
+                        what, hint="give each its own number, and each job a folder"
+                    )
+            elif hello is not None:
+                read[rank] = hello
+        return read
+
+    def _say(self, seen: Mapping[int, str]) -> None:
+        by_rank = {str(rank): run for rank, run in seen.items()}
+        hello = {"run": self._run, "members": self._members, "seen": by_rank}
+        self._has_said = True
+        write_file(self._file(self._rank), json.dumps(hello).encode())
+
+    def _check_members(self, hellos: Mapping[int, Hello]) -> None:
+        for rank, hello in hellos.items():
+            if tuple(hello.members) != self._members:
+                what = f"{self._members[rank]} takes the group for {', '.join(hello.members)}"
+                mine = f"this process takes it for {', '.join(self._members)}"
+                raise StrategyError(f"{what}; {mine}", hint="give all the same endpoints")
+
+    def _not_come(self, ready: set[int], connect_s: float) -> ConnectError:
+        what = f"waited {connect_s:g} s in {self._folder} for {self._missing(ready)}"
+        hint = "all processes of a job start together, and see the same folder"
+        return ConnectError(what, hint=hint)
+
+    def _missing(self, ready: set[int]) -> str:
+        gone = [rank for rank in range(len(self._members)) if rank not in {*ready, self._rank}]
+        return ", ".join(self._members[rank] for rank in gone)
+
+    def _waits(self, ready: set[int]) -> str:
+        return f"{self._members[self._rank]} waits in {self._folder} for {self._missing(ready)}"
+
+    def _session(self) -> str:
+        runs = sorted((self._found | {self._rank: self._run}).items())
+        return hashlib.sha256(json.dumps(runs).encode()).hexdigest()[:12]
+
+    def _file(self, rank: int) -> Folder:
+        return self._folder / f"hello.{rank}"
+
+
+def write_file(path: Folder, data: bytes) -> None:
+    """Writes a file atomically."""
+    unfinished: Any = path.with_name(f".{path.name}.{os.getpid()}.part")
+    unfinished.write_bytes(data)
+    unfinished.replace(path)
+
+
+def _read_hello(path: Folder) -> Hello | None:
+    try:
+        said: Any = json.loads(path.read_bytes())
+        return Hello(str(said["run"]), list(map(str, said["members"])), dict(said["seen"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None

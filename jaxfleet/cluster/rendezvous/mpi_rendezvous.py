@@ -8,10 +8,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from jaxfleet.cluster.rendezvous.backoff import Poll
-from jaxfleet.cluster.rendezvous.exchanged_values import pack, unpack
-from jaxfleet.cluster.rendezvous.protocol import GroupName
-from jaxfleet.errors import ClosedError, PeerLostError, ProgramError, UnsupportedError
+from jaxfleet.cluster.rendezvous.exchanged_values import pack, unpack_at
+from jaxfleet.cluster.rendezvous.protocol import GroupName, Poll, left_error
+from jaxfleet.errors import PeerLostError, UnsupportedError
 
 # The upper half of the tags that MPI guarantees: scripts that use MPI start from 0.
 _FIRST_TAG, _TAGS = 1 << 14, 1 << 12
@@ -78,8 +77,7 @@ class MpiRendezvous:
 
     def gather(self, group: GroupName, value: Any, what: str) -> list[Any]:
         if find_mpi().Is_finalized():  # MPI would abort the process without naming the place
-            hint = "barriers and sums of workers come before fleet.stop_worker()"
-            raise ClosedError(f"{what}: this process has left the others", hint=hint)
+            raise left_error(what)
         return self._groups[group].gather(value, what, self._timeout_s)
 
     def close(self) -> None:
@@ -97,13 +95,8 @@ class _Group:
 
     def gather(self, value: Any, what: str, timeout_s: float) -> list[Any]:
         self.calls += 1
-        given = [unpack(each) for each in self._swap(pack([what, value]), what, timeout_s)]
-        for name, (other, _) in zip(self.names.values(), given, strict=True):
-            if other != what:
-                message = f"{name} is at {other}, and this process at {what}"
-                hint = "all processes of a group gather in the same order"
-                raise ProgramError(f"{message}: {self._where()}", hint=hint)
-        return [each for _, each in given]
+        packed = self._swap(pack([what, value]), what, timeout_s)
+        return unpack_at(what, packed, self.names.values(), self._where())
 
     def _swap(self, data: bytes, what: str, timeout_s: float) -> list[bytes]:
         all_, rank, poll, mpi = self.communicator, self._own_rank, Poll(timeout_s), find_mpi()

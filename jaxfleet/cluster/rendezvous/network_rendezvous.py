@@ -1,15 +1,16 @@
-"""Rendezvous over the network, at an address where trainer 0 listens."""
+"""Rendezvous over the network: at an address where trainer 0 listens, or through a joined group."""
 
 import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from jaxfleet.cluster import ProcessGroup
 from jaxfleet.cluster.coordinator import Answers, Coordinator, CoordinatorThread
 from jaxfleet.cluster.coordinator_client import CoordinatorClient
 from jaxfleet.cluster.rendezvous.exchanged_values import pack, unpack
-from jaxfleet.cluster.rendezvous.protocol import GroupName, Roster
-from jaxfleet.errors import ClosedError, JaxfleetError
+from jaxfleet.cluster.rendezvous.protocol import GroupName, Roster, left_error
+from jaxfleet.errors import JaxfleetError
 from jaxfleet.transport.messages import Message, Network, Peer
 
 _LOST_AFTER_S = 60.0  # a process may compile or wait for a lock for this long
@@ -87,8 +88,7 @@ class NetworkRendezvous:
 
     def gather(self, group: GroupName, value: Any, what: str) -> list[Any]:
         if self._is_closed:
-            hint = "barriers and sums of workers come before fleet.stop_worker()"
-            raise ClosedError(f"{what}: this process has left the others", hint=hint)
+            raise left_error(what)
         if len(self._roster.members(group)) == 1:
             return [value]
         with self._explained(group):
@@ -139,3 +139,18 @@ class _Coordinators:
 
     def knows(self, message: Message) -> bool:
         return str(message.body.get("session", "")) in self._by_session
+
+
+class GroupRendezvous:
+    """Gathers over the connections of the collective group; all ranks are workers."""
+
+    def __init__(self, group: ProcessGroup, timeout_s: float) -> None:
+        self._group, self._timeout_s = group, timeout_s
+
+    def gather(self, group: GroupName, value: Any, what: str) -> list[Any]:
+        del group  # all processes, or all workers: the same
+        gathered = self._group.gather(what, pack(value), timeout_s=self._timeout_s)
+        return [unpack(each) for each in gathered]
+
+    def close(self) -> None:
+        """Does nothing: the group ends with the process."""

@@ -1,8 +1,12 @@
 """The rendezvous protocol: barrier, gather and reduction among a roster of processes."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+
+from jaxfleet.errors import ClosedError
+from jaxfleet.observability import LongWait
 
 GroupName = Literal["trainer", "pserver", "all"]
 
@@ -27,6 +31,12 @@ class Rendezvous(Protocol):
     def close(self) -> None:
         """Leaves the rendezvous; idempotent."""
         ...
+
+
+def left_error(what: str) -> ClosedError:
+    """Returns the error of a gather after `close`."""
+    hint = "barriers and sums of workers come before fleet.stop_worker()"
+    return ClosedError(f"{what}: this process has left the others", hint=hint)
 
 
 class SingleProcess:
@@ -82,3 +92,27 @@ def _named(kind: str, endpoints: Sequence[str]) -> tuple[str, ...]:
     return tuple(
         f"{kind} {at} ({one})" if one else f"{kind} {at}" for at, one in enumerate(endpoints)
     )
+
+
+_FIRST_S, _LONGEST_S = 0.001, 0.1
+
+
+@dataclass
+class Poll:
+    """Polls with growing intervals until a deadline."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        self._deadline = time.monotonic() + self.seconds
+        self._pause_s = _FIRST_S
+        self._wait = LongWait()
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    def pause(self, describe: Callable[[], str]) -> None:
+        self._wait.look(describe)
+        time.sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 1.5, _LONGEST_S)

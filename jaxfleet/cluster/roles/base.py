@@ -2,9 +2,8 @@
 
 from enum import IntEnum
 from typing import Any, NoReturn
-from urllib.parse import quote
 
-from jaxfleet.cluster import joined
+from jaxfleet.cluster import initialize, joined
 from jaxfleet.cluster.rendezvous import (
     FileRendezvous,
     GroupName,
@@ -14,7 +13,7 @@ from jaxfleet.cluster.rendezvous import (
     SingleProcess,
     reduce_into,
 )
-from jaxfleet.env import read_job, read_meeting_dir
+from jaxfleet.env import read_job, read_meeting_dir, read_rank
 from jaxfleet.errors import UnsupportedError
 from jaxfleet.ops.user_frames import line_of_caller
 
@@ -134,10 +133,97 @@ class RoleMakerBase:
         raise UnsupportedError("Please implement this method in child class", hint=hint)
 
 
+class KnownRoleMaker(RoleMakerBase):
+    """Answers from the attributes that the constructor or `generate_role` has set."""
+
+    _has_servers = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._workers = 0
+
+    def generate_role(self) -> None:
+        """Does nothing: the constructor knows the role."""
+        self._role_is_generated = True
+
+    def _ensure_role(self) -> None:
+        """Makes the role known, before each query."""
+        self.generate_role()
+
+    def is_worker(self) -> bool:
+        self._ensure_role()
+        return self._role == Role.WORKER
+
+    def is_server(self) -> bool:
+        self._ensure_role()
+        return self._role == Role.SERVER
+
+    def is_first_worker(self) -> bool:
+        return self.is_worker() and self._current_id == 0
+
+    def worker_num(self) -> int:
+        self._ensure_role()
+        return self._workers
+
+    def worker_index(self) -> int:
+        self._ensure_role()
+        return self._current_id
+
+    def server_index(self) -> int:
+        return self.worker_index() if self._has_servers else super().server_index()
+
+    def get_trainer_endpoints(self) -> list[str]:
+        self._ensure_role()
+        return self._worker_endpoints
+
+    def get_pserver_endpoints(self) -> list[str]:
+        self._ensure_role()
+        return self._server_endpoints
+
+    def to_string(self) -> str:
+        self._ensure_role()
+        return super().to_string()
+
+
+class OnlyWorker(KnownRoleMaker):
+    """Role of the only worker of a job without servers."""
+
+    _has_servers = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._role, self._current_id, self._workers = Role.WORKER, 0, 1
+
+    def _find_meeting(self, group: GroupName) -> Rendezvous:
+        del group
+        return SingleProcess()
+
+
+_LONGEST_S = 600.0  # as for a step: another process may still compile
+
+
+class RankRole(KnownRoleMaker):
+    """Joins the group that the environment specifies, and takes its rank from there."""
+
+    _has_servers = False
+
+    def generate_role(self) -> None:
+        if not self._role_is_generated:
+            place, named = initialize(), read_rank()
+            self._worker_endpoints = list(named.endpoints) if named is not None else []
+            self._role, self._current_id = Role.WORKER, place.rank
+            self._workers, self._role_is_generated = place.size, True
+
+    def _find_meeting(self, group: GroupName) -> Rendezvous:
+        del group
+        here = joined()
+        return SingleProcess() if here is None else GroupRendezvous(here, _LONGEST_S)
+
+
 _CONNECT_S = _TIMEOUT_S = 3600.0
 
 
-class RendezvousRoleMaker(RoleMakerBase):
+class RendezvousRoleMaker(KnownRoleMaker):
     """A role maker with known numbers of workers and servers.
 
     Its processes meet at the rendezvous given to `meet_by`; without one, workers without servers
@@ -176,56 +262,16 @@ class RendezvousRoleMaker(RoleMakerBase):
             roster,
             connect_s=_CONNECT_S,
             timeout_s=_TIMEOUT_S,
-            prefix=quote(read_job().name, safe=""),
+            job=read_job().name,
         )
         return self._meeting
 
 
-class GeneratedRoleMaker(RendezvousRoleMaker):
-    """Answers from the result of `generate_role`, which each query calls first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._workers = 0
-
-    def is_worker(self) -> bool:
-        self.generate_role()
-        return self._role == Role.WORKER
-
-    def is_server(self) -> bool:
-        self.generate_role()
-        return self._role == Role.SERVER
-
-    def is_first_worker(self) -> bool:
-        return self.is_worker() and self._current_id == 0
-
-    def worker_num(self) -> int:
-        self.generate_role()
-        return self._workers
-
-    def worker_index(self) -> int:
-        self.generate_role()
-        return self._current_id
-
-    def server_index(self) -> int:
-        self.generate_role()
-        return self._current_id
-
-    def get_trainer_endpoints(self) -> list[str]:
-        self.generate_role()
-        return self._worker_endpoints
-
-    def get_pserver_endpoints(self) -> list[str]:
-        self.generate_role()
-        return self._server_endpoints
-
-    def to_string(self) -> str:
-        self.generate_role()
-        return super().to_string()
-
-
 class GroupedRoleMaker(RoleMakerBase):
     """Adds fluid's private methods of role makers: by rank, workers first."""
+
+    def server_num(self) -> int:
+        return len(self.get_pserver_endpoints())
 
     def _get_rank(self) -> int:
         self._in_child_class("_get_rank")

@@ -2,7 +2,6 @@
 
 import hashlib
 from pathlib import Path
-from urllib.parse import quote
 
 from jaxfleet.cluster.bootstrap import warn_of_no_secret
 from jaxfleet.cluster.filesystems import FS, own_folder
@@ -14,8 +13,8 @@ from jaxfleet.cluster.rendezvous import (
     Rendezvous,
     Roster,
 )
-from jaxfleet.cluster.roles import env_vars as v
-from jaxfleet.cluster.roles.base import GroupedRoleMaker, Role
+from jaxfleet.cluster.roles.base import GroupedRoleMaker, KnownRoleMaker, Role
+from jaxfleet.cluster.roles.cloud import JOB, SERVERS, WORKERS, Variables
 from jaxfleet.env import read_job, read_meeting_dir
 from jaxfleet.errors import ProgramError, StrategyError, UnsupportedError
 from jaxfleet.ops.user_frames import line_of_caller, warn_at_caller
@@ -25,7 +24,7 @@ from jaxfleet.transport.zmq.network import ZmqNetwork
 _BLAME = "the environment is not that of a job"
 
 
-class GeneralRoleMaker(GroupedRoleMaker):
+class GeneralRoleMaker(GroupedRoleMaker, KnownRoleMaker):
     """Reads the role of a process from its environment, and finds the others.
 
     `TRAINING_ROLE` is `TRAINER` or `PSERVER`; `PADDLE_TRAINER_ENDPOINTS` and
@@ -97,16 +96,17 @@ class GeneralRoleMaker(GroupedRoleMaker):
         """
         if self._role_is_generated:
             return
-        environment = v.Variables.read(_BLAME)
+        environment = Variables.read(_BLAME)
         roster = _read(environment)
-        job = environment.values.get(v.JOB, "")
+        job = environment.values.get(JOB, "")
         meeting = self._at_address(roster, job) if self._address else self._in_folder(roster, job)
         meeting.join()
         self._meeting, self._roster = meeting, roster
         self._worker_endpoints = list(roster.workers)
         self._server_endpoints = list(roster.servers)
         self._role = Role.WORKER if roster.is_worker else Role.SERVER
-        self._current_id, self._role_is_generated = roster.index, True
+        self._current_id, self._workers = roster.index, len(roster.workers)
+        self._role_is_generated = True
 
     def _at_address(self, roster: Roster, job: str) -> NetworkRendezvous:
         here = read_job()
@@ -129,7 +129,7 @@ class GeneralRoleMaker(GroupedRoleMaker):
             roster,
             connect_s=self._init_timeout_s,
             timeout_s=self._run_timeout_s,
-            prefix=quote(job, safe=""),
+            job=job,
         )
 
     def _folder(self, roster: Roster) -> Folder:
@@ -145,41 +145,9 @@ class GeneralRoleMaker(GroupedRoleMaker):
         shared = read_meeting_dir() or own_folder("roles")
         return shared / hashlib.sha256(",".join(endpoints).encode()).hexdigest()[:16]
 
-    def is_worker(self) -> bool:
-        return self._known().is_worker
-
-    def is_server(self) -> bool:
-        return not self._known().is_worker
-
-    def is_first_worker(self) -> bool:
-        known = self._known()
-        return known.is_worker and known.index == 0
-
-    def worker_num(self) -> int:
-        return len(self._known().workers)
-
-    def server_num(self) -> int:
-        return len(self._known().servers)
-
-    def worker_index(self) -> int:
-        return self._known().index
-
-    def server_index(self) -> int:
-        return self._known().index
-
-    def get_trainer_endpoints(self) -> list[str]:
-        return list(self._known().workers)
-
-    def get_pserver_endpoints(self) -> list[str]:
-        return list(self._known().servers)
-
     def get_local_endpoint(self) -> str:
         known = self._known()
         return (known.workers if known.is_worker else known.servers)[known.index]
-
-    def to_string(self) -> str:
-        self._known()
-        return super().to_string()
 
     def _get_rank(self) -> int:
         return self._known().rank
@@ -203,8 +171,8 @@ def _is_address(text: str) -> bool:
     return bool(host) and port.isdecimal() and 0 < int(port) < 1 << 16
 
 
-def _read(environment: v.Variables) -> Roster:
-    servers, workers = environment.endpoints(v.SERVERS), environment.endpoints(v.WORKERS)
+def _read(environment: Variables) -> Roster:
+    servers, workers = environment.endpoints(SERVERS), environment.endpoints(WORKERS)
     role = environment.role(blame="TRAINING_ROLE must be PSERVER or TRAINER")
     if role == Role.SERVER:
         return Roster(workers, servers, is_worker=False, index=environment.server_index(servers))

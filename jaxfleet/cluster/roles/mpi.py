@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxfleet.cluster.rendezvous import GroupName, Rendezvous
 from jaxfleet.cluster.rendezvous.mpi_rendezvous import MpiRendezvous, end_all_on_error, find_mpi
-from jaxfleet.cluster.roles.base import GroupedRoleMaker, Role
+from jaxfleet.cluster.roles.base import GroupedRoleMaker, KnownRoleMaker, Role, RoleMakerBase
 from jaxfleet.cluster.roles.endpoint_exchange import all_endpoints, all_ips, local_ip
 from jaxfleet.errors import NotReadyError, StrategyError
 from jaxfleet.ops.user_frames import line_of_caller
@@ -67,6 +67,9 @@ class MPIRoleMaker(GroupedRoleMaker):
         self._world.add(group, members)
         self._meeting = self._world
 
+    def _ensure_role(self) -> None:
+        self._check_role_generation()
+
     def _way(self) -> Rendezvous:
         self._check_role_generation()
         assert self._meeting is not None
@@ -83,7 +86,7 @@ class MPIRoleMaker(GroupedRoleMaker):
         return True
 
 
-class MPISymetricRoleMaker(MPIRoleMaker):
+class MPISymetricRoleMaker(MPIRoleMaker, KnownRoleMaker):
     """Processes of even rank are servers and those of odd rank are workers.
 
     mpirun starts two processes on each machine, one of each role. If it starts more, as tests do on
@@ -108,53 +111,22 @@ class MPISymetricRoleMaker(MPIRoleMaker):
             hint = f"mpirun -n {size + 1}: a server and a worker each"
             raise StrategyError(what, source=line_of_caller(), hint=hint)
         servers, workers = range(0, size, 2), range(1, size, 2)
-        self._worker_endpoints = self._get_ips()[1::2]
+        self._worker_endpoints = self._get_ips()[1::2]  # workers do not listen
         self._server_endpoints = self._endpoints_of(servers)
         self._role = Role.SERVER if rank % 2 == 0 else Role.WORKER
-        self._current_id = rank // 2
+        self._current_id, self._workers = rank // 2, size // 2
         is_worker = self._role == Role.WORKER
         self._belong_to("trainer" if is_worker else "pserver", workers if is_worker else servers)
         self._role_is_generated = True
 
-    def is_worker(self) -> bool:
-        return self._check_role_generation() and self._role == Role.WORKER
-
-    def is_server(self) -> bool:
-        return self._check_role_generation() and self._role == Role.SERVER
-
-    def is_first_worker(self) -> bool:
-        return self.is_worker() and self._current_id == 0
-
-    def worker_num(self) -> int:
-        self._check_role_generation()
-        return self._get_size() // 2
-
-    def server_num(self) -> int:
-        return self.worker_num()
-
-    def worker_index(self) -> int:
-        self._check_role_generation()
-        return self._current_id
-
-    def server_index(self) -> int:
-        self._check_role_generation()
-        return self._current_id
-
-    def get_trainer_endpoints(self) -> list[str]:
-        """Returns the addresses of the workers' machines: workers do not listen."""
-        self._check_role_generation()
-        return self._worker_endpoints
-
-    def get_pserver_endpoints(self) -> list[str]:
-        self._check_role_generation()
-        return self._server_endpoints
+    to_string = RoleMakerBase.to_string
 
     def _get_node_type(self) -> int:
         """Returns 0 on a server and 1 on a worker."""
         return int(self.is_worker())
 
 
-class MPICollectiveRoleMaker(MPIRoleMaker):
+class MPICollectiveRoleMaker(MPIRoleMaker, KnownRoleMaker):
     """Every process that mpirun started is a worker; there are no servers.
 
     Each has an endpoint with a free port; the group of a collective job meets at the first.
@@ -162,6 +134,8 @@ class MPICollectiveRoleMaker(MPIRoleMaker):
     Args:
         timeout_seconds: the longest wait at one gather.
     """
+
+    _has_servers = False
 
     def generate_role(self) -> None:
         """Determines the role, together with all processes; idempotent.
@@ -174,29 +148,8 @@ class MPICollectiveRoleMaker(MPIRoleMaker):
         everybody: Sequence[int] = range(self._get_size())
         self._worker_endpoints = self._endpoints_of(everybody)
         self._role, self._current_id = Role.WORKER, self._get_rank()
+        self._workers = len(everybody)
         self._belong_to("trainer", everybody)
         self._role_is_generated = True
 
-    def is_worker(self) -> bool:
-        return self._check_role_generation()
-
-    def is_server(self) -> bool:
-        return not self._check_role_generation()
-
-    def is_first_worker(self) -> bool:
-        return self.is_worker() and self._current_id == 0
-
-    def worker_num(self) -> int:
-        self._check_role_generation()
-        return self._get_size()
-
-    def server_num(self) -> int:
-        return 0
-
-    def worker_index(self) -> int:
-        self._check_role_generation()
-        return self._current_id
-
-    def get_trainer_endpoints(self) -> list[str]:
-        self._check_role_generation()
-        return self._worker_endpoints
+    to_string = RoleMakerBase.to_string

@@ -1,18 +1,17 @@
 """Roles from the cluster's scheduler: SLURM, Open MPI or Kubernetes, as JAX detects them."""
 
 from pathlib import Path
-from urllib.parse import quote
 
-from jaxfleet.cluster.detection import detected_rank
+from jaxfleet.cluster.bootstrap import detected_rank
 from jaxfleet.cluster.rendezvous import FileRendezvous, Roster
-from jaxfleet.cluster.roles.base import GeneratedRoleMaker, Role
+from jaxfleet.cluster.roles.base import RendezvousRoleMaker, Role
 from jaxfleet.cluster.roles.endpoint_exchange import all_endpoints, all_ips
 from jaxfleet.env import read_job
 from jaxfleet.errors import StrategyError
 from jaxfleet.ops.user_frames import line_of_caller
 
 
-class ClusterRoleMaker(GeneratedRoleMaker):
+class ClusterRoleMaker(RendezvousRoleMaker):
     """Takes the rank of a process from the cluster's scheduler, and ignores PADDLE_*.
 
     Without servers every process is a worker. Of the workers' endpoints only the first, the
@@ -87,7 +86,7 @@ class ClusterRoleMaker(GeneratedRoleMaker):
             nameless,
             connect_s=self._connect_s,
             timeout_s=self._timeout_s,
-            prefix=quote(read_job().name, safe=""),
+            job=read_job().name,
         )
         meeting.join()
         serving = range(workers, workers + self._servers)  # in the order of the rendezvous

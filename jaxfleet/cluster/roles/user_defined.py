@@ -44,29 +44,7 @@ class UserDefinedRoleMaker(RendezvousRoleMaker):
         if role == Role.WORKER and current_id >= worker_num:
             _refuse("if role is Role.WORKER, current_id must be less than or equal to "
                     f"worker_num - 1: it is {current_id} of {worker_num}")  # fmt: skip
-        self._worker_num = worker_num
-
-    def generate_role(self) -> None:
-        """Does nothing: the role is known."""
-        self._role_is_generated = True
-
-    def is_worker(self) -> bool:
-        return self._role == Role.WORKER
-
-    def is_server(self) -> bool:
-        return self._role == Role.SERVER
-
-    def is_first_worker(self) -> bool:
-        return self._role == Role.WORKER and self._current_id == 0
-
-    def worker_num(self) -> int:
-        return self._worker_num
-
-    def worker_index(self) -> int:
-        return self._current_id
-
-    def server_index(self) -> int:
-        return self._current_id
+        self._workers = worker_num
 
 
 class UserDefinedCollectiveRoleMaker(RendezvousRoleMaker):
@@ -81,6 +59,8 @@ class UserDefinedCollectiveRoleMaker(RendezvousRoleMaker):
         ValueError: the number or an endpoint is invalid.
     """
 
+    _has_servers = False  # is_server is False: fluid raises, which does not help a caller
+
     def __init__(self, current_id: int = 0, worker_endpoints: list[str] | None = None) -> None:
         super().__init__()
         self._role = Role.WORKER
@@ -88,25 +68,7 @@ class UserDefinedCollectiveRoleMaker(RendezvousRoleMaker):
         self._current_id = _checked_id(current_id)
         if current_id >= len(self._worker_endpoints):
             _refuse("current_id must be less than or equal to len(worker_endpoints) - 1")
-
-    def generate_role(self) -> None:
-        """Does nothing: the role is known."""
-        self._role_is_generated = True
-
-    def is_worker(self) -> bool:
-        return True
-
-    def is_server(self) -> bool:
-        return False  # fluid raises, which does not help a caller that asks for its role
-
-    def is_first_worker(self) -> bool:
-        return self._current_id == 0
-
-    def worker_num(self) -> int:
-        return len(self._worker_endpoints)
-
-    def worker_index(self) -> int:
-        return self._current_id
+        self._workers = len(self._worker_endpoints)
 
 
 def _checked_endpoints(endpoints: Any, name: str) -> list[str]:

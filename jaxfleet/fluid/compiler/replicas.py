@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxfleet.cluster import ProcessGroup, joined
 from jaxfleet.cluster.global_arrays import of_rank_0
-from jaxfleet.cluster.roles.process_roles import check_same_rank
+from jaxfleet.cluster.ranks import check_same_rank
 from jaxfleet.errors import (
     AssertedError,
     FeedError,

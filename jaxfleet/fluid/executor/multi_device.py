@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from jaxfleet.cluster import ProcessGroup, has_started, initialize, joined
-from jaxfleet.cluster.detection import detected_rank
-from jaxfleet.cluster.roles.process_roles import check_same_rank
+from jaxfleet.cluster.bootstrap import detected_rank
+from jaxfleet.cluster.ranks import check_same_rank
 from jaxfleet.env import Rank, read_rank, says_how_many_cpu_devices
 from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxfleet.cluster.detection import detected_rank
+from jaxfleet.cluster.bootstrap import detected_rank
 from jaxfleet.cluster.filesystems import FS, LocalFS
 from jaxfleet.cluster.roles import ClusterRoleMaker, RoleMakerBase
 from jaxfleet.errors import AssertedError, StrategyError

@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from jaxfleet.cluster.rendezvous.backoff import Poll
+from jaxfleet.cluster.rendezvous.protocol import Poll
 from jaxfleet.errors import ConnectError
 from jaxfleet.fluid.incubate.fleet.base.fleet_base import Fleet
 from jaxfleet.fluid.incubate.fleet.parameter_server import distribute_transpiler
