@@ -2,8 +2,9 @@
 
 `train_step(params, opt_state, x, y)` is captured as a step of one state and one batch, keyed by the
 names of its arguments. An argument is state if the step returns it: a result of the same structure
-and types, in the same order. Of the rest, arguments with rows are the batch. Random keys, scalars
-and arguments without common rows, such as a teacher's parameters, are replicated on every device.
+and types, in the same order. So is an nnx object that the step changes in place. Of the rest,
+arguments with rows are the batch. Random keys, scalars and arguments without common rows, such as a
+teacher's parameters, are replicated on every device.
 """
 
 import functools
@@ -15,12 +16,13 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from jaxfleet.capture.nnx_objects import Watched, update_in_place
 from jaxfleet.capture.pytrees import leaves_of
 from jaxfleet.errors import CaptureError, FeedError
 from jaxfleet.ops.user_frames import line_of_caller, line_of_function
 
 Trace: TypeAlias = Callable[..., Any]
-"""Returns the types of what a step returns, from those of its arguments."""
+"""Returns the types of what a step returns, from the step and the types of its arguments."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,12 @@ class Arguments:
 
     Attributes:
         names: of the arguments, in order.
-        state: those that the step returns.
+        state: those that the step returns or changes in place.
         fixed: read-only ones without rows, replicated on every device.
         batch: the others; leaves without rows, such as keys, are replicated too.
         raw_keys: by argument, the leaves that are keys as integers, `jax.random.PRNGKey`.
         results: the step's results: tuples of `_Returned` and `_Metric`.
+        in_place: those of the state that the step changes and does not return.
     """
 
     names: tuple[str, ...]
@@ -56,6 +59,7 @@ class Arguments:
     batch: tuple[str, ...]
     raw_keys: Mapping[str, frozenset[int]]
     results: Any
+    in_place: tuple[str, ...] = ()
 
     def split(self, args: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
         if len(args) != len(self.names):
@@ -67,10 +71,17 @@ class Arguments:
 
     def packed(self, state: dict[str, Any]) -> Any:
         """Returns a state by name in the step's own form: a single argument is itself."""
-        return state[self.names[0]] if self._is_one() else state
+        return state[self.state[0]] if self._is_one() else state
 
     def unpacked(self, state: Any) -> dict[str, Any]:
-        return {self.names[0]: state} if self._is_one() else state
+        return {self.state[0]: state} if self._is_one() else state
+
+    def update(self, args: Sequence[Any], state: Any) -> None:
+        """Gives the arguments of a call that the step changes in place their new values."""
+        after = self.unpacked(state)
+        for name, value in zip(self.names, args, strict=True):
+            if name in self.in_place:
+                update_in_place(value, after[name])
 
     def results_of(self, state: Any, metrics: Any) -> Any:
         """Returns a new state and metrics in the form of the user's results."""
@@ -94,6 +105,7 @@ class Arguments:
             after = {name: given[name] for name in self.fixed}
             given |= {name: self._without_keys(name, batch[name]) for name in self.batch}
             found = step(*(given[name] for name in self.names))
+            after |= {name: given[name] for name in self.in_place}
             metrics: list[Any] = []
             for part, value in _parts(self.results, found):
                 if isinstance(part, _Returned):
@@ -140,19 +152,24 @@ def read_arguments(
     """Classifies the arguments of a step from an example of them.
 
     Raises:
-        CaptureError: an argument is not made of arrays; the step does not return its first
-            argument; or no argument has rows.
+        CaptureError: an argument is not made of arrays; the step neither returns its first argument
+            nor changes any in place; or no argument has rows.
     """
     names = names_of(step, example)
     types = [_types(name, value) for name, value in zip(names, example, strict=True)]
-    returned = outputs_of(*types)
+    watched = Watched(step)
+    returned = outputs_of(watched, *types)
     reader = _Reader(names, types)
     results = reader.read(returned)
-    if not reader.taken or reader.taken[0] != names[0]:
+    changed = [names[place] for place in watched.changed]
+    in_place = tuple(name for name in changed if name not in reader.taken)
+    if not in_place and reader.taken[:1] != names[:1]:
         raise _returns_no_state(step, names, types, returned)
-    state = tuple(reader.taken)
+    state = tuple(name for name in names if name in reader.taken or name in in_place)
     for name in reversed(state[1:]):
-        if _is_data(name, _others(names, types, ()), _others(names, types, state)):
+        if name not in changed and _is_data(
+            name, _others(names, types, ()), _others(names, types, state)
+        ):
             state = tuple(kept for kept in state if kept != name)
             results = _as_metric(results, name)
     others = _others(names, types, state)
@@ -162,7 +179,7 @@ def read_arguments(
         name for name, tree in others.items() if len(_rows_in({name: tree}, raw_keys)) > 1
     )
     batch = tuple(name for name in others if name not in fixed)
-    return Arguments(tuple(names), state, fixed, batch, raw_keys, _numbered(results))
+    return Arguments(tuple(names), state, fixed, batch, raw_keys, _numbered(results), in_place)
 
 
 def names_of(step: Callable[..., Any], example: Sequence[Any]) -> list[str]:
@@ -317,7 +334,6 @@ def _returns_no_state(
     if any(structure(part) == structure(types[0]) for part in parts):
         what = f"{called} returns '{names[0]}' with other shapes or types"
     hint = f"return what it becomes, in the order of the arguments: return {names[0]}, ..., loss"
-    hint += "; an nnx model or optimizer that the step changes is returned, too"
     return CaptureError(what, source=line_of_function(step), hint=hint)
 
 

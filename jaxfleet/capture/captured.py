@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxfleet.capture.arguments import Arguments, names_of, read_arguments
 from jaxfleet.capture.gc_threshold import rare_collections
+from jaxfleet.capture.nnx_objects import check_shared, has_objects
 from jaxfleet.capture.signature import Signature
 from jaxfleet.capture.trace import Step, Traced, trace, types_of_results
 from jaxfleet.capture.trace_equivalence import different_results, unlike
@@ -83,11 +84,25 @@ def capture(
     """
     _check_callable(step, example)
     with rare_collections(), _noting_arguments(step, example):
-        if len(example) == _PAIR:
-            return _capture(step, example, name)
-        arguments = read_arguments(step, example, functools.partial(types_of_results, step))
+        check_shared(names_of(step, example), example)
+        arguments = _arguments(step, example)
+        if arguments is None:
+            return _capture(step, (example[0], example[1]), name)
         found = _capture(arguments.adapted(step), arguments.split(example), name)
     return replace(found, arguments=arguments, notes=(arguments.note(), *found.notes))
+
+
+def _arguments(step: Callable[..., Any], example: tuple[Any, ...]) -> Arguments | None:
+    """Returns the arguments of a step; None for `(state, batch)` to `(state, metrics)`."""
+    if len(example) > _PAIR:
+        return read_arguments(step, example, types_of_results)
+    if not has_objects(example):
+        return None
+    try:
+        found = read_arguments(step, example, types_of_results)
+    except CaptureError:  # the check of a pair has more to say
+        return None
+    return found if found.in_place else None
 
 
 @contextlib.contextmanager

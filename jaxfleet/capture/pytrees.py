@@ -14,6 +14,8 @@ from jaxfleet.ir.naming import unique
 
 _PREFIXES = ("state", "batch", "metrics")  # prefixes of the variables of the three trees
 _LISTED = 8  # keys of a dict listed in a message
+OTHER_ATTRIBUTE = "and is one with"  # in the message about nodes of the same class
+_LONGEST = 40  # characters of an attribute in a message
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,43 @@ def difference(before: Any, after: Any, path: str = "") -> str:
     was, now = before.node_data(), after.node_data()
     if was is None or now is None or was[0] is not now[0] or was[1] != now[1]:
         where = f"'{path}' was" if path else "it was"
-        return f"{where} {_node_text(before)} and is {_node_text(after)}"
+        old, new = _node_text(before), _node_text(after)
+        if old == new and was is not None and now is not None:
+            return f"{where} {old} {_other_attribute(was[1], now[1])}"
+        return f"{where} {old} and is {new}"
     names = _child_names(before)
     children = zip(names, before.children(), after.children(), strict=True)
     for name, x, y in children:
         if x != y:
             return difference(x, y, f"{path}/{name}" if path else str(name))
     return f"'{path}' changed"
+
+
+def _other_attribute(before: Any, after: Any, name: str = "") -> str:
+    """Describes the first difference of what two nodes of one class hold beside their children.
+
+    In a node of flax's nnx a tuple of names comes before the tuple of their values.
+    """
+    at = _first_unlike(before, after)
+    if at is not None:
+        names = before[at - 1] if at else ()
+        x, y = before[at], after[at]
+        inner = _first_unlike(x, y)
+        if inner is not None and isinstance(names, tuple) and len(names) == len(x):
+            return _other_attribute(x[inner], y[inner], str(names[inner]))
+        return _other_attribute(x, y, name)
+    old, new = (str(getattr(x, "__qualname__", x)) for x in (before, after))
+    said = f"{name}=" if name else ""
+    if old == new or max(len(old), len(new)) > _LONGEST:
+        return f"{OTHER_ATTRIBUTE} another {name or 'static attribute'}"
+    return f"with {said}{old} {OTHER_ATTRIBUTE} {said}{new}"
+
+
+def _first_unlike(before: Any, after: Any) -> int | None:
+    """Returns the place of the first difference of two tuples of one length; None for others."""
+    if not (isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after)):
+        return None
+    return next((at for at, (x, y) in enumerate(zip(before, after, strict=True)) if x != y), None)
 
 
 def _is_iterator(value: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxfleet.capture.pytrees import Leaf, difference, leaf_names, leaves_of
+from jaxfleet.capture.pytrees import OTHER_ATTRIBUTE, Leaf, difference, leaf_names, leaves_of
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Source
 from jaxfleet.ops import jax_adapter
@@ -130,6 +130,8 @@ def check_state(
         changed = difference(signature.state_tree, returned.state_tree)
         what = f"the state comes back with another structure: {changed}"
         hint = "return the state with the structure it came with"
+        if OTHER_ATTRIBUTE in changed:
+            hint += "; call model.train() and model.eval() of an nnx model outside of the step"
         raise CaptureError(what, source=source, hint=hint)
     for leaf, aval in zip(signature.state, avals, strict=False):
         if tuple(aval.shape) != leaf.shape or aval.dtype != leaf.dtype:

@@ -23,7 +23,8 @@ def with_arguments(step: Any, captured: Captured, example: Sequence[Any]) -> Any
 class ArgumentStep:
     """A step of several arguments: `params, opt_state, loss = step(params, opt_state, x, y)`.
 
-    It returns the results of the user's function. A state of several arguments is a tuple of them
+    It returns the results of the user's function, and changes the nnx objects in place that the
+    function changes and does not return. A state of several arguments is a tuple of them
     for `save`, `restore`, `pull` and `place`. All else is delegated to the inner step.
 
     Attributes:
@@ -47,12 +48,14 @@ class ArgumentStep:
         Raises:
             FeedError: an argument is missing, or does not match the example's.
         """
-        state, batch = self.arguments.split(self._in_order(args, named))
+        given = self._in_order(args, named)
+        state, batch = self.arguments.split(given)
         for name, fixed in self._fixed.items():
             state[name] = fixed.placed_like(state[name])
         after, metrics = self.step(state, batch)
         for name, fixed in self._fixed.items():
             fixed.placed = after[name]
+        self.arguments.update(given, after)
         return self.arguments.results_of(after, metrics)
 
     def save(self, path: str | Path, state: Any, *, number: int = 0) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxfleet.capture import Captured
 from jaxfleet.capture.embedding.tables import EmbeddingTable, answering
-from jaxfleet.capture.pytrees import spec_of
+from jaxfleet.capture.pytrees import difference, spec_of
 from jaxfleet.errors import CaptureError, FeedError
 from jaxfleet.ops.jaxprs import read_arguments
 from jaxfleet.ops.user_frames import line_of_caller
@@ -74,9 +74,11 @@ class Evaluator:
         """
         tree = jax.tree_util.tree_structure(state)
         if tree != self._signature.state_tree:
+            found = difference(self._signature.state_tree, tree)
             raise FeedError(
-                f"evaluate: the state is {tree}, and the step's is {self._signature.state_tree}",
-                hint="pass the whole state that the step returned, and a function that takes it",
+                f"evaluate: the state has another structure than the step's: {found}",
+                hint="pass the whole state that the step returned, and a function that takes it, "
+                "and calls model.eval() of an nnx model itself",
             )
         data, batch_tree = jax.tree_util.tree_flatten(batch)
         reads, run = self._compiled(function, data, batch_tree)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfleet.capture import Captured
-from jaxfleet.capture.pytrees import Leaf, difference
+from jaxfleet.capture.pytrees import OTHER_ATTRIBUTE, Leaf, difference
 from jaxfleet.cluster.global_arrays import on_all_ranks
 from jaxfleet.errors import FeedError
 from jaxfleet.ops.jax_adapter import dtype_text
@@ -100,8 +100,12 @@ def type_of(value: Any) -> tuple[tuple[int, ...], Any]:
 
 def _check_structure(tree: str, found: Any, wanted: Any) -> None:
     if found != wanted:
-        what = f"the {tree} has another structure than the example: {difference(wanted, found)}"
-        raise FeedError(what, hint=f"distribute the step again with an example of this {tree}")
+        differs = difference(wanted, found)
+        what = f"the {tree} has another structure than the example: {differs}"
+        hint = f"distribute the step again with an example of this {tree}"
+        if OTHER_ATTRIBUTE in differs:
+            hint = f"call model.train() of an nnx model before the step, or {hint}"
+        raise FeedError(what, hint=hint)
 
 
 def _check_alive(tree: str, value: Any) -> None:

@@ -70,7 +70,9 @@ def test_a_state_whose_memory_a_step_took_is_named() -> None:
 
 def test_another_structure_than_the_steps_state_is_refused() -> None:
     step, state, batch = trained(1)
-    with pytest.raises(FeedError, match="evaluate: the state is"):
+    with pytest.raises(
+        FeedError, match="evaluate: the state has another structure than the step's: it was"
+    ):
         step.evaluate(predict, {"params": state["params"]}, batch)
 
 
