@@ -13,7 +13,7 @@ from jaxfleet.checkpoint.tables import load_tables, table_pieces
 from jaxfleet.errors import CheckpointError
 from jaxfleet.ir import Variable
 from jaxfleet.lower import host_type, to_device, to_host
-from jaxfleet.tables.local_tables import LocalTables
+from jaxfleet.tables.access import LocalTables
 
 _STEPS = "table steps"  # number of steps that the tables of one process have seen
 

@@ -36,8 +36,8 @@ from jaxfleet.runtime.step_inputs import (
 from jaxfleet.runtime.step_introspection import StepViews
 from jaxfleet.runtime.type_variables import Batch, Metrics, Result, State
 from jaxfleet.strategy import DistributedStrategy
+from jaxfleet.tables.access import LocalTables
 from jaxfleet.tables.host_lookup import looked_up, specs_of
-from jaxfleet.tables.local_tables import LocalTables
 
 
 class Step(StepViews, Generic[State, Metrics]):

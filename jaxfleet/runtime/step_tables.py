@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxfleet.ir import Kind, Program
 from jaxfleet.lower import Interface
+from jaxfleet.tables.access import TableAccess
 from jaxfleet.tables.host_lookup import HostTables, Joined, on_device, row_count
-from jaxfleet.tables.protocols import TableAccess
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from jaxfleet.runtime.batch_slices import for_slices
 from jaxfleet.runtime.pserver_job import JobPrograms
 from jaxfleet.runtime.step_inputs import check_batch, check_rows
 from jaxfleet.runtime.trainer_connection import TrainerSync
-from jaxfleet.tables.protocols import TableAccess
+from jaxfleet.tables.access import TableAccess
 
 Programs = Callable[[Program], JobPrograms]
 

@@ -15,7 +15,7 @@ from jaxfleet.ps.client.periodic_exchange import PeriodicExchange
 from jaxfleet.ps.client.remote_tables import RemoteTables
 from jaxfleet.ps.client.trainer_executor import TrainerExecutor, TrainerTables
 from jaxfleet.tables import TableSpec
-from jaxfleet.tables.protocols import TableAccess
+from jaxfleet.tables.access import TableAccess
 
 
 class TrainerSync:

@@ -1,7 +1,7 @@
 """Sparse tables: rows by int64 key, their description and their storage."""
 
-from jaxfleet.tables.protocols import RowKeeper as RowKeeper
 from jaxfleet.tables.row_batch import RowBatch as RowBatch
+from jaxfleet.tables.row_batch import RowKeeper as RowKeeper
 from jaxfleet.tables.spec import Adagrad as Adagrad
 from jaxfleet.tables.spec import Adam as Adam
 from jaxfleet.tables.spec import AfterCount as AfterCount

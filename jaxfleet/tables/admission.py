@@ -8,16 +8,18 @@ number of servers admits the same keys at the same pushes.
 import numpy as np
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.tables.bucket_capacity import BucketCapacity
-from jaxfleet.tables.buckets import mix
+from jaxfleet.tables.buckets import BucketCapacity, mix
 from jaxfleet.tables.columns import Columns, Kind
 from jaxfleet.tables.eviction import first_to_go
 from jaxfleet.tables.hash_index import Index
 from jaxfleet.tables.hash_kernels import NOWHERE
+from jaxfleet.tables.row_batch import order_of
 from jaxfleet.tables.spec import AfterCount, ByChance, Part
 
 _COUNT, _COUNTED = "count", "counted"
 _SPARED = 8  # an overfull bucket drops 1/8 more than its surplus, so that this is rare
+
+NO_CANDIDATES = (np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
 
 
 class Candidates:
@@ -83,6 +85,13 @@ class Candidates:
         """Returns int64[n], int32[n], int32[n]: keys, counts and steps of the last pushes."""
         keys, slots = self._index.items()
         return keys, self._columns[_COUNT].take(slots), self._columns[_COUNTED].take(slots)
+
+    def since(self, step: int | None) -> tuple[np.ndarray, ...]:
+        """Returns `items` of those pushed after a step, if given, by bucket and key."""
+        keys, counts, counted = self.items()
+        late = np.arange(len(keys)) if step is None else np.flatnonzero(counted > step)
+        late = late[order_of(keys[late])]
+        return keys[late], counts[late], counted[late].astype(np.int64)
 
     def put(self, keys: np.ndarray, counts: np.ndarray, counted: np.ndarray) -> None:
         with self._index.adding(keys) as (slots, made):

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxfleet.errors import FeedError, ProgramError
 from jaxfleet.ir import Dim, Kind, Operator, Program
-from jaxfleet.tables.protocols import TableAccess
+from jaxfleet.tables.access import TableAccess
 from jaxfleet.tables.spec import TableSpec
 
 LOOKUP, SEND = "distributed_lookup_table", "send_rows"

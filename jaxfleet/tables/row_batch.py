@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from jaxfleet.tables.buckets import BUCKETS, bucket_of
+from jaxfleet.tables.spec import TableSpec
 
 
 def _no_keys() -> np.ndarray:
@@ -42,6 +44,36 @@ class RowBatch:
     counts: np.ndarray = field(default_factory=_no_counts)
     counted: np.ndarray = field(default_factory=_no_keys)
     gone: np.ndarray = field(default_factory=_no_keys)
+
+
+class RowKeeper(Protocol):
+    """Storage of rows that is read and written in batches.
+
+    Step numbers never decrease: where pushes are applied at once they are the server's own count,
+    not the trainers'. So a row touched after a save has a later step than the save.
+    """
+
+    @property
+    def spec(self) -> TableSpec: ...
+
+    def batches(self, touched_since: int | None = None) -> Iterator[RowBatch]:
+        """Yields the contents, by ascending bucket and, in a bucket, by ascending key.
+
+        A batch holds one or several whole buckets.
+
+        Args:
+            touched_since: only rows and candidates touched after this step, and the keys removed
+                since; None for all rows and no removed keys.
+        """
+        ...
+
+    def put(self, batch: RowBatch) -> None:
+        """Merges a batch: replaces the rows of its keys, and removes those in `gone`."""
+        ...
+
+    def forget_gone(self, until: int) -> None:
+        """Forgets keys removed at this step or before: no delta will be requested since then."""
+        ...
 
 
 _ROWS_A_BATCH = 1 << 16  # approximate

@@ -1,17 +1,15 @@
 """In-memory rows of one table, or of a server's part of it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
 
 import numpy as np
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.tables.admission import Candidates
-from jaxfleet.tables.bucket_capacity import BucketCapacity
+from jaxfleet.tables.admission import NO_CANDIDATES, Candidates
 from jaxfleet.tables.buckets import BUCKETS, bucket_of
 from jaxfleet.tables.columns import Columns, Kind
-from jaxfleet.tables.delta_keys import Tombstones
-from jaxfleet.tables.eviction import CLICKS, SHOWS, TOUCHED, TOUCHES, Evictions, no_scores
+from jaxfleet.tables.eviction import TOUCHED, TOUCHES, Evictions, Tombstones, no_scores
 from jaxfleet.tables.hash_index import Index
 from jaxfleet.tables.hash_kernels import NOWHERE
 from jaxfleet.tables.initializers import initial_rows
@@ -25,7 +23,7 @@ _KEY_BYTES = 8
 
 
 class TableStore:
-    """Keeps rows by key, and updates them.
+    """Keeps rows by key, and updates them; a `RowKeeper`.
 
     At most one thread at a time may use it. Steps passed to it must never decrease.
 
@@ -41,9 +39,7 @@ class TableStore:
             raise ProgramError(f"table '{spec.name}': a row has {spec.dim} elements")
         self.spec = spec
         self._update = update_of(spec.optimizer, spec.dim)
-        self._evictions = Evictions(spec.evictions)
-        most, what = self._evictions.most, f"rows of table '{spec.name}'"
-        self._members = None if most is None else BucketCapacity(most, what, self._are_there)
+        self._evictions = Evictions(spec, self._are_there)
         self._waiting = None if spec.admission is None else Candidates(spec.admission, spec.name)
         initial_rows(spec.initializer, np.empty(0, np.int64), spec.dim)  # fail early
         self._gone = Tombstones()
@@ -68,13 +64,16 @@ class TableStore:
             float32[n, dim].
         """
         keys = _keys(keys)
+        self._bring_in(keys)
         if self._waiting is None:
-            return self._columns[ROWS].take(self._slots(keys, step))
-        slots = self._index.find(keys)
-        rows = self._columns[ROWS].take(slots)
-        absent = np.flatnonzero(slots == NOWHERE)
-        if len(absent):
-            rows[absent] = self._initial(keys[absent])
+            rows = self._columns[ROWS].take(self._slots(keys, step))
+        else:
+            slots = self._index.find(keys)
+            rows = self._columns[ROWS].take(slots)
+            absent = np.flatnonzero(slots == NOWHERE)
+            if len(absent):
+                rows[absent] = self._initial(keys[absent])
+        self._settle(keys, step)
         return rows
 
     def update(
@@ -101,16 +100,14 @@ class TableStore:
             ProgramError: a gradient is not finite, and the table refuses those; or the rate is not
                 finite; or shows are given to a table without scores. Nothing was applied.
         """
-        self._check_scores(shows, clicks)
         rate = self._update.learning_rate
         if learning_rate is not None:
             rate = checked(f"table '{self.spec.name}': the learning rate", learning_rate, FINITE)
-        keys, grads, kept = self._accepted(keys, grads, step)
-        slots = self._slots(keys, step)
-        self._update.apply(self._columns, slots, grads, np.float32(rate))
-        self._touch(slots, step)
-        self._count(slots, kept, shows, clicks)
-        self._evict_surplus(step)
+
+        def apply(slots: np.ndarray, accepted: np.ndarray) -> None:
+            self._update.apply(self._columns, slots, accepted, np.float32(rate))
+
+        self._change(apply, keys, grads, step, shows, clicks)
 
     def add(
         self,
@@ -121,26 +118,39 @@ class TableStore:
         shows: np.ndarray | None = None,
         clicks: np.ndarray | None = None,
     ) -> None:
-        """Adds to rows, bypassing the optimizer; creates missing ones.
+        """Adds float32[n, dim] to rows, bypassing the optimizer; otherwise as `update`."""
 
-        Args:
-            keys: int64[n], unique.
-            deltas: float32[n, dim].
-            step: of the deltas.
-            shows: as `update`.
-            clicks: as `update`.
+        def apply(slots: np.ndarray, accepted: np.ndarray) -> None:
+            add_rows(self._columns, slots, accepted)
 
-        Raises:
-            ProgramError: a delta is not finite, and the table refuses those; or shows are given to
-                a table without scores. Nothing was applied.
-        """
-        self._check_scores(shows, clicks)
-        keys, deltas, kept = self._accepted(keys, deltas, step)
-        slots = self._slots(keys, step)
-        add_rows(self._columns, slots, deltas)
-        self._touch(slots, step)
-        self._count(slots, kept, shows, clicks)
+        self._change(apply, keys, deltas, step, shows, clicks)
+
+    def _change(
+        self,
+        apply: Callable[[np.ndarray, np.ndarray], None],
+        keys: np.ndarray,
+        changes: np.ndarray,
+        step: int,
+        shows: np.ndarray | None,
+        clicks: np.ndarray | None,
+    ) -> None:
+        if not (self._evictions.scores or (shows is None and clicks is None)):
+            raise no_scores(self.spec.name)
+        keys = _keys(keys)
+        self._bring_in(keys)
+        accepted, kept = self._accepted(keys, np.require(changes, np.float32, ["C", "A"]), step)
+        slots = self._slots(keys[kept], step)
+        apply(slots, accepted)
+        self._evictions.touch(self._columns, slots, _step(step))
+        self._evictions.count(self._columns, slots, kept, shows, clicks)
         self._evict_surplus(step)
+        self._settle(keys, step)
+
+    def _bring_in(self, keys: np.ndarray) -> None:
+        """Makes rows accessible, if some are elsewhere than in memory."""
+
+    def _settle(self, keys: np.ndarray, step: int) -> None:
+        """Records the use of rows at a step, and may move others elsewhere."""
 
     def shrink(self, step: int) -> int:
         """Evicts rows by the table's rules; returns their number.
@@ -192,14 +202,10 @@ class TableStore:
             yield RowBatch(keys[some], self._columns[ROWS].take(slots[some]))
 
     def batches(self, touched_since: int | None = None) -> Iterator[RowBatch]:
-        """Yields the contents, by ascending bucket and, in a bucket, by ascending key.
+        """Yields the contents, as `RowKeeper.batches`; the store may not change between two batches.
 
-        A batch holds one or several whole buckets. The store may not change between two batches.
-
-        Args:
-            touched_since: only rows and candidates touched after this step, and the keys removed
-                since. A store of the same spec with the state at this step that `put`s them has
-                the current state.
+        A store of the same spec with the state at the step `touched_since` that `put`s them has the
+        current state.
         """
         self._gone.begin()
         keys, slots = self._index.items()
@@ -207,7 +213,7 @@ class TableStore:
             late = self._columns[TOUCHED].take(slots) > touched_since
             keys, slots = keys[late], slots[late]
         keys, slots = self._sorted(keys, slots)
-        waiting = self._waiting_since(touched_since)
+        waiting = NO_CANDIDATES if self._waiting is None else self._waiting.since(touched_since)
         gone = np.empty(0, np.int64) if touched_since is None else self._gone.since(touched_since)
         gone, _ = self._sorted(gone, np.empty(len(gone), np.int32))
         buckets = [bucket_of(some) for some in (keys, waiting[0], gone)]
@@ -216,7 +222,6 @@ class TableStore:
             yield self._batch(keys[rows], slots[rows], [a[candidates] for a in waiting], gone[left])
 
     def put(self, batch: RowBatch) -> None:
-        """Merges a batch: replaces the rows of its keys, and removes those in `gone`."""
         self._gone.begin()
         if len(self):
             self._remove(np.unique(np.concatenate([batch.keys, batch.candidates, batch.gone])))
@@ -225,11 +230,9 @@ class TableStore:
             self._waiting.remove(_keys(batch.keys))
             self._waiting.put(_keys(batch.candidates), batch.counts, batch.counted)
         self._place(batch)
-        if self._members is not None:
-            self._members.add(_keys(batch.keys))
+        self._evictions.add(_keys(batch.keys))
 
     def forget_gone(self, until: int) -> None:
-        """Forgets keys removed at this step or before: no delta will be requested since then."""
         self._gone.forget(until)
 
     def stats(self) -> dict[str, float]:
@@ -243,7 +246,7 @@ class TableStore:
         waiting = 0 if self._waiting is None else self._waiting.nbytes
         slot_bytes = self._columns.slot_bytes
         held = self._index.nbytes + self._index.slots * slot_bytes + waiting + self._gone.nbytes
-        held += 0 if self._members is None else self._members.nbytes
+        held += self._evictions.nbytes
         return {
             "rows": len(self),
             "candidates": 0 if self._waiting is None else len(self._waiting),
@@ -259,8 +262,7 @@ class TableStore:
         kinds = {ROWS: Kind(np.float32, self.spec.dim)} | self._evictions.counters
         kinds |= {name: state.kind for name, state in self._update.state.items()}
         self._columns = Columns(kinds)
-        if self._members is not None:
-            self._members.clear()
+        self._evictions.clear()
 
     def _place(self, batch: RowBatch) -> None:
         columns = {ROWS: batch.rows} | {**batch.state} | {**batch.counters}
@@ -281,8 +283,7 @@ class TableStore:
                 self._begin_state(slots[made])
                 self._columns[ROWS].put(slots[made], self._initial(keys[made]))
                 self._columns[TOUCHED].fill(slots[made], _step(step))
-        if len(made) and self._members is not None:
-            self._members.add(keys[made])
+        self._evictions.add(keys[made])
         return slots
 
     def _begin_state(self, slots: np.ndarray) -> None:
@@ -294,15 +295,14 @@ class TableStore:
 
     def _accepted(
         self, keys: np.ndarray, grads: np.ndarray, step: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | slice]:
-        """Returns the accepted keys and gradients, and their positions among the given ones."""
-        keys, grads = _keys(keys), np.require(grads, np.float32, ["C", "A"])
+    ) -> tuple[np.ndarray, np.ndarray | slice]:
+        """Returns the accepted gradients, and their positions among the given ones."""
         kept = finite(self.spec, keys, grads, step)
         if not isinstance(kept, slice):
             self._skipped += len(keys) - len(kept)
         if self._waiting is not None:
             kept = self._admitted(keys, kept, step)
-        return keys[kept], grads[kept], kept
+        return grads[kept], kept
 
     def _admitted(self, keys: np.ndarray, kept: np.ndarray | slice, step: int) -> np.ndarray:
         """Returns the positions of keys that have a row or get one now."""
@@ -316,42 +316,11 @@ class TableStore:
         self._gone.add(self._waiting.forget_surplus(), step)
         return places[goes_in]
 
-    def _check_scores(self, shows: np.ndarray | None, clicks: np.ndarray | None) -> None:
-        if not (self._evictions.scores or (shows is None and clicks is None)):
-            raise no_scores(self.spec.name)
-
-    def _count(
-        self,
-        slots: np.ndarray,
-        kept: np.ndarray | slice,
-        shows: np.ndarray | None,
-        clicks: np.ndarray | None,
-    ) -> None:
-        """Adds shows and clicks to the counters of rows."""
-        for name, more in ((SHOWS, shows), (CLICKS, clicks)):
-            if more is not None:
-                column, counted = self._columns[name], np.asarray(more, np.float32)[kept]
-                column.put(slots, column.take(slots) + counted)
-
-    def _touch(self, slots: np.ndarray, step: int) -> None:
-        self._columns[TOUCHED].fill(slots, _step(step))
-        if TOUCHES in self._columns:
-            touches = self._columns[TOUCHES]
-            touches.put(slots, touches.take(slots) + np.int32(1))
-
     def _evict_surplus(self, step: int) -> None:
-        members = self._members
-        if members is None or not (full := members.too_many()):
-            return
         started = perf_counter()
-        gone = []
-        for bucket, surplus in full:
-            keys = members.of(bucket)
-            goes = self._evictions.too_many(surplus, keys, self._counters(keys))
-            members.keep(bucket, np.delete(keys, goes))
-            gone.append(keys[goes])
-        self._evict(np.concatenate(gone), step)
-        self._longest_eviction_s = max(self._longest_eviction_s, perf_counter() - started)
+        if len(gone := self._evictions.surplus(self._counters)):
+            self._evict(gone, step)
+            self._longest_eviction_s = max(self._longest_eviction_s, perf_counter() - started)
 
     def _counters(self, keys: np.ndarray) -> dict[str, np.ndarray]:
         slots = self._index.find(keys)
@@ -363,8 +332,8 @@ class TableStore:
 
     def _remove(self, keys: np.ndarray) -> int:
         """Removes the rows of unique keys; returns the number that were present."""
-        if self._members is not None:
-            self._members.remove(keys[self._are_there(keys)])
+        if self._evictions.is_bounded:
+            self._evictions.remove(keys[self._are_there(keys)])
         return len(self._index.remove(keys))
 
     def _evict(self, keys: np.ndarray, step: int) -> None:
@@ -372,21 +341,12 @@ class TableStore:
         self._gone.add(keys, step)
         self._evicted += len(keys)
 
-    def _waiting_since(self, since: int | None) -> list[np.ndarray]:
-        """Returns candidates, counts and steps, in the order of `batches`."""
-        if self._waiting is None:
-            return [np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)]
-        keys, counts, counted = self._waiting.items()
-        late = np.arange(len(keys)) if since is None else np.flatnonzero(counted > since)
-        late = late[order_of(keys[late])]
-        return [keys[late], counts[late], counted[late].astype(np.int64)]
-
     def _sorted(self, keys: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         order = order_of(keys)
         return keys[order], slots[order]
 
     def _batch(
-        self, keys: np.ndarray, slots: np.ndarray, waiting: list[np.ndarray], gone: np.ndarray
+        self, keys: np.ndarray, slots: np.ndarray, waiting: Sequence[np.ndarray], gone: np.ndarray
     ) -> RowBatch:
         columns = self._columns
         counters = {name: columns[name].take(slots) for name in self._evictions.counters}

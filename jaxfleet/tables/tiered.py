@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from jaxfleet.errors import ProgramError
+from jaxfleet.tables.admission import NO_CANDIDATES
 from jaxfleet.tables.buckets import BUCKETS, bucket_of
 from jaxfleet.tables.columns import Columns, Kind
-from jaxfleet.tables.delta_keys import SpilledKeys
-from jaxfleet.tables.disk import Disk
+from jaxfleet.tables.disk import Disk, SpilledKeys
 from jaxfleet.tables.eviction import first_to_go
 from jaxfleet.tables.hash_kernels import NOWHERE
 from jaxfleet.tables.row_batch import RowBatch, joined, of_buckets, ordered, pieces, taken
@@ -54,44 +54,6 @@ class TieredStore(TableStore):
 
     def __len__(self) -> int:
         return len(self._index) + len(self._disk)
-
-    def look_up(self, keys: np.ndarray, *, step: int = 0) -> np.ndarray:
-        self._bring_in(keys)
-        rows = super().look_up(keys, step=step)
-        self._late.saw(step)
-        self._settle(keys)
-        return rows
-
-    def update(
-        self,
-        keys: np.ndarray,
-        grads: np.ndarray,
-        *,
-        step: int = 0,
-        learning_rate: float | None = None,
-        shows: np.ndarray | None = None,
-        clicks: np.ndarray | None = None,
-    ) -> None:
-        self._bring_in(keys)
-        super().update(
-            keys, grads, step=step, learning_rate=learning_rate, shows=shows, clicks=clicks
-        )
-        self._late.saw(step)
-        self._settle(keys)
-
-    def add(
-        self,
-        keys: np.ndarray,
-        deltas: np.ndarray,
-        *,
-        step: int = 0,
-        shows: np.ndarray | None = None,
-        clicks: np.ndarray | None = None,
-    ) -> None:
-        self._bring_in(keys)
-        super().add(keys, deltas, step=step, shows=shows, clicks=clicks)
-        self._late.saw(step)
-        self._settle(keys)
 
     def shrink(self, step: int) -> int:
         before = len(self)
@@ -144,7 +106,7 @@ class TieredStore(TableStore):
     def put(self, batch: RowBatch) -> None:
         super().put(batch)
         self._late.put(int(batch.counters["touched"].max(initial=-1)))
-        self._settle(batch.keys)
+        self._spill_surplus(batch.keys)
 
     def forget_gone(self, until: int) -> None:
         super().forget_gone(until)
@@ -180,8 +142,12 @@ class TieredStore(TableStore):
             self._index.remove(batch.keys)
             raise
 
-    def _settle(self, keys: np.ndarray) -> None:
+    def _settle(self, keys: np.ndarray, step: int) -> None:
         """Marks keys as most recently used, and spills rows above the bound."""
+        self._late.saw(step)
+        self._spill_surplus(keys)
+
+    def _spill_surplus(self, keys: np.ndarray) -> None:
         self._calls += 1
         slots = self._index.find(keys)
         slots = slots[slots != NOWHERE]
@@ -203,8 +169,7 @@ class TieredStore(TableStore):
             self._late.add(batch.keys, batch.counters["touched"])
 
     def _rows_of(self, keys: np.ndarray, slots: np.ndarray) -> RowBatch:
-        no_keys, no_counts = np.empty(0, np.int64), np.empty(0, np.int32)
-        return self._batch(keys, slots, [no_keys, no_counts, no_keys], no_keys)
+        return self._batch(keys, slots, NO_CANDIDATES, np.empty(0, np.int64))
 
     def _on_disk(self, buckets: range, since: int | None) -> Iterator[RowBatch]:
         """Yields the rows of some buckets that are on disk and were touched after a step."""
@@ -230,8 +195,7 @@ class TieredStore(TableStore):
         self._disk.replace(batch.keys, left)
         kept = np.concatenate([np.empty(0, np.int64), *(some.keys for some in left)])
         gone = np.setdiff1d(batch.keys, kept)
-        if self._members is not None:
-            self._members.remove(gone)
+        self._evictions.remove(gone)
         self._gone.add(gone, step)
         self._evicted += len(gone)
 

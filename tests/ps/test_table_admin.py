@@ -9,8 +9,8 @@ from jaxfleet.errors import ProgramError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables
 from jaxfleet.tables import ByScore, TableSpec, TableStore, Unseen
+from jaxfleet.tables.access import LiveTable
 from jaxfleet.tables.merge_pushes import merge
-from jaxfleet.tables.protocols import LiveTable
 from jaxfleet.transport.memory_network import MemoryNetwork
 from jaxfleet.transport.messages import Kind, Message
 from tests.ps.test_remote_tables import play

@@ -27,9 +27,9 @@ from jaxfleet.tables import (
     Unseen,
     make_store,
 )
+from jaxfleet.tables.access import LocalTables
 from jaxfleet.tables.buckets import BUCKETS
-from jaxfleet.tables.delta_keys import SpilledKeys
-from jaxfleet.tables.local_tables import LocalTables
+from jaxfleet.tables.disk import SpilledKeys
 from tests.tables.crowded import crowd
 
 DIM = 3

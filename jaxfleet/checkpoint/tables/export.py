@@ -11,7 +11,7 @@ from jaxfleet.checkpoint.tables.delta_layers import SavedTable
 from jaxfleet.checkpoint.writing import cannot_write
 from jaxfleet.errors import CheckpointError
 from jaxfleet.tables import RowBatch
-from jaxfleet.tables.protocols import LiveTable
+from jaxfleet.tables.access import LiveTable
 
 KEYS = "keys.npy"
 ROWS = "rows.npy"

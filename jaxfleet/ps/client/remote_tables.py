@@ -11,9 +11,9 @@ from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.pending_requests import PendingRequest
 from jaxfleet.ps.client.table_admin import shrink, table_batches, table_stats
 from jaxfleet.tables import TableSpec
+from jaxfleet.tables.access import LiveTable, unknown_table
 from jaxfleet.tables.buckets import server_of
 from jaxfleet.tables.eviction import no_scores
-from jaxfleet.tables.protocols import LiveTable, unknown_table
 from jaxfleet.transport.buffers import BufferPool
 from jaxfleet.transport.messages import Kind, Plain, Tensor
 

@@ -15,8 +15,8 @@ from jaxfleet.ops import Array
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.communicator import Communicator, RelaxedRun
 from jaxfleet.ps.client.host_ops import Copies, Host, HostRun
+from jaxfleet.tables.access import TableAccess
 from jaxfleet.tables.host_lookup import HostTables, Joined
-from jaxfleet.tables.protocols import TableAccess
 from jaxfleet.transport.messages import Kind, Plain, Tensor
 
 

@@ -1,14 +1,16 @@
-"""Protocols of tables: look-ups, storage of rows, and a view of the live table."""
+"""Access to the tables of a step: the protocol, tables in this process, and views for export."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.tables.row_batch import RowBatch
 from jaxfleet.tables.spec import TableSpec
+from jaxfleet.tables.store import TableStore
+from jaxfleet.tables.tiered import make_store
 
 
 class TableAccess(Protocol):
@@ -58,36 +60,6 @@ def unknown_table(table: object, known: Collection[str]) -> ProgramError:
     return ProgramError(what, hint=hint)
 
 
-class RowKeeper(Protocol):
-    """Storage of rows that is read and written in batches.
-
-    Step numbers never decrease: where pushes are applied at once they are the server's own count,
-    not the trainers'. So a row touched after a save has a later step than the save.
-    """
-
-    @property
-    def spec(self) -> TableSpec: ...
-
-    def batches(self, touched_since: int | None = None) -> Iterator[RowBatch]:
-        """Yields the contents, by ascending bucket and, in a bucket, by ascending key.
-
-        A batch holds one or several whole buckets.
-
-        Args:
-            touched_since: only rows and candidates touched after this step, and the keys removed
-                since; None for all rows and no removed keys.
-        """
-        ...
-
-    def put(self, batch: RowBatch) -> None:
-        """Merges a batch: replaces the rows of its keys, and removes those in `gone`."""
-        ...
-
-    def forget_gone(self, until: int) -> None:
-        """Forgets keys removed at this step or before: no delta will be requested since then."""
-        ...
-
-
 @dataclass(frozen=True)
 class LiveTable:
     """The view of a table in use that `export_arrays` and `export_text` write.
@@ -108,3 +80,52 @@ class LiveTable:
         rows = np.concatenate([empty, *(batch.rows for batch in found)])
         order = np.argsort(keys)
         return keys[order], rows[order]
+
+
+class LocalTables:
+    """`TableAccess` for a step without servers, whose tables are in this process."""
+
+    def __init__(self, specs: Iterable[TableSpec]) -> None:
+        self.stores = {spec.name: make_store(spec) for spec in specs}
+        self.step = 0
+
+    def next_step(self) -> None:
+        self.step += 1
+
+    def become(self, others: "LocalTables") -> None:
+        """Takes over the rows and the step counter of a checkpoint's tables."""
+        self.stores, self.step = others.stores, others.step
+
+    def look_up(self, table: str, keys: np.ndarray) -> np.ndarray:
+        return self._store(table).look_up(keys, step=self.step)
+
+    def look_up_all(self, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {table: self.look_up(table, of_table) for table, of_table in keys.items()}
+
+    def push(
+        self,
+        table: str,
+        keys: np.ndarray,
+        grads: np.ndarray,
+        *,
+        shows: np.ndarray | None = None,
+        clicks: np.ndarray | None = None,
+    ) -> None:
+        """Updates rows at once, as there are no other trainers."""
+        store = self.stores[table]
+        store.update(keys, grads, step=self.step, shows=shows, clicks=clicks)
+
+    def live(self, table: str) -> LiveTable:
+        store = self._store(table)
+        return LiveTable(store.spec, store.live)
+
+    def shrink(self, table: str) -> int:
+        return self._store(table).shrink(self.step)
+
+    def _store(self, table: str) -> TableStore:
+        if (store := self.stores.get(table)) is None:
+            raise unknown_table(table, self.stores)
+        return store
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        return {name: store.stats() for name, store in self.stores.items()}
