@@ -28,8 +28,7 @@ from jaxfleet.pipeline import (
     new_dump_folder,
     run_pipeline,
 )
-from jaxfleet.ps.client.timeouts import Timeouts
-from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.runtime.batch_slices import for_slices
 from jaxfleet.runtime.memory_fit import Fit
 from jaxfleet.runtime.transpile import transpile

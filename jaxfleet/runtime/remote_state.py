@@ -9,7 +9,7 @@ from jaxfleet.capture import Captured
 from jaxfleet.ir import Kind, Program, Role, Variable
 from jaxfleet.passes.pserver.insert_startup import kept_for_trainers, leaf_pieces, state_exchange
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.pending_requests import PendingRequest
+from jaxfleet.ps.client.server_session import PendingRequest
 from jaxfleet.ps.client.trainer_executor import run_startup, sent_leaves
 from jaxfleet.runtime.checkpointing import on_host
 from jaxfleet.runtime.handle import Handle
@@ -105,18 +105,18 @@ class RemoteState:
         """
         if self._rewinds != client.rewinds:  # the requests belong to steps that were rolled back
             self._asked, self._rewinds = [], client.rewinds
-        if client.is_replay_half_full and not self._asked:
+        if client.replay.is_half_full and not self._asked:
             self._asked = client.ask_to_save(sends_every_step=is_sync)
-        if client.is_replay_full:
+        if client.replay.is_full:
             client.doing("checkpoint")
             client.wait(self._asked)
         if self._asked and all(request.is_done for request in self._asked):
             asked, self._asked = self._asked, []
             for request in asked:
                 if request.answer is not None and request.answer.body.get("is_full"):
-                    client.put_off_saving()
+                    client.replay.put_off_saving()
                 else:
-                    client.forget_saved(request.server, request.message.step)
+                    client.replay.forget_saved(request.server, request.message.step)
 
     def own(self, leaves: Sequence[Any]) -> dict[str, np.ndarray]:
         """Returns the leaves that only trainers hold, on the host."""

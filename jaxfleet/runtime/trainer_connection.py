@@ -11,9 +11,8 @@ from jaxfleet.passes.pserver.split_exchange import exchange_program, step_progra
 from jaxfleet.ps.client.async_tables import AveragedTables, GeoTables
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.communicator import CommunicationMode, Communicator
-from jaxfleet.ps.client.periodic_exchange import PeriodicExchange
 from jaxfleet.ps.client.remote_tables import RemoteTables
-from jaxfleet.ps.client.trainer_executor import TrainerExecutor, TrainerTables
+from jaxfleet.ps.client.trainer_executor import PeriodicExchange, TrainerExecutor, TrainerTables
 from jaxfleet.tables import TableSpec
 from jaxfleet.tables.access import TableAccess
 

@@ -15,8 +15,7 @@ from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.pipeline import Record
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.remote_tables import RemoteTables
-from jaxfleet.ps.client.table_admin import table_stats
+from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
 from jaxfleet.runtime.consistency_checks import compare_batches
 from jaxfleet.runtime.evaluation import Evaluator, check_is_pair
 from jaxfleet.runtime.explain_job import explain_job

@@ -24,9 +24,10 @@ class TableAccess(Protocol):
             keys: int64[n], unique.
 
         Returns:
-            float32[n, dim]; rows that are not admitted yet have their initial values.
+            float32[n, dim]; rows that are not admitted yet have their initial values. They may be
+            read-only.
         """
-        ...
+        return self.look_up_all({table: keys})[table]
 
     def look_up_all(self, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns rows of several tables in one request, as `look_up`; keys are by table."""
@@ -82,7 +83,7 @@ class LiveTable:
         return keys[order], rows[order]
 
 
-class LocalTables:
+class LocalTables(TableAccess):
     """`TableAccess` for a step without servers, whose tables are in this process."""
 
     def __init__(self, specs: Iterable[TableSpec]) -> None:
@@ -96,11 +97,10 @@ class LocalTables:
         """Takes over the rows and the step counter of a checkpoint's tables."""
         self.stores, self.step = others.stores, others.step
 
-    def look_up(self, table: str, keys: np.ndarray) -> np.ndarray:
-        return self._store(table).look_up(keys, step=self.step)
-
     def look_up_all(self, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {table: self.look_up(table, of_table) for table, of_table in keys.items()}
+        return {
+            name: self._store(name).look_up(some, step=self.step) for name, some in keys.items()
+        }
 
     def push(
         self,

@@ -202,7 +202,7 @@ class TableStore:
             yield RowBatch(keys[some], self._columns[ROWS].take(slots[some]))
 
     def batches(self, touched_since: int | None = None) -> Iterator[RowBatch]:
-        """Yields the contents, as `RowKeeper.batches`; the store may not change between two batches.
+        """Yields the contents, as `RowKeeper.batches`; the store may not change meanwhile.
 
         A store of the same spec with the state at the step `touched_since` that `put`s them has the
         current state.

@@ -18,8 +18,7 @@ from jaxfleet.lower import ExecutableCache
 from jaxfleet.passes.pserver.dispatch import local_endpoints
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Heartbeat
-from jaxfleet.ps.client.timeouts import Timeouts
-from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
 from jaxfleet.transport.memory_network import Faults, MemoryNetwork
 from jaxfleet.transport.messages import Connections, Listener, Message, Peer

@@ -15,8 +15,7 @@ from jaxfleet.env import PserverRole, read_cluster
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Heartbeat
 from jaxfleet.ps.client.remote_tables import RemoteTables
-from jaxfleet.ps.client.timeouts import Timeouts
-from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.ps.server.process import job_network
 from jaxfleet.tables import Adagrad, TableSpec, TableStore
 from jaxfleet.tables.merge_pushes import merge
@@ -97,11 +96,11 @@ def steps(args: argparse.Namespace, client: Client) -> Iterator[int]:
         client.doing(f"step {step}")
         yield step
         print(f"step {step}.", flush=True)  # noqa: T201
-        if client.is_replay_full:
+        if client.replay.is_full:
             servers = range(len(client.me.endpoints))
             client.wait([client.request(server, Kind.SAVE, body={}) for server in servers])
             for server in servers:
-                client.forget_saved(server, step)
+                client.replay.forget_saved(server, step)
         time.sleep(args.pause)
 
 

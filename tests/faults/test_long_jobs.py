@@ -38,7 +38,7 @@ class Watched(TrainingJob):
         return self.clients[-1]
 
     def finished(self, trainer: int, step: int, pause_s: float = 0.0) -> None:
-        self.kept.append(self.clients[0].replay_bytes)
+        self.kept.append(self.clients[0].replay.bytes)
         super().finished(trainer, step, pause_s)
 
 

@@ -8,8 +8,7 @@ import numpy as np
 from jaxfleet.errors import PeerLostError, ProgramError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables
-from jaxfleet.ps.client.timeouts import Timeouts
-from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.transport.messages import Kind
 from tests.faults import table_training
 from tests.faults.cluster import LOST_S, check_same
@@ -76,11 +75,11 @@ class TableJob(MemoryJob):
             if step == self.nan_at and trainer == 1:
                 grads[:] = np.nan
             tables.push(name, keys, grads)
-        if client.is_replay_full:
+        if client.replay.is_full:
             servers = range(len(self.endpoints))
             client.wait([client.request(server, Kind.SAVE, body={}) for server in servers])
             for server in servers:
-                client.forget_saved(server, step)
+                client.replay.forget_saved(server, step)
         self.finished(trainer, step, PAUSE_S)
 
 

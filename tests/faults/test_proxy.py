@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.timeouts import Timeouts
-from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
 from jaxfleet.transport.messages import Kind, Plain, Tensor
 from jaxfleet.transport.zmq.network import ZmqNetwork

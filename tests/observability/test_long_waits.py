@@ -10,8 +10,7 @@ from jaxfleet.cluster.rendezvous.protocol import Poll
 from jaxfleet.errors import PeerLostError
 from jaxfleet.observability import LongWait, notices
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.timeouts import Timeouts
-from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.ps.server import ServerOptions
 from jaxfleet.transport.memory_network import MemoryNetwork
 from jaxfleet.transport.messages import Kind, Message

@@ -22,8 +22,7 @@ from jaxfleet.fluid.npz_files import file_of
 from jaxfleet.fluid.pserver.checkpoint_notify import save_table
 from jaxfleet.fluid.pserver.connections import Connection
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.remote_tables import RemoteTables
-from jaxfleet.ps.client.table_admin import refill, shrink
+from jaxfleet.ps.client.remote_tables import RemoteTables, refill, shrink
 from jaxfleet.runtime.pserver_checkpoint import meet
 from jaxfleet.tables import Constant, DownpourAdam, Sgd, Summary, TableSpec
 from jaxfleet.tables.spec import Part

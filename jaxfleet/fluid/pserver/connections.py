@@ -25,8 +25,7 @@ from jaxfleet.observability import spans_of
 from jaxfleet.passes.fluid.fl_average import MODE as AVERAGED
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Heartbeat
-from jaxfleet.ps.client.timeouts import Timeouts
-from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.ps.server import ServerCore, ServerOptions
 from jaxfleet.ps.server.execution_plan import ServerPlan
 from jaxfleet.ps.server.process import job_network, serve

@@ -17,19 +17,17 @@ import numpy as np
 
 from jaxfleet.ps.client.remote_tables import RemoteTables
 from jaxfleet.tables import TableSpec, TableStore
+from jaxfleet.tables.access import TableAccess
 from jaxfleet.tables.merge_pushes import PendingScores, merge
 
 
-class AveragedTables:
-    """`TableAccess` for a trainer that sends the mean of several gradients."""
+class AveragedTables(TableAccess):
+    """Tables of a trainer that sends the mean of several gradients."""
 
     def __init__(self, remote: RemoteTables) -> None:
         self._remote = remote
         self._waiting: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}  # by table
         self._scores: dict[str, PendingScores] = {}
-
-    def look_up(self, table: str, keys: np.ndarray) -> np.ndarray:
-        return self._remote.look_up(table, keys)
 
     def look_up_all(self, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return self._remote.look_up_all(keys)
@@ -116,8 +114,8 @@ class GeoWindow:
         return keys[changed], deltas[changed], {"shows": shows, "clicks": clicks}
 
 
-class GeoTables:
-    """`TableAccess` for a trainer that updates rows locally."""
+class GeoTables(TableAccess):
+    """Tables of a trainer that updates rows locally."""
 
     def __init__(
         self, remote: RemoteTables, specs: Iterable[TableSpec], *, k_steps: int, trainers: int
@@ -128,9 +126,6 @@ class GeoTables:
         bare = [replace(spec, admission=None, evictions=()) for spec in specs]
         self._bare = bare
         self._windows = self._new()
-
-    def look_up(self, table: str, keys: np.ndarray) -> np.ndarray:
-        return self.look_up_all({table: keys})[table]
 
     def look_up_all(self, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns rows of several tables; fetches those not fetched since the last exchange."""

@@ -5,25 +5,25 @@ arrays to their sinks on arrival, and detects servers that fail, leave or restar
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
 from jaxfleet.observability import NO_SPANS, LongWait, Spans
-from jaxfleet.observability.notices import alert
 from jaxfleet.ps.client.heartbeat import Heartbeat
-from jaxfleet.ps.client.pending_requests import (
+from jaxfleet.ps.client.request_sender import Recovery, ReplayBudget, RequestSender
+from jaxfleet.ps.client.server_session import (
     PendingRequest,
+    ReplayLog,
+    ServerSession,
     describe_wait,
     lost_server_error,
     refusal_error,
     timeout_error,
+    value_clock,
 )
-from jaxfleet.ps.client.request_sender import Recovery, RequestSender
-from jaxfleet.ps.client.server_session import ReplayLog, ServerSession, value_clock
-from jaxfleet.ps.client.timeouts import Timeouts
-from jaxfleet.ps.client.trainer_identity import TrainerIdentity
-from jaxfleet.transport.messages import Connections, Kind, Message, Plain, Tensor
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
+from jaxfleet.transport.messages import Connections, Kind, Message
 
 _POLL_S = 0.25  # how often a wait checks heartbeats
 _HELLO_AGAIN_S = 5.0  # a hello may have reached a previous process on the server's port
@@ -31,12 +31,9 @@ _CHECK_S = 3.0  # a reply or a request may be lost with a connection
 _CHECK_BYE_S = 0.5
 _MOST_DAMAGED = 5  # consecutive frames that a server could not read: more are no accident
 _BYE_S = 2.0
-_SAVE_AGAIN_S = 10.0  # after a server lacked space for its checkpoint
-_MOST_FULL = 4  # times replay_bytes: limit while servers lack space
-_UNAPPLIED_BYTES = 1 << 28  # of pushes kept until they are applied
 
 
-class Client:
+class Client(RequestSender):
     """A trainer's client of the servers of its job.
 
     Args:
@@ -56,46 +53,31 @@ class Client:
         clock: Callable[[], float] = time.monotonic,
         spans: Spans = NO_SPANS,
     ) -> None:
-        self.me, self.spans = me, spans
+        servers = [ServerSession(ReplayLog(replay_bytes > 0)) for _ in me.endpoints]
+        replay = ReplayBudget(me.name, servers, replay_bytes, clock)
+        super().__init__(connections, me, timeouts, servers, replay)
+        self.spans = spans
         self.received_bytes = 0
         self.rewinds = 0
-        self._connections, self._timeouts, self._clock = connections, timeouts, clock
-        self._heartbeat = heartbeat
-        self._replay_bytes = replay_bytes
-        self._servers = [ServerSession(ReplayLog(replay_bytes > 0)) for _ in me.endpoints]
-        self._outbox = RequestSender(connections, me, timeouts, self._servers)
+        self._clock, self._heartbeat = clock, heartbeat
         self._hello_at = 0.0  # when to repeat it
         self._check_s = _CHECK_S
-        self._save_at = 0.0  # when to request checkpoints again
-        self._has_warned = False
         self._looked = clock()
-        self._recovery = Recovery(self._outbox, self.wait)
-
-    @property
-    def step(self) -> int:
-        return self._outbox.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self._outbox.step = step
+        self._recovery = Recovery(self, self.wait)
 
     def next_step(self, rows: int) -> None:
         """Advances to the next step, whose global batch has `rows` rows."""
-        self._outbox.step += 1
-        self._outbox.rows = rows
+        self.step += 1
+        self.rows = rows
 
     def rewind(self, step: int) -> None:
         """Discards pushes after a step, to whose state the servers return."""
         self.rewinds += 1
-        for known in self._servers:
+        for known in self.servers:
             known.rewind(step)
 
     def has_pushed(self, step: int) -> bool:
-        return any(known.pushed >= step for known in self._servers)
-
-    @property
-    def sent_bytes(self) -> int:
-        return self._outbox.sent_bytes
+        return any(known.pushed >= step for known in self.servers)
 
     def open(self) -> int:
         """Connects to all servers, and sends programs to those that have none.
@@ -107,60 +89,34 @@ class Client:
             ConnectError: a server does not answer.
             ProgramError: a server rejects this trainer.
         """
-        servers = range(len(self._servers))
-        hellos = [self._outbox.hello(server, is_first=True) for server in servers]
+        servers = range(len(self.servers))
+        hellos = [self.hello(server, is_first=True) for server in servers]
         self._hello_at = self._clock() + _HELLO_AGAIN_S
-        self.wait(hellos, self._timeouts.connect_s, ConnectError)
+        self.wait(hellos, self.timeouts.connect_s, ConnectError)
         for server, hello in enumerate(hellos):
             assert hello.answer is not None
-            self._servers[server].welcome(hello.answer)
-        steps = [server.step for server in self._servers]
+            self.servers[server].welcome(hello.answer)
+        steps = [server.step for server in self.servers]
         if len({max(step, 0) for step in steps}) > 1:
             what = f"the servers go on from steps {', '.join(map(str, steps))}, which differ"
             hint = "give them empty folders for checkpoints, and restore a checkpoint of the job"
             raise ProgramError(what, hint=hint)
         if self.me.trainer == 0 and self.me.programs:
-            self.wait([self._outbox.define(server) for server in servers])
+            self.wait([self.define(server) for server in servers])
         return min(steps)
 
     def doing(self, text: str) -> None:
         if self._heartbeat is not None:
             self._heartbeat.doing(text)
 
-    def request(
-        self,
-        server: int,
-        kind: Kind,
-        *,
-        step: int | None = None,
-        body: Mapping[str, Plain] | None = None,
-        tensors: Iterable[Tensor] = (),
-        wants: Iterable[str] = (),
-        sink: Callable[[Sequence[Tensor]], None] | None = None,
-    ) -> PendingRequest:
-        return self._outbox.request(
-            server, kind, step=step, body=body, tensors=tensors, wants=wants, sink=sink
-        )
-
-    def push(
-        self, server: int, tensors: Iterable[Tensor], encoded: Mapping[str, Plain] | None = None
-    ) -> None:
-        """Sends gradients of the current step; there is no reply."""
-        self._outbox.push(server, tensors, encoded)
-        self._bound_replay()
-
-    def push_rows(self, server: int, body: Mapping[str, Plain], tensors: Iterable[Tensor]) -> None:
-        self._outbox.push_rows(server, body, tensors)
-        self._bound_replay()
-
     def begin_step(self) -> None:
         """Notifies servers without a push in this step that this trainer has reached it.
 
         They may then overwrite the values it has received with the updates of others.
         """
-        for server, known in enumerate(self._servers):
+        for server, known in enumerate(self.servers):
             if known.pushed < self.step:
-                self._outbox.push(server, ())
+                self.push(server, ())
 
     def wait(
         self,
@@ -189,7 +145,7 @@ class Client:
             left = deadline - self._clock()
             if left <= 0:
                 raise self._late(requests, limit, error)
-            received = self._connections.receive(min(left, _POLL_S))
+            received = self.connections.receive(min(left, _POLL_S))
             if received is not None:
                 self._take(*received)
             self._look(requests, at_once=received is None)
@@ -198,7 +154,7 @@ class Client:
 
     def poll(self) -> None:
         """Handles received messages without waiting; regularly checks the servers."""
-        while (received := self._connections.receive(0.0)) is not None:
+        while (received := self.connections.receive(0.0)) is not None:
             self._take(*received)
         self._look(())
         self._bring_level()
@@ -214,12 +170,12 @@ class Client:
     @property
     def clock(self) -> int:
         """The step up to which the newest values include all trainers' pushes, if reported."""
-        clocks = [known.clock for known in self._servers if known.clock >= 0]
+        clocks = [known.clock for known in self.servers if known.clock >= 0]
         return min(clocks, default=self.step)
 
     def restart_clock(self) -> None:
         """Resets the age of values: all trainers restart."""
-        for known in self._servers:
+        for known in self.servers:
             known.clock = -1
 
     def ask_to_save(self, *, sends_every_step: bool) -> list[PendingRequest]:
@@ -230,36 +186,11 @@ class Client:
                 merged.
         """
         asked = []
-        for server, known in enumerate(self._servers):
+        for server, known in enumerate(self.servers):
             step = self.step if sends_every_step else known.sent_whole()
             if step >= 0:
                 asked.append(self.request(server, Kind.SAVE, step=step))
         return asked
-
-    def forget_saved(self, server: int, step: int) -> None:
-        """Discards the pushes that a server's checkpoint after a step contains."""
-        self._servers[server].replay.saved(step)
-
-    @property
-    def replay_bytes(self) -> int:
-        return sum(server.replay.bytes for server in self._servers)
-
-    @property
-    def is_replay_full(self) -> bool:
-        """Whether servers must write checkpoints before more pushes can be kept."""
-        return self._keeps(self._replay_bytes)
-
-    @property
-    def is_replay_half_full(self) -> bool:
-        """Whether to request checkpoints now, with room for pushes until they are written."""
-        return self._keeps(self._replay_bytes / 2)
-
-    def _keeps(self, least: float) -> bool:
-        return 0 < least <= self.replay_bytes and self._clock() >= self._save_at
-
-    def put_off_saving(self) -> None:
-        """Postpones checkpoint requests: a server lacks space, so pushes are kept meanwhile."""
-        self._save_at = self._clock() + _SAVE_AGAIN_S
 
     def close(self) -> None:
         """Says bye to the servers and closes; still waits for a server that may be restarted.
@@ -271,9 +202,9 @@ class Client:
                 self._save_last()
             self._check_s = _CHECK_BYE_S
             with suppress(JaxfleetError):  # a lost server needs no bye
-                servers = range(len(self._servers))
-                returns_s = self._timeouts.server_return_s
-                limit_s = _BYE_S + (self._timeouts.lost_after_s + returns_s if returns_s else 0.0)
+                servers = range(len(self.servers))
+                returns_s = self.timeouts.server_return_s
+                limit_s = _BYE_S + (self.timeouts.lost_after_s + returns_s if returns_s else 0.0)
                 self.wait([self.request(server, Kind.BYE) for server in servers], limit_s)
         finally:
             self.abandon()
@@ -282,18 +213,18 @@ class Client:
         """Closes without a bye, after a heartbeat that reports `why`; servers detect the loss."""
         if self._heartbeat is not None:
             self._heartbeat.close(last=why)
-        self._connections.close()
+        self.connections.close()
 
     def _save_last(self) -> None:
         """Has servers save the pushes that this trainer can no longer replay after leaving."""
-        replays = [(at, known.replay) for at, known in enumerate(self._servers)]
+        replays = [(at, known.replay) for at, known in enumerate(self.servers)]
         pushed = [at for at, log in replays if log.until_saved and log.first_step() is not None]
         self.doing("last checkpoint")
         self.wait([self.request(server, Kind.SAVE) for server in pushed])
 
     def _take(self, server: int, message: Message) -> None:
         self.received_bytes += sum(tensor.array.nbytes for tensor in message.tensors)
-        known = self._servers[server]
+        known = self.servers[server]
         if message.kind is Kind.ERROR:
             self._take_error(server, known, message)
             return
@@ -317,7 +248,7 @@ class Client:
             known.damaged += 1  # a frame too damaged to identify its request
             if known.damaged > _MOST_DAMAGED:
                 raise refusal_error(self.me, server, message)
-            self._outbox.check_pending(server)
+            self.check_pending(server)
         elif number not in known.repeated or number in known.waiting:
             if known.waiting.pop(number, None) is not None:
                 known.repeated.add(number)
@@ -325,27 +256,15 @@ class Client:
 
     def _check_pending(self, now: float) -> None:
         """Checks overdue requests: a connection may have lost them or their replies."""
-        renewed = self._connections.renewed()
-        for server, known in enumerate(self._servers):
+        renewed = self.connections.renewed()
+        for server, known in enumerate(self.servers):
             due = known.is_due(now, self._check_s)
             if known.is_open and (due or server in renewed):
                 known.check_at_s = now + self._check_s
-                self._outbox.check_pending(server)
-
-    def _bound_replay(self) -> None:
-        """Discards the oldest pushes while servers do not apply or save them."""
-        most = _MOST_FULL * self._replay_bytes or _UNAPPLIED_BYTES
-        if (excess := self.replay_bytes - most) > 0:
-            fullest = max(self._servers, key=lambda known: known.replay.bytes)
-            if fullest.replay.shrink(excess) and self._replay_bytes and not self._has_warned:
-                self._has_warned = True
-                alert(
-                    f"{self.me.name} keeps {most} bytes of pushes that servers have no room to "
-                    "save, and forgets the oldest: a server that dies now ends the job"
-                )
+                self.check_pending(server)
 
     def _bring_level(self) -> None:
-        for server, known in enumerate(self._servers):
+        for server, known in enumerate(self.servers):
             if not (known.is_level or known.is_returning):
                 self._recovery.bring_level(server)
 
@@ -353,8 +272,8 @@ class Client:
         """Detects restarted servers, and raises for lost ones."""
         if self._heartbeat is None:
             return
-        limit_s = self._timeouts.lost_after_s + self._timeouts.server_return_s
-        for server, known in enumerate(self._servers):
+        limit_s = self.timeouts.lost_after_s + self.timeouts.server_return_s
+        for server, known in enumerate(self.servers):
             pulse = self._heartbeat.pulse(server)
             known.replay.saved(pulse.saved)
             if pulse.incarnation == known.greeted:
@@ -372,7 +291,7 @@ class Client:
         if hellos and self._clock() >= self._hello_at:
             self._hello_at = self._clock() + _HELLO_AGAIN_S
             for hello in hellos:
-                self._outbox.send(hello.server, hello.message)
+                self.send(hello.server, hello.message)
 
     def _late(
         self, requests: Sequence[PendingRequest], limit_s: float, error: type[JaxfleetError]
@@ -392,4 +311,4 @@ class Client:
 
     def _longest_s(self) -> float:
         # Longer than the servers' own timeout, whose error names the missing peer.
-        return self._timeouts.step_timeout_s * 1.1 + 5 + self._timeouts.server_return_s
+        return self.timeouts.step_timeout_s * 1.1 + 5 + self.timeouts.server_return_s

@@ -16,8 +16,7 @@ import numpy as np
 
 from jaxfleet.ir import Operator, Program
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.host_ops import HostRun
-from jaxfleet.ps.client.push_batcher import PushBatcher
+from jaxfleet.ps.client.host_ops import HostRun, PushBatcher
 from jaxfleet.transport.messages import Plain, Tensor
 
 

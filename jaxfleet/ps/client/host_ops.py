@@ -14,12 +14,13 @@ from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Operator, Program, Variable
 from jaxfleet.lower.host_transfer import all_to_device, host_type, to_host
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.pending_requests import PendingRequest
-from jaxfleet.ps.client.push_batcher import PushBatcher
+from jaxfleet.ps.client.server_session import PendingRequest
 from jaxfleet.ps.gradient_encoding import Residuals
 from jaxfleet.transport.buffers import BufferPool, aligned_copy, is_aligned
 from jaxfleet.transport.messages import Kind, Plain, Tensor
 
+_BATCH_BYTES = 8 << 20  # of a push: a server can process one while the next is in flight
+_BATCH_ARRAYS = 1024  # default limit of a message: 4096
 _REDUCTIONS = frozenset({"sum", "max", "min", "prod", "and", "or", "xor"})
 
 
@@ -87,6 +88,48 @@ class Copies:
             self.received + other.received,
             self.received_copies + other.received_copies,
         )
+
+
+@dataclass
+class PushBatch:
+    """Gradients sent to a server in one message."""
+
+    tensors: list[Tensor] = field(default_factory=list)
+    bytes: int = 0
+    encoded: dict[str, Plain] = field(default_factory=dict)
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Whether there is room; an empty batch takes any array."""
+        has_room = self.bytes + tensor.array.nbytes <= _BATCH_BYTES
+        return not self.tensors or (has_room and len(self.tensors) < _BATCH_ARRAYS)
+
+    def add(self, tensor: Tensor, how: Plain) -> None:
+        """Adds a gradient and its encoding, None if not encoded."""
+        self.tensors.append(tensor)
+        self.bytes += tensor.array.nbytes
+        if how is not None:
+            self.encoded[tensor.name] = how
+
+
+@dataclass
+class PushBatcher:
+    """Gradients still to be sent, by server."""
+
+    client: Client
+    _waiting: dict[int, PushBatch] = field(default_factory=dict)
+
+    def add(self, server: int, tensor: Tensor, how: Plain) -> None:
+        """Adds a gradient to its server's batch, which is sent when full."""
+        parcel = self._waiting.setdefault(server, PushBatch())
+        if not parcel.takes(tensor):
+            self.client.push(server, parcel.tensors, parcel.encoded)
+            self._waiting[server] = parcel = PushBatch()
+        parcel.add(tensor, how)
+
+    def send(self) -> None:
+        for server, parcel in self._waiting.items():
+            self.client.push(server, parcel.tensors, parcel.encoded)
+        self._waiting.clear()
 
 
 @dataclass

@@ -1,6 +1,7 @@
-"""Row tables on servers, as a trainer accesses them."""
+"""Row tables on servers, as a trainer accesses and administers them."""
 
-from collections.abc import Iterable, Mapping
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,14 +9,15 @@ import numpy as np
 
 from jaxfleet.errors import ProgramError
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.pending_requests import PendingRequest
-from jaxfleet.ps.client.table_admin import shrink, table_batches, table_stats
-from jaxfleet.tables import TableSpec
-from jaxfleet.tables.access import LiveTable, unknown_table
-from jaxfleet.tables.buckets import server_of
+from jaxfleet.ps.client.server_session import PendingRequest
+from jaxfleet.tables import RowBatch, TableSpec
+from jaxfleet.tables.access import LiveTable, TableAccess, unknown_table
+from jaxfleet.tables.buckets import buckets_of, server_of
 from jaxfleet.tables.eviction import no_scores
 from jaxfleet.transport.buffers import BufferPool
 from jaxfleet.transport.messages import Kind, Plain, Tensor
+
+_OF_ONE = "longest_pause_s"  # maximum over servers; all others are summed
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +48,11 @@ class KeyPartition:
         return [rows] if self.places is None else [rows[place] for place in self.places]
 
 
-class RemoteTables:
+class RemoteTables(TableAccess):
     """The tables of a job, stored on servers.
 
-    It implements `TableAccess` over a trainer's client: look-ups are numbered, answered once the
-    previous step is applied, and repeated to a restarted server; pushes are kept for replay.
+    Look-ups are numbered, answered once the previous step is applied, and repeated to a restarted
+    server; pushes are kept for replay.
     """
 
     def __init__(self, client: Client, specs: Iterable[TableSpec]) -> None:
@@ -65,24 +67,13 @@ class RemoteTables:
     def trainers(self) -> int:
         return self._client.me.trainers
 
-    def look_up(self, table: str, keys: np.ndarray) -> np.ndarray:
-        """Returns rows as of the previous step.
-
-        Args:
-            table: name of the table.
-            keys: int64[n].
-
-        Returns:
-            float32[n, dim], in the order of the keys; may be read-only.
+    def look_up_all(self, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns rows of several tables as of the previous step, requested together.
 
         Raises:
             ProgramError: there is no such table, or the keys are invalid.
             PeerLostError: a server, or a trainer that it waits for, left or timed out.
         """
-        return self.look_up_all({table: keys})[table]
-
-    def look_up_all(self, keys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns rows of several tables, requested together; otherwise as `look_up`."""
         asked = {table: self._ask(table, of_table) for table, of_table in keys.items()}
         self._client.wait([request for requests in asked.values() for request in requests])
         return {table: self._joined(table, requests) for table, requests in asked.items()}
@@ -148,9 +139,7 @@ class RemoteTables:
         return LiveTable(self._spec(table), lambda: table_batches(self._client, table))
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        servers = range(len(self._client.me.endpoints))
-        asked = [self._client.request(server, Kind.STATS) for server in servers]
-        self._client.wait(asked)
+        asked = _ask_all(self._client, Kind.STATS)
         return table_stats([request.answer.body for request in asked if request.answer is not None])
 
     def _spec(self, table: str) -> TableSpec:
@@ -245,3 +234,87 @@ class RemoteTables:
 def _given(shows: np.ndarray | None, clicks: np.ndarray | None) -> dict[str, np.ndarray]:
     given = {"shows": shows, "clicks": clicks}
     return {name: np.asarray(x, np.float32) for name, x in given.items() if x is not None}
+
+
+def shrink(client: Client, table: str, *, step: int | None = None) -> int:
+    """Removes the rows that a table's evictions select, on all servers; returns their number.
+
+    The request is repeated to a server that restarts, and executed once.
+
+    Args:
+        client: sends requests to the servers.
+        table: name of the table.
+        step: executed once this trainer's gradients up to this step are applied; the current step
+            by default.
+
+    Raises:
+        PeerLostError: a server, or a trainer that it waits for, left or timed out.
+    """
+    return _shrink(client, {"table": table}, step)
+
+
+def refill(client: Client, table: str, folder: str, *, step: int) -> int:
+    """Replaces a table's rows on all servers by those of a checkpoint; otherwise as `shrink`.
+
+    Args:
+        client: sends requests to the servers.
+        table: name of the table.
+        folder: the checkpoint's, accessible to all servers; empty for no rows.
+        step: as `shrink`.
+
+    Raises:
+        ProgramError: a server cannot read it; other servers may have its rows already.
+        PeerLostError: a server, or a trainer that it waits for, left or timed out.
+    """
+    return _shrink(client, {"table": table, "refill": folder}, step)
+
+
+def _shrink(client: Client, what: Mapping[str, Plain], step: int | None) -> int:
+    asked = _ask_all(client, Kind.SHRINK, {**what, "token": secrets.token_hex(8)}, step)
+    return sum(_number(client, request, "rows") for request in asked)
+
+
+def _ask_all(
+    client: Client, kind: Kind, body: Mapping[str, Plain] | None = None, step: int | None = None
+) -> list[PendingRequest]:
+    servers = range(len(client.me.endpoints))
+    asked = [client.request(server, kind, step=step, body=body) for server in servers]
+    client.wait(asked)
+    return asked
+
+
+def table_batches(client: Client, table: str) -> Iterator[RowBatch]:
+    """Yields the keys and rows of a table by bucket and key, some buckets of a server at a time."""
+    for server in range(len(client.me.endpoints)):
+        first = buckets_of(server, len(client.me.endpoints)).start
+        while True:
+            body: dict[str, Plain] = {"table": table, "first": first}
+            request = client.request(server, Kind.EXPORT, body=body)
+            client.wait([request])
+            assert request.answer is not None
+            if request.answer.body.get("next") is None:
+                break
+            keys, rows = (tensor.array for tensor in request.answer.tensors)
+            yield RowBatch(keys, rows)
+            first = _number(client, request, "next")
+
+
+def table_stats(bodies: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Combines the servers' statistics of each table."""
+    found: dict[str, dict[str, Any]] = {}
+    for body in bodies:
+        for table, counted in body.get("tables", {}).items():
+            total = found.setdefault(table, {})
+            for name, value in counted.items():
+                before = total.get(name, 0)
+                total[name] = max(before, value) if name == _OF_ONE else before + value
+    return found
+
+
+def _number(client: Client, request: PendingRequest, name: str) -> int:
+    assert request.answer is not None
+    value = request.answer.body.get(name)
+    if isinstance(value, int):
+        return value
+    where, what = client.me.server_name(request.server), request.message.kind.value
+    raise ProgramError(f"{where} answered a {what} without '{name}'")

@@ -1,18 +1,75 @@
-"""Sends numbered requests and pushes, and replays them to a server that restarted."""
+"""Sends numbered requests and pushes, keeps them, and replays them to a server that restarted."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxfleet.errors import PeerLostError
-from jaxfleet.ps.client.pending_requests import PendingRequest
-from jaxfleet.ps.client.server_session import ServerRestartedError, ServerSession
-from jaxfleet.ps.client.timeouts import Timeouts
-from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.observability.notices import alert
+from jaxfleet.ps.client.server_session import PendingRequest, ServerRestartedError, ServerSession
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.transport.messages import Connections, Kind, Message, Plain, Tensor
+
+_SAVE_AGAIN_S = 10.0  # after a server lacked space for its checkpoint
+_MOST_FULL = 4  # times the limit, while servers lack space
+_UNAPPLIED_BYTES = 1 << 28  # of pushes kept until they are applied
 
 
 @dataclass
+class ReplayBudget:
+    """The pushes kept for all servers together.
+
+    Attributes:
+        limit_bytes: of pushes kept until recovery checkpoints contain them; 0 if servers are never
+            restarted: pushes are then kept until applied.
+    """
+
+    name: str
+    servers: Sequence[ServerSession]
+    limit_bytes: int
+    clock: Callable[[], float]
+    _save_at: float = 0.0  # when to request checkpoints again
+    _has_warned: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return sum(server.replay.bytes for server in self.servers)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether servers must write checkpoints before more pushes can be kept."""
+        return self._keeps(self.limit_bytes)
+
+    @property
+    def is_half_full(self) -> bool:
+        """Whether to request checkpoints now, with room for pushes until they are written."""
+        return self._keeps(self.limit_bytes / 2)
+
+    def _keeps(self, least: float) -> bool:
+        return 0 < least <= self.bytes and self.clock() >= self._save_at
+
+    def put_off_saving(self) -> None:
+        """Postpones checkpoint requests: a server lacks space, so pushes are kept meanwhile."""
+        self._save_at = self.clock() + _SAVE_AGAIN_S
+
+    def forget_saved(self, server: int, step: int) -> None:
+        """Discards the pushes that a server's checkpoint after a step contains."""
+        self.servers[server].replay.saved(step)
+
+    def bound(self) -> None:
+        """Discards the oldest pushes while servers do not apply or save them."""
+        most = _MOST_FULL * self.limit_bytes or _UNAPPLIED_BYTES
+        if (excess := self.bytes - most) > 0:
+            fullest = max(self.servers, key=lambda known: known.replay.bytes)
+            if fullest.replay.shrink(excess) and self.limit_bytes and not self._has_warned:
+                self._has_warned = True
+                alert(
+                    f"{self.name} keeps {most} bytes of pushes that servers have no room to "
+                    "save, and forgets the oldest: a server that dies now ends the job"
+                )
+
+
+@dataclass(eq=False)
 class RequestSender:
     """Numbers and sends a trainer's messages.
 
@@ -23,7 +80,8 @@ class RequestSender:
     connections: Connections
     me: TrainerIdentity
     timeouts: Timeouts
-    servers: list[ServerSession]
+    servers: Sequence[ServerSession]
+    replay: ReplayBudget
     step: int = 0
     rows: int = 0
     sent_bytes: int = 0
@@ -51,6 +109,7 @@ class RequestSender:
     def push(
         self, server: int, tensors: Iterable[Tensor], encoded: Mapping[str, Plain] | None = None
     ) -> None:
+        """Sends gradients of the current step; there is no reply."""
         body: dict[str, Plain] = {"rows": self.rows}
         if encoded:
             body["encoded"] = dict(encoded)
@@ -68,6 +127,7 @@ class RequestSender:
         known.pushed = max(known.pushed, message.step)
         known.replay.add(message)
         self.send(server, message)
+        self.replay.bound()
 
     def hello(self, server: int, *, is_first: bool = False) -> PendingRequest:
         """Sends a hello; the first one includes the text of the job's programs."""

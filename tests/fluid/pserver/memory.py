@@ -7,7 +7,7 @@ from jaxfleet.fluid.pserver.connections import Connections, server_options, trai
 from jaxfleet.fluid.pserver.job_info import JobInfo
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.ps.client.client import Client
-from jaxfleet.ps.client.timeouts import Timeouts
+from jaxfleet.ps.client.trainer_identity import Timeouts
 from jaxfleet.ps.server import Server, ServerCore
 from jaxfleet.transport.memory_network import MemoryNetwork
 

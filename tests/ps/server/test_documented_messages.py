@@ -3,8 +3,7 @@
 import re
 from pathlib import Path
 
-from jaxfleet.ps.client.timeouts import Timeouts
-from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.transport.messages import Kind
 from tests.ps.server.common import ENDPOINT, SGD, Bench, hello, sgd_state
 

@@ -12,8 +12,7 @@ from jaxfleet.checkpoint.writing import cannot_write, is_disk_full
 from jaxfleet.errors import CheckpointError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.server_session import ReplayLog, ServerSession
-from jaxfleet.ps.client.timeouts import Timeouts
-from jaxfleet.ps.client.trainer_identity import TrainerIdentity
+from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.ps.server import ServerOptions
 from jaxfleet.ps.server.outbox import DeviceTask
 from jaxfleet.ps.server.recovery_checkpoints import RecoveryCheckpoints
@@ -340,17 +339,17 @@ def test_replay_bytes_is_a_total_over_servers() -> None:
     for _ in range(2):
         client.next_step(1)
         push(client, 0)
-        assert not client.is_replay_full
+        assert not client.replay.is_full
         push(client, 1)
-    assert client.replay_bytes == 4000
-    assert client.is_replay_full
-    client.put_off_saving()
-    assert not client.is_replay_full
+    assert client.replay.bytes == 4000
+    assert client.replay.is_full
+    client.replay.put_off_saving()
+    assert not client.replay.is_full
     network.sleep(11.0)
-    assert client.is_replay_full
+    assert client.replay.is_full
     for server in (0, 1):
-        client.forget_saved(server, 1)
-    assert client.replay_bytes == 2000
+        client.replay.forget_saved(server, 1)
+    assert client.replay.bytes == 2000
 
 
 def test_a_trainer_whose_servers_have_no_room_keeps_so_much_and_no_more(
@@ -360,7 +359,7 @@ def test_a_trainer_whose_servers_have_no_room_keeps_so_much_and_no_more(
     for _ in range(40):
         client.next_step(1)
         push(client, 0)
-    assert client.replay_bytes == 16_000
+    assert client.replay.bytes == 16_000
     assert caplog.text.count("a server that dies now ends the job") == 1
 
 
