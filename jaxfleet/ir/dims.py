@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from jaxfleet.errors import ProgramError, TextError
+from jaxfleet.errors import JaxfleetError, ProgramError, TextError
+from jaxfleet.ir.lexer import Line
 
 LETTER = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 CALLS: Mapping[str, Callable[[int, int], int]] = {
@@ -221,8 +222,6 @@ def _term_text(factors: Factors, coefficient: int) -> str:
     return "*".join(parts)
 
 
-_TOKEN = re.compile(r"[0-9]+|[A-Za-z_]\w*|\S")
-_MOST_NESTED = 64  # parentheses, which are parsed by recursion
 _MAX_POWER = 64  # far beyond any shape; b^999999999 would only waste time
 
 
@@ -235,89 +234,73 @@ def parse_size(text: str) -> Size:
     return _SizeParser(text).parse()
 
 
-class _SizeParser:
+class _SizeParser(Line):
     """Reads `sum := product (('+'|'-') product)*` by recursive descent."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.tokens: list[str] = _TOKEN.findall(text)
-        self.at = 0
-        if text.count("(") > _MOST_NESTED:
-            what = f"a size has more than {_MOST_NESTED} parentheses: {text[:60]}..."
-            raise TextError(what)
+    words = re.compile(r"[0-9]+|[A-Za-z_]\w*|\S")
+    has_comments = False
 
     def parse(self) -> Size:
+        self.check_nesting()
         try:
             size = self._sum()
         except ZeroDivisionError:
             raise TextError(f"'{self.text}' divides by zero") from None
-        if self.at != len(self.tokens):
-            raise self._error()
+        self.end()
         return size
 
     def _sum(self) -> Size:
-        total = -self._product() if self._take("-") else self._product()
+        total = -self._product() if self.take("-") else self._product()
         while True:
-            if self._take("+"):
+            if self.take("+"):
                 total = total + self._product()
-            elif self._take("-"):
+            elif self.take("-"):
                 total = total - self._product()
             else:
                 return total
 
     def _product(self) -> Size:
         product = self._power()
-        while self._take("*"):
+        while self.take("*"):
             product = product * self._power()
         return product
 
     def _power(self) -> Size:
         base = self._atom()
-        if not self._take("^"):
+        if not self.take("^"):
             return base
+        power = self.integer()
+        if not 0 <= power <= _MAX_POWER:
+            raise self.expected("a power up to 64")
         result: Size = 1
-        power = self._next()
-        if not power.isdecimal() or int(power) > _MAX_POWER:
-            raise self._error()
-        for _ in range(int(power)):
+        for _ in range(power):
             result = result * base
         return result
 
     def _atom(self) -> Size:
-        token = self._next()
+        token = self.next()
         if token.isdecimal():
             return int(token)
         if token == "(":
             size = self._sum()
-            self._expect(")")
+            self.expect(")")
             return size
         if LETTER.fullmatch(token) is None:
-            raise self._error()
-        if not self._take("("):
+            raise self.expected("a size")
+        if not self.take("("):
             return letter(token)
         if token not in CALLS:
-            raise self._error()
+            raise self.expected("a size")
         x = self._sum()
-        self._expect(",")
+        self.expect(",")
         y = self._sum()
-        self._expect(")")
+        self.expect(")")
         return call(token, x, y)
 
-    def _next(self) -> str:
-        if self.at == len(self.tokens):
-            raise self._error()
-        self.at += 1
-        return self.tokens[self.at - 1]
+    def expected(self, what: str, *, hint: str | None = None) -> JaxfleetError:
+        del what, hint
+        hint = "sizes read like 784, b, 2*b+1, floordiv(b,4)"
+        return TextError(f"'{self.text}' is not a size", hint=hint)
 
-    def _take(self, token: str) -> bool:
-        found = self.at < len(self.tokens) and self.tokens[self.at] == token
-        self.at += found
-        return found
-
-    def _expect(self, token: str) -> None:
-        if not self._take(token):
-            raise self._error()
-
-    def _error(self) -> TextError:
-        what = f"'{self.text}' is not a size"
-        return TextError(what, hint="sizes read like 784, b, 2*b+1, floordiv(b,4)")
+    def wrong(self, what: str, *, hint: str | None = None) -> JaxfleetError:
+        return TextError(f"a size has {what}: {self.text[:60]}...", hint=hint)

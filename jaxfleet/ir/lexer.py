@@ -7,8 +7,9 @@ comment. Anything else is a word of one character, which the parser rejects at i
 import json
 import re
 from functools import lru_cache
+from typing import ClassVar
 
-from jaxfleet.errors import TextError
+from jaxfleet.errors import JaxfleetError, TextError
 from jaxfleet.ir.naming import is_plain
 
 _NUMBER = r"[0-9][0-9.]*(?:[eE][+-]?[0-9]+)?"
@@ -43,13 +44,15 @@ class Line:
     """
 
     __slots__ = ("_at", "_words", "comment", "empty", "number", "text")
+    words: ClassVar = _WORD
+    has_comments: ClassVar = True
 
-    def __init__(self, text: str, number: int) -> None:
+    def __init__(self, text: str, number: int = 1) -> None:
         self.text = text
         self.number = number
-        self._words: list[str] = _WORD.findall(text)
+        self._words: list[str] = self.words.findall(text)
         self.comment = ""
-        if self._words and self._words[-1][0] == "#":
+        if self.has_comments and self._words and self._words[-1][0] == "#":
             self.comment = self._words.pop()
         self.empty = not self._words
         self._words += _BEYOND
@@ -119,13 +122,19 @@ class Line:
         if self._words[self._at]:
             raise self.expected("the end of the line")
 
-    def expected(self, what: str, *, hint: str | None = None) -> TextError:
+    @property
+    def column(self) -> int:
+        """The column of the next word, counted from 1."""
+        starts = [match.start() for match in self.words.finditer(self.text)]
+        return [*starts, len(self.text)][min(self._at, len(starts))] + 1
+
+    def expected(self, what: str, *, hint: str | None = None) -> JaxfleetError:
         """Returns the error for a next word that is not the expected one."""
         word = self._words[self._at]
         found = f"'{word}'" if word else "the end"
         return self.wrong(f"expected {what}, found {found}", hint=hint)
 
-    def wrong(self, what: str, *, hint: str | None = None) -> TextError:
+    def wrong(self, what: str, *, hint: str | None = None) -> JaxfleetError:
         """Returns an error about this line."""
         text = self.text.strip()
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

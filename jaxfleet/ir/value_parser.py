@@ -101,7 +101,7 @@ def read_attrs(line: Line) -> Attrs:
         if name in found:
             raise line.wrong(f"attribute '{name}' is given twice")
         line.expect("=")
-        found[name] = _attr(line)
+        found[name] = read_attr(line)
         if line.peek() != "}":
             line.expect(",")
     return Attrs(found)
@@ -112,7 +112,7 @@ def read_tuple(line: Line) -> tuple[Attr, ...]:
     line.expect("[")
     items: list[Attr] = []
     while not line.take("]"):
-        items.append(_attr(line))
+        items.append(read_attr(line))
         if line.peek() != "]":
             line.expect(",")
     return tuple(items)
@@ -187,7 +187,8 @@ def _literal(line: Line) -> Literal:
         raise line.wrong(error.what) from None
 
 
-def _attr(line: Line) -> Attr:
+def read_attr(line: Line) -> Attr:
+    """Takes an attribute's value."""
     word = line.peek()
     if line.peek(1) == ":" and starts_literal(word):
         return _literal(line)

@@ -4,26 +4,19 @@ A pass is its name, followed in braces by the options that are not at their defa
 number, `true`, `false`, `none`, a word, a string in double quotes, or a list of values in brackets.
 """
 
-import json
-import re
+import math
 from collections.abc import Iterable
 
-from jaxfleet.errors import PassError
+from jaxfleet.errors import JaxfleetError, PassError
+from jaxfleet.ir.attributes import Word
+from jaxfleet.ir.lexer import Line
+from jaxfleet.ir.naming import is_plain
+from jaxfleet.ir.value_parser import read_attr, read_items
 from jaxfleet.pipeline.base import Pass
 from jaxfleet.pipeline.options import given_options, option_text
 from jaxfleet.pipeline.registry import make_pass
 
-_TOKEN = re.compile(
-    r"""\s*(?:
-    (?P<string>"(?:[^"\\]|\\.)*")
-  | (?P<number>-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|inf|nan)(?![\w./:@$~]))
-  | (?P<word>[A-Za-z_][\w./:@$~+-]*)
-  | (?P<mark>[{}\[\]=,])
-  | (?P<end>$)
-    )""",
-    re.VERBOSE,
-)
-_WORDS: dict[str, object] = {"true": True, "false": False, "none": None}
+_HINT = 'pipelines read like a,b{option=1,other="text"}'
 
 
 def parse_pipeline(text: str) -> tuple[Pass, ...]:
@@ -32,7 +25,14 @@ def parse_pipeline(text: str) -> tuple[Pass, ...]:
     Raises:
         PassError: a syntax error, or an unknown pass or option.
     """
-    return _Parser(text).pipeline()
+    line = _PipelineText(text)
+    line.check_nesting()
+    passes: list[Pass] = []
+    while line.peek():
+        if passes:
+            line.expect(",")
+        passes.append(_read_pass(line))
+    return tuple(passes)
 
 
 def pipeline_text(passes: Iterable[Pass]) -> str:
@@ -47,86 +47,40 @@ def pass_text(pass_: Pass) -> str:
     return f"{pass_.name}{{{options}}}" if options else pass_.name
 
 
-class _Parser:
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.place = 0  # where the next token begins
-        self.kind, self.word, self.start = "", "", 0  # the current token
-        self._advance()
+class _PipelineText(Line):
+    has_comments = False
 
-    def pipeline(self) -> tuple[Pass, ...]:
-        passes: list[Pass] = []
-        while self.kind != "end":
-            if passes:
-                self._expect(",")
-            passes.append(self._pass())
-        return tuple(passes)
+    def word(self, what: str) -> str:
+        if not is_plain(self.peek()):
+            raise self.expected(f"the name of {what}")
+        return self.next()
 
-    def _pass(self) -> Pass:
-        name = self._name("a pass")
-        options: dict[str, object] = {}
-        if self._take("{"):
-            while not self._take("}"):
-                if options:
-                    self._expect(",")
-                option = self._name("an option")
-                if option in options:
-                    raise PassError(f"{name}: option '{option}' is given twice")
-                self._expect("=")
-                options[option] = self._value()
-        return make_pass(name, options)
+    def wrong(self, what: str, *, hint: str | None = None) -> JaxfleetError:
+        what = f"pipeline: {what} at column {self.column}: {self.text}"
+        return PassError(what, hint=hint or _HINT)
 
-    def _value(self) -> object:
-        kind, word = self.kind, self.word
-        if self._take("["):
-            return self._list()
-        if kind not in {"string", "number", "word"}:
-            raise self._error("a value")
-        self._advance()
-        if kind == "string":
-            return json.loads(word)
-        if kind == "number":
-            return int(word) if word.lstrip("-").isdigit() else float(word)
-        return _WORDS.get(word, word)
 
-    def _list(self) -> tuple[object, ...]:
-        items: list[object] = []
-        while not self._take("]"):
-            if items:
-                self._expect(",")
-            items.append(self._value())
-        return tuple(items)
+def _read_pass(line: _PipelineText) -> Pass:
+    name = line.word("a pass")
+    options: dict[str, object] = {}
+    if line.take("{"):
+        while not line.take("}"):
+            if options:
+                line.expect(",")
+            option = line.word("an option")
+            if option in options:
+                raise PassError(f"{name}: option '{option}' is given twice")
+            line.expect("=")
+            options[option] = _read_value(line)
+    return make_pass(name, options)
 
-    def _name(self, what: str) -> str:
-        if self.kind != "word":
-            raise self._error(f"the name of {what}")
-        name = self.word
-        self._advance()
-        return name
 
-    def _take(self, mark: str) -> bool:
-        found = self.kind == "mark" and self.word == mark
-        if found:
-            self._advance()
-        return found
-
-    def _expect(self, mark: str) -> None:
-        if not self._take(mark):
-            raise self._error(f"'{mark}'")
-
-    def _advance(self) -> None:
-        match = _TOKEN.match(self.text, self.place)
-        if match is None:
-            rest = self.text[self.place :].lstrip()
-            self.word, self.start = rest[0], len(self.text) - len(rest)
-            raise self._error("a word, a value or one of {}[]=,")
-        self.kind = match.lastgroup or ""
-        self.word, self.start = match.group(self.kind), match.start(self.kind)
-        self.place = match.end()
-
-    def _error(self, expected: str) -> PassError:
-        found = f"'{self.word}'" if self.word else "the end"
-        what = f"pipeline: expected {expected}, found {found} at column {self.start + 1}"
-        return PassError(
-            f"{what}: {self.text}", hint='pipelines read like a,b{option=1,other="text"}'
-        )
+def _read_value(line: Line) -> object:
+    if line.take("["):
+        return read_items(line, "]", _read_value)
+    value = read_attr(line)
+    if not isinstance(value, Word):
+        return value
+    if line.take(":"):  # an endpoint
+        return f"{value}:{line.next()}"
+    return math.nan if value == Word("nan") else value.text
