@@ -1,23 +1,35 @@
-"""The job in the environment: name, restarts, endpoints, and machines."""
+"""The job in the environment: name, restarts, endpoints, machines, and role of this process."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from jaxfleet.env.variables import (
+    CHECKPOINT_DIR,
+    CURRENT,
     ENDPOINTS,
     INSECURE,
     IP,
     JOB,
+    LAUNCH_ID,
     MEETING_DIR,
+    OF_CLUSTERS,
     PORT,
     RESTART,
+    ROLE,
+    ROLE_TOO,
     SAVE_DIR,
     SECRET_FILE,
+    SERVER_ID,
+    SERVER_RETURN,
+    TRAINER_ENDPOINTS,
     TRAINER_ID,
     TRAINERS,
     get,
     read_number,
+    read_seconds,
     refuse,
     whole,
 )
@@ -128,3 +140,144 @@ def read_cloud_nodes() -> CloudNodes:
         port=whole(get(PORT)),
         ports=whole(get("TRAINER_PORTS_NUM")) or 0,
     )
+
+
+_SYSTEM_JOB = "SYS_JOB_ID"
+_ROLES: Mapping[str, Literal["trainer", "pserver"]] = {"TRAINER": "trainer", "PSERVER": "pserver"}
+
+
+@dataclass(frozen=True)
+class PserverRole:
+    """Role of this process in a job with servers, and the job's endpoints.
+
+    Attributes:
+        role: `TRAINING_ROLE`, or `PADDLE_TRAINING_ROLE`: `TRAINER` or `PSERVER`.
+        trainers: `PADDLE_TRAINERS_NUM`; the number of trainers.
+        endpoints: `PADDLE_PSERVERS_IP_PORT_LIST`; where the servers listen, in their order.
+        trainer_id: `PADDLE_TRAINER_ID`; a trainer's number from 0, None for a server.
+        current_endpoint: `PADDLE_CURRENT_ENDPOINT`, or `POD_IP` and `PADDLE_PORT`; a server's own,
+            None for a trainer.
+        job: `JAXFLEET_JOB`; distinguishes jobs that share a network.
+        secret_file: `JAXFLEET_SECRET_FILE`; any process with its content may take part.
+        checkpoint_dir: `JAXFLEET_CHECKPOINT_DIR`; where servers keep checkpoints of their own.
+        server_return_s: `JAXFLEET_SERVERS_RETURN`; how long trainers wait for a lost server.
+        meeting_dir: `JAXFLEET_MEETING_DIR`; the default rendezvous of the processes.
+        insecure: `JAXFLEET_INSECURE`; a server may start without a secret.
+        save_dirs: `JAXFLEET_SAVE_DIR`; folders for checkpoints that trainers save and restore.
+        launch_id: `JAXFLEET_LAUNCH_ID`; distinguishes launches of the job.
+    """
+
+    role: Literal["trainer", "pserver"]
+    trainers: int
+    endpoints: tuple[str, ...]
+    trainer_id: int | None = None
+    current_endpoint: str | None = None
+    job: str = "default"
+    secret_file: Path | None = None
+    checkpoint_dir: Path | None = None
+    server_return_s: float = 0.0
+    meeting_dir: Path | None = None
+    insecure: bool = False
+    save_dirs: tuple[Path, ...] = ()
+    launch_id: str | None = None
+
+    @property
+    def own_checkpoints(self) -> Path | None:
+        """Checkpoint folder of this job's servers; one per job, so no job resumes another's."""
+        return None if self.checkpoint_dir is None else self.checkpoint_dir / self.job
+
+    @property
+    def server_id(self) -> int | None:
+        """The server's index among the endpoints, None for a trainer."""
+        here = self.current_endpoint
+        return None if here is None else self.endpoints.index(here)
+
+
+def read_cluster() -> PserverRole | None:
+    """Returns the role of this process, or None if the environment specifies none."""
+    role = _read_role()
+    if role is None:
+        return None
+    endpoints, trainers = read_endpoints(), read_number(TRAINERS, least=1)
+    job, checkpoint_dir = read_job(), get(CHECKPOINT_DIR)
+    return PserverRole(
+        role=role,
+        trainers=trainers,
+        endpoints=endpoints,
+        trainer_id=read_trainer_id(trainers, TRAINERS) if role == "trainer" else None,
+        current_endpoint=_read_current(endpoints) if role == "pserver" else None,
+        job=job.name,
+        secret_file=job.secret_file,
+        checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
+        server_return_s=read_seconds(SERVER_RETURN),
+        meeting_dir=read_meeting_dir(),
+        insecure=job.insecure,
+        save_dirs=job.save_dirs,
+        launch_id=get(LAUNCH_ID) or None,
+    )
+
+
+def read_roles() -> Mapping[str, str]:
+    """Returns the non-empty variables that role makers read, by name.
+
+    Role makers read them on demand, and each needs a different subset.
+    """
+    names = (*(ROLE, ROLE_TOO, ENDPOINTS, TRAINERS, TRAINER_ID, CURRENT, IP, PORT),
+             *(SERVER_ID, TRAINER_ENDPOINTS, _SYSTEM_JOB))  # fmt: skip
+    return {name: value for name in names if (value := get(name))}
+
+
+def cluster_environment(cluster: PserverRole) -> dict[str, str]:
+    """Returns the whole environment of a child with this role, based on this process's.
+
+    Variables of any other role or job are removed.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in OF_CLUSTERS}
+    address, _, port = (cluster.current_endpoint or "").rpartition(":")
+    settings: Mapping[str, object] = {
+        IP: address or None,  # fluid's role makers find a server's index by these
+        PORT: port or None,
+        SERVER_ID: cluster.server_id,
+        ROLE: cluster.role.upper(),
+        ROLE_TOO: cluster.role.upper(),
+        ENDPOINTS: ",".join(cluster.endpoints),
+        TRAINERS: cluster.trainers,
+        TRAINER_ID: cluster.trainer_id,
+        CURRENT: cluster.current_endpoint,
+        JOB: cluster.job,
+        SECRET_FILE: cluster.secret_file,
+        CHECKPOINT_DIR: cluster.checkpoint_dir,
+        SERVER_RETURN: cluster.server_return_s or None,
+        MEETING_DIR: cluster.meeting_dir,
+        INSECURE: "1" if cluster.insecure else None,
+        LAUNCH_ID: cluster.launch_id,
+        SAVE_DIR: os.pathsep.join(map(str, cluster.save_dirs)) or None,
+    }
+    return kept | {name: str(value) for name, value in settings.items() if value is not None}
+
+
+def _read_role() -> Literal["trainer", "pserver"] | None:
+    role, too = get(ROLE), get(ROLE_TOO)
+    if role and too and role != too:
+        what = f"is {role}, but {ROLE_TOO} is {too}"
+        refuse(ROLE, what, "set one of the two, or both to the same role")
+    said = role or too
+    if said and said not in _ROLES:
+        what = f"is {said!r}, which is no role"
+        refuse(ROLE if role else ROLE_TOO, what, "a role is TRAINER or PSERVER")
+    return _ROLES.get(said)
+
+
+def _read_current(endpoints: tuple[str, ...]) -> str:
+    current, address, port = get(CURRENT), get(IP), get(PORT)
+    made = f"{address}:{port}" if address and port else ""
+    if not current and not made:
+        missing = CURRENT if not address and not port else PORT if address else IP
+        hint = f"a server needs {CURRENT}, or {IP} and {PORT}"
+        refuse(missing, "is not set", hint)
+    name = CURRENT if current else f"{IP} with {PORT}"
+    here = current or made
+    if here not in endpoints:
+        what = f"is {here}, which is not in {ENDPOINTS}: {', '.join(endpoints)}"
+        refuse(name, what, "write the endpoint as it stands in the list")
+    return here

@@ -1,4 +1,4 @@
-"""Rank of this process in a collective job."""
+"""Rank of this process in a collective job, or as srun, mpirun or PaddleCloud set it."""
 
 import os
 from collections.abc import Mapping
@@ -25,6 +25,7 @@ from jaxfleet.env.variables import (
     get,
     read_number,
     refuse,
+    whole,
 )
 
 _CPU_DEVICES = "--xla_force_host_platform_device_count"
@@ -119,3 +120,37 @@ def _without_proxy(endpoints: tuple[str, ...]) -> str:
     before = get(_NO_PROXY[0]) or get(_NO_PROXY[1])
     hosts = dict.fromkeys(endpoint.rpartition(":")[0] for endpoint in endpoints)
     return ",".join([*([before] if before else []), *hosts])
+
+
+# srun's variables are those of its own step: a batch script, a single process, has none.
+_STARTERS = (
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("mpirun", "PMI_RANK", "PMI_SIZE"),
+    ("PaddleCloud", TRAINER_ID, TRAINERS),
+)
+
+
+@dataclass(frozen=True)
+class Started:
+    """Rank of one of several processes.
+
+    Attributes:
+        by: the program that started them.
+        rank: `SLURM_PROCID`, `OMPI_COMM_WORLD_RANK`, `PMI_RANK` or `PADDLE_TRAINER_ID`.
+        size: `SLURM_STEP_NUM_TASKS`, `OMPI_COMM_WORLD_SIZE`, `PMI_SIZE` or `PADDLE_TRAINERS_NUM`;
+            2 at least.
+    """
+
+    by: str
+    rank: int
+    size: int
+
+
+def read_started() -> Started | None:
+    """Returns the rank of this process; None unless a launcher started several."""
+    for by, rank, size in _STARTERS:
+        number, count = whole(get(rank)), whole(get(size))
+        if number is not None and count is not None and count > 1:
+            return Started(by, number, count)
+    return None
