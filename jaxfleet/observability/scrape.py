@@ -1,5 +1,6 @@
-"""Client of a server's metrics, with a parser for those that `top` shows."""
+"""Client of a server's metrics: a parser for those that `top` shows, and the files of tokens."""
 
+import os
 import time
 import urllib.error
 import urllib.request
@@ -8,8 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
+from jaxfleet.env import runtime_dir
 from jaxfleet.errors import ConnectError, StrategyError
 
 PREFIX = "jaxfleet_"
@@ -97,3 +100,26 @@ def parser() -> Any:
         hint = "pip install 'jaxfleet[watch]'"
         raise StrategyError("metrics need prometheus_client", hint=hint) from error
     return found
+
+
+def write_token(port: int, token: str) -> Path | None:
+    """Writes a token to a file that only this user may read; None if there is no private folder."""
+    folder = runtime_dir()
+    if folder is None:
+        return None
+    path = folder / f"metrics-{port}"
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags, 0o600), "w") as file:
+            file.write(token)
+        return path
+    return None
+
+
+def read_token(port: int) -> str | None:
+    """Returns the token of the metrics at a port of this machine, None if unknown."""
+    folder = runtime_dir()
+    with suppress(OSError, UnicodeDecodeError):
+        return (folder / f"metrics-{port}").read_text().strip() if folder is not None else None
+    return None
