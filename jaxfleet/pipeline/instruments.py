@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TypeAlias, overload
 
 from jaxfleet.ir import Operator, Program, Role, print_folded, print_program, unified_diff
-from jaxfleet.pipeline.base import Pass
+from jaxfleet.pipeline.registry import Pass
 
 
 def table(rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> str:
