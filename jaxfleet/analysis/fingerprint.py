@@ -25,8 +25,8 @@ from jaxfleet.ir import (
     block_of,
 )
 from jaxfleet.ir.attributes import map_attr
-from jaxfleet.ir.constants import numpy_dtype
 from jaxfleet.ir.dims import substitute
+from jaxfleet.ir.variable import numpy_dtype
 
 _COMPARE: Mapping[str, Callable[..., Any]] = {
     "jax.eq": np.equal,

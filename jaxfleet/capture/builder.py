@@ -41,8 +41,8 @@ from jaxfleet.ir import (
     Variable,
     Word,
 )
-from jaxfleet.ir.constants import make_constant
 from jaxfleet.ir.naming import unique
+from jaxfleet.ir.variable import make_constant
 from jaxfleet.ops import find_op, jax_adapter, jaxprs
 from jaxfleet.ops.exported import export_primitive
 from jaxfleet.ops.jax_ops import is_described

@@ -8,14 +8,13 @@ from jaxfleet.ir.attributes import Literal as Literal
 from jaxfleet.ir.attributes import Operand as Operand
 from jaxfleet.ir.attributes import Struct as Struct
 from jaxfleet.ir.attributes import Word as Word
-from jaxfleet.ir.canonical import canonical as canonical
-from jaxfleet.ir.canonical import equivalent as equivalent
-from jaxfleet.ir.constants import make_constant as make_constant
 from jaxfleet.ir.dims import Dim as Dim
 from jaxfleet.ir.dims import Size as Size
 from jaxfleet.ir.dims import evaluate as evaluate
 from jaxfleet.ir.dims import letter as letter
 from jaxfleet.ir.dims import parse_size as parse_size
+from jaxfleet.ir.inline import canonical as canonical
+from jaxfleet.ir.inline import equivalent as equivalent
 from jaxfleet.ir.naming import block_name as block_name
 from jaxfleet.ir.naming import grad_name as grad_name
 from jaxfleet.ir.naming import trainer_name as trainer_name
@@ -42,6 +41,7 @@ from jaxfleet.ir.source import Source as Source
 from jaxfleet.ir.variable import Constant as Constant
 from jaxfleet.ir.variable import Kind as Kind
 from jaxfleet.ir.variable import Variable as Variable
+from jaxfleet.ir.variable import make_constant as make_constant
 from jaxfleet.ir.verifier import Finding as Finding
 from jaxfleet.ir.verifier import Rule as Rule
 from jaxfleet.ir.verifier import verify as verify

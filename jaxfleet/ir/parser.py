@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from jaxfleet.errors import ProgramError, TextError
 from jaxfleet.ir.attributes import Attrs, Operand
-from jaxfleet.ir.constants import constant_of
 from jaxfleet.ir.dims import Size
 from jaxfleet.ir.lexer import MOST_NESTED, Line
 from jaxfleet.ir.program import (
@@ -28,7 +27,7 @@ from jaxfleet.ir.value_parser import (
     read_type,
     starts_literal,
 )
-from jaxfleet.ir.variable import Constant, Kind, Variable
+from jaxfleet.ir.variable import Constant, Kind, Variable, constant_of
 
 _COMMENT = re.compile(
     r"#\s*(?:(?P<file>[^;]*?):(?P<line>\d+), in (?P<function>[^;]*))?"

@@ -19,11 +19,10 @@ import json
 from collections.abc import Iterator
 
 from jaxfleet.ir.attributes import Attr, Attrs, BlockRef, Literal, Operand, Struct, Word
-from jaxfleet.ir.constants import inline_values
 from jaxfleet.ir.dims import Dim
 from jaxfleet.ir.naming import name_text as name_text  # noqa: PLC0414  # other printers use it
 from jaxfleet.ir.program import Block, Operands, Operator, Program, Role
-from jaxfleet.ir.variable import Kind, Variable
+from jaxfleet.ir.variable import Kind, Variable, inline_values
 
 
 def print_program(program: Program, *, source: bool = False) -> str:

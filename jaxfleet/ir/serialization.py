@@ -17,12 +17,20 @@ from typing import IO, Any
 import numpy as np
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.ir.constants import dtype_of, inline_values, make_constant, numpy_dtype, raw_bytes
 from jaxfleet.ir.parser import parse
 from jaxfleet.ir.printer import print_program
 from jaxfleet.ir.program import Program
 from jaxfleet.ir.value_parser import parse_type
-from jaxfleet.ir.variable import Constant, Variable, type_text
+from jaxfleet.ir.variable import (
+    Constant,
+    Variable,
+    dtype_of,
+    inline_values,
+    make_constant,
+    numpy_dtype,
+    raw_bytes,
+    type_text,
+)
 
 _TYPE = ".type"  # suffix of a digest for the entry that holds the type
 

@@ -10,8 +10,8 @@ import pytest
 
 from jaxfleet.cli import main
 from jaxfleet.ir import Block, Kind, Operands, Operator, Program, Variable
-from jaxfleet.ir.constants import make_constant
 from jaxfleet.ir.serialization import load_program, save_program
+from jaxfleet.ir.variable import make_constant
 
 DEAD = """\
 program p

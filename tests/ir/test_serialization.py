@@ -27,7 +27,7 @@ from jaxfleet.ir import (
     verify,
     with_values,
 )
-from jaxfleet.ir.constants import dtype_of
+from jaxfleet.ir.variable import dtype_of
 
 DTYPES = (
     *("bool", "int8", "int64", "uint16", "float16", "float32", "float64", "complex64"),
