@@ -12,14 +12,14 @@ into the same folder replaces the checkpoint atomically. Only one save at a time
 folder.
 """
 
-from jaxfleet.checkpoint.commits import commit as commit
-from jaxfleet.checkpoint.commits import discard as discard
-from jaxfleet.checkpoint.commits import save_arrays as save_arrays
-from jaxfleet.checkpoint.commits import save_pieces as save_pieces
 from jaxfleet.checkpoint.manifest import PartReceipt as PartReceipt
 from jaxfleet.checkpoint.manifest import Piece as Piece
 from jaxfleet.checkpoint.reading import Checkpoint as Checkpoint
 from jaxfleet.checkpoint.reading import open_checkpoint as open_checkpoint
+from jaxfleet.checkpoint.saving import commit as commit
+from jaxfleet.checkpoint.saving import discard as discard
+from jaxfleet.checkpoint.saving import is_disk_full as is_disk_full
+from jaxfleet.checkpoint.saving import save_arrays as save_arrays
+from jaxfleet.checkpoint.saving import save_pieces as save_pieces
+from jaxfleet.checkpoint.saving import write_part as write_part
 from jaxfleet.checkpoint.series import CheckpointSeries as CheckpointSeries
-from jaxfleet.checkpoint.writing import is_disk_full as is_disk_full
-from jaxfleet.checkpoint.writing import write_part as write_part

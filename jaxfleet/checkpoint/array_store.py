@@ -97,7 +97,7 @@ def read_blocks(
         for index in range(start // record.block_rows, -(-stop // record.block_rows)):
             first = index * record.block_rows
             block = _rows_of(store, record, first).read().result()
-            if sha256_of(block) != record.blocks[index]:
+            if sha256_of(block) != record.sha256[index]:
                 raise DataError(f"rows from {first} on have another checksum than was written")
             yield first, block
     except _TENSORSTORE_ERRORS as error:

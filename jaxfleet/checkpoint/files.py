@@ -1,14 +1,18 @@
-"""Atomic files and folders, and their names in a checkpoint."""
+"""Files of a checkpoint: their names, atomic files and folders, and JSON with a checksum."""
 
 import contextlib
+import hashlib
+import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
+from jaxfleet.checkpoint.manifest import Count, Digest, Plain, Record, Table, Text, read_record
 from jaxfleet.errors import CheckpointError
 
 MANIFEST = "checkpoint.json"
@@ -130,3 +134,83 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+FORMAT = "jaxfleet checkpoint"
+VERSION = 1
+MAX_BYTES = 256 << 20  # a manifest of two million blocks; no file of ours is larger
+DAMAGED = "the checkpoint is damaged: restore another one"
+
+
+@dataclass(frozen=True)
+class _Sealed:
+    format: Text
+    version: Count
+    sha256: Digest = ""
+    content: Table = field(default_factory=dict)
+
+
+def write_sealed(path: Path, content: Mapping[str, object]) -> str:
+    """Writes a file atomically, and returns the checksum of its content."""
+    sha256 = _digest(content)
+    sealed = {"format": FORMAT, "version": VERSION, "sha256": sha256, "content": content}
+    replace_file(path, json.dumps(sealed, indent=1, allow_nan=False, default=vars).encode())
+    return sha256
+
+
+def read_sealed(path: Path, kind: type[Record]) -> tuple[Record, str]:
+    """Returns a file's content as a record, and its checksum.
+
+    Raises CheckpointError if it is missing, too new, not such a record, or does not match its
+    checksum.
+    """
+    try:
+        return _unsealed(path, kind)
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"cannot read {path}: {error.strerror}", hint=DAMAGED) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}", hint=DAMAGED) from error
+
+
+def _unsealed(path: Path, kind: type[Record]) -> tuple[Record, str]:
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise ValueError(f"it has {size} bytes, and no manifest is so long")
+    sealed = read_record(_Sealed, json.loads(path.read_bytes()))
+    if sealed.format != FORMAT:
+        raise ValueError(f"its format is not `{FORMAT}`")
+    if sealed.version != VERSION:
+        what = f"{path} has version {sealed.version} of the format"
+        hint = "read it with the jaxfleet that wrote it, or a newer one"
+        raise CheckpointError(f"{what}; this jaxfleet reads version {VERSION}", hint=hint)
+    if _digest(sealed.content) != sealed.sha256:
+        raise ValueError("its content has another checksum than it says")
+    return read_record(kind, sealed.content), sealed.sha256
+
+
+def _digest(content: Mapping[str, object]) -> str:
+    """Returns the checksum of plain data, which may contain records."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False, default=vars)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_facts(step: int, facts: Mapping[str, Plain] | None) -> dict[str, Plain]:
+    """Checks the step, and returns facts that survive a round trip through JSON.
+
+    Raises:
+        CheckpointError: the facts would not, or the step is negative.
+    """
+    if step < 0:
+        raise CheckpointError(f"a checkpoint of step {step}", hint="steps are numbered from 0")
+    given = dict(facts or {})
+    try:
+        back = json.loads(json.dumps(given, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = str(error)
+    else:
+        if back == given:
+            return given
+        reason = f"{given} would come back as {back}"
+    hint = "facts are None, bool, int, finite float, str, lists and dicts of them, with str keys"
+    raise CheckpointError(f"facts of a checkpoint must be plain data: {reason}", hint=hint)

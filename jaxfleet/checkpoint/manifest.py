@@ -1,17 +1,101 @@
-"""Manifests: records of pieces, of parts, and of the checkpoint that a delta builds on."""
+"""Manifests: records of pieces, of parts and of a checkpoint, and their reading from plain data."""
 
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Self, TypeAlias
+from dataclasses import MISSING, asdict, dataclass, fields
+from functools import cache
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Self,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import ml_dtypes
 import numpy as np
 
-from jaxfleet.checkpoint.typed_json import Fields, as_table, check_shape
 from jaxfleet.errors import CheckpointError
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
+Record = TypeVar("Record")
+
+MAX_RANK = 32  # tensorstore's limit
+MAX_SIZE = 2**62  # tensorstore's limit; numpy can still multiply it by 1, no more
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+# Types of fields: the type of their data, what must hold for it, and its name in errors.
+Text: TypeAlias = Annotated[str, lambda _: True, "a text"]
+Flag: TypeAlias = Annotated[bool, lambda _: True, "true or false"]
+Table: TypeAlias = Annotated[dict[str, object], lambda _: True, "a table"]
+Count: TypeAlias = Annotated[int, lambda n: 0 <= n < MAX_SIZE, "a whole number of at least 0"]
+Digest: TypeAlias = Annotated[str, _SHA256.fullmatch, "a sha256"]
+
+
+def read_record(kind: type[Record], plain: object, at: str = "") -> Record:
+    """Returns a dataclass from plain data, as from JSON; unknown keys are ignored.
+
+    A field holds data of one of the types above, a record, a tuple of these, or one of these or
+    None.
+
+    Raises:
+        ValueError: the path of a field, as `pieces[2].start`, and what it is not.
+    """
+    if not isinstance(plain, dict):
+        raise ValueError(f"`{at or '$'}` is not a table")  # noqa: TRY004  # one kind for bad data
+    found = {}
+    for name, hint, is_required in _fields_of(kind):
+        path = f"{at}.{name}" if at else name
+        if name in plain:
+            found[name] = _read(hint, plain[name], path)
+        elif is_required:
+            raise ValueError(f"`{path}` is missing")
+    return kind(**found)
+
+
+@cache
+def _fields_of(kind: type[Any]) -> list[tuple[str, Any, bool]]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        (each.name, hints[each.name], each.default is MISSING is each.default_factory)
+        for each in fields(kind)
+    ]
+
+
+def _read(hint: Any, value: object, path: str) -> object:
+    origin, (inner, *more) = get_origin(hint), get_args(hint) or (hint,)
+    if origin is Annotated:
+        holds, name = more
+        if type(value) is not (get_origin(inner) or inner) or not holds(value):
+            raise ValueError(f"`{path}` is not {name}")
+        return value
+    if origin in {Union, UnionType}:
+        return None if value is None else _read(inner, value, path)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"`{path}` is not a list")
+        return tuple(_read(inner, item, f"{path}[{n}]") for n, item in enumerate(value))
+    return read_record(hint, value, path)
+
+
+def check_shape(key: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape; raises ValueError for too many axes or elements, or a negative size."""
+    if len(shape) > MAX_RANK:
+        raise ValueError(f"`{key}` has {len(shape)} axes, more than {MAX_RANK}")
+    elements = 1
+    for size in shape:
+        if not 0 <= size < MAX_SIZE:
+            raise ValueError(f"`{key}` has a size of {size}")
+        elements *= max(1, size)
+        if elements >= MAX_SIZE // 16:  # 16 bytes is the largest element
+            raise ValueError(f"`{key}` is larger than any array")
+    return shape
 
 
 @dataclass(frozen=True)
@@ -49,11 +133,11 @@ class PartReceipt:
         sha256: of the part's manifest, which contains that of every block of rows.
     """
 
-    part: str
-    folder: str
-    files: int
-    bytes: int
-    sha256: str
+    part: Text
+    folder: Text
+    files: Count
+    bytes: Count
+    sha256: Digest
 
     def to_plain(self) -> dict[str, Plain]:
         """Returns the receipt as plain data, for a message."""
@@ -66,15 +150,8 @@ class PartReceipt:
         Raises:
             CheckpointError: a field is missing or has another type.
         """
-        fields = Fields(plain)
         try:
-            return cls(
-                part=fields.text("part"),
-                folder=fields.text("folder"),
-                files=fields.count("files"),
-                bytes=fields.count("bytes"),
-                sha256=fields.digest("sha256"),
-            )
+            return read_record(cls, plain)
         except ValueError as error:
             hint = "both processes must run the same jaxfleet"
             raise CheckpointError(f"this is no receipt of a part: {error}", hint=hint) from error
@@ -87,19 +164,8 @@ class Link:
     The sha256 is that of its manifest, which contains those of its parts, and so identifies it.
     """
 
-    step: int
-    sha256: str
-
-    def to_plain(self) -> dict[str, object]:
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, object]) -> Self | None:
-        """Returns the link under `after` in a manifest, None if there is no such field."""
-        if plain.get("after") is None:
-            return None
-        fields = as_table("`after`", plain["after"])
-        return cls(fields.count("step"), fields.digest("sha256"))
+    step: Count
+    sha256: Digest
 
 
 _NAMES = """
@@ -122,17 +188,17 @@ class PieceRecord:
         whole_shape: of the whole array.
         shared: other parts contain the same rows.
         block_rows: rows per block; the last may have fewer.
-        blocks: the sha256 of each block's bytes, little-endian in C order.
+        sha256: of each block's bytes, little-endian in C order.
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    whole_shape: tuple[int, ...]
-    shared: bool
-    block_rows: int
-    blocks: tuple[str, ...] = ()
+    name: Text
+    dtype: Text
+    shape: tuple[Count, ...]
+    start: Count
+    whole_shape: tuple[Count, ...]
+    shared: Flag
+    block_rows: Count
+    sha256: tuple[Digest, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -166,65 +232,41 @@ class PieceRecord:
         """The number of stored blocks; 0 for an array without elements."""
         return -(-self.rows // self.block_rows) if self.nbytes else 0
 
-    def to_plain(self) -> dict[str, object]:
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "start": self.start,
-            "whole_shape": list(self.whole_shape),
-            "shared": self.shared,
-            "block_rows": self.block_rows,
-            "sha256": list(self.blocks),
-        }
-
-    @classmethod
-    def from_plain(cls, plain: object) -> Self:
-        fields = as_table("a piece", plain)
-        record = cls(
-            name=fields.text("name"),
-            dtype=fields.text("dtype"),
-            shape=fields.shape("shape"),
-            start=fields.count("start"),
-            whole_shape=fields.shape("whole_shape"),
-            shared=fields.flag("shared"),
-            block_rows=fields.count("block_rows"),
-            blocks=fields.digests("sha256"),
-        )
-        if len(record.blocks) != record.block_count:
-            what = f"`{record.name}` has {len(record.blocks)} checksums"
-            raise ValueError(f"{what} for {record.block_count} blocks")
-        return record
-
 
 @dataclass(frozen=True)
 class PartRecord:
     """The manifest of a part; its pieces are in the order of their indices in the data."""
 
-    part: str
-    step: int
-    facts: Mapping[str, object]
-    data_bytes: int
+    part: Text
+    step: Count
+    facts: Table
+    data_bytes: Count
     pieces: tuple[PieceRecord, ...]
 
-    def to_plain(self) -> dict[str, object]:
-        return {
-            "part": self.part,
-            "step": self.step,
-            "facts": dict(self.facts),
-            "data_bytes": self.data_bytes,
-            "pieces": [piece.to_plain() for piece in self.pieces],
-        }
+    def __post_init__(self) -> None:
+        for piece in self.pieces:
+            if len(piece.sha256) != piece.block_count:
+                what = f"`{piece.name}` has {len(piece.sha256)} checksums"
+                raise ValueError(f"{what} for {piece.block_count} blocks")
 
-    @classmethod
-    def from_fields(cls, fields: Fields) -> Self:
-        return cls(
-            part=fields.text("part"),
-            step=fields.count("step"),
-            facts=fields.table("facts"),
-            data_bytes=fields.count("data_bytes"),
-            pieces=tuple(PieceRecord.from_plain(item) for item in fields.items("pieces")),
-        )
+
+@dataclass(frozen=True)
+class PartEntry:
+    """A part in the manifest of a checkpoint; the sha256 is that of the part's own manifest."""
+
+    part: Text
+    folder: Text
+    sha256: Digest
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest of a checkpoint; `after` is the base of a delta."""
+
+    step: Count
+    facts: Table
+    parts: tuple[PartEntry, ...]
+    after: Link | None = None
 
 
 def row_count(shape: tuple[int, ...]) -> int:

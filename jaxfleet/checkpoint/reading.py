@@ -11,10 +11,24 @@ from typing import TypeAlias
 import numpy as np
 
 from jaxfleet.checkpoint.array_store import read_blocks
-from jaxfleet.checkpoint.checksummed_json import DAMAGED, read_sealed
-from jaxfleet.checkpoint.files import DATA, MANIFEST, PART_MANIFEST, is_part, measure
-from jaxfleet.checkpoint.manifest import DTYPES, Link, PartRecord, PieceRecord, row_count
-from jaxfleet.checkpoint.typed_json import as_table
+from jaxfleet.checkpoint.files import (
+    DAMAGED,
+    DATA,
+    MANIFEST,
+    PART_MANIFEST,
+    is_part,
+    measure,
+    read_sealed,
+)
+from jaxfleet.checkpoint.manifest import (
+    DTYPES,
+    Link,
+    Manifest,
+    PartEntry,
+    PartRecord,
+    PieceRecord,
+    row_count,
+)
 from jaxfleet.errors import CheckpointError
 
 
@@ -84,7 +98,7 @@ def _check_copy(name: str, one: tuple[str, Place], other: tuple[str, Place]) -> 
     both = f"part '{one[0]}' and part '{other[0]}'"
     if not (one[1].record.shared and other[1].record.shared):
         raise ValueError(f"{where} are in {both}, and not shared")
-    if one[1].record.blocks != other[1].record.blocks:
+    if one[1].record.sha256 != other[1].record.sha256:
         raise ValueError(f"{where} are shared by {both}, with other bytes")
 
 
@@ -228,14 +242,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         what = f"there is no checkpoint in {folder}: it has no {MANIFEST}"
         hint = "a save that did not end leaves none; take an older one, or another folder"
         raise CheckpointError(what, hint=hint)
-    fields, sha256 = read_sealed(path)
+    found, sha256 = read_sealed(path, Manifest)
     try:
-        step, facts = fields.count("step"), fields.table("facts")
-        parts = tuple(read_part(folder, item) for item in fields.items("parts"))
-        after = Link.from_plain(fields.plain)
-        return Checkpoint(folder, step, facts, parts, _catalog(step, parts), sha256, after)
+        parts = tuple(read_part(folder, entry) for entry in found.parts)
+        arrays = _catalog(found.step, parts)
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}", hint=DAMAGED) from error
+    return Checkpoint(folder, found.step, found.facts, parts, arrays, sha256, found.after)
 
 
 def _catalog(step: int, parts: tuple[Part, ...]) -> Catalog:
@@ -246,14 +259,13 @@ def _catalog(step: int, parts: tuple[Part, ...]) -> Catalog:
     return MappingProxyType(catalog(part.record for part in parts))
 
 
-def read_part(folder: Path, item: object) -> Part:
-    """Returns a part that the manifest lists; raises ValueError if the entry is malformed."""
-    fields = as_table("a part", item)
-    if not is_part(name := fields.text("folder")):
-        raise ValueError(f"{name!r} is no folder of a part")
-    part = open_part(folder / name, fields.digest("sha256"))
-    if part.record.part != fields.text("part"):
-        raise ValueError(f"{name} is part '{part.record.part}', and listed as another")
+def read_part(folder: Path, entry: PartEntry) -> Part:
+    """Returns a part that the manifest lists; raises ValueError if it is another."""
+    if not is_part(entry.folder):
+        raise ValueError(f"{entry.folder!r} is no folder of a part")
+    part = open_part(folder / entry.folder, entry.sha256)
+    if part.record.part != entry.part:
+        raise ValueError(f"{entry.folder} is part '{part.record.part}', and listed as another")
     return part
 
 
@@ -263,14 +275,10 @@ def open_part(folder: Path, sha256: str) -> Part:
     Sizes in the manifest are compared with the data before anything of that size is allocated.
     """
     path = folder / PART_MANIFEST
-    fields, found = read_sealed(path)
+    record, found = read_sealed(path, PartRecord)
     if found != sha256:
         what = f"{path} has the checksum {found[:12]}, and was written with {sha256[:12]}"
         raise CheckpointError(what, hint=DAMAGED)
-    try:
-        record = PartRecord.from_fields(fields)
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}", hint=DAMAGED) from error
     _check_length(folder / DATA, record)
     return Part(folder, record)
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxfleet.checkpoint.checksummed_json import DAMAGED
-from jaxfleet.checkpoint.files import MANIFEST, TEMPORARY, entries, remove, unique
+from jaxfleet.checkpoint.files import DAMAGED, MANIFEST, TEMPORARY, entries, remove, unique
 from jaxfleet.checkpoint.reading import Checkpoint, open_checkpoint
 from jaxfleet.errors import CheckpointError
 

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxfleet.capture import Captured
 from jaxfleet.checkpoint import Checkpoint
-from jaxfleet.checkpoint.tables.export import exported
+from jaxfleet.checkpoint.tables.saved_tables import exported
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.lower import LoweredStep
 from jaxfleet.ops.basic import failed_check

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxfleet.checkpoint.tables.export import exported
+from jaxfleet.checkpoint.tables.saved_tables import exported
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxfleet.checkpoint import open_checkpoint, save_arrays
-from jaxfleet.checkpoint.checksummed_json import write_sealed
+from jaxfleet.checkpoint.files import write_sealed
 from jaxfleet.errors import CheckpointError
 
 W = np.arange(3000, dtype=np.float32).reshape(1000, 3)

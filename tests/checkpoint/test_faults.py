@@ -113,10 +113,9 @@ def full(*_: object) -> None:
     "where",
     [
         "jaxfleet.checkpoint.files.sync_tree",
-        "jaxfleet.checkpoint.writing.write_sealed",
+        "jaxfleet.checkpoint.saving.write_sealed",
         "jaxfleet.checkpoint.array_store.DataWriter.close",
         "jaxfleet.checkpoint.files.os.fsync",
-        "jaxfleet.checkpoint.commits.write_sealed",
     ],
 )
 def test_a_full_disk_is_named_wherever_it_comes(

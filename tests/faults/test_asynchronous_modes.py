@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxfleet.checkpoint.writing import cannot_write
+from jaxfleet.checkpoint.saving import cannot_write
 from jaxfleet.errors import PeerLostError
 from jaxfleet.ps.server.recovery_checkpoints import RecoveryCheckpoints
 from tests.faults.cluster import LOST_S

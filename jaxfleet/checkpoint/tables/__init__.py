@@ -19,11 +19,11 @@ with their other values, and one of them commits; `load_tables` then reads the b
 has now.
 """
 
-from jaxfleet.checkpoint.tables.delta_layers import SavedTable as SavedTable
-from jaxfleet.checkpoint.tables.delta_layers import saved_tables as saved_tables
-from jaxfleet.checkpoint.tables.export import export_arrays as export_arrays
-from jaxfleet.checkpoint.tables.export import export_text as export_text
 from jaxfleet.checkpoint.tables.row_pieces import table_pieces as table_pieces
+from jaxfleet.checkpoint.tables.saved_tables import SavedTable as SavedTable
+from jaxfleet.checkpoint.tables.saved_tables import export_arrays as export_arrays
+from jaxfleet.checkpoint.tables.saved_tables import export_text as export_text
+from jaxfleet.checkpoint.tables.saved_tables import saved_tables as saved_tables
 from jaxfleet.checkpoint.tables.table_series import TableSeries as TableSeries
 from jaxfleet.checkpoint.tables.table_series import compact as compact
 from jaxfleet.checkpoint.tables.table_series import load_tables as load_tables

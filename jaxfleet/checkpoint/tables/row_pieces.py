@@ -13,12 +13,17 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from jaxfleet.checkpoint.manifest import Piece
-from jaxfleet.checkpoint.typed_json import as_table
+from jaxfleet.checkpoint.manifest import Count, Piece, Text, read_record
 from jaxfleet.errors import CheckpointError, ProgramError
 from jaxfleet.tables import RowBatch, RowKeeper, TableSpec
 from jaxfleet.tables.buckets import BUCKETS, bucket_of
 from jaxfleet.tables.row_batch import joined, ordered, taken
+
+
+@dataclass(frozen=True)
+class _HeaderText:
+    spec: Text
+    since: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -29,15 +34,14 @@ class TableHeader:
     since: int | None
 
     def to_array(self) -> np.ndarray:
-        text = json.dumps({"spec": self.spec.to_text(), "since": self.since})
+        text = json.dumps(vars(_HeaderText(self.spec.to_text(), self.since)))
         return np.frombuffer(text.encode(), np.uint8)
 
     @classmethod
     def from_array(cls, array: np.ndarray) -> "TableHeader":
-        fields = as_table("it", json.loads(array.tobytes()))
-        since = None if fields.plain.get("since") is None else fields.count("since")
+        text = read_record(_HeaderText, json.loads(array.tobytes()))
         try:
-            return cls(TableSpec.from_text(fields.text("spec")), since)
+            return cls(TableSpec.from_text(text.spec), text.since)
         except ProgramError as error:
             raise ValueError(str(error)) from error
 

@@ -4,12 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from jaxfleet.checkpoint.commits import commit, discard
 from jaxfleet.checkpoint.files import MANIFEST
 from jaxfleet.checkpoint.manifest import Link, PartReceipt, Piece, Plain
 from jaxfleet.checkpoint.reading import Checkpoint, Part, open_checkpoint
+from jaxfleet.checkpoint.saving import commit, discard, write_part
 from jaxfleet.checkpoint.series import CheckpointSeries
-from jaxfleet.checkpoint.tables.delta_layers import SavedTable, layers_in, saved_tables
 from jaxfleet.checkpoint.tables.row_pieces import (
     ABOUT,
     ALL_BUCKETS,
@@ -20,7 +19,7 @@ from jaxfleet.checkpoint.tables.row_pieces import (
     spans_of,
     table_pieces,
 )
-from jaxfleet.checkpoint.writing import write_part
+from jaxfleet.checkpoint.tables.saved_tables import SavedTable, layers_in, saved_tables
 from jaxfleet.errors import CheckpointError
 from jaxfleet.tables import RowKeeper, TableSpec
 

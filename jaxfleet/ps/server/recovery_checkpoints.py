@@ -17,8 +17,8 @@ from jaxfleet.checkpoint import (
 )
 from jaxfleet.checkpoint.manifest import Link, Plain
 from jaxfleet.checkpoint.tables import table_pieces
-from jaxfleet.checkpoint.tables.delta_layers import layers_in
 from jaxfleet.checkpoint.tables.row_pieces import ArrayName
+from jaxfleet.checkpoint.tables.saved_tables import layers_in
 from jaxfleet.checkpoint.tables.table_series import followed
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.ir import Program, parse, print_program

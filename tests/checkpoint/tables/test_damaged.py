@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxfleet.checkpoint import CheckpointSeries, open_checkpoint, save_arrays
-from jaxfleet.checkpoint.checksummed_json import write_sealed
+from jaxfleet.checkpoint.files import write_sealed
 from jaxfleet.checkpoint.tables import TableSeries, load_tables, save_tables, saved_tables
 from jaxfleet.errors import CheckpointError
 from tests.checkpoint.tables.breaker import after, history

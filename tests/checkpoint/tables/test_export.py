@@ -7,7 +7,7 @@ import pytest
 
 from jaxfleet.checkpoint import CheckpointSeries
 from jaxfleet.checkpoint.tables import SavedTable, export_arrays, export_text, save_tables
-from jaxfleet.checkpoint.tables.delta_layers import saved_tables
+from jaxfleet.checkpoint.tables.saved_tables import saved_tables
 from jaxfleet.errors import CheckpointError
 from tests.checkpoint.tables.breaker import after
 from tests.checkpoint.tables.kept import DIM, Kept

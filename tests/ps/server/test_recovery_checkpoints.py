@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxfleet.checkpoint import PartReceipt, commit
-from jaxfleet.checkpoint.writing import cannot_write, is_disk_full
+from jaxfleet.checkpoint.saving import cannot_write, is_disk_full
 from jaxfleet.errors import CheckpointError
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.server_session import ReplayLog, ServerSession

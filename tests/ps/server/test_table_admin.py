@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxfleet.checkpoint.writing import cannot_write
+from jaxfleet.checkpoint.saving import cannot_write
 from jaxfleet.ps.server import ServerOptions
 from jaxfleet.ps.server.recovery_checkpoints import RecoveryCheckpoints
 from jaxfleet.tables import ByScore, TableSpec, TableStore
