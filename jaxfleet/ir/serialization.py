@@ -1,38 +1,32 @@
 """Program files: the text, and beside it the values of constants.
 
 A program's text names its larger constants by digest. `save_program` writes their values beside it,
-as `NAME.npz`: the raw bytes under the digest, and the type, in the IR's spelling. So every dtype
-survives, bfloat16 and float8 included, and nothing is unpickled.
+as `NAME.npz`: arrays by digest, of every dtype that the IR knows.
 """
 
 import os
 import secrets
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from jaxfleet.errors import ProgramError
+from jaxfleet.ir.array_files import ArrayFileError, read_arrays, write_arrays
 from jaxfleet.ir.parser import parse
 from jaxfleet.ir.printer import print_program
 from jaxfleet.ir.program import Program
-from jaxfleet.ir.value_parser import parse_type
 from jaxfleet.ir.variable import (
     Constant,
     Variable,
     dtype_of,
     inline_values,
     make_constant,
-    numpy_dtype,
-    raw_bytes,
     type_text,
 )
-
-_TYPE = ".type"  # suffix of a digest for the entry that holds the type
 
 
 def save_program(program: Program, path: str | os.PathLike[str], *, source: bool = False) -> None:
@@ -52,10 +46,10 @@ def save_program(program: Program, path: str | os.PathLike[str], *, source: bool
     text = print_program(program, source=source) + "\n"
     entries = _entries(program)
     if entries:
-        with _replacing(_values_path(path)) as file:
-            np.savez(file, allow_pickle=False, **entries)
-    with _replacing(Path(path)) as file:
-        file.write(text.encode())
+        with _replacing(_values_path(path)) as draft:
+            write_arrays(draft, entries.items())
+    with _replacing(Path(path)) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def load_program(path: str | os.PathLike[str]) -> Program:
@@ -102,7 +96,7 @@ def _with_value(variable: Variable, values: Mapping[str, Any]) -> Variable:
 
 
 def _entries(program: Program) -> dict[str, np.ndarray[Any, Any]]:
-    """Returns the entries of the values file: bytes by digest, and types."""
+    """Returns the values to write, by digest."""
     entries: dict[str, np.ndarray[Any, Any]] = {}
     for variable in _constants(program):
         constant = _constant(variable)
@@ -115,33 +109,20 @@ def _entries(program: Program) -> dict[str, np.ndarray[Any, Any]]:
         if make_constant(array) != constant:
             hint = "make it with make_constant, and do not write to its array"
             raise ProgramError(f"the constant {_named(variable)} holds another value", hint=hint)
-        entries[constant.digest] = np.frombuffer(raw_bytes(array), dtype=np.uint8)
-        entries[constant.digest + _TYPE] = np.array(_type(array))
+        entries[constant.digest] = array
     return entries
 
 
 def _read_values(path: Path, digests: set[str]) -> dict[str, np.ndarray[Any, Any]]:
     """Returns the arrays under these digests, as far as present."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as entries:
-            return {
-                digest: _array(entries[digest], str(entries[digest + _TYPE]))
-                for digest in digests & set(entries.files)
-            }
+        return read_arrays(path, digests)
     except FileNotFoundError:
         what = f"{len(digests)} constants have no values: there is no {path}"
         hint = "keep the .npz beside the text"
         raise ProgramError(what, hint=hint) from None
-    except (zipfile.BadZipFile, EOFError, KeyError, OSError, ValueError) as error:
+    except (OSError, ArrayFileError) as error:
         raise ProgramError(f"{path} is damaged: {error}", hint="save the program again") from error
-
-
-def _array(data: np.ndarray[Any, Any], type_: str) -> np.ndarray[Any, Any]:
-    dtype, sizes = parse_type(type_)
-    shape = tuple(size for size in sizes if isinstance(size, int))
-    if not data.size:  # numpy rejects an empty buffer
-        return np.zeros(shape, numpy_dtype(dtype))
-    return np.frombuffer(data.tobytes(), numpy_dtype(dtype)).reshape(shape)
 
 
 def _constants(program: Program) -> Iterator[Variable]:
@@ -170,12 +151,11 @@ def _values_path(path: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Provides a temporary file to write, which replaces the path when complete."""
+def _replacing(path: Path) -> Iterator[Path]:
+    """Provides the name of a new file, which replaces the path when complete."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with draft.open("xb") as file:
-            yield file
+        yield draft
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

@@ -50,6 +50,10 @@ def value_of(program: Program, name: str) -> Any:
     return constant.value
 
 
+def digest_of(array: np.ndarray[Any, Any]) -> str:
+    return make_constant(array).digest
+
+
 def dtype_named(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
@@ -146,13 +150,35 @@ def test_a_value_other_than_its_digest_says_is_refused(tmp_path: Path) -> None:
         load_program(tmp_path / "p.txt")
 
 
+@pytest.mark.parametrize("dtype", ["bool", "float32", "bfloat16", "int4", "complex128"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (4, 5)])
+def test_values_written_before_are_read(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    """Files had the bytes under the digest, and the type in another entry."""
+    array = np.ones(shape, dtype_named(dtype))
+    variable = const("c", array)
+    (tmp_path / "p.txt").write_text(f"program p\n  const c: {variable.type} = @{digest_of(array)}")
+    data = np.frombuffer(array.tobytes(), np.uint8)
+    entries = {digest_of(array): data, f"{digest_of(array)}.type": np.array(variable.type)}
+    np.savez(tmp_path / "p.npz", allow_pickle=False, **entries)
+    back = value_of(load_program(tmp_path / "p.txt"), "c")
+    assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, shape, array.tobytes())
+
+
+def test_values_without_bytes_come_back(tmp_path: Path) -> None:
+    array = np.zeros((2, 3), np.dtype([("float0", np.void, 0)]))
+    save_program(program_of(const("c", array)), tmp_path / "p.txt")
+    back = value_of(load_program(tmp_path / "p.txt"), "c")
+    assert (back.dtype, back.shape) == (array.dtype, (2, 3))
+
+
 def test_pickled_values_are_not_loaded(tmp_path: Path) -> None:
     program = program_of(const("c", np.arange(10)))
     save_program(program, tmp_path / "p.txt")
     constant = program.variables["c"].constant
     assert constant is not None
     objects = np.array([{"any": "object"}], dtype=object)
-    np.savez(tmp_path / "p.npz", allow_pickle=True, **{constant.digest: objects})
+    entries = {constant.digest: objects, f"{constant.digest}.type": np.array("i64[10]")}
+    np.savez(tmp_path / "p.npz", allow_pickle=True, **entries)
     with pytest.raises(ProgramError, match="is damaged: Object arrays cannot be loaded"):
         load_program(tmp_path / "p.txt")
 
