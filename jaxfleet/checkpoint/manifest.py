@@ -33,7 +33,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 # Types of fields: the type of their data, what must hold for it, and its name in errors.
 Text: TypeAlias = Annotated[str, lambda _: True, "a text"]
 Flag: TypeAlias = Annotated[bool, lambda _: True, "true or false"]
-Table: TypeAlias = Annotated[dict[str, object], lambda _: True, "a table"]
+Table: TypeAlias = Annotated[Mapping[str, object], lambda _: True, "a table"]
 Count: TypeAlias = Annotated[int, lambda n: 0 <= n < MAX_SIZE, "a whole number of at least 0"]
 Digest: TypeAlias = Annotated[str, _SHA256.fullmatch, "a sha256"]
 
@@ -50,7 +50,7 @@ def read_record(kind: type[Record], plain: object, at: str = "") -> Record:
     if not isinstance(plain, dict):
         raise ValueError(f"`{at or '$'}` is not a table")  # noqa: TRY004  # one kind for bad data
     found = {}
-    for name, hint, is_required in _fields_of(kind):
+    for name, hint, is_required in _fields_of(kind):  # type: ignore[arg-type]  # classes hash
         path = f"{at}.{name}" if at else name
         if name in plain:
             found[name] = _read(hint, plain[name], path)
@@ -72,7 +72,8 @@ def _read(hint: Any, value: object, path: str) -> object:
     origin, (inner, *more) = get_origin(hint), get_args(hint) or (hint,)
     if origin is Annotated:
         holds, name = more
-        if type(value) is not (get_origin(inner) or inner) or not holds(value):
+        fits = isinstance(value, get_origin(inner) or inner) and holds(value)
+        if not fits or isinstance(value, bool) != (inner is bool):
             raise ValueError(f"`{path}` is not {name}")
         return value
     if origin in {Union, UnionType}:
