@@ -1,5 +1,6 @@
 """Lowering of a training step: the user's pytrees in and out, one compiled function between."""
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,6 +126,8 @@ class LoweredStep:
         run: the function that a step calls: `flat`, or the same in parts if the program contains
             `cut`, which returns `(written, metrics)`, followed by the decision if it may skip
             steps.
+        takes_trees: `flat` is called as `(state, [], data) -> (state, metrics, finite)` with the
+            user's state, so that no leaf costs time in Python.
         shares: the role of each kept leaf in `flat`.
         state_shardings: of each kept leaf.
         state_axes: the cut of each: an axis, None, or `OWN`.
@@ -136,7 +139,9 @@ class LoweredStep:
     function: Any
     flat: Any
     run: Any
+    takes_trees: bool
     shares: Shares
+    state_tree: Any
     state_shardings: tuple[Any, ...]
     state_axes: tuple[int | None, ...]
     beside: tuple[jax.ShapeDtypeStruct, ...]
@@ -157,6 +162,8 @@ class LoweredStep:
         """
         lies = zip((*state, *self.beside), self.state_shardings, self.state_axes, strict=True)
         types = [_held_type(x, sharding, axis) for x, sharding, axis in lies]
+        if self.takes_trees:
+            return self.flat.lower(jax.tree_util.tree_unflatten(self.state_tree, types), [], data)
         return self.flat.lower(*self.shares.split(types), data)
 
 
@@ -213,15 +220,18 @@ def lower_step(
         else:
             body = with_shard_map(body, mesh, layout)
         state, rows = shardings(mesh, state_axes), shardings(mesh, layout.data)
-    flat = _on_leaves(body)
+    parts = _in_parts(program, interface, shares, devices, cache)
+    takes_trees = parts is None and _takes_trees(program, interface, shares)
+    flat = _on_leaves(body, takes_trees=takes_trees)
     flat.__name__ = program.name  # names the step in profiles and HLO
     jitted = _jit(flat, shares, (*map(list, shares.of_each(state)), rows))
-    parts = _in_parts(program, interface, shares, devices, cache)
     return LoweredStep(
         _function(body, program, interface, shares, (state, rows)),
         jitted,
         parts or jitted,
+        takes_trees,
         shares,
+        interface.state_tree,
         tuple(state),
         state_axes,
         tuple(_type_of(program.variables[name]) for name in interface.beside),
@@ -354,12 +364,36 @@ def _body(
     return body
 
 
-def _on_leaves(body: Body) -> Callable[..., tuple[Any, Any, Any]]:
-    def step(given: list[Any], kept: list[Any], data: list[Any]) -> tuple[Any, Any, Any]:
-        written, fetched = body((given, kept), data)
+def _on_leaves(body: Body, *, takes_trees: bool) -> Callable[..., tuple[Any, Any, Any]]:
+    def step(given: Any, kept: list[Any], data: list[Any]) -> tuple[Any, Any, Any]:
+        leaves, tree = jax.tree_util.tree_flatten(given)
+        written, fetched = body((leaves, kept), data)
+        if takes_trees:
+            written = jax.tree_util.tree_unflatten(tree, written)
         return written, fetched[:-1], fetched[-1]
 
     return step
+
+
+def _takes_trees(program: Program, interface: Interface, shares: Shares) -> bool:
+    """Whether a step needs no list of its state's leaves: all are donated, and none is beside.
+
+    Steps of several devices are left out: XLA crashes if it is given an array that was deleted.
+    """
+    count = len(interface.held)
+    if device_count(program) > 1 or interface.beside or not 0 < count == len(shares.given):
+        return False
+    marks = [_Mark() for _ in range(count)]
+    try:  # a user's class may make arrays of its leaves
+        tree = jax.tree_util.tree_unflatten(interface.state_tree, marks)
+        found = jax.tree_util.tree_leaves(tree)
+    except Exception:  # noqa: BLE001  # whatever that class raises
+        return False
+    return len(shares.written) == len(found) and all(map(operator.is_, found, marks))
+
+
+class _Mark:
+    """A leaf without a value."""
 
 
 def _on_trees(

@@ -63,18 +63,17 @@ class FiniteWatch:
         self._pending: list[tuple[int, _Numbers]] = []
 
     def note(
-        self, metrics: Sequence[Any], tree: Any, leaves: Sequence[Any], finite: Sequence[Any] = ()
+        self, metrics: Sequence[Any], tree: Any, state: Any, finite: Sequence[Any] = ()
     ) -> None:
         """Records a step's results.
 
         Args:
             metrics: the leaves of the step's metrics.
             tree: their structure.
-            leaves: of the new state.
+            state: the new state, or its leaves.
             finite: the step's flags: `bool[devices]`, whether the gradients (where they decide
                 whether the step is skipped) or the new parameters are finite; on trainers `bool[2]`
-                of each
-                part: the received parameters, and the sent values.
+                of each part: the received parameters, and the sent values.
 
         Raises:
             ProgramError: the strategy is `raise`, and a value is not finite.
@@ -83,17 +82,18 @@ class FiniteWatch:
         ones = [(at, x) for at, x in enumerate(metrics) if getattr(x, "size", 0) == 1]
         numbers = _Numbers(tree, ones, finite, self._of_own)
         if self._raises:
+            leaves = _leaves_of(state)
             self._check(self._step, numbers, leaves)
             self._check_state(leaves)
             return
         self._pending.append((self._step, numbers))
         is_late = len(self._pending) % _MOST_KEPT == 0
         if is_late or self._clock() - self._looked >= _EVERY_S:
-            self.look(leaves, wait=False)
+            self.look(_leaves_of(state), wait=False)
         if len(self._pending) > 4 * _MOST_KEPT:
             del self._pending[0]  # this many steps are under way
         if self._step >= _FIRST_STATE and self._step & (self._step - 1) == 0:
-            self._check_state(leaves)
+            self._check_state(_leaves_of(state))
 
     def look(self, leaves: Sequence[Any] = (), *, wait: bool = True) -> None:
         """Examines the metrics recorded since the last check.
@@ -202,6 +202,9 @@ class _Numbers:
                 places = jax.tree_util.tree_unflatten(self.tree, range(self.tree.num_leaves))
                 path = jax.tree_util.tree_leaves_with_path(places)[place][0]
                 yield jax.tree_util.keystr(path), value
+
+
+_leaves_of = jax.tree_util.tree_leaves
 
 
 def _is_there(value: Any) -> bool:

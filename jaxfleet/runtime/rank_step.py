@@ -49,6 +49,8 @@ class RankStep(Step[State, Metrics]):
         dump_dir: where passes are dumped.
     """
 
+    _whole_trees = False  # the group's own thread runs the step, and may wait for other ranks
+
     def __init__(
         self,
         captured: Captured,

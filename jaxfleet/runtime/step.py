@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Never, Self
 
@@ -50,6 +51,8 @@ class Step(StepViews, Generic[State, Metrics]):
         tables: the tables that it looks up, which are kept here.
     """
 
+    _whole_trees = True  # one device may receive the user's state as it is
+
     def __init__(
         self,
         captured: Captured,
@@ -63,7 +66,7 @@ class Step(StepViews, Generic[State, Metrics]):
         self.tables = LocalTables(specs_of(captured.program))
         self._waits = steps_must_not_overlap(self.devices)
         self._variants = Variants(captured, strategy, self.devices, dump_dir)
-        self._known: dict[tuple[Any, ...], Variant] = {}
+        self._calls: dict[tuple[Any, ...], _Call] = {}  # by the structure and types of a batch
         self._returned = LastState()
         self._evaluator = Evaluator(captured)
         self._finite = FiniteWatch(
@@ -98,14 +101,44 @@ class Step(StepViews, Generic[State, Metrics]):
         # This code runs at every step, so it inspects the leaves as little as possible.
         data, batch_tree = _flatten(batch)
         key = (batch_tree, *map(_shape_and_dtype, data))
-        variant = self._known.get(key)
-        if variant is None:
-            variant = self._known[key] = self._new_variant(data, batch_tree)
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = _Call(self._new_variant(data, batch_tree))
             end_if_only_dumping()
-        lowered, joined = variant.lowered, None
+        variant, joined = call.variant, None
         if variant.tables is not None:
             data, joined = variant.tables.bring(self.tables, data)
-        data = self._placed(data, lowered)
+        data = self._placed(data, variant.lowered)
+        whole = self._whole_trees and variant.tables is None and variant.lowered.takes_trees
+        run = self._run_on_tree if whole else self._run_on_leaves
+        state, fetched, finite = run(call, state, data)
+        if variant.tables is not None and joined is not None:
+            fetched = variant.tables.hand_over(self.tables, joined, fetched)
+            self.tables.next_step()
+        metrics = _unflatten(variant.metrics_tree, fetched)
+        self._finite.note(fetched, variant.metrics_tree, state, finite)
+        return state, metrics
+
+    def _run_on_tree(self, call: "_Call", state: Any, data: list[Any]) -> tuple[Any, Any, Any]:
+        """Runs a step of one device on the user's state as it is; jit flattens and checks it.
+
+        What it rejects is not like the state that a step returns: those leaves are checked and
+        placed, as they are at the first call.
+        """
+        self._returned, lowered = LastState(), call.variant.lowered
+        made = call.on_accepted(state, data)
+        if made is None:
+            leaves, tree = _flatten(state)
+            state = _unflatten(tree, self._taken(leaves, tree, data, lowered))
+            if call.executable is None and not call.shares:
+                call.executable = lowered.run.lower(state, [], data).compile()
+            made = self._run(lowered.run, state, [], data)
+        state, fetched, finite = made
+        return state, fetched, (finite,)
+
+    def _run_on_leaves(self, call: "_Call", state: Any, data: list[Any]) -> tuple[Any, Any, Any]:
+        """Runs a step on lists of the leaves, some of which it keeps, or which are elsewhere."""
+        lowered = call.variant.lowered
         leaves, tree = _flatten(state)
         is_new = not self._returned.is_made_of(leaves)
         if is_new:
@@ -120,16 +153,11 @@ class Step(StepViews, Generic[State, Metrics]):
         written, fetched, *finite = self._run(lowered.run, given, kept, data)
         if not finite:
             fetched, *finite = lowered.split(written, fetched)
-        if variant.tables is not None and joined is not None:
-            fetched = variant.tables.hand_over(self.tables, joined, fetched)
-            self.tables.next_step()
         leaves = lowered.shares.updated(leaves, written)
         if self._held is not None:
             leaves = self._held.shown(leaves)
         self._returned = LastState(leaves)
-        metrics = _unflatten(variant.metrics_tree, fetched)
-        self._finite.note(fetched, variant.metrics_tree, leaves, finite)
-        return _unflatten(tree, leaves), metrics
+        return _unflatten(tree, leaves), fetched, finite
 
     def save(self, path: str | Path, state: State, *, number: int = 0) -> None:
         """Writes a checkpoint, which a step in any mode restores.
@@ -347,11 +375,53 @@ class Step(StepViews, Generic[State, Metrics]):
                 jax.block_until_ready((fetched or written)[:1])  # all are ready together
             return made
         except (RuntimeError, ValueError) as error:
-            if isinstance(error, RuntimeError) and (failed := failed_check(error)) is not None:
-                raise failed from error
-            if isinstance(error, JaxfleetError) or "deleted" not in str(error):
+            if isinstance(error, JaxfleetError):
                 raise
-            raise used_before("state") from error
+            if (mistake := _mistake(error)) is None:
+                raise
+            raise mistake from error
+
+
+@dataclass
+class _Call:
+    """What runs the calls with batches of one structure.
+
+    Attributes:
+        variant: the compiled step.
+        executable: takes the user's state as it is; None before the first call.
+        shares: there is none, since a state shared a buffer with itself or with the batch.
+    """
+
+    variant: Variant
+    executable: Any = None
+    shares: bool = False
+
+    def on_accepted(self, state: Any, data: list[Any]) -> Any:
+        """Returns the executable's results, or None if it does not accept the state.
+
+        It raises before it runs, and takes no memory then, if the structure or a type differs, an
+        array is deleted, traced or on another device, or one buffer is given twice.
+        """
+        if self.executable is None:
+            return None
+        try:
+            return self.executable(state, [], data)
+        except (TypeError, ValueError):
+            return None
+        except RuntimeError as error:
+            message = str(error)
+            if "donate" in message:  # XLA writes it to standard error too: once is enough
+                self.executable, self.shares = None, True
+            elif "deleted" not in message:
+                raise (_mistake(error) or error) from None
+            return None
+
+
+def _mistake(error: Exception) -> Exception | None:
+    """Returns the user's mistake that made a computation fail, if it is one."""
+    if isinstance(error, RuntimeError) and (failed := failed_check(error)) is not None:
+        return failed
+    return used_before("state") if "deleted" in str(error) else None
 
 
 def _is_wide(leaf: Any) -> bool:
