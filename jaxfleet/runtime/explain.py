@@ -67,7 +67,8 @@ def _about_devices(
     share = f", {rows // count} of {rows} rows on each" if count > 1 and why is None else ""
     yield f"runs on {kind}{share}"
     if why is not None:
-        work = "does all of the work" if why == _NOT_OF_BATCH else "computes the whole batch"
+        is_by_line = why not in {_NOT_OF_BATCH, _NOTHING_OF_BATCH}
+        work = "computes the whole batch" if is_by_line else "does all of the work"
         yield f"every device {work}: {why}"
     call = f"jit({strategy.lowering})" if count > 1 else "jit"
     donation = "the new state reuses the memory of the old" if strategy.donate else "no donation"
@@ -142,28 +143,41 @@ def undivided(program: Program, dumps: Record) -> str | None:
     None if gradients are summed over devices, if there are none, or if loops or branches update,
     one slice after another, which is then intended.
     """
+    if not any(op.role_var for op in _ops(program)):
+        return None
     why = why_undivided(program, dumps)
-    if why is None or not any(op.role_var for op in _ops(program)):
+    if why is None:
         return None
     return f"{why}. {next(text for part, text in _INSTEAD.items() if part in why)}"
 
 
 def why_undivided(program: Program, dumps: Record) -> str | None:
-    """Returns why each device or trainer computes all of a training step, with the user's line."""
-    if device_count(program) == 1 or not trains(program):
+    """Returns why each device or trainer computes all of a step, with the user's line."""
+    if device_count(program) == 1:
         return None
-    whole = {name for op, _ in with_roles(program) if op.type == "c_summand" for name in op.writes}
-    sums = (op for op, role in with_roles(program) if _sums_gradients(op, role))
-    if any(whole.isdisjoint(op.reads) for op in sums):
+    source, is_training = _one_device(dumps), trains(program)
+    held = summed_state(source)
+    # Calls that share an update sum what they accumulated, whether a device's own or the whole.
+    sums_own = is_training and not held.state
+    if sums_own and _sums_over_devices(program):
         return None
-    source = _one_device(dumps)
     mesh, cut = mesh_of(source, device_count(program))
-    notes = propagate(source, mesh, sharded_inputs=cut, held=summed_state(source)).notes
+    plan = propagate(source, mesh, sharded_inputs=cut, held=held)
+    if not sums_own and plan.divides:
+        return None
+    notes = plan.notes
     if not notes:
-        return _NOT_OF_BATCH
+        return _NOT_OF_BATCH if is_training else _NOTHING_OF_BATCH
     op, why = notes[0]
     where = " ".join(op.source.where().split())
     return f"{why} ({where or op.type})"
+
+
+def _sums_over_devices(program: Program) -> bool:
+    """Whether any gradient is a sum of the devices' own."""
+    whole = {name for op, _ in with_roles(program) if op.type == "c_summand" for name in op.writes}
+    sums = (op for op, role in with_roles(program) if _sums_gradients(op, role))
+    return any(whole.isdisjoint(op.reads) for op in sums)
 
 
 def _sums_gradients(op: Operator, role: Role) -> bool:
@@ -173,6 +187,7 @@ def _sums_gradients(op: Operator, role: Role) -> bool:
 
 
 _NOT_OF_BATCH = "the gradients are not of the batch"
+_NOTHING_OF_BATCH = "nothing is computed from rows of the batch"
 _MOVES = frozenset({"c_allgather", "c_split", "c_alltoall", "c_summand", *_OWN_ROWS})
 _MERGING = "distribute with DistributedStrategy(merge=N) and call the step for each slice"
 _INSTEAD = {  # by a part of why an operator runs whole

@@ -126,3 +126,27 @@ def test_a_step_that_every_device_computes_whole_says_so_with_the_line() -> None
     assert "computes the whole batch: the slice takes some rows of the batch" in line
     assert "test_explain.py:" in line
     assert "rows on each" not in made.explain()
+
+
+@pytest.mark.parametrize(("is_training", "merge"), [(True, 1), (True, 2), (False, 1)])
+def test_a_step_that_goes_over_all_rows_never_says_that_they_are_shared(
+    is_training: bool, merge: int
+) -> None:
+    tx = jf.distributed_optimizer(SGD)
+
+    def carried(w: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda c, row: (jnp.tanh(c + row @ w), None), jnp.zeros(2), x)[0].sum()
+
+    def step(w: Any, batch: Any) -> Any:
+        if not is_training:
+            return w, carried(w, batch["x"])
+        updates, _ = tx.update(jax.grad(carried)(w, batch["x"]), tx.init(w), w)
+        return optax.apply_updates(w, updates), None
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        strategy = jf.DistributedStrategy(devices=4, merge=merge)
+        text = jf.distribute(step, (PARAMS["w"], BATCH), strategy).explain()
+    assert "every device computes the whole batch: the loop carries values" in text
+    assert "rows on each" not in text
+    assert any("is not divided" in str(one.message) for one in warned) == is_training

@@ -100,6 +100,12 @@ class ShardingPlan:
     blocks: Mapping[int, BlockPlan]
     notes: tuple[tuple[Operator, str], ...]
 
+    @property
+    def divides(self) -> bool:
+        """Whether any operator computes with a device's own rows."""
+        plans = (op for block in self.blocks.values() for op in block.ops)
+        return any(label.is_sharded for op in plans for label in op.placing.inputs)
+
     def completions(self) -> Iterator[tuple[int, int, str]]:
         """Yields block, place and kind of every completion, in order."""
         for index, block in sorted(self.blocks.items()):
