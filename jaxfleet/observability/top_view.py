@@ -9,6 +9,7 @@ from jaxfleet.observability.scrape import Sample, scrape
 
 _MB = 1e6
 _NOTABLE = 0.1  # least share of the time that the others wait for the slowest
+_CLEARLY = 1.1  # times the time that any other takes for a step of its own
 _APART = 2  # more steps behind than messages in flight explain
 
 
@@ -44,7 +45,9 @@ class Seen:
         behind: how many steps it is behind the first trainer.
         silent_s: seconds since its last message.
         late: its delay after the first trainer, in seconds per second; the most that any server
-            measured.
+            measured. Above 1 where trainers do not wait and it is steps behind.
+        own: share of its time that it spends on its steps, without waiting for servers; the least
+            that any server measured. None if none did.
         doing: its last reported activity.
         has_left: whether it said bye.
     """
@@ -54,6 +57,7 @@ class Seen:
     behind: int
     silent_s: float
     late: float
+    own: float | None
     doing: str
     has_left: bool
 
@@ -97,7 +101,8 @@ class Board:
             step,
             first - step,
             min(self._of(number, "trainer_silent_seconds")),
-            max(self._late(one, number) for one in self.answers),
+            max(self._share(one, number, "late") or 0.0 for one in self.answers),
+            min(self._shares(number, "own"), default=None),
             next((one.now.doing[number] for one in self.answers
                   if one.now is not None and number in one.now.doing), ""),
             max(self._of(number, "trainer_left")) > 0,
@@ -107,13 +112,19 @@ class Board:
         known = [one.now.of_trainers.get(number, {}) for one in self.answers if one.now is not None]
         return [values[name] for values in known if name in values]
 
-    def _late(self, one: Looked, number: int) -> float:
-        name = "trainer_late_seconds_total"
+    def _shares(self, number: int, kind: str) -> list[float]:
+        found = (self._share(one, number, kind) for one in self.answers)
+        return [share for share in found if share is not None]
+
+    def _share(self, one: Looked, number: int, kind: str) -> float | None:
+        """Returns how fast a counter of a trainer's seconds grows; None if it is not known."""
+        name = f"trainer_{kind}_seconds_total"
         if one.now is None or one.before is None or one.now.at_s <= one.before.at_s:
-            return 0.0
-        after, before = (
-            x.of_trainers.get(number, {}).get(name, 0.0) for x in (one.now, one.before)
-        )
+            return None
+        samples = (x.of_trainers.get(number, {}).get(name) for x in (one.now, one.before))
+        after, before = samples
+        if after is None or before is None:
+            return None
         return max(0.0, after - before) / (one.now.at_s - one.before.at_s)
 
     def tables(self) -> Any:
@@ -152,7 +163,7 @@ class Board:
         for one in seen:
             name = f"{one.number}{' slowest' if one.number == slowest else ''}"
             heard = "said bye" if one.has_left else f"{one.silent_s:.1f} s ago"
-            words = f"{one.step}", f"{one.behind}", f"{one.late:.0%}", heard, one.doing
+            words = f"{one.step}", f"{one.behind}", f"{min(1.0, one.late):.0%}", heard, one.doing
             table.add_row(name, *words)
         return table
 
@@ -161,23 +172,37 @@ def _slowest(seen: Iterable[Seen]) -> int | None:
     """Returns the trainer that delays the others or is far behind; None if all keep pace.
 
     When trainers wait for each other, one always comes last, which alone means nothing: only a
-    trainer that is late far more than any other counts. Their messages are up to a step apart.
+    trainer that is late far more than any other, and takes longer for a step of its own, counts:
+    trainers that do not wait may be apart by a constant part of a step. Their messages are up to a
+    step apart.
     """
     here = sorted((one for one in seen if not one.has_left), key=lambda one: (one.late, one.behind))
     if len(here) < 2:
         return None
     *_, next_to_last, last = here
-    if last.late >= max(_NOTABLE, 2 * next_to_last.late):
+    if last.late >= max(_NOTABLE, 2 * next_to_last.late) and _takes_longest(last, here):
         return last.number
     furthest = max(here, key=lambda one: one.behind)
     return furthest.number if furthest.behind >= _APART else None
+
+
+def _takes_longest(one: Seen, here: Sequence[Seen]) -> bool:
+    """Whether a trainer clearly takes longer for its own part of a step than any other."""
+    others = [other.own for other in here if other is not one]
+    known = [own for own in others if own is not None]
+    if one.own is None or len(known) < len(others):
+        return True  # servers of an older version do not measure it
+    return one.own >= _CLEARLY * max(known)
 
 
 def _keeping_pace(seen: Sequence[Seen]) -> str:
     here = [one for one in seen if not one.has_left]
     if len(here) < 2 or _slowest(here) is not None:
         return ""
-    return f"trainers keep pace: the others wait for none more than {max(x.late for x in here):.0%}"
+    late = max(one.late for one in here)
+    if late >= _NOTABLE:
+        return "trainers keep pace: none is behind, or takes longer for a step than the others"
+    return f"trainers keep pace: the others wait for none more than {late:.0%}"
 
 
 def _table(rich: Any, heads: Iterable[str]) -> Any:

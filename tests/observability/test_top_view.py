@@ -59,6 +59,24 @@ def test_in_lockstep_who_comes_last_by_a_little_is_not_called_slowest() -> None:
     assert "trainers keep pace: the others wait for none more than 5%" in text(board)
 
 
+@pytest.mark.parametrize(("own", "is_slowest"), [((0.9, 0.95), False), ((0.2, 0.95), True)])
+def test_in_lockstep_only_who_takes_longer_for_a_step_is_slowest(
+    own: tuple[float, float], is_slowest: bool
+) -> None:
+    looks = []
+    for at_s, step, late_s in ((10.0, 4, 0.0), (12.0, 10, 1.5)):  # always 75 % late
+        found = sample(at_s, step, late_s)
+        for number, share in enumerate(own):
+            found.of_trainers[number]["trainer_own_seconds_total"] = share * at_s
+        looks.append(found)
+    board = Board([A], look_at=lambda _: looks.pop(0))
+    board.look()
+    board.look()
+    assert ("1 slowest" in text(board)) == is_slowest
+    said = "trainers keep pace: none is behind, or takes longer for a step than the others"
+    assert (said in text(board)) != is_slowest
+
+
 def test_a_server_that_started_again_counts_anew() -> None:
     looks = iter([sample(1.0, 90, 9.0), sample(2.0, 3, 0.0)])
     board = Board([A], look_at=lambda _: next(looks))

@@ -21,6 +21,7 @@ class TrainerMetrics:
         step: the last step that it sent anything for.
         silent_s: seconds since its last message.
         late_s: cumulative delay of its steps behind the first trainer.
+        own_s: cumulative time between a message to it and its next step.
     """
 
     number: int
@@ -29,6 +30,7 @@ class TrainerMetrics:
     late_s: float
     doing: str
     has_left: bool
+    own_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,9 @@ def _of_trainers(core: Any, figures: ServerMetrics) -> Iterator[Any]:
     late = {str(one.number): one.late_s for one in figures.trainers}
     text = "Seconds after the first of all that a trainer came to its steps, added up."
     yield _labelled(core.CounterMetricFamily, "trainer_late_seconds", text, "trainer", late)
+    own = {str(one.number): one.own_s for one in figures.trainers}
+    text = "Seconds from an answer to a trainer until its next step, added up."
+    yield _labelled(core.CounterMetricFamily, "trainer_own_seconds", text, "trainer", own)
     doing = core.InfoMetricFamily("jaxfleet_trainer_doing", "What a trainer last said that it did.",
                                   labels=["trainer"])  # fmt: skip
     for one in figures.trainers:

@@ -230,7 +230,9 @@ class ServerCore:
             self._received_bytes,
             self._sent_bytes,
             tuple(
-                TrainerMetrics(n, one.step, now - one.heard, one.late_s, one.doing, one.left)
+                TrainerMetrics(
+                    n, one.step, now - one.heard, one.late_s, one.doing, one.left, one.own_s
+                )
                 for n, one in sorted(self.trainers.by_id.items())
             ),
         )
@@ -415,7 +417,9 @@ class ServerCore:
         peer = self.trainers.newest(peer)
         trainer = self.trainers.id_of(peer)
         if trainer is not None:
-            self.trainers.by_id[trainer].log.end(message)
+            known = self.trainers.by_id[trainer]
+            known.answered = self._clock()
+            known.log.end(message)
         return peer, message
 
 

@@ -30,6 +30,8 @@ class PeerState:
         step: the greatest step of its messages.
         pushed: the last step of its pushes.
         late_s: cumulative delay of its steps behind the first trainer.
+        answered: time of the last message to it.
+        own_s: cumulative time from the last message to it until its next step's first message.
         log: requests of this process that must not be executed twice.
     """
 
@@ -42,6 +44,8 @@ class PeerState:
     step: int = 0
     pushed: int = 0
     late_s: float = 0.0
+    answered: float | None = None
+    own_s: float = 0.0
     incarnation: Plain = None
     log: RequestLog = field(default_factory=RequestLog)
 
@@ -126,7 +130,12 @@ class TrainerRegistry:
             self._ids.pop(old.peer, None)
             if session is not None and session == old.session:
                 known = replace(
-                    known, step=old.step, pushed=old.pushed, late_s=old.late_s, log=old.log
+                    known,
+                    step=old.step,
+                    pushed=old.pushed,
+                    late_s=old.late_s,
+                    own_s=old.own_s,
+                    log=old.log,
                 )
                 self._move(old.peer, peer)
         self._ids[peer] = number
@@ -160,6 +169,8 @@ class TrainerRegistry:
         if message.step > known.step:
             known.step = message.step
             known.late_s += now - self._came.setdefault(message.step, now)
+            if known.answered is not None:
+                known.own_s += now - known.answered
             least = min(known.step for known in self.present())
             self._came = {step: at for step, at in self._came.items() if step >= least}
 
