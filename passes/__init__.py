@@ -21,10 +21,10 @@ from jaxfleet.passes.fluid.geo_sgd import GeoSgd as GeoSgd
 from jaxfleet.passes.fluid.local_sgd import LocalSGD as LocalSGD
 from jaxfleet.passes.fluid.local_sgd import SnapshotParams as SnapshotParams
 from jaxfleet.passes.fluid.multi_batch_merge import MultiBatchMerge as MultiBatchMerge
-from jaxfleet.passes.fluid.rank_startup import BroadcastParams as BroadcastParams
-from jaxfleet.passes.fluid.rank_startup import CommInit as CommInit
-from jaxfleet.passes.fluid.rank_startup import CommInitAll as CommInitAll
-from jaxfleet.passes.fluid.rank_startup import GenNcclId as GenNcclId
+from jaxfleet.passes.fluid.ranks import BroadcastParams as BroadcastParams
+from jaxfleet.passes.fluid.ranks import CommInit as CommInit
+from jaxfleet.passes.fluid.ranks import CommInitAll as CommInitAll
+from jaxfleet.passes.fluid.ranks import GenNcclId as GenNcclId
 from jaxfleet.passes.memory.memory_optimize import Donate as Donate
 from jaxfleet.passes.memory.memory_optimize import MemoryOptimize as MemoryOptimize
 from jaxfleet.passes.memory.memory_optimize import ReleaseMemory as ReleaseMemory

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Attrs, Kind, Operator, Program, Role
-from jaxfleet.passes.fluid import rank_common as ranks
+from jaxfleet.passes.fluid import ranks
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 

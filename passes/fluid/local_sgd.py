@@ -17,7 +17,7 @@ from jaxfleet.ir import (
     Variable,
 )
 from jaxfleet.ir.naming import LOCAL_STEPS, snapshot_name
-from jaxfleet.passes.fluid import rank_common as ranks
+from jaxfleet.passes.fluid import ranks
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 _EVERY, _OVER, _ZERO, _DUE = (f"@LOCAL_SGD_{word}@" for word in ("EVERY", "OVER", "ZERO", "DUE"))

@@ -17,7 +17,7 @@ from jaxfleet.ir import (
     Variable,
 )
 from jaxfleet.ir.attributes import map_attr
-from jaxfleet.passes.fluid import rank_common as ranks
+from jaxfleet.passes.fluid import ranks
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 _REPEATED = frozenset({Role.FORWARD, Role.FORWARD_LOSS, *ranks.BACKWARD})

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Attr, Attrs, Operands, Operator, Program, Role, Size, Variable
 from jaxfleet.ir.naming import unique
-from jaxfleet.passes.fluid import rank_common as ranks
+from jaxfleet.passes.fluid import ranks
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 _DTYPES = {"float16": "f16", "bfloat16": "bf16"}

@@ -11,7 +11,7 @@ from jaxfleet import fluid
 from jaxfleet.cli import main
 from jaxfleet.env import dumping_to
 from jaxfleet.fluid import layers
-from jaxfleet.fluid.transpiler.rewriting import use_mixed_precision
+from jaxfleet.fluid.contrib.mixed_precision import use_mixed_precision
 from jaxfleet.ir import parse
 from tests.fluid.nets import fresh
 

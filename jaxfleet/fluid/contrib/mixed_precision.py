@@ -1,15 +1,18 @@
 """Mixed precision around a script's optimizer: `fluid.contrib.mixed_precision.decorate`."""
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from jaxfleet.fluid import unique_name
 from jaxfleet.fluid.argument_checks import check_type, mistake, number
 from jaxfleet.fluid.framework import default_main_program, default_startup_program
+from jaxfleet.fluid.framework.from_ir import Rewritten, write_back
 from jaxfleet.fluid.framework.operator import Operator
 from jaxfleet.fluid.framework.program import Program, program_guard
 from jaxfleet.fluid.framework.variable import Pairs, Variable
+from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.optimizer.base import Optimizer
-from jaxfleet.fluid.transpiler.rewriting import MixedPrecisionState, rewrite_by_role
 from jaxfleet.passes import AmpByRole
 
 _WHITE = frozenset(AmpByRole.products)
@@ -54,6 +57,54 @@ class AutoMixedPrecisionLists:
         self.white_list = (_WHITE | white) - black
         self.black_list = (_BLACK | black) - white
         self.black_varnames = set(custom_black_varnames or ())
+
+
+@dataclass(frozen=True)
+class MixedPrecisionState:
+    """Names of the loss scale and of the counts of consecutive finite and nonfinite steps."""
+
+    scale: str
+    good: str
+    bad: str
+
+    @classmethod
+    def begun(
+        cls, main: Program, startup: Program, init_loss_scaling: float
+    ) -> "MixedPrecisionState":
+        """Declares and initializes the state; ValueError if the scale is not positive."""
+        if not number(init_loss_scaling, "amp_loss_scaling") > 0:
+            what = f"amp_loss_scaling is {init_loss_scaling}"
+            raise mistake(what, "it is more than 0; a power of two rounds nothing")
+        with program_guard(main, startup):
+            scale = _declared("loss_scaling", "float32", init_loss_scaling)
+            good, bad = (_declared(f"num_{word}_steps", "int32", 0) for word in ("good", "bad"))
+        return cls(scale, good, bad)
+
+
+def use_mixed_precision(
+    main: Program, startup: Program, init_loss_scaling: float = 2.0**15
+) -> Operator:
+    """Rewrites products to float16 and scales the loss, in place.
+
+    Equivalent to fluid's `decorate` with a dynamic scale: see `AmpByRole`.
+
+    Returns the operator that updates the scale. `main` is the program after `minimize`; ValueError
+    if it has no gradients.
+    """
+    rewrite_by_role(main, MixedPrecisionState.begun(main, startup, init_loss_scaling))
+    return next(op for op in main.global_block().ops if op.type == "update_loss_scaling")
+
+
+def rewrite_by_role(main: Program, state: MixedPrecisionState, **options: Any) -> None:
+    """Rewrites a program with gradients, in place, with options of `AmpByRole`."""
+    rewrite = AmpByRole(state.scale, state.good, state.bad, **options)
+    write_back(main, Rewritten.of(main, [rewrite]).made)
+
+
+def _declared(key: str, dtype: str, value: float) -> str:
+    name = unique_name.generate(key)
+    LayerHelper.named(name).global_variable(name, [1], dtype, value)
+    return name
 
 
 class OptimizerWithMixedPrecision(Optimizer):

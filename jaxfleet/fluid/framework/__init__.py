@@ -8,8 +8,8 @@ from jaxfleet.fluid.flags import set_flags as set_flags
 from jaxfleet.fluid.framework.block import Block as Block
 from jaxfleet.fluid.framework.guards import device_guard as device_guard
 from jaxfleet.fluid.framework.guards import name_scope as name_scope
-from jaxfleet.fluid.framework.op_proto import OpProtoHolder as OpProtoHolder
 from jaxfleet.fluid.framework.operator import Operator as Operator
+from jaxfleet.fluid.framework.operator import OpProtoHolder as OpProtoHolder
 from jaxfleet.fluid.framework.program import Program as Program
 from jaxfleet.fluid.framework.program import default_main_program as default_main_program
 from jaxfleet.fluid.framework.program import default_startup_program as default_startup_program

@@ -1,12 +1,14 @@
 """Conversion from the IR back to a fluid program, which shows scripts a transpiler's result."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from jaxfleet.errors import PassError
 from jaxfleet.fluid.framework.block import Block
 from jaxfleet.fluid.framework.operator import ROLE, ROLE_VAR, Operator, number_of
 from jaxfleet.fluid.framework.program import Program
-from jaxfleet.fluid.framework.to_ir import ir_operator
+from jaxfleet.fluid.framework.to_ir import ir_operator, ir_program
 from jaxfleet.fluid.framework.types import VarType, ir_dtype
 from jaxfleet.fluid.framework.variable import Parameter, Variable
 from jaxfleet.ir import Block as IrBlock
@@ -16,6 +18,9 @@ from jaxfleet.ir import Program as IrProgram
 from jaxfleet.ir import Variable as IrVariable
 from jaxfleet.ir.variable import RAW, long_dtype
 from jaxfleet.ops.fluid import EMPTY, UNWANTED
+from jaxfleet.ops.user_frames import line_of_caller
+from jaxfleet.pipeline import Pass
+from jaxfleet.runtime.transpile import transpile
 
 
 def write_back(program: Program, made: IrProgram, *, origin: Program | None = None) -> Program:
@@ -28,6 +33,34 @@ def write_back(program: Program, made: IrProgram, *, origin: Program | None = No
     """
     _Writer(program, made, origin or program).run()
     return program
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """The result of passes on a program, before it is written back."""
+
+    program: Program
+    made: IrProgram
+
+    @classmethod
+    def of(cls, program: Program, passes: Sequence[Pass], *, name: str = "main") -> "Rewritten":
+        """Runs passes on a program, dumping each result if the environment requests it.
+
+        PassError if a pass cannot run; a note gives the source line that requested it.
+        """
+        try:
+            return cls(program, transpile(ir_program(program, name=name), passes, dump_dir=None)[0])
+        except PassError as error:
+            line = line_of_caller()
+            if line is not None:
+                error.add_note(f"  {line.where()}")
+            raise
+
+    def write_back(self) -> None:
+        """Replaces the program by the result; a copy of the original is its `_origin_program`."""
+        origin = self.program.clone()
+        write_back(self.program, self.made)
+        self.program._origin_program = origin
 
 
 class _Writer:

@@ -1,18 +1,23 @@
-"""Operator: one operation of a fluid program, with its role and fluid's accessors."""
+"""Operator: one operation of a fluid program, with its role; prototypes of operator types."""
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxfleet.errors import AssertedError, ProgramError
-from jaxfleet.fluid.argument_checks import check_type
+from jaxfleet.fluid.argument_checks import check_type, mistake
 from jaxfleet.fluid.framework.types import OperatorDesc
 from jaxfleet.ir import Role, Source
 from jaxfleet.ir.naming import INSTEAD_OF
 from jaxfleet.ops.fluid import Schema, Slot, schema_of
 from jaxfleet.ops.fluid.random import DRAWS_AS
+
+if TYPE_CHECKING:
+    from jaxfleet.fluid.framework.block import Block
 
 
 class OpRole:
@@ -54,9 +59,6 @@ def number_of(role: Role) -> int:
     """Converts an IR role to fluid's number."""
     return next(number for number, known in _ROLES.items() if known is role)
 
-
-if TYPE_CHECKING:
-    from jaxfleet.fluid.framework.block import Block
 
 ROLE, ROLE_VAR = "op_role", "op_role_var"
 NAME_SCOPE, DEVICE = "op_namescope", "op_device"
@@ -284,3 +286,74 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [x.item() if isinstance(x, np.generic) else x for x in value]
     return value
+
+
+@dataclass(frozen=True)
+class SlotProto:
+    """A slot of an operator type.
+
+    Attributes:
+        name: the slot, such as `X`.
+        duplicable: it holds several variables.
+        dispensable: it may be empty.
+    """
+
+    name: str
+    duplicable: bool
+    dispensable: bool
+
+
+@dataclass(frozen=True)
+class AttrProto:
+    """An attribute of an operator type."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class OpProto:
+    """The signature of an operator type.
+
+    Attributes:
+        type: its name.
+        inputs: its input slots.
+        outputs: its output slots.
+        attrs: its attributes, except those common to all operators.
+    """
+
+    type: str
+    inputs: tuple[SlotProto, ...]
+    outputs: tuple[SlotProto, ...]
+    attrs: tuple[AttrProto, ...]
+
+
+class OpProtoHolder:
+    """Registry of all operator types; scripts use the singleton `instance()`."""
+
+    @classmethod
+    @cache
+    def instance(cls) -> "OpProtoHolder":
+        """Returns the singleton."""
+        return cls()
+
+    def get_op_proto(self, type: str) -> OpProto:
+        """Returns the prototype of a type.
+
+        Raises:
+            ValueError: there is no such type.
+        """
+        schema = schema_of(type)
+        if schema is None:
+            what = f'operator "{type}" has not been registered'
+            raise mistake(what, "docs/fluid-differences.md lists what is missing")
+        attrs = tuple(AttrProto(name) for name in schema.attrs)
+        return OpProto(type, _slots(schema.inputs), _slots(schema.outputs), attrs)
+
+    @staticmethod
+    def generated_op_attr_names() -> set[str]:
+        """Returns the attributes common to all operators."""
+        return {ROLE, ROLE_VAR, NAME_SCOPE, DEVICE, "op_callstack"}
+
+
+def _slots(slots: tuple[Slot, ...]) -> tuple[SlotProto, ...]:
+    return tuple(SlotProto(slot.name, slot.many, slot.optional) for slot in slots)

@@ -9,8 +9,8 @@ from jaxfleet.fluid.framework.sequence_lengths import join_rows
 from jaxfleet.fluid.framework.types import dtype_name
 from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.layer_helper import LayerHelper
+from jaxfleet.fluid.layers.loops import StepBlock
 from jaxfleet.fluid.layers.sequences import sequences
-from jaxfleet.fluid.layers.step_block import StepBlock
 from jaxfleet.fluid.layers.tensor import fill_constant_batch_size_like
 from jaxfleet.ir.dims import letter
 

@@ -37,7 +37,7 @@ closes; one that ends with an error does not, and the others report it as lost.
 for a step of live peers. A peer without a heartbeat for ten seconds is lost. Errors name the peer
 and the step.
 
-A program that cannot run as written is rejected before anything is sent (`unsupported.py`).
+A program that cannot run as written is rejected before anything is sent (`runs.py`).
 """
 
 from jaxfleet.fluid.pserver.checkpoint_notify import TABLES as TABLES
@@ -45,4 +45,4 @@ from jaxfleet.fluid.pserver.runs import PserverRuns as PserverRuns
 from jaxfleet.fluid.pserver.runs import begins_rows as begins_rows
 from jaxfleet.fluid.pserver.runs import refuse_several_devices as refuse_several_devices
 from jaxfleet.fluid.pserver.runs import talks_to_others as talks_to_others
-from jaxfleet.fluid.pserver.unsupported import why_not as why_not
+from jaxfleet.fluid.pserver.runs import why_not as why_not

@@ -11,7 +11,7 @@ from jaxfleet.fluid.transpiler.details.program_utils import wait_server_ready as
 from jaxfleet.fluid.transpiler.distribute_transpiler import (
     DistributeTranspiler as DistributeTranspiler,
 )
-from jaxfleet.fluid.transpiler.fl_distribute_transpiler import (
+from jaxfleet.fluid.transpiler.geo_sgd_transpiler import (
     FLDistributeTranspiler as FLDistributeTranspiler,
 )
 from jaxfleet.fluid.transpiler.geo_sgd_transpiler import GeoSgdTranspiler as GeoSgdTranspiler

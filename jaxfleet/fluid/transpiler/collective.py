@@ -15,10 +15,10 @@ from jaxfleet.cluster import has_started
 from jaxfleet.errors import AssertedError
 from jaxfleet.fluid import unique_name
 from jaxfleet.fluid.argument_checks import mistake
+from jaxfleet.fluid.framework.from_ir import Rewritten
 from jaxfleet.fluid.framework.operator import ROLE, ROLE_VAR, OpRole
 from jaxfleet.fluid.framework.program import Program, default_main_program, default_startup_program
 from jaxfleet.fluid.transpiler.config import check_among, rank_endpoints
-from jaxfleet.fluid.transpiler.rewriting import Rewritten
 from jaxfleet.ops.user_frames import warn_at_caller
 from jaxfleet.passes import (
     BroadcastParams,

@@ -9,8 +9,8 @@ from jaxfleet.errors import ClosedError, FeedError, PeerLostError, ProgramError
 from jaxfleet.fluid.pserver.connections import Connection, serve_program
 from jaxfleet.fluid.pserver.job_info import job_info_of
 from jaxfleet.fluid.pserver.normalization import normalize_trainer
+from jaxfleet.fluid.pserver.runs import why_not
 from jaxfleet.fluid.pserver.trainer import TrainerRun
-from jaxfleet.fluid.pserver.unsupported import why_not
 from jaxfleet.fluid.scope import Scope
 from tests.fluid.pserver import written
 from tests.fluid.pserver.memory import CACHE, Job

@@ -11,6 +11,7 @@ from jaxfleet.fleet import FleetBase
 from jaxfleet.fluid import layers
 from jaxfleet.fluid.argument_checks import check_type, mistake
 from jaxfleet.fluid.compiler import BuildStrategy, CompiledProgram, ExecutionStrategy
+from jaxfleet.fluid.contrib.mixed_precision import use_mixed_precision
 from jaxfleet.fluid.framework.operator import Operator
 from jaxfleet.fluid.framework.program import Program, default_startup_program, program_guard
 from jaxfleet.fluid.framework.variable import Pairs, Variable
@@ -21,7 +22,6 @@ from jaxfleet.fluid.incubate.fleet.base.fleet_base import (
 )
 from jaxfleet.fluid.optimizer import Lamb, RecomputeOptimizer
 from jaxfleet.fluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig
-from jaxfleet.fluid.transpiler.rewriting import use_mixed_precision
 
 _OURS: Mapping[str, Any] = {
     "use_local_sgd": False,
