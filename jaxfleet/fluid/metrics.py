@@ -59,11 +59,7 @@ class CompositeMetric(MetricBase):
         self._metrics: list[MetricBase] = []
 
     def add_metric(self, metric: MetricBase) -> None:
-        """Adds a metric.
-
-        Raises:
-            ValueError: it is not a metric.
-        """
+        """Adds a metric; ValueError if it is not a metric."""
         if not isinstance(metric, MetricBase):
             raise mistake("what is added to a CompositeMetric is no metric", "a MetricBase")
         self._metrics.append(metric)

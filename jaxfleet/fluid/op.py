@@ -20,19 +20,12 @@ from jaxfleet.ops.fluid import Schema, schema_of
 
 @dataclass(frozen=True)
 class OneOperator:
-    """An operator with the names of its operands.
+    """An operator with the names of its operands."""
 
-    Attributes:
-        type: the operator type.
-        inputs: names by slot.
-        outputs: names by slot.
-        attrs: its attributes.
-    """
-
-    type: str
-    inputs: Mapping[str, list[str]]
-    outputs: Mapping[str, list[str]]
-    attrs: Mapping[str, Any]
+    type: str  # the operator type
+    inputs: Mapping[str, list[str]]  # names by slot
+    outputs: Mapping[str, list[str]]  # names by slot
+    attrs: Mapping[str, Any]  # its attributes
 
     def run(self, scope: Scope, place: Any = None) -> None:
         """Runs once over the values in a scope, and writes the results to it.

@@ -14,24 +14,17 @@ from jaxfleet.fluid.regularizer import WeightDecayRegularizer
 class ParamAttr:
     """Attributes of a parameter.
 
-    Attributes:
-        name: the parameter's; generated unless given.
-        initializer: how it is initialized; the layer's default unless given.
-        learning_rate: a factor of the optimizer's.
-        regularizer: used instead of the optimizer's.
-        trainable: whether it is updated.
-        do_model_average: whether ModelAverage includes it.
-
     Raises:
         WrongTypeError: an attribute is of another type.
     """
 
-    name: str | None = None
+    name: str | None = None  # the parameter's; generated unless given
+    # how it is initialized; the layer's default unless given
     initializer: Initializer | None = None
-    learning_rate: float = 1.0
-    regularizer: Any = None
-    trainable: bool = True
-    do_model_average: bool = True
+    learning_rate: float = 1.0  # a factor of the optimizer's
+    regularizer: Any = None  # used instead of the optimizer's
+    trainable: bool = True  # whether it is updated
+    do_model_average: bool = True  # whether ModelAverage includes it
 
     def __post_init__(self) -> None:
         nothing = type(None)

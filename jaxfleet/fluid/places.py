@@ -61,11 +61,7 @@ class AnyPlace:
         return isinstance(self._place, CUDAPlace)
 
     def gpu_device_id(self) -> int:
-        """Returns the number of the GPU.
-
-        Raises:
-            AssertionError: it is not a GPU.
-        """
+        """Returns the number of the GPU; AssertionError if it is not a GPU."""
         return self._gpu().id
 
     def _gpu(self) -> CUDAPlace:

@@ -59,11 +59,7 @@ class SelectedRows:
         return self._tensor
 
     def value(self) -> np.ndarray:
-        """Returns the rows.
-
-        Raises:
-            ProgramError: their number differs from that of the row numbers.
-        """
+        """Returns the rows; ProgramError if their number differs from that of the row numbers."""
         found = np.asarray(self._tensor)
         if len(found) != len(self._rows):
             what = f"{len(found)} rows have {len(self._rows)} numbers"
@@ -244,11 +240,7 @@ def global_scope() -> Scope:
 
 @contextmanager
 def scope_guard(scope: ArrayScope) -> Iterator[None]:
-    """Replaces the global scope within a `with` block.
-
-    Raises:
-        TypeError: the argument is not a scope.
-    """
+    """Replaces the global scope within a `with` block; TypeError if the argument is not a scope."""
     if not isinstance(scope, ArrayScope):
         raise WrongTypeError(f"scope_guard takes a Scope, not a {type(scope).__name__}")
     old, _CURRENT.scope = _CURRENT.scope, Scope.around(scope)

@@ -30,26 +30,18 @@ def delta_name(slice_name: str) -> str:
 
 @dataclass
 class ServerBlocks:
-    """The blocks of one server, and the variables that they need.
+    """The blocks of one server, and the variables that they need."""
 
-    Attributes:
-        step: the step's program.
-        endpoint: the server's.
-        number: the server's index.
-        trainers: the number of trainers.
-        top: the variables of the program.
-        blocks: block 0, which is written last, and one for each update.
-        updates: the indices of the blocks, each with its input.
-        holds: for each variable its name, the whole variable, and its first row there, or -1.
-    """
-
-    step: Program
-    endpoint: str
-    number: int
-    trainers: int
-    top: dict[str, Variable] = field(default_factory=dict)
+    step: Program  # the step's program
+    endpoint: str  # the server's
+    number: int  # the server's index
+    trainers: int  # the number of trainers
+    top: dict[str, Variable] = field(default_factory=dict)  # the variables of the program
+    # block 0, which is written last, and one for each update
     blocks: list[Block] = field(default_factory=lambda: [Block()])
+    # the indices of the blocks, each with its input
     updates: dict[int, str] = field(default_factory=dict)
+    # for each variable its name, the whole variable, and its first row there, or -1
     holds: dict[str, Attr] = field(default_factory=dict)
 
     def declare(self, param: str, name: str, kind: Kind, cut: Slice | None = None) -> None:

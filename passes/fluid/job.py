@@ -50,18 +50,13 @@ MODES = ("sync", "async", "half_async")  # the index is fluid's number of the mo
 
 @dataclass(frozen=True)
 class ExchangeMode:
-    """How gradients and parameters travel.
+    """How gradients and parameters travel."""
 
-    Attributes:
-        mode: `sync`: servers wait for the gradients of all trainers, and take their mean. `async`:
-            they apply each on arrival. `half_async`: on arrival, in blocks that trainers cut.
-        runtime_split: the sender and the receiver split and join, without operators.
-        local_barrier: a trainer waits until its sends have completed.
-    """
-
+    # `sync`: servers wait for the gradients of all trainers, and take their mean. `async`: they
+    # apply each on arrival. `half_async`: on arrival, in blocks that trainers cut
     mode: str = "sync"
-    runtime_split: bool = False
-    local_barrier: bool = False
+    runtime_split: bool = False  # the sender and the receiver split and join, without operators
+    local_barrier: bool = False  # a trainer waits until its sends have completed
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

@@ -28,17 +28,13 @@ _INDEX = 1  # of the block; its parent is block 0
 
 @dataclass
 class ScheduleBlocks:
-    """Copies the operators of a learning-rate schedule, with their blocks, for a server.
-
-    Attributes:
-        blocks: the block, then its sub-blocks; the first has index 1.
-        names: the variables of block 0 that they use.
-        counters: each trainer's count of reported steps, if trainers report them.
-    """
+    """Copies the operators of a learning-rate schedule, with their blocks, for a server."""
 
     fluid: FluidJob
+    # the block, then its sub-blocks; the first has index 1
     blocks: list[Block] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)  # the variables of block 0 that they use
+    # each trainer's count of reported steps, if trainers report them
     counters: list[Variable] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -105,35 +101,25 @@ def fluid_server(fluid: FluidJob, endpoint: str, mark: Mark) -> Program:
 
 @dataclass
 class _Server:
-    """Writes one server's program.
+    """Writes one server's program."""
 
-    Attributes:
-        fluid: the job.
-        endpoint: the server's.
-        mark: marks an operator as made by the pass.
-        top: the variables of the program, which outlive a step.
-        blocks: so far; block 0 is written last.
-        updates: the indices of the update blocks, with the gradient of each.
-        sparse: pairs of a gradient of rows and its parameter, as `gradient:parameter`.
-        fed: the names that trainers send.
-        holds: for each variable its name, the whole variable, and its first row there, or -1.
-        lr: the index of the block that computes learning rates; -1 for none.
-        facts: more attributes of `listen_and_serv`.
-        table: the distributed table, or None.
-    """
-
-    fluid: FluidJob
-    endpoint: str
-    mark: Mark
+    fluid: FluidJob  # the job
+    endpoint: str  # the server's
+    mark: Mark  # marks an operator as made by the pass
+    # the variables of the program, which outlive a step
     top: dict[str, Variable] = field(default_factory=dict)
+    # so far; block 0 is written last
     blocks: list[Block] = field(default_factory=lambda: [Block()])
+    # the indices of the update blocks, with the gradient of each
     updates: dict[int, str] = field(default_factory=dict)
+    # pairs of a gradient of rows and its parameter, as `gradient:parameter`
     sparse: list[str] = field(default_factory=list)
-    fed: list[str] = field(default_factory=list)
+    fed: list[str] = field(default_factory=list)  # the names that trainers send
+    # for each variable its name, the whole variable, and its first row there, or -1
     holds: dict[str, Attr] = field(default_factory=dict)
-    lr: int = -1
-    facts: dict[str, Attr] = field(default_factory=dict)
-    table: Table | None = field(init=False)
+    lr: int = -1  # the index of the block that computes learning rates; -1 for none
+    facts: dict[str, Attr] = field(default_factory=dict)  # more attributes of `listen_and_serv`
+    table: Table | None = field(init=False)  # the distributed table, or None
 
     def __post_init__(self) -> None:
         self.table = Table.of(self.fluid)

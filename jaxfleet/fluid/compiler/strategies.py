@@ -52,11 +52,7 @@ class BuildPass:
 
     @property
     def num_repeats(self) -> int:
-        """How many times gradients are computed for an update.
-
-        Raises:
-            ProgramError: it is not set.
-        """
+        """How many times gradients are computed for an update; ProgramError if it is not set."""
         if _REPEATS not in self._attrs:
             raise mistake(f"{self._type} is not told how often", f"set('{_REPEATS}', n)")
         repeats: int = self._attrs[_REPEATS]
@@ -89,11 +85,7 @@ class PassBuilder:
         return made
 
     def remove_pass(self, idx: int) -> None:
-        """Removes the pass at an index.
-
-        Raises:
-            ProgramError: the index is out of range.
-        """
+        """Removes the pass at an index; ProgramError if the index is out of range."""
         if not 0 <= idx < len(self._passes):
             raise mistake(f"there is no pass {idx} among {len(self._passes)}")
         del self._passes[idx]

@@ -47,11 +47,7 @@ class InMemoryDataset(DatasetBase):
         return CoreDataset(dataset=self)
 
     def load_into_memory(self) -> None:
-        """Reads all files.
-
-        Raises:
-            FeedError: a file cannot be read, or has an invalid line.
-        """
+        """Reads all files; FeedError if a file cannot be read, or has an invalid line."""
         parts = list(self._read(self.thread_num))
         self._samples = Samples.joined(parts) if parts else Samples.none(self.use_slots)
 
@@ -81,11 +77,7 @@ class InMemoryDataset(DatasetBase):
         self._drawn = np.random.default_rng(seed)
 
     def local_shuffle(self) -> None:
-        """Shuffles the samples of this process.
-
-        Raises:
-            ProgramError: the samples are not loaded.
-        """
+        """Shuffles the samples of this process; ProgramError if the samples are not loaded."""
         samples = self._held()
         self._samples = samples.in_order(self._drawn.permutation(len(samples)))
 

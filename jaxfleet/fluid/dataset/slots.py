@@ -19,19 +19,12 @@ _DTYPES = {"int64": np.int64, "float32": np.float32}
 
 @dataclass(frozen=True)
 class Slot:
-    """The part of a line that is fed to one variable.
+    """The part of a line that is fed to one variable."""
 
-    Attributes:
-        name: the variable's.
-        dtype: `int64` or `float32`.
-        shape: of one sample, -1 for any size; without the batch axis.
-        is_sequence: the number of values varies between samples.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    is_sequence: bool
+    name: str  # the variable's
+    dtype: str  # `int64` or `float32`
+    shape: tuple[int, ...]  # of one sample, -1 for any size; without the batch axis
+    is_sequence: bool  # the number of values varies between samples
 
     @classmethod
     def of(cls, variable: Variable) -> "Slot":
@@ -57,19 +50,12 @@ class Slot:
 
 @dataclass(frozen=True)
 class Samples:
-    """A sequence of samples.
+    """A sequence of samples."""
 
-    Attributes:
-        slots: in the order of a line.
-        values: of each slot, those of all samples concatenated.
-        counts: int32[samples, slots].
-        ids: of the samples, if lines begin with them.
-    """
-
-    slots: tuple[Slot, ...]
-    values: tuple[np.ndarray, ...]
-    counts: np.ndarray
-    ids: np.ndarray | None = None
+    slots: tuple[Slot, ...]  # in the order of a line
+    values: tuple[np.ndarray, ...]  # of each slot, those of all samples concatenated
+    counts: np.ndarray  # int32[samples, slots]
+    ids: np.ndarray | None = None  # of the samples, if lines begin with them
 
     def __len__(self) -> int:
         return len(self.counts)

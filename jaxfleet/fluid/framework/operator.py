@@ -188,11 +188,7 @@ class Operator:
 
     @property
     def idx(self) -> int:
-        """Its position in its block.
-
-        Raises:
-            ProgramError: it was removed from the block.
-        """
+        """Its position in its block; ProgramError if it was removed from the block."""
         for at, op in enumerate(self.block.ops):
             if op is self:
                 return at
@@ -290,17 +286,11 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class SlotProto:
-    """A slot of an operator type.
+    """A slot of an operator type."""
 
-    Attributes:
-        name: the slot, such as `X`.
-        duplicable: it holds several variables.
-        dispensable: it may be empty.
-    """
-
-    name: str
-    duplicable: bool
-    dispensable: bool
+    name: str  # the slot, such as `X`
+    duplicable: bool  # it holds several variables
+    dispensable: bool  # it may be empty
 
 
 @dataclass(frozen=True)
@@ -312,19 +302,12 @@ class AttrProto:
 
 @dataclass(frozen=True)
 class OpProto:
-    """The signature of an operator type.
+    """The signature of an operator type."""
 
-    Attributes:
-        type: its name.
-        inputs: its input slots.
-        outputs: its output slots.
-        attrs: its attributes, except those common to all operators.
-    """
-
-    type: str
-    inputs: tuple[SlotProto, ...]
-    outputs: tuple[SlotProto, ...]
-    attrs: tuple[AttrProto, ...]
+    type: str  # its name
+    inputs: tuple[SlotProto, ...]  # its input slots
+    outputs: tuple[SlotProto, ...]  # its output slots
+    attrs: tuple[AttrProto, ...]  # its attributes, except those common to all operators
 
 
 class OpProtoHolder:
@@ -337,11 +320,7 @@ class OpProtoHolder:
         return cls()
 
     def get_op_proto(self, type: str) -> OpProto:
-        """Returns the prototype of a type.
-
-        Raises:
-            ValueError: there is no such type.
-        """
+        """Returns the prototype of a type; ValueError if there is no such type."""
         schema = schema_of(type)
         if schema is None:
             what = f'operator "{type}" has not been registered'

@@ -244,11 +244,7 @@ def switch_startup_program(program: Program) -> Program:
 
 @contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Adds to other programs within a `with` block.
-
-    Raises:
-        TypeError: an argument is not a Program.
-    """
+    """Adds to other programs within a `with` block; TypeError if an argument is not a Program."""
     old = switch_main_program(main_program)
     old_startup = None
     try:

@@ -31,11 +31,7 @@ _DTYPES = frozenset(
 
 
 def dtype_name(dtype: Any) -> str:
-    """Returns a dtype's name.
-
-    Raises:
-        ProgramError: fluid has no such dtype.
-    """
+    """Returns a dtype's name; ProgramError if fluid has no such dtype."""
     name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if name not in _DTYPES:
         raise ProgramError(

@@ -151,22 +151,15 @@ class _Memory:
 
 @dataclass
 class StepBlock:
-    """A block for one step, during and after its construction.
+    """A block for one step, during and after its construction."""
 
-    Attributes:
-        layer: name of the layer in messages, such as `StaticRNN`.
-        op_type: of the operator that runs the block.
-        helper: adds operators.
-        inputs: iterated variables, with the block's name of one step.
-        memories: states, by the block's names.
-        outputs: kept variables of the block, with the stacked result of all steps.
-    """
-
-    layer: str
-    op_type: str
-    helper: LayerHelper
+    layer: str  # name of the layer in messages, such as `StaticRNN`
+    op_type: str  # of the operator that runs the block
+    helper: LayerHelper  # adds operators
+    # iterated variables, with the block's name of one step
     inputs: list[tuple[Variable, Variable]] = field(default_factory=list)
-    memories: dict[str, _Memory] = field(default_factory=dict)
+    memories: dict[str, _Memory] = field(default_factory=dict)  # states, by the block's names
+    # kept variables of the block, with the stacked result of all steps
     outputs: list[tuple[Variable, Variable]] = field(default_factory=list)
     block: Block | None = None
     is_open: bool = False

@@ -19,17 +19,11 @@ from jaxfleet.fluid.param_attr import ParamAttr
 
 @dataclass(frozen=True)
 class FleetRows:
-    """Usage of the rows of a table that `fleet_embedding` assigned to a job.
+    """Usage of the rows of a table that `fleet_embedding` assigned to a job."""
 
-    Attributes:
-        click_name: the variable that marks clicked samples.
-        scale_sparse_grad: multiply gradients of rows by the batch's samples.
-        counts: rows begin with shows and clicks; set by `minimize`.
-    """
-
-    click_name: str
-    scale_sparse_grad: bool = True
-    counts: bool = False
+    click_name: str  # the variable that marks clicked samples
+    scale_sparse_grad: bool = True  # multiply gradients of rows by the batch's samples
+    counts: bool = False  # rows begin with shows and clicks; set by `minimize`
 
 
 _CURRENT: ContextVar[FleetRows | None] = ContextVar("fleet_rows", default=None)

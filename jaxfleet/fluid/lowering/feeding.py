@@ -94,22 +94,15 @@ def _sequences(program: Program, variable: Variable, value: Any, devices: int) -
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a variable is fed; it does not refer to the program, which may be freed earlier.
+    """How a variable is fed; it does not refer to the program, which may be freed earlier."""
 
-    Attributes:
-        name: the variable's.
-        dtype: as declared.
-        narrow: the dtype with which devices compute instead if JAX's 64-bit types are off.
-        sizes: of the axes, -1 for any; None for no check.
-        is_wide: it keeps its dtype, since no device computes with it.
-        sample: the sizes of one row, if such a row may be fed alone; else None.
-    """
-
-    name: str
-    dtype: np.dtype[Any]
+    name: str  # the variable's
+    dtype: np.dtype[Any]  # as declared
+    # the dtype with which devices compute instead if JAX's 64-bit types are off
     narrow: np.dtype[Any] | None
-    sizes: tuple[int, ...] | None
-    is_wide: bool = False
+    sizes: tuple[int, ...] | None  # of the axes, -1 for any; None for no check
+    is_wide: bool = False  # it keeps its dtype, since no device computes with it
+    # the sizes of one row, if such a row may be fed alone; else None
     sample: tuple[int, ...] | None = None
 
     @classmethod

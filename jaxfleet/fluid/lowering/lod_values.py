@@ -208,24 +208,16 @@ def _rounded(count: int) -> int:
 
 @dataclass(frozen=True)
 class _Known:
-    """Names of a program's sequences, cached for each version; they do not keep it alive.
+    """Names of a program's sequences, cached for each version; they do not keep it alive."""
 
-    Attributes:
-        ragged: variables fed as sequences, by the letter of their number of rows.
-        exact: names of those that must not be padded.
-        equal: groups of names that must have equal lengths, since an operator reads them side by
-            side.
-        measures: some operator needs the length of the longest sequence.
-        limits: the limits on fed lengths, by name.
-        has_nested: some variable is fed as sequences of two levels.
-    """
-
-    ragged: Mapping[str, str]
-    exact: frozenset[str]
+    ragged: Mapping[str, str]  # variables fed as sequences, by the letter of their number of rows
+    exact: frozenset[str]  # names of those that must not be padded
+    # groups of names that must have equal lengths, since an operator reads them side by side
     equal: tuple[tuple[str, ...], ...] = ()
-    measures: bool = False
+    measures: bool = False  # some operator needs the length of the longest sequence
+    # the limits on fed lengths, by name
     limits: Mapping[str, tuple[Limit, ...]] = field(default_factory=dict)
-    has_nested: bool = False
+    has_nested: bool = False  # some variable is fed as sequences of two levels
 
     def check(self, name: str, lengths: Sequence[int]) -> None:
         """Raises FeedError if an operator does not accept the fed lengths of a variable."""

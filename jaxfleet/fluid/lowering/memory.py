@@ -83,14 +83,10 @@ def _behind(made: IrProgram, names: set[str]) -> tuple[int, ...]:
 
 @dataclass(eq=False)
 class MemoryBudget:
-    """The memory that a CompiledProgram may use besides state, feeds and fetches.
+    """The memory that a CompiledProgram may use besides state, feeds and fetches."""
 
-    Attributes:
-        amount: an int in bytes, or a float as a fraction of the unconstrained peak.
-        made: the fitted programs, by feed and fetch names.
-    """
-
-    amount: float
+    amount: float  # an int in bytes, or a float as a fraction of the unconstrained peak
+    # the fitted programs, by feed and fetch names
     made: list[WithinBudget] = field(default_factory=list)
 
     def fitted(
@@ -103,11 +99,7 @@ class MemoryBudget:
         return found
 
     def report(self) -> MemoryReport:
-        """Returns the memory use as last compiled.
-
-        Raises:
-            StrategyError: the program has not run.
-        """
+        """Returns the memory use as last compiled; StrategyError if the program has not run."""
         ran = [fitted for one in self.made for fitted in one.fitted.values()]
         if not ran:
             what = "memory_report: the program has not run, and is planned for what it is fed"

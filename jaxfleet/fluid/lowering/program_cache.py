@@ -97,29 +97,18 @@ _Key: TypeAlias = tuple[Names, Names, MemoryBudget | None]
 
 @dataclass(frozen=True)
 class CachedProgram:
-    """A program prepared for given feeds and fetches.
+    """A program prepared for given feeds and fetches."""
 
-    Attributes:
-        prepared: the program, compiled at its first run.
-        state: names that it reads from the scope without writing them.
-        given: names whose memory is donated to the run.
-        data: fed names, with their rules.
-        puts: fed names that go into the scope before the run, with their rules.
-        unknown: fed names that the program does not declare.
-        has_sequences: some inputs are sequences, which are fed as two arrays.
-        draws: random operators in it need the run number.
-        lengths: of computed sequences, which are fetched in addition.
-    """
-
-    prepared: CompiledProgram
-    state: Names
-    given: Names
-    data: tuple[tuple[str, Rule], ...]
+    prepared: CompiledProgram  # the program, compiled at its first run
+    state: Names  # names that it reads from the scope without writing them
+    given: Names  # names whose memory is donated to the run
+    data: tuple[tuple[str, Rule], ...]  # fed names, with their rules
+    # fed names that go into the scope before the run, with their rules
     puts: tuple[tuple[str, Rule], ...]
-    unknown: Names
-    has_sequences: bool
-    draws: bool
-    lengths: Names = ()
+    unknown: Names  # fed names that the program does not declare
+    has_sequences: bool  # some inputs are sequences, which are fed as two arrays
+    draws: bool  # random operators in it need the run number
+    lengths: Names = ()  # of computed sequences, which are fetched in addition
 
 
 class ProgramCache:

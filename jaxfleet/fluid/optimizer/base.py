@@ -26,23 +26,14 @@ from jaxfleet.fluid.regularizer import WeightDecayRegularizer, append_regulariza
 
 @dataclass(frozen=True)
 class Accumulator:
-    """Optimizer state of each parameter.
+    """Optimizer state of each parameter."""
 
-    Attributes:
-        name: suffix of its name: with `moment1`, `fc_w_moment1_0` is that of `fc_w`.
-        slot: input of the operator, which writes `slot` + `Out`.
-        value: initial value.
-        is_scalar: `[1]` instead of the parameter's shape.
-        out: name of the output slot, if it differs.
-        is_read_only: the operator does not write it.
-    """
-
-    name: str
-    slot: str
-    value: float = 0.0
-    is_scalar: bool = False
-    out: str = ""
-    is_read_only: bool = False
+    name: str  # suffix of its name: with `moment1`, `fc_w_moment1_0` is that of `fc_w`
+    slot: str  # input of the operator, which writes `slot` + `Out`
+    value: float = 0.0  # initial value
+    is_scalar: bool = False  # `[1]` instead of the parameter's shape
+    out: str = ""  # name of the output slot, if it differs
+    is_read_only: bool = False  # the operator does not write it
 
 
 class Optimizer:

@@ -11,23 +11,14 @@ from jaxfleet.ir import Attr, Program
 
 @dataclass(frozen=True)
 class JobInfo:
-    """The job and role of a program.
+    """The job and role of a program."""
 
-    Attributes:
-        role: `trainer` or `pserver`.
-        trainers: the number of trainers.
-        number: the trainer's, or the server's.
-        endpoints: of all servers, in order.
-        digest: common to all programs derived from one step; empty if not recorded.
-        mode: the communication mode.
-    """
-
-    role: str
-    trainers: int
-    number: int
-    endpoints: tuple[str, ...]
-    digest: str = ""
-    mode: str = "sync"
+    role: str  # `trainer` or `pserver`
+    trainers: int  # the number of trainers
+    number: int  # the trainer's, or the server's
+    endpoints: tuple[str, ...]  # of all servers, in order
+    digest: str = ""  # common to all programs derived from one step; empty if not recorded
+    mode: str = "sync"  # the communication mode
 
     @property
     def endpoint(self) -> str:

@@ -22,23 +22,14 @@ _WAITING = frozenset({*_BARRIERS, "recv", "fetch"})
 
 @dataclass(frozen=True)
 class TrainerProgram:
-    """A trainer's program.
+    """A trainer's program."""
 
-    Attributes:
-        program: the program; an operator at its end marks the results of a run.
-        wanted: the names that it marks: fetched and persistable variables.
-        fetched: the fetched names among them, in order.
-        outliving: the variables that the run leaves in the scope.
-        is_step: it sends gradients.
-        tables: tables of which the rows of a batch are fed.
-    """
-
-    program: Program
-    wanted: tuple[str, ...]
-    fetched: tuple[str, ...]
-    outliving: tuple[str, ...]
-    is_step: bool
-    tables: tuple[RowTable, ...] = ()
+    program: Program  # the program; an operator at its end marks the results of a run
+    wanted: tuple[str, ...]  # the names that it marks: fetched and persistable variables
+    fetched: tuple[str, ...]  # the fetched names among them, in order
+    outliving: tuple[str, ...]  # the variables that the run leaves in the scope
+    is_step: bool  # it sends gradients
+    tables: tuple[RowTable, ...] = ()  # tables of which the rows of a batch are fed
 
 
 def normalize_trainer(program: Program, fetch: Sequence[str]) -> TrainerProgram:
@@ -110,15 +101,10 @@ def _without_unused(program: Program) -> Program:
 
 @dataclass(frozen=True)
 class ServerInputs:
-    """The external inputs of a server's blocks.
+    """The external inputs of a server's blocks."""
 
-    Attributes:
-        state: variables with values from the last step, or from the startup program.
-        buffers: values from trainers, by the name at each sender.
-    """
-
-    state: frozenset[str]
-    buffers: frozenset[str]
+    state: frozenset[str]  # variables with values from the last step, or from the startup program
+    buffers: frozenset[str]  # values from trainers, by the name at each sender
 
 
 def server_inputs(program: Program) -> ServerInputs:

@@ -34,46 +34,27 @@ _GRADIENTS = frozenset({"lookup_table_grad", "lookup_table_v2_grad"})
 
 @dataclass(frozen=True)
 class TablePart:
-    """The rows of a table on one server.
+    """The rows of a table on one server."""
 
-    Attributes:
-        name: of the slice.
-        gradient: the name of its gradient in messages.
-        endpoint: the server's.
-        start: its first row.
-        rows: the number of rows.
-    """
-
-    name: str
-    gradient: str
-    endpoint: str
-    start: int
-    rows: int
+    name: str  # of the slice
+    gradient: str  # the name of its gradient in messages
+    endpoint: str  # the server's
+    start: int  # its first row
+    rows: int  # the number of rows
 
 
 @dataclass(frozen=True)
 class RowTable:
-    """A table whose rows a trainer requests.
+    """A table whose rows a trainer requests."""
 
-    Attributes:
-        name: the table's.
-        rows: the variable with the rows of a batch.
-        places: the variable with the places of ids, by the variable with the ids.
-        padding: the id whose row is zeros; -1 for none.
-        gradient: of the rows.
-        parts: in the order of rows; empty if servers partition the ids.
-        dim: elements of a row.
-        spec: the specification of a table with arbitrary ids.
-    """
-
-    name: str
-    rows: str
-    places: Mapping[str, str]
-    padding: int
-    gradient: str
-    parts: tuple[TablePart, ...]
-    dim: int
-    spec: TableSpec | None = None
+    name: str  # the table's
+    rows: str  # the variable with the rows of a batch
+    places: Mapping[str, str]  # the variable with the places of ids, by the variable with the ids
+    padding: int  # the id whose row is zeros; -1 for none
+    gradient: str  # of the rows
+    parts: tuple[TablePart, ...]  # in the order of rows; empty if servers partition the ids
+    dim: int  # elements of a row
+    spec: TableSpec | None = None  # the specification of a table with arbitrary ids
 
     def has(self, ids: np.ndarray) -> np.ndarray:
         """Whether each id has a row."""
@@ -113,15 +94,10 @@ def distributed_tables(program: Program) -> tuple[TableSpec, ...]:
 
 @dataclass
 class _OneTable:
-    """Rewrites the lookups of one table.
+    """Rewrites the lookups of one table."""
 
-    Attributes:
-        program: the program, partly rewritten.
-        lookup: the operator that requests rows.
-    """
-
-    program: Program
-    lookup: Operator
+    program: Program  # the program, partly rewritten
+    lookup: Operator  # the operator that requests rows
 
     def __post_init__(self) -> None:
         self.spec: TableSpec | None = None

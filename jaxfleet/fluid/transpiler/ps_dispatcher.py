@@ -64,17 +64,11 @@ class HashName(PSDispatcher):
 
 @dataclass(frozen=True)
 class VarBlock:
-    """A block of a variable.
+    """A block of a variable."""
 
-    Attributes:
-        varname: the variable's name.
-        offset: the block's number among the variable's.
-        size: the number of elements.
-    """
-
-    varname: str
-    offset: int
-    size: int
+    varname: str  # the variable's name
+    offset: int  # the block's number among the variable's
+    size: int  # the number of elements
 
     def __str__(self) -> str:
         return f"{self.varname}:{self.offset}:{self.size}"

@@ -69,15 +69,11 @@ REASON = "distributed_tables_not"  # the reason why servers cannot hold them
 
 @dataclass(frozen=True)
 class FoundTable:
-    """The distributed table of a program.
+    """The distributed table of a program."""
 
-    Attributes:
-        spec: its specification; None if there is no table, or servers cannot hold it.
-        reason: why they cannot, and what to do.
-    """
-
+    # its specification; None if there is no table, or servers cannot hold it
     spec: TableSpec | None = None
-    reason: str = ""
+    reason: str = ""  # why they cannot, and what to do
 
     @property
     def facts(self) -> Mapping[str, Attr]:

@@ -15,23 +15,14 @@ from jaxfleet.ir import Program as IrProgram
 
 @dataclass(frozen=True)
 class VarStruct:
-    """The properties of a variable, without its block.
+    """The properties of a variable, without its block."""
 
-    Attributes:
-        name: the variable's name.
-        shape: the size of each axis.
-        dtype: its name.
-        type: the kind of variable.
-        lod_level: the number of levels of ragged rows.
-        persistable: whether it outlives a run.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    type: str
-    lod_level: int
-    persistable: bool
+    name: str  # the variable's name
+    shape: tuple[int, ...]  # the size of each axis
+    dtype: str  # its name
+    type: str  # the kind of variable
+    lod_level: int  # the number of levels of ragged rows
+    persistable: bool  # whether it outlives a run
 
     @classmethod
     def of(cls, var: Variable) -> "VarStruct":

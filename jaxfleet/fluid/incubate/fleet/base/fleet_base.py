@@ -56,11 +56,7 @@ class Fleet(FleetBase, ABC):
 
     @property
     def executor(self) -> Executor:
-        """The executor of the fleet's own programs.
-
-        Raises:
-            ValueError: `init` was not called.
-        """
+        """The executor of the fleet's own programs; ValueError if `init` was not called."""
         if self._executor is None:
             raise mistake("the fleet was not initialized", "call fleet.init(role)", StrategyError)
         return self._executor
