@@ -2,8 +2,6 @@
 
 import inspect
 
-from jaxfleet.fluid.layers.beam_decoding import beam_search as beam_search
-from jaxfleet.fluid.layers.beam_decoding import beam_search_decode as beam_search_decode
 from jaxfleet.fluid.layers.control_flow import Switch as Switch
 from jaxfleet.fluid.layers.control_flow import (
     autoincreased_step_counter as autoincreased_step_counter,
@@ -16,8 +14,13 @@ from jaxfleet.fluid.layers.convolution import adaptive_pool2d as adaptive_pool2d
 from jaxfleet.fluid.layers.convolution import conv2d as conv2d
 from jaxfleet.fluid.layers.convolution import conv2d_transpose as conv2d_transpose
 from jaxfleet.fluid.layers.convolution import conv3d as conv3d
+from jaxfleet.fluid.layers.convolution import image_resize as image_resize
+from jaxfleet.fluid.layers.convolution import image_resize_short as image_resize_short
 from jaxfleet.fluid.layers.convolution import pool2d as pool2d
 from jaxfleet.fluid.layers.convolution import pool3d as pool3d
+from jaxfleet.fluid.layers.convolution import resize_bilinear as resize_bilinear
+from jaxfleet.fluid.layers.convolution import resize_nearest as resize_nearest
+from jaxfleet.fluid.layers.convolution import resize_trilinear as resize_trilinear
 from jaxfleet.fluid.layers.if_else import IfElse as IfElse
 from jaxfleet.fluid.layers.io import Print as Print
 from jaxfleet.fluid.layers.io import _pull_box_sparse as _pull_box_sparse
@@ -29,6 +32,8 @@ from jaxfleet.fluid.layers.io import read_file as read_file
 from jaxfleet.fluid.layers.layer_function import checked as _checked
 from jaxfleet.fluid.layers.loops import While as While
 from jaxfleet.fluid.layers.loops import while_loop as while_loop
+from jaxfleet.fluid.layers.losses import accuracy as accuracy
+from jaxfleet.fluid.layers.losses import auc as auc
 from jaxfleet.fluid.layers.losses import cross_entropy as cross_entropy
 from jaxfleet.fluid.layers.losses import hsigmoid as hsigmoid
 from jaxfleet.fluid.layers.losses import huber_loss as huber_loss
@@ -147,8 +152,6 @@ from jaxfleet.fluid.layers.math_ops import swish as swish
 from jaxfleet.fluid.layers.math_ops import tanh as tanh
 from jaxfleet.fluid.layers.math_ops import tanh_shrink as tanh_shrink
 from jaxfleet.fluid.layers.math_ops import thresholded_relu as thresholded_relu
-from jaxfleet.fluid.layers.metrics import accuracy as accuracy
-from jaxfleet.fluid.layers.metrics import auc as auc
 from jaxfleet.fluid.layers.nn import dropout as dropout
 from jaxfleet.fluid.layers.nn import embedding as embedding
 from jaxfleet.fluid.layers.nn import fc as fc
@@ -162,11 +165,6 @@ from jaxfleet.fluid.layers.recurrent import dynamic_lstm as dynamic_lstm
 from jaxfleet.fluid.layers.recurrent import edit_distance as edit_distance
 from jaxfleet.fluid.layers.recurrent import linear_chain_crf as linear_chain_crf
 from jaxfleet.fluid.layers.recurrent import warpctc as warpctc
-from jaxfleet.fluid.layers.resizing import image_resize as image_resize
-from jaxfleet.fluid.layers.resizing import image_resize_short as image_resize_short
-from jaxfleet.fluid.layers.resizing import resize_bilinear as resize_bilinear
-from jaxfleet.fluid.layers.resizing import resize_nearest as resize_nearest
-from jaxfleet.fluid.layers.resizing import resize_trilinear as resize_trilinear
 from jaxfleet.fluid.layers.rnn import DynamicRNN as DynamicRNN
 from jaxfleet.fluid.layers.rnn import StaticRNN as StaticRNN
 from jaxfleet.fluid.layers.schedules import cosine_decay as cosine_decay
@@ -208,6 +206,8 @@ from jaxfleet.fluid.layers.tensor import zeros_like as zeros_like
 from jaxfleet.fluid.layers.tensor_arrays import array_length as array_length
 from jaxfleet.fluid.layers.tensor_arrays import array_read as array_read
 from jaxfleet.fluid.layers.tensor_arrays import array_write as array_write
+from jaxfleet.fluid.layers.tensor_arrays import beam_search as beam_search
+from jaxfleet.fluid.layers.tensor_arrays import beam_search_decode as beam_search_decode
 from jaxfleet.fluid.layers.tensor_arrays import create_array as create_array
 
 # Public layers check their arguments, and report the calling line with the invalid one.

@@ -1,10 +1,11 @@
-"""Losses, including sampled losses over many classes."""
+"""Losses, including sampled losses over many classes, and metrics: accuracy and AUC."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from jaxfleet.errors import WrongTypeError
-from jaxfleet.fluid.argument_checks import mistake
+from jaxfleet.fluid import unique_name
+from jaxfleet.fluid.argument_checks import mistake, warn_no_effect
 from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.layer_function import one_operator, variables
@@ -16,11 +17,9 @@ from jaxfleet.ops.fluid.sampled_losses import LOG_UNIFORM, UNIFORM
 
 def square_error_cost(input: Variable, label: Variable) -> Variable:
     """Squared difference by element."""
-    (x,), (y,) = (
-        variables("square_error_cost", "input", input),
-        variables("square_error_cost", "label", label),
-    )
     helper = LayerHelper("square_error_cost")
+    (x,) = variables(helper.layer_type, "input", input)
+    (y,) = variables(helper.layer_type, "label", label)
     (less,) = helper.add({"X": x, "Y": y}, {"Out": x.dtype}, op_type="elementwise_sub")
     (out,) = helper.add({"X": less}, {"Out": x.dtype}, op_type="square")
     return out
@@ -82,13 +81,13 @@ def softmax_with_cross_entropy(
     _check_label("softmax_with_cross_entropy", label, soft=soft_label)
     helper = LayerHelper("softmax_with_cross_entropy")
     (x,) = variables(helper.layer_type, "logits", logits)
+    (y,) = variables(helper.layer_type, "label", label)
     attrs = {
         "soft_label": soft_label,
         "ignore_index": ignore_index,
         "numeric_stable_mode": numeric_stable_mode,
         "axis": axis,
     }
-    (y,) = variables(helper.layer_type, "label", label)
     made, loss = helper.add({"Logits": x, "Label": y}, {"Softmax": x.dtype, "Loss": x.dtype}, attrs)
     return (loss, made) if return_softmax else loss
 
@@ -303,3 +302,72 @@ def sampled_softmax_with_cross_entropy(
     )
     assert isinstance(loss, Variable)
     return loss
+
+
+def accuracy(
+    input: Variable,
+    label: Variable,
+    k: int = 1,
+    correct: Variable | None = None,
+    total: Variable | None = None,
+) -> Variable:
+    """Share of rows whose label is among the `k` most likely classes: `[1]`."""
+    helper = LayerHelper("accuracy")
+    (x,), (y,) = variables("accuracy", "input", input), variables("accuracy", "label", label)
+    found = {"Out": x.dtype, "Indices": "int64"}
+    values, places = helper.add({"X": x}, found, {"k": k}, op_type="top_k", frozen=True)
+    share, _, _ = helper.add(
+        {"Out": values, "Indices": places, "Label": y},
+        {"Accuracy": "float32", "Correct": correct or "int32", "Total": total or "int32"},
+        frozen=True,
+    )
+    return share
+
+
+def auc(
+    input: Variable,
+    label: Variable,
+    curve: str = "ROC",
+    num_thresholds: int = 2**12 - 1,
+    topk: int = 1,
+    slide_steps: int = 1,
+) -> tuple[Variable, Variable, list[Variable]]:
+    """Estimates the area under the ROC curve.
+
+    Args:
+        input: probabilities `[rows, 2]`, positive in the last column.
+        label: `[rows, 1]`, 0 or 1.
+        curve: `ROC`, the only one that fluid computed too.
+        num_thresholds: number of bins of the predictions.
+        topk: a value other than 1 is warned of; fluid did not read it either.
+        slide_steps: number of runs in the second result.
+
+    Returns:
+        The area over all runs, over the last ones, and the persistent counts: true and false of the
+        last runs, true and false of all.
+
+    Raises:
+        ProgramError: another curve.
+    """
+    if topk != 1:
+        warn_no_effect("auc's topk", "the area is that of the last column, as in fluid")
+    if curve != "ROC":
+        raise mistake(f"auc: the curve is 'ROC', not {curve!r}")
+    helper = LayerHelper("auc")
+    (x,), (y,) = variables("auc", "input", input), variables("auc", "label", label)
+    bins = num_thresholds + 1
+
+    def area(shape: Sequence[int], steps: int) -> tuple[Variable, list[Variable]]:
+        names = [unique_name.generate(f"{helper.name}.tmp") for _ in range(2)]
+        counts = [helper.global_variable(one, shape, "int64", 0.0) for one in names]
+        made, *_ = helper.add(
+            {"Predict": x, "Label": y, "StatPos": counts[0], "StatNeg": counts[1]},
+            {"AUC": "float64", "StatPosOut": counts[0], "StatNegOut": counts[1]},
+            {"curve": "ROC", "num_thresholds": num_thresholds, "slide_steps": steps},
+            frozen=True,
+        )
+        return made, counts
+
+    recent, of_recent = area([(1 + slide_steps) * bins + 1], slide_steps)
+    overall, of_all = area([1, bins], 0)
+    return overall, recent, [*of_recent, *of_all]

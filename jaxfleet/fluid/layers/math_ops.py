@@ -283,16 +283,12 @@ def mul(
 
 def sum(x: Variable | Sequence[Variable]) -> Variable:
     """Sums arrays of one shape."""
-    return _sum(x, None)
+    return sums(x)
 
 
 def sums(input: Variable | Sequence[Variable], out: Variable | None = None) -> Variable:
     """Sums arrays of one shape, into another if given."""
-    return _sum(input, out)
-
-
-def _sum(given: Variable | Sequence[Variable], out: Variable | None) -> Variable:
-    xs = variables("sum", "input", given)
+    xs = variables("sum", "input", input)
     if not _are_alike([x.shape for x in xs]):
         shapes = ", ".join(str(list(x.shape)) for x in xs)
         raise mistake(f"sum adds arrays of one shape, not {shapes or 'none'}")
