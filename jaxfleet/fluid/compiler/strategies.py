@@ -104,11 +104,7 @@ class GradientScaleStrategy:
 
 
 class _Strategy:
-    """Fields that are checked on assignment and frozen after the first use.
-
-    Attributes:
-        used: a program was compiled with it, so it is frozen.
-    """
+    """Fields that are checked on assignment and frozen after the first use."""
 
     _defaults: ClassVar[Mapping[str, Any]]
     _checks: ClassVar[Mapping[str, Callable[[Any], bool]]]
@@ -116,7 +112,7 @@ class _Strategy:
     _hints: ClassVar[frozenset[str]]
     _reasons: ClassVar[Mapping[str, str]]
 
-    used: bool
+    used: bool  # a program was compiled with it, so it is frozen
 
     def __init__(self) -> None:
         object.__setattr__(self, "used", False)

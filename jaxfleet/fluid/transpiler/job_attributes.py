@@ -19,56 +19,36 @@ _PREFETCHES = (*sorted(LOOKUPS), "nce")
 
 
 class JobAttributes:
-    """The attributes of a transpiler; those of a job with servers are set once it has run.
+    """The attributes of a transpiler; those of a job with servers are set once it has run."""
 
-    Attributes:
-        origin_program: the program that was transpiled.
-        startup_program: its startup program, transpiled.
-        origin_startup_program: its startup program before.
-        trainer_num: the number of trainers.
-        trainer_id: the number of this trainer.
-        sync_mode: whether servers wait for all trainers.
-        pserver_endpoints: the endpoints of the servers.
-        vars_overview: the variables on servers.
-        optimize_ops: the original operators that update.
-        params_grads: each parameter with its gradient.
-        table_name: the distributed table, or None.
-        has_distributed_lookup_table: whether there is a distributed table.
-        param_name_to_grad_name: names of gradients by the names of their parameters.
-        grad_name_to_param_name: the inverse.
-        sparse_update_ops: lookups of rows on servers that no operator has replaced.
-        sparse_param_to_height_sections: rows of each slice of tables that trainers never hold.
-        need_delete_optimize_vars: inputs of updates besides parameters and gradients.
-        param_var_mapping: the slices of each parameter.
-        grad_var_mapping: the slices of each gradient, as this trainer sends them.
-        grad_param_mapping: the slice of a parameter by the slice of its gradient.
-        param_grad_ep_mapping: the slices of parameters and gradients by endpoint.
-        grad_name_to_send_dummy_out: the control variable of each gradient's `send`.
-        counter_var: the step counter of trainers for servers that cannot count; None if not needed.
-    """
-
+    # the step counter of trainers for servers that cannot count; None if not needed
     counter_var: Variable | None = None
-    origin_program: Program
-    startup_program: Program
-    origin_startup_program: Program
-    trainer_num: int
-    trainer_id: int
-    sync_mode: bool
-    pserver_endpoints: list[str]
-    vars_overview: VarsDistributed
-    optimize_ops: list[Operator]
-    params_grads: list[list[Variable]]
-    table_name: str | None
-    has_distributed_lookup_table: bool
-    param_name_to_grad_name: dict[str, str]
-    grad_name_to_param_name: dict[str, str]
-    sparse_update_ops: list[Operator]
+    origin_program: Program  # the program that was transpiled
+    startup_program: Program  # its startup program, transpiled
+    origin_startup_program: Program  # its startup program before
+    trainer_num: int  # the number of trainers
+    trainer_id: int  # the number of this trainer
+    sync_mode: bool  # whether servers wait for all trainers
+    pserver_endpoints: list[str]  # the endpoints of the servers
+    vars_overview: VarsDistributed  # the variables on servers
+    optimize_ops: list[Operator]  # the original operators that update
+    params_grads: list[list[Variable]]  # each parameter with its gradient
+    table_name: str | None  # the distributed table, or None
+    has_distributed_lookup_table: bool  # whether there is a distributed table
+    param_name_to_grad_name: dict[str, str]  # names of gradients by the names of their parameters
+    grad_name_to_param_name: dict[str, str]  # the inverse
+    sparse_update_ops: list[Operator]  # lookups of rows on servers that no operator has replaced
+    # rows of each slice of tables that trainers never hold
     sparse_param_to_height_sections: dict[str, list[int]]
-    need_delete_optimize_vars: list[str]
-    param_var_mapping: dict[str, list[Variable]]
+    need_delete_optimize_vars: list[str]  # inputs of updates besides parameters and gradients
+    param_var_mapping: dict[str, list[Variable]]  # the slices of each parameter
+    # the slices of each gradient, as this trainer sends them
     grad_var_mapping: dict[str, list[Variable]]
+    # the slice of a parameter by the slice of its gradient
     grad_param_mapping: dict[Variable, Variable]
+    # the slices of parameters and gradients by endpoint
     param_grad_ep_mapping: dict[str, dict[str, list[Variable]]]
+    # the control variable of each gradient's `send`
     grad_name_to_send_dummy_out: dict[str, Variable]
 
     def _describe(self, job: PServerJob, main: Program, trainer_id: int, table: str | None) -> None:
