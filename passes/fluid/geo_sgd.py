@@ -92,6 +92,7 @@ class ServerBlocks:
 
 
 MODE = "geo"
+PUSH_EVERY = "push_every"  # in a trainer's facts: steps between exchanges
 _NUMBER = 3  # fluid's number of the mode
 
 

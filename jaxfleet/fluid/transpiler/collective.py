@@ -7,7 +7,7 @@ startup program names the trainers (the pass `gen_nccl_id`).
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import jax
 
@@ -18,86 +18,31 @@ from jaxfleet.fluid.argument_checks import mistake
 from jaxfleet.fluid.framework.from_ir import Rewritten
 from jaxfleet.fluid.framework.operator import ROLE, ROLE_VAR, OpRole
 from jaxfleet.fluid.framework.program import Program, default_main_program, default_startup_program
-from jaxfleet.fluid.transpiler.config import check_among, rank_endpoints
+from jaxfleet.fluid.transpiler.config import DistributeTranspilerConfig, check_among, rank_endpoints
 from jaxfleet.ops.user_frames import warn_at_caller
 from jaxfleet.passes import (
     BroadcastParams,
     CommInit,
     CommInitAll,
-    GenNcclId,
     GradAllreduceByRole,
     SnapshotParams,
 )
-from jaxfleet.passes import (
-    LocalSGD as LocalSGDPass,
-)
+from jaxfleet.passes import LocalSGD as LocalSGDPass
 from jaxfleet.pipeline import Pass
 from jaxfleet.runtime.devices import emulated_count
 
 
-class NcclConfig(Protocol):
-    """The transpiler options of nccl2 mode."""
-
-    nccl_comm_num: int
-    use_hierarchical_allreduce: bool
-    hierarchical_allreduce_inter_nranks: int
-
-
-def transpile_nccl2(
-    config: NcclConfig,
-    trainer_id: int,
-    trainers: str,
-    current_endpoint: str,
-    startup_program: Program | None = None,
-    wait_port: bool = True,
-) -> None:
-    """Adds the trainers that train together to the startup program.
-
-    Args:
-        config: how sums are spread and grouped. `hierarchical_allreduce_inter_nranks` up to 1
-            means the number of this process's devices, and is set to it.
-        trainer_id: the number of this trainer, from 0.
-        trainers: `host:port` of each trainer, separated by commas.
-        current_endpoint: this trainer's.
-        startup_program: the default one, unless given.
-        wait_port: ignored; the first run of the startup program joins and waits for the others.
-
-    Raises:
-        AssertionError: the trainers are not a string, or cannot be grouped.
-        ValueError: there is no such trainer.
-    """
-    del wait_port
-    if not isinstance(trainers, str):
-        what = f"trainers is a string of endpoints in nccl2 mode, not {trainers!r}"
-        raise mistake(what, "join them: ','.join(endpoints)", AssertedError)
-    if trainer_id < 0:
-        raise mistake(f"trainer_id is {trainer_id}", "trainers count from 0")
-    endpoints = rank_endpoints(trainers)
-    check_among(current_endpoint, endpoints)
-    if config.use_hierarchical_allreduce:
-        config.hierarchical_allreduce_inter_nranks = _inner(config, len(endpoints))
-    tell = GenNcclId(
-        tuple(endpoints),
-        trainer_id,
-        config.nccl_comm_num,
-        config.use_hierarchical_allreduce,
-        config.hierarchical_allreduce_inter_nranks,
-    )
-    startup = Rewritten.of(startup_program or default_startup_program(), [tell], name="startup")
-    startup.write_back()
-
-
-def note_trainers(program: Program, config: NcclConfig, trainers: str) -> None:
+def note_trainers(program: Program, config: DistributeTranspilerConfig, trainers: str) -> None:
     """Records the trainers that train together on a main program, whose operators do not change.
 
-    `config` and `trainers` are as after `transpile_nccl2`.
+    `config` and `trainers` are as after the startup program was rewritten.
     """
     program._trainers_endpoints = rank_endpoints(trainers)
     program._nccl_comm_num = config.nccl_comm_num
     note_levels(program, config)
 
 
-def note_levels(program: Program, config: NcclConfig) -> None:
+def note_levels(program: Program, config: DistributeTranspilerConfig) -> None:
     """Records on a main program the groups of trainers of hierarchical sums, if any."""
     program._use_hierarchical_allreduce = config.use_hierarchical_allreduce
     if config.use_hierarchical_allreduce:
@@ -105,8 +50,11 @@ def note_levels(program: Program, config: NcclConfig) -> None:
         program._hierarchical_allreduce_inter_nranks = inner
 
 
-def _inner(config: NcclConfig, trainers: int) -> int:
-    """Returns the number of trainers in a group."""
+def group_size(config: DistributeTranspilerConfig, trainers: int) -> int:
+    """Returns the number of trainers in a group of hierarchical sums, such as a machine's devices.
+
+    AssertedError if the trainers do not make several such groups.
+    """
     inner = config.hierarchical_allreduce_inter_nranks
     if inner <= 1:
         # Counting devices starts jax, which could then not join the other trainers any more.
@@ -118,7 +66,7 @@ def _inner(config: NcclConfig, trainers: int) -> int:
     return inner
 
 
-_ALONE = "name the others too; one rank needs no transpiler"
+ALONE = "name the others too; one rank needs no transpiler"
 
 
 class Collective:
@@ -179,7 +127,7 @@ class Collective:
 
     def _check(self) -> None:
         if self.nranks == 1 and not self.takes_one_rank:
-            raise mistake(f"there is one rank, {self.endpoints[0]}", _ALONE)
+            raise mistake(f"there is one rank, {self.endpoints[0]}", ALONE)
         if self.rank < 0:
             raise mistake(f"the rank is {self.rank}", "ranks count from 0")
         check_among(self.current_endpoint, self.endpoints)
@@ -246,50 +194,6 @@ class SingleProcessMultiThread(GradAllReduce):
         return [CommInitAll()]
 
 
-class HasRings(Protocol):
-    """The transpiler options of collective mode."""
-
-    nccl_comm_num: int
-
-
-def transpile_collective(
-    config: HasRings,
-    collective_mode: str | type[Collective] | Collective | None,
-    trainer_id: int,
-    trainers: str | Sequence[str],
-    current_endpoint: str,
-    startup_program: Program | None = None,
-    main_program: Program | None = None,
-    wait_port: bool = True,
-) -> None:
-    """Rewrites programs with a collective transpiler.
-
-    Args:
-        config: specifies the number of rings.
-        collective_mode: `grad_allreduce`, `local_sgd` or `single_process_multi_thread`, one of the
-            classes, or an instance of one.
-        trainer_id: the rank.
-        trainers: `host:port` of every rank, in a list or separated by commas.
-        current_endpoint: this rank's.
-        startup_program: the default one, unless given.
-        main_program: the default one, unless given.
-        wait_port: ignored; the first run of the startup program joins and waits for the others.
-
-    Raises:
-        ValueError: there is no such mode, or as `Collective.transpile`.
-    """
-    transpiler = _transpiler(collective_mode, config.nccl_comm_num)
-    if not isinstance(trainers, str | list | tuple):
-        what = f"trainers is {trainers!r}, and in this mode the endpoints of all ranks"
-        raise mistake(what, "trainers='host:port,host:port'")
-    endpoints = rank_endpoints(trainers)
-    if len(endpoints) == 1 and not transpiler.takes_one_rank:
-        raise mistake(f"there is one rank, {endpoints[0]}", _ALONE)
-    transpiler.transpile(
-        startup_program, main_program, trainer_id, endpoints, current_endpoint, wait_port
-    )
-
-
 def _has_gradients(program: Program) -> bool:
     """Whether a backward operator records the parameter whose gradient it completes."""
     ops = program.global_block().ops
@@ -308,7 +212,7 @@ _MODES: dict[str, type[GradAllReduce | LocalSGD]] = {
 }
 
 
-def _transpiler(mode: object, nrings: int) -> Collective:
+def transpiler_of(mode: object, nrings: int) -> Collective:
     """Returns the transpiler of a mode; ProgramError if there is none."""
     if isinstance(mode, Collective):
         return mode

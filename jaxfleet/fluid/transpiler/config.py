@@ -10,13 +10,6 @@ from jaxfleet.fluid.argument_checks import check_type, mistake, warn_no_effect
 from jaxfleet.fluid.framework.program import Program
 from jaxfleet.fluid.transpiler.ps_dispatcher import PSDispatcher, RoundRobin
 
-_FIELDS = (
-    *("slice_var_up", "split_method", "min_block_size", "enable_dc_asgd", "mode", "print_log"),
-    *("wait_port", "half_async", "completely_not_async", "geo_sgd_mode"),
-    *("geo_sgd_need_push_nums", "nccl_comm_num", "use_hierarchical_allreduce"),
-    *("hierarchical_allreduce_inter_nranks", "hierarchical_allreduce_exter_nranks"),
-    "collective_mode",
-)
 LEAST_BLOCK_SIZE = 8192  # elements: fluid's limit, which its own slicing rule does not need
 
 
@@ -30,54 +23,35 @@ class DistributedMode:
 
 
 class DistributeTranspilerConfig:
-    """Options of a transpiler.
+    """Options of a transpiler."""
 
-    Attributes:
-        slice_var_up: cut parameters into blocks of rows, so that each server holds some.
-        split_method: assigns blocks to servers: a subclass of `PSDispatcher`; RoundRobin unless
-            given.
-        min_block_size: the fewest elements of a block; at least 8192.
-        enable_dc_asgd: compensate late gradients; asynchronous only.
-        mode: `pserver`, `nccl2` or `collective`.
-        print_log: print the server of each block of a parameter; `JAXFLEET_DUMP_DIR` dumps the
-            result of each pass.
-        wait_port: wait until servers listen before returning a trainer's program.
-        half_async: wait within a step until its sends have completed.
-        completely_not_async: merge gradients of all trainers, though programs are asynchronous.
-        geo_sgd_mode: update on trainers, and exchange deltas.
-        geo_sgd_need_push_nums: steps between exchanges.
-        nccl_comm_num: rings of all-reduces.
-        use_hierarchical_allreduce: reduce within machines, then between them.
-        hierarchical_allreduce_inter_nranks: ranks of a machine; 0 for its number of devices.
-        hierarchical_allreduce_exter_nranks: warns: 1.5's; the groups follow from the size of one.
-        collective_mode: `grad_allreduce`, `local_sgd` or `single_process_multi_thread`.
-    """
-
-    def __init__(self) -> None:
-        self.slice_var_up = True
-        self.split_method: type[PSDispatcher] | None = None
-        self.min_block_size = LEAST_BLOCK_SIZE
-        self.enable_dc_asgd = False
-        self.mode = "pserver"
-        self.print_log = False
-        self.wait_port = True
-        self.half_async = False
-        self.completely_not_async = False
-        self.geo_sgd_mode = False
-        self.geo_sgd_need_push_nums = 100
-        self.nccl_comm_num = 1
-        self.use_hierarchical_allreduce = False
-        self.hierarchical_allreduce_inter_nranks = 0
-        self.hierarchical_allreduce_exter_nranks = 0
-        self.collective_mode: str | None = None
-        self._runtime_split_send_recv = False
-        self._sync_mode = True
+    slice_var_up: bool = True  # cut parameters into blocks of rows, so that each server holds some
+    split_method: type[PSDispatcher] | None = None  # assigns blocks to servers; None: RoundRobin
+    min_block_size: int = LEAST_BLOCK_SIZE  # the fewest elements of a block; at least 8192
+    enable_dc_asgd: bool = False  # compensate late gradients; asynchronous only
+    mode: str = "pserver"  # or `nccl2`, `collective`
+    # Print the server of each block of a parameter; JAXFLEET_DUMP_DIR dumps what each pass makes.
+    print_log: bool = False
+    wait_port: bool = True  # wait until servers listen before returning a trainer's program
+    half_async: bool = False  # wait within a step until its sends have completed
+    # Merge gradients of all trainers, though programs are asynchronous.
+    completely_not_async: bool = False
+    geo_sgd_mode: bool = False  # update on trainers, and exchange deltas
+    geo_sgd_need_push_nums: int = 100  # steps between exchanges
+    nccl_comm_num: int = 1  # rings of all-reduces
+    use_hierarchical_allreduce: bool = False  # reduce within machines, then between them
+    hierarchical_allreduce_inter_nranks: int = 0  # ranks of a machine; 0: its number of devices
+    hierarchical_allreduce_exter_nranks: int = 0  # warns: 1.5's; it follows from the field above
+    # `grad_allreduce`, `local_sgd` or `single_process_multi_thread`
+    collective_mode: str | None = None
+    _runtime_split_send_recv: bool = False
+    _sync_mode: bool = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        known = name.startswith("_") or hasattr(type(self), name) or name in _FIELDS
-        if not known:
-            near = difflib.get_close_matches(name, [*_FIELDS, "sync_mode"])
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_FIELDS)}"
+        if not hasattr(type(self), name):
+            fields = [field for field in type(self).__annotations__ if not field.startswith("_")]
+            near = difflib.get_close_matches(name, [*fields, "sync_mode"])
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(fields)}"
             what = f"DistributeTranspilerConfig has no field '{name}'"
             raise mistake(what, hint, FieldError)
         if name == "hierarchical_allreduce_exter_nranks" and value:

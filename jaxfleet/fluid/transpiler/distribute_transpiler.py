@@ -18,30 +18,27 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxfleet.analysis.placement.sliced_layout import placement_of, slices_of
-from jaxfleet.errors import (
-    AssertedError,
-    StrategyError,
-    UnknownServerError,
-    UnsupportedError,
-)
+from jaxfleet.errors import AssertedError, StrategyError, UnknownServerError, UnsupportedError
 from jaxfleet.fluid.argument_checks import check_type, mistake
 from jaxfleet.fluid.distribute_lookup_table import find_distributed_lookup_table
-from jaxfleet.fluid.framework.from_ir import write_back
+from jaxfleet.fluid.framework.from_ir import Rewritten, write_back
 from jaxfleet.fluid.framework.operator import NAME_SCOPE, ROLE, ROLE_VAR, OpRole
 from jaxfleet.fluid.framework.program import Program, default_main_program, default_startup_program
 from jaxfleet.fluid.transpiler.collective import (
+    group_size,
     note_levels,
     note_trainers,
-    transpile_collective,
-    transpile_nccl2,
+    transpiler_of,
 )
 from jaxfleet.fluid.transpiler.config import (
     DistributedMode,
     DistributeTranspilerConfig,
     ServerRuntimeConfig,
+    check_among,
     check_config,
     check_new,
     endpoints_of,
+    rank_endpoints,
     trainers_of,
 )
 from jaxfleet.fluid.transpiler.details.program_utils import wait_server_ready
@@ -49,6 +46,7 @@ from jaxfleet.fluid.transpiler.job_attributes import JobAttributes
 from jaxfleet.fluid.transpiler.ps_dispatcher import RoundRobin
 from jaxfleet.fluid.transpiler.pserver_job import PServerJob
 from jaxfleet.ir import Program as IrProgram
+from jaxfleet.passes import GenNcclId
 
 LOOKUP_TABLE_TYPE = "lookup_table"
 LOOKUP_TABLE_GRAD_TYPE = "lookup_table_grad"
@@ -156,10 +154,35 @@ class DistributeTranspiler(JobAttributes):
         startup_program: Program | None = None,
         wait_port: bool = True,
     ) -> None:
-        """Adds the processes that train together to the startup program."""
-        transpile_nccl2(
-            self.config, trainer_id, trainers, current_endpoint, startup_program, wait_port
+        """Adds the processes that train together to the startup program.
+
+        Its first run joins and waits for the others, so `wait_port` is ignored. Sets a config's
+        `hierarchical_allreduce_inter_nranks` up to 1 to the number of this process's devices.
+
+        Raises:
+            AssertionError: the trainers are not a string, or cannot be grouped.
+            ValueError: there is no such trainer.
+        """
+        del wait_port
+        config = self.config
+        if not isinstance(trainers, str):
+            what = f"trainers is a string of endpoints in nccl2 mode, not {trainers!r}"
+            raise mistake(what, "join them: ','.join(endpoints)", AssertedError)
+        if trainer_id < 0:
+            raise mistake(f"trainer_id is {trainer_id}", "trainers count from 0")
+        endpoints = rank_endpoints(trainers)
+        check_among(current_endpoint, endpoints)
+        if config.use_hierarchical_allreduce:
+            config.hierarchical_allreduce_inter_nranks = group_size(config, len(endpoints))
+        tell = GenNcclId(
+            tuple(endpoints),
+            trainer_id,
+            config.nccl_comm_num,
+            config.use_hierarchical_allreduce,
+            config.hierarchical_allreduce_inter_nranks,
         )
+        startup = startup_program or default_startup_program()
+        Rewritten.of(startup, [tell], name="startup").write_back()
 
     def _transpile_collective(
         self,
@@ -171,16 +194,17 @@ class DistributeTranspiler(JobAttributes):
         main_program: Program | None = None,
         wait_port: bool = True,
     ) -> None:
-        """Rewrites both programs for ranks that train together without servers."""
-        transpile_collective(
-            self.config,
-            collective_mode,
-            trainer_id,
-            trainers,
-            current_endpoint,
-            startup_program,
-            main_program,
-            wait_port,
+        """Rewrites both programs for ranks that train together without servers.
+
+        Raises:
+            ValueError: there is no such mode, or as `Collective.transpile`.
+        """
+        transpiler = transpiler_of(collective_mode, self.config.nccl_comm_num)
+        if not isinstance(trainers, str | list | tuple):
+            what = f"trainers is {trainers!r}, and in this mode the endpoints of all ranks"
+            raise mistake(what, "trainers='host:port,host:port'")
+        transpiler.transpile(
+            startup_program, main_program, trainer_id, trainers, current_endpoint, wait_port
         )
 
     def _for_servers(
@@ -198,7 +222,14 @@ class DistributeTranspiler(JobAttributes):
             raise mistake(what, "fluid.optimizer.Momentum", UnsupportedError)
         count, endpoints = trainers_of(trainers, trainer_id), endpoints_of(pservers)
         is_sync = sync_mode and self.config.sync_mode
-        job = self._job_of(main.clone(), startup.clone(), endpoints, count, is_sync=is_sync)
+        job = self._job_of(
+            main=main.clone(),
+            startup=startup.clone(),
+            config=self.config,
+            endpoints=endpoints,
+            trainers=count,
+            is_sync=is_sync,
+        )
         table = find_distributed_lookup_table(main)
         trainer = job.trainer(trainer_id)
         begun = job.trainer_startup(trainer)
@@ -217,16 +248,9 @@ class DistributeTranspiler(JobAttributes):
             each._distributed_lookup_table = table
             each._parameters_on_pservers = registry
 
-    def _job_of(
-        self,
-        main: Program,
-        startup: Program,
-        endpoints: tuple[str, ...],
-        trainers: int,
-        *,
-        is_sync: bool,
-    ) -> PServerJob:
-        return PServerJob(main, startup, self.config, endpoints, trainers, is_sync)
+    def _job_of(self, **job: Any) -> PServerJob:
+        """Returns the builder of the job's programs, of the given fields."""
+        return PServerJob(**job)
 
     # --- programs of processes ---------------------------------------------------------------
 

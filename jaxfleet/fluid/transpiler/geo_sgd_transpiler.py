@@ -1,15 +1,6 @@
-"""GeoSgdTranspiler: trainers train independently and servers sum their deltas.
+"""Transpilers of jobs whose trainers update: GEO-SGD, and federated averaging."""
 
-::
-
-    config = fluid.DistributeTranspilerConfig()
-    config.geo_sgd_mode, config.geo_sgd_need_push_nums = True, 100
-    transpiler = fluid.transpiler.GeoSgdTranspiler(config)
-    transpiler.transpile(trainer_id, pservers="10.0.0.1:6174,10.0.0.2:6174", trainers=4)
-
-Otherwise a script is the same as with `DistributeTranspiler`.
-"""
-
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,29 +22,50 @@ from jaxfleet.fluid.transpiler.pserver_job import PServerJob
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import FlAverage, GeoSgd
 from jaxfleet.passes.fluid.fl_average import SAMPLES, SPLIT_NUM, receive_program
+from jaxfleet.passes.fluid.geo_sgd import PUSH_EVERY
+from jaxfleet.pipeline import Pass
 
-_PUSH_EVERY = "push_every"  # in a trainer's facts: steps between exchanges
 _DEFAULT_ENDPOINT = "127.0.0.1:6174"
 
 
-class _GeoJob(PServerJob):
+class _LocalJob(PServerJob, ABC):
     """Builds the programs of a job whose trainers update."""
 
+    @abstractmethod
+    def _pass(self, **process: int) -> Pass:
+        """Returns the pass that writes the program of a trainer or server."""
+
     def trainer(self, trainer_id: int) -> IrProgram:
-        made = self._run(self.placed, GeoSgd(trainer_id=trainer_id, trainers=self.trainers))
-        every = self.config.geo_sgd_need_push_nums
-        return replace(made, attrs=made.attrs.updated(**{_PUSH_EVERY: every}))
+        return self._run(self.placed, self._pass(trainer_id=trainer_id))
 
     def server(self, endpoint: str) -> IrProgram:
-        number = self.endpoints.index(endpoint)
-        return self._run(self.placed, GeoSgd(server=number, trainers=self.trainers))
+        return self._run(self.placed, self._pass(server=self.endpoints.index(endpoint)))
 
     def registry(self) -> VarsDistributed:
         return vars_distributed_of(self.main, self.placed, has_state=False)
 
 
+class _GeoJob(_LocalJob):
+    def _pass(self, **process: int) -> Pass:
+        return GeoSgd(trainers=self.trainers, **process)
+
+    def trainer(self, trainer_id: int) -> IrProgram:
+        made, every = super().trainer(trainer_id), self.config.geo_sgd_need_push_nums
+        return replace(made, attrs=made.attrs.updated(**{PUSH_EVERY: every}))
+
+
 class GeoSgdTranspiler(DistributeTranspiler):
-    """Transpiles a program for trainers that periodically exchange their changes."""
+    """Transpiles a program for trainers that train independently; servers sum their changes.
+
+    ::
+
+        config = fluid.DistributeTranspilerConfig()
+        config.geo_sgd_mode, config.geo_sgd_need_push_nums = True, 100
+        transpiler = fluid.transpiler.GeoSgdTranspiler(config)
+        transpiler.transpile(trainer_id, pservers="10.0.0.1:6174,10.0.0.2:6174", trainers=4)
+
+    Otherwise a script is the same as with `DistributeTranspiler`.
+    """
 
     def transpile(
         self,
@@ -85,16 +97,8 @@ class GeoSgdTranspiler(DistributeTranspiler):
             **more,
         )  # fmt: skip
 
-    def _job_of(
-        self,
-        main: Program,
-        startup: Program,
-        endpoints: tuple[str, ...],
-        trainers: int,
-        *,
-        is_sync: bool,
-    ) -> PServerJob:
-        return _GeoJob(main, startup, self.config, endpoints, trainers, is_sync)
+    def _job_of(self, **job: Any) -> PServerJob:
+        return _GeoJob(**job)
 
     def _written(self, endpoint: str, server: IrProgram) -> Program:
         """Returns a server's program; deltas of sparse tables are rows, and are not stored."""
@@ -122,22 +126,11 @@ class GeoSgdTranspiler(DistributeTranspiler):
 
 
 @dataclass(frozen=True)
-class _FlJob(PServerJob):
-    """Builds the programs of a job whose trainers update, optionally averaged by sample counts."""
+class _FlJob(_LocalJob):
+    weighted: bool = False  # average by sample counts
 
-    weighted: bool = False
-
-    def trainer(self, trainer_id: int) -> IrProgram:
-        send = FlAverage(trainer_id=trainer_id, trainers=self.trainers, weighted=self.weighted)
-        return self._run(self.placed, send)
-
-    def server(self, endpoint: str) -> IrProgram:
-        number = self.endpoints.index(endpoint)
-        serve = FlAverage(server=number, trainers=self.trainers, weighted=self.weighted)
-        return self._run(self.placed, serve)
-
-    def registry(self) -> VarsDistributed:
-        return vars_distributed_of(self.main, self.placed, has_state=False)
+    def _pass(self, **process: int) -> Pass:
+        return FlAverage(trainers=self.trainers, weighted=self.weighted, **process)
 
     @property
     def slices(self) -> bool:
@@ -145,7 +138,24 @@ class _FlJob(PServerJob):
 
 
 class FLDistributeTranspiler(DistributeTranspiler):
-    """Transpiles a program for trainers whose parameters are averaged.
+    """Transpiles a program for federated averaging of independently trained parameters.
+
+    ::
+
+        transpiler = fluid.FLDistributeTranspiler()
+        transpiler.transpile(trainer_id, pservers="10.0.0.1:6174", trainers=4)
+        if role == "PSERVER":
+            main, startup = transpiler.get_pserver_programs(current_endpoint)
+            exe.run(startup)
+            exe.run(main)
+        else:
+            exe.run(fluid.default_startup_program())
+            for _ in range(rounds):
+                exe.run(transpiler.recv_program)
+                for batch in data:
+                    exe.run(transpiler.train_program, feed=batch)
+                exe.run(transpiler.send_program)
+            exe.close()
 
     Args:
         config: the options; slicing has no effect, since parameters are sent whole.
@@ -233,21 +243,13 @@ class FLDistributeTranspiler(DistributeTranspiler):
             for at, has in self.param_grad_ep_mapping.items()
         }
 
-    def _job_of(
-        self,
-        main: Program,
-        startup: Program,
-        endpoints: tuple[str, ...],
-        trainers: int,
-        *,
-        is_sync: bool,
-    ) -> PServerJob:
+    def _job_of(self, **job: Any) -> PServerJob:
         """Returns the builder of the job's programs; StrategyError if not synchronous."""
-        if not is_sync:
+        if not job["is_sync"]:
             what = "sync_mode=False: a server averages what all trainers of a round have made"
             hint = "leave sync_mode=True; GeoSgdTranspiler is for trainers that wait for nobody"
             raise mistake(f"{what}, and so waits for them", hint, StrategyError)
-        return _FlJob(main, startup, self.config, endpoints, trainers, is_sync, self.weighted)
+        return _FlJob(**job, weighted=self.weighted)
 
 
 def _part(main: Program, which: slice) -> Program:
