@@ -12,8 +12,18 @@ from jaxfleet.env import read_environment
 from jaxfleet.errors import ClosedError, StrategyError
 from jaxfleet.fluid.argument_checks import check_type
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
+from jaxfleet.fluid.distribute_lookup_table import has_only_id_ops, run_ids
 from jaxfleet.fluid.executor import fetching
 from jaxfleet.fluid.executor.dataset_runs import DatasetRuns
+from jaxfleet.fluid.executor.devices import (
+    RankRunner,
+    SingleDeviceRunner,
+    device_count,
+    join_ranks,
+    names_ranks,
+    rank_count,
+    several_devices,
+)
 from jaxfleet.fluid.executor.fetching import (
     PrunedPrograms,
     as_asked,
@@ -25,15 +35,6 @@ from jaxfleet.fluid.executor.fetching import (
     prune_program,
     split_optimize_ops,
 )
-from jaxfleet.fluid.executor.multi_device import (
-    RankRunner,
-    device_count,
-    join_ranks,
-    names_ranks,
-    rank_count,
-    several_devices,
-)
-from jaxfleet.fluid.executor.single_device import SingleDeviceRunner, has_only_id_ops, run_ids
 from jaxfleet.fluid.framework.operator import Operator
 from jaxfleet.fluid.framework.program import Program, VersionCache, default_main_program
 from jaxfleet.fluid.framework.variable import Variable
@@ -226,7 +227,7 @@ class Executor(DatasetRuns):
                 return [None] * len(fetch_list)
             scope = program._scope_of_state(scope)
         names = names_of(fetch_list)
-        checked = fetching.checked_names(runs) if fetching.finite_check_enabled() else ()
+        checked = fetching.checked_names(runs)
         made = devices.run(runs, feed, (*names, *checked), scope, self._next_run(runs))
         fetching.check_finite(runs, checked, made.values[len(names) :])
         made = made.first(len(names))
@@ -307,19 +308,19 @@ class Executor(DatasetRuns):
             scope.rows.clear()
         if has_only_id_ops(program):
             made = run_ids(program, given, fetch, FluidScope.around(scope))
-        elif talks_to_others(program):
-            checked = fetching.checked_names(program) if fetching.finite_check_enabled() else ()
-            names = (*fetch, *checked)
-            made = self._run_with_servers(program, given, names, scope, return_numpy=return_numpy)
-            fetching.check_finite(program, checked, made[len(fetch) :])
-            made = made[: len(fetch)]
         else:
-            run = partial(self._local.run, return_numpy=return_numpy, budget=budget)
-            checked = fetching.checked_names(program) if fetching.finite_check_enabled() else ()
-            made = run(program, given, (*fetch, *checked), scope, self._next_run)
+            checked = fetching.checked_names(program)
+            names, talks = (*fetch, *checked), talks_to_others(program)
+            if talks:
+                made = self._run_with_servers(
+                    program, given, names, scope, return_numpy=return_numpy
+                )
+            else:
+                run = partial(self._local.run, return_numpy=return_numpy, budget=budget)
+                made = run(program, given, names, scope, self._next_run)
             fetching.check_finite(program, checked, made[len(fetch) :])
             made = made[: len(fetch)]
-            if return_numpy:
+            if return_numpy and not talks:
                 return made
         return list(as_asked(made, return_numpy=return_numpy))
 

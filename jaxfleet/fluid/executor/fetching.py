@@ -247,11 +247,12 @@ def finite_check_enabled() -> bool:
 def checked_names(program: Program) -> tuple[str, ...]:
     """Returns the variables to check after a run, in the order in which they are computed.
 
+    There are none unless runs are checked for NaN and Inf.
     For a program whose names share memory these are only the persistable ones, since the others
     may have been overwritten before they are fetched. Sequences are left out: results that
     depend on them show their values.
     """
-    return _NAMES.get(program)
+    return _NAMES.get(program) if finite_check_enabled() else ()
 
 
 def _names(program: Program) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
-"""Execution on several devices: those of this process, or one for each process of a joined group.
+"""Execution on one device, on several of this process, or on one in each process of a group.
 
 A startup program that names the ranks of a job joins their group.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -16,13 +17,18 @@ from jaxfleet.env import Rank, read_rank, says_how_many_cpu_devices
 from jaxfleet.errors import FeedError, StrategyError
 from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
 from jaxfleet.fluid.compiler.replicas import Replicas, fed_to, hierarchical_allreduce, of_all
+from jaxfleet.fluid.distribute_lookup_table import without_rows
+from jaxfleet.fluid.executor.fetching import FetchedArray
 from jaxfleet.fluid.framework.program import Program, VersionCache
-from jaxfleet.fluid.lowering.feeding import fed_values, one_feed
-from jaxfleet.fluid.lowering.memory import refused_budget, with_recomputation
-from jaxfleet.fluid.lowering.program_cache import Names, runnable
-from jaxfleet.fluid.lowering.rewrites import device_run_numbers
+from jaxfleet.fluid.lowering.feeding import Feed, fed_values, one_feed, warn_empty, warn_unknown
+from jaxfleet.fluid.lowering.lod_values import fetched_sequences
+from jaxfleet.fluid.lowering.memory import MemoryBudget, refused_budget, with_recomputation
+from jaxfleet.fluid.lowering.program_cache import CachedProgram, Names, ProgramCache, runnable
+from jaxfleet.fluid.lowering.rewrites import RUN, device_run_numbers
+from jaxfleet.fluid.places import device_to_choose
 from jaxfleet.fluid.pserver import refuse_several_devices
 from jaxfleet.passes import Donate
+from jaxfleet.runtime.compiled_program import missing_state, not_fed
 from jaxfleet.runtime.devices import emulated_count
 from jaxfleet.runtime.dump_series import begin_series, run_passes
 from jaxfleet.runtime.rank_executor import RanksProgram
@@ -222,3 +228,108 @@ def device_count(
         if program._replicas is not None:
             return len(program._replicas.places)
     return local_ranks(runs)
+
+
+class SingleDeviceRunner:
+    """Runs programs on one place, and caches them prepared."""
+
+    def __init__(self, place: Any) -> None:
+        self._place = place
+        self._plans = ProgramCache(self._on)
+        self._device: Any = None
+        self._knows_device = False
+
+    def run(
+        self,
+        program: Program,
+        feed: Feed,
+        fetch: Names,
+        scope: Scope,
+        draw: Callable[[Program], np.uint32],
+        *,
+        return_numpy: bool,
+        budget: MemoryBudget | None = None,
+    ) -> list[Any]:
+        """Runs a program once; returns the fetched values.
+
+        This code runs at every step, with CPU caches that the previous step has evicted.
+
+        With `return_numpy` the results are numpy arrays owned by the caller; otherwise JAX's
+        arrays, and LoDTensors for sequences. `draw` returns the run number, a key of random
+        operators, and `budget` limits the memory of the run.
+
+        Raises:
+            FeedError: a value in the feed, fetch list or scope does not match the program.
+            StrategyError: the program cannot be made to fit its budget.
+        """
+        plan = self._plans.find(program, tuple(feed), fetch, budget)
+        if plan.puts:
+            _put(plan, feed, scope)
+        if plan.has_sequences:
+            feed = fed_values(program, {n: x for n, x in feed.items() if n not in plan.unknown})
+        data = _data(plan, feed)
+        for name in plan.unknown:
+            warn_unknown(name)
+        if not all([value.size for value in data.values()]):  # noqa: C419  # faster than a generator
+            warn_empty(data)
+        if plan.draws:
+            data[RUN] = draw(program)
+        if not (return_numpy and fetch):
+            # JAX reads numpy's memory during the run, and the caller would not wait for its end.
+            data = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in data.items()}
+        given, kept = _state(program, plan, scope)
+        device = self._on()
+        if device is None:
+            fetched, written = plan.prepared.function(given, kept, data)
+        else:
+            with jax.default_device(device):
+                fetched, written = plan.prepared.function(given, kept, data)
+        scope.keep(written)
+        if plan.has_sequences:
+            asked = len(fetch)
+            feed = {**feed, **dict(zip(plan.lengths, fetched[asked:], strict=True))}
+            fetched = fetched_sequences(
+                program, fetch, fetched[:asked], feed, return_numpy=return_numpy
+            )
+        if not return_numpy:
+            return list(fetched)
+        return [np.array(value).view(FetchedArray) for value in fetched]
+
+    def _on(self) -> Any:
+        """Returns the device to pass to JAX; None if it is JAX's default."""
+        if not self._knows_device:
+            self._device, self._knows_device = device_to_choose(self._place), True
+        return self._device
+
+    def clear(self) -> None:
+        self._plans.clear()
+
+
+def _put(plan: CachedProgram, feed: Feed, scope: Scope) -> None:
+    """Moves fed persistable variables into the scope, from which a run reads them."""
+    for name, rule in plan.puts:
+        scope.keep({name: jax.numpy.array(rule.take(feed[name]), copy=True)})
+
+
+def _data(plan: CachedProgram, feed: Feed) -> dict[str, Any]:
+    try:
+        if plan.has_sequences:
+            return {v.name: feed[v.name] for v in plan.prepared.data if v.name != RUN}
+        return {name: rule.take(feed[name]) for name, rule in plan.data}
+    except KeyError as error:
+        names = [name for name, _ in plan.data]
+        missing = str(error.args[0])
+        raise not_fed(plan.prepared.program, missing, names, plan.unknown) from None
+
+
+def _state(
+    program: Program, plan: CachedProgram, scope: Scope
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the state whose memory is donated to the run, and the state that it only reads."""
+    try:
+        given = {name: scope.give(name) for name in plan.given}
+        return given, {name: scope.peek(name) for name in plan.state}
+    except KeyError as error:
+        name = str(error.args[0])
+        found = without_rows(program, name) or missing_state(plan.prepared.program, name)
+        raise found from None
