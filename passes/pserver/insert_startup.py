@@ -7,7 +7,7 @@ from jaxfleet.analysis.placement.sliced_layout import endpoints_of, server_varia
 from jaxfleet.analysis.updates import is_fluid_dialect
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Attr, Attrs, Block, Kind, Operands, Operator, Program, Role, Variable
-from jaxfleet.passes.fluid.startup_programs import fluid_server_startup, fluid_trainer_startup
+from jaxfleet.passes.fluid.job import fluid_server_startup, fluid_trainer_startup
 from jaxfleet.passes.pserver.insert_send_recv import InsertSendRecv
 from jaxfleet.passes.pserver.job import Mark
 from jaxfleet.pipeline import Pass, made_by, register_pass

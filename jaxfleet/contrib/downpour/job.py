@@ -32,8 +32,7 @@ from jaxfleet.errors import ProgramError
 from jaxfleet.fluid.argument_checks import mistake
 from jaxfleet.fluid.framework.program import Program
 from jaxfleet.fluid.npz_files import file_of
-from jaxfleet.fluid.pserver.connections import PROCESS, Connection, Connections
-from jaxfleet.fluid.pserver.job_info import JobInfo
+from jaxfleet.fluid.pserver.connections import PROCESS, Connection, Connections, JobInfo
 from jaxfleet.ir import Attr, Attrs, Block, Operator
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.ps.server import ServerCore

@@ -4,12 +4,12 @@ A file holds arrays by name as `.npz`, with checksums. Files are written atomica
 one call are renamed together. Loading reads and validates everything before it changes the scope.
 """
 
-from jaxfleet.fluid.io.inference import load_inference_model as load_inference_model
-from jaxfleet.fluid.io.inference import save_inference_model as save_inference_model
-from jaxfleet.fluid.io.state import load as load
-from jaxfleet.fluid.io.state import load_program_state as load_program_state
-from jaxfleet.fluid.io.state import save as save
-from jaxfleet.fluid.io.state import set_program_state as set_program_state
+from jaxfleet.fluid.io.programs import load as load
+from jaxfleet.fluid.io.programs import load_inference_model as load_inference_model
+from jaxfleet.fluid.io.programs import load_program_state as load_program_state
+from jaxfleet.fluid.io.programs import save as save
+from jaxfleet.fluid.io.programs import save_inference_model as save_inference_model
+from jaxfleet.fluid.io.programs import set_program_state as set_program_state
 from jaxfleet.fluid.io.variables import get_program_parameter as get_program_parameter
 from jaxfleet.fluid.io.variables import get_program_persistable_vars as get_program_persistable_vars
 from jaxfleet.fluid.io.variables import is_belong_to_optimizer as is_belong_to_optimizer

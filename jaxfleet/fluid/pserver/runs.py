@@ -19,8 +19,15 @@ from jaxfleet.fluid.pserver.checkpoint_notify import (
     run_checkpoint_ops,
     save_table,
 )
-from jaxfleet.fluid.pserver.connections import PROCESS, Connection, Connections, serve_program
-from jaxfleet.fluid.pserver.job_info import JobInfo, job_info_of, with_server_info
+from jaxfleet.fluid.pserver.connections import (
+    PROCESS,
+    Connection,
+    Connections,
+    JobInfo,
+    job_info_of,
+    serve_program,
+    with_server_info,
+)
 from jaxfleet.fluid.pserver.normalization import (
     normalize_trainer,
     served_blocks,

@@ -3,8 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxfleet.fluid.pserver.connections import Connections, server_options, trainer_identity
-from jaxfleet.fluid.pserver.job_info import JobInfo
+from jaxfleet.fluid.pserver.connections import (
+    Connections,
+    JobInfo,
+    server_options,
+    trainer_identity,
+)
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.trainer_identity import Timeouts

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from jaxfleet.errors import ClosedError, FeedError, PeerLostError, ProgramError
-from jaxfleet.fluid.pserver.connections import Connection, serve_program
-from jaxfleet.fluid.pserver.job_info import job_info_of
+from jaxfleet.fluid.pserver.connections import Connection, job_info_of, serve_program
 from jaxfleet.fluid.pserver.normalization import normalize_trainer
 from jaxfleet.fluid.pserver.runs import why_not
 from jaxfleet.fluid.pserver.trainer import TrainerRun

@@ -26,7 +26,7 @@ from jaxfleet.fluid.incubate.fleet.parameter_server.distribute_transpiler.distri
     DistributedStrategy,
     strategy_of,
 )
-from jaxfleet.fluid.io.inference import save_for_use
+from jaxfleet.fluid.io.programs import save_for_use
 from jaxfleet.fluid.transpiler import (
     DistributedMode,
     DistributeTranspiler,
