@@ -20,9 +20,7 @@ from jaxfleet.ir.naming import CLIP_MARK
 class ErrorClipByValue:
     """Clips the elements of a variable's gradient before it propagates further.
 
-    Args:
-        max: the upper bound.
-        min: the lower bound; `-max` unless given.
+    `min` is `-max` unless given.
     """
 
     def __init__(self, max: float, min: float | None = None) -> None:
@@ -56,11 +54,8 @@ ON_TRAINERS = f"{SCOPE}_{CLIP_MARK}"
 class GradientClipBase:
     """Base of the clipping strategies.
 
-    Args:
-        need_clip: whether to clip the gradient of a parameter; True for all unless given.
-
-    Raises:
-        TypeError: `need_clip` is not callable.
+    `need_clip` maps a parameter to whether its gradient is clipped; all are unless given. Raises
+    TypeError if it is not callable.
     """
 
     def __init__(self, need_clip: Callable[[Parameter], bool] | None = None) -> None:
@@ -93,13 +88,7 @@ class GradientClipBase:
 
 
 class GradientClipByValue(GradientClipBase):
-    """Clips every element to an interval.
-
-    Args:
-        max: the upper bound.
-        min: the lower bound; `-max` unless given.
-        need_clip: whether to clip the gradient of a parameter.
-    """
+    """Clips every element to an interval; `min` is `-max` unless given."""
 
     def __init__(
         self,
@@ -120,12 +109,7 @@ class GradientClipByValue(GradientClipBase):
 
 
 class GradientClipByNorm(GradientClipBase):
-    """Scales each gradient down to a maximum norm.
-
-    Args:
-        clip_norm: the maximum.
-        need_clip: whether to clip the gradient of a parameter.
-    """
+    """Scales each gradient down to a maximum norm, `clip_norm`."""
 
     def __init__(
         self, clip_norm: float, need_clip: Callable[[Parameter], bool] | None = None
@@ -146,12 +130,9 @@ class GradientClipByNorm(GradientClipBase):
 
 
 class GradientClipByGlobalNorm(GradientClipBase):
-    """Scales gradients together down to a maximum global norm.
+    """Scales gradients together down to a maximum global norm, `clip_norm`.
 
-    Args:
-        clip_norm: the maximum.
-        group_name: the group of gradients, if `set_gradient_clip` defines several.
-        need_clip: whether to clip the gradient of a parameter.
+    `group_name` is the group of gradients, if `set_gradient_clip` defines several.
     """
 
     def __init__(

@@ -57,11 +57,8 @@ class DataFeeder:
     def feed(self, iterable: Iterable[Sample]) -> dict[str, Fed]:
         """Returns a batch as arrays by name; sequences as LoDTensors.
 
-        Args:
-            iterable: samples, each with a field for every variable.
-
         Raises:
-            AssertionError: a sample has more or fewer fields.
+            AssertionError: a sample has more or fewer fields than there are variables.
             FeedError: shapes differ between samples, or from those declared in the program.
         """
         samples = list(iterable)
@@ -78,11 +75,9 @@ class DataFeeder:
     def feed_parallel(
         self, iterable: Iterable[Iterable[Sample]], num_places: int | None = None
     ) -> Iterator[dict[str, Fed]]:
-        """Yields the feed of each of several devices.
+        """Yields the feed of each of several devices, from a batch for each.
 
-        Args:
-            iterable: a batch for each device.
-            num_places: the number of devices; by default all GPUs, or `CPU_NUM`.
+        There are `num_places` devices; by default all GPUs, or `CPU_NUM`.
 
         Raises:
             ValueError: there are more or fewer batches than devices.

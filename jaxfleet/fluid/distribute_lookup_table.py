@@ -62,9 +62,7 @@ def lookups_of(program: Program, table_name: str | None) -> list[Operator]:
 def without_rows(program: Program, name: str) -> FeedError | None:
     """Returns the error for a table that a run reads whole while a Downpour job holds it by key.
 
-    Args:
-        program: the program that ran.
-        name: the variable missing in its scope; the result is None if it is not such a table.
+    `name` is missing in the scope of the run; None if it is not such a table.
     """
     if (program._fleet_opt or {}).get("fleet_desc") is None:
         return None

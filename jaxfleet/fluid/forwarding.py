@@ -9,15 +9,11 @@ _Dir: TypeAlias = Callable[[], list[str]]
 
 
 def forward(module: str, target: str) -> tuple[_GetAttr, _Dir]:
-    """Returns a module's `__getattr__` and `__dir__`, which forward to another module.
+    """Returns the `__getattr__` and `__dir__` of `module`, which forward to the module `target`.
 
     The target is imported when a name is first requested, so `import jaxfleet.fluid` does not load
     it, and fluid depends on nothing above it. A forwarding module lists its names for type
     checkers under `TYPE_CHECKING`, which pyproject.toml exempts from the layers.
-
-    Args:
-        module: the forwarding module's name.
-        target: the name of the module that defines the names.
     """
 
     def get(name: str) -> Any:

@@ -17,9 +17,7 @@ from jaxfleet.ops.fluid import schema_of
 class LayerHelper:
     """One layer under construction.
 
-    Args:
-        layer_type: such as `fc`, from which the layer's name is made.
-        name: used instead of a generated name.
+    Its name is made from `layer_type`, such as `fc`, unless given.
     """
 
     def __init__(self, layer_type: str, name: str | None = None) -> None:

@@ -37,12 +37,9 @@ class LoDTensor:
         self._for: Any = None
 
     def set(self, array: Any, place: Any = None, zero_copy: bool = False) -> None:
-        """Sets the rows of all sequences.
+        """Sets the rows of all sequences; a JAX array is not waited for, and none is copied.
 
-        Args:
-            array: the rows; a JAX array is not waited for.
-            place: the intended device, stored as `_place()`; a feed goes where the program runs.
-            zero_copy: ignored; the array is never copied here.
+        `place` is only stored, as `_place()`: a feed goes where the program runs.
         """
         del zero_copy
         self._for = place

@@ -14,11 +14,7 @@ _EMPTY = "feed it with update() first"
 
 
 class MetricBase(ABC):
-    """A metric whose state is its public attributes.
-
-    Args:
-        name: of the metric; its class's unless given.
-    """
+    """A metric whose state is its public attributes; named by its class unless given."""
 
     def __init__(self, name: str | None = None) -> None:
         self._name = type(self).__name__ if name is None else str(name)
@@ -174,13 +170,7 @@ class EditDistance(MetricBase):
 
 
 class Auc(MetricBase):
-    """The area under the ROC curve, from probabilities counted in bins.
-
-    Args:
-        name: of the metric.
-        curve: `ROC`.
-        num_thresholds: the number of bins minus one.
-    """
+    """The area under the ROC curve, from probabilities counted in `num_thresholds` + 1 bins."""
 
     def __init__(
         self, name: str | None = None, curve: str = "ROC", num_thresholds: int = 4095

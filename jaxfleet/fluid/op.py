@@ -66,9 +66,8 @@ class OperatorFactory:
     def __call__(self, *args: str, **kwargs: Any) -> OneOperator:
         """Creates an operator.
 
-        Args:
-            args: its type, unless `type` is given.
-            kwargs: a name, or a list of names, for each slot; a value for each attribute.
+        Its type is the only positional argument, unless `type` is given. Keyword arguments are a
+        name, or a list of names, for each slot, and a value for each attribute.
 
         Raises:
             ValueError: there is no such type, slot or attribute, or there are more positional

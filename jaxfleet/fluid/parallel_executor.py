@@ -74,12 +74,8 @@ class ParallelExecutor:
     ) -> list[Any]:
         """Runs the program once; returns the fetched values of all devices, joined along axis 0.
 
-        Args:
-            fetch_list: variables or their names.
-            feed: arrays by name, whose rows are divided equally, with the remainder on the last
-                device. Or a list with a dict for each device.
-            feed_dict: the older name of `feed`.
-            return_numpy: return numpy arrays; JAX's if not.
+        The rows of arrays in `feed`, or by its older name `feed_dict`, are divided equally, with
+        the remainder on the last device; or it is a list with a dict for each device.
 
         Raises:
             FeedError: a fed or fetched value does not match the program.

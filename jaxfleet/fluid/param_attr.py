@@ -37,12 +37,8 @@ class ParamAttr:
     def of(cls, given: Any) -> "ParamAttr | None":
         """Converts a layer's argument; returns None for False, which means no parameter.
 
-        Args:
-            given: a ParamAttr, or only a name, an initializer or a regularizer; None and True
-                select the defaults.
-
-        Raises:
-            TypeError: it is of another type.
+        It is a ParamAttr, or only a name, an initializer or a regularizer; None and True select the
+        defaults. TypeError for any other.
         """
         if isinstance(given, ParamAttr):
             return given

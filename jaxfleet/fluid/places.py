@@ -81,9 +81,7 @@ class AnyPlace:
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
     """Returns places on the CPU.
 
-    Args:
-        device_count: the number of places; `CPU_NUM` unless given, which is set to 1 if not set,
-            as in fluid.
+    There are `CPU_NUM` unless given, which is set to 1 if not set, as in fluid.
     """
     count = device_count if device_count is not None else ensure_cpu_num()
     if count < 1:
@@ -92,10 +90,7 @@ def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
 
 
 def cuda_places(device_ids: Sequence[int] | None = None) -> list[CUDAPlace]:
-    """Returns places on GPUs.
-
-    Args:
-        device_ids: their numbers; those of `FLAGS_selected_gpus`, or all, unless given.
+    """Returns places on GPUs: of given numbers, of `FLAGS_selected_gpus`, or all.
 
     Raises:
         StrategyError: there is no GPU, so the number of places is undefined.

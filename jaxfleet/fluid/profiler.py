@@ -34,9 +34,7 @@ _RUNNING = _Running()
 def start_profiler(state: str, tracer_option: str = "Default") -> None:
     """Starts a profile; does nothing if one is running.
 
-    Args:
-        state: `CPU`, `GPU` or `All`; JAX traces all devices in use.
-        tracer_option: `Default`, `OpDetail` or `AllOpDetail`; a trace has all operators.
+    JAX traces all devices and operators, whatever `state` and `tracer_option` are.
 
     Raises:
         ValueError: there is no such state or option.

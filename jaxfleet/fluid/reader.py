@@ -80,11 +80,8 @@ class GeneratorLoader:
     ) -> "GeneratorLoader":
         """Sets a generator of single samples, which are combined into batches.
 
-        Args:
-            reader: returns an iterator over samples, each with a field for every variable.
-            batch_size: the number of samples in a batch.
-            drop_last: drop an incomplete batch at the end.
-            places: devices, each of which gets its own batch; one unless given.
+        `reader` returns an iterator over samples, each with a field for every variable. Each of the
+        `places` gets its own batch; `drop_last` drops an incomplete batch at the end.
         """
         check_type(batch_size, "batch_size", int)
 
@@ -250,12 +247,9 @@ class DataLoader:
 
     @staticmethod
     def from_dataset(dataset: DatasetBase, places: Any, drop_last: bool = True) -> "DatasetLoader":
-        """Returns a loader for a dataset.
+        """Returns a loader for a dataset, of which each of the places gets its own batches.
 
-        Args:
-            dataset: a dataset of `DatasetFactory`, with its files and variables set.
-            places: devices, each of which gets its own batch.
-            drop_last: drop an incomplete batch at the end.
+        `drop_last` drops an incomplete batch at the end.
 
         Raises:
             AssertionError: it is not a dataset.

@@ -15,11 +15,7 @@ class WeightDecayRegularizer:
 
 
 class L2DecayRegularizer(WeightDecayRegularizer):
-    """Adds a multiple of the parameter.
-
-    Args:
-        regularization_coeff: the factor.
-    """
+    """Adds a multiple of the parameter."""
 
     def __init__(self, regularization_coeff: float = 0.0) -> None:
         self._coeff = float(regularization_coeff)
@@ -29,11 +25,7 @@ class L2DecayRegularizer(WeightDecayRegularizer):
 
 
 class L1DecayRegularizer(WeightDecayRegularizer):
-    """Adds a multiple of the parameter's signs.
-
-    Args:
-        regularization_coeff: the factor.
-    """
+    """Adds a multiple of the parameter's signs."""
 
     def __init__(self, regularization_coeff: float = 0.0) -> None:
         self._coeff = float(regularization_coeff)

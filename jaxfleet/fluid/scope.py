@@ -15,12 +15,7 @@ from jaxfleet.runtime.scope import Scope as ArrayScope
 
 
 class SelectedRows:
-    """Rows with their numbers, which may repeat; initially empty.
-
-    Args:
-        rows: the numbers.
-        height: the number of rows of the whole array.
-    """
+    """Rows of an array of `height` rows, with their numbers, which may repeat; initially empty."""
 
     def __init__(self, rows: Sequence[int] = (), height: int = 0) -> None:
         self._rows = [int(row) for row in rows]
@@ -86,9 +81,7 @@ class _RowsTensor:
 class Scope(ArrayScope):
     """Holds values by name; a run writes a variable where it is found, here or further out.
 
-    Attributes:
-        kids: the nested scopes.
-        selected_rows: the values of variables that are selected rows, by name.
+    `kids` are the nested scopes, `selected_rows` the values that are selected rows.
     """
 
     def __init__(self, parent: ArrayScope | None = None) -> None:
@@ -188,12 +181,7 @@ class ScopeTensor:
         self._scope, self._name = scope, name
 
     def set(self, array: Any, place: object = None) -> None:
-        """Sets the variable in its own scope, regardless of enclosing ones.
-
-        Args:
-            array: the value.
-            place: ignored; a run moves the value to its device.
-        """
+        """Sets the variable in its own scope; a run moves the value to its device."""
         del place
         ArrayScope.keep(self._scope, {self._name: jnp.array(array, copy=True)})
 

@@ -6,11 +6,7 @@ from contextlib import contextmanager
 
 
 class UniqueNameGenerator:
-    """Generates names by counting the requests for each key.
-
-    Args:
-        prefix: prepended to every key.
-    """
+    """Generates names by counting the requests for each key, which `prefix` begins."""
 
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix

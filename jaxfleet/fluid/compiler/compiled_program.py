@@ -21,13 +21,8 @@ class Graph:
     """A view of a program; its operators already record their inputs and outputs.
 
     Fluid converts a program to a graph, on which its passes work, and back. Here passes work on
-    the IR's programs (`jaxfleet.passes`), so a graph only holds its program.
-
-    Args:
-        program: the program to hold.
-
-    Raises:
-        TypeError: it is not a Program.
+    the IR's programs (`jaxfleet.passes`), so a graph only holds its program. Raises TypeError for
+    anything but a Program.
     """
 
     def __init__(self, program: Program) -> None:
@@ -46,12 +41,8 @@ _ANOTHER = "make another CompiledProgram"
 class CompiledProgram:
     """A program with its strategies, compiled at its first run.
 
-    Args:
-        program_or_graph: the program to run.
-        build_strategy: how it is rewritten.
-
     Raises:
-        TypeError: it is neither a Program nor a Graph.
+        TypeError: it is made of neither a Program nor a Graph.
     """
 
     def __init__(

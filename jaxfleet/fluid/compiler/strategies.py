@@ -20,14 +20,7 @@ _MERGE, _REPEATS = "multi_batch_merge_pass", "num_repeats"
 
 
 class BuildPass:
-    """One pass, with its attributes.
-
-    Args:
-        pass_type: `multi_batch_merge_pass`.
-
-    Raises:
-        ProgramError: there is no such pass.
-    """
+    """One pass, `multi_batch_merge_pass`, with its attributes; ProgramError for any other."""
 
     def __init__(self, pass_type: str) -> None:
         if pass_type != _MERGE:

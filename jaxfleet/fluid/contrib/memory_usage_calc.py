@@ -18,11 +18,8 @@ def memory_usage(program: Program, batch_size: int) -> tuple[float, float, str]:
     """Returns the minimum and maximum estimate of a program's memory, and their unit.
 
     It sums the outputs of operators, each variable once, as fluid does: reused memory counts twice.
-    `BuildStrategy.memory_budget` plans with the real use of a run.
-
-    Args:
-        program: the program to measure.
-        batch_size: the value of an unknown size.
+    `BuildStrategy.memory_budget` plans with the real use of a run. `batch_size` is the value of an
+    unknown size.
 
     Raises:
         TypeError: it is not a Program.

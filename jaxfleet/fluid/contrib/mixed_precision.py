@@ -33,11 +33,6 @@ class AutoMixedPrecisionLists:
         custom_black_list: types to remove.
         custom_black_varnames: variables that no operator reads or writes in float16.
 
-    Attributes:
-        white_list: types that compute in float16.
-        black_list: types that must not, including the removed ones.
-        black_varnames: the variables of `custom_black_varnames`.
-
     Raises:
         ValueError: a type is in both custom lists.
     """

@@ -12,13 +12,7 @@ from jaxfleet.fluid.framework.variable import Variable
 
 
 class DatasetBase:
-    """Files of MultiSlot text for `Executor.train_from_dataset`.
-
-    Attributes:
-        thread_num: the number of files read at once.
-        filelist: the files.
-        use_slots: the variables of a line's slots, in order.
-    """
+    """Files of MultiSlot text for `Executor.train_from_dataset`."""
 
     def __init__(self) -> None:
         self.thread_num = 1
@@ -136,10 +130,7 @@ class DatasetBase:
         return "\n".join(lines) + "\n"
 
     def batches(self, threads: int = 0) -> Generator[dict[str, Any]]:
-        """Yields the feed of each step; files are read ahead in threads.
-
-        Args:
-            threads: the number of files read at once; that of `set_thread` unless given.
+        """Yields the feed of each step; `threads` files, or as `set_thread` says, are read at once.
 
         Raises:
             ProgramError: the slots of a line or the files are not set.

@@ -17,17 +17,7 @@ _AT_ONCE = 4096  # samples taken from memory at a time
 
 
 class InMemoryDataset(DatasetBase):
-    """Samples held in memory, which can be shuffled.
-
-    Attributes:
-        parse_ins_id: lines begin with `1 <id>`.
-        parse_content: then with `1 <content>`.
-        merge_by_lineid: samples of one id are merged by a shuffle.
-        queue_num: the number of batch queues of fluid's threads; None unless set.
-        fleet_send_batch_size: the number of samples in a message between fluid's trainers.
-        fleet_send_sleep_seconds: the pause between these messages.
-        trainer_num: the number of trainers; -1 while unknown.
-    """
+    """Samples held in memory, which can be shuffled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,11 +87,7 @@ class InMemoryDataset(DatasetBase):
 
         Fluid sends samples between trainers. Here a warning reports that this is not done: files
         that are already shuffled, and a different list for each trainer in each pass, have nearly
-        the same effect.
-
-        Args:
-            fleet: provides the number of trainers; one unless given.
-            thread_num: ignored.
+        the same effect. `fleet` provides the number of trainers, one unless given.
 
         Raises:
             ProgramError: the samples are not loaded.
@@ -147,11 +133,8 @@ class InMemoryDataset(DatasetBase):
         """Makes `global_shuffle` merge samples of one id, with which lines then begin.
 
         Each slot of sequences comes from the one sample with nonzero values in it. A dense slot
-        keeps the last values that are not all 0.
-
-        Args:
-            merge_size: the number of samples of an id; ids with another number are dropped, with a
-                warning. 0 allows any number.
+        keeps the last values that are not all 0. Ids without `merge_size` samples are dropped, with
+        a warning; 0 allows any number.
         """
         if isinstance(merge_size, bool) or not isinstance(merge_size, int) or merge_size < 0:
             raise mistake(f"merge_size is {merge_size!r}", "it is a number of samples, or 0")
@@ -215,12 +198,7 @@ class _Loading(threading.Thread):
 class CoreDataset:
     """Settings of a dataset in memory, and the operations on samples that only fluid's core has.
 
-    Args:
-        name: the kind, `MultiSlotDataset`.
-        dataset: the dataset to access; a new one unless given.
-
-    Raises:
-        ValueError: there is no such kind.
+    It accesses a new dataset unless one is given. Raises ValueError if there is no kind `name`.
     """
 
     def __init__(self, name: str = _CORE_KINDS[0], dataset: InMemoryDataset | None = None) -> None:
@@ -297,10 +275,7 @@ class DatasetFactory:
     """Creates datasets by the name of their class."""
 
     def create_dataset(self, datafeed_class: str = "QueueDataset") -> DatasetBase:
-        """Creates a dataset.
-
-        Args:
-            datafeed_class: `QueueDataset`, `InMemoryDataset` or `FileInstantDataset`.
+        """Creates a `QueueDataset`, `InMemoryDataset` or `FileInstantDataset`.
 
         Raises:
             ValueError: there is no such class.

@@ -133,16 +133,11 @@ def _value_is(text: np.ndarray, at: int, stop: int, is_real: bool) -> int:
 def count_values(
     text: np.ndarray, is_real: np.ndarray, counts: np.ndarray
 ) -> tuple[int, int, int, int]:
-    """Counts the values of each slot of each line.
+    """Counts the values of each slot of each line of `text`, uint8[n], whole lines.
 
-    Args:
-        text: uint8[n], whole lines.
-        is_real: bool[slots], whether each slot has real numbers.
-        counts: int32[lines, slots], output; empty lines take no row.
-
-    Returns:
-        The number of nonempty lines; then the first error: its code (`FINE` for none), the
-        number of its line from 0, and its slot.
+    `is_real`, bool[slots], is whether each slot has real numbers. `counts`, int32[lines, slots], is
+    the output; empty lines take no row. Returns the number of nonempty lines; then the first error:
+    its code (`FINE` for none), the number of its line from 0, and its slot.
     """
     at, end, line, row = 0, len(text), 0, 0
     while at < end:

@@ -24,9 +24,7 @@ from jaxfleet.runtime.scope import Scope
 class FetchHandler:
     """Receives values during a pass over a dataset; scripts derive their own class.
 
-    Args:
-        var_dict: variables by the names passed to the handler.
-        period_secs: the interval in seconds.
+    `var_dict` has the variables by the names passed to the handler.
 
     Raises:
         AssertionError: there are no variables.

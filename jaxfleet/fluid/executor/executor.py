@@ -51,11 +51,7 @@ from jaxfleet.runtime.scope import Scope
 
 
 class Executor(DatasetRuns):
-    """Runs programs.
-
-    Args:
-        place: a device; JAX's default device, unless given.
-    """
+    """Runs programs on a place; JAX's default device, unless given."""
 
     def __init__(self, place: Any = None) -> None:
         prepare_devices()  # the last moment at which CPU_NUM may be set

@@ -77,16 +77,7 @@ _SIZED_BY_VALUES = frozenset({"merge_ids", "split_ids"})  # the ids determine th
 
 
 class Block:
-    """A block of a program.
-
-    Attributes:
-        program: the program that contains the block.
-        idx: its number.
-        parent_idx: the number of the enclosing block, -1 for block 0.
-        forward_block_idx: the number of the block whose gradients it computes, or -1.
-        vars: its variables by name.
-        ops: its operators, in order.
-    """
+    """A block of a program; block 0 has the parent -1."""
 
     def __init__(self, program: "Program", idx: int, parent_idx: int = -1) -> None:
         self.program, self.idx, self.parent_idx = program, idx, parent_idx

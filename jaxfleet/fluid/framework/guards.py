@@ -63,10 +63,7 @@ def device_guard(device: str | None = None) -> Iterator[None]:
 
     XLA places a program as a whole, so the mark moves nothing and serves only to distinguish
     programs. A device with a number, which cuts a program into sections in fluid, causes a
-    warning.
-
-    Args:
-        device: `cpu`, `gpu` or `gpu:1`; empty or None for no device.
+    warning. `device` is `cpu`, `gpu` or `gpu:1`; empty or None for no device.
 
     Raises:
         ValueError: any other value.

@@ -108,9 +108,8 @@ class Program(RoleGuards, ProgramAttributes):
     def clone(self, for_test: bool = False) -> "Program":
         """Returns a copy.
 
-        Args:
-            for_test: drop backward and optimize operators and set `is_test` on the rest. Call it
-                before `minimize`.
+        With `for_test` it drops backward and optimize operators and sets `is_test` on the rest;
+        call it before `minimize`.
         """
         if not for_test:
             return copy_program(self)

@@ -100,15 +100,11 @@ if TYPE_CHECKING:
 
 
 def prune_to(program: "Program", feeded: Sequence[str], targets: Sequence[object]) -> "Program":
-    """Returns a copy with only the operators that targets need.
+    """Returns a copy with only the operators that targets (variables, names, operators) need.
 
     An optimize operator that updates a parameter or other state is kept only if it is itself a
-    target: the value that another operator reads does not come from it.
-
-    Args:
-        program: the program to prune; unchanged.
-        feeded: names of fed variables, whose producers are not needed.
-        targets: variables, their names, or operators.
+    target: the value that another operator reads does not come from it. Producers of `feeded`
+    variables are not needed.
 
     Raises:
         ValueError: a target is of another kind, is not produced, or was overwritten.

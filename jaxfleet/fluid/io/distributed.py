@@ -133,10 +133,6 @@ def _saved(name: str, folder: Path, filename: str | None) -> np.ndarray:
 def server_rows(program: Program, folder: Path) -> dict[str, TableStore]:
     """Loads a server's rows of its distributed tables, saved by any number of servers.
 
-    Args:
-        program: the server's.
-        folder: the folder passed to `save_persistables`.
-
     Raises:
         CheckpointError: a table is missing, damaged or of another dimension.
     """

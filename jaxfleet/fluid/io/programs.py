@@ -207,19 +207,11 @@ def save_for_use(
     trained: Program,
     export_for_deployment: bool = True,
 ) -> list[str]:
-    """Saves an inference model with the parameters that servers currently hold.
+    """Saves an inference model with the parameters on servers; returns the names of its targets.
 
-    Args:
-        dirname: the folder; with tables of rows, one that servers can access.
-        feeded_var_names: names of fed variables.
-        target_vars: fetched variables.
-        executor: the one that trains.
-        main_program: the program before transpilation.
-        trained: the trainer's program made from it.
-        export_for_deployment: False saves the whole program.
-
-    Returns:
-        The names of the targets.
+    `main_program` is the program before transpilation, and `trained` the trainer's made from it.
+    With tables of rows, `dirname` is a folder that servers can access. Other arguments are those of
+    `save_inference_model`.
 
     Raises:
         ProgramError: the trainer has not connected to its servers, or targets cannot be computed.
@@ -255,9 +247,7 @@ PARAMETERS, OPTIMIZER, MODEL = ".pdparams", ".pdopt", ".pdmodel"
 def save(program: Program, model_path: str) -> None:
     """Saves parameters, optimizer state and the program.
 
-    Args:
-        program: the program to save.
-        model_path: `folder/name`, to which `.pdparams`, `.pdopt` and `.pdmodel` are appended.
+    `model_path` is `folder/name`, to which `.pdparams`, `.pdopt` and `.pdmodel` are appended.
 
     Raises:
         AssertionError: the path ends with a folder.
@@ -321,9 +311,7 @@ def load_program_state(
 ) -> dict[str, np.ndarray]:
     """Loads saved arrays by name, for use with `set_program_state`.
 
-    Args:
-        model_path: a prefix of `save`; or a folder, or a file, of `save_vars`.
-        var_list: variables to load; all unless given.
+    `model_path` is a prefix of `save`, or a folder or a file of `save_vars`; of `var_list`, or all.
 
     Raises:
         SavedError: a file is missing or damaged.

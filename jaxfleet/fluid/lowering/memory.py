@@ -28,11 +28,7 @@ CHECKPOINTS = "checkpoints"
 
 
 def keep_checkpoints(program: Program, checkpoints: Sequence[Any]) -> None:
-    """Records the values from which backward starts.
-
-    Args:
-        program: the program to annotate.
-        checkpoints: variables of block 0 that forward computes, or their names.
+    """Records the values from which backward starts: variables of block 0, or their names.
 
     Raises:
         TypeError: a checkpoint is of another type.

@@ -33,9 +33,8 @@ class _Runs(Protocol):
 class _Averages:
     """Base class of averages, with two programs that swap them in and out.
 
-    Attributes:
-        apply_program: saves the parameters, and overwrites them with their averages.
-        restore_program: restores the saved parameters.
+    `apply_program` saves the parameters, and overwrites them with their averages;
+    `restore_program` restores the saved parameters.
     """
 
     def __init__(self, name: str | None) -> None:

@@ -72,8 +72,7 @@ ALONE = "name the others too; one rank needs no transpiler"
 class Collective:
     """Rewrites a program for ranks that train together.
 
-    Args:
-        nrings: the number of communicators over which collectives are spread; only metadata.
+    Collectives are spread over `nrings` communicators, which is only metadata.
     """
 
     takes_one_rank: ClassVar[bool] = False
@@ -142,11 +141,7 @@ class Collective:
 
 
 class GradAllReduce(Collective):
-    """Sums gradients over ranks: each rank updates with the mean gradient.
-
-    Args:
-        nrings: the number of communicators over which the sums are spread.
-    """
+    """Sums gradients over ranks: each rank updates with the mean gradient."""
 
     def __init__(self, nrings: int = 2) -> None:
         super().__init__(nrings)
@@ -161,12 +156,7 @@ class GradAllReduce(Collective):
 
 
 class LocalSGD(Collective):
-    """Updates each rank independently, and averages their parameters.
-
-    Args:
-        nrings: the number of communicators over which the sums are spread.
-        k_steps: the number of steps between averages; fluid supports only 1.
-    """
+    """Updates each rank independently, and averages their parameters every `k_steps`; 1 in fluid."""
 
     def __init__(self, nrings: int = 2, k_steps: int = 1) -> None:
         super().__init__(nrings)

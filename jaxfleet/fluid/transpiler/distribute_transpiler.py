@@ -66,9 +66,6 @@ _DEFAULT_ENDPOINT = "127.0.0.1:6174"
 class DistributeTranspiler(JobAttributes):
     """Transpiles a program for parameter servers, or for ranks that reduce gradients.
 
-    Args:
-        config: the options; fluid's defaults unless given.
-
     Raises:
         AssertionError: the config's block size is below 8192, or its dispatcher does not derive
             from `PSDispatcher`.
@@ -257,8 +254,7 @@ class DistributeTranspiler(JobAttributes):
     def get_trainer_program(self, wait_port: bool = True) -> Program:
         """Returns the trainer's program, which is the transpiled one.
 
-        Args:
-            wait_port: wait until all servers listen, unless the config disables it.
+        Waits until all servers listen, unless `wait_port` or the config disables it.
 
         Raises:
             ConnectError: a server does not listen in time.
@@ -314,12 +310,9 @@ class DistributeTranspiler(JobAttributes):
         pserver_program: Program | None = None,
         startup_program: Program | None = None,
     ) -> Program:
-        """Returns a server's startup program.
+        """Returns a server's startup program, made from that of the step.
 
-        Args:
-            endpoint: the server's.
-            pserver_program: ignored; the server's program in fluid.
-            startup_program: initializes the step; the transpiled one, unless given.
+        `startup_program` initializes the step; the transpiled one, unless given.
 
         Raises:
             KeyError: no server has this endpoint.

@@ -10,11 +10,7 @@ from jaxfleet.fluid.framework.variable import Variable
 
 
 class PSDispatcher:
-    """Assigns blocks to servers.
-
-    Args:
-        pserver_endpoints: `host:port` of every server.
-    """
+    """Assigns blocks to servers, given the `host:port` of every server."""
 
     def __init__(self, pserver_endpoints: Sequence[str]) -> None:
         self._eps = list(pserver_endpoints)
@@ -29,14 +25,7 @@ class PSDispatcher:
         self._step = 0
 
     def dispatch(self, varlist: Sequence[Any]) -> list[str]:
-        """Returns a server for each block.
-
-        Args:
-            varlist: the blocks, objects with a `name`.
-
-        Raises:
-            NotImplementedError: subclasses implement it.
-        """
+        """Returns a server for each block, an object with a `name`; subclasses implement it."""
         del varlist
         raise NotImplementedError(f"{type(self).__name__} does not say which server gets a block")
 
@@ -79,13 +68,8 @@ def slice_variable(
 ) -> list[str]:
     """Returns the blocks of variables, as `name:number:elements`.
 
-    Rows are never cut.
-
-    Args:
-        var_list: the variables.
-        slice_count: the maximum number of blocks of each.
-        min_block_size: the minimum number of elements of a block, except for rounding; variables
-            have fewer blocks if necessary.
+    Rows are never cut. A variable has at most `slice_count` blocks, and fewer if these would have
+    less than `min_block_size` elements, except for rounding.
     """
     return [
         str(VarBlock(var.name, index, size))

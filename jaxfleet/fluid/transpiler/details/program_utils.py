@@ -14,11 +14,7 @@ from jaxfleet.fluid.framework.variable import Variable
 
 
 class UnionFind:
-    """Disjoint sets, with path halving (Tarjan and van Leeuwen, 1984).
-
-    Args:
-        elements: initially each is a set of its own.
-    """
+    """Disjoint sets, with path halving (Tarjan and van Leeuwen, 1984)."""
 
     def __init__(self, elements: Iterable[Hashable] | None = None) -> None:
         self._parents: dict[Hashable, Hashable] = {x: x for x in elements or ()}
@@ -51,14 +47,10 @@ _DEADLINE_S = 300.0  # fluid's job waits for ever; a wrong endpoint should be re
 
 
 def wait_server_ready(endpoints: Sequence[str], deadline_s: float = _DEADLINE_S) -> None:
-    """Waits until a process listens at each endpoint.
-
-    Args:
-        endpoints: `host:port` each.
-        deadline_s: the timeout in seconds.
+    """Waits until a process listens at each endpoint, `host:port`.
 
     Raises:
-        ConnectError: no process listened at an endpoint in that time.
+        ConnectError: no process listened at an endpoint in time.
     """
     who, hint = "servers", "start the servers, or look why they ended"
     end = time.monotonic() + deadline_s
@@ -110,13 +102,7 @@ def find_op_by_input_arg(block: Block, arg_name: str) -> int:
 
 
 def find_op_by_output_arg(block: Block, arg_name: str, reverse: bool = False) -> int:
-    """Returns the index of the first operator that writes a variable, or -1.
-
-    Args:
-        block: the block to search.
-        arg_name: the variable's name.
-        reverse: return the last one instead.
-    """
+    """Returns the index of the first operator (last, if `reverse`) that writes a variable, or -1."""
     places = range(len(block.ops))
     found = [arg_name in op.output_arg_names for op in block.ops]
     return _find(reversed(places) if reverse else places, found)
@@ -125,12 +111,9 @@ def find_op_by_output_arg(block: Block, arg_name: str, reverse: bool = False) ->
 def program_to_code(
     prog: Program, fout: TextIO | None = None, skip_op_callstack: bool = True
 ) -> None:
-    """Prints a program.
+    """Prints a program to a file, standard output unless given.
 
-    Args:
-        prog: the program to print.
-        fout: the output file; standard output, unless given.
-        skip_op_callstack: omit the script's source line of each operator.
+    The script's source line of each operator is omitted unless `skip_op_callstack` is False.
     """
     for block in prog.blocks:
         block_to_code(block, block.idx, fout, skip_op_callstack)

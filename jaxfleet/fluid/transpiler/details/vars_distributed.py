@@ -73,10 +73,8 @@ class VarDistributed:
 class VarsDistributed:
     """All slices of the variables of a job.
 
-    Attributes:
-        distributed_vars: the slices.
-        shared: variables that every updating server holds whole, by name one such server: learning
-            rates, and the state of their schedules.
+    `shared` maps variables that every updating server holds whole (learning rates, and the state of
+    their schedules) to one such server.
     """
 
     def __init__(self) -> None:
@@ -111,11 +109,9 @@ class VarsDistributed:
     def get_distributed_vars_by_vtypes(
         self, vtypes: list[str], groupby: bool = False
     ) -> list[VarDistributed] | dict[str, list[VarDistributed]]:
-        """Returns the slices of some types.
+        """Returns the slices of some types: `Param`, `Optimizer`, `RemotePrefetch`.
 
-        Args:
-            vtypes: `Param`, `Optimizer`, `RemotePrefetch`.
-            groupby: group by the names of the original variables.
+        With `groupby` they are grouped by the names of the original variables.
         """
         found = [v for v in self.distributed_vars if v.vtype in vtypes]
         if not groupby:

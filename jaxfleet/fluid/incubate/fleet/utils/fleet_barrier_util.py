@@ -14,13 +14,10 @@ _TIMEOUT_S = 3600.0
 def check_all_trainers_ready(
     ready_path: str, epoch: int, *, fleet: Fleet | None = None, timeout_s: float = _TIMEOUT_S
 ) -> None:
-    """Waits until every trainer has reached an epoch.
+    """Waits until every trainer of a job has reached an epoch, `timeout_s` for all together.
 
-    Args:
-        ready_path: the folder, in which each trainer writes `ready.<epoch>.<trainer>.done`.
-        epoch: the epoch.
-        fleet: the job's; that of the transpiler unless given.
-        timeout_s: the timeout for all trainers together.
+    In the folder `ready_path` each trainer writes `ready.<epoch>.<trainer>.done`. `fleet` is that
+    of the transpiler unless given.
 
     Raises:
         ConnectError: a trainer did not arrive in time.

@@ -206,6 +206,10 @@ class DistributedStrategy:
         raise _derived("check_build_strategy")
 
 
+def _flags(*, geo: bool = False, half: bool = False, merges: bool = False) -> Mapping[str, bool]:
+    return {"geo_sgd_mode": geo, "half_async": half, "completely_not_async": merges}
+
+
 class _Mode(DistributedStrategy):
     """Base of the four modes: programs are asynchronous, and send when the values are computed."""
 
@@ -241,11 +245,7 @@ class SyncStrategy(_Mode):
     """Servers wait for all trainers at every step, and update with their mean gradient."""
 
     mode = DistributedMode.SYNC
-    fields: ClassVar[Mapping[str, Any]] = {
-        "geo_sgd_mode": False,
-        "half_async": True,
-        "completely_not_async": True,
-    }
+    fields: ClassVar[Mapping[str, Any]] = _flags(half=True, merges=True)
     waits = True
 
 
@@ -253,22 +253,14 @@ class AsyncStrategy(_Mode):
     """Servers update with each gradient on arrival."""
 
     mode = DistributedMode.ASYNC
-    fields: ClassVar[Mapping[str, Any]] = {
-        "geo_sgd_mode": False,
-        "half_async": False,
-        "completely_not_async": False,
-    }
+    fields: ClassVar[Mapping[str, Any]] = _flags()
 
 
 class HalfAsyncStrategy(_Mode):
     """Like `AsyncStrategy`, but a trainer waits in each step until its sends have completed."""
 
     mode = DistributedMode.HALF_ASYNC
-    fields: ClassVar[Mapping[str, Any]] = {
-        "geo_sgd_mode": False,
-        "half_async": True,
-        "completely_not_async": False,
-    }
+    fields: ClassVar[Mapping[str, Any]] = _flags(half=True)
     waits = True
 
 
@@ -280,11 +272,7 @@ class GeoStrategy(_Mode):
     """
 
     mode = DistributedMode.GEO
-    fields: ClassVar[Mapping[str, Any]] = {
-        "geo_sgd_mode": True,
-        "half_async": False,
-        "completely_not_async": False,
-    }
+    fields: ClassVar[Mapping[str, Any]] = _flags(geo=True)
 
     def __init__(self, update_frequency: int = 100) -> None:
         self._every = update_frequency
