@@ -41,14 +41,10 @@ _NEEDS = {
 
 
 def get_communicator_flags(mode: int, given: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Returns the settings that apply in a mode, as text.
+    """Returns the settings that apply in a mode, as text; fluid's values unless given.
 
     `FLAGS_<name>` in the environment overrides the default. If trainers or their threads wait for
     each other, the numbers of merged and queued gradients equal that of the CPU's devices.
-
-    Args:
-        mode: a member of `DistributedMode`.
-        given: settings by name; fluid's values by default.
 
     Raises:
         ProgramError: there is no such mode or setting.

@@ -174,11 +174,8 @@ def cond(
 ) -> Any:
     """Runs one of two functions and returns its result.
 
-    Args:
-        pred: bool[1].
-        true_fn: builds the block that runs if `pred` is true.
-        false_fn: builds the other block; returns as many variables, of the same shapes.
-        name: of the layer.
+    Each builds the block that runs if `pred`, bool[1], is true or false; both return as many
+    variables, of the same shapes.
 
     Raises:
         ProgramError: the results of the functions differ in structure or shape.
@@ -234,10 +231,7 @@ def case(
 ) -> Any:
     """Runs the function of the first true condition, and returns its result.
 
-    Args:
-        pred_fn_pairs: conditions, bool[1], with functions.
-        default: runs if no condition is true; the last function unless given.
-        name: of the layer.
+    Conditions are bool[1]. `default` runs if none is true; the last function unless given.
     """
     check_type(pred_fn_pairs, "'pred_fn_pairs' of case", (list, tuple))
     if not pred_fn_pairs:
@@ -263,13 +257,10 @@ def switch_case(
     default: Branch | None = None,
     name: str | None = None,
 ) -> Any:
-    """Runs the function of a number, and returns its result.
+    """Runs the function of a number, i32[1] or i64[1], and returns its result.
 
-    Args:
-        branch_index: the number, i32[1] or i64[1].
-        branch_fns: functions numbered from 0, (number, function) pairs, or a dict.
-        default: runs for any other number; the function of the largest unless given.
-        name: of the layer.
+    `branch_fns` are functions numbered from 0, (number, function) pairs, or a dict. `default` runs
+    for any other number; the function of the largest unless given.
 
     Raises:
         ProgramError: a number occurs twice.

@@ -34,10 +34,6 @@ class IfElse:
         (out,) = choice()  # f32[b,10]
 
     A block runs if it has rows. Its result for a row must not depend on other rows.
-
-    Args:
-        cond: bool[b,1].
-        name: of the layer.
     """
 
     OUT_IF_ELSE_BLOCKS, IN_IF_ELSE_TRUE_BLOCKS, IN_IF_ELSE_FALSE_BLOCKS = 0, 1, 2

@@ -65,13 +65,8 @@ def py_reader(
 ) -> PyReader:
     """Declares data that a loader yields by batch, between its `start` and `reset`.
 
-    Args:
-        capacity: number of prefetched batches.
-        shapes: of the variables; -1 is an axis known at run time.
-        dtypes: of the variables.
-        lod_levels: 1 for sequences of unequal lengths.
-        name: prefix of the variables' names.
-        use_double_buffer: no effect.
+    `capacity` batches are prefetched. In a shape, -1 is an axis known at run time; a level of 1 is
+    for sequences of unequal lengths. `name` is the prefix of the variables' names.
 
     Raises:
         ProgramError: the numbers of shapes and dtypes differ.

@@ -19,7 +19,7 @@ from jaxfleet.ir import Size
 
 
 class While:
-    """Runs a block while a condition is true.
+    """Runs a block while a condition, bool[1], which the block recomputes, is true.
 
     ::
 
@@ -33,12 +33,8 @@ class While:
             layers.less_than(i, n, cond=go_on)
 
     It is differentiable. If a constant limits the iterations, as here, the values of each one are
-    kept for backward; otherwise those of at most 64 are, and the others are recomputed.
-
-    Args:
-        cond: bool[1], which the block recomputes.
-        is_test: no effect; values are kept only if the program has a backward.
-        name: of the layer.
+    kept for backward; otherwise those of at most 64 are, and the others are recomputed. `is_test`
+    has no effect: values are kept only if the program has a backward.
 
     Raises:
         WrongTypeError: the condition is not a boolean variable of one element.
@@ -96,12 +92,8 @@ def while_loop(
 ) -> Sequence[Any]:
     """Calls `body` while `cond` is true, and returns the loop variables.
 
-    Args:
-        cond: maps the loop variables to bool[1].
-        body: maps the loop variables to their next values: as many, of the same shapes.
-        loop_vars: variables, or lists and dicts of them; they are overwritten.
-        is_test: no effect, see `While`.
-        name: of the layer.
+    Both take the loop variables, which may be lists and dicts and are overwritten. `cond` returns
+    bool[1], `body` the next values: as many, of the same shapes. `is_test` has no effect.
 
     Raises:
         ProgramError: the result of the body does not match the loop variables.

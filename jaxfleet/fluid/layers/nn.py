@@ -36,11 +36,9 @@ def fleet_embedding(click_name: str, scale_sparse_grad: bool = True) -> Iterator
     A script's layers thus need no change. A table grows with its keys, whatever `size` is; a row is
     created at its key's first look-up, and key 0 is padding unless `padding_idx` is given.
 
-    Args:
-        click_name: the variable that marks clicked samples, for rows that begin with shows and
-            clicks.
-        scale_sparse_grad: multiply gradients of rows by the batch's samples, to undo the division
-            in a loss that is a mean.
+    `click_name` is the variable that marks clicked samples, for rows that begin with shows and
+    clicks. `scale_sparse_grad` multiplies gradients of rows by the batch's samples, to undo the
+    division in a loss that is a mean.
     """
     check_type(click_name, "click_name", str)
     check_type(scale_sparse_grad, "scale_sparse_grad", bool)
@@ -76,15 +74,9 @@ def fc(
 ) -> Variable:
     """Fully connected layer: multiplies by a matrix and adds a bias.
 
-    Args:
-        input: one or several, whose products are summed.
-        size: of the last axis of the result.
-        num_flatten_dims: number of leading axes to keep, all but the last for -1; the others are
-            flattened.
-        param_attr: of the matrix.
-        bias_attr: of the bias; False for none.
-        act: an activation.
-        name: of the layer.
+    Several inputs have a matrix each, and their products are summed. `num_flatten_dims` leading
+    axes are kept, all but the last for -1; the others are flattened. There is no bias if
+    `bias_attr` is False.
     """
     helper = LayerHelper("fc", name)
     inputs = variables("fc", "input", input)
@@ -135,14 +127,8 @@ def embedding(
 ) -> Variable:
     """Looks up rows of a table `[vocabulary, width]`: of `[..., 1]`, `[..., width]`.
 
-    Args:
-        input: row numbers, with a last axis of 1 as in fluid's older spelling.
-        size: of the table.
-        is_sparse: only the looked-up rows have gradients.
-        is_distributed: the table is on servers.
-        padding_idx: a row that is and stays zero; negative from the end.
-        param_attr: of the table.
-        dtype: of the table.
+    Only the looked-up rows have gradients if `is_sparse`; the table is on servers if
+    `is_distributed`. The row `padding_idx`, negative from the end, is and stays zero.
     """
     return rows_of_table("lookup_table", input, size, is_sparse, is_distributed, padding_idx,
                          param_attr, dtype)  # fmt: skip
@@ -191,16 +177,11 @@ def dropout(
     name: str | None = None,
     dropout_implementation: str = "downgrade_in_infer",
 ) -> Variable:
-    """Sets a share of the elements to zero.
+    """Sets a share of the elements to zero; of none if `is_test`.
 
-    Args:
-        x: an array.
-        dropout_prob: the share.
-        is_test: keep all elements.
-        seed: fixes the mask over all runs; a new mask in each unless given.
-        name: of the layer.
-        dropout_implementation: `downgrade_in_infer` scales by the kept share in test;
-            `upscale_in_train` by its inverse in training.
+    The mask is new in each run unless `seed` fixes it. `dropout_implementation` is
+    `downgrade_in_infer`, which scales by the kept share in test, or `upscale_in_train`, by its
+    inverse in training.
 
     Raises:
         ProgramError: the share or the implementation is invalid.

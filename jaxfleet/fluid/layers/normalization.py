@@ -130,17 +130,9 @@ def group_norm(
     data_layout: str = "NCHW",
     name: str | None = None,
 ) -> Variable:
-    """Normalizes groups of channels of each row, f32[b,c,...].
+    """Normalizes groups of channels of each row, f32[b,c,...]; `data_layout` is `NCHW` or `NHWC`.
 
-    Args:
-        input: the array.
-        groups: number of groups, which divides that of channels.
-        epsilon: added to the variance.
-        param_attr: of the scale, f32[c]; False for none.
-        bias_attr: of the bias, f32[c]; False for none.
-        act: an activation.
-        data_layout: `NCHW`, or `NHWC` for channels last.
-        name: of the layer.
+    The scale and the bias are f32[c]; there is none if its attribute is False.
 
     Raises:
         ProgramError: the groups do not divide the channels, or there is no such layout.

@@ -101,12 +101,8 @@ class Optimizer:
     ) -> Pairs:
         """Adds the gradients, and returns them with their parameters.
 
-        Args:
-            loss: `[1]`.
-            startup_program: no effect; gradients are not initialized.
-            parameter_list: parameters to differentiate; the optimizer's unless given.
-            no_grad_set: variables at which gradients stop.
-            callbacks: called after each operator, as is the one that clips errors.
+        Arguments are those of `minimize`; `callbacks` are called after each operator, as is the one
+        that clips errors.
         """
         check_type(startup_program, "startup_program", (Program, type(None)))
         check_type(callbacks, "callbacks", (list, tuple, type(None)))

@@ -201,11 +201,6 @@ class LookaheadOptimizer:
 
     Zhang, Lucas, Hinton and Ba, 2019. The slow copy of `w` is named `w@SLOW`.
 
-    Args:
-        inner_optimizer: updates the parameters.
-        alpha: from 0 to 1.
-        k: at least 1.
-
     Raises:
         AssertionError: there is no inner optimizer, or a number is out of range.
     """

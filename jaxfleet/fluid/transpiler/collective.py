@@ -156,7 +156,7 @@ class GradAllReduce(Collective):
 
 
 class LocalSGD(Collective):
-    """Updates each rank independently, and averages their parameters every `k_steps`; 1 in fluid."""
+    """Updates each rank independently, and averages their parameters every `k_steps`."""
 
     def __init__(self, nrings: int = 2, k_steps: int = 1) -> None:
         super().__init__(nrings)

@@ -102,7 +102,7 @@ def find_op_by_input_arg(block: Block, arg_name: str) -> int:
 
 
 def find_op_by_output_arg(block: Block, arg_name: str, reverse: bool = False) -> int:
-    """Returns the index of the first operator (last, if `reverse`) that writes a variable, or -1."""
+    """Returns the index of the first (or last) operator that writes a variable, or -1."""
     places = range(len(block.ops))
     found = [arg_name in op.output_arg_names for op in block.ops]
     return _find(reversed(places) if reverse else places, found)

@@ -33,11 +33,7 @@ class Mode:
 
 
 class Fleet(FleetBase, ABC):
-    """The interface of all fleets; subclasses define how a job is made.
-
-    Args:
-        mode: a member of `Mode`.
-    """
+    """The interface of all fleets, of a `Mode`; subclasses define how a job is made."""
 
     def __init__(self, mode: int) -> None:
         super().__init__()
@@ -101,11 +97,7 @@ class Fleet(FleetBase, ABC):
 
 
 class DistributedOptimizer(ABC):
-    """A fleet's wrapper of an optimizer.
-
-    Args:
-        optimizer: the script's own.
-        strategy: how its job is made.
+    """A fleet's wrapper of a script's optimizer; the strategy is how its job is made.
 
     Raises:
         ValueError: it is not an optimizer.

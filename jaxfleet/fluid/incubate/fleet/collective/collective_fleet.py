@@ -56,10 +56,8 @@ _LOCAL = LocalFS()
 class Collective(Fleet):
     """A job whose ranks exchange gradients or parameters directly.
 
-    Attributes:
-        main_program: this rank's program, after `minimize`: a Program, or in `nccl2` mode a
-            CompiledProgram.
-        startup_program: its startup program.
+    `main_program` and `startup_program` are this rank's, once `minimize` has run; the main one is a
+    Program, or in `nccl2` mode a CompiledProgram.
     """
 
     def __init__(self) -> None:
@@ -207,14 +205,8 @@ class Collective(Fleet):
     ) -> TrainStatus | None:
         """Restores the newest checkpoint; returns its progress, None without a checkpoint.
 
-        Args:
-            executor: the training executor.
-            path: the folder of all checkpoints.
-            trainer_id: the worker that loads.
-            main_program: the program whose variables are loaded; this rank's, unless given.
-            fs: the file system of the folder.
-            local_cache_path: a local folder for downloads.
-            ignore_empty: accept that there is no checkpoint.
+        `trainer_id` is the worker that loads, and `ignore_empty` accepts that there is no
+        checkpoint. Other arguments are those of `save_check_point`.
 
         Raises:
             AssertionError: there is no checkpoint, and `ignore_empty` is False.

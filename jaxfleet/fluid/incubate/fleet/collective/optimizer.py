@@ -103,9 +103,6 @@ class CollectiveOptimizer(DistributedOptimizer):
         fleet: the participants; the module's own fleet, unless given.
         told: receives the programs that `minimize` creates.
 
-    Attributes:
-        print_config: print the transpiled programs and their options.
-
     Raises:
         ValueError: it is not an optimizer, or `recompute_checkpoints` is not a list.
         TypeError: the strategy is not a DistributedStrategy.
@@ -139,11 +136,7 @@ class CollectiveOptimizer(DistributedOptimizer):
     ) -> tuple[list[Operator], Pairs]:
         """Adds gradients and updates, and creates this rank's program: `fleet.main_program`.
 
-        Args:
-            loss: one, or a list of losses of one program, whose sum is trained.
-            startup_program: initializes the parameters; the default one unless given.
-            parameter_list: the trained parameters; all unless given.
-            no_grad_set: variables at which gradients end.
+        Arguments are those of `Optimizer.minimize`; a list of losses of one program is summed.
 
         Raises:
             ValueError: the strategy's fields, or the optimizer, exclude each other.

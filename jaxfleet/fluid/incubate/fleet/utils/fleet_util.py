@@ -18,11 +18,7 @@ _POS, _NEG = "_generated_var_2", "_generated_var_3"
 
 
 class FleetUtil:
-    """Metrics of a fleet.
-
-    Args:
-        mode: `pslib` or `transpiler`: the default fleet to use.
-        fleet: another fleet.
+    """Metrics of a fleet: the default one of `mode`, `pslib` or `transpiler`, unless given.
 
     Raises:
         ValueError: there is no such mode.
@@ -59,14 +55,10 @@ class FleetUtil:
     ) -> None:
         """Sets a variable to zeros, such as a metric's counts at the end of a pass.
 
-        Args:
-            var_name: the variable.
-            scope: its scope; the global one unless given.
-            place: ignored; the variable keeps its device.
-            param_type: ignored; the variable keeps its dtype.
+        It keeps its device and dtype, whatever `place` and `param_type` are.
 
         Raises:
-            ValueError: the scope has no such variable.
+            ValueError: the scope, the global one unless given, has no such variable.
         """
         del place, param_type
         held = global_scope() if scope is None else scope
@@ -77,10 +69,8 @@ class FleetUtil:
     ) -> float:
         """Returns the area under the curve over the samples of all workers, which must all call it.
 
-        Args:
-            scope: the scope of the counts; the global one unless given.
-            stat_pos: the variable with counts of positive samples by bucket, of `layers.auc`.
-            stat_neg: that of negative samples.
+        `stat_pos` and `stat_neg` are the variables with counts of positive and negative samples by
+        bucket, of `layers.auc`, in the global scope unless one is given.
 
         Raises:
             ValueError: the scope has no such variable.

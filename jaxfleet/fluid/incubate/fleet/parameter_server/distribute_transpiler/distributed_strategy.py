@@ -265,11 +265,7 @@ class HalfAsyncStrategy(_Mode):
 
 
 class GeoStrategy(_Mode):
-    """Trainers update locally, and periodically exchange their changes.
-
-    Args:
-        update_frequency: the interval of exchanges in steps.
-    """
+    """Trainers update locally, and exchange their changes every `update_frequency` steps."""
 
     mode = DistributedMode.GEO
     fields: ClassVar[Mapping[str, Any]] = _flags(geo=True)

@@ -38,16 +38,13 @@ TranspiledPrograms = Callable[[Any, Program, Program], None]  # makes a job's pr
 
 
 class TranspilerOptimizer(DistributedOptimizer):
-    """The optimizer that `fleet.distributed_optimizer` returns.
+    """The optimizer that `fleet.distributed_optimizer` returns, which passes `transpile`.
 
-    Args:
-        optimizer: the script's own.
-        strategy: one of `StrategyFactory`, or a transpiler's config, which is copied;
-            `SyncStrategy` unless given.
-        transpile: creates the job's programs; passed by `fleet.distributed_optimizer`.
+    The strategy is one of `StrategyFactory`, or a transpiler's config, which is copied;
+    `SyncStrategy` unless given.
 
     Raises:
-        ValueError: it is not an optimizer.
+        ValueError: it is given no optimizer.
         TypeError: the strategy is of another type.
     """
 
@@ -68,16 +65,10 @@ class TranspilerOptimizer(DistributedOptimizer):
         parameter_list: Parameters | None = None,
         no_grad_set: NoGrad | None = None,
     ) -> tuple[list[Operator], Pairs]:
-        """Adds gradients and updates, and creates the programs of this process.
+        """Adds gradients and updates, and creates this process's programs.
 
-        These are `fleet.main_program` and `fleet.startup_program`.
-
-        Args:
-            loss: the loss to train.
-            scopes: warns; variables are in the scope passed to an Executor.
-            startup_program: initializes the parameters; the default one unless given.
-            parameter_list: the trained parameters; all unless given.
-            no_grad_set: variables at which gradients end.
+        These are `fleet.main_program` and `fleet.startup_program`. Arguments are those of
+        `Optimizer.minimize`; `scopes` only warns: variables are in the scope of an Executor's run.
 
         Raises:
             TypeError: the loss or a program is a list.
@@ -111,9 +102,7 @@ _INIT = (
 class DistributedTranspiler(Fleet):
     """A job whose parameters are on servers.
 
-    Attributes:
-        main_program: this process's program, after `minimize`.
-        startup_program: its startup program.
+    `main_program` and `startup_program` are this process's, once `minimize` has run.
     """
 
     def __init__(self) -> None:
@@ -129,13 +118,9 @@ class DistributedTranspiler(Fleet):
     def distributed_optimizer(self, optimizer: Any, strategy: Any = None) -> TranspilerOptimizer:
         """Returns an optimizer whose `minimize` creates this process's programs.
 
-        Args:
-            optimizer: the script's own.
-            strategy: see `TranspilerOptimizer`.
-
         Raises:
             ValueError: it is not an optimizer, or `init` was not called.
-            TypeError: the strategy is of another type.
+            TypeError: the strategy is not as `TranspilerOptimizer` takes it.
         """
         check_optimizer(optimizer)
         if not self._is_initialized:
@@ -236,10 +221,7 @@ class DistributedTranspiler(Fleet):
     # --- servers -----------------------------------------------------------------------------
 
     def init_server(self, model_dir: str | None = None) -> None:
-        """Starts this process as a server.
-
-        Args:
-            model_dir: a folder that a worker has saved, from which the job continues.
+        """Starts this process as a server, from a folder that a worker has saved if one is given.
 
         Raises:
             ValueError: there is no program yet, or no such folder, or this process is a worker.
@@ -280,14 +262,8 @@ class DistributedTranspiler(Fleet):
     ) -> None:
         """Saves the part of a program that computes targets from feeds, with servers' parameters.
 
-        Args:
-            executor: the training executor.
-            dirname: the folder.
-            feeded_var_names: the names to feed.
-            target_vars: the variables to fetch.
-            main_program: a program whose variables are all in this process, saved unchanged; the
-                one given to `minimize`, unless given.
-            export_for_deployment: False saves the whole program.
+        A given `main_program`, whose variables are all in this process, is saved unchanged. Other
+        arguments are those of `fluid.io.save_inference_model`.
 
         Raises:
             TypeError: an argument is of another type; compiled programs are not accepted.
@@ -323,10 +299,8 @@ class DistributedTranspiler(Fleet):
     ) -> None:
         """Saves all persistable variables, including those that only servers hold.
 
-        Args:
-            executor: the training executor.
-            dirname: the folder; for tables of rows, one that servers see.
-            main_program: a worker's; this one's unless given.
+        The program is a worker's, this one's unless given. Servers must see the folder if there are
+        tables of rows.
 
         Raises:
             TypeError: an argument is of another type; compiled programs are not accepted.
