@@ -31,12 +31,10 @@ class LayerHelper:
 
     @property
     def main_program(self) -> Program:
-        """The program to which the layer is added."""
         return default_main_program()
 
     @property
     def block(self) -> Block:
-        """The block to which the layer is added."""
         return self.main_program.current_block()
 
     def append_op(
@@ -47,7 +45,6 @@ class LayerHelper:
         attrs: Mapping[str, Any] | None = None,
         stop_gradient: bool = False,
     ) -> Operator:
-        """Appends an operator to the block."""
         return self.block.append_op(type, inputs, outputs, attrs, stop_gradient)
 
     def add(

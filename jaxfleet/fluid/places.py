@@ -54,7 +54,6 @@ class AnyPlace:
         self._place = place
 
     def is_cpu_place(self) -> bool:
-        """Whether it is a CPU."""
         return isinstance(self._place, CPUPlace)
 
     def is_gpu_place(self) -> bool:

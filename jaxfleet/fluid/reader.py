@@ -65,12 +65,10 @@ class GeneratorLoader:
 
     @property
     def names(self) -> list[str]:
-        """The names of the fed variables."""
         return [variable.name for variable in self._variables]
 
     @property
     def variables(self) -> list[Variable]:
-        """The fed variables."""
         return list(self._variables)
 
     # --- sources -----------------------------------------------------------------------------
@@ -325,15 +323,12 @@ class PyReader(GeneratorLoader):
     def decorate_sample_generator(
         self, sample_generator: Reader, batch_size: int, drop_last: bool = True, places: Any = None
     ) -> None:
-        """As `set_sample_generator`."""
         self.set_sample_generator(sample_generator, batch_size, drop_last, places)
 
     def decorate_sample_list_generator(self, reader: Reader, places: Any = None) -> None:
-        """As `set_sample_list_generator`."""
         self.set_sample_list_generator(reader, places)
 
     def decorate_batch_generator(self, reader: Reader, places: Any = None) -> None:
-        """As `set_batch_generator`."""
         self.set_batch_generator(reader, places)
 
     decorate_paddle_reader = decorate_sample_list_generator

@@ -28,11 +28,9 @@ class SelectedRows:
         self._rows = [int(row) for row in rows]
 
     def height(self) -> int:
-        """Returns the number of rows of the whole array."""
         return self._height
 
     def set_height(self, height: int) -> None:
-        """Sets the number of rows of the whole array."""
         self._height = int(height)
 
     def numel(self) -> int:
@@ -111,12 +109,10 @@ class Scope(ArrayScope):
         return None if home is None else ScopeVariable(home, name)
 
     def new_scope(self) -> "Scope":
-        """Creates a nested scope."""
         self.kids.append(Scope(self))
         return self.kids[-1]
 
     def drop_kids(self) -> None:
-        """Drops the nested scopes."""
         self.kids.clear()
 
     def local_var_names(self) -> list[str]:

@@ -31,7 +31,6 @@ class Graph:
         self._program = program
 
     def to_program(self) -> Program:
-        """Returns the program that the graph holds."""
         return self._program
 
 

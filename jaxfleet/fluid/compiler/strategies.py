@@ -62,7 +62,6 @@ class PassBuilder:
         return list(self._passes)
 
     def append_pass(self, pass_type: str) -> BuildPass:
-        """Appends a pass and returns it."""
         return self.insert_pass(len(self._passes), pass_type)
 
     def insert_pass(self, idx: int, pass_type: str) -> BuildPass:

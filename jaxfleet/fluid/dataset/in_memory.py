@@ -101,7 +101,6 @@ class InMemoryDataset(DatasetBase):
         self._merged()
 
     def release_memory(self) -> None:
-        """Frees the samples."""
         self._samples = None
 
     def get_memory_data_size(self, fleet: Any = None) -> int:
@@ -216,11 +215,9 @@ class CoreDataset:
         return list(self._dataset.filelist)
 
     def set_thread_num(self, thread_num: int) -> None:
-        """Sets the number of files read at once."""
         self._dataset.set_thread(thread_num)
 
     def get_thread_num(self) -> int:
-        """Returns the number of files read at once."""
         return self._dataset.thread_num
 
     def set_trainer_num(self, trainer_num: int) -> None:
@@ -248,7 +245,6 @@ class CoreDataset:
         self._dataset.load_into_memory()
 
     def local_shuffle(self) -> None:
-        """Shuffles the samples of this process."""
         self._dataset.local_shuffle()
 
     def merge_by_lineid(self) -> None:
@@ -256,11 +252,9 @@ class CoreDataset:
         self._dataset._merged()
 
     def release_memory(self) -> None:
-        """Frees the samples."""
         self._dataset.release_memory()
 
     def get_memory_data_size(self) -> int:
-        """Returns the number of samples held."""
         return self._dataset.get_memory_data_size()
 
 

@@ -62,13 +62,11 @@ class Samples:
 
     @classmethod
     def none(cls, slots: Sequence[Slot]) -> "Samples":
-        """Returns an empty sequence."""
         values = tuple(np.zeros(0, _DTYPES[slot.dtype]) for slot in slots)
         return cls(tuple(slots), values, np.zeros((0, len(slots)), np.int32))
 
     @classmethod
     def joined(cls, parts: Sequence["Samples"]) -> "Samples":
-        """Concatenates several sequences."""
         if len(parts) == 1:
             return parts[0]
         values = tuple(
@@ -79,7 +77,6 @@ class Samples:
         return cls(parts[0].slots, values, np.concatenate([p.counts for p in parts]), ids)
 
     def part(self, start: int, stop: int) -> "Samples":
-        """Returns a slice of the samples."""
         stop = min(stop, len(self))
         bounds = zip(self.values, self._begins[start], self._begins[stop], strict=True)
         values = tuple(values[begin:end] for values, begin, end in bounds)

@@ -18,6 +18,9 @@ from jaxfleet.ops.fluid import EMPTY, schema_of
 from jaxfleet.ops.registry import known_ops
 from jaxfleet.ops.user_frames import line_of_caller
 
+if TYPE_CHECKING:
+    from jaxfleet.fluid.framework.program import Program
+
 _COMPARED = ("type", "shape", "dtype", "lod_level", "persistable")
 
 
@@ -60,9 +63,6 @@ def names_by_slot(op_type: str, given: Slots) -> dict[str, list[str]]:
     return found
 
 
-if TYPE_CHECKING:
-    from jaxfleet.fluid.framework.program import Program
-
 # Fluid's operators without shape inference; a transpiler writes some, a runtime reads others.
 _WITHOUT_SHAPES = frozenset(
     """
@@ -100,7 +100,6 @@ class Block:
         return self.vars[name]
 
     def has_var(self, name: str) -> bool:
-        """Whether a variable is declared in this block."""
         return name in self.vars
 
     def has_var_recursive(self, name: str) -> bool:

@@ -316,7 +316,6 @@ class OpProtoHolder:
     @classmethod
     @cache
     def instance(cls) -> "OpProtoHolder":
-        """Returns the singleton."""
         return cls()
 
     def get_op_proto(self, type: str) -> OpProto:

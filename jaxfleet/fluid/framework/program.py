@@ -78,7 +78,6 @@ class Program(RoleGuards, ProgramAttributes):
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks."""
         return len(self.blocks)
 
     def list_vars(self) -> Iterator[Variable]:

@@ -94,11 +94,6 @@ def copy_data_info(source: "Program", target: "Program", blocks: Mapping[int, in
     target.version += 1
 
 
-if TYPE_CHECKING:
-    from jaxfleet.fluid.framework.block import Block
-    from jaxfleet.fluid.framework.program import Program
-
-
 def prune_to(program: "Program", feeded: Sequence[str], targets: Sequence[object]) -> "Program":
     """Returns a copy with only the operators that targets (variables, names, operators) need.
 

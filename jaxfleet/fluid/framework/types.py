@@ -10,6 +10,10 @@ from jaxfleet.errors import ProgramError
 from jaxfleet.ir.variable import short_dtype
 from jaxfleet.ops.fluid.arrays import ON_DEVICE
 
+if TYPE_CHECKING:
+    from jaxfleet.fluid.framework.operator import Operator
+    from jaxfleet.fluid.framework.variable import Variable
+
 
 class VarType:
     """Kinds of variables and dtypes, as scripts spell them: `core.VarDesc.VarType.FP32`."""
@@ -45,11 +49,6 @@ def ir_dtype(name: str) -> str:
     return short_dtype(ON_DEVICE.get(name, name))
 
 
-if TYPE_CHECKING:
-    from jaxfleet.fluid.framework.operator import Operator
-    from jaxfleet.fluid.framework.variable import Variable
-
-
 @dataclass(frozen=True)
 class VariableDesc:
     """Fluid's description interface of a variable; setters modify the variable."""
@@ -60,27 +59,21 @@ class VariableDesc:
         return self.variable.name
 
     def type(self) -> str:
-        """Returns its kind, a member of `VarType`."""
         return self.variable.type
 
     def dtype(self) -> str:
-        """Returns its dtype, a member of `VarType`."""
         return self.variable.dtype
 
     def shape(self) -> list[int]:
-        """Returns the size of each axis, -1 where it is known only at run time."""
         return list(self.variable.shape)
 
     def lod_level(self) -> int:
-        """Returns the number of levels of ragged rows."""
         return self.variable.lod_level
 
     def persistable(self) -> bool:
-        """Whether the variable outlives a run."""
         return self.variable.persistable
 
     def need_check_feed(self) -> bool:
-        """Whether fed values must match its shape and dtype."""
         return self.variable.need_check_feed
 
     def set_type(self, type: str) -> None:

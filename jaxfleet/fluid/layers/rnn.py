@@ -35,7 +35,6 @@ class StaticRNN:
         self._steps = StepBlock("StaticRNN", "recurrent", LayerHelper("static_rnn", name))
 
     def step(self) -> AbstractContextManager[None]:
-        """Opens the block."""
         return self._steps.building()
 
     def step_input(self, x: Variable) -> Variable:
@@ -150,7 +149,6 @@ class DynamicRNN:
         self._steps = StepBlock("DynamicRNN", "dynamic_recurrent", helper)
 
     def block(self) -> AbstractContextManager[None]:
-        """Opens the block."""
         return self._steps.building()
 
     def step_input(self, x: Variable, level: int = 0) -> Variable:

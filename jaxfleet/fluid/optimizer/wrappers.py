@@ -54,7 +54,6 @@ class _Averages:
                 self.restore(executor)
 
     def restore(self, executor: _Runs) -> None:
-        """Restores the parameters."""
         executor.run(self.restore_program)
 
     def average(self, param: Parameter, block: Block) -> Variable:

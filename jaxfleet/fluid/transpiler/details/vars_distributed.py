@@ -26,7 +26,6 @@ class VarStruct:
 
     @classmethod
     def of(cls, var: Variable) -> "VarStruct":
-        """Copies the properties of a variable."""
         return cls(var.name, var.shape, var.dtype, var.type, var.lod_level, var.persistable)
 
 
