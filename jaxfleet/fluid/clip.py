@@ -206,8 +206,7 @@ def set_gradient_clip(
 def append_gradient_clip_ops(params_grads: Pairs) -> Pairs:
     """Clips the gradients of parameters with a `set_gradient_clip`, each by its own strategy.
 
-    Raises:
-        ValueError: gradients of one group have different norms.
+    Raises ValueError if gradients of one group have different norms.
     """
     groups: list[tuple[GradientClipBase, Pairs]] = []
     for param, grad in params_grads:

@@ -77,10 +77,8 @@ class DataFeeder:
     ) -> Iterator[dict[str, Fed]]:
         """Yields the feed of each of several devices, from a batch for each.
 
-        There are `num_places` devices; by default all GPUs, or `CPU_NUM`.
-
-        Raises:
-            ValueError: there are more or fewer batches than devices.
+        There are `num_places` devices; by default all GPUs, or `CPU_NUM`. Raises ValueError if
+        there are more or fewer batches than devices.
         """
         batches, count = list(iterable), self._count(num_places)
         if len(batches) != count:

@@ -65,8 +65,7 @@ def bytes_writer(data: bytes) -> Writer:
 def read_arrays(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
     """Reads the arrays of a file, all or those in `names` that exist.
 
-    Raises:
-        SavedError: there is no such file, or it is damaged.
+    Raises SavedError if there is no such file, or it is damaged.
     """
     try:
         return array_files.read_arrays(path, names)

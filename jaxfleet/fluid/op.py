@@ -67,11 +67,9 @@ class OperatorFactory:
         """Creates an operator.
 
         Its type is the only positional argument, unless `type` is given. Keyword arguments are a
-        name, or a list of names, for each slot, and a value for each attribute.
-
-        Raises:
-            ValueError: there is no such type, slot or attribute, or there are more positional
-                arguments than the type.
+        name, or a list of names, for each slot, and a value for each attribute. Raises ValueError
+        if there is no such type, slot or attribute, or there are more positional arguments than the
+        type.
         """
         words = [*args, *([kwargs.pop("type")] if "type" in kwargs else [])]
         if len(words) != 1:

@@ -122,9 +122,8 @@ def prepare_devices(count: int | None = None) -> None:
 def devices_of(places: Sequence[Place]) -> tuple[Any, ...]:
     """Returns the distinct devices that places denote.
 
-    Raises:
-        AssertionError: places are of different kinds.
-        StrategyError: there are not enough devices.
+    Raises AssertionError if places are of different kinds, and StrategyError if there are not
+    enough devices.
     """
     kinds = {type(place) for place in places}
     if len(kinds) != 1 or not kinds <= {CPUPlace, CUDAPlace}:

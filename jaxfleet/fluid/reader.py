@@ -130,8 +130,7 @@ class GeneratorLoader:
     def __iter__(self) -> Iterator[Any]:
         """Starts a pass over lists with a dict for each device or, with `return_list`, of arrays.
 
-        Raises:
-            AssertionError: the loader is not iterable, or has no source.
+        Raises AssertionError if the loader is not iterable, or has no source.
         """
         if not self._iterable:
             hint = "call start(), run the program without a feed, and reset() at EOFException"
@@ -271,10 +270,8 @@ class DatasetLoader:
     def __iter__(self) -> Iterator[list[dict[str, LoDTensor]]]:
         """Yields a list with a dict of LoDTensors for each device.
 
-        Batches at the end that are fewer than the devices are dropped.
-
-        Raises:
-            FeedError: a file cannot be read, or has an invalid line.
+        Batches at the end that are fewer than the devices are dropped. Raises FeedError if a file
+        cannot be read, or has an invalid line.
         """
         feeds, size = list[dict[str, LoDTensor]](), self._dataset._batch_size
         batches = self._dataset.batches(self._dataset.thread_num or len(self._places))
@@ -338,11 +335,8 @@ class PyReader(GeneratorLoader):
 def fed_by_readers(program: "Program", feed: Any, count: int) -> Any:
     """Adds the next batch of a program's loaders to the feed of a run.
 
-    A loader is skipped if its variables are in the feed. `count` is the number of devices.
-
-    Raises:
-        FeedError: a loader was not started.
-        EndOfDataError: a loader has no more data.
+    A loader is skipped if its variables are in the feed. `count` is the number of devices. Raises
+    FeedError if a loader was not started, and EndOfDataError if a loader has no more data.
     """
     declared, given = program.global_block().vars, feed or {}
     named = given[0] if isinstance(given, list | tuple) and given else given

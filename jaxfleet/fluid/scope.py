@@ -162,8 +162,7 @@ class ScopeVariable:
     def get_selected_rows(self) -> SelectedRows:
         """Returns its selected rows, initially empty.
 
-        Raises:
-            ProgramError: its scope is not one of fluid's.
+        Raises ProgramError if its scope is not one of fluid's.
         """
         if not isinstance(self._scope, Scope):
             raise ProgramError(f"the scope of '{self._name}' holds arrays alone, and no rows")

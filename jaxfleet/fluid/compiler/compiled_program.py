@@ -112,8 +112,7 @@ class CompiledProgram:
     def memory_report(self) -> MemoryReport:
         """Returns the program's memory use, before and after it was fitted to its budget.
 
-        Raises:
-            StrategyError: it has no budget, or has not run.
+        Raises StrategyError if it has no budget, or has not run.
         """
         if self._memory_budget is None:
             what = "memory_report: the program has no budget of memory, or has not run"

@@ -145,8 +145,7 @@ class Replicas:
     def _group(self) -> ProcessGroup | None:
         """Returns the group of trainers; None if there is only one.
 
-        Raises:
-            StrategyError: the processes that joined are not the trainers.
+        Raises StrategyError if the processes that joined are not the trainers.
         """
         build, group = self.build, joined()
         if build.num_trainers == 1:

@@ -35,8 +35,7 @@ class BuildPass:
     def set(self, name: str, value: Any) -> None:
         """Sets an attribute.
 
-        Raises:
-            ProgramError: there is no such attribute, or the value is invalid.
+        Raises ProgramError if there is no such attribute, or the value is invalid.
         """
         if name != _REPEATS or not isinstance(value, int) or value < 1:
             what = f"{self._type} has no {name}={value!r}"
@@ -67,8 +66,7 @@ class PassBuilder:
     def insert_pass(self, idx: int, pass_type: str) -> BuildPass:
         """Inserts a pass at an index and returns it.
 
-        Raises:
-            ProgramError: there is no such pass, or the index is out of range.
+        Raises ProgramError if there is no such pass, or the index is out of range.
         """
         if not 0 <= idx <= len(self._passes):
             raise mistake(f"pass {idx} cannot be inserted among {len(self._passes)}")
@@ -241,8 +239,7 @@ class BuildStrategy(_Strategy):
     def num_repeats(self) -> int:
         """How many times gradients are computed for an update: see `multi_batch_merge_pass`.
 
-        Raises:
-            ProgramError: the pass was added without the number.
+        Raises ProgramError if the pass was added without the number.
         """
         passes = self._builder.all_passes() if self._builder else []
         return prod(one.num_repeats for one in passes)

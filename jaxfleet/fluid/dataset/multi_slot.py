@@ -215,8 +215,7 @@ _SHOWN = 100  # characters of a line in an error
 def parse(text: bytes, slots: Sequence[Slot], file: str, first_line: int = 1) -> Samples:
     """Parses whole lines, skipping empty ones; errors name the file and line.
 
-    Raises:
-        FeedError: a line is not a valid sample.
+    Raises FeedError if a line is not a valid sample.
     """
     data = np.frombuffer(text, np.uint8)
     is_real = np.array([slot.is_real for slot in slots], bool)

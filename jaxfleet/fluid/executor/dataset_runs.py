@@ -273,8 +273,7 @@ def _run(
 ) -> None:
     """Runs a program on every batch of a dataset.
 
-    Raises:
-        RuntimeError: there is no dataset, or the number of its reader threads is not set.
+    Raises RuntimeError if there is no dataset, or the number of its reader threads is not set.
     """
     if dataset is None:
         raise mistake("dataset is need and should be initialized", _MAKE, kind=DatasetError)

@@ -99,10 +99,8 @@ def split_optimize_ops(fetch_list: Sequence[Any]) -> tuple[list[Fetched], list[O
 
     An item is a variable, its name, an operator, a list of these, or the result of `minimize`,
     whose (parameter, gradient) pairs are not fetched. A separate pair `(parameter, gradient)` is
-    two variables.
-
-    Raises:
-        TypeError: an item is of another type, or an operator that belongs to no optimizer.
+    two variables. Raises TypeError if an item is of another type, or an operator that belongs to no
+    optimizer.
     """
     fetched: list[Fetched] = []
     operators: list[Operator] = []

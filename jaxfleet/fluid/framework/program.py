@@ -189,8 +189,7 @@ class Program(RoleGuards, ProgramAttributes):
     def serialize_to_string(self) -> bytes:
         """Returns the program as bytes, including all attributes of its parameters.
 
-        Raises:
-            ProgramError: a parameter's regularization or clipping is of a custom class.
+        Raises ProgramError if a parameter's regularization or clipping is of a custom class.
         """
         from jaxfleet.fluid.framework.serialization import serialize  # noqa: PLC0415  # it is built on this
 

@@ -99,10 +99,8 @@ def prune_to(program: "Program", feeded: Sequence[str], targets: Sequence[object
 
     An optimize operator that updates a parameter or other state is kept only if it is itself a
     target: the value that another operator reads does not come from it. Producers of `feeded`
-    variables are not needed.
-
-    Raises:
-        ValueError: a target is of another kind, is not produced, or was overwritten.
+    variables are not needed. Raises ValueError if a target is of another kind, is not produced, or
+    was overwritten.
     """
     for name in feeded:
         if not isinstance(name, str):

@@ -39,8 +39,7 @@ _KINDS: Mapping[str, tuple[type[Any], Mapping[str, str]]] = {
 def plain_strategy(strategy: Any, whose: str) -> dict[str, Any] | None:
     """Returns a regularizer or clipping as plain data; None for none.
 
-    Raises:
-        ProgramError: the strategy is of a custom class, or depends on a function.
+    Raises ProgramError if the strategy is of a custom class, or depends on a function.
     """
     if strategy is None:
         return None
@@ -87,8 +86,7 @@ OF_PARAMETERS = ("trainable", "do_model_average", "need_clip", "is_distributed")
 def serialize(program: Program, *, more: Mapping[str, Any] | None = None) -> bytes:
     """Returns a program, with additional plain data, as bytes.
 
-    Raises:
-        ProgramError: a parameter's regularization or clipping is of a custom class.
+    Raises ProgramError if a parameter's regularization or clipping is of a custom class.
     """
     content = {
         "seed": program.random_seed,
@@ -177,8 +175,7 @@ def _value(value: Any) -> Any:
 def deserialize(data: bytes, what: str = "the program") -> tuple[Program, dict[str, Any]]:
     """Restores a program and the plain data stored with it; errors name `what` as the source.
 
-    Raises:
-        ProgramError: the data is damaged, of a newer version, or not a program.
+    Raises ProgramError if the data is damaged, of a newer version, or not a program.
     """
     content = _content(data, what)
     try:

@@ -204,8 +204,7 @@ Pairs: TypeAlias = list[tuple[Parameter, Variable]]  # parameters with their gra
 def sizes_of(shape: Sequence[int | None]) -> tuple[Size, ...]:
     """Returns a shape with letters: `b` for an unknown first axis, `n1` for the next, ...
 
-    Raises:
-        TypeError: it is not a list of integers.
+    Raises TypeError if it is not a list of integers.
     """
     try:
         numbers = [-1 if size is None else index(size) for size in shape]

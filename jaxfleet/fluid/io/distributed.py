@@ -99,8 +99,7 @@ def is_server(program: Program) -> bool:
 def server_slices(program: Program, folder: Path, filename: str | None) -> dict[str, np.ndarray]:
     """Cuts a server's slices from saved whole variables.
 
-    Raises:
-        SavedError: a variable is missing or damaged, or its shape differs from the job's.
+    Raises SavedError if a variable is missing or damaged, or its shape differs from the job's.
     """
     assert program._parameters_on_pservers is not None
     registry, declared = program._parameters_on_pservers, program.global_block().vars
@@ -133,8 +132,7 @@ def _saved(name: str, folder: Path, filename: str | None) -> np.ndarray:
 def server_rows(program: Program, folder: Path) -> dict[str, TableStore]:
     """Loads a server's rows of its distributed tables, saved by any number of servers.
 
-    Raises:
-        CheckpointError: a table is missing, damaged or of another dimension.
+    Raises CheckpointError if a table is missing, damaged or of another dimension.
     """
     endpoints, made = list(program._endpoints), ir_program(program)
     number, servers = endpoints.index(str(program._ps_endpoint)), len(endpoints)
@@ -149,11 +147,8 @@ def server_rows(program: Program, folder: Path) -> dict[str, TableStore]:
 def saved_tables_of(variables: Iterable[Variable], folder: Path) -> dict[str, np.ndarray]:
     """Loads variables that servers saved as tables, each as one array.
 
-    Rows that were never looked up get the job's initial values.
-
-    Raises:
-        SavedError: a table has ids beyond the rows of its variable.
-        CheckpointError: a table is damaged.
+    Rows that were never looked up get the job's initial values. Raises SavedError if a table has
+    ids beyond the rows of its variable, and CheckpointError if a table is damaged.
     """
     places = {v: file_of(folder / TABLES, v.name) for v in variables if isinstance(v, Parameter)}
     return {v.name: _whole(v, saved) for v, saved in places.items() if saved.is_dir()}

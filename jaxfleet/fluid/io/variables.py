@@ -34,8 +34,7 @@ from jaxfleet.ops.jax_adapter import numpy_dtype
 def value_of(variable: Variable) -> np.ndarray:
     """Value of a variable in the global scope, in the declared dtype.
 
-    Raises:
-        SavedError: there is no value, or one of another dtype.
+    Raises SavedError if there is no value, or one of another dtype.
     """
     name, scope = variable.name, global_scope()
     if name not in scope:
@@ -242,8 +241,7 @@ def read_values(
 ) -> dict[str, np.ndarray]:
     """Reads the saved values of variables.
 
-    Raises:
-        SavedError: a value is missing, damaged or does not fit its variable.
+    Raises SavedError if a value is missing, damaged or does not fit its variable.
     """
     if filename is not None:
         path = folder / filename

@@ -58,10 +58,8 @@ def fed_values(
     """Returns the fed variables of a program as arrays for a device.
 
     Unknown names are dropped with a warning. Names in `wide` go to no device, and keep 64 bits.
-
-    Raises:
-        FeedError: a value does not match its declaration in `fluid.data`.
-        RaggedError: a value is a list.
+    Raises FeedError if a value does not match its declaration in `fluid.data`, and RaggedError if a
+    value is a list.
     """
     declared = program.global_block().vars
     found: dict[str, Any] = {}

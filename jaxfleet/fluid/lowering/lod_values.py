@@ -286,8 +286,7 @@ def fetched_sequences(
 ) -> list[Any]:
     """Converts fetched sequences to LoDTensors without padding rows.
 
-    Raises:
-        RaggedError: sequences are requested as numpy arrays, which have no lengths.
+    Raises RaggedError if sequences are requested as numpy arrays, which have no lengths.
     """
     known, declared = _PROGRAMS.get(program), program.global_block().vars
     if not known.ragged and not known.has_nested:

@@ -30,9 +30,8 @@ CHECKPOINTS = "checkpoints"
 def keep_checkpoints(program: Program, checkpoints: Sequence[Any]) -> None:
     """Records the values from which backward starts: variables of block 0, or their names.
 
-    Raises:
-        TypeError: a checkpoint is of another type.
-        ValueError: the program has no such variable.
+    Raises TypeError if a checkpoint is of another type, and ValueError if the program has no such
+    variable.
     """
     names = []
     for one in checkpoints:

@@ -268,9 +268,8 @@ class Connections:
     def get(self, facts: JobInfo) -> Connection:
         """Returns a trainer's connection, creating it at the first call.
 
-        Raises:
-            ConnectError: a server does not answer.
-            ProgramError: a server rejects this trainer.
+        Raises ConnectError if a server does not answer, and ProgramError if a server rejects this
+        trainer.
         """
         known = self._open.get(facts)
         if known is None or known.ended:

@@ -35,10 +35,8 @@ class TrainerProgram:
 def normalize_trainer(program: Program, fetch: Sequence[str]) -> TrainerProgram:
     """Returns a trainer's program in the dialect of `jaxfleet.ps`.
 
-    Sends move to the end of the computation, where one message combines several of them.
-
-    Raises:
-        FeedError: a fetched variable does not exist, or no longer exists at the end.
+    Sends move to the end of the computation, where one message combines several of them. Raises
+    FeedError if a fetched variable does not exist, or no longer exists at the end.
     """
     fetch = final_variables(program, fetch)
     for name in fetch:

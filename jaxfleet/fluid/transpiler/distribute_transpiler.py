@@ -328,8 +328,7 @@ class DistributeTranspiler(JobAttributes):
     def _set_server_config(self, server_config: ServerRuntimeConfig | None = None) -> None:
         """Sets the numbers of threads of servers.
 
-        Raises:
-            TypeError: the argument is not a `ServerRuntimeConfig`.
+        Raises TypeError if the argument is not a `ServerRuntimeConfig`.
         """
         chosen = ServerRuntimeConfig() if server_config is None else server_config
         check_type(chosen, "server_config", ServerRuntimeConfig)

@@ -17,10 +17,7 @@ def check_all_trainers_ready(
     """Waits until every trainer of a job has reached an epoch, `timeout_s` for all together.
 
     In the folder `ready_path` each trainer writes `ready.<epoch>.<trainer>.done`. `fleet` is that
-    of the transpiler unless given.
-
-    Raises:
-        ConnectError: a trainer did not arrive in time.
+    of the transpiler unless given. Raises ConnectError if a trainer did not arrive in time.
     """
     job = distribute_transpiler.fleet if fleet is None else fleet
     folder, count = Path(ready_path), job.worker_num()

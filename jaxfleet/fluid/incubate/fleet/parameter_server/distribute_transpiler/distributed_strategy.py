@@ -46,8 +46,7 @@ class TrainerRuntimeConfig:
     def set(self, name: str, value: Any) -> None:
         """Changes a setting, with a warning if its value differs.
 
-        Raises:
-            ValueError: there is no such setting.
+        Raises ValueError if there is no such setting.
         """
         if name not in self.runtime_configs:
             what = f"TrainerRuntimeConfig doesn't have key: {name}"
@@ -303,10 +302,8 @@ class StrategyFactory:
 def strategy_of(given: Any) -> DistributedStrategy:
     """Returns a copy of a script's strategy; `SyncStrategy` by default.
 
-    A transpiler's config is copied into the strategy of its mode.
-
-    Raises:
-        TypeError: it is neither a strategy nor a config.
+    A transpiler's config is copied into the strategy of its mode. Raises TypeError if it is neither
+    a strategy nor a config.
     """
     if given is None:
         return SyncStrategy()

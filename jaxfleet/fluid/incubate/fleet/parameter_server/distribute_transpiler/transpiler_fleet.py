@@ -160,8 +160,7 @@ class DistributedTranspiler(Fleet):
     def _train_alone(self, strategy: DistributedStrategy, main: Program, startup: Program) -> None:
         """Leaves programs unchanged, as this is the only process.
 
-        Raises:
-            ValueError: there are other workers, but no servers.
+        Raises ValueError if there are other workers, but no servers.
         """
         if self.worker_num() > 1:
             what = f"{self.worker_num()} workers have no servers"
