@@ -73,9 +73,7 @@ from jaxfleet.fluid.places import CUDAPlace as CUDAPlace
 from jaxfleet.fluid.places import cpu_places as cpu_places
 from jaxfleet.fluid.places import cuda_places as cuda_places
 from jaxfleet.fluid.transpiler import DistributeTranspiler as DistributeTranspiler
-from jaxfleet.fluid.transpiler import (
-    DistributeTranspilerConfig as DistributeTranspilerConfig,
-)
+from jaxfleet.fluid.transpiler import DistributeTranspilerConfig as DistributeTranspilerConfig
 from jaxfleet.fluid.transpiler import FLDistributeTranspiler as FLDistributeTranspiler
 from jaxfleet.fluid.transpiler import memory_optimize as memory_optimize
 from jaxfleet.fluid.transpiler import release_memory as release_memory

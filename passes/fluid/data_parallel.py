@@ -244,8 +244,7 @@ def _with_fed_gradient(program: Program) -> Program:
     read = {name for op in program.root.ops for name in op.reads}
     fed = [v for n, v in program.root.variables.items() if n in read - written]
     root = replace(
-        program.root,
-        variables={n: v for n, v in program.root.variables.items() if v not in fed},
+        program.root, variables={n: v for n, v in program.root.variables.items() if v not in fed}
     )
     data = {v.name: replace(v, kind=Kind.DATA) for v in fed}
     made = program.with_block(root)

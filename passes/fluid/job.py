@@ -17,17 +17,7 @@ from jaxfleet.analysis.placement.sliced_layout import (
 )
 from jaxfleet.analysis.updates import Updates
 from jaxfleet.errors import PassError
-from jaxfleet.ir import (
-    Attr,
-    Attrs,
-    Kind,
-    Operands,
-    Operator,
-    Program,
-    Role,
-    Variable,
-    trainer_name,
-)
+from jaxfleet.ir import Attr, Attrs, Kind, Operands, Operator, Program, Role, Variable, trainer_name
 from jaxfleet.ir.naming import LR_COUNTER
 from jaxfleet.passes.fluid.geo_sgd import MODE as GEO
 from jaxfleet.passes.pserver.job import Mark, PServerJob

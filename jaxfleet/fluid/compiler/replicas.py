@@ -11,12 +11,7 @@ import numpy as np
 from jaxfleet.cluster import ProcessGroup, joined
 from jaxfleet.cluster.global_arrays import of_rank_0
 from jaxfleet.cluster.ranks import check_same_rank
-from jaxfleet.errors import (
-    AssertedError,
-    FeedError,
-    StrategyError,
-    UnsupportedError,
-)
+from jaxfleet.errors import AssertedError, FeedError, StrategyError, UnsupportedError
 from jaxfleet.fluid.argument_checks import check_type, warn_no_effect
 from jaxfleet.fluid.compiler.strategies import (
     BuildStrategy,

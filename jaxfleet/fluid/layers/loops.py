@@ -64,10 +64,7 @@ class While:
             what = f"the block of a While never writes its condition '{self.cond_var.name}'"
             raise mistake(what, f"end it with less_than(..., cond={self.cond_var.name})")
         loop = program.current_block().append_op(
-            "while",
-            {"X": read, "Condition": self.cond_var},
-            {"Out": written},
-            {"sub_block": inner},
+            "while", {"X": read, "Condition": self.cond_var}, {"Out": written}, {"sub_block": inner}
         )
         if not program._open_loops:
             room_in_loop(loop)

@@ -44,10 +44,7 @@ def elu(x: Variable, alpha: float = 1.0, name: str | None = None) -> Variable:
 
 @one_operator("selu", X="x")
 def selu(
-    x: Variable,
-    scale: float | None = None,
-    alpha: float | None = None,
-    name: str | None = None,
+    x: Variable, scale: float | None = None, alpha: float | None = None, name: str | None = None
 ) -> Variable:
     """Scaled elu that preserves mean and variance (Klambauer et al., 2017)."""
 
@@ -223,10 +220,7 @@ def clip_by_norm(x: Variable, max_norm: float, name: str | None = None) -> Varia
 
 @one_operator("cumsum", X="x")
 def cumsum(
-    x: Variable,
-    axis: int | None = None,
-    exclusive: bool | None = None,
-    reverse: bool | None = None,
+    x: Variable, axis: int | None = None, exclusive: bool | None = None, reverse: bool | None = None
 ) -> Variable:
     """Cumulative sum along an axis, the last unless given."""
 

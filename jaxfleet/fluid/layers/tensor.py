@@ -90,11 +90,7 @@ def create_parameter(
     if found is None:
         raise mistake("a parameter that is not wanted", hint="leave attr=False to layers")
     return helper.parameter(
-        found,
-        shape,
-        dtype_name(dtype),
-        is_bias=is_bias,
-        default_initializer=default_initializer,
+        found, shape, dtype_name(dtype), is_bias=is_bias, default_initializer=default_initializer
     )
 
 
@@ -190,11 +186,7 @@ def uniform_random(
 
 
 def gaussian_random(
-    shape: Sequence[int],
-    mean: float = 0.0,
-    std: float = 1.0,
-    seed: int = 0,
-    dtype: Any = "float32",
+    shape: Sequence[int], mean: float = 0.0, std: float = 1.0, seed: int = 0, dtype: Any = "float32"
 ) -> Variable:
     """Normal samples; the same in every run if `seed` is not 0."""
     dtype = dtype_name(dtype)

@@ -35,12 +35,7 @@ from jaxfleet.fluid.framework.sequence_lengths import (
     spare_rows,
 )
 from jaxfleet.fluid.framework.variable import Variable
-from jaxfleet.fluid.lod_tensor import (
-    LoDTensor,
-    create_lod_tensor,
-    rows_of_shape,
-    why_not_lengths,
-)
+from jaxfleet.fluid.lod_tensor import LoDTensor, create_lod_tensor, rows_of_shape, why_not_lengths
 from jaxfleet.ir.dims import letter, letters
 from jaxfleet.ops.fluid import EMPTY
 

@@ -160,10 +160,7 @@ def _with_cuts(program: Program, cuts: Mapping[str, _Cut]) -> Block:
             ops.append(op)
             continue
         whole = replace(
-            kept,
-            name=name + _WHOLE,
-            kind=Kind.TEMP,
-            shape=(cuts[name].rows, *kept.shape[1:]),
+            kept, name=name + _WHOLE, kind=Kind.TEMP, shape=(cuts[name].rows, *kept.shape[1:])
         )
         wholes.append(whole)
         ops += _drawn_and_cut(op, whole, kept, cuts[name].start)

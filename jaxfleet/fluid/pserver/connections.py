@@ -159,8 +159,7 @@ class ZmqTransport:
             serve(
                 facts.endpoint,
                 replace(
-                    server_options(facts, timeouts(), job=job.name),
-                    save_dirs=job.save_dirs or None,
+                    server_options(facts, timeouts(), job=job.name), save_dirs=job.save_dirs or None
                 ),
                 secret_file=job.secret_file,
                 insecure=job.insecure,
@@ -188,9 +187,7 @@ def timeouts() -> Timeouts:
     """Returns the timeouts set by fluid's flag."""
     deadline_s = float(get_flags(_DEADLINE)[_DEADLINE]) / 1e3
     return Timeouts(
-        lost_after_s=min(_LOST_AFTER_S, deadline_s),
-        step_timeout_s=deadline_s,
-        connect_s=deadline_s,
+        lost_after_s=min(_LOST_AFTER_S, deadline_s), step_timeout_s=deadline_s, connect_s=deadline_s
     )
 
 

@@ -297,10 +297,4 @@ def _attr(program: IrProgram, name: str) -> object:
     return program.root.ops[0].attrs.get(name) if _is_served(program) else None
 
 
-_RULES: tuple[Rule, ...] = (
-    _of_tables,
-    _of_notices,
-    _of_computed_ids,
-    _of_unmade,
-    _of_unsent,
-)
+_RULES: tuple[Rule, ...] = (_of_tables, _of_notices, _of_computed_ids, _of_unmade, _of_unsent)

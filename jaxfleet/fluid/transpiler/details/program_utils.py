@@ -120,10 +120,7 @@ def program_to_code(
 
 
 def block_to_code(
-    block: Block,
-    block_idx: int,
-    fout: TextIO | None = None,
-    skip_op_callstack: bool = False,
+    block: Block, block_idx: int, fout: TextIO | None = None, skip_op_callstack: bool = False
 ) -> None:
     """Prints a block."""
     lines = [f"{{ // block {block_idx}"]

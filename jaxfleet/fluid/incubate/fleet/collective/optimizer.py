@@ -15,11 +15,7 @@ from jaxfleet.fluid.contrib.mixed_precision import use_mixed_precision
 from jaxfleet.fluid.framework.operator import Operator
 from jaxfleet.fluid.framework.program import Program, default_startup_program, program_guard
 from jaxfleet.fluid.framework.variable import Pairs, Variable
-from jaxfleet.fluid.incubate.fleet.base.fleet_base import (
-    DistributedOptimizer,
-    NoGrad,
-    Parameters,
-)
+from jaxfleet.fluid.incubate.fleet.base.fleet_base import DistributedOptimizer, NoGrad, Parameters
 from jaxfleet.fluid.optimizer import Lamb, RecomputeOptimizer
 from jaxfleet.fluid.transpiler import DistributeTranspiler, DistributeTranspilerConfig
 
@@ -250,9 +246,7 @@ class CollectiveOptimizer(DistributedOptimizer):
             strategy.trainers_endpoints = self._endpoints()
         assert self._loss is not None
         self._compiled_program = CompiledProgram(main_program).with_data_parallel(
-            loss_name=self._loss.name,
-            build_strategy=strategy,
-            exec_strategy=strategy.exec_strategy,
+            loss_name=self._loss.name, build_strategy=strategy, exec_strategy=strategy.exec_strategy
         )
         return self._compiled_program
 

@@ -25,10 +25,7 @@ class FleetUtil:
     """
 
     def __init__(self, mode: str = "pslib", fleet: Fleet | None = None) -> None:
-        fleets: dict[str, Fleet] = {
-            "pslib": pslib.fleet,
-            "transpiler": distribute_transpiler.fleet,
-        }
+        fleets: dict[str, Fleet] = {"pslib": pslib.fleet, "transpiler": distribute_transpiler.fleet}
         if mode not in fleets:
             what = 'Please choose one mode from ["pslib", "transpiler"]'
             raise mistake(what, f"not {mode!r}")

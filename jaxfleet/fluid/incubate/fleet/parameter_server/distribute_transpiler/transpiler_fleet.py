@@ -194,10 +194,7 @@ class DistributedTranspiler(Fleet):
     def _told(self, strategy: DistributedStrategy) -> dict[str, Any]:
         """Returns the arguments of the mode's communicator."""
         if strategy.mode == DistributedMode.SYNC:
-            return {
-                "pserver_endpoints": self.server_endpoints(),
-                "trainer_id": self.worker_index(),
-            }
+            return {"pserver_endpoints": self.server_endpoints(), "trainer_id": self.worker_index()}
         if isinstance(self._transpiler, GeoSgdTranspiler):
             return {
                 "push_vars": self._transpiler._get_vars_info(),
