@@ -19,7 +19,7 @@ from jaxfleet.fluid.framework.program import Program
 from jaxfleet.fluid.framework.types import VarType
 from jaxfleet.fluid.framework.variable import Parameter, Variable
 from jaxfleet.fluid.regularizer import L1DecayRegularizer, L2DecayRegularizer
-from jaxfleet.ir import Attrs, Size, Source, parse, parse_size
+from jaxfleet.ir import Attrs, Source, parse, parse_size
 from jaxfleet.ir.printer import attr_text, attrs_text
 
 # By name: the class, and the attribute of each argument.
@@ -119,7 +119,7 @@ def _variable(variable: Variable) -> dict[str, Any]:
     """Returns a variable as plain data, without default values."""
     plain: dict[str, Any] = {"name": variable.name, "dtype": variable.dtype}
     if variable.sizes is not None:
-        plain["shape"] = [_size(size) for size in variable.sizes]
+        plain["shape"] = [size if isinstance(size, int) else str(size) for size in variable.sizes]
     if variable.type != VarType.LOD_TENSOR:
         plain["type"] = variable.type
     if variable.lod_level:
@@ -151,10 +151,6 @@ def _operator(op: Operator) -> dict[str, Any]:
         "attrs": {name: _value(value) for name, value in op.attrs.items()},
         "source": [source.file, source.line, source.function],
     }
-
-
-def _size(size: Size) -> int | str:
-    return size if isinstance(size, int) else str(size)
 
 
 def _value(value: Any) -> Any:

@@ -18,7 +18,6 @@ as `jaxfleet.fluid.framework.nested_sequences` describes. A loop that searches::
 from typing import Any
 
 from jaxfleet.fluid.argument_checks import mistake
-from jaxfleet.fluid.framework.block import Block
 from jaxfleet.fluid.framework.nested_sequences import (
     declare_levels,
     has_levels,
@@ -80,7 +79,7 @@ def array_write(x: Variable, i: Variable, array: Variable | None = None) -> Vari
         inputs |= {"XLevels": levels, "ArrayLevels": levels_name(to.name)}
         outputs["OutLevels"] = levels_name(to.name)
     op = helper.append_op("write_to_array", inputs, outputs)
-    if not _is_in_loop(helper.block):
+    if not helper.block.program._open_loops:
         _grow(to, constant_before(op.block, index.name, op), index)
     return to
 
@@ -213,10 +212,6 @@ def _writes(
         return [(op, around)]
     loops = (*around, op) if op.type == "while" else around
     return [one for block in op._inner_blocks() for x in block.ops for one in _writes(x, loops)]
-
-
-def _is_in_loop(block: Block) -> bool:
-    return bool(block.program._open_loops)
 
 
 def _grow(array: Variable, index: float | None, by: Variable) -> None:
