@@ -1,7 +1,7 @@
 """Data-parallel execution of a program on several devices, each on its own rows."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from jaxfleet.fluid.compiler.strategies import (
     ExecutionStrategy,
     GradientScaleStrategy,
 )
-from jaxfleet.fluid.framework.program import Program, VersionCache
+from jaxfleet.fluid.framework.program import KeyedCache, Program
 from jaxfleet.fluid.lowering.feeding import fed_values, share_sequences, split_feed, too_few
 from jaxfleet.fluid.lowering.lod_values import check_fetched
 from jaxfleet.fluid.lowering.memory import refused_budget, with_recomputation
@@ -91,7 +91,7 @@ class Replicas:
         self.build, self.execution, self.places = build, execution, places
         self.has_local_scopes = False
         self._program = program
-        self._known: VersionCache[dict[_Key, RanksProgram]] = VersionCache(lambda _: {})
+        self._known = KeyedCache[_Key, RanksProgram]()
         self._runs, self._has_begun = 0, False
         self._check()
         if build.debug_graphviz_path:
@@ -119,7 +119,8 @@ class Replicas:
         group = self._group()
         check_fetched(program, fetch)
         parts = self._parts(program, share_sequences(program, feed, len(self.places)))
-        ready = self._ready(program, tuple(parts[0]), fetch, len(parts), group)
+        key = (tuple(parts[0]), fetch, len(parts))
+        ready = self._known.find(program, key, partial(self._made, program, *key, group))
         declared = program.global_block().vars
         for name in [n for n in parts[0] if n in declared and declared[n].persistable]:
             ready.put(name, [part.pop(name) for part in parts], scope)
@@ -203,22 +204,19 @@ class Replicas:
         _check_rows(parts)
         return [{name: part[name] for name in parts[0]} for part in parts]
 
-    def _ready(
+    def _made(
         self, program: Program, fed: Names, fetch: Names, count: int, group: ProcessGroup | None
     ) -> RanksProgram:
-        known, key = self._known.get(program), (fed, fetch, count)
-        if key not in known:
-            if group is None:
-                warn_not_joined(program)
-            series = begin_series()
-            made = self._rewritten(program, fed, count, series)
-            devices = self.devices[:count] if group is None else of_all(self.devices[:count])
-            levels = hierarchical_allreduce(program, len(devices), within=count, build=self.build)
-            joined = summed_over(devices, joins=self.build.fuse_all_reduce_ops is not False)
-            made = run_passes(made, (*levels, *joined), series=series)
-            ready = run_passes(with_recomputation(made, fetch, series), [Donate()], series=series)
-            known[key] = RanksProgram.of(ready, fetch, devices, group)
-        return known[key]
+        if group is None:
+            warn_not_joined(program)
+        series = begin_series()
+        made = self._rewritten(program, fed, count, series)
+        devices = self.devices[:count] if group is None else of_all(self.devices[:count])
+        levels = hierarchical_allreduce(program, len(devices), within=count, build=self.build)
+        joined = summed_over(devices, joins=self.build.fuse_all_reduce_ops is not False)
+        made = run_passes(made, (*levels, *joined), series=series)
+        ready = run_passes(with_recomputation(made, fetch, series), [Donate()], series=series)
+        return RanksProgram.of(ready, fetch, devices, group)
 
     def _rewritten(
         self, program: Program, fed: Names, count: int, series: DumpSeries | None = None

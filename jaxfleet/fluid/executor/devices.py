@@ -5,6 +5,7 @@ A startup program that names the ranks of a job joins their group.
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -19,7 +20,7 @@ from jaxfleet.fluid.compiler.compiled_program import CompiledProgram
 from jaxfleet.fluid.compiler.replicas import Replicas, fed_to, hierarchical_allreduce, of_all
 from jaxfleet.fluid.distribute_lookup_table import without_rows
 from jaxfleet.fluid.executor.fetching import FetchedArray
-from jaxfleet.fluid.framework.program import Program, VersionCache
+from jaxfleet.fluid.framework.program import KeyedCache, Program
 from jaxfleet.fluid.lowering.feeding import Feed, fed_values, one_feed, warn_empty, warn_unknown
 from jaxfleet.fluid.lowering.lod_values import fetched_sequences
 from jaxfleet.fluid.lowering.memory import MemoryBudget, refused_budget, with_recomputation
@@ -119,8 +120,7 @@ class RankRunner:
     """Caches prepared programs for ranks until they change or are garbage-collected."""
 
     def __init__(self) -> None:
-        self._known: VersionCache[dict[tuple[Names, Names], RanksProgram]]
-        self._known = VersionCache(lambda _: {})
+        self._known = KeyedCache[tuple[Names, Names], RanksProgram]()
 
     def run(
         self, program: Program, feed: Any, fetch: Names, scope: Scope, run: np.uint32
@@ -135,7 +135,8 @@ class RankRunner:
         """
         ranks = local_ranks(program)
         parts = _parts(program, feed, ranks)
-        ready = self._found(program, tuple(parts[0]), fetch)
+        fed = tuple(parts[0])
+        ready = self._known.find(program, (fed, fetch), partial(self._made, program, fed, fetch))
         declared = program.global_block().vars
         for name in [name for name in parts[0] if declared[name].persistable]:
             ready.put(name, [part.pop(name) for part in parts], scope)
@@ -146,18 +147,15 @@ class RankRunner:
     def clear(self) -> None:
         self._known.clear()
 
-    def _found(self, program: Program, fed: Names, fetch: Names) -> RanksProgram:
-        known = self._known.get(program)
-        if (fed, fetch) not in known:
-            made, group = runnable(program, fed), joined()
-            devices = None if group is None else _firsts(program, group)
-            ranks, own = rank_count(program), local_ranks(program)
-            levels = hierarchical_allreduce(program, ranks, within=own)
-            series = begin_series()
-            made = run_passes(made, (*levels, *summed_over(devices or ())), series=series)
-            ready = run_passes(with_recomputation(made, fetch, series), [Donate()], series=series)
-            known[fed, fetch] = RanksProgram.of(ready, fetch, devices, group)
-        return known[fed, fetch]
+    def _made(self, program: Program, fed: Names, fetch: Names) -> RanksProgram:
+        made, group = runnable(program, fed), joined()
+        devices = None if group is None else _firsts(program, group)
+        ranks, own = rank_count(program), local_ranks(program)
+        levels = hierarchical_allreduce(program, ranks, within=own)
+        series = begin_series()
+        made = run_passes(made, (*levels, *summed_over(devices or ())), series=series)
+        ready = run_passes(with_recomputation(made, fetch, series), [Donate()], series=series)
+        return RanksProgram.of(ready, fetch, devices, group)
 
 
 def _firsts(program: Program, group: ProcessGroup) -> list[Any]:

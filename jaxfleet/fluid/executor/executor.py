@@ -25,18 +25,18 @@ from jaxfleet.fluid.executor.devices import (
     several_devices,
 )
 from jaxfleet.fluid.executor.fetching import (
-    PrunedPrograms,
     as_asked,
     as_list,
     as_tensors,
     kept_feed,
+    names_fed,
     names_of,
     plain_names,
     prune_program,
     split_optimize_ops,
 )
 from jaxfleet.fluid.framework.operator import Operator
-from jaxfleet.fluid.framework.program import Program, VersionCache, default_main_program
+from jaxfleet.fluid.framework.program import KeyedCache, Program, VersionCache, default_main_program
 from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.lowering.feeding import fed_values, one_feed
 from jaxfleet.fluid.lowering.lod_values import fetched_sequences, lengths_to_fetch
@@ -58,7 +58,7 @@ class Executor(DatasetRuns):
         self.place = place
         self._local = SingleDeviceRunner(place)
         self._is_local = VersionCache(_is_local)
-        self._pruned = PrunedPrograms()
+        self._pruned = KeyedCache[tuple[Any, ...], Program]()
         self._ranks = RankRunner()
         self._pserver = PserverRuns()
         self._entropy = int(np.random.SeedSequence().generate_state(1)[0])
@@ -251,7 +251,9 @@ class Executor(DatasetRuns):
         if runs._readers:
             feed = fed_by_readers(runs, feed, device_count(program, runs, scope, self.place))
         if use_prune or operators:
-            runs = self._pruned.find(program, feed, fetched, operators, self._prune_program)
+            key = (names_fed(feed), names_of(fetched), *map(id, operators))
+            prune = partial(self._prune_program, program, feed, fetched, operators)
+            runs = self._pruned.find(runs, key, prune)
             feed = self._update_feed(runs, feed)
         return runs, feed
 

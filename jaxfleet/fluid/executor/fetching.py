@@ -4,8 +4,8 @@ Losses in fluid are arrays of shape `[1]`, and scripts of its time write `float(
 `"%f" % loss`, which NumPy 2.4 rejects for any array with an axis; `FetchedArray` allows both.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -158,36 +158,6 @@ def as_asked(values: Any, *, return_numpy: bool) -> Any:
     return as_numpy(values) if return_numpy else as_tensors(values)
 
 
-Prune: TypeAlias = Callable[[Program | CompiledProgram, Any, Any, Any], Program]
-_Key: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]
-
-
-class PrunedPrograms:
-    """Caches pruned programs until the original program changes or is garbage-collected."""
-
-    def __init__(self) -> None:
-        self._known: VersionCache[dict[_Key, Program]] = VersionCache(lambda _: {})
-
-    def find(
-        self,
-        program: Program | CompiledProgram,
-        feed: Any,
-        fetched: Sequence[Fetched],
-        operators: Sequence[Operator],
-        prune: Prune,
-    ) -> Program:
-        """Returns the pruned program, calling `prune` if it is not cached."""
-        whole = program.program if isinstance(program, CompiledProgram) else program
-        known = self._known.get(whole)
-        key = (_names_fed(feed), names_of(fetched), tuple(map(id, operators)))
-        if key not in known:
-            known[key] = prune(program, feed, fetched, operators)
-        return known[key]
-
-    def clear(self) -> None:
-        self._known.clear()
-
-
 def prune_program(
     program: Program | CompiledProgram,
     feed: Any,
@@ -212,7 +182,7 @@ def prune_program(
     names = names_of(fetch_list)
     lie = holders_of(whole, names)
     wanted = [name for name, where in zip(names, lie, strict=True) if where in made]
-    return whole._prune_with_input(list(_names_fed(feed)), [*wanted, *kept])
+    return whole._prune_with_input(list(names_fed(feed)), [*wanted, *kept])
 
 
 def kept_feed(program: Program | CompiledProgram, feed: Any) -> Any:
@@ -226,7 +196,8 @@ def kept_feed(program: Program | CompiledProgram, feed: Any) -> Any:
     return feed
 
 
-def _names_fed(feed: Any) -> tuple[str, ...]:
+def names_fed(feed: Any) -> tuple[str, ...]:
+    """Returns the names in a feed: a dict, or one for each device."""
     feeds = [feed] if isinstance(feed, Mapping) else feed or ()
     return tuple(dict.fromkeys(name for one in feeds for name in one))
 

@@ -269,6 +269,7 @@ def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -290,3 +291,17 @@ class VersionCache(Generic[T]):
 
     def clear(self) -> None:
         self._known.clear()
+
+
+class KeyedCache(VersionCache[dict[K, T]]):
+    """Caches a value for each program and key, such as what is fed and fetched."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: {})
+
+    def find(self, program: Program, key: K, make: Callable[[], T]) -> T:
+        """Returns the value of a key, made at the first call for this version of the program."""
+        known = self.get(program)
+        if key not in known:
+            known[key] = make()
+        return known[key]

@@ -9,7 +9,7 @@ from jaxfleet.analysis.memory.shared_names import check_fed
 from jaxfleet.cluster import joined, not_joined
 from jaxfleet.errors import ProgramError
 from jaxfleet.fluid.framework.operator import Operator
-from jaxfleet.fluid.framework.program import Program, VersionCache
+from jaxfleet.fluid.framework.program import KeyedCache, Program
 from jaxfleet.fluid.framework.sequence_lengths import nested_data, ragged_data, with_lengths
 from jaxfleet.fluid.framework.to_ir import ir_program
 from jaxfleet.fluid.framework.variable import Parameter
@@ -119,7 +119,7 @@ class ProgramCache:
 
     def __init__(self, device: Callable[[], Any]) -> None:
         self._device = device
-        self._known: VersionCache[dict[_Key, CachedProgram]] = VersionCache(lambda _: {})
+        self._known = KeyedCache[_Key, CachedProgram]()
 
     def find(
         self, program: Program, fed: Names, fetch: Names, budget: MemoryBudget | None = None

@@ -1,13 +1,14 @@
 """Execution of programs that exchange messages, and the checks that reject some before a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.fluid.framework.program import Program, VersionCache
+from jaxfleet.fluid.framework.program import KeyedCache, Program, VersionCache
 from jaxfleet.fluid.framework.to_ir import ir_program
 from jaxfleet.fluid.lowering.program_cache import Names
 from jaxfleet.fluid.lowering.rewrites import RUN
@@ -80,9 +81,7 @@ class PserverRuns:
         self._used: list[Connection] = []
         self._geo: dict[JobInfo, GeoExchange] = {}
         self._wide = VersionCache(ids_of_any_size)
-        self._known: VersionCache[dict[tuple[Names, Names], TrainerRun]] = VersionCache(
-            lambda _: {}
-        )
+        self._known = KeyedCache[tuple[Names, Names], TrainerRun]()
 
     def run(
         self,
@@ -113,7 +112,8 @@ class PserverRuns:
             check_runnable(made)
             serve_program(made, scope, self.connections)
             return []
-        run = self._trainer(program, runnable, tuple(fed), fetch)
+        key = (tuple(fed), fetch)
+        run = self._known.find(program, key, partial(self._trainer, program, runnable, *key))
         data = {**fed, RUN: draw()} if RUN in run.data else fed
         missing = [name for name in run.data if name not in data]
         if missing:
@@ -174,14 +174,10 @@ class PserverRuns:
         fed: Names,
         fetch: Names,
     ) -> TrainerRun:
-        known = self._known.get(program)
-        run = known.get((fed, fetch))
-        if run is None:
-            made = runnable(program, fed)
-            check_runnable(made)
-            plain, connection = normalize_trainer(made, fetch), self._connection(made)
-            run = known[fed, fetch] = TrainerRun(plain, connection, self.connections.cache)
-        return run
+        made = runnable(program, fed)
+        check_runnable(made)
+        plain, connection = normalize_trainer(made, fetch), self._connection(made)
+        return TrainerRun(plain, connection, self.connections.cache)
 
     def _connection(self, made: IrProgram) -> Connection:
         facts = job_info_of(made)
