@@ -7,8 +7,7 @@ from jaxfleet.analysis.placement.sliced_layout import endpoints_of, placement_of
 from jaxfleet.analysis.updates import Updates, is_fluid_dialect
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Attr, Attrs, Kind, Operands, Operator, Program, Role, Variable, trainer_name
-from jaxfleet.passes.fluid.geo_sgd import ServerBlocks
-from jaxfleet.passes.fluid.job import Messages
+from jaxfleet.passes.fluid.job import Messages, ServerBlocks
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 MODE = "fl"

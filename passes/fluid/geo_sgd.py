@@ -1,26 +1,21 @@
 """GEO-SGD in fluid's dialect: trainers update and exchange deltas, which servers add up."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from jaxfleet.analysis.placement.sliced_layout import Slice, endpoints_of, placement_of, slices_of
+from jaxfleet.analysis.placement.sliced_layout import endpoints_of, placement_of, slices_of
 from jaxfleet.analysis.updates import LOOKUPS, Updates, is_fluid_dialect
 from jaxfleet.errors import PassError
 from jaxfleet.ir import (
     Attr,
     Attrs,
-    Block,
-    BlockRef,
     Kind,
     Operands,
     Operator,
     Program,
     Role,
-    Variable,
 )
+from jaxfleet.passes.fluid.job import GEO, ServerBlocks
 from jaxfleet.pipeline import Pass, made_by, register_pass
-
-_KINDS = (Kind.DATA, Kind.PARAM, Kind.STATE)
 
 
 def delta_name(slice_name: str) -> str:
@@ -28,70 +23,6 @@ def delta_name(slice_name: str) -> str:
     return f"{slice_name}.delta"
 
 
-@dataclass
-class ServerBlocks:
-    """The blocks of one server, and the variables that they need."""
-
-    step: Program  # the step's program
-    endpoint: str  # the server's
-    number: int  # the server's index
-    trainers: int  # the number of trainers
-    top: dict[str, Variable] = field(default_factory=dict)  # the variables of the program
-    # block 0, which is written last, and one for each update
-    blocks: list[Block] = field(default_factory=lambda: [Block()])
-    # the indices of the blocks, each with its input
-    updates: dict[int, str] = field(default_factory=dict)
-    # for each variable its name, the whole variable, and its first row there, or -1
-    holds: dict[str, Attr] = field(default_factory=dict)
-
-    def declare(self, param: str, name: str, kind: Kind, cut: Slice | None = None) -> None:
-        """Declares a part of a parameter, or a variable like it."""
-        like = self.step.lookup(param)
-        is_cut = cut is not None and not cut.is_whole
-        shape = (cut.rows, *like.shape[1:]) if cut is not None and is_cut else like.shape
-        self.top[name] = replace(like, name=name, shape=shape, kind=kind)
-        if kind is Kind.PARAM:
-            self.holds[name] = (name, param, cut.start if cut is not None and is_cut else -1)
-
-    def add_block(self, ops: Sequence[Operator], takes: str) -> None:
-        index = len(self.blocks)
-        self.blocks.append(Block(index, 0, ops=tuple(ops)))
-        self.updates[index] = takes
-
-    def program(
-        self,
-        serves: str,
-        mode: str,
-        facts: Mapping[str, Attr],
-        mark: Callable[[Operator], Operator],
-    ) -> Program:
-        """Returns the complete program; the operator `serves` of block 0 also gets the `facts`."""
-        if not self.updates:
-            self.add_block((), "")
-        attrs: dict[str, Attr] = {
-            "Fanin": self.trainers,
-            "endpoint": self.endpoint,
-            "grad_to_block_id": tuple(f"{name}:{n}" for n, name in self.updates.items() if name),
-            "optimize_blocks": tuple(BlockRef(index) for index in self.updates),
-            "pserver_id": self.number,
-            **facts,
-        }
-        serve = mark(Operator(serves, attrs=Attrs(attrs), role=Role.RPC))
-        root = replace(self.blocks[0], ops=(serve,))
-        said = self.step.attrs.updated(
-            endpoint=self.endpoint,
-            holds=tuple(self.holds.values()),
-            mode=mode,
-            pserver_id=self.number,
-            role="pserver",
-            trainers=self.trainers,
-        )
-        top = sorted(self.top.values(), key=lambda v: _KINDS.index(v.kind))
-        name = f"{self.step.name}.pserver{self.number}"
-        return Program(name, {v.name: v for v in top}, (root, *self.blocks[1:]), said)
-
-
-MODE = "geo"
 PUSH_EVERY = "push_every"  # in a trainer's facts: steps between exchanges
 _NUMBER = 3  # fluid's number of the mode
 
@@ -155,7 +86,7 @@ class GeoSgd(Pass):
         ids = Operands.named(X=[name for name, _ in asked])
         ops.append(self._mark(Operator("send", ids, attrs=said, role=Role.FORWARD)))
         facts = program.attrs.updated(
-            mode=MODE,
+            mode=GEO,
             on_servers=(),
             prefetched=tuple(sorted(updates.prefetched)),
             role="trainer",
@@ -185,7 +116,7 @@ class GeoSgd(Pass):
             "distributed_mode": _NUMBER,
             "sparse_grad_to_param": tuple(sparse),
         }
-        return made.program("listen_and_serv", MODE, facts, self._mark)
+        return made.program("listen_and_serv", GEO, facts, self._mark)
 
     def _mark(self, op: Operator) -> Operator:
         return made_by(op, self)

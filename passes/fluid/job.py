@@ -17,9 +17,20 @@ from jaxfleet.analysis.placement.sliced_layout import (
 )
 from jaxfleet.analysis.updates import Updates
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Attr, Attrs, Kind, Operands, Operator, Program, Role, Variable, trainer_name
+from jaxfleet.ir import (
+    Attr,
+    Attrs,
+    Block,
+    BlockRef,
+    Kind,
+    Operands,
+    Operator,
+    Program,
+    Role,
+    Variable,
+    trainer_name,
+)
 from jaxfleet.ir.naming import LR_COUNTER
-from jaxfleet.passes.fluid.geo_sgd import MODE as GEO
 from jaxfleet.passes.pserver.job import Mark, PServerJob
 
 _CONTROL = "__control_var@"  # fluid's marker that orders one operator after another
@@ -56,6 +67,7 @@ class Messages:
         return self.mark(Operator(op_type, ins, outs, Attrs(attrs), Role.DIST))
 
 
+GEO = "geo"  # the mode in which trainers update, and exchange deltas
 MODES = ("sync", "async", "half_async")  # the index is fluid's number of the mode
 
 
@@ -118,6 +130,82 @@ class FluidJob:
         whole = self.updates.variable(variable)
         shape = whole.shape if cut.is_whole else (cut.rows, *whole.shape[1:])
         return replace(whole, name=name, shape=shape, kind=kind)
+
+
+_KINDS = (Kind.DATA, Kind.PARAM, Kind.STATE)
+
+
+@dataclass
+class ServerBlocks:
+    """The blocks of one server, and the variables that they need."""
+
+    step: Program  # the step's program
+    endpoint: str  # the server's
+    number: int  # the server's index
+    trainers: int  # the number of trainers
+    top: dict[str, Variable] = field(default_factory=dict)  # the variables of the program
+    # block 0, which is written last, and one for each update
+    blocks: list[Block] = field(default_factory=lambda: [Block()])
+    # the indices of the blocks, each with its input
+    updates: dict[int, str] = field(default_factory=dict)
+    # for each variable its name, the whole variable, and its first row there, or -1
+    holds: dict[str, Attr] = field(default_factory=dict)
+
+    def declare(self, param: str, name: str, kind: Kind, cut: Slice | None = None) -> None:
+        """Declares a part of a parameter, or a variable like it."""
+        like = self.step.lookup(param)
+        is_cut = cut is not None and not cut.is_whole
+        shape = (cut.rows, *like.shape[1:]) if cut is not None and is_cut else like.shape
+        self.top[name] = replace(like, name=name, shape=shape, kind=kind)
+        if kind is Kind.PARAM:
+            self.holds[name] = (name, param, cut.start if cut is not None and is_cut else -1)
+
+    def add_block(self, ops: Sequence[Operator], takes: str, parent: int = 0) -> None:
+        index = len(self.blocks)
+        self.blocks.append(Block(index, parent, ops=tuple(ops)))
+        self.updates[index] = takes
+
+    def program(
+        self,
+        serves: str,
+        mode: str,
+        facts: Mapping[str, Attr],
+        mark: Mark,
+        *,
+        fed: Sequence[str] | None = None,
+        first: Sequence[int] = (),
+        **about: Attr,
+    ) -> Program:
+        """Returns the complete program, with more attributes `about` it.
+
+        The operator `serves` of block 0 reads what is `fed`, runs the blocks `first` before the
+        updates, and also gets the `facts`. `mark` marks it as made by the pass.
+        """
+        if not self.updates:
+            self.add_block((), "")
+        attrs: dict[str, Attr] = {
+            "Fanin": self.trainers,
+            "endpoint": self.endpoint,
+            "grad_to_block_id": tuple(f"{name}:{n}" for n, name in self.updates.items() if name),
+            "optimize_blocks": tuple(BlockRef(index) for index in (*first, *self.updates)),
+            "pserver_id": self.number,
+            **facts,
+        }
+        read = Operands() if fed is None else Operands.named(X=fed)
+        serve = mark(Operator(serves, read, attrs=Attrs(attrs), role=Role.RPC))
+        root = replace(self.blocks[0], ops=(serve,))
+        said = self.step.attrs.updated(
+            endpoint=self.endpoint,
+            holds=tuple(self.holds.values()),
+            mode=mode,
+            pserver_id=self.number,
+            role="pserver",
+            trainers=self.trainers,
+            **about,
+        )
+        top = sorted(self.top.values(), key=lambda v: _KINDS.index(v.kind))
+        name = f"{self.step.name}.pserver{self.number}"
+        return Program(name, {v.name: v for v in top}, (root, *self.blocks[1:]), said)
 
 
 _BEGUN = "param_init"  # fluid's, without a value: marks the base of deltas

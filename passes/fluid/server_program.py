@@ -20,7 +20,7 @@ from jaxfleet.ir import (
 )
 from jaxfleet.ir.naming import LR_COUNTER
 from jaxfleet.passes.fluid.distributed_table import Table
-from jaxfleet.passes.fluid.job import MODES, FluidJob
+from jaxfleet.passes.fluid.job import MODES, FluidJob, ServerBlocks
 from jaxfleet.passes.pserver.job import Mark
 
 _INDEX = 1  # of the block; its parent is block 0
@@ -106,23 +106,18 @@ class _Server:
     fluid: FluidJob  # the job
     endpoint: str  # the server's
     mark: Mark  # marks an operator as made by the pass
-    # the variables of the program, which outlive a step
-    top: dict[str, Variable] = field(default_factory=dict)
-    # so far; block 0 is written last
-    blocks: list[Block] = field(default_factory=lambda: [Block()])
-    # the indices of the update blocks, with the gradient of each
-    updates: dict[int, str] = field(default_factory=dict)
+    server: ServerBlocks = field(init=False)  # its blocks and variables
     # pairs of a gradient of rows and its parameter, as `gradient:parameter`
     sparse: list[str] = field(default_factory=list)
     fed: list[str] = field(default_factory=list)  # the names that trainers send
-    # for each variable its name, the whole variable, and its first row there, or -1
-    holds: dict[str, Attr] = field(default_factory=dict)
     lr: int = -1  # the index of the block that computes learning rates; -1 for none
     facts: dict[str, Attr] = field(default_factory=dict)  # more attributes of `listen_and_serv`
     table: Table | None = field(init=False)  # the distributed table, or None
 
     def __post_init__(self) -> None:
-        self.table = Table.of(self.fluid)
+        job, self.table = self.fluid.job, Table.of(self.fluid)
+        step, number = self.fluid.updates.program, job.endpoints.index(self.endpoint)
+        self.server = ServerBlocks(step, self.endpoint, number, job.trainers)
 
     def run(self) -> Program:
         here = [cut for cut in self.fluid.job.slices
@@ -133,10 +128,6 @@ class _Server:
             self._update(cut, here)
         if self.table is not None:
             self._hold_rows(self.table)
-        if not self.updates:
-            index = len(self.blocks)
-            self.blocks.append(Block(index, 0))
-            self.updates[index] = ""
         return self._program()
 
     def _schedule(self) -> None:
@@ -144,30 +135,30 @@ class _Server:
             return
         made = ScheduleBlocks(self.fluid)
         self.lr = 1
-        self.blocks += made.blocks
+        self.server.blocks += made.blocks
         for name in made.names:
             self._declare(name, name, Kind.STATE)
         for variable in made.counters:
-            self.top[variable.name] = variable
-            self.holds[variable.name] = (variable.name, variable.name, -1)
+            self.server.top[variable.name] = variable
+            self.server.holds[variable.name] = (variable.name, variable.name, -1)
 
     def _hold_rows(self, table: Table) -> None:
-        number, first = self.fluid.job.endpoints.index(self.endpoint), len(self.blocks)
+        number, first = self.server.number, len(self.server.blocks)
         for variable in table.variables(number):
-            self.top[variable.name] = variable
-        self.holds[table.name] = (table.name, table.name, -1)
+            self.server.top[variable.name] = variable
+        self.server.holds[table.name] = (table.name, table.name, -1)
         self.fed += table.buffers(number)
         made = table.blocks(number, first, max(self.lr, 0), self.mark)
         for name in made[0].ops[-1].inputs.slot("LearningRate"):
             self._declare(str(name), str(name), Kind.STATE)
-        self.blocks += made
-        self.updates[first] = table.gradient
+        self.server.blocks += made
+        self.server.updates[first] = table.gradient
         self.facts = table.facts(number, first)
 
     # --- one slice ---------------------------------------------------------------------------
 
     def _update(self, cut: Slice, here: list[Slice]) -> None:
-        updates, index = self.fluid.updates, len(self.blocks)
+        updates = self.fluid.updates
         gradient = dict(updates.pairs)[cut.param]
         names = self._names(cut, gradient, here)
         ops = [*self._merge(gradient, names[gradient], cut)] if self.fluid.merges else []
@@ -180,9 +171,7 @@ class _Server:
             self.fed.append(names[gradient])
         if gradient in updates.sparse:
             self.sparse.append(f"{names[gradient]}:{cut.name}")
-        parent = max(self.lr, 0)
-        self.blocks.append(Block(index, parent, ops=tuple(ops)))
-        self.updates[index] = names[gradient]
+        self.server.add_block(ops, names[gradient], parent=max(self.lr, 0))
 
     def _names(self, cut: Slice, gradient: str, here: list[Slice]) -> dict[str, str]:
         """Returns the new names in a slice.
@@ -211,7 +200,7 @@ class _Server:
         trainers = self.fluid.job.trainers
         buffers = [trainer_name(name, trainer) for trainer in range(trainers)]
         for buffer in buffers:
-            self.top[buffer] = self.fluid.like(gradient, buffer, cut, Kind.DATA)
+            self.server.top[buffer] = self.fluid.like(gradient, buffer, cut, Kind.DATA)
         self.fed += buffers
         made = Operands.named(Out=name)
         pair = ((cut.name, name),)
@@ -239,55 +228,35 @@ class _Server:
         return bool(op.attrs.get("centered"))
 
     def _declare(self, name: str, held: str, kind: Kind, cut: Slice | None = None) -> None:
-        if held in self.top:
+        if held in self.server.top:
             return
         like = self.fluid.updates.variable(name)
         if cut is None or cut.is_whole:
-            self.top[held] = replace(like, name=held, kind=kind)
-            self.holds[held] = (held, name, -1)
+            self.server.top[held] = replace(like, name=held, kind=kind)
+            self.server.holds[held] = (held, name, -1)
         else:
-            self.top[held] = self.fluid.like(name, held, cut, kind)
-            self.holds[held] = (held, name, cut.start)
+            self.server.top[held] = self.fluid.like(name, held, cut, kind)
+            self.server.holds[held] = (held, name, cut.start)
 
     # --- the program -------------------------------------------------------------------------
 
     def _program(self) -> Program:
-        step, job = self.fluid.updates.program, self.fluid.job
-        number = job.endpoints.index(self.endpoint)
-        facts = step.attrs.updated(
-            counts_steps=self.fluid.counts_steps,
-            endpoint=self.endpoint,
-            holds=tuple(self.holds.values()),
-            mode=self.fluid.exchange.mode,
-            prefetched=tuple(sorted(self.fluid.updates.prefetched)),
-            pserver_id=number,
-            role="pserver",
-            trainers=job.trainers,
-        )
-        root = Block(ops=(self.mark(self._serve(number)),))
-        kinds = [Kind.DATA, Kind.PARAM, Kind.STATE]
-        top = sorted(self.top.values(), key=lambda v: kinds.index(v.kind))
-        variables = {v.name: v for v in top}
-        name = f"{step.name}.pserver{number}"
-        return Program(name, variables, (root, *self.blocks[1:]), facts)
-
-    def _serve(self, number: int) -> Operator:
-        job = self.fluid.job
-        run = [self.lr, *self.updates] if self.lr > 0 else list(self.updates)
-        merged = tuple(f"{name}:{index}" for index, name in self.updates.items() if name)
-        attrs: dict[str, Attr] = {
-            "Fanin": job.trainers,
+        facts: dict[str, Attr] = {
             "distributed_mode": MODES.index(self.fluid.exchange.mode),
-            "endpoint": self.endpoint,
-            "grad_to_block_id": merged,
             "lr_decay_block_id": self.lr,
-            "optimize_blocks": tuple(BlockRef(index) for index in run),
-            "pserver_id": number,
             "rpc_get_thread_num": _RPC_THREADS,
             "rpc_prefetch_thread_num": _RPC_THREADS,
             "rpc_send_thread_num": _RPC_THREADS,
             "sparse_grad_to_param": tuple(self.sparse),
             **self.facts,
         }
-        read = Operands.named(X=self.fed)
-        return Operator("listen_and_serv", read, attrs=Attrs(attrs), role=Role.RPC)
+        return self.server.program(
+            "listen_and_serv",
+            self.fluid.exchange.mode,
+            facts,
+            self.mark,
+            fed=self.fed,
+            first=(self.lr,) if self.lr > 0 else (),
+            counts_steps=self.fluid.counts_steps,
+            prefetched=tuple(sorted(self.fluid.updates.prefetched)),
+        )

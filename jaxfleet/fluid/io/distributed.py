@@ -18,7 +18,7 @@ from jaxfleet.fluid.npz_files import file_of, read_arrays
 from jaxfleet.fluid.pserver import TABLES
 from jaxfleet.fluid.pserver.row_programs import distributed_tables
 from jaxfleet.fluid.transpiler.details.vars_distributed import VarDistributed, VarsDistributed
-from jaxfleet.passes.fluid.geo_sgd import MODE as GEO
+from jaxfleet.passes.fluid.job import GEO
 from jaxfleet.tables import TableStore, make_store
 from jaxfleet.tables.buckets import buckets_of
 

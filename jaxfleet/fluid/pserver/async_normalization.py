@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from jaxfleet.ir import Attrs, BlockRef, Kind, Operands, Operator, Program, Variable, trainer_name
 from jaxfleet.ir.naming import LR_COUNTER, trainer_of
-from jaxfleet.passes.fluid.geo_sgd import MODE as GEO
+from jaxfleet.passes.fluid.job import GEO
 
 
 def with_parts(program: Program) -> Program:

@@ -43,7 +43,7 @@ from jaxfleet.ir import Program as IrProgram
 from jaxfleet.ir.naming import GRAD
 from jaxfleet.ops import Array
 from jaxfleet.passes.fluid.fl_average import SAMPLES
-from jaxfleet.passes.fluid.geo_sgd import MODE as GEO
+from jaxfleet.passes.fluid.job import GEO
 from jaxfleet.runtime.compiled_program import not_fed
 from jaxfleet.runtime.scope import Scope
 
