@@ -196,11 +196,20 @@ class Auc(MetricBase):
         np.add.at(self._stat_neg, bins[~is_positive], 1)
 
     def eval(self) -> float:
-        found_pos = np.concatenate([[0], np.cumsum(self._stat_pos[::-1])]).astype(float)
-        found_neg = np.concatenate([[0], np.cumsum(self._stat_neg[::-1])]).astype(float)
-        area = float((np.diff(found_neg) * (found_pos[1:] + found_pos[:-1]) / 2).sum())
-        whole = found_pos[-1] * found_neg[-1]
-        return area / whole if whole else 0.0
+        return area(self._stat_pos, self._stat_neg, of_one_class=0.0)
+
+
+def area(positive: np.ndarray, negative: np.ndarray, *, of_one_class: float = 0.5) -> float:
+    """Returns the area under the curve of counts by bucket, by trapezoids.
+
+    >>> area(np.array([0, 1, 1]), np.array([1, 1, 0]))
+    0.875
+    """
+    above = np.concatenate([[0], np.cumsum(positive[::-1])]).astype(np.float64)
+    total = above[-1] * negative.sum()
+    if not total:
+        return of_one_class
+    return float((negative[::-1] * (above[:-1] + above[1:]) / 2).sum() / total)
 
 
 class DetectionMAP:

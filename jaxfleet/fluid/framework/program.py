@@ -165,16 +165,7 @@ class Program(RoleGuards, ProgramAttributes):
     # --- text --------------------------------------------------------------------------------
 
     def to_string(self, throw_on_error: bool, with_details: bool = False) -> str:
-        """Returns the program as text.
-
-        Args:
-            throw_on_error: raise if the shape of a variable is unknown.
-            with_details: print more about variables, and the attributes of operators.
-
-        Raises:
-            TypeError: an argument is not a bool.
-            ValueError: a shape is unknown and `throw_on_error` is set.
-        """
+        """Returns the program as text; arguments and errors as `Block.to_string`."""
         check_type(throw_on_error, "throw_on_error", bool)
         return "\n".join(block.to_string(throw_on_error, with_details) for block in self.blocks)
 

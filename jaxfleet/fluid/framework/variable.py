@@ -111,16 +111,7 @@ class Variable(Arithmetic):
         self.error_clip = error_clip
 
     def to_string(self, throw_on_error: bool = False, with_details: bool = False) -> str:
-        """Returns one line of text.
-
-        Args:
-            throw_on_error: raise if the shape is unknown.
-            with_details: print more than its kind, dtype and shape.
-
-        Raises:
-            TypeError: an argument is not a bool.
-            ValueError: the shape is unknown and `throw_on_error` is set.
-        """
+        """Returns one line of text; arguments and errors as `Block.to_string`."""
         check_type(throw_on_error, "throw_on_error", bool)
         check_type(with_details, "with_details", bool)
         if throw_on_error and self.type != VarType.RAW:  # RAW has no shape

@@ -11,7 +11,8 @@ from jaxfleet.errors import ConnectError
 from jaxfleet.fluid.incubate.fleet.base.role_maker import Role, UserDefinedRoleMaker
 from jaxfleet.fluid.incubate.fleet.parameter_server.pslib import PSLib
 from jaxfleet.fluid.incubate.fleet.utils.fleet_barrier_util import check_all_trainers_ready
-from jaxfleet.fluid.incubate.fleet.utils.fleet_util import FleetUtil, area
+from jaxfleet.fluid.incubate.fleet.utils.fleet_util import FleetUtil
+from jaxfleet.fluid.metrics import area
 from tests.fluid.nets import fresh
 
 

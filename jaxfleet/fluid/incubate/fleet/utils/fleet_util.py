@@ -11,6 +11,7 @@ import numpy as np
 from jaxfleet.fluid.argument_checks import mistake
 from jaxfleet.fluid.incubate.fleet.base.fleet_base import Fleet
 from jaxfleet.fluid.incubate.fleet.parameter_server import distribute_transpiler, pslib
+from jaxfleet.fluid.metrics import area
 from jaxfleet.fluid.scope import global_scope
 from jaxfleet.runtime.scope import Scope
 
@@ -92,19 +93,6 @@ class FleetUtil:
         total = np.zeros_like(mine)
         self._fleet.all_reduce_worker(mine, total)
         return total
-
-
-def area(positive: np.ndarray, negative: np.ndarray) -> float:
-    """Returns the area under the curve of bucket counts, by trapezoids; 0.5 for a single class.
-
-    >>> area(np.array([0, 1, 1]), np.array([1, 1, 0]))
-    0.875
-    """
-    above = np.concatenate([[0], np.cumsum(positive[::-1])]).astype(np.float64)
-    total = above[-1] * negative.sum()
-    if not total:
-        return 0.5
-    return float((negative[::-1] * (above[:-1] + above[1:]) / 2).sum() / total)
 
 
 def _counts(scope: Scope, name: str) -> np.ndarray:
