@@ -16,7 +16,6 @@ import numbers
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from jaxfleet.errors import WrongTypeError
@@ -96,7 +95,6 @@ def _is_union(hint: Any) -> bool:
 
 
 Layer = Callable[P, Variable]
-_OF_EVERY_LAYER = ("name", "act")
 
 
 def one_operator(
@@ -131,8 +129,30 @@ def one_operator(
         layer_type: prefix of the variables' names, if it is not `op_type`.
         **slots: the argument of each slot.
     """
-    made = (out, into, dtype, typed, aside or {}, frozen)
-    one = _OneOperator(op_type, slots, *made, renamed or {}, unused, refused, layer_type)
+    written, spelled = dict(aside or {}), dict(renamed or {})
+    taken = {*slots.values(), *unused, *refused, into, "name", "act"}
+
+    def add(given: Mapping[str, Any]) -> Variable:
+        """Adds the operator for a call's arguments; returns its result."""
+        for name in refused:
+            if given[name] is not None:
+                what = f"{op_type}: '{name}' is given, and shapes are known before a run"
+                raise mistake(what, "leave it out; the batch's axis is -1 or 0 in the shape")
+        inputs = {
+            slot: variables(op_type, argument, given[argument])
+            for slot, argument in slots.items()
+            if given[argument] is not None or not _may_be_empty(op_type, slot)
+        }
+        first = next(iter(inputs.values()))[0].dtype
+        attrs = {spelled.get(k, k): value for k, value in given.items() if k not in taken}
+        if typed:
+            attrs[typed] = dtype_name(attrs[typed])
+        outputs = {slot: like or first for slot, like in written.items()}
+        outputs = {out: given.get(into) or attrs.get(typed) or dtype or first, **outputs}
+        helper = LayerHelper(layer_type or op_type, given.get("name"))
+        declared = as_declared(op_type, attrs)
+        made, *_ = helper.add(inputs, outputs, declared, op_type=op_type, frozen=frozen)
+        return helper.with_activation(made, given.get("act"))
 
     def decorate(signature_only: Layer[P]) -> Layer[P]:
         signature = inspect.signature(signature_only)
@@ -141,64 +161,11 @@ def one_operator(
         def layer(*args: P.args, **kwargs: P.kwargs) -> Variable:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            return one.add(bound.arguments)
+            return add(bound.arguments)
 
         return layer
 
     return decorate
-
-
-@dataclass(frozen=True)
-class _OneOperator:
-    """The operator of a signature; the fields are the arguments of `one_operator`."""
-
-    op_type: str
-    slots: Mapping[str, str]
-    out: str
-    into: str
-    dtype: str | None
-    typed: str
-    aside: Mapping[str, str]
-    frozen: bool
-    renamed: Mapping[str, str]
-    unused: Sequence[str]
-    refused: Sequence[str]
-    layer_type: str | None
-
-    def add(self, given: Mapping[str, Any]) -> Variable:
-        """Adds the operator for a call's arguments; returns its result."""
-        for name in self.refused:
-            if given[name] is not None:
-                what = f"{self.op_type}: '{name}' is given, and shapes are known before a run"
-                raise mistake(what, "leave it out; the batch's axis is -1 or 0 in the shape")
-        inputs = {
-            slot: variables(self.op_type, argument, given[argument])
-            for slot, argument in self.slots.items()
-            if given[argument] is not None or not _may_be_empty(self.op_type, slot)
-        }
-        helper = LayerHelper(self.layer_type or self.op_type, given.get("name"))
-        made, *_ = helper.add(
-            inputs,
-            self._outputs(given, next(iter(inputs.values()))[0].dtype),
-            self._attrs(given),
-            op_type=self.op_type,
-            frozen=self.frozen,
-        )
-        return helper.with_activation(made, given.get("act"))
-
-    def _outputs(self, given: Mapping[str, Any], first: str) -> dict[str, str | Variable]:
-        """Variables to write, or dtypes of new ones; `first` is the first input's dtype."""
-        dtype = dtype_name(given[self.typed]) if self.typed else self.dtype or first
-        aside = {slot: like or first for slot, like in self.aside.items()}
-        return {self.out: given.get(self.into) or dtype, **aside}
-
-    def _attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        unread = {*self.unused, *self.refused}
-        taken = {*self.slots.values(), *unread, self.into, *_OF_EVERY_LAYER}
-        attrs = {self.renamed.get(k, k): value for k, value in given.items() if k not in taken}
-        if self.typed:
-            attrs[self.typed] = dtype_name(attrs[self.typed])
-        return as_declared(self.op_type, attrs)
 
 
 def variables(layer: str, argument: str, given: Any) -> list[Variable]:
