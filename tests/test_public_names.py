@@ -152,7 +152,8 @@ PUBLIC = {
         lod_reset logical_or logical_xor logsigmoid matmul mean mse_loss mul natural_exp_decay nce
         noam_decay not_equal one_hot ones ones_like pad piecewise_decay polynomial_decay pool2d
         pool3d pow py_func py_reader read_file reciprocal reduce_all reduce_any reduce_max
-        reduce_mean reduce_min reduce_prod reduce_sum relu relu6 reshape resize_bilinear
+        reduce_mean reduce_min reduce_prod reduce_sum relu relu6 reorder_lod_tensor_by_rank reshape
+        resize_bilinear
         resize_nearest resize_trilinear reverse round rsqrt sampled_softmax_with_cross_entropy
         scale scatter selu sequence_concat sequence_conv sequence_expand sequence_first_step
         sequence_last_step sequence_pad sequence_pool sequence_reshape sequence_slice

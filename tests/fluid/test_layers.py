@@ -258,6 +258,7 @@ def test_every_layer_is_among_these_or_tested_elsewhere() -> None:
         "polynomial_decay", "piecewise_decay", "cosine_decay", "linear_lr_warmup",
         "DynamicRNN", "IfElse", "Print", "StaticRNN", "While", "array_length", "array_read",
         "array_write", "case", "cond", "create_array", "py_func", "switch_case", "while_loop",
+        "reorder_lod_tensor_by_rank",
     }  # fmt: skip
     there = {n for n in vars(layers) if not n.startswith("_") and callable(getattr(layers, n))}
     assert there - {*SMOOTH, *FLAT} == elsewhere

@@ -103,8 +103,21 @@ def test_a_program_of_nobody_elses_is_warned_of_where_a_launch_started_several(
         (lambda x: layers.io.Send("127.0.0.1:6174", [x]), "layers.io.Send: servers here serve"),
         (lambda x: layers._pull_box_sparse(x, size=2), "_pull_box_sparse: the tables of BoxPS"),
         (lambda x: layers.io.Recv("127.0.0.1:6174", [x]), "layers.io.Recv: servers here serve"),
+        (layers.control_flow.lod_rank_table, "lod_rank_table: sequences are not sorted"),
+        (layers.control_flow.max_sequence_len, "max_sequence_len: sequences"),
+        (lambda x: layers.control_flow.lod_tensor_to_array(x, x), "lod_tensor_to_array: seq"),
+        (lambda x: layers.control_flow.array_to_lod_tensor(x, x), "array_to_lod_tensor: seq"),
+        (lambda x: layers.control_flow.shrink_memory(x, x, x), "shrink_memory: sequences"),
+        (lambda x: layers.reorder_lod_tensor_by_rank(x, x), "reorder_lod_tensor_by_rank: seq"),
     ],
 )
 def test_layers_that_are_not_here_are_refused_by_name(ask: Callable[[Any], Any], why: str) -> None:
-    with fresh(), pytest.raises(NotImplementedError, match=why):
+    with fresh(), pytest.raises(NotImplementedError, match=why) as caught:
         ask(layers.data("x", [2]))
+    assert "hint: " in str(caught.value.__notes__)
+
+
+def test_a_layer_that_is_missing_is_an_attribute_error_that_says_where_to_look() -> None:
+    assert not hasattr(layers, "yolov3_loss")
+    with pytest.raises(AttributeError, match=r"'yolov3_loss'; docs/fluid-differences\.md lists"):
+        layers.yolov3_loss  # noqa: B018  # asked for, not used

@@ -1,6 +1,8 @@
 """Layers: functions that add operators to the program that is being built."""
 
 import inspect
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import NoReturn as _NoReturn
 
 from jaxfleet.fluid.layers.control_flow import Switch as Switch
 from jaxfleet.fluid.layers.control_flow import (
@@ -159,6 +161,9 @@ from jaxfleet.fluid.layers.normalization import batch_norm as batch_norm
 from jaxfleet.fluid.layers.normalization import data_norm as data_norm
 from jaxfleet.fluid.layers.normalization import group_norm as group_norm
 from jaxfleet.fluid.layers.normalization import layer_norm as layer_norm
+from jaxfleet.fluid.layers.rank_tables import (
+    reorder_lod_tensor_by_rank as reorder_lod_tensor_by_rank,
+)
 from jaxfleet.fluid.layers.recurrent import crf_decoding as crf_decoding
 from jaxfleet.fluid.layers.recurrent import dynamic_gru as dynamic_gru
 from jaxfleet.fluid.layers.recurrent import dynamic_lstm as dynamic_lstm
@@ -214,3 +219,11 @@ from jaxfleet.fluid.layers.tensor_arrays import create_array as create_array
 for _name, _layer in list(globals().items()):
     if inspect.isfunction(_layer) and not _name.startswith("_"):
         globals()[_name] = _checked(_layer)
+
+if not _TYPE_CHECKING:  # to which every name would be a layer
+
+    def __getattr__(name: str) -> _NoReturn:
+        what = f"module {__name__!r} has no attribute {name!r}"
+        if not name.startswith("_"):
+            what += "; docs/fluid-differences.md lists the layers that are missing"
+        raise AttributeError(what, name=name)

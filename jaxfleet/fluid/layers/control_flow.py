@@ -16,6 +16,11 @@ from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.fluid.layer_helper import LayerHelper
 from jaxfleet.fluid.layers.layer_function import variables
 from jaxfleet.fluid.layers.math_ops import equal, logical_and, logical_not
+from jaxfleet.fluid.layers.rank_tables import array_to_lod_tensor as array_to_lod_tensor
+from jaxfleet.fluid.layers.rank_tables import lod_rank_table as lod_rank_table
+from jaxfleet.fluid.layers.rank_tables import lod_tensor_to_array as lod_tensor_to_array
+from jaxfleet.fluid.layers.rank_tables import max_sequence_len as max_sequence_len
+from jaxfleet.fluid.layers.rank_tables import shrink_memory as shrink_memory
 from jaxfleet.fluid.layers.tensor import assign, cast, fill_constant
 
 
