@@ -13,7 +13,7 @@ import pytest
 
 from jaxfleet.checkpoint.saving import cannot_write
 from jaxfleet.errors import PeerLostError
-from jaxfleet.ps.server.recovery_checkpoints import RecoveryCheckpoints
+from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
 from tests.faults.cluster import LOST_S
 from tests.faults.memory_jobs import kill
 from tests.faults.memory_training import TrainingJob
@@ -85,11 +85,13 @@ def test_a_full_disk_holds_up_no_trainer_whose_gradients_wait_to_be_merged(
     # While servers may be asked again, a trainer holds gradients that travel with later steps.
     full, save = [True], RecoveryCheckpoints.save
 
-    def guarded(own: RecoveryCheckpoints, plan: Any, arrays: Any, step: int, **named: Any) -> Any:
-        if full and step > 0:
+    def guarded(
+        own: RecoveryCheckpoints, plan: Any, arrays: Any, progress: Any, **named: Any
+    ) -> Any:
+        if full and progress.number > 0:
             error = OSError(errno.ENOSPC, "No space left on device")
             raise cannot_write("part 'server 0'", Path("/somewhere"), error) from error
-        return save(own, plan, arrays, step, **named)
+        return save(own, plan, arrays, progress, **named)
 
     monkeypatch.setattr(RecoveryCheckpoints, "save", guarded)
     merged = ("--kind=count", "--communication=half_async", "--merge=3", "--staleness=9")

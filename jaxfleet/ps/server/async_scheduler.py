@@ -5,15 +5,14 @@ the order of completion, and each runs all blocks.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jaxfleet.ps.gradient_encoding import RowGradient, gradient_of
-from jaxfleet.ps.server.execution_plan import BlockPlan, ServerPlan
-from jaxfleet.ps.server.row_schedulers import AsyncRowScheduler, RowPush
-from jaxfleet.ps.server.sparse_update import SentGradients
+from jaxfleet.ps.server.execution_plan import BlockPlan, SentGradients, ServerPlan
+from jaxfleet.ps.server.scheduler import Progress, RowPush, Scheduler
 from jaxfleet.ps.server.staleness import ReceivedRows, RowSnapshots, TrainerClocks
 from jaxfleet.transport.messages import Plain, Tensor
 
@@ -40,7 +39,67 @@ class TrainerUpdate:
 
 
 @dataclass
-class AsyncScheduler:
+class AsyncRowScheduler:
+    """Pushes to a server's tables, applied in order of arrival.
+
+    Attributes:
+        applied: called with the table, trainer and step of each applied push.
+    """
+
+    applied: Callable[[str, int, int], None]
+    duplicates: int = 0
+    _waiting: deque[tuple[str, RowPush]] = field(default_factory=deque)
+    _running: dict[str, deque[RowPush]] = field(default_factory=dict)
+    _newest: dict[tuple[str, int], int] = field(default_factory=dict)  # by table and trainer
+    _seen: dict[tuple[str, int], int] = field(default_factory=dict)  # includes rejected pushes
+
+    @property
+    def queued_bytes(self) -> int:
+        return sum(push.bytes for _, push in self._waiting)
+
+    @property
+    def is_under_way(self) -> bool:
+        return any(self._running.values())
+
+    def restart(self) -> None:
+        self._waiting.clear()
+        self._newest.clear()
+        self._seen.clear()
+
+    def seen(self, table: str, trainer: int) -> int:
+        """Returns a trainer's last received step for a table since the restart."""
+        return self._seen.get((table, trainer), -1)
+
+    def push(self, table: str, push: RowPush, *, done: int) -> None:
+        step, known = push.request.step, (table, push.request.trainer)
+        if step <= max(done, self._newest.get(known, -1)):
+            self.duplicates += 1
+            return
+        self._newest[known] = self._seen[known] = step
+        self._waiting.append((table, push))
+
+    def hand_out(self) -> list[tuple[str, Sequence[RowPush]]]:
+        found: list[tuple[str, Sequence[RowPush]]] = []
+        while self._waiting:
+            table, push = self._waiting.popleft()
+            self._running.setdefault(table, deque()).append(push)
+            found.append((table, [push]))
+        return found
+
+    def ran(self, table: str) -> None:
+        """Records that the first started push of a table is applied."""
+        push = self._running[table].popleft()
+        self.applied(table, push.request.trainer, push.request.step)
+
+    def take_back(self, table: str, step: int) -> None:
+        """Records that the first started push of a table failed."""
+        del step  # tables count by another number
+        push = self._running[table].popleft()
+        self._newest[table, push.request.trainer] = push.request.step - 1
+
+
+@dataclass
+class AsyncScheduler(Scheduler):
     """Received and applied updates of all trainers.
 
     Attributes:
@@ -53,6 +112,7 @@ class AsyncScheduler:
     host: Mapping[str, np.ndarray]
     clocks: TrainerClocks = field(init=False)
     duplicates: int = 0
+    left: set[int] = field(init=False)
     tables: AsyncRowScheduler = field(init=False)
     copies: RowSnapshots = field(init=False)
     _kinds: list[str] = field(init=False)  # kinds of gradients that a trainer sends at a step
@@ -64,23 +124,18 @@ class AsyncScheduler:
 
     def __post_init__(self) -> None:
         self.clocks = TrainerClocks(self.plan.trainers, self.plan.staleness)
+        self.left = self.clocks.left
         self.tables = AsyncRowScheduler(self._has_applied)
         self.copies = RowSnapshots(self.plan.compensation != 0.0)
         self._kinds = [*([_DENSE] if self.plan.merges else []), *(t.name for t in self.plan.tables)]
 
     @property
     def applied(self) -> int:
-        """The step up to which all trainers' steps are applied; -1 without a state."""
         return self.clocks.least()
 
     @property
     def step(self) -> int:
-        """The step of the running update, or the next step."""
         return self._running.step if self._running is not None else self.applied + 1
-
-    @property
-    def left(self) -> set[int]:
-        return self.clocks.left
 
     @property
     def queued_bytes(self) -> int:
@@ -90,37 +145,25 @@ class AsyncScheduler:
     def is_running(self) -> bool:
         return self._running is not None or self.tables.is_under_way
 
-    @property
-    def row_step(self) -> int:
-        """The step number of the next table update; it never decreases."""
-        return self.number + 1
-
-    @property
-    def number(self) -> int:
-        """Total number of applied steps of all trainers, which numbers checkpoints."""
-        return self.clocks.total()
-
     def restart(self, step: int) -> None:
         self.clocks.restart(step)
         self._forget()
 
-    def resume(
-        self, number: int, steps: Mapping[int, int], kinds: Mapping[str, Mapping[int, int]]
-    ) -> None:
-        """Resumes from a checkpoint, which has a step for each trainer.
+    @property
+    def number(self) -> int:
+        return self.clocks.total()
 
-        Its tables may include later steps than its parameters; those are not applied again.
-        """
-        del number
-        self.clocks.applied = dict(steps)
-        self._forget()
-        for kind, done in kinds.items():
-            self._done.update(((kind, trainer), step) for trainer, step in done.items())
-
-    def kinds(self) -> dict[str, dict[int, int]]:
-        """Returns the last applied step of each trainer, for parameters and for each table."""
+    def progress(self) -> Progress:
         trainers = range(self.plan.trainers)
-        return {kind: {t: self._done[kind, t] for t in trainers} for kind in self._kinds}
+        kinds = {kind: {t: self._done[kind, t] for t in trainers} for kind in self._kinds}
+        return Progress(self.number, dict(self.clocks.applied), kinds)
+
+    def resume(self, progress: Progress) -> None:
+        """Resumes; tables may include later steps than parameters, which are not applied again."""
+        self.clocks.applied = dict(progress.steps)
+        self._forget()
+        for kind, done in progress.kinds.items():
+            self._done.update(((kind, trainer), step) for trainer, step in done.items())
 
     def _forget(self) -> None:
         self._partial.clear()
@@ -134,14 +177,10 @@ class AsyncScheduler:
         self.tables.restart()
         self.copies.restart()
 
-    def steps(self) -> dict[int, int]:
-        return dict(self.clocks.applied)
-
     def step_of(self, trainer: int) -> int:
         return self.clocks.of(trainer)
 
     def push(self, step: int, trainer: int, tensors: Iterable[Tensor], rows: int = 0) -> None:
-        """Takes a trainer's gradients of a step; duplicates are ignored."""
         del rows  # batch sizes may differ
         self.left.discard(trainer)
         found = self._partial.get(trainer)
@@ -158,10 +197,14 @@ class AsyncScheduler:
         elif found.arrays.keys() >= self.plan.merges.keys():
             self._whole.append(self._partial.pop(trainer))
 
+    def _under_way(self, trainer: int) -> list[TrainerUpdate]:
+        """Returns the complete updates of a trainer that are not applied."""
+        updates = (*self._whole, *((self._running,) if self._running is not None else ()))
+        return [update for update in updates if update.trainer == trainer]
+
     def _newest(self, trainer: int) -> int:
         """Returns the last complete step of a trainer, applied or not."""
-        under_way = (*self._whole, *((self._running,) if self._running is not None else ()))
-        steps = (update.step for update in under_way if update.trainer == trainer)
+        steps = (update.step for update in self._under_way(trainer))
         return max(steps, default=self._done.get((_DENSE, trainer), -1))
 
     def push_rows(self, table: str, push: RowPush) -> None:
@@ -170,7 +213,6 @@ class AsyncScheduler:
         self.tables.push(table, push, done=self._done.get((table, trainer), -1))
 
     def hand_out_tables(self) -> list[tuple[str, Sequence[RowPush]]]:
-        """Returns the tables with their pushes; each push is applied separately."""
         return self.tables.hand_out() if self.applied >= 0 else []
 
     def table_ran(self, table: str) -> bool:
@@ -182,11 +224,7 @@ class AsyncScheduler:
         self._done[kind, trainer] = max(step, self._done.get((kind, trainer), -1))
         self.clocks.advance(trainer, min(self._done[other, trainer] for other in self._kinds))
 
-    def take_parts(self, step: int, tensors: Iterable[Tensor]) -> None:
-        """Does nothing: servers exchange no partial sums."""
-
     def hand_out(self) -> list[tuple[BlockPlan, SentGradients]]:
-        """Returns all blocks, in order, with their gradients of the next update."""
         if self.applied < 0 or self._running is not None or not self._whole:
             return []
         update = self._running = self._whole.popleft()
@@ -221,24 +259,13 @@ class AsyncScheduler:
         return after <= max(done, here)
 
     def is_queued(self, trainer: int) -> bool:
-        """Whether an update of a trainer is received but not applied."""
-        under_way = (*self._whole, *((self._running,) if self._running is not None else ()))
-        return self.tables.is_under_way or any(one.trainer == trainer for one in under_way)
-
-    def follow(self, step: int) -> None:
-        """Does nothing: a server without gradients has no steps."""
+        return self.tables.is_under_way or bool(self._under_way(trainer))
 
     def has_made(
         self, maker: int | None, step: int, trainer: int, until: int | None = None
     ) -> bool:
-        """Whether a value may be sent to a trainer after one of its steps."""
         del maker
         return not self._kinds or self.clocks.allow(trainer, step, until)
-
-    def is_past(self, maker: int, step: int, *, is_kept: bool) -> bool:
-        """Returns False: no value is too new for any trainer."""
-        del maker, step, is_kept
-        return False
 
     def may_look_up(self, table: str, step: int) -> bool:
         del table
@@ -248,29 +275,20 @@ class AsyncScheduler:
         self.copies.give(table, trainer, keys, rows)
 
     def received_rows(self, table: str, trainer: int, keys: np.ndarray) -> ReceivedRows | None:
-        """Returns the rows that a trainer received, if gradients are compensated."""
         return self.copies.of(table, trainer, keys)
 
     def has_applied(self, step: int, trainer: int) -> bool:
         return not self._kinds or self.clocks.has(trainer, step)
 
     def stamp(self) -> dict[str, Plain]:
-        """Returns the metadata of values: their clock."""
         return {"clock": self.applied} if self._kinds else {}
 
     def gave(self, trainer: int, values: Iterable[tuple[str, np.ndarray | None]]) -> None:
-        """Records the values of backed-up parameters sent to a trainer."""
         for name, value in values:
             if value is not None and name in self.plan.backed_up:
                 self._received[trainer, name] = value
 
     def missing(self, *, step: int, pulls: bool) -> dict[str, list[str]]:
-        """Returns the trainers that delay a request, with the awaited step."""
         slow = self.clocks.behind(step) if pulls else self.clocks.before(step)
         least = step - self.clocks.bound if pulls else step
         return {f"trainer {trainer}": [f"its step {least}"] for trainer in slow}
-
-    def other_rows(self, step: int, trainer: int, rows: int) -> str | None:
-        """Returns None: batch sizes may differ."""
-        del step, trainer, rows
-        return None

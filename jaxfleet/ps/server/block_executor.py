@@ -12,8 +12,7 @@ import numpy as np
 from jaxfleet.errors import ProgramError
 from jaxfleet.lower import all_to_device, is_key, to_host
 from jaxfleet.ps.gradient_encoding import RowGradient
-from jaxfleet.ps.server.execution_plan import BlockPlan, ServerPlan
-from jaxfleet.ps.server.sparse_update import NUMBERS, SentGradients
+from jaxfleet.ps.server.execution_plan import NUMBERS, BlockPlan, SentGradients, ServerPlan
 from jaxfleet.transport.buffers import aligned_copy, is_aligned
 
 Arrays = Mapping[str, np.ndarray]

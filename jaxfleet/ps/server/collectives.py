@@ -97,7 +97,7 @@ class CollectiveLog:
             return
         met = [meeting.requests.get(request.trainer) for meeting in self.waiting()]
         waiting = [old for old in met if old is not None]
-        held = sum(tensors_bytes(old.message) for old in [*waiting, request])
+        held = sum(tensors_bytes(old.message.tensors) for old in [*waiting, request])
         if len(waiting) >= _MOST_WAITING or held > most_bytes:
             what = f"trainer {request.trainer} waits in {len(waiting)} meetings, of {held} bytes"
             raise RequestError("bad_message", what, hint="wait for answers before asking for more")
@@ -172,9 +172,9 @@ class CollectiveHandler:
         """Assigns an initial state at once, and a replacement when all trainers have sent it."""
         message = request.message
         if not message.body.get("replace"):
-            self.router.assign(request)
+            self.router.loaded.assignment.assign(request)
             return
-        self.router.check_assign(message)
+        self.router.loaded.assignment.check(message)
         names = ",".join(sorted(tensor.name for tensor in message.tensors))
         key = ("assign", request.step, names)
         for meeting in self.waiting():
@@ -264,7 +264,7 @@ class CollectiveHandler:
         meeting.answer = meeting.answer or ()
         if meeting.key[0] == "assign":
             first = meeting.in_order()[0]
-            self.router.replace(first, lambda: self._answer_all(meeting))
+            self.router.loaded.assignment.replace(first, lambda: self._answer_all(meeting))
         else:
             self._answer_all(meeting)
         steps = [known.step for known in self.trainers.present()]

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxfleet.ps.gradient_encoding import RowGradient, gradient_of
-from jaxfleet.ps.server.execution_plan import BlockPlan, Merge, ServerPlan
-from jaxfleet.ps.server.sparse_update import SentGradients
+from jaxfleet.ps.server.execution_plan import BlockPlan, Merge, SentGradients, ServerPlan
 from jaxfleet.transport.messages import Tensor
 
 Gradient = np.ndarray | RowGradient

@@ -1,13 +1,17 @@
-"""Maintenance between steps, when no block runs: saves, loads, and table administration."""
+"""Maintenance between steps, when no block runs: saves, loads, and administration of whole tables.
+
+`shrink` removes rows: those that the table's evictions select, or with `refill` all of them,
+replaced by those of a checkpoint (its folder) or by none (an empty text). `export` returns rows.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jaxfleet.checkpoint import PartReceipt, open_checkpoint
-from jaxfleet.ps.server import table_admin
-from jaxfleet.ps.server.job_checkpoint import load_state, load_stores, save_part, save_tables_part
+from jaxfleet.ps.server.checkpoints import load_state, load_stores, save_part, save_tables_part
 from jaxfleet.ps.server.outbox import (
     DeviceTask,
     Outbox,
@@ -18,50 +22,11 @@ from jaxfleet.ps.server.outbox import (
     string_field,
 )
 from jaxfleet.ps.server.recovery_saver import RecoverySaver, Written
+from jaxfleet.ps.server.row_requests import requested_table
 from jaxfleet.ps.server.state import ServerState
-from jaxfleet.ps.server.table_admin import TableAdmin
-from jaxfleet.tables import TableStore
-from jaxfleet.transport.messages import Kind, Message, Plain
-
-_LONGEST_PATH = 300  # characters of a path shown in an error
-
-
-@dataclass(frozen=True)
-class SaveFolders:
-    """Checks paths in messages.
-
-    The folders come from the server's own configuration, never from a peer. Symbolic links are
-    resolved before the comparison.
-
-    Attributes:
-        roots: the folders; None allows any path, for servers that no other process reaches.
-    """
-
-    roots: tuple[Path, ...] | None = None
-
-    def check(self, message: Message) -> None:
-        """Rejects a message whose `path`, or nonempty `refill`, is outside all folders."""
-        path, refill = message.body.get("path"), message.body.get("refill")
-        verb = "write" if message.kind is Kind.SAVE else "read"
-        if isinstance(path, str):
-            self._check_path(path, verb)
-        if isinstance(refill, str) and refill:
-            self._check_path(refill, verb)
-
-    def _check_path(self, path: str, verb: str) -> None:
-        if self.roots is None:
-            return
-        try:
-            found = Path(path).resolve()
-        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a null byte
-            what = f"the path {path!r:.{_LONGEST_PATH}} cannot be used: {error}"
-            raise RequestError("bad_message", what) from error
-        if any(found.is_relative_to(root.resolve()) for root in self.roots):
-            return
-        folders = ", ".join(map(str, self.roots))
-        what = f"servers {verb} checkpoints below {folders} alone, not {path:.{_LONGEST_PATH}}"
-        hint = "allow the folder when the job starts: jaxfleet launch --save-dir DIR, or set"
-        raise RequestError("checkpoint", what, hint=f"{hint} JAXFLEET_SAVE_DIR for servers")
+from jaxfleet.tables import RowBatch, TableStore
+from jaxfleet.tables.buckets import BUCKETS
+from jaxfleet.transport.messages import Kind, Message, Plain, Tensor
 
 
 @dataclass
@@ -82,50 +47,51 @@ class MaintenanceQueue:
     waiting: list[Request] = field(default_factory=list)
     is_busy: bool = False
 
-    def add_save(self, request: Request) -> None:
-        """Queues a save until its step is applied."""
-        path = request.message.body.get("path")
+    def add(self, request: Request) -> None:
+        """Queues a request until its step is applied, or a load until no block runs."""
+        message = request.message
+        if message.kind is Kind.LOAD:
+            string_field(message, "path")
+        elif message.kind is Kind.SAVE:
+            self._check_save(message)
+        else:
+            requested_table(message, self.held)
+            if message.kind is Kind.SHRINK:
+                string_field(message, "token")
+                _refill(message)
+            else:
+                _first_bucket(message)
+        if message.kind is not Kind.LOAD:
+            self.held.scheduler.follow(request.step)
+        if is_new(request, self.waiting):
+            self.waiting.append(request)
+
+    def _check_save(self, message: Message) -> None:
+        path = message.body.get("path")
         if path is None and self.own.series is None:
             hint = "start the server with a folder for checkpoints"
             raise RequestError("bad_message", f"{self.outbox.name} keeps no checkpoints", hint=hint)
         if path is not None and not isinstance(path, str):
             raise RequestError("bad_message", "the path of a save is a string")
-        self._stores(request)
-        self.held.scheduler.follow(request.step)
-        self._add(request)
-
-    def add_load(self, request: Request) -> None:
-        string_field(request.message, "path")
-        self._add(request)
-
-    def add_tending(self, request: Request) -> None:
-        """Queues a table request until its step is applied."""
-        table_admin.check_request(request, self.held)
-        self.held.scheduler.follow(request.step)
-        self._add(request)
-
-    def _add(self, request: Request) -> None:
-        if is_new(request, self.waiting):
-            self.waiting.append(request)
+        self._stores(message)
 
     def drop(self, request: Request) -> None:
         self.waiting = [other for other in self.waiting if other is not request]
 
     def serve(self) -> None:
         """Starts queued requests, or a checkpoint that is due, unless a block is running."""
-        applied = self.held.step
         if self.is_busy or self.own.is_writing or self.held.scheduler.is_running:
             return
+        starts = {
+            Kind.LOAD: self._start_load,
+            Kind.SAVE: self._start_save,
+            Kind.SHRINK: self._start_shrink,
+            Kind.EXPORT: self._start_export,
+        }
         for request in list(self.waiting):
-            if request.message.kind is Kind.LOAD:
-                self._start_load(request)
-            elif not self._may_start(request, applied):
-                continue
-            elif request.message.kind is Kind.SAVE:
-                self._start_save(request)
-            else:
-                self._start_tending(request)
-            self.drop(request)
+            if self._may_start(request):
+                starts[request.message.kind](request)
+                self.drop(request)
             if self.is_busy:
                 return
         if self.own.is_due(self.held):
@@ -139,12 +105,10 @@ class MaintenanceQueue:
         self, then: Callable[[Written], None], failed: Callable[[Exception], None]
     ) -> None:
         """Writes a recovery checkpoint; if from a copy, steps continue once it is made."""
-        own, scheduler = self.own, self.held.scheduler
-        steps = scheduler.steps()
-        what = self.held, scheduler.number, steps, scheduler.kinds()
+        own, what = self.own, (self.held, self.held.scheduler.progress())
 
         def written(found: Written) -> None:
-            own.wrote(found, steps)
+            own.wrote(found)
             then(found)
             self._free()
 
@@ -165,57 +129,53 @@ class MaintenanceQueue:
         else:
             self.outbox.tasks.append(DeviceTask("saving", own.write(*what), written, not_written))
 
-    def _stores(self, request: Request) -> list[TableStore] | None:
+    def _stores(self, message: Message) -> list[TableStore] | None:
         """Returns the tables that a save names, None for the whole state."""
-        names, tables = request.message.body.get("tables"), self.held.tables
+        names, tables = message.body.get("tables"), self.held.tables
         if names is None:
             return None
-        if not isinstance(names, list) or request.message.body.get("path") is None:
+        if not isinstance(names, list) or message.body.get("path") is None:
             raise RequestError("bad_message", "a save of tables has a list of names, and a path")
         for name in names:
             if name not in tables:
                 what = f"there is no table '{name}' here, and it shall be saved"
-                raise RequestError(
-                    "bad_message", what, hint=f"it has {', '.join(tables) or 'none'}"
-                )
+                hint = f"it has {', '.join(tables) or 'none'}"
+                raise RequestError("bad_message", what, hint=hint)
         return [table.rows for name, table in tables.items() if name in names]
 
-    def _may_start(self, request: Request, applied: int) -> bool:
+    def _may_start(self, request: Request) -> bool:
         """Whether the step is applied: the sender's, for tables and recovery checkpoints."""
-        body = request.message.body
-        if request.message.kind is not Kind.SAVE:
-            return request.step <= applied
-        if body.get("path") is None or body.get("tables") is not None:
+        kind, body = request.message.kind, request.message.body
+        if kind is Kind.LOAD:
+            return True
+        if kind is Kind.SAVE and (body.get("path") is None or body.get("tables") is not None):
             return self.held.scheduler.has_applied(request.step, request.trainer)
-        return request.step <= applied
+        return request.step <= self.held.step
 
     def _start_save(self, request: Request) -> None:
-        held, step, path = self.held, self.held.step, request.message.body.get("path")
-        if path is None:
+        """Writes this server's part of a checkpoint; tables alone in their current state."""
+        held, step, message = self.held, request.step, request.message
+        if message.body.get("path") is None:
             self._start_own(request)
             return
-        if (stores := self._stores(request)) is not None:
-            self._start_tables(request, Path(str(path)), stores)
-            return
-        if request.step != step:
-            what = f"a save of step {request.step} came when step {step} was applied"
-            self.outbox.error(request.peer, request.message, RequestError("bad_message", what))
+        path, stores = Path(str(message.body["path"])), self._stores(message)
+        if stores is None and step != held.step:
+            what = f"a save of step {step} came when step {held.step} was applied"
+            self.outbox.error(request.peer, message, RequestError("bad_message", what))
             return
 
         def run() -> PartReceipt:
-            arrays = held.executor.views(held.plan.state)
-            return save_part(Path(str(path)), held.plan, arrays, step, held.stores)
+            if stores is not None:
+                return save_tables_part(path, held.plan, step, stores)
+            return save_part(
+                path, held.plan, held.executor.views(held.plan.state), step, held.stores
+            )
 
-        self._hand_out("saving", run, lambda receipt: self._saved(request, receipt, step), request)
+        def then(receipt: PartReceipt) -> None:
+            self._answer(request, receipt, step)
+            self._free()
 
-    def _start_tables(self, request: Request, path: Path, stores: list[TableStore]) -> None:
-        """Writes only tables, in their current state, under the sender's step."""
-        step, plan = request.step, self.held.plan
-
-        def run() -> PartReceipt:
-            return save_tables_part(path, plan, step, stores)
-
-        self._hand_out("saving", run, lambda receipt: self._saved(request, receipt, step), request)
+        self._hand_out("saving", run, then, request)
 
     def _start_own(self, request: Request) -> None:
         step = self.held.step
@@ -238,23 +198,54 @@ class MaintenanceQueue:
         """Replies that there is no space for a checkpoint: pushes are to be kept."""
         self.outbox.answer(request.peer, request.message, Kind.OK, {"is_full": True})
 
-    def _saved(self, request: Request, receipt: PartReceipt, step: int) -> None:
-        self._answer(request, receipt, step)
-        self._free()
-
     def _answer(self, request: Request, receipt: PartReceipt, step: int) -> None:
         body: dict[str, Plain] = {"files": receipt.files, "bytes": receipt.bytes, "step": step}
         body["receipt"] = receipt.to_plain()
         self.outbox.answer(request.peer, request.message, Kind.OK, body)
 
-    def _start_tending(self, request: Request) -> None:
-        work = TableAdmin(self.held, self.outbox, self._keep, self._free).work(request)
-        if work is not None:
-            self._hand_out(*work, request)
+    def _start_shrink(self, request: Request) -> None:
+        held, message = self.held, request.message
+        table, token = requested_table(message, held), string_field(message, "token")
+        step = held.scheduler.row_step  # later than any save
+        refill = _refill(message)
 
-    def _keep(self, then: Callable[[], None]) -> None:
-        scheduler = self.held.scheduler
-        self.own.save_now(self.held, scheduler.number, scheduler.steps(), scheduler.kinds(), then)
+        def told() -> None:
+            self.outbox.answer(request.peer, message, Kind.OK, {"rows": table.shrunk[1]})
+
+        def kept() -> None:
+            told()
+            self._free()
+
+        def run() -> int:
+            if refill is None:
+                return table.shrink(step)
+            return table.refill(refill, held.plan.buckets, step)
+
+        def then(count: int) -> None:
+            table.shrunk = (token, count)
+            # Removed rows must not reappear with a restarted server.
+            self.own.save_now(held, held.scheduler.progress(), kept)
+
+        if table.shrunk[0] == token:  # a repeated request
+            told()
+        else:
+            self._hand_out(f"shrinking '{table.spec.name}'", run, then, request)
+
+    def _start_export(self, request: Request) -> None:
+        message = request.message
+        table = requested_table(message, self.held)
+
+        def then(found: tuple[RowBatch | None, int]) -> None:
+            batch, following = found
+            tensors: tuple[Tensor, ...] = ()
+            if batch is not None:
+                tensors = (Tensor("keys", batch.keys), Tensor("rows", batch.rows))
+            body: dict[str, Plain] = {"next": following if batch is not None else None}
+            self.outbox.answer(request.peer, message, Kind.ROWS, body, tensors)
+            self._free()
+
+        run = partial(table.rows_from, _first_bucket(message))
+        self._hand_out(f"giving rows of '{table.spec.name}' out", run, then, request)
 
     def _start_load(self, request: Request) -> None:
         held, path = self.held, Path(string_field(request.message, "path"))
@@ -292,3 +283,19 @@ class MaintenanceQueue:
     def _free(self) -> None:
         self.is_busy = False
         self.resume_work()
+
+
+def _refill(message: Message) -> str | None:
+    given = message.body.get("refill")
+    if given is not None and not isinstance(given, str):
+        what = f"'refill' is the folder of a checkpoint, or empty, and not {given!r}"
+        raise RequestError("bad_message", what)
+    return given
+
+
+def _first_bucket(message: Message) -> int:
+    first = message.body.get("first")
+    if not isinstance(first, int) or isinstance(first, bool) or not 0 <= first <= BUCKETS:
+        what = f"an export needs 'first', a bucket from 0 to {BUCKETS}, and not {first!r}"
+        raise RequestError("bad_message", what)
+    return first

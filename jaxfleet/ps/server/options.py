@@ -1,4 +1,4 @@
-"""Options and identity of a server."""
+"""Options and identity of a server, and the folders that its peers may name."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from jaxfleet.errors import StrategyError
-from jaxfleet.transport.messages import Plain
+from jaxfleet.ps.server.outbox import RequestError
+from jaxfleet.transport.messages import Kind, Message, Plain
+
+_LONGEST_PATH = 300  # characters of a path shown in an error
 
 
 @dataclass
@@ -94,3 +97,41 @@ def _seconds(value: Plain, default: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return default
     return float(value) if 0 < value < math.inf else default
+
+
+@dataclass(frozen=True)
+class SaveFolders:
+    """Checks paths in messages.
+
+    The folders come from the server's own configuration, never from a peer. Symbolic links are
+    resolved before the comparison.
+
+    Attributes:
+        roots: the folders; None allows any path, for servers that no other process reaches.
+    """
+
+    roots: tuple[Path, ...] | None = None
+
+    def check(self, message: Message) -> None:
+        """Rejects a message whose `path`, or nonempty `refill`, is outside all folders."""
+        path, refill = message.body.get("path"), message.body.get("refill")
+        verb = "write" if message.kind is Kind.SAVE else "read"
+        if isinstance(path, str):
+            self._check_path(path, verb)
+        if isinstance(refill, str) and refill:
+            self._check_path(refill, verb)
+
+    def _check_path(self, path: str, verb: str) -> None:
+        if self.roots is None:
+            return
+        try:
+            found = Path(path).resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a null byte
+            what = f"the path {path!r:.{_LONGEST_PATH}} cannot be used: {error}"
+            raise RequestError("bad_message", what) from error
+        if any(found.is_relative_to(root.resolve()) for root in self.roots):
+            return
+        folders = ", ".join(map(str, self.roots))
+        what = f"servers {verb} checkpoints below {folders} alone, not {path:.{_LONGEST_PATH}}"
+        hint = "allow the folder when the job starts: jaxfleet launch --save-dir DIR, or set"
+        raise RequestError("checkpoint", what, hint=f"{hint} JAXFLEET_SAVE_DIR for servers")

@@ -1,7 +1,7 @@
 """Effects of the server's state machine: replies, errors and device tasks."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,9 +130,9 @@ def missing_push_error(message: Message) -> RequestError:
     return RequestError("stranger", what, hint="say hello, and send it again")
 
 
-def tensors_bytes(message: Message) -> int:
-    """Returns the total bytes of a message's arrays."""
-    return sum(tensor.array.nbytes for tensor in message.tensors)
+def tensors_bytes(tensors: Iterable[Tensor]) -> int:
+    """Returns the total bytes of arrays."""
+    return sum(tensor.array.nbytes for tensor in tensors)
 
 
 def string_field(message: Message, name: str) -> str:

@@ -9,9 +9,15 @@ from jaxfleet.ir.attributes import Attr, BlockRef
 from jaxfleet.ir.naming import trainer_of
 from jaxfleet.ir.serialization import with_values
 from jaxfleet.lower import ExecutableCache, LoweredBlock, host_type, lower_block
-from jaxfleet.ps.server.execution_plan import BlockPlan, Exchange, Merge, ServerPlan
+from jaxfleet.ps.server.execution_plan import (
+    BlockPlan,
+    Exchange,
+    Merge,
+    RowBlock,
+    ServerPlan,
+    row_block,
+)
 from jaxfleet.ps.server.outbox import request_error
-from jaxfleet.ps.server.sparse_update import RowBlock, row_block
 from jaxfleet.ps.server.staleness import UNBOUNDED
 from jaxfleet.tables import TableSpec
 from jaxfleet.transport.consistency import mask_endpoints

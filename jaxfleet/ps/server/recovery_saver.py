@@ -11,9 +11,10 @@ import numpy as np
 from jaxfleet.checkpoint import PartReceipt, is_disk_full
 from jaxfleet.errors import CheckpointError
 from jaxfleet.observability.notices import alert
+from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints, RetainedValues
 from jaxfleet.ps.server.options import ServerIdentity
 from jaxfleet.ps.server.outbox import DeviceTask, Outbox
-from jaxfleet.ps.server.recovery_checkpoints import RecoveryCheckpoints, RetainedValues
+from jaxfleet.ps.server.scheduler import Progress
 from jaxfleet.ps.server.server_links import ServerLinks
 from jaxfleet.ps.server.state import ServerState
 
@@ -79,6 +80,7 @@ class SaveSchedule:
         return again_s
 
 
+_MOST_DELTAS = 9  # consecutive incremental checkpoints of tables
 _MOST_COPIED = 2 << 30  # largest state in bytes of which a copy fits in memory
 
 
@@ -91,7 +93,7 @@ class Written:
     """
 
     receipt: PartReceipt
-    number: int
+    progress: Progress
     block_s: float
     took_s: float
 
@@ -102,7 +104,6 @@ class RecoverySaver:
 
     Attributes:
         saved: the last saved step by trainer; empty before the first save.
-        changes: maximum number of consecutive incremental checkpoints of tables.
         is_outdated: the state has changed at the same steps since the last save.
         is_writing: a save runs concurrently with steps; no other may begin.
     """
@@ -112,7 +113,6 @@ class RecoverySaver:
     links: ServerLinks
     me: ServerIdentity
     saved: Mapping[int, int] = field(default_factory=dict)
-    changes: int = 9
     clock: Callable[[], float] = time.monotonic
     schedule: SaveSchedule = field(init=False)
     is_outdated: bool = False
@@ -155,16 +155,9 @@ class RecoverySaver:
         """Saves a newly assigned state, if enabled."""
         steps = dict.fromkeys(range(held.plan.trainers), step)
         number = step if held.plan.waits else sum(steps.values())
-        self.save_now(held, number, steps, {}, after)
+        self.save_now(held, Progress(number, steps), after)
 
-    def save_now(
-        self,
-        held: ServerState,
-        number: int,
-        steps: Mapping[int, int],
-        kinds: Mapping[str, Mapping[int, int]],
-        after: Callable[[], None],
-    ) -> None:
+    def save_now(self, held: ServerState, progress: Progress, after: Callable[[], None]) -> None:
         """Saves the current state, if enabled; otherwise as `write`.
 
         It is postponed only if there is no checkpoint yet. After a replacement of the state, a
@@ -176,12 +169,12 @@ class RecoverySaver:
             return
         self.is_outdated = True
         if self.is_writing:
-            self._later.append(lambda: self.save_now(held, number, steps, kinds, after))
+            self._later.append(lambda: self.save_now(held, progress, after))
             return
 
         def then(written: Written) -> None:
             self.is_outdated = False
-            self.wrote(written, steps)
+            self.wrote(written)
             after()
 
         def failed(error: Exception) -> None:
@@ -190,9 +183,7 @@ class RecoverySaver:
             else:
                 self.give_up(error)
 
-        self.outbox.tasks.append(
-            DeviceTask("saving", self.write(held, number, steps, kinds), then, failed)
-        )
+        self.outbox.tasks.append(DeviceTask("saving", self.write(held, progress), then, failed))
 
     def has(self, step: int, trainer: int) -> bool:
         return self.saved.get(trainer, -1) >= step and not self.is_outdated
@@ -204,19 +195,13 @@ class RecoverySaver:
         """
         return not held.tables and held.plan.state_bytes <= _MOST_COPIED
 
-    def copy(
-        self,
-        held: ServerState,
-        number: int,
-        steps: Mapping[int, int],
-        kinds: Mapping[str, Mapping[int, int]],
-    ) -> Callable[[], Callable[[], Written]]:
+    def copy(self, held: ServerState, progress: Progress) -> Callable[[], Callable[[], Written]]:
         """Returns a task that copies the state; its result writes the copy, like `write`.
 
         A copy of 100 MB takes 10 to 20 ms, while writing takes 0.2 to 1 s.
         """
         arrays: dict[str, np.ndarray] = {}
-        write = self.write(held, number, steps, kinds, arrays=arrays)
+        write = self.write(held, progress, arrays)
 
         def run() -> Callable[[], Written]:
             views = held.executor.views(held.plan.state)
@@ -225,9 +210,9 @@ class RecoverySaver:
 
         return run
 
-    def wrote(self, written: Written, steps: Mapping[int, int]) -> None:
-        self.saved = steps
-        self.schedule.saved(written.number, written.block_s, written.took_s)
+    def wrote(self, written: Written) -> None:
+        self.saved = written.progress.steps
+        self.schedule.saved(written.progress.number, written.block_s, written.took_s)
         self.end_writing()
 
     def end_writing(self) -> None:
@@ -240,20 +225,12 @@ class RecoverySaver:
     def write(
         self,
         held: ServerState,
-        number: int,
-        steps: Mapping[int, int],
-        kinds: Mapping[str, Mapping[int, int]],
-        *,
+        progress: Progress,
         arrays: Mapping[str, np.ndarray] | None = None,
     ) -> Callable[[], Written]:
         """Returns a task that saves the state, with the retained values as of now.
 
-        Args:
-            held: the server's state.
-            number: number of the checkpoint.
-            steps: the last step included of each trainer.
-            kinds: the same for parameters and each table, if their steps differ.
-            arrays: the state's values; those at the time of the task by default.
+        `arrays` are the state's values; those at the time of the task by default.
         """
         series, program, retained = self.series, self.me.program, self._retained(held)
         block_s = held.executor.counts.block_s
@@ -261,34 +238,30 @@ class RecoverySaver:
 
         def run() -> Written:
             began = self.clock()
-            after = self._followed(number)  # only now: another save may have been running
+            # Only now, as another save may have been running.
+            last = self._last if self._length < _MOST_DELTAS else None
+            after = last if last is not None and last < progress.number else None
             values = held.executor.views(held.plan.state) if arrays is None else arrays
             receipt = series.save(
                 held.plan,
                 values,
-                number,
-                steps=steps,
-                kinds=kinds,
+                progress,
                 job_program=program,
                 retained=retained,
                 stores=held.stores,
                 after=after,
                 anew=self._last is None,
             )
-            self._last, self._length = number, 0 if after is None else self._length + 1
-            return Written(receipt, number, block_s, self.clock() - began)
+            self._last = progress.number
+            self._length = 0 if after is None else self._length + 1
+            return Written(receipt, progress, block_s, self.clock() - began)
 
         return run
 
-    def _followed(self, step: int) -> int | None:
-        """Returns the checkpoint to be incremental to, None for a full one."""
-        last = self._last if self._length < self.changes else None
-        return last if last is not None and last < step else None
-
-    def goes_on(self, number: int, steps: Mapping[int, int], length: int) -> None:
-        """Records that the tables include a checkpoint."""
-        self.saved, self._last, self._length = steps, number, length
-        self.schedule.saved(number, 0.0, 0.0)
+    def resume(self, progress: Progress, length: int) -> None:
+        """Records that the tables include a checkpoint, of a chain of incremental ones."""
+        self.saved, self._last, self._length = progress.steps, progress.number, length
+        self.schedule.saved(progress.number, 0.0, 0.0)
 
     def begin_anew(self) -> None:
         """Records that tables were replaced: the next checkpoint is a full one."""

@@ -1,30 +1,135 @@
-"""Routing of trainers' requests to their handlers."""
+"""The server's program, and the routing of requests to its handlers."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.ops import Array
+from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints, RestoredServer, load_stores
 from jaxfleet.ps.server.execution_plan import ServerPlan
-from jaxfleet.ps.server.maintenance import SaveFolders
-from jaxfleet.ps.server.options import ServerIdentity
-from jaxfleet.ps.server.outbox import DeviceTask, Outbox, Request, RequestError, string_field
+from jaxfleet.ps.server.maintenance import MaintenanceQueue
+from jaxfleet.ps.server.options import SaveFolders, ServerIdentity
+from jaxfleet.ps.server.outbox import (
+    DeviceTask,
+    Outbox,
+    Request,
+    RequestError,
+    string_field,
+    tensors_bytes,
+)
 from jaxfleet.ps.server.program_loader import is_same_program, load_sent_program, read_plan
-from jaxfleet.ps.server.program_runner import ProgramRunner, ServerContext
-from jaxfleet.ps.server.pull_handler import PullHandler
-from jaxfleet.ps.server.recovery_checkpoints import RecoveryCheckpoints, RestoredServer
 from jaxfleet.ps.server.recovery_saver import RecoverySaver
-from jaxfleet.ps.server.row_requests import RowLookupHandler
-from jaxfleet.ps.server.server_links import ServerLinks
+from jaxfleet.ps.server.row_requests import RowLookupHandler, RowPushHandler
+from jaxfleet.ps.server.server_links import PartialSums, ServerLinks
+from jaxfleet.ps.server.state import ServerState
+from jaxfleet.ps.server.value_requests import PullHandler, PushHandler, valid_until
 from jaxfleet.tables import TableStore
-from jaxfleet.transport.messages import Kind, Message, Plain
+from jaxfleet.transport.messages import Kind, Message, Plain, Tensor
+
+
+@dataclass
+class StateAssignment:
+    """Assigns states sent by trainers.
+
+    Attributes:
+        own: recovery checkpoints; a state is visible only once it is in one.
+        most_bytes: limit on the trainers' own state.
+    """
+
+    held: ServerState
+    outbox: Outbox
+    own: RecoverySaver
+    most_bytes: int
+    resume_work: Callable[[], None]
+    _assigned: set[str] = field(default_factory=set)
+
+    def check(self, message: Message) -> None:
+        """Rejects values whose name, dtype or shape does not fit the program."""
+        plan, extras = self.held.plan, self.held.extras.bytes
+        if extras + tensors_bytes(message.tensors) > self.most_bytes:
+            raise RequestError("bad_message", f"trainers' own state has {extras} bytes already")
+        for tensor in message.tensors:
+            if tensor.name not in plan.state:
+                if plan.server != 0:
+                    what = f"server {plan.server} does not hold '{tensor.name}'"
+                    raise RequestError("bad_message", what)
+                continue
+            wanted, array = plan.types[tensor.name], tensor.array
+            if array.dtype != wanted.dtype or array.shape != wanted.shape:
+                found = f"{array.dtype}{list(array.shape)}"
+                what = f"'{tensor.name}' is {found}, not {wanted.dtype}{list(wanted.shape)}"
+                raise RequestError("bad_message", what)
+
+    def assign(self, request: Request) -> None:
+        """Assigns the initial state; an existing state is kept."""
+        message, scheduler = request.message, self.held.scheduler
+        self.check(message)
+
+        def answer() -> None:
+            self.outbox.answer(request.peer, message, Kind.OK)
+
+        if scheduler.applied >= 0:
+            scheduler.duplicates += len(message.tensors)
+            if message.step == scheduler.applied:
+                self.held.keep_extras(message.tensors, message.step)
+            answer()
+            return
+        fresh = [tensor for tensor in message.tensors if tensor.name not in self._assigned]
+        self._assigned.update(tensor.name for tensor in fresh)
+        self.held.keep_extras(message.tensors, message.step)
+        self._start(fresh, message.step, answer, replace=False)
+
+    def replace(self, message: Message, answer: Callable[[], None]) -> None:
+        """Replaces the state by one that all trainers sent."""
+        self.held.keep_extras(message.tensors, message.step)
+        self.own.is_outdated = True
+        self._start(message.tensors, message.step, answer, replace=True)
+
+    def _start(
+        self, tensors: Sequence[Tensor], step: int, answer: Callable[[], None], *, replace: bool
+    ) -> None:
+        held, scheduler = self.held, self.held.scheduler
+        own = {tensor.name: tensor.array for tensor in tensors if tensor.name in held.plan.state}
+
+        def is_kept() -> None:
+            scheduler.restart(step)
+            answer()
+            self.resume_work()
+
+        def then(views: Mapping[str, np.ndarray]) -> None:
+            held.host.update(views)
+            if (replace or scheduler.applied < 0) and not held.executor.missing():
+                self.own.save(held, step, is_kept)  # a visible state must be durable
+            else:
+                answer()
+
+        self.outbox.tasks.append(
+            DeviceTask("taking a state", lambda: held.executor.assign(own), then)
+        )
+
+
+@dataclass(frozen=True)
+class LoadedProgram:
+    """The state of a program, and the handlers that need one."""
+
+    held: ServerState
+    assignment: StateAssignment
+    parts: PartialSums
+    values: PushHandler
+    rows: RowPushHandler
+    maintenance: MaintenanceQueue
 
 
 @dataclass
 class RequestRouter:
-    """Routes requests, and owns the server's program and state."""
+    """Routes requests, and owns the server's program and state.
+
+    Attributes:
+        on_load: called when a checkpoint was loaded, which voids all earlier messages.
+        queued_bytes: limit on the arrays that wait.
+    """
 
     outbox: Outbox
     me: ServerIdentity
@@ -36,7 +141,7 @@ class RequestRouter:
     folders: SaveFolders = field(default_factory=SaveFolders)
     on_load: Callable[[], None] = lambda: None
     _text: str = ""
-    _runner: ProgramRunner | None = None
+    _loaded: LoadedProgram | None = None
     _own: RecoverySaver = field(init=False)
     _pulls: PullHandler = field(init=False)
     _look_ups: RowLookupHandler = field(init=False)
@@ -47,173 +152,192 @@ class RequestRouter:
         self._pulls = PullHandler(self.outbox)
         self._look_ups = RowLookupHandler(self.outbox)
 
+    # The program and its state.
+
     @property
     def defined(self) -> bool:
-        return self._runner is not None
+        return self._loaded is not None
+
+    @property
+    def held(self) -> ServerState | None:
+        return self._loaded.held if self._loaded is not None else None
 
     @property
     def step(self) -> int:
         """The last step applied, -1 without a state."""
-        return self._runner.held.step if self._runner is not None else -1
+        return self.held.step if self.held is not None else -1
 
     @property
     def waits(self) -> bool:
-        return self._runner is None or self._runner.held.plan.waits
+        return self.held is None or self.held.plan.waits
 
     def step_of(self, trainer: int) -> int:
         """Returns the last applied step of a trainer, -1 without a state."""
-        return self._runner.held.scheduler.step_of(trainer) if self._runner is not None else -1
+        return self.held.scheduler.step_of(trainer) if self.held is not None else -1
 
     def saved_of(self, trainer: int) -> int | None:
         """Returns the last step of a trainer in the last recovery checkpoint."""
         return self._own.saved.get(trainer)
 
+    @property
+    def stores(self) -> Mapping[str, TableStore]:
+        """The rows of its tables, by name; empty before there is a program."""
+        tables = self.held.tables if self.held is not None else {}
+        return {name: table.rows for name, table in tables.items()}
+
+    @property
+    def state(self) -> Mapping[str, Array]:
+        return self.held.executor.state if self.held is not None else {}
+
     def restore(self, restored: RestoredServer) -> None:
         self.me.program = restored.job_program
-        service = self._take(read_plan(restored.program, self.cache))
-        service.resume(restored)
-        self._own.goes_on(restored.step, restored.steps, len(restored.chain) - 1)
+        loaded, retained = self._load(read_plan(restored.program, self.cache)), restored.retained
+        held = loaded.held
+        held.host.update(held.executor.assign(restored.arrays))
+        held.replace_stores(load_stores(restored.chain, held.plan))
+        held.scheduler.resume(restored.progress)
+        held.extras.arrays, held.extras.step = dict(retained.extras), retained.extras_step
+        loaded.parts.keep(retained.parts)
+        for name, said in retained.shrunk.items():
+            held.tables[name].shrunk = said
+        self._own.resume(restored.progress, len(restored.chain) - 1)
         # Compiles while trainers detect the restart; otherwise the first replayed step would wait.
-        self.outbox.tasks.append(DeviceTask("compiling", service.held.compile, lambda _: None))
+        self.outbox.tasks.append(DeviceTask("compiling", held.compile, lambda _: None))
 
     def begin(
         self, plan: ServerPlan, arrays: Mapping[str, np.ndarray], stores: Iterable[TableStore]
     ) -> None:
         """Takes a program and its complete state from this process instead of from trainers."""
-        self._take(plan).begin(arrays, stores)
-
-    @property
-    def stores(self) -> Mapping[str, TableStore]:
-        """The rows of its tables, by name; empty before there is a program."""
-        tables = self._runner.held.tables if self._runner is not None else {}
-        return {name: table.rows for name, table in tables.items()}
-
-    @property
-    def state(self) -> Mapping[str, Array]:
-        return self._runner.held.executor.state if self._runner is not None else {}
-
-    def leave(self, trainer: int) -> None:
-        if self._runner is not None:
-            self._runner.held.scheduler.left.add(trainer)
-            self.resume_work()
-
-    def wait_for(self, trainer: int) -> None:
-        """Waits again for a trainer: the one that left belonged to an earlier run."""
-        if self._runner is not None:
-            self._runner.held.scheduler.left.discard(trainer)
+        held = self._load(plan).held
+        held.compile()
+        held.host.update(held.executor.assign(arrays))
+        held.replace_stores(stores)
+        held.scheduler.restart(0)
 
     def define(self, request: Request) -> None:
         """Loads the program; the same program again changes nothing."""
         text = string_field(request.message, "program")
-        if self._runner is None:
-            held = self._take(load_sent_program(text, request.message.tensors, self.cache)).held
+        if self.held is None:
+            held = self._load(load_sent_program(text, request.message.tensors, self.cache)).held
             self._text = text
             self.outbox.tasks.append(DeviceTask("compiling", held.compile, lambda _: None))
-        elif text != self._text and not is_same_program(text, self._runner.held.plan):
+        elif text != self._text and not is_same_program(text, self.held.plan):
             what = f"trainer {request.trainer} defines another program than this server has"
             hint = "all trainers must run the same script, with the same strategy"
             raise RequestError("refused", what, hint=hint)
         self.outbox.answer(request.peer, request.message, Kind.OK)
 
-    def _take(self, plan: ServerPlan) -> ProgramRunner:
+    def _load(self, plan: ServerPlan) -> LoadedProgram:
         if plan.exchange is not None:
             self.links.others = plan.exchange.others
-        self._runner = ProgramRunner.of(
-            plan,
-            ServerContext(
-                self.outbox, self.links, self.me, self._own, self.queued_bytes, self.clock
-            ),
-            resume_work=self.resume_work,
-            on_load=self.on_load,
+        held, outbox, own, resume = ServerState.of(plan), self.outbox, self._own, self.resume_work
+        most = self.queued_bytes
+        parts = PartialSums(held, outbox, self.links, self.me, most, self.clock)
+        self._loaded = LoadedProgram(
+            held,
+            StateAssignment(held, outbox, own, most, resume),
+            parts,
+            PushHandler(held, outbox, parts, most, resume),
+            RowPushHandler(held, outbox, most, resume),
+            MaintenanceQueue(held, outbox, own, resume, self.on_load),
         )
-        return self._runner
+        return self._loaded
 
-    def _defined(self) -> ProgramRunner:
-        if self._runner is None:
+    @property
+    def loaded(self) -> LoadedProgram:
+        """The program, for requests that need one."""
+        if self._loaded is None:
             hint = "send define first"
             raise RequestError("bad_message", "the server has no program", hint=hint)
-        return self._runner
+        return self._loaded
 
-    def check_assign(self, message: Message) -> None:
-        self._defined().assignment.check(message)
-
-    def assign(self, request: Request) -> None:
-        self._defined().assignment.assign(request)
-
-    def replace(self, message: Message, answer: Callable[[], None]) -> None:
-        self._defined().assignment.replace(message, answer)
+    # Requests.
 
     def push(self, request: Request) -> None:
-        self._defined().push(request)
+        self.loaded.values.push(request)
+        self._run()  # gradients alone do not make a value ready
 
     def push_rows(self, request: Request) -> None:
-        self._defined().push_rows(request)
+        self.loaded.rows.push(request)
+        self._run()
 
-    def look_up(self, request: Request) -> None:
-        """Replies with rows once the previous step is applied."""
-        self._look_ups.add(request, self._runner.held if self._runner is not None else None)
-        self.resume_work()
-
-    def parts(self, message: Message) -> None:
-        self._defined().take_parts(message)
+    def take_parts(self, message: Message) -> None:
+        self.loaded.parts.take(message)
+        self._run()
 
     def pull(self, request: Request) -> None:
         """Replies with values as they become ready."""
-        self._pulls.add(request, self._runner.held if self._runner is not None else None)
+        self._pulls.add(request, self.held)
         self.resume_work()
 
-    def save(self, request: Request) -> None:
-        self.folders.check(request.message)
-        self._defined().maintenance.add_save(request)
+    def look_up(self, request: Request) -> None:
+        """Replies with rows once the previous step is applied."""
+        self._look_ups.add(request, self.held)
         self.resume_work()
 
-    def tend(self, request: Request) -> None:
-        """Shrinks or exports a table."""
+    def maintain(self, request: Request) -> None:
+        """Saves or loads the state, or shrinks or exports a table."""
         self.folders.check(request.message)
-        self._defined().maintenance.add_tending(request)
+        self.loaded.maintenance.add(request)
         self.resume_work()
 
-    def load(self, request: Request) -> None:
-        self.folders.check(request.message)
-        self._defined().maintenance.add_load(request)
-        self.resume_work()
+    def leave(self, trainer: int) -> None:
+        if self.held is not None:
+            self.held.scheduler.left.add(trainer)
+            self.resume_work()
+
+    def wait_for(self, trainer: int) -> None:
+        """Waits again for a trainer: the one that left belonged to an earlier run."""
+        if self.held is not None:
+            self.held.scheduler.left.discard(trainer)
 
     def resume_work(self) -> None:
         """Answers requests and starts tasks that have become possible."""
-        service = self._runner
-        if service is not None:
-            self._pulls.serve(service.held)
-            self._look_ups.serve(service.held)
-            service.maintenance.serve()
-            service.run()
+        if self._loaded is not None:
+            self._pulls.serve(self._loaded.held)
+            self._look_ups.serve(self._loaded.held)
+            self._loaded.maintenance.serve()
+            self._run()
+
+    def _run(self) -> None:
+        """Starts the blocks that can run, except during maintenance."""
+        loaded = self.loaded
+        if not loaded.maintenance.is_busy:
+            loaded.rows.hand_out()
+            loaded.values.hand_out()
+
+    # Waiting requests.
 
     def waiting(self) -> list[Request]:
-        maintenance = self._runner.maintenance.waiting if self._runner is not None else []
+        maintenance = self._loaded.maintenance.waiting if self._loaded is not None else []
         return [*self._pulls.requests(), *self._look_ups.waiting, *maintenance]
 
     def drop(self, request: Request) -> None:
         self._pulls.drop(request)
         self._look_ups.drop(request)
-        if self._runner is not None:
-            self._runner.maintenance.drop(request)
+        if self._loaded is not None:
+            self._loaded.maintenance.drop(request)
 
     def missing(self, request: Request) -> dict[str, list[str]]:
-        if self._runner is None or self.step < 0:
+        """Returns the peers that a request waits for, with the missing names of each."""
+        if self.held is None or self.step < 0:
             return {"trainer 0": ["the state"]}
-        return self._runner.missing(request)
+        pulls = request.message.kind is Kind.PULL
+        step = valid_until(request) if pulls else request.step
+        return self.held.scheduler.missing(step=step, pulls=pulls)
 
     def lacks(self, request: Request) -> bool:
         """Whether a request waits for pushes of its own sender that have not arrived."""
-        if self._runner is None:
+        if self.held is None:
             return False
-        scheduler, trainer = self._runner.held.scheduler, request.trainer
+        scheduler, trainer = self.held.scheduler, request.trainer
         if scheduler.is_queued(trainer):
             return False
         own = f"trainer {trainer}" in self.missing(request)
         return own or not (self.waits or scheduler.has_applied(request.step, trainer))
 
     def stats(self) -> dict[str, Plain]:
-        if self._runner is None:
+        if self.held is None:
             return {"step": -1}
         saved, compiled = self._own.saved.get(0), self.cache.compiled
-        return {**self._runner.stats(), "saved": saved, "executables": compiled}
+        return {**self.held.stats(), "saved": saved, "executables": compiled}

@@ -1,18 +1,16 @@
-"""Requests for rows of slices and tables: validation, look-ups and pushes.
+"""Requests for rows of tables: validation, look-ups and pushes.
 
 A push is applied once all trainers have sent theirs for the step. Their gradients are summed in the
 order of the trainers and applied once, so neither the order of arrival nor the number of servers
 changes a bit.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from jaxfleet.errors import ProgramError
-from jaxfleet.ps.gradient_encoding import fit_gradients, has_rows, row_mismatch
-from jaxfleet.ps.server.execution_plan import ServerPlan
 from jaxfleet.ps.server.outbox import (
     DeviceTask,
     Outbox,
@@ -25,39 +23,12 @@ from jaxfleet.ps.server.outbox import (
     string_field,
     tensors_bytes,
 )
-from jaxfleet.ps.server.row_schedulers import RowPush
-from jaxfleet.ps.server.state import ServerState
-from jaxfleet.ps.server.table import ServerTable
+from jaxfleet.ps.server.scheduler import RowPush
+from jaxfleet.ps.server.state import ServerState, ServerTable
 from jaxfleet.tables.buckets import server_of
 from jaxfleet.tables.eviction import no_scores
 from jaxfleet.tables.validation import FINITE, checked
 from jaxfleet.transport.messages import Kind, Message, Tensor
-
-
-def fit_push(request: Request, plan: ServerPlan) -> Request:
-    """Returns a push with gradients in the form that blocks expect: dense or by rows."""
-    message = request.message
-    if not has_rows(message.tensors):
-        return request
-    types = {name: merge.type for name, merge in plan.merges.items()}
-    tensors, misfit = fit_gradients(message.tensors, types, plan.by_rows)
-    if misfit is not None:
-        raise RequestError("bad_message", misfit)
-    return replace(request, message=replace(message, tensors=tensors))
-
-
-def requested_rows(message: Message) -> Mapping[str, np.ndarray]:
-    """Returns the requested row numbers of each slice; slices without an entry are whole."""
-    return {tensor.name: tensor.array for tensor in message.tensors}
-
-
-def check_rows(message: Message, plan: ServerPlan) -> None:
-    """Rejects a pull of rows that a slice does not have."""
-    for name, numbers in requested_rows(message).items():
-        held = plan.types.get(name)
-        misfit = "it is not held here" if held is None else row_mismatch(numbers, held)
-        if misfit is not None:
-            raise RequestError("bad_message", f"'{name}': {misfit}")
 
 
 def requested_table(message: Message, held: ServerState) -> ServerTable:
@@ -259,7 +230,7 @@ class RowPushHandler:
         if step < 1:
             raise RequestError("bad_message", f"there is no step {step}; they start at 1")
         ahead, waits = step - scheduler.step, scheduler.tables.queued_bytes
-        too_much = waits + tensors_bytes(request.message) > self.most_bytes
+        too_much = waits + tensors_bytes(request.message.tensors) > self.most_bytes
         if ahead > _MOST_AHEAD or (ahead > 0 and too_much):
             what = f"step {step} is {ahead} steps ahead, and {waits} bytes of rows wait already"
             raise RequestError("bad_message", what, hint="push as far as look-ups were answered")

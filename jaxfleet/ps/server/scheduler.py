@@ -1,19 +1,61 @@
-"""Protocol of the schedulers, which decide when a server's blocks and tables are updated.
-
-A server has one of the two: `SyncScheduler`, whose steps wait for the gradients of all trainers, or
-`AsyncScheduler`, which applies each trainer's on arrival.
-"""
+"""Protocol of the schedulers, which decide when a server's blocks and tables are updated."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from jaxfleet.ps.server.execution_plan import BlockPlan
-from jaxfleet.ps.server.row_schedulers import RowPush
-from jaxfleet.ps.server.sparse_update import SentGradients
+from jaxfleet.ps.server.execution_plan import BlockPlan, SentGradients
+from jaxfleet.ps.server.outbox import Request
 from jaxfleet.ps.server.staleness import ReceivedRows
 from jaxfleet.transport.messages import Plain, Tensor
+
+_PER_PUSH = 1024  # bytes of a push besides its arrays, which may be empty
+
+
+@dataclass(frozen=True, eq=False)
+class RowPush:
+    """One trainer's push to one table at one step, possibly empty.
+
+    Attributes:
+        request: its message, for an error reply.
+        learning_rate: overrides the optimizer's, if given.
+        adds: they are changes of rows instead of gradients.
+        received: the rows as its sender received them, if gradients are compensated.
+        shows: float32[n], impressions of each key, if given.
+        clicks: float32[n], clicks on each key, if given.
+    """
+
+    request: Request
+    keys: np.ndarray
+    grads: np.ndarray
+    learning_rate: float | None = None
+    adds: bool = False
+    received: ReceivedRows | None = None
+    shows: np.ndarray | None = None
+    clicks: np.ndarray | None = None
+
+    @property
+    def bytes(self) -> int:
+        scores = sum(x.nbytes for x in (self.shows, self.clicks) if x is not None)
+        return self.keys.nbytes + self.grads.nbytes + scores + _PER_PUSH
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a checkpoint includes.
+
+    Attributes:
+        number: number of the checkpoint: the last step, if trainers wait for each other, otherwise
+            the number of steps of all trainers.
+        steps: the last step of each trainer.
+        kinds: the same for parameters ('') and each table, where they may differ.
+    """
+
+    number: int
+    steps: Mapping[int, int]
+    kinds: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
 
 class RowQueue(Protocol):
@@ -32,13 +74,21 @@ class RowQueue(Protocol):
 class Scheduler(Protocol):
     """Received gradients, and the steps that are applied.
 
+    A server has one of the two: `SyncScheduler`, whose steps wait for the gradients of all
+    trainers, or `AsyncScheduler`, which applies each trainer's on arrival. A method with a body
+    concerns only one of them.
+
     A step number counts from 0; -1 is before the first, and without a state.
 
     Attributes:
         duplicates: dense gradients that were ignored, since they came twice or too late.
+        left: trainers that are not waited for.
+        tables: pushes to tables that are not applied.
     """
 
     duplicates: int
+    left: set[int]
+    tables: RowQueue
 
     @property
     def applied(self) -> int:
@@ -51,23 +101,8 @@ class Scheduler(Protocol):
         ...
 
     @property
-    def number(self) -> int:
-        """The number of a checkpoint written now; only `restart` and `resume` decrease it."""
-        ...
-
-    @property
-    def row_step(self) -> int:
-        """The step number of the next table update; it decreases as `number` does."""
-        ...
-
-    @property
     def is_running(self) -> bool:
         """Whether a block or a table was handed out and is not done."""
-        ...
-
-    @property
-    def left(self) -> set[int]:
-        """Trainers that are not waited for."""
         ...
 
     @property
@@ -75,32 +110,31 @@ class Scheduler(Protocol):
         """Memory of the dense gradients that are not applied."""
         ...
 
+    # Progress, and its recovery.
+
     @property
-    def tables(self) -> RowQueue:
-        """Pushes to tables that are not applied."""
+    def number(self) -> int:
+        """The number of a checkpoint written now; only `restart` and `resume` decrease it."""
         ...
 
-    # Progress, and its recovery.
+    def progress(self) -> Progress:
+        """Returns what a checkpoint written now includes."""
+        ...
+
+    @property
+    def row_step(self) -> int:
+        """The step number of the next table update; it decreases as `number` does."""
+        return self.number + 1
 
     def step_of(self, trainer: int) -> int:
         """Returns the last step applied for a trainer."""
         ...
 
-    def steps(self) -> dict[int, int]:
-        """Returns the last step applied for each trainer."""
-        ...
-
-    def kinds(self) -> dict[str, dict[int, int]]:
-        """Returns the last applied steps of parameters and of each table, where they may differ."""
-        ...
-
     def restart(self, step: int) -> None:
         """Sets the applied step; discards inputs of earlier steps."""
 
-    def resume(
-        self, number: int, steps: Mapping[int, int], kinds: Mapping[str, Mapping[int, int]]
-    ) -> None:
-        """Resumes from a checkpoint's `number`, `steps()` and `kinds()`."""
+    def resume(self, progress: Progress) -> None:
+        """Resumes from a checkpoint."""
 
     # Arrival of gradients.
 
@@ -115,17 +149,21 @@ class Scheduler(Protocol):
 
     def take_parts(self, step: int, tensors: Iterable[Tensor]) -> None:
         """Takes partial sums of other servers."""
+        del step, tensors
 
     def follow(self, step: int) -> None:
         """Records a request for the results of a step."""
+        del step
 
     def follows(self, trainer: int, after: int, table: str = "") -> bool:
         """Whether a push may be taken: the one before it, of step `after`, need not be resent."""
-        ...
+        del trainer, after, table
+        return True
 
     def is_queued(self, trainer: int) -> bool:
         """Whether an update of a trainer is received but not applied."""
-        ...
+        del trainer
+        return False
 
     def missing(self, *, step: int, pulls: bool) -> dict[str, list[str]]:
         """Returns the peers that delay a request, with what is missing of each."""
@@ -133,7 +171,8 @@ class Scheduler(Protocol):
 
     def other_rows(self, step: int, trainer: int, rows: int) -> str | None:
         """Describes batches whose different numbers of rows make a sum inconsistent."""
-        ...
+        del step, trainer, rows
+        return None
 
     # Updates.
 
@@ -171,7 +210,8 @@ class Scheduler(Protocol):
 
     def is_past(self, maker: int, step: int, *, is_kept: bool) -> bool:
         """Whether a block's result of a step is discarded; a kept one stays until a rerun ends."""
-        ...
+        del maker, step, is_kept
+        return False
 
     def may_look_up(self, table: str, step: int) -> bool:
         """Whether rows of a table may be sent to a trainer at a step."""
@@ -179,14 +219,17 @@ class Scheduler(Protocol):
 
     def stamp(self) -> dict[str, Plain]:
         """Returns the metadata of sent values."""
-        ...
+        return {}
 
     def gave(self, trainer: int, values: Iterable[tuple[str, np.ndarray | None]]) -> None:
         """Records the values sent to a trainer."""
+        del trainer, values
 
     def gave_rows(self, table: str, trainer: int, keys: np.ndarray, rows: np.ndarray) -> None:
         """Records the rows sent to a trainer."""
+        del table, trainer, keys, rows
 
     def received_rows(self, table: str, trainer: int, keys: np.ndarray) -> ReceivedRows | None:
         """Returns the rows that a trainer received, if gradients are compensated."""
-        ...
+        del table, trainer, keys
+        return None

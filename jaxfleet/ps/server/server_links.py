@@ -109,7 +109,7 @@ class PartialSums:
                 raise RequestError("bad_message", f"'{tensor.name}' is no part of {message.sender}")
             if (tensor.array.dtype, tensor.array.shape) != (wanted.dtype, wanted.shape):
                 raise RequestError("bad_message", f"part '{tensor.name}' has another type")
-        if scheduler.queued_bytes + tensors_bytes(message) > self.most_bytes:
+        if scheduler.queued_bytes + tensors_bytes(message.tensors) > self.most_bytes:
             what = f"too much waits for later steps than {scheduler.applied}"
             raise RequestError("bad_message", what)
         if message.step > scheduler.step + _MOST_AHEAD:

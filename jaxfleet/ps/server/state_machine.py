@@ -14,15 +14,21 @@ import numpy as np
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.observability.notices import alert
 from jaxfleet.ops import Array
+from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
 from jaxfleet.ps.server.collectives import CollectiveHandler
 from jaxfleet.ps.server.execution_plan import ServerPlan
 from jaxfleet.ps.server.handshake import Handshake
 from jaxfleet.ps.server.liveness import LivenessMonitor
-from jaxfleet.ps.server.maintenance import SaveFolders
 from jaxfleet.ps.server.metrics import ServerMetrics, TrainerMetrics
-from jaxfleet.ps.server.options import ServerIdentity, ServerOptions
-from jaxfleet.ps.server.outbox import DeviceTask, Outbox, Request, RequestError, request_error
-from jaxfleet.ps.server.recovery_checkpoints import recovery_checkpoints
+from jaxfleet.ps.server.options import SaveFolders, ServerIdentity, ServerOptions
+from jaxfleet.ps.server.outbox import (
+    DeviceTask,
+    Outbox,
+    Request,
+    RequestError,
+    request_error,
+    tensors_bytes,
+)
 from jaxfleet.ps.server.request_router import RequestRouter
 from jaxfleet.ps.server.server_links import ServerLinks
 from jaxfleet.ps.server.trainer_records import DepartureRecord
@@ -67,7 +73,7 @@ class ServerCore:
         self._tasks: list[DeviceTask] = []
         self._me = ServerIdentity(secrets.token_hex(8))
         self._links = ServerLinks()
-        own, most = recovery_checkpoints(options), options.queued_bytes
+        own, most = RecoveryCheckpoints.of(options), options.queued_bytes
         folders = SaveFolders(options.save_dirs)
         self._router = RequestRouter(
             self.outbox, self._me, self._links, own, cache, clock, most, folders
@@ -126,10 +132,10 @@ class ServerCore:
             Kind.PUSH_ROWS: self._router.push_rows,
             Kind.REDUCE: self._collectives.reduce,
             Kind.BARRIER: self._collectives.barrier,
-            Kind.SAVE: self._router.save,
-            Kind.LOAD: self._router.load,
-            Kind.SHRINK: self._router.tend,
-            Kind.EXPORT: self._router.tend,
+            Kind.SAVE: self._router.maintain,
+            Kind.LOAD: self._router.maintain,
+            Kind.SHRINK: self._router.maintain,
+            Kind.EXPORT: self._router.maintain,
             Kind.STATS: self._stats,
             Kind.PENDING: self._pending,
             Kind.BYE: self._bye,
@@ -181,7 +187,7 @@ class ServerCore:
     def handle(self, peer: Peer, message: Message) -> Replies:
         """Handles a message; returns the replies that are due."""
         self._counts[message.kind] += 1
-        self._received_bytes += _bytes_of(message)
+        self._received_bytes += tensors_bytes(message.tensors)
         try:
             if message.sender.startswith("server "):
                 self._from_server(message)
@@ -347,7 +353,7 @@ class ServerCore:
         if message.kind is Kind.HEARTBEAT:
             self._links.heard(number, message, self._clock())
         elif message.kind is Kind.PARTS:
-            self._router.parts(message)
+            self._router.take_parts(message)
         else:
             raise RequestError("bad_message", f"a server sends no {message.kind.value}")
 
@@ -407,7 +413,7 @@ class ServerCore:
 
     def _carried(self) -> Replies:
         out, self.outbox.out = self.outbox.out, []
-        self._sent_bytes += sum(_bytes_of(message) for _, message in out)
+        self._sent_bytes += sum(tensors_bytes(message.tensors) for _, message in out)
         return [self._logged(peer, message) for peer, message in out]
 
     def _logged(self, peer: Peer, message: Message) -> tuple[Peer, Message]:
@@ -421,10 +427,6 @@ class ServerCore:
             known.answered = self._clock()
             known.log.end(message)
         return peer, message
-
-
-def _bytes_of(message: Message) -> int:
-    return sum(tensor.array.nbytes for tensor in message.tensors)
 
 
 def _number_of(message: Message) -> int:

@@ -1,20 +1,107 @@
 """Scheduler of blocks for synchronous steps, which wait for the gradients of all trainers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from jaxfleet.ps.server.execution_plan import BlockPlan, Merge, ServerPlan
+from jaxfleet.ps.server.execution_plan import BlockPlan, Merge, SentGradients, ServerPlan
 from jaxfleet.ps.server.gradient_buffer import GradientBuffer
-from jaxfleet.ps.server.row_schedulers import RowPush, SyncRowScheduler
-from jaxfleet.ps.server.sparse_update import SentGradients
-from jaxfleet.ps.server.staleness import ReceivedRows
-from jaxfleet.transport.messages import Plain, Tensor
+from jaxfleet.ps.server.scheduler import Progress, RowPush, Scheduler
+from jaxfleet.transport.messages import Tensor
+
+Pushes = Mapping[int, RowPush]
 
 
 @dataclass
-class SyncScheduler:
+class SyncRowScheduler:
+    """Progress of a server's tables. Every trainer pushes to every table at every step.
+
+    Attributes:
+        done: by table, the last applied step.
+        handed: by table, the last started step.
+    """
+
+    tables: Collection[str]
+    trainers: int
+    left: AbstractSet[int]
+    done: dict[str, int] = field(default_factory=dict)
+    handed: dict[str, int] = field(default_factory=dict)
+    queued_bytes: int = 0
+    duplicates: int = 0
+    _pushed: dict[int, dict[str, dict[int, RowPush]]] = field(default_factory=dict)
+
+    def restart(self, step: int) -> None:
+        """Sets the applied step; pushes of later steps are kept."""
+        self.done = dict.fromkeys(self.tables, step)
+        self.handed = dict(self.done)
+        self._pushed = {later: pushes for later, pushes in self._pushed.items() if later > step}
+        self.queued_bytes = sum(push.bytes for push in self._waiting())
+
+    def push(self, table: str, push: RowPush) -> None:
+        """Queues a push; duplicates and late pushes are ignored."""
+        step = push.request.step
+        trainer = push.request.trainer
+        if step <= self.handed.get(table, -1) or trainer in self._of(table, step):
+            self.duplicates += 1
+            return
+        self._pushed.setdefault(step, {}).setdefault(table, {})[trainer] = push
+        self.queued_bytes += push.bytes
+
+    def hand_out(self, step: int) -> Iterator[tuple[str, Sequence[RowPush]]]:
+        """Yields the tables that can apply a step, with its pushes in the trainers' order."""
+        for table in self.tables:
+            if self.handed.get(table, -1) < step and self._has_all(table, step):
+                pushes = self._pushed[step].pop(table)
+                self.handed[table] = step
+                self.queued_bytes -= sum(push.bytes for push in pushes.values())
+                yield table, [pushes[trainer] for trainer in sorted(pushes)]
+
+    def take_back(self, table: str, step: int) -> None:
+        """Records that a step failed for a table, which is unchanged."""
+        self.handed[table] = step - 1
+
+    def has(self, table: str, step: int) -> bool:
+        return self.done.get(table, -1) >= step
+
+    def has_begun(self, step: int) -> bool:
+        """Whether a step has started or can start for some table."""
+        handed = any(self.handed.get(table, -1) >= step for table in self.tables)
+        return handed or any(self._has_all(table, step) for table in self.tables)
+
+    def is_done(self, step: int) -> bool:
+        return all(self.has(table, step) for table in self.tables)
+
+    def forget(self, step: int) -> None:
+        self._pushed.pop(step, None)
+
+    def missing(self, step: int) -> dict[str, list[str]]:
+        """Returns the trainers that delay a step, with the tables that they have not pushed to."""
+        found: dict[str, list[str]] = {}
+        for table in self.tables:
+            if self.handed.get(table, -1) < step:
+                for trainer in self._awaited() - self._of(table, step).keys():
+                    found.setdefault(f"trainer {trainer}", []).append(f"rows of '{table}'")
+        return found
+
+    def _has_all(self, table: str, step: int) -> bool:
+        """Whether all awaited trainers have pushed, and at least one has."""
+        came = self._of(table, step)
+        return bool(came) and came.keys() >= self._awaited()
+
+    def _of(self, table: str, step: int) -> Pushes:
+        return self._pushed.get(step, {}).get(table, {})
+
+    def _awaited(self) -> set[int]:
+        return {trainer for trainer in range(self.trainers) if trainer not in self.left}
+
+    def _waiting(self) -> Iterator[RowPush]:
+        for tables in self._pushed.values():
+            for pushes in tables.values():
+                yield from pushes.values()
+
+
+@dataclass
+class SyncScheduler(Scheduler):
     """Progress of a server's steps.
 
     Attributes:
@@ -47,37 +134,23 @@ class SyncScheduler:
 
     @property
     def step(self) -> int:
-        """The current or next step."""
         return self.applied + 1
-
-    @property
-    def row_step(self) -> int:
-        """The step number of the next table update."""
-        return self.step
 
     @property
     def number(self) -> int:
         return self.applied
 
-    def steps(self) -> dict[int, int]:
-        return dict.fromkeys(range(self.plan.trainers), self.applied)
+    def progress(self) -> Progress:
+        return Progress(self.applied, dict.fromkeys(range(self.plan.trainers), self.applied))
+
+    def resume(self, progress: Progress) -> None:
+        self.restart(progress.number)
 
     def step_of(self, trainer: int) -> int:
         del trainer
         return self.applied
 
-    def kinds(self) -> dict[str, dict[int, int]]:
-        """Returns nothing: parameters and tables have the same step."""
-        return {}
-
-    def resume(
-        self, number: int, steps: Mapping[int, int], kinds: Mapping[str, Mapping[int, int]]
-    ) -> None:
-        del steps, kinds
-        self.restart(number)
-
     def restart(self, step: int) -> None:
-        """Sets the applied step; discards inputs of earlier steps."""
         self.applied = step
         self.handed = {block.index: step for block in self.plan.blocks}
         self.done = dict(self.handed)
@@ -87,7 +160,6 @@ class SyncScheduler:
         self.tables.restart(step)
 
     def push(self, step: int, trainer: int, tensors: Iterable[Tensor], rows: int = 0) -> None:
-        """Takes gradients; duplicates and late ones are ignored."""
         self._note(trainer, step)
         for tensor in tensors:
             block = self._block_of(tensor.name)
@@ -111,7 +183,6 @@ class SyncScheduler:
             self.duplicates += self.summands.add_parts(step, tensors)
 
     def hand_out(self) -> list[tuple[BlockPlan, SentGradients]]:
-        """Returns the blocks that can run, in order, with their inputs."""
         if self.applied < 0 or not self._starts():
             return []
         found = []
@@ -125,7 +196,6 @@ class SyncScheduler:
         return list(self.tables.hand_out(self.step)) if self.applied >= 0 else []
 
     def ran(self, block: BlockPlan) -> bool:
-        """Records that a block ran; returns whether the step is complete."""
         self.done[block.index] = self.step
         return self._ends()
 
@@ -149,24 +219,12 @@ class SyncScheduler:
         self.applied += 1
         return True
 
-    def follows(self, trainer: int, after: int, table: str = "") -> bool:
-        """Returns True: a step waits for all its pushes, in any order."""
-        del trainer, after, table
-        return True
-
-    def is_queued(self, trainer: int) -> bool:
-        """Returns False: whatever a trainer's step lacks has not arrived."""
-        del trainer
-        return False
-
     def follow(self, step: int) -> None:
-        """Records a request for the results of a step."""
         self.wanted = max(self.wanted, step)
         if not self.plan.blocks and not self.plan.tables and self.applied >= 0:
             self.applied = max(self.applied, step)
 
     def missing(self, *, step: int, pulls: bool) -> dict[str, list[str]]:
-        """Returns the peers that delay a request, with the missing names."""
         del pulls
         if step <= self.applied:
             return {}
@@ -183,47 +241,24 @@ class SyncScheduler:
     def has_made(
         self, maker: int | None, step: int, trainer: int, until: int | None = None
     ) -> bool:
-        """Whether a block has run for a step; without a block, whether the step is applied."""
         del trainer, until
         return (self.applied if maker is None else self.done.get(maker, -1)) >= step
 
     def is_past(self, maker: int, step: int, *, is_kept: bool) -> bool:
-        """Whether a block's result of a step is gone: once it reran, or if not kept, began to."""
         return (self.done if is_kept else self.handed).get(maker, -1) > step
 
     def may_look_up(self, table: str, step: int) -> bool:
-        """Whether rows of a table may be sent to a trainer at a step."""
         return self.tables.has(table, step - 1)
 
     def has_applied(self, step: int, trainer: int) -> bool:
         del trainer
         return self.applied >= step
 
-    def stamp(self) -> dict[str, Plain]:
-        """Returns no metadata: values are of the requested step."""
-        return {}
-
-    def gave(self, trainer: int, values: Iterable[tuple[str, np.ndarray | None]]) -> None:
-        """Does nothing: all trainers receive the same values."""
-
-    def gave_rows(self, table: str, trainer: int, keys: np.ndarray, rows: np.ndarray) -> None:
-        """Does nothing: all trainers receive the same rows."""
-
-    def received_rows(self, table: str, trainer: int, keys: np.ndarray) -> ReceivedRows | None:
-        """Returns None: no gradient is late."""
-        del table, trainer, keys
-        return None
-
     def other_rows(self, step: int, trainer: int, rows: int) -> str | None:
-        """Describes a batch whose number of rows differs, since such sums are inconsistent."""
         return self.summands.other_rows(step, trainer, rows)
 
     def _block_of(self, gradient: str) -> BlockPlan:
-        return self._blocks[self.plan.makers_of_merges[gradient]]
-
-    @property
-    def _blocks(self) -> Mapping[int, BlockPlan]:
-        return self.plan.by_index
+        return self.plan.by_index[self.plan.makers_of_merges[gradient]]
 
     def _starts(self) -> bool:
         """Whether the step may start: nothing runs before some gradient is complete."""

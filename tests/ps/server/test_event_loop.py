@@ -12,7 +12,7 @@ import pytest
 
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
 from jaxfleet.ps.server.block_executor import BlockExecutor
-from jaxfleet.ps.server.recovery_checkpoints import RecoveryCheckpoints
+from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
 from jaxfleet.transport.memory_network import MemoryNetwork
 from jaxfleet.transport.messages import Kind, Message, Peer, Plain, Tensor
 from tests.ps.server.common import CACHE, ENDPOINT, SGD, hello, sgd_after, sgd_grads, sgd_state
@@ -105,11 +105,11 @@ def test_a_checkpoint_is_written_on_a_thread_beside_that_of_the_steps(
 ) -> None:
     writing, go_on, save = threading.Event(), threading.Event(), RecoveryCheckpoints.save
 
-    def slow(own: RecoveryCheckpoints, plan: Any, arrays: Any, step: int, **named: Any) -> Any:
-        if step > 0:
+    def slow(own: RecoveryCheckpoints, plan: Any, arrays: Any, progress: Any, **named: Any) -> Any:
+        if progress.number > 0:
             writing.set()
             assert go_on.wait(30)
-        return save(own, plan, arrays, step, **named)
+        return save(own, plan, arrays, progress, **named)
 
     monkeypatch.setattr(RecoveryCheckpoints, "save", slow)
     monkeypatch.setattr(BlockExecutor, "took_s", lambda *_: 10.0)  # steps have a thread, too

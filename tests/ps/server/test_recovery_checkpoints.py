@@ -14,8 +14,8 @@ from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.server_session import ReplayLog, ServerSession
 from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.ps.server import ServerOptions
+from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
 from jaxfleet.ps.server.outbox import DeviceTask
-from jaxfleet.ps.server.recovery_checkpoints import RecoveryCheckpoints
 from jaxfleet.ps.server.recovery_saver import SaveSchedule
 from jaxfleet.transport.memory_network import MemoryNetwork
 from jaxfleet.transport.messages import Kind, Message, Plain, Tensor

@@ -8,7 +8,7 @@ import pytest
 
 from jaxfleet.checkpoint.saving import cannot_write
 from jaxfleet.ps.server import ServerOptions
-from jaxfleet.ps.server.recovery_checkpoints import RecoveryCheckpoints
+from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
 from jaxfleet.tables import ByScore, TableSpec, TableStore
 from jaxfleet.transport.messages import Kind
 from tests.ps.server.common import Bench, error_of, hello

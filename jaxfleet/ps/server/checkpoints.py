@@ -1,39 +1,174 @@
-"""A server's recovery checkpoints, from which it resumes when it is restarted."""
+"""A server's checkpoints: its part of a job's, and its own for recovery.
+
+Its part of a job's checkpoint can be read back with any other slicing. From its recovery
+checkpoints it resumes when it is restarted.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from types import MappingProxyType
+from pathlib import Path
 
 import numpy as np
 
+from jaxfleet.analysis.placement.sliced_layout import rows_of_slices, server_variables
 from jaxfleet.checkpoint import (
     Checkpoint,
     CheckpointSeries,
     PartReceipt,
     Piece,
     commit,
+    open_checkpoint,
     write_part,
 )
 from jaxfleet.checkpoint.manifest import Link, Plain
-from jaxfleet.checkpoint.tables import table_pieces
+from jaxfleet.checkpoint.tables import load_tables, table_pieces
 from jaxfleet.checkpoint.tables.row_pieces import ArrayName
 from jaxfleet.checkpoint.tables.saved_tables import layers_in
 from jaxfleet.checkpoint.tables.table_series import followed
-from jaxfleet.errors import JaxfleetError
-from jaxfleet.ir import Program, parse, print_program
+from jaxfleet.errors import CheckpointError, JaxfleetError
+from jaxfleet.ir import Kind, Program, parse, print_program
 from jaxfleet.ir.serialization import with_values
 from jaxfleet.observability.notices import alert
 from jaxfleet.ps.server.execution_plan import ServerPlan
 from jaxfleet.ps.server.options import ServerOptions
-from jaxfleet.tables import TableStore
+from jaxfleet.ps.server.scheduler import Progress
+from jaxfleet.tables import TableStore, make_store
+
+_BLOCK = ".block"
+
+
+@dataclass(frozen=True)
+class SliceRange:
+    """Range of a slice in its leaf.
+
+    Attributes:
+        start: first row of the slice; -1 for a full copy.
+    """
+
+    leaf: str
+    start: int
+    rows: int
+
+
+def find_slice_ranges(plan: ServerPlan) -> dict[str, SliceRange]:
+    """Returns the ranges of the server's slices; whole leaves are omitted."""
+    rows, held = rows_of_slices(plan.program), server_variables(plan.program)
+    cuts = {}
+    for name in plan.state:
+        leaf, number = _split(name)
+        # A whole leaf has no slices: then `w.block0` is the user's own name.
+        if number is not None and number < len(rows.get(leaf, ())) > 1:
+            cuts[name] = SliceRange(leaf, sum(rows[leaf][:number]), sum(rows[leaf]))
+    for block in plan.blocks:
+        touched = dict.fromkeys((*block.lowered.writes, *block.lowered.reads))
+        totals = [cuts[name] for name in touched if name in cuts]
+        for name in touched:
+            if name not in plan.state or name in cuts or not totals:
+                continue
+            leaf, start = held.get(name, (_split(name)[0], totals[0].start))
+            if _split(name)[1] is not None:
+                cuts[name] = SliceRange(leaf, start, totals[0].rows)
+    return cuts
+
+
+def save_part(
+    folder: Path,
+    plan: ServerPlan,
+    arrays: Mapping[str, np.ndarray],
+    step: int,
+    stores: Sequence[TableStore] = (),
+) -> PartReceipt:
+    """Writes this server's part of a checkpoint, including the rows of its tables."""
+    cuts = find_slice_ranges(plan)
+    owned = _owned(plan)
+
+    def piece(name: str, array: np.ndarray) -> Piece:
+        cut = cuts.get(name)
+        if cut is None:
+            return Piece.whole(name, array, shared=name not in owned)
+        if cut.start < 0:
+            return Piece.whole(cut.leaf, array, shared=True)
+        return Piece(cut.leaf, array, cut.start, (cut.rows, *array.shape[1:]))
+
+    # Of several copies on this server, one is enough.
+    copies: dict[str, str] = {c.leaf: name for name, c in cuts.items() if c.start < 0}
+    kept = [n for n in arrays if n not in cuts or cuts[n].start >= 0 or copies[cuts[n].leaf] == n]
+    dense = (piece(name, arrays[name]) for name in kept)
+    pieces = chain(dense, table_pieces(stores, buckets=plan.buckets))
+    return write_part(folder, f"server {plan.server}", pieces, step=step)
+
+
+def save_tables_part(
+    folder: Path, plan: ServerPlan, step: int, stores: Sequence[TableStore]
+) -> PartReceipt:
+    """Writes this server's part of a checkpoint of tables only."""
+    pieces = table_pieces(stores, buckets=plan.buckets)
+    return write_part(folder, f"server {plan.server}", pieces, step=step)
+
+
+def load_state(folder: Path, plan: ServerPlan) -> tuple[dict[str, np.ndarray], int]:
+    """Reads this server's state from a checkpoint, with any slicing.
+
+    Returns:
+        The arrays, and the checkpoint's step.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or lacks a variable.
+    """
+    checkpoint, cuts = open_checkpoint(folder), find_slice_ranges(plan)
+    arrays = {}
+    for name in plan.state:
+        wanted = plan.types[name]
+        cut = cuts.get(name, SliceRange(name, -1, 0))
+        if cut.start >= 0:
+            array = checkpoint.read(cut.leaf, cut.start, cut.start + wanted.shape[0])
+        else:
+            array = checkpoint.read(cut.leaf)
+        if array.dtype != wanted.dtype or array.shape != wanted.shape:
+            what = f"'{name}' is {array.dtype}{list(array.shape)} in {folder}"
+            raise CheckpointError(f"{what}, not {wanted.dtype}{list(wanted.shape)}")
+        arrays[name] = array
+    return arrays, checkpoint.step
+
+
+def open_stores(plan: ServerPlan) -> list[TableStore]:
+    """Returns an empty store for each table."""
+    return [make_store(spec, share=plan.share) for spec in plan.tables]
+
+
+def load_stores(found: Sequence[Checkpoint], plan: ServerPlan) -> list[TableStore]:
+    """Loads this server's rows from a checkpoint, followed by those that it is incremental to.
+
+    Any number of servers may have written them.
+    """
+    stores = open_stores(plan)
+    if stores:
+        load_tables(found, stores, buckets=plan.buckets)
+    return stores
+
+
+def _split(name: str) -> tuple[str, int | None]:
+    """Returns a slice's leaf and its number: `w` and 1 for `w.block1`."""
+    leaf, found, number = name.rpartition(_BLOCK)
+    return (leaf, int(number)) if found and number.isdigit() else (name, None)
+
+
+def _owned(plan: ServerPlan) -> set[str]:
+    """Returns the variables that only this server has: those updated along with a parameter."""
+    found: set[str] = set()
+    for block in plan.blocks:
+        made = [name for name in block.lowered.writes if name in plan.state]
+        if any(plan.state[name].kind is Kind.PARAM for name in made):
+            found.update(made)
+    return found
+
 
 _VALUE = "values/"
 _CONSTANT = "constants/"
 _EXTRA = "extras/"
 _PART = "parts/"
 _TEXT = "job_text"
-_NO_KINDS: Mapping[str, Mapping[int, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -80,18 +215,13 @@ class RestoredServer:
 
     Attributes:
         program: the server's, with the values of its constants.
-        step: number of the checkpoint: the last step included, if trainers wait for each other.
-        steps: the last step included of each trainer.
-        kinds: the same for parameters and each table, if their steps differ.
         job_program: hash of the job's program.
         chain: checkpoints with the rows of its tables: this one, and those it is incremental to.
     """
 
     program: Program
     arrays: Mapping[str, np.ndarray]
-    step: int
-    steps: Mapping[int, int]
-    kinds: Mapping[str, Mapping[int, int]]
+    progress: Progress
     job_program: str
     retained: RetainedValues
     chain: Sequence[Checkpoint] = ()
@@ -103,16 +233,25 @@ class RecoveryCheckpoints:
 
     series: CheckpointSeries
 
+    @classmethod
+    def of(cls, options: ServerOptions) -> "RecoveryCheckpoints | None":
+        """Returns a server's recovery checkpoints, None if it keeps none."""
+        folder = options.checkpoint_dir
+        if folder is None:
+            return None
+        if options.server is None:
+            what = "a server that keeps checkpoints must know its number"
+            raise JaxfleetError(what, hint="ServerOptions(server=0, ...)")
+        return cls(CheckpointSeries(folder / f"server{options.server}", keep=options.keep))
+
     def save(
         self,
         plan: ServerPlan,
         arrays: Mapping[str, np.ndarray],
-        step: int,
+        progress: Progress,
         *,
-        steps: Mapping[int, int],
-        kinds: Mapping[str, Mapping[int, int]] = _NO_KINDS,
         job_program: str,
-        retained: RetainedValues | None = None,
+        retained: RetainedValues,
         stores: Sequence[TableStore] = (),
         after: int | None = None,
         anew: bool = False,
@@ -122,26 +261,24 @@ class RecoveryCheckpoints:
         Args:
             plan: the program.
             arrays: its state.
-            step: number of the checkpoint.
-            steps: the last step included of each trainer.
-            kinds: the same for parameters and each table, if their steps differ.
+            progress: the steps included.
             job_program: hash of the job's program.
             retained: other values to retain.
             stores: the rows of its tables.
             after: number of an older checkpoint; of tables, only changes since are written.
             anew: the server continues from this one regardless of its past: later ones are void.
         """
+        step = progress.number
         older = followed(self.series, after, step) if stores and after is not None else None
         since = {} if older is None else dict.fromkeys(layers_in(older), older.step)
         folder = self.series.path(step)
-        retained = retained or RetainedValues()
         facts: dict[str, Plain] = {
             "program": print_program(plan.program),
             "job_program": job_program,
             "extras_step": retained.extras_step,
             "shrunk": {name: list(said) for name, said in retained.shrunk.items()},
-            "steps": _plain(steps),
-            "kinds": {kind: _plain(done) for kind, done in kinds.items()},
+            "steps": _plain(progress.steps),
+            "kinds": {kind: _plain(done) for kind, done in progress.kinds.items()},
         }
         pieces = [Piece.whole(_VALUE + name, array) for name, array in arrays.items()]
         pieces += [Piece.whole(_CONSTANT + digest, a) for digest, a in _constants(plan.program)]
@@ -169,22 +306,9 @@ class RecoveryCheckpoints:
         job_program = str(checkpoint.facts["job_program"])
         retained = RetainedValues.read(read, checkpoint.facts)
         arrays, found = _under(_VALUE, read), (checkpoint, *older)
-        steps = _numbers(checkpoint.facts["steps"])
         kinds = {kind: _numbers(done) for kind, done in _fields(checkpoint.facts["kinds"]).items()}
-        return RestoredServer(program, arrays, step, steps, kinds, job_program, retained, found)
-
-
-def recovery_checkpoints(options: ServerOptions) -> RecoveryCheckpoints | None:
-    """Returns a server's recovery checkpoints, None if it keeps none."""
-    folder = options.checkpoint_dir
-    if folder is None:
-        return None
-    if options.server is None:
-        what = "a server that keeps checkpoints must know its number"
-        raise JaxfleetError(what, hint="ServerOptions(server=0, ...)")
-    return RecoveryCheckpoints(
-        CheckpointSeries(folder / f"server{options.server}", keep=options.keep)
-    )
+        progress = Progress(step, _numbers(checkpoint.facts["steps"]), kinds)
+        return RestoredServer(program, arrays, progress, job_program, retained, found)
 
 
 def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
