@@ -1,4 +1,4 @@
-"""Liveness of a server's peers: timeouts of requests, and the end without live trainers."""
+"""Liveness of a server's peers: lost messages, timeouts of requests, the end without trainers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +10,9 @@ from jaxfleet.ps.server.options import ServerOptions
 from jaxfleet.ps.server.outbox import Outbox, Request, RequestError
 from jaxfleet.ps.server.request_router import RequestRouter
 from jaxfleet.ps.server.trainer_registry import PeerState, TrainerRegistry
-from jaxfleet.transport.messages import Kind, Message
+from jaxfleet.transport.messages import Kind, Message, Plain
 
+_MOST_PENDING = 1024  # maximum number of requests in one `pending`
 _SHOWN = 3  # maximum number of missing names shown
 
 
@@ -96,6 +97,29 @@ class LivenessMonitor:
             how = "; ".join(trainers.ends(now)) or "no trainer ever came"
             return JaxfleetError(f"no trainer lives: {how}")
         return None
+
+    def pending(self, request: Request) -> None:
+        """Replies with the requests and pushes of a trainer that have not arrived."""
+        numbers = request.message.body.get("numbers")
+        if not isinstance(numbers, list) or len(numbers) > _MOST_PENDING:
+            raise RequestError("bad_message", "a pending needs 'numbers', a short list")
+        trainer, log = request.trainer, self.trainers.by_id[request.trainer].log
+        mine = [r for r in self.router.waiting() if r.trainer == trainer]
+        others = [r for r in self.collectives.requests() if r.trainer == trainer]
+        here = {r.message.number for r in (*mine, *others)} | log.pending
+        missing: list[Plain] = []
+        for number in numbers:
+            answer = log.answer(number) if isinstance(number, int) else None
+            if answer is not None:
+                self.outbox.out.append((request.peer, answer))
+            elif number not in here:
+                missing.append(number)
+        body: dict[str, Plain] = {
+            "missing": missing,
+            "lacks": any(map(self.router.lacks, mine)),
+            "step": self.router.step_of(trainer),
+        }
+        self.outbox.answer(request.peer, request.message, Kind.PENDING, body)
 
     def tell_all(self, refusal: RequestError) -> None:
         """Reports an error to all trainers, in reply to their pending requests if any."""

@@ -1,4 +1,4 @@
-"""Effects of the server's state machine: replies, errors and device tasks."""
+"""Requests, and the effects of a server's state machine: replies, errors and device tasks."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +10,10 @@ from jaxfleet.transport.messages import Kind, Message, Peer, Plain, Tensor
 
 _LONGEST = 2000  # characters of an error
 _MOST_WAITING = 512  # requests of one kind and trainer: each is checked on every arrival
+# Reads may be repeated; reductions and barriers have their own logs, which hold the arrays.
+_ONCE = frozenset({Kind.DEFINE, Kind.ASSIGN, Kind.SAVE, Kind.LOAD, Kind.SHRINK, Kind.BYE})
+_PUSHES = frozenset({Kind.PUSH, Kind.PUSH_ROWS})
+_MOST_ANSWERS = 64  # replies kept; a waiting trainer has few requests in flight
 
 
 class RequestError(JaxfleetError):
@@ -37,6 +41,37 @@ class Request:
     @property
     def step(self) -> int:
         return self.message.step
+
+
+@dataclass
+class RequestLog:
+    """Requests of one process that must not be executed twice, and the last replies."""
+
+    pending: set[int] = field(default_factory=set)
+    _answers: dict[int, Message] = field(default_factory=dict)
+
+    def begin(self, message: Message) -> bool:
+        """Records a request; returns False for a duplicate, which must not be executed."""
+        number = message.number
+        if message.kind in _PUSHES or not number:
+            return True
+        if number in self.pending or number in self._answers:
+            return False
+        if message.kind in _ONCE:
+            self.pending.add(number)
+        return True
+
+    def end(self, answer: Message) -> None:
+        """Keeps a reply that may be needed again: any error, and those to requests of `begin`."""
+        number = answer.number
+        if number in self.pending or (answer.kind is Kind.ERROR and number):
+            self.pending.discard(number)
+            self._answers[number] = answer
+            if len(self._answers) > _MOST_ANSWERS:
+                del self._answers[next(iter(self._answers))]
+
+    def answer(self, number: int) -> Message | None:
+        return self._answers.get(number)
 
 
 @dataclass(frozen=True)

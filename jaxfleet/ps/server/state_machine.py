@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.observability.notices import alert
 from jaxfleet.ops import Array
 from jaxfleet.ps.server.checkpoints import RecoveryCheckpoints
 from jaxfleet.ps.server.collectives import CollectiveHandler
 from jaxfleet.ps.server.execution_plan import ServerPlan
-from jaxfleet.ps.server.handshake import Handshake
 from jaxfleet.ps.server.liveness import LivenessMonitor
+from jaxfleet.ps.server.membership import DepartureRecord, Membership
 from jaxfleet.ps.server.metrics import ServerMetrics, TrainerMetrics
 from jaxfleet.ps.server.options import SaveFolders, ServerIdentity, ServerOptions
 from jaxfleet.ps.server.outbox import (
@@ -31,14 +30,11 @@ from jaxfleet.ps.server.outbox import (
 )
 from jaxfleet.ps.server.request_router import RequestRouter
 from jaxfleet.ps.server.server_links import ServerLinks
-from jaxfleet.ps.server.trainer_records import DepartureRecord
-from jaxfleet.ps.server.trainer_registry import TrainerRegistry
+from jaxfleet.ps.server.trainer_registry import TrainerRegistry, trainer_number
 from jaxfleet.tables import TableStore
 from jaxfleet.transport.messages import Kind, Message, Peer, Plain
 
 Replies = list[tuple[Peer, Message]]
-
-_MOST_PENDING = 1024  # maximum number of requests in one `pending`
 
 
 class ServerCore:
@@ -74,52 +70,22 @@ class ServerCore:
         self._me = ServerIdentity(secrets.token_hex(8))
         self._links = ServerLinks()
         own, most = RecoveryCheckpoints.of(options), options.queued_bytes
-        folders = SaveFolders(options.save_dirs)
-        self._router = RequestRouter(
-            self.outbox, self._me, self._links, own, cache, clock, most, folders
-        )
+        self._router = RequestRouter(self.outbox, self._me, self._links, own, cache, clock, most)
+        self._router.folders = SaveFolders(options.save_dirs)
         self._collectives = CollectiveHandler(self.outbox, self.trainers, self._router, most)
         self._router.on_load = self._collectives.forget
-        self._handshake = Handshake(
-            endpoint, self.outbox, self.trainers, self._router, self._me, options.server
-        )
-        self._handshake.on_strangers = self._collectives.forget_strangers
-        self._handshake.on_new_process = self._collectives.forget_process
-        self._liveness = LivenessMonitor(
-            self.outbox, self.trainers, self._router, self._collectives, clock()
-        )
+        record = DepartureRecord(own.series.root, options.launch_id) if own is not None else None
+        common = self.outbox, self.trainers, self._router, self._collectives
+        self._membership = Membership(endpoint, *common, self._me, options.server, record)
+        self._liveness = LivenessMonitor(*common, clock())
         self._handlers = self._requests()
-        self._departures = (
-            DepartureRecord(own.series.root, options.launch_id) if own is not None else None
-        )
-        self._awaits_rerun = False
-        if own is not None and (restored := own.restore(self._handshake.note_damage)) is not None:
+        if own is not None and (restored := own.restore(self._membership.note_damage)) is not None:
             self._router.restore(restored)
             self.trainers.restored = restored.job_program
             self.trainers.text = self._me.text = restored.retained.text
-            self._know_who_left()
-        elif self._departures is not None:
-            self._departures.clear()
-
-    def _know_who_left(self) -> None:
-        """Reads the trainers that said bye before this server was restarted: they do not return."""
-        assert self._departures is not None
-        gone = self.trainers.gone = self._departures.read()
-        if gone is None:
-            self._departures.clear()
-            return
-        for trainer in self.trainers.left():
-            self._let_go(trainer)
-        if self.trainers.all_left() and gone.is_certain:
-            alert(f"{self.outbox.name} was started again when all trainers had ended: it ends, too")
-            self.outbox.tasks.clear()  # no trainer is left to compile for
-        elif self.trainers.all_left():
-            self._awaits_rerun = True
-            alert(
-                f"{self.outbox.name} was started again when all trainers had ended: it waits "
-                f"{self.options.step_timeout_s:g} s for those of another run (where servers have "
-                "a JAXFLEET_LAUNCH_ID, no server waits for them in the same launch)"
-            )
+            self._membership.resume()
+        elif record is not None:
+            record.clear()
 
     def _requests(self) -> Mapping[Kind, Callable[[Request], None]]:
         """Returns the handlers of requests after a hello."""
@@ -137,7 +103,7 @@ class ServerCore:
             Kind.SHRINK: self._router.maintain,
             Kind.EXPORT: self._router.maintain,
             Kind.STATS: self._stats,
-            Kind.PENDING: self._pending,
+            Kind.PENDING: self._liveness.pending,
             Kind.BYE: self._bye,
         }
 
@@ -163,7 +129,7 @@ class ServerCore:
         Args:
             plan: the program.
             arrays: a value for every state variable.
-            program: hash of the job's program, which trainers' hellos must match; any, if empty.
+            program: hash of the job's program, which trainers must match; any, if empty.
             stores: initial rows of tables; other tables start empty.
 
         Raises:
@@ -192,7 +158,7 @@ class ServerCore:
             if message.sender.startswith("server "):
                 self._from_server(message)
             elif message.kind is Kind.HELLO:
-                self._hello(peer, message)
+                self._membership.hello(peer, message, self._clock())
             else:
                 self._from_trainer(peer, message)
         except RequestError as refusal:
@@ -210,8 +176,7 @@ class ServerCore:
             is_other = self._links.number_of(message.sender) is not None
             return is_other and message.body.get("program") == self._me.program
         if message.kind is Kind.HEARTBEAT:
-            known = self.trainers.by_id.get(_number_of(message))
-            return known is not None and known.session == message.body.get("session")
+            return self.trainers.of_session(message) is not None
         return self.trainers.id_of(peer) is not None
 
     def tick(self, now: float) -> Replies:
@@ -221,8 +186,8 @@ class ServerCore:
             body: dict[str, Plain] = {**self._word(now), "program": self._me.program}
             self._links.beat(body, self.outbox.name, now, self.options.heartbeat_s)
         lifeless = self._liveness.look_for_life(now)
-        if lifeless is not None and self._awaits_rerun:
-            self._awaits_rerun = False
+        if lifeless is not None and self._membership.awaits_rerun:
+            self._membership.awaits_rerun = False
         elif lifeless is not None and not self.finished:
             self.failure = lifeless
         return self._carried()
@@ -290,48 +255,27 @@ class ServerCore:
         """Whether the server can end: all trainers said bye, or it failed."""
         if self.failure is not None:
             return True
-        has_work = self._tasks or self.outbox.tasks or self._awaits_rerun
+        has_work = self._tasks or self.outbox.tasks or self._membership.awaits_rerun
         return self.stopped or (self.trainers.all_left() and not has_work)
 
     @property
     def servers(self) -> list[str]:
         """The endpoints of all servers, once a trainer has sent them."""
-        return self._handshake.servers
+        return self._membership.servers
 
     @property
     def step(self) -> int:
         """The last step applied, -1 without a state."""
         return self._router.step
 
-    # --- arrivals and departures --------------------------------------------------------------
-
-    def _hello(self, peer: Peer, message: Message) -> None:
-        gone = self.trainers.gone
-        self._handshake.hello(peer, message, self._clock())
-        self._awaits_rerun = False
-        if self._departures is not None and gone is not None and self.trainers.gone is None:
-            self._departures.clear()
-            for trainer in gone.sessions:
-                self._router.wait_for(trainer)
+    def end(self) -> None:
+        """Ends: a restart then begins another run, if all trainers have left."""
+        if self.failure is None:
+            self._membership.end()
 
     def _bye(self, request: Request) -> None:
-        self.trainers.by_id[request.trainer].left = True
-        if self._departures is not None:
-            self._departures.write(self.trainers.departed())
-        self.outbox.answer(request.peer, request.message, Kind.OK)
-        now = self._clock()
-        self._collectives.one_left()
-        self._let_go(request.trainer)
-        self._liveness.look_at_waits(now)
-
-    def _let_go(self, trainer: int) -> None:
-        if self.options.may_leave or not self._router.waits:
-            self._router.leave(trainer)
-
-    def end(self) -> None:
-        """Clears the record of departures once all have left: a restart begins another run."""
-        if self._departures is not None and self.failure is None and self.trainers.all_left():
-            self._departures.clear()
+        self._membership.bye(request)
+        self._liveness.look_at_waits(self._clock())
 
     def _word(self, now: float, trainer: int = 0) -> dict[str, Plain]:
         lost: list[Plain] = list(self.trainers.lost(now))
@@ -361,7 +305,9 @@ class ServerCore:
         trainer, now = self.trainers.id_of(peer), self._clock()
         if message.kind is Kind.HEARTBEAT:  # on a separate connection, without a hello
             self.trainers.beat(message, now)
-            self.outbox.answer(peer, message, Kind.HEARTBEAT, self._word(now, _number_of(message)))
+            self.outbox.answer(
+                peer, message, Kind.HEARTBEAT, self._word(now, trainer_number(message))
+            )
             return
         if trainer is None:
             what = f"{message.sender} sent {message.kind.value} before hello"
@@ -378,29 +324,6 @@ class ServerCore:
             handler(Request(peer, message, trainer, now))
         elif (answer := log.answer(message.number)) is not None:
             self.outbox.out.append((peer, answer))
-
-    def _pending(self, request: Request) -> None:
-        """Replies with the requests and pushes of a trainer that have not arrived."""
-        numbers = request.message.body.get("numbers")
-        if not isinstance(numbers, list) or len(numbers) > _MOST_PENDING:
-            raise RequestError("bad_message", "a pending needs 'numbers', a short list")
-        trainer, log = request.trainer, self.trainers.by_id[request.trainer].log
-        mine = [r for r in self._router.waiting() if r.trainer == trainer]
-        others = [r for r in self._collectives.requests() if r.trainer == trainer]
-        here = {r.message.number for r in (*mine, *others)} | log.pending
-        missing: list[Plain] = []
-        for number in numbers:
-            answer = log.answer(number) if isinstance(number, int) else None
-            if answer is not None:
-                self.outbox.out.append((request.peer, answer))
-            elif number not in here:
-                missing.append(number)
-        body: dict[str, Plain] = {
-            "missing": missing,
-            "lacks": any(map(self._router.lacks, mine)),
-            "step": self._router.step_of(trainer),
-        }
-        self.outbox.answer(request.peer, request.message, Kind.PENDING, body)
 
     def _stats(self, request: Request) -> None:
         counts: dict[str, Plain] = {kind.value: count for kind, count in self._counts.items()}
@@ -427,9 +350,3 @@ class ServerCore:
             known.answered = self._clock()
             known.log.end(message)
         return peer, message
-
-
-def _number_of(message: Message) -> int:
-    """Returns the number of the trainer that sent a message, -1 if invalid."""
-    number = message.sender.removeprefix("trainer ")
-    return int(number) if number.isascii() and number.isdigit() and len(number) < 8 else -1

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from jaxfleet.ps.server.options import ServerOptions
-from jaxfleet.ps.server.trainer_records import Departures, RequestLog
+from jaxfleet.ps.server.outbox import RequestLog
 from jaxfleet.transport.consistency import describe_difference
 from jaxfleet.transport.messages import PROTOCOL, Kind, Message, Peer, Plain
 
@@ -52,6 +52,27 @@ class PeerState:
     def text(self, now: float) -> str:
         """Describes its last activity: `last heartbeat 0.3 s ago: compiling`."""
         return f"last heartbeat {now - self.said:.1f} s ago: {self.doing}"
+
+
+@dataclass(frozen=True)
+class Departures:
+    """The trainers that had left when a server was killed.
+
+    Attributes:
+        sessions: sessions of those that said bye.
+        present: sessions of the others that had connected.
+        is_certain: recorded in this launch of the job; otherwise possibly in an earlier one.
+    """
+
+    trainers: int
+    sessions: dict[int, Plain]
+    present: dict[int, Plain]
+    is_certain: bool = False
+
+    def is_of_another_run(self, trainer: int, session: Plain) -> bool:
+        """Whether a trainer's hello shows that those that left were of an earlier run."""
+        known = self.sessions if self.is_certain else {**self.present, **self.sessions}
+        return known.get(trainer, session) != session
 
 
 @dataclass
@@ -179,12 +200,14 @@ class TrainerRegistry:
         for known in self.by_id.values():
             known.pushed = 0
 
+    def of_session(self, message: Message) -> PeerState | None:
+        """Returns the sender of a heartbeat, which its session identifies on any connection."""
+        known = self.by_id.get(trainer_number(message))
+        return known if known and known.session == message.body.get("session") else None
+
     def beat(self, message: Message, now: float) -> None:
-        """Records a heartbeat, whose session identifies the trainer on its separate connection."""
-        number = message.sender.removeprefix("trainer ")
-        plain = number.isascii() and number.isdigit() and len(number) < 8
-        known = self.by_id.get(int(number)) if plain else None
-        if known is not None and known.session == message.body.get("session"):
+        """Records a heartbeat."""
+        if (known := self.of_session(message)) is not None:
             known.heard = known.said = now
             known.doing = str(message.body.get("doing", ""))[:_LONGEST]
 
@@ -277,6 +300,12 @@ class TrainerRegistry:
         if session is not None and session == old.session:
             return None
         return f"there is a trainer {number} already, {old.text(now)}"
+
+
+def trainer_number(message: Message) -> int:
+    """Returns the number of the trainer that sent a message, -1 if invalid."""
+    number = message.sender.removeprefix("trainer ")
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 8 else -1
 
 
 def _malformed(body: Mapping[str, Plain]) -> str | None:
