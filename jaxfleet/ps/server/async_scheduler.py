@@ -47,7 +47,6 @@ class AsyncRowScheduler:
     """
 
     applied: Callable[[str, int, int], None]
-    duplicates: int = 0
     _waiting: deque[tuple[str, RowPush]] = field(default_factory=deque)
     _running: dict[str, deque[RowPush]] = field(default_factory=dict)
     _newest: dict[tuple[str, int], int] = field(default_factory=dict)  # by table and trainer
@@ -70,13 +69,14 @@ class AsyncRowScheduler:
         """Returns a trainer's last received step for a table since the restart."""
         return self._seen.get((table, trainer), -1)
 
-    def push(self, table: str, push: RowPush, *, done: int) -> None:
+    def push(self, table: str, push: RowPush, *, done: int) -> bool:
+        """Queues a push; returns False for a duplicate, which is ignored."""
         step, known = push.request.step, (table, push.request.trainer)
         if step <= max(done, self._newest.get(known, -1)):
-            self.duplicates += 1
-            return
+            return False
         self._newest[known] = self._seen[known] = step
         self._waiting.append((table, push))
+        return True
 
     def hand_out(self) -> list[tuple[str, Sequence[RowPush]]]:
         found: list[tuple[str, Sequence[RowPush]]] = []
@@ -91,9 +91,8 @@ class AsyncRowScheduler:
         push = self._running[table].popleft()
         self.applied(table, push.request.trainer, push.request.step)
 
-    def take_back(self, table: str, step: int) -> None:
+    def take_back(self, table: str) -> None:
         """Records that the first started push of a table failed."""
-        del step  # tables count by another number
         push = self._running[table].popleft()
         self._newest[table, push.request.trainer] = push.request.step - 1
 
@@ -140,6 +139,10 @@ class AsyncScheduler(Scheduler):
     @property
     def queued_bytes(self) -> int:
         return sum(update.bytes for update in (*self._whole, *self._partial.values()))
+
+    @property
+    def queued_row_bytes(self) -> int:
+        return self.tables.queued_bytes
 
     @property
     def is_running(self) -> bool:
@@ -210,7 +213,8 @@ class AsyncScheduler(Scheduler):
     def push_rows(self, table: str, push: RowPush) -> None:
         trainer = push.request.trainer
         self.left.discard(trainer)
-        self.tables.push(table, push, done=self._done.get((table, trainer), -1))
+        if not self.tables.push(table, push, done=self._done.get((table, trainer), -1)):
+            self.duplicates += 1
 
     def hand_out_tables(self) -> list[tuple[str, Sequence[RowPush]]]:
         return self.tables.hand_out() if self.applied >= 0 else []
@@ -218,6 +222,10 @@ class AsyncScheduler(Scheduler):
     def table_ran(self, table: str) -> bool:
         self.tables.ran(table)
         return True
+
+    def take_back(self, table: str, step: int) -> None:
+        del step  # tables count by another number
+        self.tables.take_back(table)
 
     def _has_applied(self, kind: str, trainer: int, step: int) -> None:
         """Records an applied step; a trainer's clock is the minimum over its kinds."""

@@ -1,7 +1,9 @@
-"""Buffer of the gradients and partial sums of steps whose blocks have not run."""
+"""Buffers of what arrived for steps that have not run: gradients, partial sums and rows."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -10,6 +12,64 @@ from jaxfleet.ps.server.execution_plan import BlockPlan, Merge, SentGradients, S
 from jaxfleet.transport.messages import Tensor
 
 Gradient = np.ndarray | RowGradient
+T = TypeVar("T")
+
+
+@dataclass
+class StepBuffer(Generic[T]):
+    """What trainers pushed, by step, name and trainer.
+
+    Attributes:
+        size: returns the bytes of a push.
+        left: trainers that are not waited for.
+    """
+
+    size: Callable[[T], int]
+    left: AbstractSet[int]
+    bytes: int = 0
+    _pushed: dict[int, dict[str, dict[int, T]]] = field(default_factory=dict)
+
+    def restart(self, step: int) -> None:
+        """Discards a step and those before it."""
+        for old in [known for known in self._pushed if known <= step]:
+            self.forget(old)
+
+    def forget(self, step: int) -> None:
+        for by_trainer in self._pushed.pop(step, {}).values():
+            self.bytes -= sum(map(self.size, by_trainer.values()))
+
+    def add(self, step: int, name: str, trainer: int, push: T) -> bool:
+        """Adds a push; returns False for a duplicate, which is ignored."""
+        by_trainer = self._pushed.setdefault(step, {}).setdefault(name, {})
+        if trainer in by_trainer:
+            return False
+        by_trainer[trainer] = push
+        self.bytes += self.size(push)
+        return True
+
+    def take(self, step: int, name: str) -> dict[int, T]:
+        """Removes and returns the pushes of a name, by trainer."""
+        by_trainer = self._pushed[step].pop(name)
+        self.bytes -= sum(map(self.size, by_trainer.values()))
+        return by_trainer
+
+    def missing(self, step: int, name: str, senders: Iterable[int]) -> set[int]:
+        """Returns the awaited trainers that have not pushed."""
+        return {t for t in senders if t not in self.left} - self._of(step, name).keys()
+
+    def has_all(self, step: int, name: str, senders: Collection[int]) -> bool:
+        """Whether all awaited trainers have pushed, and at least one has."""
+        came = self._of(step, name)
+        if len(came) == len(senders):
+            return True
+        return bool(came and self.left) and not self.missing(step, name, senders)
+
+    def _of(self, step: int, name: str) -> dict[int, T]:
+        return self._pushed.get(step, {}).get(name, {})
+
+
+def _size(gradient: Gradient) -> int:
+    return gradient.nbytes
 
 
 @dataclass
@@ -21,26 +81,27 @@ class GradientBuffer:
 
     plan: ServerPlan
     left: set[int]
-    queued_bytes: int = 0
-    _pushed: dict[int, dict[str, dict[int, Gradient]]] = field(default_factory=dict)
+    _pushed: StepBuffer[Gradient] = field(init=False)
     _parts: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     _rows: dict[int, tuple[int, int]] = field(default_factory=dict)  # by step, with the trainer
 
+    def __post_init__(self) -> None:
+        self._pushed = StepBuffer(_size, self.left)
+
+    @property
+    def queued_bytes(self) -> int:
+        parts = (array.nbytes for parts in self._parts.values() for array in parts.values())
+        return self._pushed.bytes + sum(parts)
+
     def restart(self, step: int) -> None:
         """Discards a step and those before it."""
-        self._pushed = {later: found for later, found in self._pushed.items() if later > step}
+        self._pushed.restart(step)
         self._parts = {later: parts for later, parts in self._parts.items() if later > step}
         self._rows = {later: rows for later, rows in self._rows.items() if later > step}
-        self.queued_bytes = self._count_bytes()
 
     def add(self, step: int, trainer: int, tensor: Tensor) -> bool:
         """Adds a gradient; returns False for a duplicate, which is ignored."""
-        by_trainer = self._pushed.setdefault(step, {}).setdefault(tensor.name, {})
-        if trainer in by_trainer:
-            return False
-        by_trainer[trainer] = gradient_of(tensor)
-        self.queued_bytes += by_trainer[trainer].nbytes
-        return True
+        return self._pushed.add(step, tensor.name, trainer, gradient_of(tensor))
 
     def add_parts(self, step: int, tensors: Iterable[Tensor]) -> int:
         """Adds another server's partial sums; returns the number of (ignored) duplicates."""
@@ -48,9 +109,8 @@ class GradientBuffer:
         for tensor in tensors:
             if tensor.name in parts:
                 again += 1
-                continue
-            parts[tensor.name] = tensor.array
-            self.queued_bytes += tensor.array.nbytes
+            else:
+                parts[tensor.name] = tensor.array
         return again
 
     def note_rows(self, step: int, trainer: int, rows: int) -> None:
@@ -67,10 +127,7 @@ class GradientBuffer:
 
     def has_all(self, step: int, merges: Sequence[Merge]) -> bool:
         """Whether the gradients of all awaited trainers have arrived."""
-        pushed = self._pushed.get(step, {})
-        if self.left:
-            return all(self._has(merge, pushed.get(merge.name, {})) for merge in merges)
-        return all(len(pushed.get(merge.name, ())) == len(merge.senders) for merge in merges)
+        return all(self._pushed.has_all(step, merge.name, merge.senders) for merge in merges)
 
     def has_parts(self, step: int) -> bool:
         exchange = self.plan.exchange
@@ -78,56 +135,33 @@ class GradientBuffer:
 
     def missing(self, step: int, block: BlockPlan) -> Iterator[tuple[str, str]]:
         """Yields the peers and names of missing inputs of a block."""
-        pushed, parts = self._pushed.get(step, {}), self._parts.get(step, {})
         for merge in block.merges:
-            for trainer in self._awaited(merge):
-                if trainer not in pushed.get(merge.name, {}):
-                    yield f"trainer {trainer}", merge.name
+            for trainer in sorted(self._pushed.missing(step, merge.name, merge.senders)):
+                yield f"trainer {trainer}", merge.name
         if block.exchanges and self.plan.exchange is not None:
             for name, server in self.plan.exchange.there.items():
-                if name not in parts:
+                if name not in self._parts.get(step, {}):
                     yield f"server {server}", name
 
     def take(self, step: int, block: BlockPlan) -> SentGradients:
         """Removes and returns the inputs of a block."""
-        pushed = self._pushed.get(step, {})
         sent: dict[str, Gradient] = {}
         for merge in block.merges:
-            by_trainer = pushed.pop(merge.name)
+            by_trainer = self._pushed.take(step, merge.name)
             sent.update((merge.summand(trainer), array) for trainer, array in by_trainer.items())
-            self.queued_bytes -= sum(array.nbytes for array in by_trainer.values())
-            if len(by_trainer) < len(merge.senders):
-                sent.update(self._zeros(merge, by_trainer))
+            absent = [trainer for trainer in merge.senders if trainer not in by_trainer]
+            sent.update((merge.summand(trainer), self._zeros(merge)) for trainer in absent)
         if block.exchanges and self.plan.exchange is not None:
             parts = self._parts.get(step, {})  # empty if no other server takes part
             sent.update((name, parts[name]) for name in self.plan.exchange.there)
         return sent
 
+    def _zeros(self, merge: Merge) -> Gradient:
+        if merge.name in self.plan.by_rows:
+            return RowGradient.none(merge.type)
+        return np.zeros(merge.type.shape, merge.type.dtype)
+
     def forget(self, step: int) -> None:
-        self._pushed.pop(step, None)
+        self._pushed.forget(step)
         self._rows.pop(step, None)
-        for array in self._parts.pop(step, {}).values():
-            self.queued_bytes -= array.nbytes
-
-    def _has(self, merge: Merge, by_trainer: Mapping[int, Gradient]) -> bool:
-        """Whether all awaited trainers have sent a gradient, and at least one has."""
-        return bool(by_trainer) and by_trainer.keys() >= set(self._awaited(merge))
-
-    def _awaited(self, merge: Merge) -> list[int]:
-        return [trainer for trainer in merge.senders if trainer not in self.left]
-
-    def _zeros(
-        self, merge: Merge, by_trainer: Mapping[int, Gradient]
-    ) -> Iterator[tuple[str, Gradient]]:
-        for trainer in merge.senders:
-            if trainer in by_trainer:
-                continue
-            if merge.name in self.plan.by_rows:
-                yield merge.summand(trainer), RowGradient.none(merge.type)
-            else:
-                yield merge.summand(trainer), np.zeros(merge.type.shape, merge.type.dtype)
-
-    def _count_bytes(self) -> int:
-        pushed = (by for names in self._pushed.values() for by in names.values())
-        parts = sum(array.nbytes for names in self._parts.values() for array in names.values())
-        return parts + sum(array.nbytes for by in pushed for array in by.values())
+        self._parts.pop(step, None)

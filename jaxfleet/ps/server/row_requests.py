@@ -229,7 +229,7 @@ class RowPushHandler:
             raise RequestError("bad_message", what, hint="send assign first")
         if step < 1:
             raise RequestError("bad_message", f"there is no step {step}; they start at 1")
-        ahead, waits = step - scheduler.step, scheduler.tables.queued_bytes
+        ahead, waits = step - scheduler.step, scheduler.queued_row_bytes
         too_much = waits + tensors_bytes(request.message.tensors) > self.most_bytes
         if ahead > _MOST_AHEAD or (ahead > 0 and too_much):
             what = f"step {step} is {ahead} steps ahead, and {waits} bytes of rows wait already"
@@ -247,7 +247,7 @@ class RowPushHandler:
             self.resume_work()
 
         def failed(error: Exception) -> None:
-            held.scheduler.tables.take_back(name, step)
+            held.scheduler.take_back(name, step)
             refusal = request_error("refused", error)
             for push in pushes:
                 self.outbox.error(push.request.peer, push.request.message, refusal)

@@ -58,19 +58,6 @@ class Progress:
     kinds: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
 
-class RowQueue(Protocol):
-    """Pushes to tables that are not applied yet."""
-
-    @property
-    def duplicates(self) -> int: ...
-
-    @property
-    def queued_bytes(self) -> int: ...
-
-    def take_back(self, table: str, step: int) -> None:
-        """Records that an update failed for a table, which is unchanged."""
-
-
 class Scheduler(Protocol):
     """Received gradients, and the steps that are applied.
 
@@ -81,14 +68,12 @@ class Scheduler(Protocol):
     A step number counts from 0; -1 is before the first, and without a state.
 
     Attributes:
-        duplicates: dense gradients that were ignored, since they came twice or too late.
+        duplicates: gradients that were ignored, since they came twice or too late.
         left: trainers that are not waited for.
-        tables: pushes to tables that are not applied.
     """
 
     duplicates: int
     left: set[int]
-    tables: RowQueue
 
     @property
     def applied(self) -> int:
@@ -108,6 +93,11 @@ class Scheduler(Protocol):
     @property
     def queued_bytes(self) -> int:
         """Memory of the dense gradients that are not applied."""
+        ...
+
+    @property
+    def queued_row_bytes(self) -> int:
+        """Memory of the pushes to tables that are not applied."""
         ...
 
     # Progress, and its recovery.
@@ -191,6 +181,9 @@ class Scheduler(Protocol):
     def table_ran(self, table: str) -> bool:
         """Records that a table was updated; returns whether a step is complete."""
         ...
+
+    def take_back(self, table: str, step: int) -> None:
+        """Records that an update failed for a table, which is unchanged."""
 
     # Values that trainers request.
 

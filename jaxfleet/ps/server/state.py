@@ -296,7 +296,7 @@ class ServerState:
             "copies_out": counts.copies_out,
             "rows": counts.rows,
             "block_s": counts.block_s,
-            "duplicates": scheduler.duplicates + scheduler.tables.duplicates,
-            "queued_bytes": scheduler.queued_bytes + scheduler.tables.queued_bytes,
+            "duplicates": scheduler.duplicates,
+            "queued_bytes": scheduler.queued_bytes + scheduler.queued_row_bytes,
             "tables": {name: dict(table.stats()) for name, table in self.tables.items()},
         }

@@ -1,103 +1,12 @@
 """Scheduler of blocks for synchronous steps, which wait for the gradients of all trainers."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from jaxfleet.ps.server.execution_plan import BlockPlan, Merge, SentGradients, ServerPlan
-from jaxfleet.ps.server.gradient_buffer import GradientBuffer
+from jaxfleet.ps.server.gradient_buffer import GradientBuffer, StepBuffer
 from jaxfleet.ps.server.scheduler import Progress, RowPush, Scheduler
 from jaxfleet.transport.messages import Tensor
-
-Pushes = Mapping[int, RowPush]
-
-
-@dataclass
-class SyncRowScheduler:
-    """Progress of a server's tables. Every trainer pushes to every table at every step.
-
-    Attributes:
-        done: by table, the last applied step.
-        handed: by table, the last started step.
-    """
-
-    tables: Collection[str]
-    trainers: int
-    left: AbstractSet[int]
-    done: dict[str, int] = field(default_factory=dict)
-    handed: dict[str, int] = field(default_factory=dict)
-    queued_bytes: int = 0
-    duplicates: int = 0
-    _pushed: dict[int, dict[str, dict[int, RowPush]]] = field(default_factory=dict)
-
-    def restart(self, step: int) -> None:
-        """Sets the applied step; pushes of later steps are kept."""
-        self.done = dict.fromkeys(self.tables, step)
-        self.handed = dict(self.done)
-        self._pushed = {later: pushes for later, pushes in self._pushed.items() if later > step}
-        self.queued_bytes = sum(push.bytes for push in self._waiting())
-
-    def push(self, table: str, push: RowPush) -> None:
-        """Queues a push; duplicates and late pushes are ignored."""
-        step = push.request.step
-        trainer = push.request.trainer
-        if step <= self.handed.get(table, -1) or trainer in self._of(table, step):
-            self.duplicates += 1
-            return
-        self._pushed.setdefault(step, {}).setdefault(table, {})[trainer] = push
-        self.queued_bytes += push.bytes
-
-    def hand_out(self, step: int) -> Iterator[tuple[str, Sequence[RowPush]]]:
-        """Yields the tables that can apply a step, with its pushes in the trainers' order."""
-        for table in self.tables:
-            if self.handed.get(table, -1) < step and self._has_all(table, step):
-                pushes = self._pushed[step].pop(table)
-                self.handed[table] = step
-                self.queued_bytes -= sum(push.bytes for push in pushes.values())
-                yield table, [pushes[trainer] for trainer in sorted(pushes)]
-
-    def take_back(self, table: str, step: int) -> None:
-        """Records that a step failed for a table, which is unchanged."""
-        self.handed[table] = step - 1
-
-    def has(self, table: str, step: int) -> bool:
-        return self.done.get(table, -1) >= step
-
-    def has_begun(self, step: int) -> bool:
-        """Whether a step has started or can start for some table."""
-        handed = any(self.handed.get(table, -1) >= step for table in self.tables)
-        return handed or any(self._has_all(table, step) for table in self.tables)
-
-    def is_done(self, step: int) -> bool:
-        return all(self.has(table, step) for table in self.tables)
-
-    def forget(self, step: int) -> None:
-        self._pushed.pop(step, None)
-
-    def missing(self, step: int) -> dict[str, list[str]]:
-        """Returns the trainers that delay a step, with the tables that they have not pushed to."""
-        found: dict[str, list[str]] = {}
-        for table in self.tables:
-            if self.handed.get(table, -1) < step:
-                for trainer in self._awaited() - self._of(table, step).keys():
-                    found.setdefault(f"trainer {trainer}", []).append(f"rows of '{table}'")
-        return found
-
-    def _has_all(self, table: str, step: int) -> bool:
-        """Whether all awaited trainers have pushed, and at least one has."""
-        came = self._of(table, step)
-        return bool(came) and came.keys() >= self._awaited()
-
-    def _of(self, table: str, step: int) -> Pushes:
-        return self._pushed.get(step, {}).get(table, {})
-
-    def _awaited(self) -> set[int]:
-        return {trainer for trainer in range(self.trainers) if trainer not in self.left}
-
-    def _waiting(self) -> Iterator[RowPush]:
-        for tables in self._pushed.values():
-            for pushes in tables.values():
-                yield from pushes.values()
 
 
 @dataclass
@@ -107,30 +16,35 @@ class SyncScheduler(Scheduler):
     Attributes:
         applied: the last step whose blocks all ran; -1 without a state.
         wanted: the greatest requested step, which a server without gradients follows.
-        handed: by block, the last step for which it was started.
-        done: by block, the last step for which it ran.
+        handed: by block and table, the last step for which it was started.
+        done: by block and table, the last step for which it ran.
         left: trainers that are not waited for: their summands are zeros.
     """
 
     plan: ServerPlan
     applied: int = -1
     wanted: int = -1
-    handed: dict[int, int] = field(default_factory=dict)
-    done: dict[int, int] = field(default_factory=dict)
+    handed: dict[int | str, int] = field(default_factory=dict)
+    done: dict[int | str, int] = field(default_factory=dict)
     duplicates: int = 0
     left: set[int] = field(default_factory=set)
     summands: GradientBuffer = field(init=False)
-    tables: SyncRowScheduler = field(init=False)
+    rows: StepBuffer[RowPush] = field(init=False)
     _begun: dict[int, int] = field(default_factory=dict)  # by trainer, the last step of a push
 
     def __post_init__(self) -> None:
-        names = [table.name for table in self.plan.tables]
-        self.tables = SyncRowScheduler(names, self.plan.trainers, self.left)
+        self._tables = [table.name for table in self.plan.tables]
+        self._trainers = range(self.plan.trainers)
+        self.rows = StepBuffer(lambda push: push.bytes, self.left)
         self.summands = GradientBuffer(self.plan, self.left)
 
     @property
     def queued_bytes(self) -> int:
         return self.summands.queued_bytes
+
+    @property
+    def queued_row_bytes(self) -> int:
+        return self.rows.bytes
 
     @property
     def step(self) -> int:
@@ -152,12 +66,13 @@ class SyncScheduler(Scheduler):
 
     def restart(self, step: int) -> None:
         self.applied = step
-        self.handed = {block.index: step for block in self.plan.blocks}
+        units: list[int | str] = [*(block.index for block in self.plan.blocks), *self._tables]
+        self.handed = dict.fromkeys(units, step)
         self.done = dict(self.handed)
         # Inputs of later steps were sent after this state, by trainers that recovered sooner.
         self.summands.restart(step)
         self._begun = {trainer: later for trainer, later in self._begun.items() if later > step}
-        self.tables.restart(step)
+        self.rows.restart(step)
 
     def push(self, step: int, trainer: int, tensors: Iterable[Tensor], rows: int = 0) -> None:
         self._note(trainer, step)
@@ -170,8 +85,11 @@ class SyncScheduler(Scheduler):
                 self.summands.note_rows(step, trainer, rows)
 
     def push_rows(self, table: str, push: RowPush) -> None:
-        self._note(push.request.trainer, push.request.step)
-        self.tables.push(table, push)
+        step, trainer = push.request.step, push.request.trainer
+        self._note(trainer, step)
+        is_late = step <= self.handed.get(table, -1)
+        if is_late or not self.rows.add(step, table, trainer, push):
+            self.duplicates += 1
 
     def _note(self, trainer: int, step: int) -> None:
         """Records that a trainer is present and at a step."""
@@ -193,29 +111,35 @@ class SyncScheduler(Scheduler):
         return found
 
     def hand_out_tables(self) -> list[tuple[str, Sequence[RowPush]]]:
-        return list(self.tables.hand_out(self.step)) if self.applied >= 0 else []
+        found: list[tuple[str, Sequence[RowPush]]] = []
+        for table in self._tables if self.applied >= 0 else ():
+            if self.handed[table] < self.step and self._has_rows(table):
+                self.handed[table] = self.step
+                pushes = self.rows.take(self.step, table)
+                found.append((table, [pushes[trainer] for trainer in sorted(pushes)]))
+        return found
 
     def ran(self, block: BlockPlan) -> bool:
         self.done[block.index] = self.step
         return self._ends()
 
     def table_ran(self, table: str) -> bool:
-        self.tables.done[table] = self.step
+        self.done[table] = self.step
         return self._ends()
+
+    def take_back(self, table: str, step: int) -> None:
+        self.handed[table] = step - 1
 
     @property
     def is_running(self) -> bool:
-        handed = (*self.handed.values(), *self.tables.handed.values())
-        return any(step > self.applied for step in handed)
+        return any(step > self.applied for step in self.handed.values())
 
     def _ends(self) -> bool:
         """Advances to the next step if this one is complete; returns whether it is."""
-        if not self.tables.is_done(self.step):
-            return False
-        if any(self.done[other.index] < self.step for other in self.plan.blocks):
+        if any(step < self.step for step in self.done.values()):
             return False
         self.summands.forget(self.step)
-        self.tables.forget(self.step)
+        self.rows.forget(self.step)
         self.applied += 1
         return True
 
@@ -228,7 +152,11 @@ class SyncScheduler(Scheduler):
         del pulls
         if step <= self.applied:
             return {}
-        found = self.tables.missing(self.step)
+        found: dict[str, list[str]] = {}
+        for table in self._tables:
+            if self.handed.get(table, -1) < self.step:
+                for trainer in self.rows.missing(self.step, table, self._trainers):
+                    found.setdefault(f"trainer {trainer}", []).append(f"rows of '{table}'")
         for block in self.plan.blocks:
             if self.handed.get(block.index, -1) >= self.step:
                 continue
@@ -248,7 +176,7 @@ class SyncScheduler(Scheduler):
         return (self.done if is_kept else self.handed).get(maker, -1) > step
 
     def may_look_up(self, table: str, step: int) -> bool:
-        return self.tables.has(table, step - 1)
+        return self.done.get(table, -1) >= step - 1
 
     def has_applied(self, step: int, trainer: int) -> bool:
         del trainer
@@ -264,7 +192,7 @@ class SyncScheduler(Scheduler):
         """Whether the step may start: nothing runs before some gradient is complete."""
         if any(step == self.step for step in self.handed.values()):
             return True
-        if self.tables.has_begun(self.step):
+        if any(self._has_rows(table) for table in self._tables):
             return True
         if not self.plan.merges and not self.plan.tables:
             return self.wanted >= self.step
@@ -277,6 +205,9 @@ class SyncScheduler(Scheduler):
             not block.exchanges or self.summands.has_parts(self.step)
         )
 
+    def _has_rows(self, table: str) -> bool:
+        return self.rows.has_all(self.step, table, self._trainers)
+
     def _has_all(self, merges: Sequence[Merge]) -> bool:
         return self.summands.has_all(self.step, merges) and not self._behind(merges)
 
@@ -287,7 +218,7 @@ class SyncScheduler(Scheduler):
         none, as when the first trainer's gradient counts for all, confirm this with any push of
         this step, even an empty one.
         """
-        trainers = range(self.plan.trainers)
+        trainers = self._trainers
         if not merges or any(len(merge.senders) == len(trainers) for merge in merges):
             return []
         here = {t for t in trainers if t in self.left or self._begun.get(t, -1) >= self.step}
