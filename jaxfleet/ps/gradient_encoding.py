@@ -35,16 +35,9 @@ class Residuals:
     _left: dict[str, np.ndarray] = field(default_factory=dict)
 
     def encode(self, name: str, array: np.ndarray, method: str, ratio: float) -> np.ndarray:
-        """Encodes a gradient plus its residual.
+        """Encodes a gradient, float32 of any shape, plus its residual; returns uint8[bytes].
 
-        Args:
-            name: name of the gradient.
-            array: float32 of any shape; not modified.
-            method: one of `METHODS`.
-            ratio: for `topk`, the fraction of elements to send.
-
-        Returns:
-            uint8[bytes].
+        `topk` sends a fraction of the elements, `ratio`.
         """
         left = self._left.get(name)
         whole = array if left is None else array + left
@@ -56,15 +49,7 @@ class Residuals:
 
 
 def decode(data: np.ndarray, method: str, shape: Sequence[int]) -> np.ndarray:
-    """Decodes a gradient.
-
-    Args:
-        data: uint8[bytes].
-        method: one of `METHODS`.
-        shape: shape of the result.
-
-    Returns:
-        float32 of that shape.
+    """Decodes uint8[bytes] to a gradient, float32 of a shape.
 
     Raises:
         ValueError: the bytes do not encode such an array.
@@ -211,13 +196,7 @@ def gradient_of(tensor: Tensor) -> np.ndarray | RowGradient:
 
 
 def row_tensors(name: str, numbers: np.ndarray, rows: np.ndarray) -> list[Tensor]:
-    """Returns the tensors that represent a sparse gradient in a message.
-
-    Args:
-        name: name of the gradient.
-        numbers: i32[n], distinct.
-        rows: f32[n, ...].
-    """
+    """Returns the tensors of a sparse gradient: row numbers, i32[n], and rows, f32[n, ...]."""
     return [Tensor(name + _NUMBERS, numbers), Tensor(name, rows)]
 
 

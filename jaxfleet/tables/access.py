@@ -65,9 +65,7 @@ def unknown_table(table: object, known: Collection[str]) -> ProgramError:
 class LiveTable:
     """The view of a table in use that `export_arrays` and `export_text` write.
 
-    Attributes:
-        spec: its spec.
-        batches: yields its keys and rows, by bucket and key; no step may run meanwhile.
+    `batches` yields its keys and rows, by bucket and key; no step may run meanwhile.
     """
 
     spec: TableSpec

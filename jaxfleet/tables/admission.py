@@ -25,12 +25,8 @@ NO_CANDIDATES = (np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.in
 class Candidates:
     """The keys waiting for a row.
 
-    Args:
-        admission: `AfterCount` or `ByChance`.
-        table: name of the table, for errors.
-
     Raises:
-        ProgramError: `admission` is of another type, or its bound is too small.
+        ProgramError: `admission` is neither `AfterCount` nor `ByChance`, or its bound is too small.
     """
 
     def __init__(self, admission: Part, table: str) -> None:

@@ -58,12 +58,8 @@ class BucketCapacity:
     """The keys of each bucket, for tables that bound each bucket to its share of a total.
 
     So evictions from a bucket depend on that bucket alone, and not on the other buckets of its
-    server. It costs 8 bytes a key, or up to 16 if buckets differ much.
-
-    Args:
-        most: bound on all buckets together.
-        what: name of the bounded keys, for errors.
-        is_there: returns bool[n], the keys that still exist.
+    server. It costs 8 bytes a key, or up to 16 if buckets differ much. `is_there` returns bool[n],
+    the keys that still exist.
 
     Raises:
         ProgramError: the share of some buckets would be 0.

@@ -84,11 +84,7 @@ class Column:
 
 
 class Columns:
-    """Several columns over the same slots.
-
-    Args:
-        kinds: by name.
-    """
+    """Several columns over the same slots, by name."""
 
     def __init__(self, kinds: Mapping[str, Kind]) -> None:
         widest = max(kind.words for kind in kinds.values()) * _WORD

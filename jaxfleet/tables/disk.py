@@ -38,12 +38,7 @@ def keys_of(names: Sequence[bytes]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Layout:
-    """Position of each column in a row's bytes.
-
-    Attributes:
-        record: a field for the row, and for each part of its state and each counter.
-        state: the names of the state.
-    """
+    """Position of each column in a row's bytes: a field for the row, its state and its counters."""
 
     record: np.dtype
     state: tuple[str, ...]
@@ -81,9 +76,7 @@ _WINDOW_ROWS = 1 << 16  # approximate number of rows read at once
 class Disk:
     """Rows by key on disk. At most one thread at a time may use it.
 
-    Args:
-        table: name of the table, for errors.
-        folder: where the file is; by default the system's folder for temporary files.
+    The file is by default in the system's folder for temporary files.
 
     Raises:
         JaxfleetError: no file can be created there.

@@ -106,8 +106,7 @@ class Evictions:
     def surplus(self, counters: Callable[[np.ndarray], Mapping[str, np.ndarray]]) -> np.ndarray:
         """Returns int64[m], the keys to evict from overfull buckets.
 
-        Args:
-            counters: returns those of `order` for keys, [n] each.
+        `counters` returns those of `order` for keys, [n] each.
         """
         found = [np.empty(0, np.int64)]
         full = [] if self._members is None else self._members.too_many()
@@ -138,11 +137,6 @@ def first_to_go(count: int, keys: np.ndarray, *by: np.ndarray) -> np.ndarray:
 
     Ties are broken by the keys' hashes, so the result is independent of the order of rows. It
     partitions instead of sorting: sorting a million rows would be a noticeable pause.
-
-    Args:
-        count: from 1 to n.
-        keys: int64[n].
-        *by: [n] each.
     """
     chosen, left = [], np.arange(len(keys))
     for values in (*by, mix(keys)):

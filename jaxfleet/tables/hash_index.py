@@ -64,13 +64,9 @@ class Index:
         return slots
 
     def add(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Assigns slots to the keys that have none.
+        """Assigns slots to those of int64[n] keys that have none, and once to equal ones.
 
-        Args:
-            keys: int64[n]; the second of two equal keys counts as present.
-
-        Returns:
-            int32[n], the slot of each key; int64[m], the positions in `keys` of new ones.
+        Returns int32[n], the slot of each key, and int64[m], the positions in `keys` of new ones.
         """
         slots = self.find(keys)
         absent = np.flatnonzero(slots == NOWHERE)

@@ -22,8 +22,6 @@ class LookUp:
     """One look-up on the host.
 
     Attributes:
-        table: its name.
-        dim: elements of a row.
         keys: the variables of the batch that hold keys.
         index: for each of them, the variable of the positions of its keys' rows.
         rows: the variable of the rows.
@@ -45,12 +43,9 @@ class LookUp:
 
 @dataclass(frozen=True)
 class Joined:
-    """The keys of a step.
+    """The unique keys of a step, by table.
 
-    Attributes:
-        keys: the unique keys of each table.
-        trained: the positions of the trained keys among them, by table; a table without an entry
-            trains all.
+    `trained` are the positions of the trained keys among them; a table without an entry trains all.
     """
 
     keys: Mapping[str, np.ndarray]
@@ -87,11 +82,7 @@ class HostTables:
     def bring(
         self, access: TableAccess, values: Mapping[str, Any]
     ) -> tuple[dict[str, np.ndarray], dict[str, int], Joined]:
-        """Looks up the rows of a batch.
-
-        Args:
-            access: the tables.
-            values: the batch's leaves by name, as given by the user.
+        """Looks up the rows of a batch, whose leaves are given by name.
 
         Returns:
             The rows and indices by their variables; a number for each letter; the keys.
@@ -146,15 +137,7 @@ class HostTables:
 
 
 def looked_up(access: TableAccess, table: str, keys: np.ndarray) -> np.ndarray:
-    """Returns the rows of arbitrary keys, outside of a step, for example to evaluate.
-
-    Args:
-        access: the tables.
-        table: its name.
-        keys: integers of any shape.
-
-    Returns:
-        float32[*keys.shape, dim].
+    """Returns float32[*keys.shape, dim], rows outside of a step, for example to evaluate.
 
     Raises:
         FeedError: `keys` are not valid keys.
@@ -170,11 +153,7 @@ def is_table_send(op: Operator) -> bool:
 
 
 def specs_of(program: Program) -> tuple[TableSpec, ...]:
-    """Returns the specs of the tables that a program uses, from its attribute.
-
-    Raises:
-        ProgramError: the program has no such attribute.
-    """
+    """Returns the specs of the tables that a program uses, from its attribute."""
     texts = program.attrs.get("tables", ())
     if not isinstance(texts, tuple):
         raise ProgramError(f"attribute 'tables' of program '{program.name}' is no list")

@@ -17,16 +17,7 @@ _LN_2 = 0.6931471805599453
 
 
 def initial_rows(initializer: Part, keys: np.ndarray, dim: int) -> np.ndarray:
-    """Returns float32[n, dim], the initial rows of these keys.
-
-    Args:
-        initializer: `Uniform`, `Normal` or `Constant`.
-        keys: int64[n].
-        dim: elements of a row.
-
-    Raises:
-        ProgramError: `initializer` is of another type.
-    """
+    """Returns float32[n, dim], the initial rows of int64[n] keys; rejects other parts of a spec."""
     match initializer:
         case Constant(value):
             return np.full((len(keys), dim), value, np.float32)

@@ -12,13 +12,7 @@ from jaxfleet.tables.spec import TableSpec
 
 
 def finite(spec: TableSpec, keys: np.ndarray, grads: np.ndarray, step: int) -> np.ndarray | slice:
-    """Returns the positions of the finite gradients, or a slice if all are.
-
-    Args:
-        spec: of the table, with its rule for others.
-        keys: int64[n].
-        grads: float32[n, dim], contiguous.
-        step: of the push, for an error.
+    """Returns the positions of the finite gradients, float32[n, dim], or a slice if all are.
 
     Raises:
         ProgramError: keys and gradients do not match, or a gradient is not finite and the table
@@ -70,9 +64,6 @@ def merge(pushes: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, 
 
     Args:
         pushes: pairs of int64[n] and float32[n, dim], one or more.
-
-    Returns:
-        int64[u] and float32[u, dim].
     """
     most = sum(len(keys) for keys, _ in pushes)
     keys = np.empty(most, np.int64)

@@ -48,11 +48,7 @@ def compiled(*types: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 class Inlined:
-    """A function that only compiled functions call.
-
-    Args:
-        make: returns the numba function that replaces it.
-    """
+    """A function that only compiled functions call; `make` returns the numba function for it."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.made = cache(make)

@@ -45,7 +45,6 @@ class Update:
 
     Attributes:
         learning_rate: default for pushes that carry none.
-        loop: its compiled loop.
         state: its columns by name, in the order of the loop's arguments.
         numbers: the last arguments of the loop.
     """

@@ -81,11 +81,7 @@ _NO_ROWS = RowBatch(np.empty(0, np.int64), np.empty((0, 0), np.float32))
 
 
 def joined(batches: Sequence[RowBatch]) -> RowBatch:
-    """Concatenates batches, in their order.
-
-    Raises:
-        ValueError: their columns or dtypes differ.
-    """
+    """Concatenates batches, in their order; a `ValueError` if their columns or dtypes differ."""
     filled = [batch for batch in batches if len(batch.keys)] or list(batches[:1]) or [_NO_ROWS]
     for other in filled[1:]:
         if _kinds(other) != _kinds(filled[0]):

@@ -27,9 +27,6 @@ class TableStore:
 
     At most one thread at a time may use it. Steps passed to it must never decrease.
 
-    Args:
-        spec: of the table.
-
     Raises:
         ProgramError: the spec is not supported.
     """
@@ -51,17 +48,10 @@ class TableStore:
         return len(self._index)
 
     def look_up(self, keys: np.ndarray, *, step: int = 0) -> np.ndarray:
-        """Returns rows; creates missing ones.
+        """Returns float32[n, dim], the rows of int64[n] keys; creates missing ones.
 
         A row whose key is not admitted yet has its initial values, and is not kept. A look-up does
         not touch present rows.
-
-        Args:
-            keys: int64[n].
-            step: the requesting step, which is a new row's last touch.
-
-        Returns:
-            float32[n, dim].
         """
         keys = _keys(keys)
         self._bring_in(keys)
@@ -153,12 +143,9 @@ class TableStore:
         """Records the use of rows at a step, and may move others elsewhere."""
 
     def shrink(self, step: int) -> int:
-        """Evicts rows by the table's rules; returns their number.
+        """Evicts rows by the table's rules; returns their number. The step is later than any save.
 
         In a table with scores all shows and clicks decay, so the next delta contains every row.
-
-        Args:
-            step: now; later than any save.
         """
         started, before = perf_counter(), len(self)
         keys, slots = self._index.items()

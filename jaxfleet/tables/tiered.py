@@ -231,11 +231,7 @@ class TieredStore(TableStore):
 
 
 def make_store(spec: TableSpec, *, share: float = 1.0) -> TableStore:
-    """Returns an empty store for a table, in memory or tiered as its spec specifies.
-
-    Args:
-        spec: of the table.
-        share: the part of the table's buckets that are kept here.
+    """Returns an empty store for a table, in memory or tiered, for a share of its buckets.
 
     Raises:
         ProgramError: the spec is not supported.

@@ -18,13 +18,7 @@ _GREATEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Rule:
-    """Range of a number.
-
-    Attributes:
-        says: its description.
-        holds: True if a number is in range; `nan` never is.
-        whole: whether the number is an integer.
-    """
+    """Range of a number, in words and as a function; `nan` never holds."""
 
     says: str
     holds: Callable[[Any], bool]
@@ -58,12 +52,9 @@ def rule_of(metadata: Any) -> Rule | None:
 
 
 def checked(what: str, value: Any, rule: Rule) -> float:
-    """Returns a number as Python's own, an `int` if the rule asks for integers.
+    """Returns a number, named `what`, as Python's own: an `int` if the rule asks for integers.
 
-    Args:
-        what: its name, for errors.
-        value: as given: Python's, numpy's, or an array of one number.
-        rule: its range.
+    The value is Python's, numpy's, or an array of one number.
 
     Raises:
         ProgramError: the value is out of range or not a number.

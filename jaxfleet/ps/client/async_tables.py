@@ -71,10 +71,9 @@ class GeoWindow:
     """A trainer's copy of a table.
 
     Attributes:
-        rows: local rows, with the state of their optimizer.
-        old: their values as last agreed on with the servers.
+        old: the rows as last agreed on with the servers.
         keys: keys fetched since the last exchange, by look-up.
-        known: all fetched keys, sorted.
+        known: all of these, sorted.
     """
 
     rows: TableStore

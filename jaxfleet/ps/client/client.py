@@ -82,8 +82,7 @@ class Client(RequestSender):
     def open(self) -> int:
         """Connects to all servers, and sends programs to those that have none.
 
-        Returns:
-            The last step that they have applied; -1 if they have no state yet.
+        Returns the last step that they have applied; -1 if they have no state yet.
 
         Raises:
             ConnectError: a server does not answer.
@@ -181,9 +180,7 @@ class Client(RequestSender):
     def ask_to_save(self, *, sends_every_step: bool) -> list[PendingRequest]:
         """Requests recovery checkpoints from servers without waiting for them.
 
-        Args:
-            sends_every_step: the current step was sent completely; otherwise steps may still be
-                merged.
+        Unless a trainer `sends_every_step` completely, steps may still be merged.
         """
         asked = []
         for server, known in enumerate(self.servers):

@@ -105,8 +105,7 @@ Encode: TypeAlias = Callable[[np.ndarray], tuple[Tensor, Plain]]
 class Communicator:
     """Queue of gradients to send and of values requested.
 
-    Attributes:
-        send_rows: sends the queued table gradients of n steps, together with dense gradients.
+    `send_rows` sends the queued table gradients of n steps, together with dense gradients.
     """
 
     client: Client

@@ -42,13 +42,9 @@ def server_reduction(op: Operator, dtype: np.dtype[Any]) -> str:
 def finish_collective(
     op: Operator, answer: np.ndarray, *, trainer: int, trainers: int
 ) -> np.ndarray:
-    """Returns a collective's output.
+    """Returns a collective's output from the server's reply.
 
-    Args:
-        op: the collective.
-        answer: the server's reply; for `gather`, with the trainers along a new axis 0.
-        trainer: number of this trainer.
-        trainers: number of trainers.
+    The reply for `gather` has the trainers along a new axis 0.
     """
     if op.type == "c_allreduce_avg" and _is_inexact(answer.dtype):
         return np.asarray(answer / np.asarray(trainers, answer.dtype), answer.dtype)
@@ -136,9 +132,8 @@ class PushBatcher:
 class Host:
     """Context of a program's host operators.
 
-    Attributes:
-        ahead: number of steps computed with the received values, beyond the next; servers that
-            bound staleness check the last of them.
+    Received values are used by `ahead` steps beyond the next; servers that bound staleness check
+    the last of them.
     """
 
     program: Program
@@ -158,9 +153,9 @@ class HostRun:
     """Runs consecutive host operators: sends all requests, then waits for all.
 
     Attributes:
-        values: values by name, on the device or the host.
-        targets: destinations of parts received from servers.
-        joined: buffers that parts are received into, by the name of the result.
+        values: by name, on the device or the host.
+        targets: where parts from servers are received.
+        joined: the buffers of these parts, by the name of the result.
     """
 
     host: Host

@@ -123,10 +123,6 @@ class RemoteTables(TableAccess):
         """Removes the rows that a table's evictions select, on all servers; returns their number.
 
         One trainer requests it while the others wait; in `step.shrink` it is the first.
-
-        Raises:
-            ProgramError: there is no such table.
-            PeerLostError: a server, or a trainer that it waits for, left or timed out.
         """
         self._spec(table)
         return shrink(self._client, table)
@@ -257,14 +253,13 @@ def refill(client: Client, table: str, folder: str, *, step: int) -> int:
     """Replaces a table's rows on all servers by those of a checkpoint; otherwise as `shrink`.
 
     Args:
-        client: sends requests to the servers.
+        client: sends the requests.
         table: name of the table.
         folder: the checkpoint's, accessible to all servers; empty for no rows.
         step: as `shrink`.
 
     Raises:
         ProgramError: a server cannot read it; other servers may have its rows already.
-        PeerLostError: a server, or a trainer that it waits for, left or timed out.
     """
     return _shrink(client, {"table": table, "refill": folder}, step)
 

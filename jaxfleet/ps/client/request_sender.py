@@ -19,9 +19,8 @@ _UNAPPLIED_BYTES = 1 << 28  # of pushes kept until they are applied
 class ReplayBudget:
     """The pushes kept for all servers together.
 
-    Attributes:
-        limit_bytes: of pushes kept until recovery checkpoints contain them; 0 if servers are never
-            restarted: pushes are then kept until applied.
+    At most `limit_bytes` are kept until recovery checkpoints contain them. It is 0 if servers are
+    never restarted: pushes are then kept until applied.
     """
 
     name: str
@@ -73,8 +72,7 @@ class ReplayBudget:
 class RequestSender:
     """Numbers and sends a trainer's messages.
 
-    Attributes:
-        rows: rows of the global batch of that step; all trainers must report the same.
+    `rows` are those of the step's global batch, of which all trainers must report the same number.
     """
 
     connections: Connections
@@ -170,9 +168,8 @@ _REPLAY_WINDOW = 8  # steps replayed before waiting for the first of them
 class Recovery:
     """Replays requests and pushes to restarted servers.
 
-    Attributes:
-        wait: receives until requests are answered, like `Client.wait`; it may find that another
-            server restarted, and recover that one first.
+    `wait` receives until requests are answered, like `Client.wait`; it may find that another server
+    restarted, and recover that one first.
     """
 
     outbox: RequestSender
@@ -201,11 +198,7 @@ class Recovery:
             known.is_returning = False
 
     def see_new(self, server: int, incarnation: str) -> None:
-        """Handles heartbeats of a server incarnation that has not sent a welcome.
-
-        Raises:
-            ServerRestartedError: the server restarted while being recovered.
-        """
+        """Handles heartbeats of an incarnation without a welcome; may start a recovery over."""
         known = self.outbox.servers[server]
         if known.is_open and not known.is_returning:
             known.is_level = False
@@ -219,11 +212,7 @@ class Recovery:
                 self.outbox.send(server, request.message)
 
     def see_stranger(self, server: int) -> None:
-        """Handles a `stranger` error of a server that sent a welcome before.
-
-        Raises:
-            ServerRestartedError: it sent a welcome during this recovery.
-        """
+        """Handles a `stranger` error of a server with a welcome; may start a recovery over."""
         known = self.outbox.servers[server]
         if not known.is_returning:
             known.is_level = False

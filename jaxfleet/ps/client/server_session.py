@@ -22,7 +22,6 @@ class PendingRequest:
     """One request to one server, until its reply is complete.
 
     Attributes:
-        message: the sent message, to be resent if the server restarts.
         wants: names still missing from the reply; empty if any reply completes it.
         answer: the last message of the reply, once complete.
     """
@@ -67,16 +66,12 @@ class PendingRequest:
 class ReplayLog:
     """Pushes to one server by step, and the collective requests of all trainers to it.
 
-    If servers may be restarted, pushes are kept until the server's recovery checkpoint contains
-    them. Otherwise they are kept until the server has applied them, since a broken connection loses
-    messages in flight.
+    With `until_saved`, as servers may be restarted, pushes are kept until the server's recovery
+    checkpoint contains them. Otherwise they are kept until the server has applied them, since a
+    broken connection loses messages in flight. `forgotten` is the last step with a discarded push.
 
     Collective requests are kept while another trainer may still wait for them: one that is a step
     behind lost its reply with the server, where this trainer had received its own.
-
-    Attributes:
-        until_saved: pushes are kept until a checkpoint contains them.
-        forgotten: the last step with a discarded push, -1 if none.
     """
 
     until_saved: bool

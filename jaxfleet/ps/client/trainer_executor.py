@@ -170,9 +170,6 @@ def run_startup(
 
     Returns:
         The received leaves, on the device.
-
-    Raises:
-        PeerLostError: a server, or a trainer that it waits for, left or timed out.
     """
     run = _StartupRun(Host(program, client), program.root.ops, dict(state), replace=replace)
     run.run()

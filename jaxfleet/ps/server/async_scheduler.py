@@ -21,11 +21,9 @@ _DENSE = ""  # kind of dense gradients; the other kinds are table names
 
 @dataclass
 class TrainerUpdate:
-    """The gradients of one step of a trainer, or of several merged steps.
+    """The gradients of one step of a trainer, or of several merged ones, of which it is the last.
 
-    Attributes:
-        step: the last step included.
-        left: indices of the blocks that have not run for it.
+    The blocks that are `left` have not run for it.
     """
 
     trainer: int
@@ -42,8 +40,7 @@ class TrainerUpdate:
 class AsyncRowScheduler:
     """Pushes to a server's tables, applied in order of arrival.
 
-    Attributes:
-        applied: called with the table, trainer and step of each applied push.
+    `applied` is called with the table, trainer and step of each applied push.
     """
 
     applied: Callable[[str, int, int], None]

@@ -64,10 +64,7 @@ class BlockExecutor:
     def run(self, block: BlockPlan, sent: SentGradients) -> Arrays:
         """Runs a block, on some rows only if all gradients are sparse and its update allows it.
 
-        Args:
-            block: a block of the plan.
-            sent: the gradients of each trainer and the partial sums of other servers. If the device
-                shares the host's memory, they may not change before this returns.
+        If the device shares the host's memory, what is sent may not change before this returns.
 
         Returns:
             Its results except those that the next step overwrites, as views of the device's memory.
@@ -114,12 +111,7 @@ class BlockExecutor:
         return found
 
     def copies(self, names: Iterable[str], rows: Arrays = _ALL) -> dict[str, np.ndarray]:
-        """Returns copies of variables whose memory the next step reuses.
-
-        Args:
-            names: names of the variables.
-            rows: the requested row numbers by variable; all rows by default.
-        """
+        """Returns copies of variables, or of their rows, whose memory the next step reuses."""
         views = self.views(names)
         found = {
             name: np.take(array, rows[name], axis=0) if name in rows else array.copy()

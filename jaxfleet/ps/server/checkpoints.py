@@ -40,11 +40,7 @@ _BLOCK = ".block"
 
 @dataclass(frozen=True)
 class SliceRange:
-    """Range of a slice in its leaf.
-
-    Attributes:
-        start: first row of the slice; -1 for a full copy.
-    """
+    """Range of a slice in its leaf; `start` is its first row, -1 for a full copy."""
 
     leaf: str
     start: int
@@ -108,10 +104,7 @@ def save_tables_part(
 
 
 def load_state(folder: Path, plan: ServerPlan) -> tuple[dict[str, np.ndarray], int]:
-    """Reads this server's state from a checkpoint, with any slicing.
-
-    Returns:
-        The arrays, and the checkpoint's step.
+    """Reads this server's state from a checkpoint, with any slicing, and the checkpoint's step.
 
     Raises:
         CheckpointError: it is missing, damaged, or lacks a variable.
@@ -214,7 +207,6 @@ class RestoredServer:
     """The content of a recovery checkpoint.
 
     Attributes:
-        program: the server's, with the values of its constants.
         job_program: hash of the job's program.
         chain: checkpoints with the rows of its tables: this one, and those it is incremental to.
     """

@@ -37,12 +37,7 @@ Key = tuple[str, int, str]  # purpose, step, name
 
 @dataclass
 class Collective:
-    """One collective operation of all trainers.
-
-    Attributes:
-        key: its purpose, step and name.
-        answer: the tensors of the reply, once all have joined.
-    """
+    """One collective operation of all trainers; it has an `answer` once all have joined."""
 
     key: Key
     requests: dict[int, Request] = field(default_factory=dict)

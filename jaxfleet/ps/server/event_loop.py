@@ -91,7 +91,7 @@ class Server:
     Args:
         core: the state machine.
         listener: receives messages.
-        connect: connects to the other servers, for partial sums; `Network.connect`.
+        connect: connects to the other servers, for partial sums.
         clock: the core's clock.
         threaded: run long tasks in a thread, so that messages are answered meanwhile.
         publish: receives metrics twice a second.

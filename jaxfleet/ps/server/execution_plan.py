@@ -51,8 +51,7 @@ class Merge:
     """A gradient that trainers send, and that the server sums or applies separately.
 
     Attributes:
-        name: as trainers send it.
-        senders: the trainers that send it, in the order of summation.
+        senders: in the order of summation.
         type: type of each summand.
         is_alone: each trainer's gradient is applied separately.
     """

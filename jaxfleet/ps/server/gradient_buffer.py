@@ -17,12 +17,7 @@ T = TypeVar("T")
 
 @dataclass
 class StepBuffer(Generic[T]):
-    """What trainers pushed, by step, name and trainer.
-
-    Attributes:
-        size: returns the bytes of a push.
-        left: trainers that are not waited for.
-    """
+    """What trainers pushed, by step, name and trainer; those that `left` are not waited for."""
 
     size: Callable[[T], int]
     left: AbstractSet[int]

@@ -31,11 +31,7 @@ _VALID_S = 600.0  # without launch ids, a later start belongs to another run
 
 @dataclass(frozen=True)
 class DepartureRecord:
-    """A file beside a server's recovery checkpoints.
-
-    Attributes:
-        launch_id: distinguishes launches of the job; None if unavailable.
-    """
+    """A file beside a server's recovery checkpoints; the id distinguishes launches of a job."""
 
     folder: Path
     launch_id: str | None = None
@@ -81,12 +77,10 @@ class DepartureRecord:
 
 @dataclass
 class Membership:
-    """The trainers that take part: handles hellos and byes.
+    """The trainers that take part: handles hellos, which set the server's name and job, and byes.
 
     Attributes:
         endpoint: the server's endpoint, as trainers name it.
-        outbox: receives replies; a hello sets its server name.
-        me: the server's identity; a hello sets its job.
         record: where departures are recorded; None for a server that is never restarted.
         awaits_rerun: all trainers left before this server was restarted; it may serve another run.
     """

@@ -80,10 +80,7 @@ class MetricsExporter:
     def start(self, host: str, port: int, token: str | None = None) -> int:
         """Serves metrics in a thread; returns the port.
 
-        Args:
-            host: the address to listen on.
-            port: 0 selects a free one.
-            token: the bearer token that requests need; None for none.
+        Port 0 selects a free one. Requests need the bearer token, if given.
         """
         client = _client()
         registry = client.CollectorRegistry()
@@ -197,10 +194,7 @@ class MetricsServer:
 
     Prometheus's own server starts a thread for each connection, so 300 idle connections take 300
     threads. Here one event loop serves all of them: the oldest is closed if there are too many, and
-    each has a few seconds.
-
-    Args:
-        longest_s: timeout of a request.
+    each has a few seconds (`longest_s`).
     """
 
     def __init__(

@@ -103,11 +103,8 @@ def _seconds(value: Plain, default: float) -> float:
 class SaveFolders:
     """Checks paths in messages.
 
-    The folders come from the server's own configuration, never from a peer. Symbolic links are
-    resolved before the comparison.
-
-    Attributes:
-        roots: the folders; None allows any path, for servers that no other process reaches.
+    The folders come from the server's own configuration, never from a peer; None allows any path,
+    for servers that no other process reaches. Symbolic links are resolved before the comparison.
     """
 
     roots: tuple[Path, ...] | None = None

@@ -17,11 +17,7 @@ _MOST_ANSWERS = 64  # replies kept; a waiting trainer has few requests in flight
 
 
 class RequestError(JaxfleetError):
-    """A request was rejected; the state is unchanged.
-
-    Args:
-        code: determines the client's exception: `refused`, `bad_message`, ...
-    """
+    """A request was rejected; the state is unchanged. `code` determines the client's exception."""
 
     def __init__(self, code: str, what: str, *, hint: str | None = None) -> None:
         super().__init__(what)

@@ -113,8 +113,7 @@ def _give_metrics(
 ) -> Path | None:
     """Serves metrics if the environment specifies a port; with a secret, a token is required.
 
-    Returns:
-        The file in which `jaxfleet top` of this user finds the token.
+    Returns the file in which `jaxfleet top` of this user finds the token.
     """
     port = read_metrics_port(server)
     if port is None:

@@ -44,11 +44,9 @@ class SaveSchedule:
     def is_due(self, number: int, block_s: float, *, beside: bool = False) -> bool:
         """Whether to save now.
 
-        Args:
-            number: number of applied steps; of all trainers, if they do not wait for each other.
-            block_s: seconds that the server has spent in blocks.
-            beside: steps continue meanwhile. The server may fail before the save is complete, so
-                steps during that time count too.
+        `number` steps are applied, and the server has spent `block_s` in blocks. If steps continue
+        `beside` the save, the server may fail before it is complete, so steps during that time
+        count too.
         """
         now, steps = self.clock(), number - self._number
         replay_s = steps * _STEP_S + block_s - self._block_s
@@ -86,11 +84,7 @@ _MOST_COPIED = 2 << 30  # largest state in bytes of which a copy fits in memory
 
 @dataclass(frozen=True)
 class Written:
-    """A complete recovery checkpoint.
-
-    Attributes:
-        block_s: seconds that the server had spent in blocks when it began.
-    """
+    """A complete recovery checkpoint, and what the server had spent in blocks when it began."""
 
     receipt: PartReceipt
     progress: Progress
@@ -134,9 +128,7 @@ class RecoverySaver:
     def put_off(self, error: Exception, *, unasked: bool = False) -> bool:
         """Logs a failed save that will be retried; returns False if retrying does not help.
 
-        Args:
-            error: the cause.
-            unasked: no trainer waits for it, so any disk error may be transient.
+        If no trainer waits for it (`unasked`), any disk error may be transient.
         """
         if not is_disk_full(error) and not (unasked and isinstance(error, CheckpointError)):
             return False

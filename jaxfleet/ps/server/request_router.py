@@ -31,11 +31,9 @@ from jaxfleet.transport.messages import Kind, Message, Plain, Tensor
 
 @dataclass
 class StateAssignment:
-    """Assigns states sent by trainers.
+    """Assigns states sent by trainers; a state is visible only once it is in a recovery checkpoint.
 
-    Attributes:
-        own: recovery checkpoints; a state is visible only once it is in one.
-        most_bytes: limit on the trainers' own state.
+    `most_bytes` limits the trainers' own state.
     """
 
     held: ServerState
@@ -126,9 +124,7 @@ class LoadedProgram:
 class RequestRouter:
     """Routes requests, and owns the server's program and state.
 
-    Attributes:
-        on_load: called when a checkpoint was loaded, which voids all earlier messages.
-        queued_bytes: limit on the arrays that wait.
+    `on_load` is called when a checkpoint was loaded, which voids all earlier messages.
     """
 
     outbox: Outbox

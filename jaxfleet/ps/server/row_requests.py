@@ -58,12 +58,7 @@ def read_keys(message: Message, held: ServerState) -> np.ndarray:
 
 
 def read_gradients(message: Message, table: ServerTable, keys: np.ndarray) -> np.ndarray:
-    """Returns a message's gradients, a row per key.
-
-    Raises:
-        RequestError: there are none, they do not fit the table, or they are not finite and the
-            table rejects such gradients.
-    """
+    """Returns a message's gradients, a row per key; rejects nonfinite ones if the table does."""
     grads, wanted = _array(message, "grads"), (len(keys), table.spec.dim)
     if grads.dtype != np.float32 or grads.shape != wanted:
         found = f"{grads.dtype}{list(grads.shape)}"
@@ -192,11 +187,7 @@ class RowPushHandler:
     resume_work: Callable[[], None]
 
     def push(self, request: Request) -> None:
-        """Takes gradients of rows.
-
-        Raises:
-            RequestError: they belong to another server, are not finite, or too many are queued.
-        """
+        """Takes gradients of rows; rejects those of other servers, and too many queued ones."""
         held, message = self.held, request.message
         table = requested_table(message, held)
         keys = read_keys(message, held)

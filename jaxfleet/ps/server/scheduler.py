@@ -19,8 +19,6 @@ class RowPush:
     """One trainer's push to one table at one step, possibly empty.
 
     Attributes:
-        request: its message, for an error reply.
-        learning_rate: overrides the optimizer's, if given.
         adds: they are changes of rows instead of gradients.
         received: the rows as its sender received them, if gradients are compensated.
         shows: float32[n], impressions of each key, if given.

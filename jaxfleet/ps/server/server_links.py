@@ -19,8 +19,7 @@ _AGAIN_S = 1.0  # minimum interval of resending partial sums
 class ServerLinks:
     """Messages to the other servers, kept as long as one may request them again.
 
-    Attributes:
-        out: messages to send, with the number of the recipient.
+    Those `out` are to be sent, with the number of the recipient.
     """
 
     others: tuple[int, ...] = ()

@@ -22,9 +22,8 @@ UNBOUNDED = -1
 class TrainerClocks:
     """The last applied step of each trainer on a server.
 
-    Attributes:
-        bound: a value sent after a trainer's step `n` includes all pushes of the others up to step
-            `n - bound`; any value is allowed if it is `UNBOUNDED`.
+    With a `bound`, a value sent after a trainer's step `n` includes all pushes of the others up to
+    step `n - bound`.
     """
 
     trainers: int
@@ -55,12 +54,9 @@ class TrainerClocks:
         return self.of(trainer) >= step
 
     def allow(self, trainer: int, step: int, until: int | None = None) -> bool:
-        """Whether a value may be sent to a trainer.
+        """Whether a value may be sent to a trainer with a completed step.
 
-        Args:
-            trainer: the requesting trainer.
-            step: its last completed step.
-            until: the last step completed before it computes with the value; `step` by default.
+        `until` is the last step completed before it computes with the value; `step` by default.
         """
         last = step if until is None else until
         return self.has(trainer, step) and next(self.behind(last), None) is None
@@ -83,11 +79,9 @@ class TrainerClocks:
 
 @dataclass(frozen=True, eq=False)
 class ReceivedRows:
-    """The rows that a trainer received and pushes gradients of.
+    """The rows that a trainer received and pushes gradients of: float32[m, dim].
 
-    Attributes:
-        places: int64[m], their indices among the pushed keys; it never received the others.
-        rows: float32[m, dim].
+    `places`, int64[m], are their indices among the pushed keys; it never received the others.
     """
 
     places: np.ndarray
@@ -96,11 +90,7 @@ class ReceivedRows:
 
 @dataclass
 class RowSnapshots:
-    """The rows of each table that each trainer received last.
-
-    Attributes:
-        are_kept: whether gradients are compensated; otherwise nothing is kept.
-    """
+    """The rows that each trainer received last; none if gradients are not compensated."""
 
     are_kept: bool
     _given: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
@@ -132,14 +122,7 @@ class RowSnapshots:
 def compensate(
     grads: np.ndarray, now: np.ndarray, received: ReceivedRows, factor: float
 ) -> np.ndarray:
-    """Returns gradients of rows corrected for the rows' changes since the trainer received them.
-
-    Args:
-        grads: float32[n, dim].
-        now: float32[n, dim], the current rows.
-        received: the rows as the trainer received them.
-        factor: the compensation factor.
-    """
+    """Returns gradients, float32[n, dim], corrected for changes of rows since their receipt."""
     made, at = grads.copy(), received.places
     late = made[at]
     made[at] += (now[at] - received.rows) * late * late * np.float32(factor)

@@ -31,11 +31,7 @@ _OVERHEAD = 256  # fixed cost of any work, in keys
 
 @dataclass
 class Throughput:
-    """Measured speed of an operation on rows.
-
-    Attributes:
-        key_s: seconds per key; infinite before the first time, which may compile.
-    """
+    """Seconds per key of an operation on rows; infinite before the first, which may compile."""
 
     key_s: float = math.inf
 
@@ -61,10 +57,8 @@ class _Given:
 class ServerTable:
     """One table.
 
-    Attributes:
-        compensation: delay compensation factor of gradients.
-        shrunk: token of the last shrink request, and the number of rows removed; a repeated request
-            has no effect.
+    `shrunk` is the token of the last shrink request and the number of rows removed: a repeated
+    request has no effect.
     """
 
     spec: TableSpec
@@ -129,12 +123,7 @@ class ServerTable:
         return self.rows.shrink(step)
 
     def refill(self, folder: str, buckets: range, step: int) -> int:
-        """Replaces all rows by those of a checkpoint, or by none; returns the number removed.
-
-        Args:
-            folder: the checkpoint's; empty for no rows.
-            buckets: the buckets on this server.
-            step: the current step.
+        """Replaces all rows by those of a checkpoint's folder or by none; returns the number removed.
 
         Raises:
             CheckpointError: it lacks the table or is damaged; the table is unchanged.
@@ -268,11 +257,7 @@ class ServerState:
     def is_ready(self, name: str, step: int, trainer: int, until: int | None = None) -> bool:
         """Whether a variable has its value of a step, or one recent enough for a trainer.
 
-        Args:
-            name: name of the variable.
-            step: the step.
-            trainer: the requesting trainer.
-            until: the last step after which the value is used; `step` by default.
+        `until` is the last step after which the value is used; `step` by default.
         """
         if name in self.extras.arrays:
             return True

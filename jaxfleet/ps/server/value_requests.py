@@ -39,11 +39,7 @@ class PushHandler:
     resume_work: Callable[[], None]
 
     def push(self, request: Request) -> None:
-        """Takes gradients.
-
-        Raises:
-            RequestError: they do not fit the program, or too many are queued.
-        """
+        """Takes gradients; rejects those that do not fit the program, and too many queued ones."""
         scheduler, plan = self.held.scheduler, self.held.plan
         message, tensors = request.message, _gradients(request, plan)
         if scheduler.applied < 0:
@@ -159,11 +155,7 @@ def _bytes_of(entry: Ready) -> int:
 
 @dataclass
 class Pull:
-    """An incompletely answered pull.
-
-    Attributes:
-        is_empty: it has no names, and only waits for its step.
-    """
+    """An incompletely answered pull; one that `is_empty` only waits for its step."""
 
     request: Request
     left: list[str]
@@ -178,11 +170,7 @@ class PullHandler:
     _waiting: list[Pull] = field(default_factory=list)
 
     def add(self, request: Request, held: ServerState | None) -> None:
-        """Queues a pull for `serve`.
-
-        Raises:
-            RequestError: the server does not have a value, or only that of a later step.
-        """
+        """Queues a pull for `serve`; rejects one of unknown or replaced values."""
         names = list(dict.fromkeys(names_field(request.message)))
         pull = Pull(request, names, is_empty=not names)
         if held is not None:
