@@ -165,7 +165,6 @@ class RowGradient:
 
     @classmethod
     def none(cls, whole: HostType) -> "RowGradient":
-        """Returns a gradient of zeros."""
         return cls(
             np.empty(0, np.int32), np.empty((0, *whole.shape[1:]), whole.dtype), whole.shape[0]
         )

@@ -109,7 +109,6 @@ class LocalTables(TableAccess):
         shows: np.ndarray | None = None,
         clicks: np.ndarray | None = None,
     ) -> None:
-        """Updates rows at once, as there are no other trainers."""
         store = self.stores[table]
         store.update(keys, grads, step=self.step, shows=shows, clicks=clicks)
 

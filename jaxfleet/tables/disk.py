@@ -273,7 +273,6 @@ class SpilledKeys:
         return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
 
     def forget(self, until: int) -> None:
-        """Drops records of this step and before."""
         self._from = max(self._from, until)
         kept = [touched > self._from for touched in self._touched]
         self._keys = [keys[some] for keys, some in zip(self._keys, kept, strict=True) if some.any()]

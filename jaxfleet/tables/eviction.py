@@ -63,7 +63,6 @@ class Evictions:
         return 0 if self._members is None else self._members.nbytes
 
     def clear(self) -> None:
-        """Records that no key has a row."""
         if self._members is not None:
             self._members.clear()
 
@@ -83,7 +82,6 @@ class Evictions:
         return (TOUCHES, TOUCHED) if TOUCHES in self.counters else (TOUCHED,)
 
     def touch(self, columns: Columns, slots: np.ndarray, step: int) -> None:
-        """Records an update of rows at a step."""
         columns[TOUCHED].fill(slots, step)
         if TOUCHES in columns:
             touches = columns[TOUCHES]
@@ -198,7 +196,6 @@ class Tombstones:
         return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
 
     def forget(self, until: int) -> None:
-        """Drops records of this step and before."""
         kept = [at > until for at in self._steps]
         self._keys = [keys for keys, keep in zip(self._keys, kept, strict=True) if keep]
         self._steps = [at for at, keep in zip(self._steps, kept, strict=True) if keep]

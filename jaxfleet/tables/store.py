@@ -15,7 +15,7 @@ from jaxfleet.tables.hash_kernels import NOWHERE
 from jaxfleet.tables.initializers import initial_rows
 from jaxfleet.tables.merge_pushes import finite
 from jaxfleet.tables.optimizers import ROWS, add_rows, update_of
-from jaxfleet.tables.row_batch import RowBatch, order_of, whole_buckets
+from jaxfleet.tables.row_batch import RowBatch, joined, order_of, whole_buckets
 from jaxfleet.tables.spec import TableSpec
 from jaxfleet.tables.validation import FINITE, checked
 
@@ -174,8 +174,9 @@ class TableStore:
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns all keys and rows: int64[n] and float32[n, dim], by bucket and key."""
-        keys, slots = self._sorted(*self._index.items())
-        return keys, self._columns[ROWS].take(slots)
+        empty = RowBatch(np.empty(0, np.int64), np.empty((0, self.spec.dim), np.float32))
+        together = joined([*self.live()] or [empty])
+        return together.keys, together.rows
 
     def live(self, buckets: range = range(BUCKETS)) -> Iterator[RowBatch]:
         """Yields only the keys and rows of some buckets, in the order of `batches`."""

@@ -77,11 +77,6 @@ class TieredStore(TableStore):
                 dropped += self._remove(batch.keys)
         return dropped + super().drop(wanted)
 
-    def export(self) -> tuple[np.ndarray, np.ndarray]:
-        empty = RowBatch(np.empty(0, np.int64), np.empty((0, self.spec.dim), np.float32))
-        together = joined([*self.batches()] or [empty])
-        return together.keys, together.rows
-
     def live(self, buckets: range = range(BUCKETS)) -> Iterator[RowBatch]:
         if not len(self._disk):
             yield from super().live(buckets)
@@ -200,7 +195,6 @@ class TieredStore(TableStore):
         self._evicted += len(gone)
 
     def _without_capacity(self) -> tuple[Part, ...]:
-        """Returns the spec's evictions with unbounded capacity, to keep only its counters."""
         return tuple(
             replace(part, rows=_ANY_NUMBER) if isinstance(part, Capacity) else part
             for part in self.spec.evictions

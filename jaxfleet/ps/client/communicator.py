@@ -72,7 +72,6 @@ class CommunicationMode:
 
     @property
     def updates_here(self) -> bool:
-        """Whether trainers update parameters locally."""
         return self.communication in {"geo", "fl"}
 
     @property
@@ -144,7 +143,6 @@ class Communicator:
         return newest
 
     def add(self, server: int, tensor: Tensor, encode: Encode) -> None:
-        """Queues a tensor of this step for a server."""
         queue = self._queue.setdefault(server, {})
         self._encode[tensor.name] = encode
         old = queue.get(tensor.name)

@@ -100,7 +100,6 @@ class PushBatch:
         return not self.tensors or (has_room and len(self.tensors) < _BATCH_ARRAYS)
 
     def add(self, tensor: Tensor, how: Plain) -> None:
-        """Adds a gradient and its encoding, None if not encoded."""
         self.tensors.append(tensor)
         self.bytes += tensor.array.nbytes
         if how is not None:
@@ -115,7 +114,6 @@ class PushBatcher:
     _waiting: dict[int, PushBatch] = field(default_factory=dict)
 
     def add(self, server: int, tensor: Tensor, how: Plain) -> None:
-        """Adds a gradient to its server's batch, which is sent when full."""
         parcel = self._waiting.setdefault(server, PushBatch())
         if not parcel.takes(tensor):
             self.client.push(server, parcel.tensors, parcel.encoded)
@@ -188,7 +186,6 @@ class HostRun:
         self._finish(collectives)
 
     def ask(self) -> None:
-        """Requests the values to receive, without waiting."""
         self._receive()
 
     @property

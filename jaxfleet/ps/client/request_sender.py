@@ -36,7 +36,6 @@ class ReplayBudget:
 
     @property
     def is_full(self) -> bool:
-        """Whether servers must write checkpoints before more pushes can be kept."""
         return self._keeps(self.limit_bytes)
 
     @property

@@ -192,7 +192,6 @@ class ServerSession:
 
     @property
     def is_open(self) -> bool:
-        """Whether it ever sent a welcome."""
         return bool(self.welcomes)
 
     def welcome(self, message: Message) -> None:

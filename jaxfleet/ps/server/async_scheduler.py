@@ -84,12 +84,10 @@ class AsyncRowScheduler:
         return found
 
     def ran(self, table: str) -> None:
-        """Records that the first started push of a table is applied."""
         push = self._running[table].popleft()
         self.applied(table, push.request.trainer, push.request.step)
 
     def take_back(self, table: str) -> None:
-        """Records that the first started push of a table failed."""
         push = self._running[table].popleft()
         self._newest[table, push.request.trainer] = push.request.step - 1
 

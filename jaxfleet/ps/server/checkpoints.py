@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -190,16 +191,14 @@ class RetainedValues:
                 yield Piece.whole(f"{_PART}{step}/{name}", array)
 
     @classmethod
-    def read(
-        cls, arrays: Mapping[str, np.ndarray], facts: Mapping[str, object]
-    ) -> "RetainedValues":
+    def read(cls, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> "RetainedValues":
         parts: dict[int, dict[str, np.ndarray]] = {}
         for key, array in _under(_PART, arrays).items():
             step, _, name = key.partition("/")
             parts.setdefault(int(step), {})[name] = array
-        shrunk = {name: _shrunk(said) for name, said in _fields(facts.get("shrunk", {})).items()}
-        extras_step = int(str(facts["extras_step"]))
-        return cls(_under(_EXTRA, arrays), extras_step, parts, shrunk, arrays.get(_TEXT))
+        shrunk = {name: (token, count) for name, (token, count) in facts["shrunk"].items()}
+        extras = _under(_EXTRA, arrays)
+        return cls(extras, facts["extras_step"], parts, shrunk, arrays.get(_TEXT))
 
 
 @dataclass(frozen=True)
@@ -294,13 +293,17 @@ class RecoveryCheckpoints:
         checkpoint, *older = self.series.chain(step)
         names = [name for name in checkpoint.names() if ArrayName.read(name) is None]
         read = {name: checkpoint.read(name) for name in names}
-        program = with_values(parse(str(checkpoint.facts["program"])), _under(_CONSTANT, read))
-        job_program = str(checkpoint.facts["job_program"])
-        retained = RetainedValues.read(read, checkpoint.facts)
-        arrays, found = _under(_VALUE, read), (checkpoint, *older)
-        kinds = {kind: _numbers(done) for kind, done in _fields(checkpoint.facts["kinds"]).items()}
-        progress = Progress(step, _numbers(checkpoint.facts["steps"]), kinds)
-        return RestoredServer(program, arrays, progress, job_program, retained, found)
+        facts: Mapping[str, Any] = checkpoint.facts  # as `save` writes them
+        program = with_values(parse(facts["program"]), _under(_CONSTANT, read))
+        kinds = {kind: _numbers(done) for kind, done in facts["kinds"].items()}
+        return RestoredServer(
+            program,
+            _under(_VALUE, read),
+            Progress(step, _numbers(facts["steps"]), kinds),
+            facts["job_program"],
+            RetainedValues.read(read, facts),
+            (checkpoint, *older),
+        )
 
 
 def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -315,13 +318,8 @@ def _plain(steps: Mapping[int, int]) -> dict[str, Plain]:
     return {str(trainer): step for trainer, step in steps.items()}
 
 
-def _fields(plain: object) -> dict[str, object]:
-    assert isinstance(plain, dict)
-    return plain
-
-
-def _numbers(plain: object) -> dict[int, int]:
-    return {int(trainer): int(str(step)) for trainer, step in _fields(plain).items()}
+def _numbers(plain: Mapping[str, int]) -> dict[int, int]:
+    return {int(trainer): step for trainer, step in plain.items()}
 
 
 def _constants(program: Program) -> Iterator[tuple[str, np.ndarray]]:
@@ -333,8 +331,3 @@ def _constants(program: Program) -> Iterator[tuple[str, np.ndarray]]:
             if constant is not None and constant.digest not in seen:
                 seen.add(constant.digest)
                 yield constant.digest, np.asarray(constant.value)
-
-
-def _shrunk(said: object) -> tuple[str, int]:
-    token, count = said if isinstance(said, list) else ("", 0)
-    return str(token), int(str(count))

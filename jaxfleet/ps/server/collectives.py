@@ -1,5 +1,6 @@
 """Collective requests of all trainers: reductions, barriers, and replacing the state."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,62 +52,7 @@ class Collective:
         return old.message.number < request.message.number  # otherwise a late duplicate
 
     def in_order(self) -> list[Message]:
-        """Returns the requests in the order of the trainers."""
         return [self.requests[trainer].message for trainer in sorted(self.requests)]
-
-
-@dataclass
-class CollectiveLog:
-    """All collectives: those pending, and replies that may be requested again."""
-
-    _held: dict[Key, Collective] = field(default_factory=dict)
-
-    def join(self, key: Key, request: Request) -> Collective:
-        """Adds a trainer's request; a duplicate only updates its connection."""
-        meeting = self._held.get(key)
-        if meeting is None or meeting.is_new_round(request):
-            meeting = self._held[key] = Collective(key)
-        old = meeting.requests.get(request.trainer)
-        # The first request counts; the reply may go to another connection.
-        meeting.requests[request.trainer] = replace(old, peer=request.peer) if old else request
-        return meeting
-
-    def waiting(self) -> list[Collective]:
-        return [meeting for meeting in self._held.values() if meeting.answer is None]
-
-    def misfit(self, key: Key, message: Message) -> str | None:
-        """Describes how a request differs from earlier ones for the same key, if it does."""
-        meeting = self._held.get(key)
-        if meeting is None or meeting.answer is not None:
-            return None
-        for other in meeting.in_order():
-            if _outline(other) != _outline(message):
-                return (
-                    f"{other.sender} sent {_outline(other)}, {message.sender} {_outline(message)}"
-                )
-        return None
-
-    def check_room(self, key: Key, request: Request, most_bytes: int) -> None:
-        """Rejects a new collective beyond the server's limits."""
-        if key in self._held:
-            return
-        met = [meeting.requests.get(request.trainer) for meeting in self.waiting()]
-        waiting = [old for old in met if old is not None]
-        held = sum(tensors_bytes(old.message.tensors) for old in [*waiting, request])
-        if len(waiting) >= _MOST_WAITING or held > most_bytes:
-            what = f"trainer {request.trainer} waits in {len(waiting)} meetings, of {held} bytes"
-            raise RequestError("bad_message", what, hint="wait for answers before asking for more")
-
-    def drop(self, meeting: Collective) -> None:
-        self._held.pop(meeting.key, None)
-
-    def forget(self, before: int) -> None:
-        """Discards replies of steps before one."""
-        self._held = {
-            key: meeting
-            for key, meeting in self._held.items()
-            if meeting.answer is None or key[1] >= before
-        }
 
 
 def reduce_tensors(how: str, requests: Sequence[Message]) -> tuple[Tensor, ...]:
@@ -150,18 +96,17 @@ def _outline(message: Message) -> str:
 
 
 _SHOWN_LEAVES = 6  # leaves shown in an error
-_END = 1 << 62  # after all steps
 
 
 @dataclass
 class CollectiveHandler:
-    """The collectives of a server's trainers."""
+    """The collectives of a server's trainers: those pending, and replies that may be repeated."""
 
     outbox: Outbox
     trainers: TrainerRegistry
     router: RequestRouter
     most_bytes: int
-    _meetings: CollectiveLog = field(default_factory=CollectiveLog)
+    _held: dict[Key, Collective] = field(default_factory=dict)
 
     def assign(self, request: Request) -> None:
         """Assigns an initial state at once, and a replacement when all trainers have sent it."""
@@ -195,7 +140,7 @@ class CollectiveHandler:
         return None
 
     def _refuse(self, meeting: Collective, refusal: RequestError) -> None:
-        self._meetings.drop(meeting)
+        self.drop(meeting)
         for request in meeting.requests.values():
             self.outbox.error(request.peer, request.message, refusal)
 
@@ -203,7 +148,7 @@ class CollectiveHandler:
         message = request.message
         key = ("reduce", message.step, string_field(message, "key"))
         how = string_field(message, "how")
-        misfit = reduction_mismatch(how, message) or self._meetings.misfit(key, message)
+        misfit = reduction_mismatch(how, message) or self._misfit(key, message)
         if misfit is not None:
             raise RequestError("bad_message", f"'{key[2]}' of step {message.step}: {misfit}")
         self._join(key, request)
@@ -212,7 +157,7 @@ class CollectiveHandler:
         self._join(("barrier", request.step, string_field(request.message, "name")), request)
 
     def waiting(self) -> list[Collective]:
-        return self._meetings.waiting()
+        return [meeting for meeting in self._held.values() if meeting.answer is None]
 
     def requests(self) -> list[Request]:
         return [r for meeting in self.waiting() for r in meeting.requests.values()]
@@ -221,7 +166,7 @@ class CollectiveHandler:
         return [n for n in self._wanted(meeting) if n not in meeting.requests]
 
     def drop(self, meeting: Collective) -> None:
-        self._meetings.drop(meeting)
+        self._held.pop(meeting.key, None)
 
     def one_left(self) -> None:
         """Completes collectives that waited only for a trainer that said bye."""
@@ -230,26 +175,63 @@ class CollectiveHandler:
 
     def forget_strangers(self) -> None:
         """Discards all collectives, none of which came from the job's trainers."""
-        self._meetings = CollectiveLog()
+        self._held.clear()
 
     def forget_process(self, trainer: int) -> None:
         """Discards requests of a trainer's previous process, which had other numbers."""
-        self._meetings.forget(_END)
+        self._forget_answers()
         for meeting in self.waiting():
             meeting.requests.pop(trainer, None)
 
     def forget(self) -> None:
         """Discards all replies, which are void."""
-        self._meetings.forget(_END)
+        self._forget_answers()
         self.trainers.rewind()
 
+    def _forget_answers(self, before: float = math.inf) -> None:
+        """Discards replies of steps before one."""
+        self._held = {
+            key: meeting
+            for key, meeting in self._held.items()
+            if meeting.answer is None or key[1] >= before
+        }
+
+    def _misfit(self, key: Key, message: Message) -> str | None:
+        """Describes how a request differs from earlier ones for the same key, if it does."""
+        meeting = self._held.get(key)
+        if meeting is None or meeting.answer is not None:
+            return None
+        for other in meeting.in_order():
+            if _outline(other) != _outline(message):
+                return (
+                    f"{other.sender} sent {_outline(other)}, {message.sender} {_outline(message)}"
+                )
+        return None
+
     def _join(self, key: Key, request: Request) -> None:
-        self._meetings.check_room(key, request, self.most_bytes)
-        meeting = self._meetings.join(key, request)
+        """Adds a trainer's request; a duplicate only updates its connection."""
+        self._check_room(key, request)
+        meeting = self._held.get(key)
+        if meeting is None or meeting.is_new_round(request):
+            meeting = self._held[key] = Collective(key)
+        old = meeting.requests.get(request.trainer)
+        # The first request counts; the reply may go to another connection.
+        meeting.requests[request.trainer] = replace(old, peer=request.peer) if old else request
         if meeting.answer is not None:
             self._answer(meeting, request)
         else:
             self._complete(meeting)
+
+    def _check_room(self, key: Key, request: Request) -> None:
+        """Rejects a new collective beyond the server's limits."""
+        if key in self._held:
+            return
+        met = [meeting.requests.get(request.trainer) for meeting in self.waiting()]
+        waiting = [old for old in met if old is not None]
+        held = sum(tensors_bytes(old.message.tensors) for old in [*waiting, request])
+        if len(waiting) >= _MOST_WAITING or held > self.most_bytes:
+            what = f"trainer {request.trainer} waits in {len(waiting)} meetings, of {held} bytes"
+            raise RequestError("bad_message", what, hint="wait for answers before asking for more")
 
     def _complete(self, meeting: Collective) -> None:
         if not meeting.requests or self.absent(meeting):
@@ -263,7 +245,7 @@ class CollectiveHandler:
         else:
             self._answer_all(meeting)
         steps = [known.step for known in self.trainers.present()]
-        self._meetings.forget(min(steps, default=0) - 1)
+        self._forget_answers(min(steps, default=0) - 1)
 
     def _reduced(self, meeting: Collective) -> bool:
         """Reduces the arrays; reports a failure to all."""
@@ -271,9 +253,7 @@ class CollectiveHandler:
         try:
             meeting.answer = reduce_tensors(str(requests[0].body["how"]), requests)
         except (TypeError, ValueError) as error:
-            self._meetings.drop(meeting)
-            for request in meeting.requests.values():
-                self.outbox.error(request.peer, request.message, request_error("failed", error))
+            self._refuse(meeting, request_error("failed", error))
             return False
         return True
 

@@ -89,13 +89,11 @@ class GradientBuffer:
         return self._pushed.bytes + sum(parts)
 
     def restart(self, step: int) -> None:
-        """Discards a step and those before it."""
         self._pushed.restart(step)
         self._parts = {later: parts for later, parts in self._parts.items() if later > step}
         self._rows = {later: rows for later, rows in self._rows.items() if later > step}
 
     def add(self, step: int, trainer: int, tensor: Tensor) -> bool:
-        """Adds a gradient; returns False for a duplicate, which is ignored."""
         return self._pushed.add(step, tensor.name, trainer, gradient_of(tensor))
 
     def add_parts(self, step: int, tensors: Iterable[Tensor]) -> int:
@@ -113,7 +111,6 @@ class GradientBuffer:
         self._rows.setdefault(step, (trainer, rows))
 
     def other_rows(self, step: int, trainer: int, rows: int) -> str | None:
-        """Describes a batch whose number of rows differs, since such sums are inconsistent."""
         first, known = self._rows.get(step, (trainer, rows))
         if not rows or rows == known:
             return None
@@ -139,7 +136,6 @@ class GradientBuffer:
                     yield f"server {server}", name
 
     def take(self, step: int, block: BlockPlan) -> SentGradients:
-        """Removes and returns the inputs of a block."""
         sent: dict[str, Gradient] = {}
         for merge in block.merges:
             by_trainer = self._pushed.take(step, merge.name)

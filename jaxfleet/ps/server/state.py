@@ -123,7 +123,7 @@ class ServerTable:
         return self.rows.shrink(step)
 
     def refill(self, folder: str, buckets: range, step: int) -> int:
-        """Replaces all rows by those of a checkpoint's folder or by none; returns the number removed.
+        """Replaces all rows by those of a checkpoint, or of none; returns the number removed.
 
         Raises:
             CheckpointError: it lacks the table or is damaged; the table is unchanged.

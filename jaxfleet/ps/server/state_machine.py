@@ -193,7 +193,6 @@ class ServerCore:
         return self._carried()
 
     def figures(self, now: float) -> ServerMetrics:
-        """Returns a snapshot of the metrics."""
         return ServerMetrics(
             self.outbox.name,
             self._counted(),
@@ -220,7 +219,6 @@ class ServerCore:
         return tasks
 
     def finish(self, job: DeviceTask, result: Any) -> Replies:
-        """Takes a task's result."""
         self._tasks.remove(job)
         if self.failure is None:
             job.then(result)
@@ -252,7 +250,6 @@ class ServerCore:
 
     @property
     def finished(self) -> bool:
-        """Whether the server can end: all trainers said bye, or it failed."""
         if self.failure is not None:
             return True
         has_work = self._tasks or self.outbox.tasks or self._membership.awaits_rerun
@@ -260,12 +257,10 @@ class ServerCore:
 
     @property
     def servers(self) -> list[str]:
-        """The endpoints of all servers, once a trainer has sent them."""
         return self._membership.servers
 
     @property
     def step(self) -> int:
-        """The last step applied, -1 without a state."""
         return self._router.step
 
     def end(self) -> None:

@@ -124,7 +124,6 @@ class TrainerRegistry:
         return self._moved.get(peer, peer)
 
     def hello(self, peer: Peer, message: Message, now: float) -> str | None:
-        """Admits a trainer, or returns the reason for rejecting it."""
         body = message.body
         if (refusal := _malformed(body)) is not None:
             return refusal
@@ -206,7 +205,6 @@ class TrainerRegistry:
         return known if known and known.session == message.body.get("session") else None
 
     def beat(self, message: Message, now: float) -> None:
-        """Records a heartbeat."""
         if (known := self.of_session(message)) is not None:
             known.heard = known.said = now
             known.doing = str(message.body.get("doing", ""))[:_LONGEST]
@@ -245,11 +243,9 @@ class TrainerRegistry:
         return Departures(self.count, left, {n: said for n, said in came.items() if n not in left})
 
     def none_lives(self, now: float) -> bool:
-        """Whether every trainer has left or is lost."""
         return all(known.left or self.is_lost(n, now) for n, known in self.by_id.items())
 
     def staying(self) -> list[int]:
-        """Returns the numbers of trainers that have not said bye, connected or not."""
         left = self.left()
         return [n for n in range(self.count) if n not in left]
 
