@@ -16,10 +16,10 @@ from jaxfleet.passes.dce import DeadCodeElimination as DeadCodeElimination
 from jaxfleet.passes.fluid.data_parallel import DataParallel as DataParallel
 from jaxfleet.passes.fluid.data_parallel import GradAllreduceByRole as GradAllreduceByRole
 from jaxfleet.passes.fluid.distributed_table import PrefetchRows as PrefetchRows
-from jaxfleet.passes.fluid.fl_average import FlAverage as FlAverage
-from jaxfleet.passes.fluid.geo_sgd import GeoSgd as GeoSgd
 from jaxfleet.passes.fluid.local_sgd import LocalSGD as LocalSGD
 from jaxfleet.passes.fluid.local_sgd import SnapshotParams as SnapshotParams
+from jaxfleet.passes.fluid.local_training import FlAverage as FlAverage
+from jaxfleet.passes.fluid.local_training import GeoSgd as GeoSgd
 from jaxfleet.passes.fluid.multi_batch_merge import MultiBatchMerge as MultiBatchMerge
 from jaxfleet.passes.fluid.ranks import BroadcastParams as BroadcastParams
 from jaxfleet.passes.fluid.ranks import CommInit as CommInit

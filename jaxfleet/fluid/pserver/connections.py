@@ -26,7 +26,7 @@ from jaxfleet.fluid.transpiler.pserver_job import DIGEST
 from jaxfleet.ir import Attr, Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.observability import spans_of
-from jaxfleet.passes.fluid.fl_average import MODE as AVERAGED
+from jaxfleet.passes.fluid.local_training import AVERAGED
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Heartbeat
 from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity

@@ -42,8 +42,8 @@ from jaxfleet.ir import Kind, Operator
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.ir.naming import GRAD
 from jaxfleet.ops import Array
-from jaxfleet.passes.fluid.fl_average import SAMPLES
 from jaxfleet.passes.fluid.job import GEO
+from jaxfleet.passes.fluid.local_training import SAMPLES
 from jaxfleet.runtime.compiled_program import not_fed
 from jaxfleet.runtime.scope import Scope
 

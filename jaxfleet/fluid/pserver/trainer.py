@@ -17,7 +17,7 @@ from jaxfleet.ir import Kind as VariableKind
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache, bind_sizes
 from jaxfleet.ops import Array
-from jaxfleet.passes.fluid.geo_sgd import PUSH_EVERY, delta_name
+from jaxfleet.passes.fluid.local_training import PUSH_EVERY, delta_name
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables
 from jaxfleet.ps.client.trainer_executor import TrainerExecutor

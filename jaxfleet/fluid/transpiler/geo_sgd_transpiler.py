@@ -21,8 +21,7 @@ from jaxfleet.fluid.transpiler.distribute_transpiler import DistributeTranspiler
 from jaxfleet.fluid.transpiler.pserver_job import PServerJob
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import FlAverage, GeoSgd
-from jaxfleet.passes.fluid.fl_average import SAMPLES, SPLIT_NUM, receive_program
-from jaxfleet.passes.fluid.geo_sgd import PUSH_EVERY
+from jaxfleet.passes.fluid.local_training import PUSH_EVERY, SAMPLES, SPLIT_NUM, receive_program
 from jaxfleet.pipeline import Pass
 
 _DEFAULT_ENDPOINT = "127.0.0.1:6174"
