@@ -57,6 +57,13 @@ class Fleet(FleetBase, ABC):
             raise mistake("the fleet was not initialized", "call fleet.init(role)", StrategyError)
         return self._executor
 
+    def _check_ready(self, optimizer: Any) -> None:
+        """Raises ValueError if it is not an optimizer, or `init` was not called."""
+        check_optimizer(optimizer)
+        if not self._is_initialized:
+            what = "use fleet.init(role) to initialize the role of current node"
+            raise mistake(f"{what} before optimizer.minimize(loss)", kind=StrategyError)
+
     @abstractmethod
     def init_worker(self) -> None:
         """Starts this process as a worker."""

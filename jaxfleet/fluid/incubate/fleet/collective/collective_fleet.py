@@ -12,7 +12,7 @@ from typing import Any
 from jaxfleet.cluster.bootstrap import detected_rank
 from jaxfleet.cluster.filesystems import FS, LocalFS
 from jaxfleet.cluster.roles import ClusterRoleMaker, RoleMakerBase
-from jaxfleet.errors import AssertedError, SavedError, StrategyError
+from jaxfleet.errors import AssertedError, SavedError
 from jaxfleet.fleet import OnlyWorker
 from jaxfleet.fluid import io
 from jaxfleet.fluid.argument_checks import mistake
@@ -20,7 +20,7 @@ from jaxfleet.fluid.compiler import CompiledProgram
 from jaxfleet.fluid.executor import Executor
 from jaxfleet.fluid.framework.program import Program
 from jaxfleet.fluid.framework.variable import Variable
-from jaxfleet.fluid.incubate.fleet.base.fleet_base import Fleet, Mode, check_optimizer
+from jaxfleet.fluid.incubate.fleet.base.fleet_base import Fleet, Mode
 from jaxfleet.fluid.incubate.fleet.collective.optimizer import (
     CollectiveOptimizer,
     DistributedStrategy,
@@ -105,10 +105,7 @@ class Collective(Fleet):
             ValueError: it is not an optimizer, or `init` was not called.
             TypeError: the strategy is not a DistributedStrategy.
         """
-        check_optimizer(optimizer)
-        if not self._is_initialized:
-            what = "use fleet.init(role) to initialize the role of current node"
-            raise mistake(f"{what} before optimizer.minimize(loss)", kind=StrategyError)
+        self._check_ready(optimizer)
         return CollectiveOptimizer(optimizer, strategy, self, self.take)
 
     def take(self, origin: Program, startup: Program, main: Any) -> None:

@@ -18,7 +18,6 @@ from jaxfleet.fluid.incubate.fleet.base.fleet_base import (
     Mode,
     NoGrad,
     Parameters,
-    check_optimizer,
     check_saves,
     leave,
 )
@@ -94,9 +93,6 @@ class TranspilerOptimizer(DistributedOptimizer):
 
 
 _MINIMIZE = "need invoke DistributedOptimizer.minimize first"
-_INIT = (
-    "use fleet.init(role) to initialize the role of current node before optimizer.minimize(loss)"
-)
 
 
 class DistributedTranspiler(Fleet):
@@ -122,9 +118,7 @@ class DistributedTranspiler(Fleet):
             ValueError: it is not an optimizer, or `init` was not called.
             TypeError: the strategy is not as `TranspilerOptimizer` takes it.
         """
-        check_optimizer(optimizer)
-        if not self._is_initialized:
-            raise mistake(_INIT, kind=StrategyError)
+        self._check_ready(optimizer)
         return TranspilerOptimizer(optimizer, strategy, self._transpile)
 
     def _transpile(
