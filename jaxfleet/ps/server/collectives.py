@@ -142,7 +142,7 @@ class CollectiveHandler:
     def _refuse(self, meeting: Collective, refusal: RequestError) -> None:
         self.drop(meeting)
         for request in meeting.requests.values():
-            self.outbox.error(request.peer, request.message, refusal)
+            self.outbox.refuse(request, refusal)
 
     def reduce(self, request: Request) -> None:
         message = request.message
@@ -268,7 +268,7 @@ class CollectiveHandler:
 
     def _answer(self, meeting: Collective, request: Request) -> None:
         kind = Kind.REDUCED if meeting.key[0] == "reduce" else Kind.OK
-        self.outbox.answer(request.peer, request.message, kind, {}, meeting.answer or ())
+        self.outbox.reply(request, kind, {}, meeting.answer or ())
 
 
 def _differing_leaves(step: int, gave: Sequence[tuple[str, str]]) -> RequestError:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.observability.notices import LOGGED_AFTER_S, alert
 from jaxfleet.ps.server.collectives import Collective, CollectiveHandler
-from jaxfleet.ps.server.options import ServerOptions
 from jaxfleet.ps.server.outbox import Outbox, Request, RequestError
 from jaxfleet.ps.server.request_router import RequestRouter
 from jaxfleet.ps.server.trainer_registry import PeerState, TrainerRegistry
@@ -14,52 +13,6 @@ from jaxfleet.transport.messages import Kind, Message, Plain
 
 _MOST_PENDING = 1024  # maximum number of requests in one `pending`
 _SHOWN = 3  # maximum number of missing names shown
-
-
-def timeout_error(
-    request: Request,
-    missing: Mapping[str, Sequence[str]],
-    *,
-    trainers: TrainerRegistry,
-    servers: Mapping[int, PeerState],
-    options: ServerOptions,
-    now: float,
-) -> RequestError | None:
-    """Returns the error that ends a wait, or None if it may continue."""
-    waited = now - request.since
-    for who, things in missing.items():
-        kind, _, number = who.partition(" ")
-        known = (servers if kind == "server" else trainers.by_id).get(int(number))
-        if known is not None and known.left:
-            text = f"{who} said bye after step {known.step}"
-            return _error("peer_lost", request, things, text, waited)
-        patience = options.lost_after_s + (options.server_return_s if kind == "server" else 0.0)
-        if known is not None and now - known.heard > patience:
-            silent = f"not heard of for {now - known.heard:.1f} s"
-            text = f"{who} is lost: {silent}, {known.text(now)}"
-            return _error("peer_lost", request, things, text, waited)
-    if missing and waited > options.step_timeout_s:
-        who, things = next(iter(missing.items()))
-        kind, _, number = who.partition(" ")
-        known = (servers if kind == "server" else trainers.by_id).get(int(number))
-        refused = trainers.refused.get(int(number)) if kind == "trainer" else None
-        never = f"{who} never said hello" if refused is None else f"{who} was refused: {refused}"
-        text = f"{who}: {known.text(now)}" if known is not None else never
-        return _error("timeout", request, things, text, waited)
-    return None
-
-
-def _error(
-    code: str, request: Request, things: Sequence[str], text: str, waited: float
-) -> RequestError:
-    shown = ", ".join(things[:_SHOWN])
-    if len(things) > _SHOWN:
-        shown += f" and {len(things) - _SHOWN} more"
-    message = request.message
-    what = f"{text}; {message.sender} waited {waited:.1f} s in {message.kind.value} of step"
-    what = f"{what} {message.step} for {shown}"
-    hint = "look at that process's log; step_timeout_s and lost_after_s say how long to wait"
-    return RequestError(code, what, hint=hint)
 
 
 @dataclass
@@ -119,13 +72,13 @@ class LivenessMonitor:
             "lacks": any(map(self.router.lacks, mine)),
             "step": self.router.step_of(trainer),
         }
-        self.outbox.answer(request.peer, request.message, Kind.PENDING, body)
+        self.outbox.reply(request, Kind.PENDING, body)
 
     def tell_all(self, refusal: RequestError) -> None:
         """Reports an error to all trainers, in reply to their pending requests if any."""
         waiting = self.router.waiting() + self.collectives.requests()
         for request in waiting:
-            self.outbox.error(request.peer, request.message, refusal)
+            self.outbox.refuse(request, refusal)
             self.router.drop(request)
         told = {request.peer for request in waiting}
         for known in self.trainers.present():
@@ -143,19 +96,42 @@ class LivenessMonitor:
 
     def _complain(self, request: Request, missing: dict[str, list[str]], now: float) -> bool:
         """Answers a request with an error if its peers are lost or timed out."""
-        found = timeout_error(
-            request,
-            missing,
-            trainers=self.trainers,
-            servers=self.router.links.known,
-            options=self.trainers.options,
-            now=now,
-        )
+        found = self._timeout(request, missing, now)
         if found is not None:
-            self.outbox.error(request.peer, request.message, found)
+            self.outbox.refuse(request, found)
         elif missing:
             self._log(request, missing, now)
         return found is not None
+
+    def _timeout(
+        self, request: Request, missing: Mapping[str, Sequence[str]], now: float
+    ) -> RequestError | None:
+        """Returns the error that ends a wait, or None if it may continue."""
+        options, waited = self.trainers.options, now - request.since
+        for peer, things in missing.items():
+            known, patience = self._peer(peer), options.lost_after_s
+            if peer.startswith("server"):
+                patience += options.server_return_s
+            if known is not None and known.left:
+                text = f"{peer} said bye after step {known.step}"
+                return _error("peer_lost", request, things, text, waited)
+            if known is not None and now - known.heard > patience:
+                silent = f"not heard of for {now - known.heard:.1f} s"
+                text = f"{peer} is lost: {silent}, {known.text(now)}"
+                return _error("peer_lost", request, things, text, waited)
+        if missing and waited > options.step_timeout_s:
+            peer, things = next(iter(missing.items()))
+            text = f"{peer} never said hello"
+            if (known := self._peer(peer)) is not None:
+                text = f"{peer}: {known.text(now)}"
+            elif peer.startswith("trainer") and (number := _number(peer)) in self.trainers.refused:
+                text = f"{peer} was refused: {self.trainers.refused[number]}"
+            return _error("timeout", request, things, text, waited)
+        return None
+
+    def _peer(self, name: str) -> PeerState | None:
+        links, trainers = self.router.links.known, self.trainers.by_id
+        return (links if name.startswith("server") else trainers).get(_number(name))
 
     def _log(self, request: Request, missing: dict[str, list[str]], now: float) -> None:
         """Logs a wait once per missing peer and step, whichever trainer waits."""
@@ -169,11 +145,26 @@ class LivenessMonitor:
         waits = [r for r in self.router.waiting() if r.step == request.step] or [request]
         names = ", ".join(dict.fromkeys(r.message.sender for r in waits[:_SHOWN]))
         missed = ", ".join(things[:_SHOWN])
-        known = self.trainers.by_id if peer.startswith("trainer") else self.router.links.known
-        number = peer.rpartition(" ")[2]
-        seen = known.get(int(number)) if number.isdigit() else None
-        last = seen.text(now) if seen is not None else "it never said hello"
+        known = self._peer(peer)
+        last = known.text(now) if known is not None else "it never said hello"
         alert(
             f"{self.outbox.name}: {names} waits for {peer}: {missed} of step {request.step} "
             f"(for {now - request.since:.0f} s now; {last})"
         )
+
+
+def _number(peer: str) -> int:
+    return int(peer.rpartition(" ")[2])
+
+
+def _error(
+    code: str, request: Request, things: Sequence[str], text: str, waited: float
+) -> RequestError:
+    shown = ", ".join(things[:_SHOWN])
+    if len(things) > _SHOWN:
+        shown += f" and {len(things) - _SHOWN} more"
+    message = request.message
+    what = f"{text}; {message.sender} waited {waited:.1f} s in {message.kind.value} of step"
+    what = f"{what} {message.step} for {shown}"
+    hint = "look at that process's log; step_timeout_s and lost_after_s say how long to wait"
+    return RequestError(code, what, hint=hint)

@@ -161,7 +161,7 @@ class MaintenanceQueue:
         path, stores = Path(str(message.body["path"])), self._stores(message)
         if stores is None and step != held.step:
             what = f"a save of step {step} came when step {held.step} was applied"
-            self.outbox.error(request.peer, message, RequestError("bad_message", what))
+            self.outbox.refuse(request, RequestError("bad_message", what))
             return
 
         def run() -> PartReceipt:
@@ -180,7 +180,7 @@ class MaintenanceQueue:
     def _start_own(self, request: Request) -> None:
         step = self.held.step
         if self.own.has(request.step, request.trainer):
-            self.outbox.answer(request.peer, request.message, Kind.OK, {"step": request.step})
+            self.outbox.reply(request, Kind.OK, {"step": request.step})
             return
         if self.own.schedule.is_waiting:
             self._not_saved(request)
@@ -190,18 +190,18 @@ class MaintenanceQueue:
             if self.own.put_off(error):
                 self._not_saved(request)
             else:
-                self.outbox.error(request.peer, request.message, request_error("failed", error))
+                self.outbox.refuse(request, request_error("failed", error))
 
         self._write_own(lambda made: self._answer(request, made.receipt, step), failed)
 
     def _not_saved(self, request: Request) -> None:
         """Replies that there is no space for a checkpoint: pushes are to be kept."""
-        self.outbox.answer(request.peer, request.message, Kind.OK, {"is_full": True})
+        self.outbox.reply(request, Kind.OK, {"is_full": True})
 
     def _answer(self, request: Request, receipt: PartReceipt, step: int) -> None:
         body: dict[str, Plain] = {"files": receipt.files, "bytes": receipt.bytes, "step": step}
         body["receipt"] = receipt.to_plain()
-        self.outbox.answer(request.peer, request.message, Kind.OK, body)
+        self.outbox.reply(request, Kind.OK, body)
 
     def _start_shrink(self, request: Request) -> None:
         held, message = self.held, request.message
@@ -210,7 +210,7 @@ class MaintenanceQueue:
         refill = _refill(message)
 
         def told() -> None:
-            self.outbox.answer(request.peer, message, Kind.OK, {"rows": table.shrunk[1]})
+            self.outbox.reply(request, Kind.OK, {"rows": table.shrunk[1]})
 
         def kept() -> None:
             told()
@@ -241,7 +241,7 @@ class MaintenanceQueue:
             if batch is not None:
                 tensors = (Tensor("keys", batch.keys), Tensor("rows", batch.rows))
             body: dict[str, Plain] = {"next": following if batch is not None else None}
-            self.outbox.answer(request.peer, message, Kind.ROWS, body, tensors)
+            self.outbox.reply(request, Kind.ROWS, body, tensors)
             self._free()
 
         run = partial(table.rows_from, _first_bucket(message))
@@ -265,7 +265,7 @@ class MaintenanceQueue:
         def loaded_and_kept(step: int) -> None:
             held.scheduler.restart(step)
             self.on_load()
-            self.outbox.answer(request.peer, request.message, Kind.OK, {"step": step})
+            self.outbox.reply(request, Kind.OK, {"step": step})
             self._free()
 
         self._hand_out("loading", run, then, request)
@@ -274,7 +274,7 @@ class MaintenanceQueue:
         self, what: str, run: Callable[[], Any], then: Callable[[Any], None], request: Request
     ) -> None:
         def failed(error: Exception) -> None:
-            self.outbox.error(request.peer, request.message, request_error("failed", error))
+            self.outbox.refuse(request, request_error("failed", error))
             self._free()
 
         self.is_busy = True

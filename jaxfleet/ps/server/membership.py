@@ -157,7 +157,7 @@ class Membership:
         self.trainers.by_id[request.trainer].left = True
         if self.record is not None:
             self.record.write(self.trainers.departed())
-        self.outbox.answer(request.peer, request.message, Kind.OK)
+        self.outbox.reply(request, Kind.OK)
         self.collectives.one_left()
         self._let_go(request.trainer)
 

@@ -117,6 +117,18 @@ class Outbox:
         reply = Message(kind, self.name, message.step, message.number, body or {}, tensors)
         self.out.append((peer, reply))
 
+    def reply(
+        self,
+        request: Request,
+        kind: Kind,
+        body: Mapping[str, Plain] | None = None,
+        tensors: tuple[Tensor, ...] = (),
+    ) -> None:
+        self.answer(request.peer, request.message, kind, body, tensors)
+
+    def refuse(self, request: Request, refusal: RequestError) -> None:
+        self.error(request.peer, request.message, refusal)
+
     def error(self, peer: Peer, message: Message, refusal: RequestError) -> None:
         self.errors += 1
         what = refusal.what  # may quote the request, so it is truncated

@@ -66,7 +66,7 @@ class StateAssignment:
         self.check(message)
 
         def answer() -> None:
-            self.outbox.answer(request.peer, message, Kind.OK)
+            self.outbox.reply(request, Kind.OK)
 
         if scheduler.applied >= 0:
             scheduler.duplicates += len(message.tensors)
@@ -221,7 +221,7 @@ class RequestRouter:
             what = f"trainer {request.trainer} defines another program than this server has"
             hint = "all trainers must run the same script, with the same strategy"
             raise RequestError("refused", what, hint=hint)
-        self.outbox.answer(request.peer, request.message, Kind.OK)
+        self.outbox.reply(request, Kind.OK)
 
     def _load(self, plan: ServerPlan) -> LoadedProgram:
         if plan.exchange is not None:

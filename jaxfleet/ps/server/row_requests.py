@@ -147,7 +147,7 @@ class RowLookupHandler:
             table = requested_table(request.message, held)
             keys = read_keys(request.message, held)
         except RequestError as refusal:  # it arrived before there was a program
-            self.outbox.error(request.peer, request.message, refusal)
+            self.outbox.refuse(request, refusal)
             return True
         if not held.scheduler.may_look_up(table.spec.name, request.step):
             return False
@@ -157,17 +157,16 @@ class RowLookupHandler:
     def _start(
         self, request: Request, table: ServerTable, keys: np.ndarray, held: ServerState
     ) -> None:
-        peer, message = request.peer, request.message
 
         def run() -> np.ndarray:
-            return table.look_up(keys, message.step)
+            return table.look_up(keys, request.step)
 
         def then(rows: np.ndarray) -> None:
             held.scheduler.gave_rows(table.spec.name, request.trainer, keys, rows)
-            self.outbox.answer(peer, message, Kind.ROWS, {}, (Tensor("rows", rows),))
+            self.outbox.reply(request, Kind.ROWS, {}, (Tensor("rows", rows),))
 
         def failed(error: Exception) -> None:
-            self.outbox.error(peer, message, request_error("failed", error))
+            self.outbox.refuse(request, request_error("failed", error))
 
         expected_s = table.reading.expected_s(len(keys))
         what = f"looking rows of '{table.spec.name}' up"
@@ -241,7 +240,7 @@ class RowPushHandler:
             held.scheduler.take_back(name, step)
             refusal = request_error("refused", error)
             for push in pushes:
-                self.outbox.error(push.request.peer, push.request.message, refusal)
+                self.outbox.refuse(push.request, refusal)
             self.resume_work()
 
         expected_s = table.writing.expected_s(sum(len(push.keys) for push in pushes))

@@ -323,7 +323,7 @@ class ServerCore:
     def _stats(self, request: Request) -> None:
         counts: dict[str, Plain] = {kind.value: count for kind, count in self._counts.items()}
         body = {**self._counted(), "messages": counts}
-        self.outbox.answer(request.peer, request.message, Kind.OK, body)
+        self.outbox.reply(request, Kind.OK, body)
 
     def _counted(self) -> dict[str, Plain]:
         refused: dict[str, Plain] = {"errors": self.outbox.errors, "rejected": self.rejected}

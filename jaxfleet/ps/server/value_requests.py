@@ -196,7 +196,7 @@ class PullHandler:
         try:
             self._check(pull, held)
         except RequestError as refusal:
-            self.outbox.error(request.peer, request.message, refusal)
+            self.outbox.refuse(request, refusal)
             return True
         step, trainer, until = request.step, request.trainer, valid_until(request)
         ready = [name for name in pull.left if held.is_ready(name, step, trainer, until)]
@@ -204,7 +204,7 @@ class PullHandler:
             pull.left = [name for name in pull.left if name not in ready]
             self._send(request, ready, held)
         if pull.is_empty and held.scheduler.has_applied(step, trainer):
-            self.outbox.answer(request.peer, request.message, Kind.VALUES, _stamp(request, held))
+            self.outbox.reply(request, Kind.VALUES, _stamp(request, held))
             return True
         return not pull.left and not pull.is_empty
 
@@ -226,7 +226,7 @@ class PullHandler:
         here = tuple(Tensor(name, array) for name, array in found if array is not None)
         if here:
             stamp = _stamp(request, held)
-            self.outbox.answer(request.peer, request.message, Kind.VALUES, stamp, here)
+            self.outbox.reply(request, Kind.VALUES, stamp, here)
         rest = [name for name, array in found if array is None]
         if rest:
             self._read(request, rest, held)
@@ -238,11 +238,11 @@ class PullHandler:
         def then(copies: Mapping[str, np.ndarray]) -> None:
             tensors = tuple(Tensor(name, copies[name]) for name in names)
             stamp = _stamp(request, held)
-            self.outbox.answer(request.peer, request.message, Kind.VALUES, stamp, tensors)
+            self.outbox.reply(request, Kind.VALUES, stamp, tensors)
 
         def failed(error: Exception) -> None:
             what = f"{', '.join(names)}: no value as of step {request.step} ({error!r})"
-            self.outbox.error(request.peer, request.message, RequestError("bad_message", what))
+            self.outbox.refuse(request, RequestError("bad_message", what))
 
         self.outbox.tasks.append(
             DeviceTask("reading", lambda: held.executor.copies(names, rows), then, failed)
