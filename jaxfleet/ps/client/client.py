@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, ProgramError
 from jaxfleet.observability import NO_SPANS, LongWait, Spans
-from jaxfleet.ps.client.heartbeat import Heartbeat
+from jaxfleet.ps.client.heartbeat import Heartbeat, Pulse
 from jaxfleet.ps.client.request_sender import Recovery, ReplayBudget, RequestSender
 from jaxfleet.ps.client.server_session import (
     PendingRequest,
@@ -290,21 +290,20 @@ class Client(RequestSender):
             for hello in hellos:
                 self.send(hello.server, hello.message)
 
+    def _pulse(self, request: PendingRequest) -> Pulse | None:
+        return self._heartbeat.pulse(request.server) if self._heartbeat is not None else None
+
     def _late(
         self, requests: Sequence[PendingRequest], limit_s: float, error: type[JaxfleetError]
     ) -> JaxfleetError:
         request = next(request for request in requests if not request.is_done)
-        beats = self._heartbeat
-        pulse = beats.pulse(request.server) if beats is not None else None
-        return timeout_error(self.me, request, limit_s, error, pulse)
+        return timeout_error(self.me, request, limit_s, error, self._pulse(request))
 
     def _described(self, requests: Sequence[PendingRequest]) -> str:
         waiting = [request for request in requests if not request.is_done]
         if not waiting:
             return f"{self.me.name} waited at step {self.step}"
-        beats, first = self._heartbeat, waiting[0]
-        pulse = beats.pulse(first.server) if beats is not None else None
-        return describe_wait(self.me, first, len(waiting) - 1, pulse)
+        return describe_wait(self.me, waiting[0], len(waiting) - 1, self._pulse(waiting[0]))
 
     def _longest_s(self) -> float:
         # Longer than the servers' own timeout, whose error names the missing peer.

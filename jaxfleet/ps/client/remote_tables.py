@@ -90,13 +90,8 @@ class RemoteTables(TableAccess):
     ) -> None:
         """Sends gradients of the current step; each table gets one push per step, possibly empty.
 
-        Args:
-            table: name of the table.
-            keys: int64[n], distinct.
-            grads: float32[n, dim]; neither may change afterwards.
-            learning_rate: overrides the optimizer's; the first trainer's applies.
-            shows: float32[n], impressions of each key; for tables with `ByScore`.
-            clicks: float32[n], clicks on each key.
+        Otherwise as `TableAccess.push`. No array may change afterwards. A `learning_rate` overrides
+        the optimizer's; the first trainer's applies.
 
         Raises:
             ProgramError: there is no such table, the arrays do not fit it, or it had its push.

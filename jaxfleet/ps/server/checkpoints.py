@@ -126,17 +126,12 @@ def load_state(folder: Path, plan: ServerPlan) -> tuple[dict[str, np.ndarray], i
     return arrays, checkpoint.step
 
 
-def open_stores(plan: ServerPlan) -> list[TableStore]:
-    """Returns an empty store for each table."""
-    return [make_store(spec, share=plan.share) for spec in plan.tables]
-
-
 def load_stores(found: Sequence[Checkpoint], plan: ServerPlan) -> list[TableStore]:
     """Loads this server's rows from a checkpoint, followed by those that it is incremental to.
 
     Any number of servers may have written them.
     """
-    stores = open_stores(plan)
+    stores = [make_store(spec, share=plan.share) for spec in plan.tables]
     if stores:
         load_tables(found, stores, buckets=plan.buckets)
     return stores

@@ -76,14 +76,6 @@ class ServerLinks:
         self.out.append((server, message))
 
 
-def partial_sums_message(
-    sender: str, step: int, arrays: Iterable[Tensor], body: Mapping[str, Plain]
-) -> Message:
-    """Returns a message with copies of a server's partial sums."""
-    tensors = tuple(replace(tensor, array=tensor.array.copy()) for tensor in arrays)
-    return Message(Kind.PARTS, sender, step, body=body, tensors=tensors)
-
-
 _MOST_AHEAD = 1 << 16  # steps that another server may be ahead
 
 
@@ -133,4 +125,5 @@ class PartialSums:
 
     def _message(self, step: int, tensors: Iterable[Tensor]) -> Message:
         body: dict[str, Plain] = {"program": self.me.program, "incarnation": self.me.incarnation}
-        return partial_sums_message(self.outbox.name, step, tensors, body)
+        copies = tuple(replace(tensor, array=tensor.array.copy()) for tensor in tensors)
+        return Message(Kind.PARTS, self.outbox.name, step, body=body, tensors=copies)

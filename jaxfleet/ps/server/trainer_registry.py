@@ -263,15 +263,12 @@ class TrainerRegistry:
             wanted["trainers"] = self.options.trainers
         if self.restored is not None:
             wanted["program"] = self.restored
-        for name, value in wanted.items():
-            if body.get(name) != value:
-                found = f"trainer {number} says {name} {_short(body.get(name))}, and the server"
-                return f"{found} {_short(value)}{self._where(name, body, text)}"
-        for name, value in self.facts.items():
-            if body.get(name) != value:
-                found = f"trainer {number} says {name} {_short(body.get(name))}"
-                found = f"{found}, and trainer {self.first} says {_short(value)}"
-                return f"{found}{self._where(name, body, text)}"
+        first = f"trainer {self.first} says"
+        for values, other in ((wanted, "the server"), (self.facts, first)):
+            for name, value in values.items():
+                if body.get(name) != value:
+                    found = f"trainer {number} says {name} {_short(body.get(name))}, and {other}"
+                    return f"{found} {_short(value)}{self._where(name, body, text)}"
         return None
 
     def _where(self, name: str, body: Mapping[str, Plain], text: np.ndarray | None) -> str:
