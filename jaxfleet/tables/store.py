@@ -76,19 +76,14 @@ class TableStore:
         shows: np.ndarray | None = None,
         clicks: np.ndarray | None = None,
     ) -> None:
-        """Updates rows by the optimizer; creates missing ones.
+        """Updates rows by the optimizer; creates missing ones. Arguments are as `TableAccess.push`'s.
 
-        Args:
-            keys: int64[n], unique.
-            grads: float32[n, dim].
-            step: of the gradients.
-            learning_rate: of this update; by default the optimizer's.
-            shows: float32[n], times each key was shown; for tables with scores.
-            clicks: float32[n], times it was clicked.
+        A `learning_rate` overrides the optimizer's.
 
         Raises:
             ProgramError: a gradient is not finite, and the table refuses those; or the rate is not
-                finite; or shows are given to a table without scores. Nothing was applied.
+            finite;
+                or shows are given to a table without scores. Nothing was applied.
         """
         rate = self._update.learning_rate
         if learning_rate is not None:
@@ -126,11 +121,15 @@ class TableStore:
     ) -> None:
         if not (self._evictions.scores or (shows is None and clicks is None)):
             raise no_scores(self.spec.name)
-        keys = _keys(keys)
+        keys, changes = _keys(keys), np.require(changes, np.float32, ["C", "A"])
         self._bring_in(keys)
-        accepted, kept = self._accepted(keys, np.require(changes, np.float32, ["C", "A"]), step)
+        kept = finite(self.spec, keys, changes, step)
+        if not isinstance(kept, slice):
+            self._skipped += len(keys) - len(kept)
+        if self._waiting is not None:
+            kept = self._admitted(keys, kept, step)
         slots = self._slots(keys[kept], step)
-        apply(slots, accepted)
+        apply(slots, changes[kept])
         self._evictions.touch(self._columns, slots, _step(step))
         self._evictions.count(self._columns, slots, kept, shows, clicks)
         self._evict_surplus(step)
@@ -280,17 +279,6 @@ class TableStore:
             self._columns[name].fill(slots, state.initial)
         for name in self._evictions.counters:
             self._columns[name].fill(slots, 0)
-
-    def _accepted(
-        self, keys: np.ndarray, grads: np.ndarray, step: int
-    ) -> tuple[np.ndarray, np.ndarray | slice]:
-        """Returns the accepted gradients, and their positions among the given ones."""
-        kept = finite(self.spec, keys, grads, step)
-        if not isinstance(kept, slice):
-            self._skipped += len(keys) - len(kept)
-        if self._waiting is not None:
-            kept = self._admitted(keys, kept, step)
-        return grads[kept], kept
 
     def _admitted(self, keys: np.ndarray, kept: np.ndarray | slice, step: int) -> np.ndarray:
         """Returns the positions of keys that have a row or get one now."""
