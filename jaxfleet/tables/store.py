@@ -76,14 +76,13 @@ class TableStore:
         shows: np.ndarray | None = None,
         clicks: np.ndarray | None = None,
     ) -> None:
-        """Updates rows by the optimizer; creates missing ones. Arguments are as `TableAccess.push`'s.
+        """Updates rows by the optimizer; creates missing ones.
 
-        A `learning_rate` overrides the optimizer's.
+        Arguments are as in `TableAccess.push`. A `learning_rate` overrides the optimizer's.
 
         Raises:
             ProgramError: a gradient is not finite, and the table refuses those; or the rate is not
-            finite;
-                or shows are given to a table without scores. Nothing was applied.
+                finite; or shows are given to a table without scores. Nothing was applied.
         """
         rate = self._update.learning_rate
         if learning_rate is not None:
