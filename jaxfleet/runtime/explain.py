@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxfleet.analysis.gradient_sums import reductions, trains, with_roles
 from jaxfleet.analysis.sharding import mesh_of, own_state, propagate, summed_state
-from jaxfleet.analysis.sharding.shardable_state import shardable_state
+from jaxfleet.analysis.sharding.layout_choices import shardable_state
 from jaxfleet.capture import Captured
 from jaxfleet.ir import Dim, Kind, Operator, Program, Role, Variable
 from jaxfleet.lower import device_count

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, replace
 
 from jaxfleet.analysis.sharding import mesh_of, propagate, summed_state
-from jaxfleet.analysis.sharding.batch_statistics import batch_statistics
-from jaxfleet.analysis.sharding.shardable_state import shardable_state
+from jaxfleet.analysis.sharding.layout_choices import batch_statistics, shardable_state
 from jaxfleet.ir import Attrs, Operands, Operator, Program
 from jaxfleet.passes.collective.spmd_partitioner import check_devices, device_program
 from jaxfleet.pipeline import Pass, made_by, register_pass

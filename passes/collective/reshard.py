@@ -13,7 +13,7 @@ from jaxfleet.analysis.sharding import (
     OperatorView,
     Sharding,
 )
-from jaxfleet.analysis.sharding.rematerialize import REMATERIALIZABLE, rematerialized
+from jaxfleet.analysis.sharding.shape import REMATERIALIZABLE, rematerialized
 from jaxfleet.ir import (
     Attr,
     Attrs,

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jaxfleet.analysis.effects import OuterUses
-from jaxfleet.analysis.sharding import elementwise
+from jaxfleet.analysis.sharding import arithmetic
 from jaxfleet.analysis.sharding.plan import ShardingPlan
 from jaxfleet.ir import Block, BlockRef, Literal, Operand, Operator, Program
 
 _EVEN = frozenset({"jax.broadcast_in_dim"})  # creates identical rows
 _ELEMENTWISE = (
-    elementwise.ADDITIVE | elementwise.LINEAR | elementwise.NONLINEAR | {"jax.mul", "jax.div"}
+    arithmetic.ADDITIVE | arithmetic.LINEAR | arithmetic.NONLINEAR | {"jax.mul", "jax.div"}
 )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from jaxfleet.analysis.optimizer_groups.result import Reason
 from jaxfleet.analysis.sharding import REPLICATED, Mesh, Sharding, ShardingPlan, sharded
-from jaxfleet.analysis.sharding.rule_api import OperatorView
+from jaxfleet.analysis.sharding.plan import OperatorView
 from jaxfleet.analysis.sharding.rules import operator_sharding as place_on_rows
 from jaxfleet.ir import Attrs, Block, Literal, Operand, Operator, Program, Variable
 

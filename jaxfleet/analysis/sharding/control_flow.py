@@ -8,8 +8,16 @@ accumulates over its own iterations, and these sums are summed.
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from jaxfleet.analysis.sharding.plan import BlockPlan, PropagationContext, block_at, blocks_of
-from jaxfleet.analysis.sharding.rule_api import OperatorSharding, OperatorView, along, gathered
+from jaxfleet.analysis.sharding.plan import (
+    BlockPlan,
+    OperatorSharding,
+    OperatorView,
+    PropagationContext,
+    along,
+    block_at,
+    blocks_of,
+    gathered,
+)
 from jaxfleet.analysis.sharding.spec import (
     REPLICATED,
     SUM,

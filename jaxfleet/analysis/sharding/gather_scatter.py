@@ -8,7 +8,7 @@ axes that every slice takes (every update covers) whole.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxfleet.analysis.sharding.rule_api import (
+from jaxfleet.analysis.sharding.plan import (
     OperatorSharding,
     OperatorView,
     along,

@@ -14,12 +14,13 @@ from jaxfleet.analysis.sharding import control_flow
 from jaxfleet.analysis.sharding.plan import (
     SCATTER,
     BlockPlan,
+    OperatorSharding,
+    OperatorView,
     OpPlan,
     OutputKey,
     ShardingPlan,
     StateSharding,
 )
-from jaxfleet.analysis.sharding.rule_api import OperatorSharding, OperatorView
 from jaxfleet.analysis.sharding.rules import operator_sharding
 from jaxfleet.analysis.sharding.spec import REPLICATED, VARYING, Mesh, Sharding, sharded
 from jaxfleet.errors import PassError
