@@ -17,7 +17,7 @@ from dataclasses import replace
 from common import Bar, print_bars, print_table
 
 import jaxfleet.passes  # noqa: F401  # registers them
-from jaxfleet.analysis.verifier_rules import meaning_rules
+from jaxfleet.analysis.step_checks import meaning_rules
 from jaxfleet.ir import (
     Attrs,
     Block,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from jaxfleet.analysis.effects import Effects
+from jaxfleet.analysis.flow import Effects
 from jaxfleet.ir import Attr, Attrs, Block, BlockRef, Kind, Operator, Program, Variable
 from jaxfleet.ir.attributes import map_attr
 from jaxfleet.pipeline import Pass, register_pass

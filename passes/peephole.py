@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxfleet.analysis.effects import OuterUses
+from jaxfleet.analysis.flow import OuterUses
 from jaxfleet.ir import Attrs, Block, Kind, Operand, Operands, Operator, Program
 from jaxfleet.pipeline import Pass, made_by, register_pass
 

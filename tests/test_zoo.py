@@ -13,7 +13,7 @@ import pytest
 from jax import export
 from jax.errors import InconclusiveDimensionOperation
 
-from jaxfleet.analysis.verifier_rules import meaning_rules
+from jaxfleet.analysis.step_checks import meaning_rules
 from jaxfleet.ir import parse, print_program, verify
 from jaxfleet.passes import GradAllreduce
 from tests.runtime.comparing import ELSEWHERE, compare

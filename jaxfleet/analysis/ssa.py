@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from jaxfleet.analysis.effects import OuterUses
+from jaxfleet.analysis.flow import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operator, Program, Variable
 from jaxfleet.ir.naming import unique

@@ -8,7 +8,7 @@ from typing import Any
 from jaxfleet.analysis.placement.policies import METHODS
 from jaxfleet.analysis.placement.sliced_layout import endpoints_of
 from jaxfleet.analysis.placement.transfer_plan import TransferPlan, transfer_plan
-from jaxfleet.analysis.verifier_rules import meaning_rules
+from jaxfleet.analysis.step_checks import meaning_rules
 from jaxfleet.cli.files import STDIN, read_programs
 from jaxfleet.ir import Program
 from jaxfleet.passes import Dispatch, GradAllreduce, InsertSendRecv, InsertStartup, SliceVar

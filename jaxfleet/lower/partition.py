@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxfleet.analysis.effects import OuterUses
+from jaxfleet.analysis.flow import OuterUses
 from jaxfleet.analysis.placement.sliced_layout import joins_slices
 from jaxfleet.analysis.ssa import rewritten_temporaries, used_inside, with_single_assignment
 from jaxfleet.ir import Block, Dim, Kind, Operator, Program

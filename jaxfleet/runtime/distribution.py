@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from jaxfleet.analysis.step_warnings import frozen_statistics_warning, repeated_key_warning
+from jaxfleet.analysis.step_checks import frozen_statistics_warning, repeated_key_warning
 from jaxfleet.capture import Captured, capture
 from jaxfleet.capture.gc_threshold import rare_collections
 from jaxfleet.cluster import check_has_joined, joined

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfleet.analysis.effects import Effects
-from jaxfleet.analysis.verifier_rules import meaning_rules
+from jaxfleet.analysis.flow import Effects
+from jaxfleet.analysis.step_checks import meaning_rules
 from jaxfleet.capture import Captured
 from jaxfleet.env import read_environment
 from jaxfleet.errors import StrategyError

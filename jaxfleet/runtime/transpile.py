@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxfleet.analysis.verifier_rules import meaning_rules
+from jaxfleet.analysis.step_checks import meaning_rules
 from jaxfleet.env import read_environment
 from jaxfleet.ir import Program
 from jaxfleet.passes.pipelines import gloo_pipeline

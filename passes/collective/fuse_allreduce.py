@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TypeAlias
 
-from jaxfleet.analysis.effects import Effects, OuterUses, Uses
+from jaxfleet.analysis.flow import Effects, OuterUses, Uses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Attrs, Block, Operands, Operator, Program, Role, Variable
 from jaxfleet.pipeline import Pass, made_by, register_pass

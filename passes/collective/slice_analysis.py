@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jaxfleet.analysis.effects import OuterUses
+from jaxfleet.analysis.flow import OuterUses
 from jaxfleet.analysis.sharding import arithmetic
 from jaxfleet.analysis.sharding.plan import ShardingPlan
 from jaxfleet.ir import Block, BlockRef, Literal, Operand, Operator, Program

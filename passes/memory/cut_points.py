@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxfleet.analysis.effects import OuterUses
-from jaxfleet.analysis.flow import forward_places
+from jaxfleet.analysis.flow import OuterUses, forward_places
 from jaxfleet.ir import Dim, Kind, Literal, Operator, Program, Size, evaluate
 
 

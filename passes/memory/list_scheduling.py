@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from jaxfleet.analysis.effects import Effects, OuterUses
+from jaxfleet.analysis.flow import Effects, OuterUses
 from jaxfleet.analysis.memory import LiveRange
 from jaxfleet.ir import Program
 

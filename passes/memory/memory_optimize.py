@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from jaxfleet.analysis.effects import Effects, OuterUses
+from jaxfleet.analysis.flow import Effects, OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Attr, Block, Kind, Operands, Operator, Program, Role, Variable
 from jaxfleet.passes.memory.buffer_reuse import BufferReuse, Log, ReuseRules, is_array

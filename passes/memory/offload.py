@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from jaxfleet.analysis.effects import Effects, OuterUses
+from jaxfleet.analysis.flow import Effects, OuterUses
 from jaxfleet.analysis.memory.costs import bytes_of, equal_sizes
-from jaxfleet.analysis.memory.fusion_model import executables
+from jaxfleet.analysis.memory.liveness import executables
 from jaxfleet.analysis.placement.sliced_layout import joins_slices
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operands, Operator, Program, Role, Variable

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxfleet.analysis.effects import OuterUses
-from jaxfleet.analysis.flow import forward_places
+from jaxfleet.analysis.flow import OuterUses, forward_places
 from jaxfleet.analysis.ssa import in_single_assignment
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operands, Operator, Program, Role, Variable

@@ -6,8 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from jaxfleet.analysis.effects import Effects, OuterUses
-from jaxfleet.analysis.flow import forward_places
+from jaxfleet.analysis.flow import Effects, OuterUses, forward_places
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operator, Program
 

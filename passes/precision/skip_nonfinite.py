@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from jaxfleet.analysis.effects import OuterUses
+from jaxfleet.analysis.flow import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Attr, Kind, Operand, Operator, Program, Role, Variable, Word
 from jaxfleet.ir.naming import GRADIENTS_FINITE, next_name

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jaxfleet.analysis.effects import Effects, OuterUses
+from jaxfleet.analysis.flow import Effects, OuterUses
 from jaxfleet.analysis.placement.policies import bytes_of
 from jaxfleet.analysis.placement.sliced_layout import joins_slices
 from jaxfleet.errors import PassError

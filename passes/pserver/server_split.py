@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
-from jaxfleet.analysis.effects import OuterUses
+from jaxfleet.analysis.flow import OuterUses
 from jaxfleet.analysis.optimizer_groups import OptimizerGroup, OptimizerGroups, cut_rows
 from jaxfleet.analysis.optimizer_groups.extraction import Extracted, extract
-from jaxfleet.analysis.optimizer_groups.subblock_deps import SubblockDeps
+from jaxfleet.analysis.optimizer_groups.optimize_section import SubblockDeps
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operands, Operator, Program, Role, Variable
 from jaxfleet.ir.inline import renamed

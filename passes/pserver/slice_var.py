@@ -4,8 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from jaxfleet.analysis.optimizer_groups import OptimizerGroup, find_optimizer_groups
+from jaxfleet.analysis.placement.policies import exact_rows, slice_rows, slicing_obstacle
 from jaxfleet.analysis.placement.sliced_layout import known_shape
-from jaxfleet.analysis.placement.slicing_rule import exact_rows, slice_rows, slicing_obstacle
 from jaxfleet.analysis.updates import Updates, is_fluid_dialect
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, Variable, block_name

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from jaxfleet.analysis.effects import Effects, OuterUses
+from jaxfleet.analysis.flow import Effects, OuterUses
 from jaxfleet.analysis.optimizer_groups import OptimizerGroups, Reason, find_optimizer_groups
 from jaxfleet.analysis.optimizer_groups.optimize_section import gradients_of
 from jaxfleet.errors import PassError

@@ -13,7 +13,7 @@ from flax import nnx
 from jax import lax
 
 import jaxfleet as jf
-from jaxfleet.analysis.step_warnings import repeated_key_warning
+from jaxfleet.analysis.step_checks import repeated_key_warning
 
 X = jnp.arange(24.0).reshape(8, 3)
 TX = jf.distributed_optimizer(optax.sgd(0.1))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxfleet.analysis.verifier_rules import meaning_rules
+from jaxfleet.analysis.step_checks import meaning_rules
 from jaxfleet.errors import VerifyError
 from jaxfleet.ir import verify
 from jaxfleet.passes import GradAllreduce

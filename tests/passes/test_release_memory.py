@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxfleet.analysis.memory.shared_names import final_variables
-from jaxfleet.analysis.verifier_rules import meaning_rules
+from jaxfleet.analysis.step_checks import meaning_rules
 from jaxfleet.errors import FeedError, VerifyError
 from jaxfleet.ir import parse, verify
 from jaxfleet.lower import ExecutableCache

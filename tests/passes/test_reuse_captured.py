@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxfleet as jf
-from jaxfleet.analysis.verifier_rules import meaning_rules
+from jaxfleet.analysis.step_checks import meaning_rules
 from jaxfleet.ir import verify
 from jaxfleet.passes import GradAllreduce
 from jaxfleet.pipeline import run_pipeline

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 import jaxfleet as jf
-from jaxfleet.analysis.effects import OuterUses
+from jaxfleet.analysis.flow import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, parse, verify
 from jaxfleet.lower.partition import runs_on_host

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxfleet.analysis.optimizer_groups import find_optimizer_groups
-from jaxfleet.analysis.placement.sliced_layout import slices_of
-from jaxfleet.analysis.placement.slicing_rule import (
+from jaxfleet.analysis.placement.policies import (
     block_sizes,
     exact_rows,
     reasons_for_whole,
     slice_rows,
 )
+from jaxfleet.analysis.placement.sliced_layout import slices_of
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, parse
 from jaxfleet.passes import SliceVar

@@ -13,8 +13,13 @@ from numpy.typing import NDArray
 
 from jaxfleet.analysis.memory.chain import IntervalSums, Table
 from jaxfleet.analysis.memory.costs import TemporaryBytes
-from jaxfleet.analysis.memory.fusion_model import fused_ranges
-from jaxfleet.analysis.memory.liveness import GIVEN, InnerPeaks, LiveRange, live_ranges
+from jaxfleet.analysis.memory.liveness import (
+    GIVEN,
+    InnerPeaks,
+    LiveRange,
+    fused_ranges,
+    live_ranges,
+)
 from jaxfleet.ir import Program
 
 MOST_STAGES = 128  # planning time grows with its square

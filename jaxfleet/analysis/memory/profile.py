@@ -4,8 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxfleet.analysis.memory.costs import TemporaryBytes
-from jaxfleet.analysis.memory.fusion_model import executables, fused_ranges
-from jaxfleet.analysis.memory.liveness import InnerPeaks, LiveRange, live_ranges
+from jaxfleet.analysis.memory.liveness import (
+    InnerPeaks,
+    LiveRange,
+    executables,
+    fused_ranges,
+    live_ranges,
+)
 from jaxfleet.ir import Program
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")

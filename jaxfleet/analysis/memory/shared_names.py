@@ -8,7 +8,7 @@ reduced.
 
 from collections.abc import Iterable, Iterator
 
-from jaxfleet.analysis.effects import OuterUses
+from jaxfleet.analysis.flow import OuterUses
 from jaxfleet.errors import FeedError
 from jaxfleet.ir import Operator, Program
 from jaxfleet.ir.naming import INSTEAD_OF

@@ -13,10 +13,11 @@ from jaxfleet.analysis.optimizer_groups.extraction import NarrowingCopier
 from jaxfleet.analysis.optimizer_groups.optimize_section import (
     OPTIMIZE_ROLES,
     SectionGraph,
+    SubblockDeps,
     optimize_section,
+    union,
 )
 from jaxfleet.analysis.optimizer_groups.ownership import Ownership, is_several, is_single
-from jaxfleet.analysis.optimizer_groups.subblock_deps import SubblockDeps, union
 from jaxfleet.ir import (
     Block,
     BlockRef,

@@ -3,8 +3,12 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jaxfleet.analysis.optimizer_groups.optimize_section import SectionGraph
-from jaxfleet.analysis.optimizer_groups.subblock_deps import SubblockDeps, set_bits, union
+from jaxfleet.analysis.optimizer_groups.optimize_section import (
+    SectionGraph,
+    SubblockDeps,
+    set_bits,
+    union,
+)
 from jaxfleet.ir import (
     Attr,
     Attrs,

@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 
 from jaxfleet.analysis.optimizer_groups.branches import split_branches
 from jaxfleet.analysis.optimizer_groups.extraction import Extracted, extract
-from jaxfleet.analysis.optimizer_groups.optimize_section import SectionGraph, gradients_of
+from jaxfleet.analysis.optimizer_groups.optimize_section import (
+    SectionGraph,
+    SubblockDeps,
+    gradients_of,
+    union,
+)
 from jaxfleet.analysis.optimizer_groups.ownership import OperatorOwnership, Ownership, is_several
 from jaxfleet.analysis.optimizer_groups.result import (
     OptimizerGroup,
@@ -19,7 +24,6 @@ from jaxfleet.analysis.optimizer_groups.result import (
     joined_names,
 )
 from jaxfleet.analysis.optimizer_groups.row_locality import RowPlan, plan_rows
-from jaxfleet.analysis.optimizer_groups.subblock_deps import SubblockDeps, union
 from jaxfleet.ir import Kind, Operator, Program
 
 

@@ -11,8 +11,7 @@ which every parameter makes for itself (zeros of its shape).
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jaxfleet.analysis.optimizer_groups.optimize_section import SectionGraph, gradients_of
-from jaxfleet.analysis.optimizer_groups.subblock_deps import union
+from jaxfleet.analysis.optimizer_groups.optimize_section import SectionGraph, gradients_of, union
 from jaxfleet.ir import Kind
 
 

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from jaxfleet.analysis.optimizer_groups.broadcast_rows import BroadcastRows, NarrowedOperator
 from jaxfleet.analysis.optimizer_groups.result import OptimizerGroup, RowLocality
-from jaxfleet.analysis.optimizer_groups.row_locality import plan_rows
+from jaxfleet.analysis.optimizer_groups.row_locality import (
+    BroadcastRows,
+    NarrowedOperator,
+    plan_rows,
+)
 from jaxfleet.analysis.sharding import REPLICATED, BlockPlan, Mesh, OpPlan, Sharding, sharded
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Block, Kind, Operand, Operator, Program, Variable

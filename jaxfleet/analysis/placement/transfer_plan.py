@@ -11,11 +11,11 @@ from jaxfleet.analysis.placement.policies import (
     SliceLoad,
     bytes_of,
     dispatch_slices,
+    reasons_for_whole,
     slice_loads,
 )
 from jaxfleet.analysis.placement.side_traffic import SideTraffic
 from jaxfleet.analysis.placement.sliced_layout import endpoints_of, placement_of
-from jaxfleet.analysis.placement.slicing_rule import reasons_for_whole
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Dim, Program
 from jaxfleet.pipeline import table

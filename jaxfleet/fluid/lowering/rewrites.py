@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxfleet.analysis.effects import OuterUses
+from jaxfleet.analysis.flow import OuterUses
 from jaxfleet.analysis.placement.sliced_layout import known_shape, rows_of_slices, server_variables
 from jaxfleet.fluid.framework.sequence_lengths import lengths_name, source_name
 from jaxfleet.ir import Attrs, Block, Kind, Operands, Operator, Program, Variable

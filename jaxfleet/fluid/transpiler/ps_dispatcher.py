@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxfleet.analysis.placement.policies import stable_hash
-from jaxfleet.analysis.placement.slicing_rule import block_sizes
+from jaxfleet.analysis.placement.policies import block_sizes, stable_hash
 from jaxfleet.fluid.framework.variable import Variable
 
 

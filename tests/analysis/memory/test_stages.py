@@ -10,9 +10,8 @@ from jaxfleet.analysis.memory import schedule_constraints, stages_of
 from jaxfleet.analysis.memory.chain import IntervalSums, RecomputeNeeds, reversed_table
 from jaxfleet.analysis.memory.costs import TemporaryBytes
 from jaxfleet.analysis.memory.cuts import cut_positions
-from jaxfleet.analysis.memory.fusion_model import fused_ranges
-from jaxfleet.analysis.memory.liveness import live_ranges
-from jaxfleet.analysis.memory.stage_values import DonationPairs
+from jaxfleet.analysis.memory.liveness import fused_ranges, live_ranges
+from jaxfleet.analysis.memory.stages import DonationPairs
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, parse
 from jaxfleet.passes import Recompute
