@@ -1,9 +1,9 @@
 """All passes; importing this package registers them."""
 
-from jaxfleet.passes.collective.allreduce_algorithms import DealRings as DealRings
-from jaxfleet.passes.collective.allreduce_algorithms import ExchangeAllreduce as ExchangeAllreduce
-from jaxfleet.passes.collective.allreduce_algorithms import TwoLevels as TwoLevels
-from jaxfleet.passes.collective.fuse_allreduce import FuseAllreduce as FuseAllreduce
+from jaxfleet.passes.collective.allreduce import DealRings as DealRings
+from jaxfleet.passes.collective.allreduce import ExchangeAllreduce as ExchangeAllreduce
+from jaxfleet.passes.collective.allreduce import FuseAllreduce as FuseAllreduce
+from jaxfleet.passes.collective.allreduce import TwoLevels as TwoLevels
 from jaxfleet.passes.collective.grad_allreduce import GradAllreduce as GradAllreduce
 from jaxfleet.passes.collective.grad_allreduce import ShardedUpdate as ShardedUpdate
 from jaxfleet.passes.collective.gradient_accumulation import MergeGradients as MergeGradients
@@ -36,16 +36,16 @@ from jaxfleet.passes.peephole import ShapeReads as ShapeReads
 from jaxfleet.passes.peephole import TurnProducts as TurnProducts
 from jaxfleet.passes.precision.amp import HalfPrecision as HalfPrecision
 from jaxfleet.passes.precision.amp_by_role import AmpByRole as AmpByRole
-from jaxfleet.passes.precision.dynamic_loss_scaling import SkipOverflow as SkipOverflow
 from jaxfleet.passes.precision.skip_nonfinite import SkipNonfinite as SkipNonfinite
+from jaxfleet.passes.precision.skip_nonfinite import SkipOverflow as SkipOverflow
 from jaxfleet.passes.pserver.dc_asgd import DcAsgd as DcAsgd
-from jaxfleet.passes.pserver.dispatch import Dispatch as Dispatch
 from jaxfleet.passes.pserver.insert_send_recv import InsertSendRecv as InsertSendRecv
 from jaxfleet.passes.pserver.insert_startup import InsertStartup as InsertStartup
+from jaxfleet.passes.pserver.placement import Dispatch as Dispatch
+from jaxfleet.passes.pserver.placement import SliceVar as SliceVar
 from jaxfleet.passes.pserver.sends import CompressSends as CompressSends
 from jaxfleet.passes.pserver.sends import MergeSends as MergeSends
 from jaxfleet.passes.pserver.sends import ScheduleSends as ScheduleSends
-from jaxfleet.passes.pserver.slice_var import SliceVar as SliceVar
 from jaxfleet.passes.pserver.sparse_table import SparseTable as SparseTable
 from jaxfleet.passes.pserver.trainer_updates import ClipOnTrainers as ClipOnTrainers
 from jaxfleet.passes.pserver.trainer_updates import UpdateOnTrainers as UpdateOnTrainers

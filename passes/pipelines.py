@@ -8,8 +8,12 @@ from collections.abc import Iterator, Sequence
 
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
-from jaxfleet.passes.collective.allreduce_algorithms import DealRings, ExchangeAllreduce, TwoLevels
-from jaxfleet.passes.collective.fuse_allreduce import FuseAllreduce
+from jaxfleet.passes.collective.allreduce import (
+    DealRings,
+    ExchangeAllreduce,
+    FuseAllreduce,
+    TwoLevels,
+)
 from jaxfleet.passes.collective.grad_allreduce import GradAllreduce, ShardedUpdate
 from jaxfleet.passes.collective.gradient_accumulation import MergeGradients
 from jaxfleet.passes.collective.local_steps import Meet, TrainApart
@@ -25,12 +29,10 @@ from jaxfleet.passes.memory.memory_optimize import Donate
 from jaxfleet.passes.memory.offload import Offload
 from jaxfleet.passes.peephole import TurnProducts
 from jaxfleet.passes.precision.amp import HalfPrecision
-from jaxfleet.passes.precision.dynamic_loss_scaling import SkipOverflow
-from jaxfleet.passes.precision.skip_nonfinite import SkipNonfinite
-from jaxfleet.passes.pserver.dispatch import Dispatch
+from jaxfleet.passes.precision.skip_nonfinite import SkipNonfinite, SkipOverflow
 from jaxfleet.passes.pserver.insert_send_recv import InsertSendRecv
+from jaxfleet.passes.pserver.placement import Dispatch, SliceVar
 from jaxfleet.passes.pserver.sends import MergeSends, ScheduleSends
-from jaxfleet.passes.pserver.slice_var import SliceVar
 from jaxfleet.passes.pserver.sparse_table import SparseTable
 from jaxfleet.passes.pserver.trainer_updates import UpdateOnTrainers
 from jaxfleet.pipeline import Pass, parse_pipeline

@@ -18,7 +18,7 @@ from jaxfleet.capture import Captured, capture
 from jaxfleet.errors import CaptureError, StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.passes.pserver.dispatch import local_endpoints
+from jaxfleet.passes.pserver.placement import local_endpoints
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
 from jaxfleet.runtime.pserver_job import (

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.passes.pserver.split_exchange import exchange_program, step_program
+from jaxfleet.passes.pserver.local_update import exchange_program, step_program
 from jaxfleet.ps.client.async_tables import AveragedTables, GeoTables
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.communicator import CommunicationMode, Communicator

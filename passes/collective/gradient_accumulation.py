@@ -19,7 +19,7 @@ from jaxfleet.ir import (
 )
 from jaxfleet.ir.attributes import map_attr
 from jaxfleet.ir.naming import unique
-from jaxfleet.passes.shared.conditional_update import (
+from jaxfleet.passes.building_blocks import (
     check_gradients_are_known,
     conditional,
     identity_block,

@@ -16,8 +16,7 @@ from jaxfleet.errors import PassError
 from jaxfleet.ir import Block, Kind, Operator, Program, Role, Variable, Word, parse
 from jaxfleet.ir.inline import Embedded, embed
 from jaxfleet.ir.naming import grad_name, snapshot_name
-from jaxfleet.passes.collective.spmd_partitioner import check_devices, device_program
-from jaxfleet.passes.shared.conditional_update import (
+from jaxfleet.passes.building_blocks import (
     conditional,
     identity_block,
     literal,
@@ -25,6 +24,7 @@ from jaxfleet.passes.shared.conditional_update import (
     update_op,
     with_extra_variables,
 )
+from jaxfleet.passes.collective.spmd_partitioner import check_devices, device_program
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 

@@ -11,7 +11,7 @@ from jaxfleet.analysis.placement.sliced_layout import joins_slices
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Kind, Operands, Operator, Program, Role, Variable
 from jaxfleet.ir.naming import back_name, host_name, unique
-from jaxfleet.passes.shared.copies import OperatorCopies
+from jaxfleet.passes.building_blocks import OperatorCopies
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 

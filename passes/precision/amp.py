@@ -7,11 +7,11 @@ from jaxfleet.analysis.flow import Flow, FlowValue
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Block, Operand, Operands, Operator, Program, Role, Variable, Word
 from jaxfleet.ir.naming import unique
-from jaxfleet.passes.precision.dynamic_loss_scaling import SCALE, scale_variable
-from jaxfleet.passes.shared.conditional_update import (
+from jaxfleet.passes.building_blocks import (
     check_gradients_are_known,
     with_extra_variables,
 )
+from jaxfleet.passes.precision.skip_nonfinite import SCALE, scale_variable
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 _PRODUCTS = frozenset({"jax.dot_general", "jax.conv_general_dilated"})

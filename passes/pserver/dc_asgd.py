@@ -68,7 +68,6 @@ def compensation_ops(
     return ops, made
 
 
-_TRAINER = "@TRAINER_ID@"  # the trainer whose gradient a block processes
 
 
 @register_pass("dc_asgd")
@@ -139,7 +138,7 @@ class _Rewrite:
 
     def run(self) -> Program:
         program = self.program
-        self._fed[_TRAINER] = Variable(_TRAINER, "i32", (1,), Kind.DATA)
+        self._fed[TRAINER_ID] = Variable(TRAINER_ID, "i32", (1,), Kind.DATA)
         (serve,) = program.root.ops
         root = program.root.with_ops([replace(serve, attrs=serve.attrs.updated(dc_asgd=True))])
         blocks = [root, *(self._block(block) for block in program.blocks[1:])]
@@ -173,7 +172,7 @@ class _Rewrite:
         declared += [replace(like, name=name, kind=Kind.TEMP) for name in names]
         kept, moved, once, twice, made = names
         steps: list[tuple[str, dict[str, tuple[str, ...]], str]] = [
-            ("ref_by_trainer_id", {"X": tuple(copies), "TrainerId": (_TRAINER,)}, kept),
+            ("ref_by_trainer_id", {"X": tuple(copies), "TrainerId": (TRAINER_ID,)}, kept),
             ("elementwise_sub", {"X": (param,), "Y": (kept,)}, moved),
             ("elementwise_mul", {"X": (moved,), "Y": (gradient,)}, once),
             ("elementwise_mul", {"X": (once,), "Y": (gradient,)}, twice),

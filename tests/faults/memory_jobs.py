@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxfleet.errors import ClosedError, JaxfleetError
 from jaxfleet.lower import ExecutableCache
-from jaxfleet.passes.pserver.dispatch import local_endpoints
+from jaxfleet.passes.pserver.placement import local_endpoints
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.heartbeat import Heartbeat
 from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity

@@ -19,7 +19,7 @@ from jaxfleet.analysis.placement.sliced_layout import Slice, endpoints_of, place
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, parse
 from jaxfleet.passes import Dispatch
-from jaxfleet.passes.pserver.dispatch import local_endpoints
+from jaxfleet.passes.pserver.placement import local_endpoints
 from jaxfleet.pipeline import parse_pipeline, pipeline_text, run_pipeline
 from jaxfleet.runtime import DistributedStrategy
 

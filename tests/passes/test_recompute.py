@@ -8,7 +8,7 @@ from jaxfleet.analysis.memory.liveness import executables
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Operator, Program, parse, verify
 from jaxfleet.passes import Recompute
-from jaxfleet.passes.memory.cut_points import default_cut_points
+from jaxfleet.passes.memory.recompute import default_cut_points
 from jaxfleet.testing import docstring_programs
 
 ((STEP, _),) = docstring_programs(Recompute)

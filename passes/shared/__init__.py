@@ -1,1 +1,0 @@
-"""Utilities shared by passes of several packages."""
