@@ -136,17 +136,14 @@ class FlowValue(NamedTuple):
 
 @dataclass
 class Flow:
-    """The values of a program.
-
-    Attributes:
-        readers: the values computed from a value.
-        sources: the values that a value depends on.
-        final: the value of each name of block 0 at the end, inputs excluded.
-    """
+    """The values of a program."""
 
     program: Program
+    # the values computed from a value
     readers: dict[FlowValue, list[FlowValue]] = field(default_factory=dict)
+    # the values that a value depends on
     sources: dict[FlowValue, list[FlowValue]] = field(default_factory=dict)
+    # the value of each name of block 0 at the end, inputs excluded
     final: dict[str, FlowValue] = field(default_factory=dict)
 
     @classmethod

@@ -19,19 +19,14 @@ _REDUCTIONS = ("c_allreduce", "c_reducescatter")
 
 @dataclass(frozen=True)
 class Reduction:
-    """An operator that sums over devices.
-
-    Attributes:
-        role: its own, or that of the operator whose sub-block contains it.
-        summed: its operands; only the marked gradients if it has a mark, for a metric may be summed
-            along with them.
-        of_gradients: whether it completes gradients.
-    """
+    """An operator that sums over devices."""
 
     op: Operator
-    role: Role
+    role: Role  # its own, or that of the operator whose sub-block contains it
+    # its operands; only the marked gradients if it has a mark, for a metric may be summed along
+    # with them
     summed: tuple[Variable, ...]
-    of_gradients: bool
+    of_gradients: bool  # whether it completes gradients
 
 
 def reductions(program: Program, *, unmarked: bool = True) -> list[Reduction]:

@@ -99,19 +99,12 @@ ON_THE_RING: Mapping[str, Attr] = {"ring_id": 0}  # fluid's spelling of: among a
 
 @dataclass(frozen=True)
 class ReadValue:
-    """A value that an operator reads.
+    """A value that an operator reads."""
 
-    Attributes:
-        operand: its name in the one-device program, or a literal.
-        held: the variable that holds it now.
-        label: its sharding.
-        is_zero: it is zero whatever the data.
-    """
-
-    operand: Operand
-    held: Operand
+    operand: Operand  # its name in the one-device program, or a literal
+    held: Operand  # the variable that holds it now
     label: Sharding
-    is_zero: bool = False
+    is_zero: bool = False  # it is zero whatever the data
 
 
 @dataclass

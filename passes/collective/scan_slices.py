@@ -114,21 +114,13 @@ def counts_out_slices(program: Program) -> bool:
 
 @dataclass(frozen=True)
 class _Loop:
-    """A scan of block 0 with a counter.
-
-    Attributes:
-        program: the program that contains it.
-        op: the scan.
-        body: its block.
-        index: the index of the body's counter argument.
-        values: the counter's value in each iteration.
-    """
+    """A scan of block 0 with a counter."""
 
     program: Program
     op: Operator
     body: Block
-    index: str
-    values: range
+    index: str  # the index of the body's counter argument
+    values: range  # the counter's value in each iteration
     makers: Mapping[str, Operator] = field(repr=False)
 
     @classmethod

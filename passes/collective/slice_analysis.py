@@ -112,16 +112,11 @@ def _rows_of(program: Program, op: Operator) -> tuple[int, int] | None:
 
 
 class _Value(NamedTuple):
-    """Analysis result for a value.
+    """Analysis result for a value."""
 
-    Attributes:
-        form: a value number, equal for the same computation on different slices.
-        slices: the slices that it depends on.
-        terms: for a sum over several slices, the form, slice and name of each summand.
-    """
-
-    form: int
-    slices: frozenset[int] = frozenset()
+    form: int  # a value number, equal for the same computation on different slices
+    slices: frozenset[int] = frozenset()  # the slices that it depends on
+    # for a sum over several slices, the form, slice and name of each summand
     terms: tuple[tuple[int, int, str], ...] = ()
 
 

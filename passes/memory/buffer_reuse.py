@@ -85,41 +85,26 @@ def _shown(shape: tuple[Size, ...]) -> list[int]:
 
 @dataclass(frozen=True)
 class ReuseRules:
-    """Limits of reuse.
+    """Limits of reuse."""
 
-    Attributes:
-        level: 0 for equal shapes, 1 for sufficient sizes.
-        skip: names that neither reuse a dead variable's memory nor offer theirs.
-        kept: names that do not offer theirs: they are read after the block.
-        exact: names that only reuse their own shape, whatever the level.
-    """
-
-    level: int
-    skip: AbstractSet[str]
-    kept: AbstractSet[str]
-    exact: AbstractSet[str]
+    level: int  # 0 for equal shapes, 1 for sufficient sizes
+    skip: AbstractSet[str]  # names that neither reuse a dead variable's memory nor offer theirs
+    kept: AbstractSet[str]  # names that do not offer theirs: they are read after the block
+    exact: AbstractSet[str]  # names that only reuse their own shape, whatever the level
 
 
 @dataclass
 class BufferReuse:
-    """Rewrites one block, from its first operator to its last.
-
-    Attributes:
-        block: the block.
-        uses: the variables that its operators use, sub-blocks included.
-        rules: the limits of reuse.
-        say: called with log messages.
-        count: of reuses, in this block and those before.
-        names: the current replacement of each replaced name.
-        renamed: for operators with sub-blocks, the replacements in these.
-    """
+    """Rewrites one block, from its first operator to its last."""
 
     block: Block
-    uses: OuterUses
+    uses: OuterUses  # the variables that its operators use, sub-blocks included
     rules: ReuseRules
-    say: Log
-    count: int = 0
+    say: Log  # called with log messages
+    count: int = 0  # of reuses, in this block and those before
+    # the current replacement of each replaced name
     names: dict[str, str] = field(default_factory=dict)
+    # for operators with sub-blocks, the replacements in these
     renamed: dict[int, dict[str, str]] = field(default_factory=dict)
 
     def run(self) -> Block:

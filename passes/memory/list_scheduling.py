@@ -24,16 +24,11 @@ class OrderingConstraints:
     An operator waits for the makers of its inputs, and for earlier readers and writers of its
     outputs, sub-blocks included; if it has side effects or is collective, for earlier operators of
     that kind. No operator passes a `cut`.
-
-    Attributes:
-        after: by index, the operators that must run after it.
-        before: by index, those that must run before it.
-        acting: the indices of operators with side effects.
     """
 
-    after: Sequence[set[int]]
-    before: Sequence[set[int]]
-    acting: AbstractSet[int]
+    after: Sequence[set[int]]  # by index, the operators that must run after it
+    before: Sequence[set[int]]  # by index, those that must run before it
+    acting: AbstractSet[int]  # the indices of operators with side effects
 
     @classmethod
     def of(cls, program: Program) -> "OrderingConstraints":

@@ -25,19 +25,12 @@ class Recomputation:
 
 @dataclass(frozen=True)
 class ForwardGroups:
-    """A program's forward operators in groups.
+    """A program's forward operators in groups."""
 
-    Attributes:
-        program: its forward operators overwrite no state.
-        cuts: the index of the first operator of each group but the first.
-        kept: for each group, whether its values for backward are kept.
-        also: values that the other groups keep too.
-    """
-
-    program: Program
-    cuts: tuple[int, ...]
-    kept: tuple[bool, ...]
-    also: AbstractSet[str] = frozenset()
+    program: Program  # its forward operators overwrite no state
+    cuts: tuple[int, ...]  # the index of the first operator of each group but the first
+    kept: tuple[bool, ...]  # for each group, whether its values for backward are kept
+    also: AbstractSet[str] = frozenset()  # values that the other groups keep too
 
     @property
     def count(self) -> int:
@@ -165,14 +158,10 @@ class RecomputeSchedule:
     a kept value of forward also waits for the backward of the last group that reads it: it could
     run earlier, but its output would occupy memory until then (`analysis.memory.phases` relies on
     it).
-
-    Attributes:
-        groups: the division of forward.
-        of: the times, by index.
     """
 
     groups: ForwardGroups
-    of: dict[int, int] = field(default_factory=dict)
+    of: dict[int, int] = field(default_factory=dict)  # the times, by index
     _written: dict[str, int] = field(default_factory=dict)
     _used: dict[str, int] = field(default_factory=dict)
     _acted: int = 0
@@ -265,20 +254,13 @@ _CHUNKS = 8  # approximate number of executables; more take less memory and more
 
 @dataclass
 class UpdateChunks:
-    """Divides the operators that run last.
-
-    Attributes:
-        program: the program of the operators.
-        uses: the variables that its operators use.
-        places: the indices of those operators, in order.
-        early: temporaries that were made before them.
-        light: those of the operators that need only always-available values: `0.9*mu`.
-    """
+    """Divides the operators that run last."""
 
     program: Program
     uses: OuterUses
-    places: Sequence[int]
-    early: frozenset[str]
+    places: Sequence[int]  # the indices of those operators, in order
+    early: frozenset[str]  # temporaries that were made before them
+    # those of the operators that need only always-available values: `0.9*mu`
     light: frozenset[int] = frozenset()
     _chain: dict[str, int] = field(default_factory=dict)  # the number of a name's chain
     _parent: list[int] = field(default_factory=list)

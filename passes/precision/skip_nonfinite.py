@@ -20,24 +20,14 @@ _FORWARD = (Role.FORWARD, Role.FORWARD_LOSS)
 
 @dataclass
 class DeferredState:
-    """Makes the state keep its value until the end of the step.
-
-    Attributes:
-        program: the step.
-        forward: also defer writes of forward.
-        by: the pass that uses it.
-        hint: the hint of the error if that is impossible.
-        finite: the variable that decides.
-        names: the new values' names.
-        declared: their variables.
-    """
+    """Makes the state keep its value until the end of the step."""
 
     program: Program
-    forward: bool
-    by: str
-    hint: str
-    finite: str = "amp.finite"
-    names: dict[str, str] = field(default_factory=dict)
+    forward: bool  # also defer writes of forward
+    by: str  # the pass that uses it
+    hint: str  # the hint of the error if that is impossible
+    finite: str = "amp.finite"  # the variable that decides
+    names: dict[str, str] = field(default_factory=dict)  # the new values' names
     declared: list[Variable] = field(default_factory=list)
 
     def ops(self) -> Iterator[Operator]:

@@ -68,8 +68,6 @@ def compensation_ops(
     return ops, made
 
 
-
-
 @register_pass("dc_asgd")
 @dataclass(frozen=True)
 class DcAsgd(Pass):

@@ -12,23 +12,14 @@ _DISTRIBUTED_MODES = {"sync": 0, "async": 1, "half_async": 2, "geo": 3, "dc_asgd
 
 @dataclass(frozen=True)
 class CommunicationMode:
-    """A communication mode with its parameters.
+    """A communication mode with its parameters."""
 
-    Attributes:
-        communication: `sync`, `async`, `half_async`, `geo`, `dc_asgd` or `fl`.
-        staleness: the staleness bound in steps.
-        merge: the most gradients in one message.
-        k_steps: steps between exchanges, if trainers update.
-        compensation: the factor of the correction of late gradients.
-        by_rows: an average is weighted by rows instead of trainers.
-    """
-
-    communication: str = "sync"
-    staleness: int = 0
-    merge: int = 1
-    k_steps: int = 1
-    compensation: float = 1.0
-    by_rows: bool = False
+    communication: str = "sync"  # `sync`, `async`, `half_async`, `geo`, `dc_asgd` or `fl`
+    staleness: int = 0  # the staleness bound in steps
+    merge: int = 1  # the most gradients in one message
+    k_steps: int = 1  # steps between exchanges, if trainers update
+    compensation: float = 1.0  # the factor of the correction of late gradients
+    by_rows: bool = False  # an average is weighted by rows instead of trainers
 
     def __post_init__(self) -> None:
         if self.communication not in _DISTRIBUTED_MODES:
@@ -70,24 +61,16 @@ Mark = Callable[[Operator], Operator]
 
 @dataclass(frozen=True)
 class PServerJob:
-    """The facts that all programs of a job share.
-
-    Attributes:
-        trainers: the number of trainers.
-        endpoints: of the servers, in order.
-        slices: of all parameters.
-        placement: the endpoint of each slice, by its name.
-        summed: the gradients of which every trainer has a summand; trainer 0 has all of the others.
-        exports: by parameter, the other values that servers make for trainers; under "", values
-            made of several parameters.
-        mode: the communication mode.
-    """
+    """The facts that all programs of a job share."""
 
     trainers: int
-    endpoints: tuple[str, ...]
-    slices: tuple[Slice, ...]
-    placement: Mapping[str, str]
+    endpoints: tuple[str, ...]  # of the servers, in order
+    slices: tuple[Slice, ...]  # of all parameters
+    placement: Mapping[str, str]  # the endpoint of each slice, by its name
+    # the gradients of which every trainer has a summand; trainer 0 has all of the others
     summed: frozenset[str]
+    # by parameter, the other values that servers make for trainers; under "", values made of
+    # several parameters
     exports: Mapping[str, tuple[str, ...]]
     mode: CommunicationMode = field(default_factory=CommunicationMode)
 

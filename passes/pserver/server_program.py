@@ -36,34 +36,26 @@ def server_program(bodies: ServerSplit, job: PServerJob, endpoint: str, mark: Ma
 
 @dataclass
 class _Server:
-    """Writes one server's program, with a block per task.
+    """Writes one server's program, with a block per task."""
 
-    Attributes:
-        bodies: the parts of the step's optimize section.
-        job: the shared facts.
-        endpoint: the server's.
-        mark: marks an operator as made by the pass.
-        top: variables of the program.
-        shared: variables of block 0, used by several blocks.
-        blocks: so far; block 0 is written last.
-        runs: the indices of the blocks that the server runs, in order.
-        merges: the block that merges a slice's gradient, by the gradient's name there.
-        holds: for each variable of a slice its name, its leaf and its first row, -1 for a copy.
-        parts: the indices of the blocks that make values for other servers.
-        backups: for each slice, the variables with the value that each trainer last received.
-    """
-
-    bodies: ServerSplit
+    bodies: ServerSplit  # the parts of the step's optimize section
     job: PServerJob
     endpoint: str
-    mark: Mark
-    top: dict[str, Variable] = field(default_factory=dict)
+    mark: Mark  # marks an operator as made by the pass
+    top: dict[str, Variable] = field(default_factory=dict)  # variables of the program
+    # variables of block 0, used by several blocks
     shared: dict[str, Variable] = field(default_factory=dict)
+    # so far; block 0 is written last
     blocks: list[Block] = field(default_factory=lambda: [Block()])
+    # the indices of the blocks that the server runs, in order
     runs: list[int] = field(default_factory=list)
+    # the block that merges a slice's gradient, by the gradient's name there
     merges: dict[str, int] = field(default_factory=dict)
+    # for each variable of a slice its name, its leaf and its first row, -1 for a copy
     holds: list[Attr] = field(default_factory=list)
+    # the indices of the blocks that make values for other servers
     parts: list[int] = field(default_factory=list)
+    # for each slice, the variables with the value that each trainer last received
     backups: list[tuple[str, str]] = field(default_factory=list)
     _parent: int = 0
 

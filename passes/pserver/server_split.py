@@ -23,16 +23,10 @@ WAY_OUT = "train with mode='collective', or keep these parameters on one device"
 
 @dataclass(frozen=True)
 class ParameterUpdate:
-    """The update of one parameter.
-
-    Attributes:
-        group: its optimizer group.
-        part: its contribution to operators across parameters, with `parts` fetched; or None.
-        parts: the names of the contribution.
-        rest: the update after that.
-    """
+    """The update of one parameter."""
 
     group: OptimizerGroup
+    # its contribution to operators across parameters, with `parts` fetched; or None
     part: Program | None
     parts: tuple[str, ...]
     rest: Program
@@ -40,20 +34,13 @@ class ParameterUpdate:
 
 @dataclass
 class ServerSplit:
-    """All programs that servers run for a step.
+    """All programs that servers run for a step."""
 
-    Attributes:
-        groups: the optimize section, sorted.
-        lr: the learning-rate block.
-        combine: the operators across parameters, or None.
-        updates: by parameter.
-        feeds: values other than gradients that trainers make for servers, by the trainers' names.
-    """
-
-    groups: OptimizerGroups
+    groups: OptimizerGroups  # the optimize section, sorted
     lr: Program = field(init=False)
-    combine: Program | None = None
-    updates: dict[str, ParameterUpdate] = field(default_factory=dict)
+    combine: Program | None = None  # the operators across parameters, or None
+    updates: dict[str, ParameterUpdate] = field(default_factory=dict)  # by parameter
+    # values other than gradients that trainers make for servers, by the trainers' names
     feeds: dict[str, Variable] = field(default_factory=dict)
     _before: set[str] = field(default_factory=set)
     # by part: the variable that it copies, and the operator of the step that writes that; or -1

@@ -90,25 +90,17 @@ class SparseTable(Pass):
 
 @dataclass
 class _Table:
-    """A table, as one program uses it.
-
-    Attributes:
-        name: its name.
-        rows: the variable of its rows.
-        index: for each variable of keys, the variable of the index.
-        parts: gradients of which each device, or trainer, has a summand.
-        wholes: gradients that each has whole.
-        gradients: the number of its differentiated look-ups.
-        left: how many of these are still to come.
-    """
+    """A table, as one program uses it."""
 
     name: str
-    rows: Variable
+    rows: Variable  # the variable of its rows
+    # for each variable of keys, the variable of the index
     index: dict[str, Variable] = field(default_factory=dict)
+    # gradients of which each device, or trainer, has a summand
     parts: list[str] = field(default_factory=list)
-    wholes: list[str] = field(default_factory=list)
-    gradients: int = 0
-    left: int = 0
+    wholes: list[str] = field(default_factory=list)  # gradients that each has whole
+    gradients: int = 0  # the number of its differentiated look-ups
+    left: int = 0  # how many of these are still to come
 
 
 @dataclass

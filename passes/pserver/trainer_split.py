@@ -15,24 +15,19 @@ _Stage: TypeAlias = tuple[str, str]  # a parameter's gradients or its update; ""
 
 @dataclass
 class TrainerSplit:
-    """The trainers' part of a step.
+    """The trainers' part of a step."""
 
-    Attributes:
-        bodies: the servers' part.
-        completions: the operators that complete gradients for the optimizer.
-        places: the operators of block 0 that trainers run.
-        needs: the server-made values that they read, by operator.
-        made: the operator of the step that makes a server's value for trainers, by name.
-        exports: the values that trainers need from servers, by parameter; "" for those of several.
-        state: the state that servers update and trainers read; they receive it as parameters.
-    """
-
-    bodies: ServerSplit
+    bodies: ServerSplit  # the servers' part
+    # the operators that complete gradients for the optimizer
     completions: dict[int, str] = field(default_factory=dict)
-    places: set[int] = field(default_factory=set)
+    places: set[int] = field(default_factory=set)  # the operators of block 0 that trainers run
+    # the server-made values that they read, by operator
     needs: dict[int, set[str]] = field(default_factory=dict)
+    # the operator of the step that makes a server's value for trainers, by name
     made: dict[str, int] = field(default_factory=dict)
+    # the values that trainers need from servers, by parameter; "" for those of several
     exports: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # the state that servers update and trainers read; they receive it as parameters
     state: set[str] = field(default_factory=set)
     _makers: list[dict[str, int]] = field(default_factory=list)
     _effects: Effects = field(default_factory=Effects)

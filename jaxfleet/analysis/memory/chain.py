@@ -19,40 +19,24 @@ from jaxfleet.errors import PassError
 
 @dataclass(frozen=True)
 class Span:
-    """One forward value, in stages.
+    """One forward value, in stages."""
 
-    Attributes:
-        name: the variable that holds it.
-        bytes: its counted size.
-        begins: the stage that makes it.
-        ends: the last stage that reads it in forward.
-    """
-
-    name: str
-    bytes: int
-    begins: int
-    ends: int
+    name: str  # the variable that holds it
+    bytes: int  # its counted size
+    begins: int  # the stage that makes it
+    ends: int  # the last stage that reads it in forward
 
 
 @dataclass(frozen=True)
 class Forward:
-    """The values and the operators of the forward part, by number.
+    """The values and the operators of the forward part, by number."""
 
-    Attributes:
-        values: with their stages in forward.
-        maker: by value, the operator that makes it.
-        is_residual: by value, whether an operator after forward reads it.
-        costs: by operator, of running it.
-        reads: by operator, the forward values that it reads.
-        ending: by stage, the values that are last read there.
-    """
-
-    values: tuple[Span, ...]
-    maker: tuple[int, ...]
-    is_residual: tuple[bool, ...]
-    costs: tuple[int, ...]
-    reads: tuple[tuple[int, ...], ...]
-    ending: tuple[tuple[int, ...], ...]
+    values: tuple[Span, ...]  # with their stages in forward
+    maker: tuple[int, ...]  # by value, the operator that makes it
+    is_residual: tuple[bool, ...]  # by value, whether an operator after forward reads it
+    costs: tuple[int, ...]  # by operator, of running it
+    reads: tuple[tuple[int, ...], ...]  # by operator, the forward values that it reads
+    ending: tuple[tuple[int, ...], ...]  # by stage, the values that are last read there
 
 
 class RecomputeNeeds:
@@ -113,69 +97,47 @@ class RecomputePlan:
     """Cuts of a step's forward part, and the values kept for its backward part.
 
     A value that crosses a cut is kept until its last read.
-
-    Attributes:
-        cuts: places in block 0 of the first operator of each group but the first.
-        kept: by group, whether it keeps all that backward reads of it. The last group does: its
-            backward follows at once.
-        saved: the values that the other groups keep; the rest is rerun.
     """
 
+    # places in block 0 of the first operator of each group but the first
     cuts: tuple[int, ...] = ()
+    # by group, whether it keeps all that backward reads of it. The last group does: its backward
+    # follows at once
     kept: tuple[bool, ...] = (True,)
-    saved: frozenset[str] = frozenset()
+    saved: frozenset[str] = frozenset()  # the values that the other groups keep; the rest is rerun
 
 
 @dataclass(frozen=True)
 class Level:
-    """One rule, the same for all groups, for the values kept besides those crossing cuts.
+    """One rule, the same for all groups, for the values kept besides those crossing cuts."""
 
-    Attributes:
-        stored: forward values, by number, that are kept if needed.
-        again: `[p, c]`, the cost of rerunning what is needed and not kept.
-        saved: `[p, c]`, the bytes that are kept.
-        work: `[p, c]`, the temporary bytes while the group runs forward.
-        held: `[p, c]`, the peak bytes while the group runs forward or backward, excluding what
-            earlier groups keep.
-    """
-
-    stored: frozenset[int] = field(repr=False)
-    again: Table = field(repr=False)
-    saved: Table = field(repr=False)
-    work: Table = field(repr=False)
+    stored: frozenset[int] = field(repr=False)  # forward values, by number, that are kept if needed
+    again: Table = field(repr=False)  # `[p, c]`, the cost of rerunning what is needed and not kept
+    saved: Table = field(repr=False)  # `[p, c]`, the bytes that are kept
+    work: Table = field(repr=False)  # `[p, c]`, the temporary bytes while the group runs forward
+    # `[p, c]`, the peak bytes while the group runs forward or backward, excluding what earlier
+    # groups keep
     held: Table = field(repr=False)
 
 
 @dataclass(frozen=True)
 class StageGroup:
-    """Stages that run together, and the values kept of them.
+    """Stages that run together, and the values kept of them."""
 
-    Attributes:
-        first: the first stage.
-        end: the stage after the last.
-        stored: forward values, by number, that it keeps if needed.
-    """
-
-    first: int
-    end: int
-    stored: frozenset[int]
+    first: int  # the first stage
+    end: int  # the stage after the last
+    stored: frozenset[int]  # forward values, by number, that it keeps if needed
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A step with all its possible cuts.
+    """A step with all its possible cuts."""
 
-    Attributes:
-        places: the place in block 0 of each stage's first operator.
-        levels: what groups may keep, from nothing to all that backward reads.
-        crossing: `[p, c]`, the bytes that the group makes and later stages read.
-        backward: `[p, c]`, the bytes while its backward runs, excluding what earlier groups keep.
-        forward: the forward part.
-    """
-
-    places: tuple[int, ...]
-    levels: tuple[Level, ...]
+    places: tuple[int, ...]  # the place in block 0 of each stage's first operator
+    levels: tuple[Level, ...]  # what groups may keep, from nothing to all that backward reads
+    # `[p, c]`, the bytes that the group makes and later stages read
     crossing: Table = field(repr=False)
+    # `[p, c]`, the bytes while its backward runs, excluding what earlier groups keep
     backward: Table = field(repr=False)
     forward: Forward = field(repr=False)
 

@@ -72,15 +72,11 @@ _NEVER = np.iinfo(np.int64).max // 2
 
 @dataclass(frozen=True)
 class ExecutableCuts:
-    """A step with all its possible cuts into executables.
+    """A step with all its possible cuts into executables."""
 
-    Attributes:
-        places: the place in block 0 of each piece's first operator.
-        held: `[p, c]`, the bytes while pieces `p` to `c - 1` run as one executable: its inputs, its
-            outputs and all its temporaries.
-    """
-
-    places: tuple[int, ...]
+    places: tuple[int, ...]  # the place in block 0 of each piece's first operator
+    # `[p, c]`, the bytes while pieces `p` to `c - 1` run as one executable: its inputs, its outputs
+    # and all its temporaries
     held: Table = field(repr=False)
 
     @classmethod

@@ -22,20 +22,13 @@ _FREES = frozenset({"delete_var"})  # these end a value without using it
 
 @dataclass(frozen=True)
 class LiveRange:
-    """One value of block 0.
+    """One value of block 0."""
 
-    Attributes:
-        name: the variable that holds it.
-        bytes: its counted size.
-        made: the place of the operator that writes it, or `GIVEN`.
-        reads: the places of the operators that read it, in order.
-        is_overwritten: its last reader writes the variable again, so both share one buffer.
-    """
-
-    name: str
-    bytes: int
-    made: int
-    reads: tuple[int, ...]
+    name: str  # the variable that holds it
+    bytes: int  # its counted size
+    made: int  # the place of the operator that writes it, or `GIVEN`
+    reads: tuple[int, ...]  # the places of the operators that read it, in order
+    # its last reader writes the variable again, so both share one buffer
     is_overwritten: bool = False
 
     @property

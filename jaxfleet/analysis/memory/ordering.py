@@ -18,15 +18,12 @@ _LATE = frozenset({Role.BACKWARD, Role.BACKWARD_LOSS, Role.OPTIMIZE})
 
 @dataclass(frozen=True)
 class ScheduleConstraints:
-    """The order of block 0's operators relative to its forward part.
+    """The order of block 0's operators relative to its forward part."""
 
-    Attributes:
-        forward: the places of the forward operators, in order. A position is an index here.
-        at: every other operator's place, with the position of a forward operator: both run with the
-            same group.
-    """
-
+    # the places of the forward operators, in order. A position is an index here
     forward: tuple[int, ...]
+    # every other operator's place, with the position of a forward operator: both run with the same
+    # group
     at: Mapping[int, int]
 
     @cached_property

@@ -92,17 +92,11 @@ def _groups(chain: Chain, budget: int) -> list[StageGroup] | None:
 
 @dataclass(frozen=True)
 class _Front:
-    """The Pareto front of groupings of the first stages, by bytes kept and cost.
+    """The Pareto front of groupings of the first stages, by bytes kept and cost."""
 
-    Attributes:
-        kept: the bytes kept, in increasing order.
-        cost: of the recomputation.
-        back: the first stage of the last group, its level, and the point that it extends.
-    """
-
-    kept: NDArray[np.int64]
-    cost: NDArray[np.int64]
-    back: Table
+    kept: NDArray[np.int64]  # the bytes kept, in increasing order
+    cost: NDArray[np.int64]  # of the recomputation
+    back: Table  # the first stage of the last group, its level, and the point that it extends
 
     @classmethod
     def start(cls) -> "_Front":
@@ -214,17 +208,11 @@ _BESIDE = 2  # groups with saved values on the device beside a group's own: leav
 
 @dataclass(frozen=True)
 class OffloadPlan:
-    """A plan for a step whose saved values wait on the host.
+    """A plan for a step whose saved values wait on the host."""
 
-    Attributes:
-        plan: the groups, and their saved values.
-        held: the modelled peak bytes on the device.
-        cost: of the recomputation.
-    """
-
-    plan: RecomputePlan
-    held: int
-    cost: int
+    plan: RecomputePlan  # the groups, and their saved values
+    held: int  # the modelled peak bytes on the device
+    cost: int  # of the recomputation
 
 
 def offload_plans(chain: Chain) -> list[OffloadPlan]:

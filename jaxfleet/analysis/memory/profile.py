@@ -23,15 +23,12 @@ class MemoryProfile:
 
     Where the step is cut, an executable holds its inputs and its outputs for other executables from
     its first operator to its last.
-
-    Attributes:
-        bytes: by operator, in their order.
-        values: all values, with their lifetimes inside the program.
-        spans: by value, the first place at which it is held, and the place after the last.
     """
 
-    bytes: tuple[int, ...]
+    bytes: tuple[int, ...]  # by operator, in their order
+    # all values, with their lifetimes inside the program
     values: tuple[LiveRange, ...] = field(repr=False)
+    # by value, the first place at which it is held, and the place after the last
     spans: tuple[tuple[int, int], ...] = field(repr=False)
     program: Program = field(repr=False)
 

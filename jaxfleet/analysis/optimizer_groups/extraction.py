@@ -28,15 +28,10 @@ from jaxfleet.ir.naming import unique
 
 @dataclass
 class NarrowingCopier:
-    """Copies operators into a new program, with their sub-blocks, narrowed on request.
+    """Copies operators into a new program, with their sub-blocks, narrowed on request."""
 
-    Attributes:
-        inner: dependencies of the source program.
-        blocks: of the new program; block 0 is the caller's to fill.
-    """
-
-    inner: SubblockDeps
-    blocks: list[Block]
+    inner: SubblockDeps  # dependencies of the source program
+    blocks: list[Block]  # of the new program; block 0 is the caller's to fill
 
     def copy(self, op: Operator, outputs: Collection[int] | None = None) -> Operator:
         """Returns a copy of an operator of block 0 whose sub-blocks are among `blocks`.
@@ -135,14 +130,10 @@ def _with_blocks(op: Operator, numbers: Mapping[int, int]) -> Operator:
 
 @dataclass(frozen=True)
 class Extracted:
-    """Some operators as a program.
-
-    Attributes:
-        sources: the value of the graph that each variable fed to it represents.
-    """
+    """Some operators as a program."""
 
     program: Program
-    sources: Mapping[str, int]
+    sources: Mapping[str, int]  # the value of the graph that each variable fed to it represents
 
 
 def extract(

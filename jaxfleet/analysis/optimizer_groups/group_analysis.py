@@ -29,16 +29,11 @@ from jaxfleet.ir import Kind, Operator, Program
 
 @dataclass
 class Crossings:
-    """The operator at which the parameters of each value first meet.
+    """The operator at which the parameters of each value first meet."""
 
-    Attributes:
-        owners: the dependencies of each value.
-        inner: for operators with sub-blocks.
-        places: the operator, by value, for values that depend on several parameters.
-    """
-
-    owners: Ownership
-    inner: SubblockDeps
+    owners: Ownership  # the dependencies of each value
+    inner: SubblockDeps  # for operators with sub-blocks
+    # the operator, by value, for values that depend on several parameters
     places: dict[int, int] = field(default_factory=dict)
     _reasons: dict[int, Reason] = field(default_factory=dict)
 
@@ -122,19 +117,14 @@ def find_optimizer_groups(program: Program) -> OptimizerGroups:
 
 @dataclass
 class _Groups:
-    """Makes groups of sorted operators.
-
-    Attributes:
-        gradients: by parameter.
-        writers: the place of each variable's last write.
-    """
+    """Makes groups of sorted operators."""
 
     program: Program
     inner: SubblockDeps
     sorting: OperatorOwnership
     meetings: Crossings
-    gradients: dict[str, list[str]] = field(default_factory=dict)
-    writers: dict[str, int] = field(default_factory=dict)
+    gradients: dict[str, list[str]] = field(default_factory=dict)  # by parameter
+    writers: dict[str, int] = field(default_factory=dict)  # the place of each variable's last write
 
     def all(self) -> tuple[OptimizerGroup, ...]:
         for gradient, param in gradients_of(self.program).items():

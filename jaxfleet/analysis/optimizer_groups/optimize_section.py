@@ -182,49 +182,34 @@ def _uses(op: Operator, inner: SubblockDeps) -> tuple[set[str], set[str]]:
 
 @dataclass(frozen=True, slots=True)
 class SectionValue:
-    """One value.
+    """One value."""
 
-    Attributes:
-        name: the variable that holds it.
-        place: the operator of block 0 that makes it; -1 if it comes from outside the section.
-    """
-
-    name: str
+    name: str  # the variable that holds it
+    # the operator of block 0 that makes it; -1 if it comes from outside the section
     place: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class SectionNode:
-    """One operator of the section; values are numbers.
+    """One operator of the section; values are numbers."""
 
-    Attributes:
-        inputs: the value of each operand, None for a literal; then the reads of sub-blocks.
-        outputs: the value of each result; then the writes of sub-blocks.
-        reads: for each output, the values that it depends on.
-    """
-
+    # the value of each operand, None for a literal; then the reads of sub-blocks
     inputs: tuple[int | None, ...]
-    outputs: tuple[int, ...]
-    reads: tuple[tuple[int, ...], ...]
+    outputs: tuple[int, ...]  # the value of each result; then the writes of sub-blocks
+    reads: tuple[tuple[int, ...], ...]  # for each output, the values that it depends on
 
 
 @dataclass
 class SectionGraph:
-    """The optimize section.
-
-    Attributes:
-        program: the whole program.
-        values: by number.
-        nodes: by the operator's place in block 0, in order.
-        entry: the value of each variable when the section first reads it.
-        final: its value at the end of the step.
-    """
+    """The optimize section."""
 
     program: Program
-    values: list[SectionValue] = field(default_factory=list)
+    values: list[SectionValue] = field(default_factory=list)  # by number
+    # by the operator's place in block 0, in order
     nodes: dict[int, SectionNode] = field(default_factory=dict)
+    # the value of each variable when the section first reads it
     entry: dict[str, int] = field(default_factory=dict)
-    final: dict[str, int] = field(default_factory=dict)
+    final: dict[str, int] = field(default_factory=dict)  # its value at the end of the step
 
     @classmethod
     def of(cls, program: Program) -> "SectionGraph":

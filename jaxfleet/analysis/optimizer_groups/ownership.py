@@ -17,25 +17,17 @@ from jaxfleet.ir import Kind
 
 @dataclass
 class Ownership:
-    """Masks of parameters, by value number unless noted.
-
-    Attributes:
-        graph: the values.
-        params: a parameter for each bit.
-        full: the parameters that a value depends on.
-        uses: the parameters whose update depends on it.
-        own: its owner: one bit; none if it depends on no parameter; several.
-        state: the owner of a state leaf, by name, for those that the section reads or writes.
-        op_own: the owner of an operator, by place.
-    """
+    """Masks of parameters, by value number unless noted."""
 
     graph: SectionGraph
-    params: tuple[str, ...]
-    full: list[int] = field(default_factory=list)
-    uses: list[int] = field(default_factory=list)
+    params: tuple[str, ...]  # a parameter for each bit
+    full: list[int] = field(default_factory=list)  # the parameters that a value depends on
+    uses: list[int] = field(default_factory=list)  # the parameters whose update depends on it
+    # its owner: one bit; none if it depends on no parameter; several
     own: list[int] = field(default_factory=list)
+    # the owner of a state leaf, by name, for those that the section reads or writes
     state: dict[str, int] = field(default_factory=dict)
-    op_own: dict[int, int] = field(default_factory=dict)
+    op_own: dict[int, int] = field(default_factory=dict)  # the owner of an operator, by place
 
     @classmethod
     def of(cls, graph: SectionGraph) -> "Ownership":
@@ -166,22 +158,16 @@ def is_several(mask: int) -> bool:
 
 @dataclass
 class OperatorOwnership:
-    """Operators of block 0, by their places.
+    """Operators of block 0, by their places."""
 
-    Attributes:
-        owners: of values.
-        leaves: state leaves by owner.
-        crossing: operators that combine several parameters for an update.
-        groups: operators that update each parameter, by its bit.
-        lr: operators that depend on no parameter and serve all.
-        parts: values, by owner, that `crossing` reads.
-    """
-
-    owners: Ownership
-    leaves: dict[int, list[str]] = field(default_factory=dict)
+    owners: Ownership  # of values
+    leaves: dict[int, list[str]] = field(default_factory=dict)  # state leaves by owner
+    # operators that combine several parameters for an update
     crossing: set[int] = field(default_factory=set)
+    # operators that update each parameter, by its bit
     groups: dict[int, set[int]] = field(default_factory=dict)
-    lr: set[int] = field(default_factory=set)
+    lr: set[int] = field(default_factory=set)  # operators that depend on no parameter and serve all
+    # values, by owner, that `crossing` reads
     parts: dict[int, list[int]] = field(default_factory=dict)
     _free: set[int] = field(default_factory=set)  # values of `lr` that the other operators read
 

@@ -24,15 +24,10 @@ class RowLocality(enum.Enum):
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a group is not separable, or not row-local.
+    """Why a group is not separable, or not row-local."""
 
-    Attributes:
-        text: a sentence without its subject.
-        op: the first operator that causes it, if any.
-    """
-
-    text: str
-    op: Operator | None = None
+    text: str  # a sentence without its subject
+    op: Operator | None = None  # the first operator that causes it, if any
 
     def __str__(self) -> str:
         return (
@@ -48,34 +43,25 @@ class Reason:
 
 @dataclass(frozen=True)
 class OptimizerGroup:
-    """The operators that update one parameter, and their properties.
-
-    Attributes:
-        gradients: its gradients; more than one if two optimizers update it.
-        state: the state leaves that are its own.
-        shared: its other inputs: values of the learning-rate block, the data, other parameters.
-        ops: its operators, by their place in block 0. One that reads no parameter and makes an
-            array may be in several groups: each makes its own.
-        program: these operators as a separate program; `shared` and gradients are fed. Values that
-            other parameters need are fetched.
-        sources: the value of the section's graph that each variable fed to `program` represents.
-        crossing: why it is not separable, or None.
-        others: the parameters that its update depends on besides its own.
-        rows: whether it can run on some rows alone.
-        reason: why it is not row-local, or None.
-    """
+    """The operators that update one parameter, and their properties."""
 
     param: Variable
-    gradients: tuple[str, ...]
-    state: tuple[str, ...]
+    gradients: tuple[str, ...]  # its gradients; more than one if two optimizers update it
+    state: tuple[str, ...]  # the state leaves that are its own
+    # its other inputs: values of the learning-rate block, the data, other parameters
     shared: tuple[str, ...]
+    # its operators, by their place in block 0. One that reads no parameter and makes an array may
+    # be in several groups: each makes its own
     ops: tuple[int, ...]
+    # these operators as a separate program; `shared` and gradients are fed. Values that other
+    # parameters need are fetched
     program: Program = field(repr=False)
+    # the value of the section's graph that each variable fed to `program` represents
     sources: Mapping[str, int] = field(repr=False)
-    crossing: Reason | None
-    others: tuple[str, ...]
-    rows: RowLocality
-    reason: Reason | None
+    crossing: Reason | None  # why it is not separable, or None
+    others: tuple[str, ...]  # the parameters that its update depends on besides its own
+    rows: RowLocality  # whether it can run on some rows alone
+    reason: Reason | None  # why it is not row-local, or None
 
     @property
     def name(self) -> str:
@@ -89,25 +75,16 @@ class OptimizerGroup:
 
 @dataclass(frozen=True)
 class OptimizerGroups:
-    """The optimize section of a program, sorted by parameter.
-
-    Attributes:
-        graph: the optimize section as values.
-        groups: one for each parameter, in their order.
-        lr_ops: the operators of the learning-rate block: schedules, counters, bias corrections.
-        lr_state: the state that it keeps.
-        crossing_ops: the operators that combine several parameters for an update.
-        crossing_state: the state that they keep.
-        other_ops: the operators that no update needs: metrics of the optimizer.
-    """
+    """The optimize section of a program, sorted by parameter."""
 
     graph: SectionGraph = field(repr=False)
-    groups: tuple[OptimizerGroup, ...]
+    groups: tuple[OptimizerGroup, ...]  # one for each parameter, in their order
+    # the operators of the learning-rate block: schedules, counters, bias corrections
     lr_ops: tuple[int, ...]
-    lr_state: tuple[str, ...]
-    crossing_ops: tuple[int, ...]
-    crossing_state: tuple[str, ...]
-    other_ops: tuple[int, ...]
+    lr_state: tuple[str, ...]  # the state that it keeps
+    crossing_ops: tuple[int, ...]  # the operators that combine several parameters for an update
+    crossing_state: tuple[str, ...]  # the state that they keep
+    other_ops: tuple[int, ...]  # the operators that no update needs: metrics of the optimizer
 
     @property
     def program(self) -> Program:

@@ -39,33 +39,21 @@ from jaxfleet.ir.dims import letter
 
 @dataclass(frozen=True)
 class NarrowedOperator:
-    """How an operator with one output makes some rows of it.
+    """How an operator with one output makes some rows of it."""
 
-    Attributes:
-        axis: the axis of its output that is cut.
-        attrs: its attributes for these rows.
-        inputs: the axis that each operand must be cut along, None for whole.
-    """
-
-    axis: int
-    attrs: Attrs
-    inputs: tuple[int | None, ...]
+    axis: int  # the axis of its output that is cut
+    attrs: Attrs  # its attributes for these rows
+    inputs: tuple[int | None, ...]  # the axis that each operand must be cut along, None for whole
 
 
 @dataclass
 class BroadcastRows:
-    """Collects the operators that must run on some rows in addition to the whole.
-
-    Attributes:
-        program: the program that contains them.
-        plan: its sharding plan.
-        mesh: the number of rows.
-        narrow: the operators to narrow, by block and place.
-    """
+    """Collects the operators that must run on some rows in addition to the whole."""
 
     program: Program
     plan: ShardingPlan
-    mesh: Mesh
+    mesh: Mesh  # the number of rows
+    # the operators to narrow, by block and place
     narrow: dict[tuple[int, int], list[NarrowedOperator]] = field(default_factory=dict)
 
     def want(
@@ -172,13 +160,9 @@ _LOOPS = frozenset({"jax.scan", "jax.while"})
 
 @dataclass(frozen=True)
 class RowMesh(Mesh):
-    """The part of a size that belongs to some of the rows: a multiple of a letter.
+    """The part of a size that belongs to some of the rows: a multiple of a letter."""
 
-    Attributes:
-        count: the number of rows of the parameter.
-    """
-
-    count: int = 1
+    count: int = 1  # the number of rows of the parameter
 
     def part(self, size: Size) -> Size | None:
         """Returns the part for `ROWS` rows, or None if the rows do not divide the size."""
@@ -189,19 +173,13 @@ class RowMesh(Mesh):
 
 @dataclass(frozen=True)
 class RowPlan:
-    """How a group runs on some of the rows.
-
-    Attributes:
-        rows: the verdict.
-        reason: why it is not row-local, or None.
-        uniform: the labels, and the operators to run on some rows besides; None for `keep-whole`.
-        cut: the variables that are cut along axis 0.
-    """
+    """How a group runs on some of the rows."""
 
     rows: RowLocality
-    reason: Reason | None
+    reason: Reason | None  # why it is not row-local, or None
+    # the labels, and the operators to run on some rows besides; None for `keep-whole`
     uniform: BroadcastRows | None = None
-    cut: frozenset[str] = frozenset()
+    cut: frozenset[str] = frozenset()  # the variables that are cut along axis 0
 
 
 def plan_rows(
@@ -252,19 +230,12 @@ def _uncuttable(shape: Sequence[Size]) -> str | None:
 
 @dataclass
 class _Check:
-    """Visits a plan and finds the operators that need more than some of the rows.
-
-    Attributes:
-        program: the group.
-        plan: its labels.
-        uniform: collects the operators to run on some rows besides.
-        cut: the variables that are cut at the start, and must be at the end.
-    """
+    """Visits a plan and finds the operators that need more than some of the rows."""
 
     program: Program
     plan: ShardingPlan
-    uniform: BroadcastRows
-    cut: frozenset[str]
+    uniform: BroadcastRows  # collects the operators to run on some rows besides
+    cut: frozenset[str]  # the variables that are cut at the start, and must be at the end
 
     def obstacles(self) -> Iterator[Reason]:
         """Yields the obstacles to cutting the rows, block by block."""

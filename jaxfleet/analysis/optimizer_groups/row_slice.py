@@ -43,22 +43,18 @@ def cut_rows(group: OptimizerGroup) -> Program:
 
 @dataclass
 class _Cutter:
-    """Rewrites one block for some rows.
-
-    Attributes:
-        cut: the program's variables that are cut along axis 0.
-        whole: the name for all of a variable, if it has another one.
-        some: the name for some rows of a variable along an axis, if both exist.
-    """
+    """Rewrites one block for some rows."""
 
     program: Program
     block: Block
     plan: BlockPlan
     uniform: BroadcastRows
-    cut: frozenset[str]
+    cut: frozenset[str]  # the program's variables that are cut along axis 0
     ops: list[Operator] = field(default_factory=list)
     variables: dict[str, Variable] = field(default_factory=dict)
+    # the name for all of a variable, if it has another one
     whole: dict[str, str] = field(default_factory=dict)
+    # the name for some rows of a variable along an axis, if both exist
     some: dict[tuple[str, int], str] = field(default_factory=dict)
 
     def run(self) -> Block:

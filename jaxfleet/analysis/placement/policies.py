@@ -88,20 +88,14 @@ def reasons_for_whole(program: Program, groups: OptimizerGroups) -> dict[str, st
 
 @dataclass(frozen=True)
 class SliceLoad:
-    """A slice with its traffic and state, in bytes.
-
-    Attributes:
-        param_bytes: the slice itself, which every trainer pulls in a step.
-        state_bytes: its optimizer state: the same rows of leaves with rows, and all of the others.
-        push_bytes: its rows of the gradients, which every trainer pushes in a step.
-        part_bytes: its server's partial results, sent to every other server in a step.
-    """
+    """A slice with its traffic and state, in bytes."""
 
     slice: Slice
-    param_bytes: int
+    param_bytes: int  # the slice itself, which every trainer pulls in a step
+    # its optimizer state: the same rows of leaves with rows, and all of the others
     state_bytes: int
-    push_bytes: int
-    part_bytes: int
+    push_bytes: int  # its rows of the gradients, which every trainer pushes in a step
+    part_bytes: int  # its server's partial results, sent to every other server in a step
 
     @property
     def held_bytes(self) -> int:
@@ -167,13 +161,9 @@ MAX_IMBALANCE = 4.0
 
 @dataclass(frozen=True)
 class LoadBalance:
-    """How evenly servers are filled.
+    """How evenly servers are filled."""
 
-    Attributes:
-        held_bytes: by endpoint, parameters and their optimizer state.
-    """
-
-    held_bytes: Mapping[str, int]
+    held_bytes: Mapping[str, int]  # by endpoint, parameters and their optimizer state
 
     @classmethod
     def of(

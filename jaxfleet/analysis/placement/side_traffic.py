@@ -15,17 +15,11 @@ _ROW_ELEMENT_BYTES, _KEY_BYTES = 4, 8
 
 @dataclass(frozen=True)
 class TableRows:
-    """The most rows that a trainer looks up in a table in a step: every key distinct.
-
-    Attributes:
-        table: its name.
-        row_bytes: of one row, and of its gradient.
-        count: of rows; None if it depends on an unknown batch size.
-    """
+    """The most rows that a trainer looks up in a table in a step: every key distinct."""
 
     table: str
-    row_bytes: int
-    count: int | None
+    row_bytes: int  # of one row, and of its gradient
+    count: int | None  # of rows; None if it depends on an unknown batch size
 
     def __str__(self) -> str:
         who = f"table '{self.table}': each trainer sends"
@@ -42,29 +36,20 @@ class TableRows:
 
 @dataclass(frozen=True)
 class SideTraffic:
-    """Values that trainers and servers exchange so that the step stays exact.
+    """Values that trainers and servers exchange so that the step stays exact."""
 
-    Attributes:
-        count: values that trainers complete over all of them: losses, metrics, statistics.
-        size_bytes: of those of known size, sent once and received once by each trainer.
-        of_the_batch: the number of values, gathered ones included, with an unknown batch size.
-        gathered: values that each trainer collects from all: rows of the batch.
-        gather_sent_bytes: sent of those by each trainer, where the size is known.
-        gather_received_bytes: received of them.
-        tables: the rows of tables.
-        fed_bytes: sent by trainer 0 besides gradients, because updates read it: data, the loss.
-        answered_bytes: received by each trainer besides parameters, because its metrics or its own
-            state read a value made by servers: a summed gradient, an update.
-    """
-
-    count: int = 0
-    size_bytes: int = 0
+    count: int = 0  # values that trainers complete over all of them: losses, metrics, statistics
+    size_bytes: int = 0  # of those of known size, sent once and received once by each trainer
+    # the number of values, gathered ones included, with an unknown batch size
     of_the_batch: int = 0
-    gathered: int = 0
-    gather_sent_bytes: int = 0
-    gather_received_bytes: int = 0
+    gathered: int = 0  # values that each trainer collects from all: rows of the batch
+    gather_sent_bytes: int = 0  # sent of those by each trainer, where the size is known
+    gather_received_bytes: int = 0  # received of them
     tables: tuple[TableRows, ...] = ()
+    # sent by trainer 0 besides gradients, because updates read it: data, the loss
     fed_bytes: int = 0
+    # received by each trainer besides parameters, because its metrics or its own state read a value
+    # made by servers: a summed gradient, an update
     answered_bytes: int = 0
 
     @classmethod

@@ -20,24 +20,14 @@ from jaxfleet.ir import Attr, Operator, Program, Role, Variable, block_name
 
 @dataclass(frozen=True)
 class Slice:
-    """Some rows of a parameter, or the whole of it.
+    """Some rows of a parameter, or the whole of it."""
 
-    Attributes:
-        name: `w.block0`; that of the parameter if whole.
-        index: its index among the parameter's slices.
-        start: its first row.
-        rows: its number of rows; None for a scalar parameter.
-        shape: its own.
-        numel: its number of elements.
-        is_whole: whether it is all of the parameter.
-    """
-
-    name: str
+    name: str  # `w.block0`; that of the parameter if whole
     param: str
-    index: int
-    start: int
-    rows: int
-    shape: tuple[int, ...]
+    index: int  # its index among the parameter's slices
+    start: int  # its first row
+    rows: int  # its number of rows; None for a scalar parameter
+    shape: tuple[int, ...]  # its own
     numel: int
     is_whole: bool
 

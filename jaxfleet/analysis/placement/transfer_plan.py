@@ -23,50 +23,31 @@ from jaxfleet.pipeline import table
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """The bytes that one server holds, and those that it receives and sends in a step.
-
-    Attributes:
-        parts: the slices placed there.
-        param_bytes: of the parameters.
-        state_bytes: of their optimizer state, and of the state that every server keeps.
-        from_trainers: all trainers' gradients.
-        to_trainers: the parameters, once for each trainer.
-        to_servers: its partial results of operators across parameters, once for each other server.
-    """
+    """The bytes that one server holds, and those that it receives and sends in a step."""
 
     endpoint: str
-    parts: tuple[SliceLoad, ...]
-    param_bytes: int
-    state_bytes: int
-    from_trainers: int
-    to_trainers: int
+    parts: tuple[SliceLoad, ...]  # the slices placed there
+    param_bytes: int  # of the parameters
+    state_bytes: int  # of their optimizer state, and of the state that every server keeps
+    from_trainers: int  # all trainers' gradients
+    to_trainers: int  # the parameters, once for each trainer
+    # its partial results of operators across parameters, once for each other server
     to_servers: int
 
 
 @dataclass(frozen=True)
 class TransferPlan:
-    """The server of every slice, and the traffic of a step. It prints as text.
-
-    Attributes:
-        name: the program's.
-        trainers: their number.
-        servers: in the order of their endpoints.
-        push_bytes: the gradients that each trainer sends in a step.
-        pull_bytes: the parameters that each trainer receives in a step.
-        extras: the side traffic.
-        balance: how evenly the servers are filled.
-        best: how evenly `balanced` would fill them.
-        whole: reasons, with the parameters that are not cut.
-    """
+    """The server of every slice, and the traffic of a step. It prints as text."""
 
     name: str
     trainers: int
-    servers: tuple[ServerPlan, ...]
-    push_bytes: int
-    pull_bytes: int
+    servers: tuple[ServerPlan, ...]  # in the order of their endpoints
+    push_bytes: int  # the gradients that each trainer sends in a step
+    pull_bytes: int  # the parameters that each trainer receives in a step
     extras: SideTraffic
-    balance: LoadBalance = field(repr=False)
-    best: LoadBalance = field(repr=False)
+    balance: LoadBalance = field(repr=False)  # how evenly the servers are filled
+    best: LoadBalance = field(repr=False)  # how evenly `balanced` would fill them
+    # reasons, with the parameters that are not cut
     whole: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def __str__(self) -> str:

@@ -63,17 +63,11 @@ def dynamic_update_slice(view: OperatorView) -> OperatorSharding:
 
 @dataclass(frozen=True)
 class _Axes:
-    """The corresponding axes of a table, of indices and of slices.
+    """The corresponding axes of a table, of indices and of slices."""
 
-    Attributes:
-        paired: a batching axis of the table to the indices' axis.
-        sliced: an axis of the table to the slices' axis.
-        outer: an axis of the indices to the slices' axis.
-    """
-
-    paired: Mapping[int, int]
-    sliced: Mapping[int, int]
-    outer: Sequence[int]
+    paired: Mapping[int, int]  # a batching axis of the table to the indices' axis
+    sliced: Mapping[int, int]  # an axis of the table to the slices' axis
+    outer: Sequence[int]  # an axis of the indices to the slices' axis
 
 
 def gather(view: OperatorView) -> OperatorSharding:

@@ -114,17 +114,11 @@ _UPDATE = frozenset({Role.OPTIMIZE, Role.OPTIMIZE_LR_SCHED, Role.LR_SCHED})
 
 @dataclass(frozen=True)
 class ShardableState:
-    """The sharded state.
+    """The sharded state."""
 
-    Attributes:
-        held: the layout of the state, and the gradients that arrive in rows.
-        plan: the program's sharding with it.
-        whole: pairs of a replicated leaf and the reason.
-    """
-
-    held: StateSharding
-    plan: ShardingPlan
-    whole: tuple[tuple[str, str], ...]
+    held: StateSharding  # the layout of the state, and the gradients that arrive in rows
+    plan: ShardingPlan  # the program's sharding with it
+    whole: tuple[tuple[str, str], ...]  # pairs of a replicated leaf and the reason
 
 
 def shardable_state(

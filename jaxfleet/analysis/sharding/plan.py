@@ -18,29 +18,19 @@ from jaxfleet.ir import Attr, Attrs, Block, BlockRef, Operator, Program, Size, V
 
 @dataclass(frozen=True, slots=True)
 class OperatorView:
-    """A sharding rule's view of an operator.
-
-    Attributes:
-        labels: the layout of its inputs.
-        shapes: its inputs' shapes in the one-device program.
-        out_shapes: its outputs' shapes there.
-        mesh: the devices.
-        dtypes: its inputs' dtypes.
-        out_dtypes: its outputs' dtypes.
-        zeros: which inputs are zero whatever the data.
-        completes: whether its output is needed complete, so that a summand saves nothing.
-        needed: which outputs are needed complete, gradients of parameters among them.
-    """
+    """A sharding rule's view of an operator."""
 
     op: Operator
-    labels: tuple[Sharding, ...]
-    shapes: tuple[tuple[Size, ...], ...]
-    out_shapes: tuple[tuple[Size, ...], ...]
+    labels: tuple[Sharding, ...]  # the layout of its inputs
+    shapes: tuple[tuple[Size, ...], ...]  # its inputs' shapes in the one-device program
+    out_shapes: tuple[tuple[Size, ...], ...]  # its outputs' shapes there
     mesh: Mesh
     dtypes: tuple[str, ...]
     out_dtypes: tuple[str, ...]
-    zeros: frozenset[int] = frozenset()
+    zeros: frozenset[int] = frozenset()  # which inputs are zero whatever the data
+    # whether its output is needed complete, so that a summand saves nothing
     completes: bool = False
+    # which outputs are needed complete, gradients of parameters among them
     needed: frozenset[int] = frozenset()
 
     @classmethod
@@ -95,21 +85,13 @@ class OperatorView:
 
 @dataclass(frozen=True, slots=True)
 class OperatorSharding:
-    """How an operator runs on the devices.
+    """How an operator runs on the devices."""
 
-    Attributes:
-        inputs: the required layout of its inputs.
-        outputs: the resulting layout of its outputs.
-        attrs: its attributes there; sizes are a device's own.
-        op_type: the operator that replaces it, if any.
-        note: why it could not run on rows alone, for the user.
-    """
-
-    inputs: tuple[Sharding, ...]
-    outputs: tuple[Sharding, ...]
-    attrs: Attrs
-    op_type: str = ""
-    note: str = ""
+    inputs: tuple[Sharding, ...]  # the required layout of its inputs
+    outputs: tuple[Sharding, ...]  # the resulting layout of its outputs
+    attrs: Attrs  # its attributes there; sizes are a device's own
+    op_type: str = ""  # the operator that replaces it, if any
+    note: str = ""  # why it could not run on rows alone, for the user
 
     def noting(self, note: str) -> "OperatorSharding":
         return replace(self, note=note)
@@ -161,15 +143,12 @@ SCATTER = "scatter"  # completes a sum of which each device keeps its rows
 
 @dataclass(frozen=True)
 class StateSharding:
-    """The layout of state at the start and at the end of a step.
+    """The layout of state at the start and at the end of a step."""
 
-    Attributes:
-        state: its labels other than `REPLICATED`: rows of a leaf that is cut over the devices, a
-            summand or a device's own value.
-        gradients: those of which each device receives only its rows, with the axis.
-    """
-
+    # its labels other than `REPLICATED`: rows of a leaf that is cut over the devices, a summand or
+    # a device's own value
     state: Mapping[str, Sharding] = field(default_factory=dict)
+    # those of which each device receives only its rows, with the axis
     gradients: Mapping[str, int] = field(default_factory=dict)
 
     def label(self, name: str) -> Sharding:
@@ -198,54 +177,36 @@ OutputKey = tuple[int, int, int]  # block, place of the operator (-1 for an argu
 
 @dataclass(slots=True)
 class OpPlan:
-    """How one operator runs.
+    """How one operator runs."""
 
-    Attributes:
-        labels: the layout of its inputs when it is reached.
-        placing: their required layout, and the resulting layout of its outputs.
-        outputs: the layout of its outputs after completion.
-        completed: the kind of completion right after the operator, by output number.
-        zeros: which inputs are zero whatever the data, and so count as summands at no cost.
-    """
-
-    labels: tuple[Sharding, ...]
-    placing: OperatorSharding
-    outputs: tuple[Sharding, ...]
+    labels: tuple[Sharding, ...]  # the layout of its inputs when it is reached
+    placing: OperatorSharding  # their required layout, and the resulting layout of its outputs
+    outputs: tuple[Sharding, ...]  # the layout of its outputs after completion
+    # the kind of completion right after the operator, by output number
     completed: Mapping[int, str]
+    # which inputs are zero whatever the data, and so count as summands at no cost
     zeros: frozenset[int]
 
 
 @dataclass(slots=True)
 class BlockPlan:
-    """How one block runs.
-
-    Attributes:
-        args: the layout of its arguments.
-        ops: a plan for each operator.
-        found: the layout of its results after its operators.
-        results: their required layout.
-        zeros: which results are zero whatever the data.
-        final: the layout of each variable at the end.
-    """
+    """How one block runs."""
 
     args: tuple[Sharding, ...]
     ops: list[OpPlan] = field(default_factory=list)
-    found: tuple[Sharding, ...] = ()
-    results: tuple[Sharding, ...] = ()
-    zeros: frozenset[int] = frozenset()
+    found: tuple[Sharding, ...] = ()  # the layout of its results after its operators
+    results: tuple[Sharding, ...] = ()  # their required layout
+    zeros: frozenset[int] = frozenset()  # which results are zero whatever the data
+    # the layout of each variable at the end
     final: dict[str, Sharding] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """How a whole program runs.
+    """How a whole program runs."""
 
-    Attributes:
-        blocks: by index.
-        notes: operators that run on gathered rows or are otherwise inefficient, with the reason.
-    """
-
-    blocks: Mapping[int, BlockPlan]
+    blocks: Mapping[int, BlockPlan]  # by index
+    # operators that run on gathered rows or are otherwise inefficient, with the reason
     notes: tuple[tuple[Operator, str], ...]
 
     @property

@@ -58,17 +58,11 @@ def propagate(
 
 
 class _ValueState(NamedTuple):
-    """The state of a value.
-
-    Attributes:
-        label: its layout.
-        key: the output that makes it, or None if it comes from outside.
-        is_zero: whether it is zero whatever the data.
-    """
+    """The state of a value."""
 
     label: Sharding
-    key: OutputKey | None = None
-    is_zero: bool = False
+    key: OutputKey | None = None  # the output that makes it, or None if it comes from outside
+    is_zero: bool = False  # whether it is zero whatever the data
 
 
 _Env: TypeAlias = dict[str, _ValueState]

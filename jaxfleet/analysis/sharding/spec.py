@@ -27,17 +27,11 @@ class ShardingKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """The layout of one value on the devices.
-
-    Attributes:
-        layout: one of the four.
-        axis: the axis that is cut, for `SHARDED`.
-        how: the reduction that completes it, for `PARTIAL`: sum, max, min, prod, and, or.
-    """
+    """The layout of one value on the devices."""
 
     layout: ShardingKind
-    axis: int = -1
-    how: str = ""
+    axis: int = -1  # the axis that is cut, for `SHARDED`
+    how: str = ""  # the reduction that completes it, for `PARTIAL`: sum, max, min, prod, and, or
 
     def __str__(self) -> str:
         detail = str(self.axis) if self.layout is ShardingKind.SHARDED else self.how
@@ -95,16 +89,11 @@ class Mesh:
     """The devices that share a batch.
 
     With a batch letter `b`, a device has `b` rows and the whole batch has `devices*b`.
-
-    Attributes:
-        devices: their number.
-        letter: the batch letter, or None if the batch is a number.
-        rows: the whole batch, if it is a number.
     """
 
     devices: int
-    letter: str | None = None
-    rows: int | None = None
+    letter: str | None = None  # the batch letter, or None if the batch is a number
+    rows: int | None = None  # the whole batch, if it is a number
 
     def full(self, size: Size) -> Size:
         """Returns the size of the whole in terms of a device's letters."""
