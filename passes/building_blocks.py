@@ -19,7 +19,7 @@ from jaxfleet.ir import (
     Variable,
     Word,
 )
-from jaxfleet.ir.attributes import map_attr
+from jaxfleet.ir.inline import with_block_numbers
 
 
 def update_op(
@@ -29,6 +29,12 @@ def update_op(
     return Operator(
         op_type, Operands.of(*inputs), Operands.of(*outputs), Attrs(attrs), Role.OPTIMIZE
     )
+
+
+def conversion(read: str, made: str, dtype: str) -> Operator:
+    """Returns the operator that converts a number to another dtype."""
+    attrs: dict[str, Attr] = {"new_dtype": Word(dtype), "weak_type": False}
+    return update_op("jax.convert_element_type", (read,), (made,), **attrs)
 
 
 def literal(value: float, dtype: str = "f32") -> Literal:
@@ -53,20 +59,14 @@ def periodic_condition(
 ) -> tuple[list[Operator], list[Variable], str]:
     """Returns operators, temporaries and an i32 that is 1 in every `every`-th step.
 
-    The count restarts when it is due.
-
-    Args:
-        count: a state variable, i32[].
-        every: the period in steps.
-        name: the prefix of the temporaries' names.
+    The count, a state variable i32[], restarts when it is due. The temporaries' names begin with
+    `name`.
     """
     more, due, index = f"{name}.more", f"{name}.due", f"{name}.index"
     ops = [
         update_op("jax.add", (count, literal(1, "i32")), (more,)),
         update_op("jax.ge", (more, every), (due,)),
-        update_op(
-            "jax.convert_element_type", (due,), (index,), new_dtype=Word("i32"), weak_type=False
-        ),
+        conversion(due, index, "i32"),
         update_op("jax.select_n", (due, more, literal(0, "i32")), (count,)),
     ]
     declared = [Variable(more, "i32", ()), Variable(due, "bool", ()), Variable(index, "i32", ())]
@@ -78,10 +78,8 @@ def with_extra_variables(
 ) -> Program:
     """Returns a program with more variables that a step keeps beside its state.
 
-    Args:
-        program: the program to extend.
-        kept: the variables, each with its initial value: a number, or a variable of the state.
-        attrs: names to append to attributes that are lists of names, such as `sums`.
+    The initial value of each is a number, or a variable of the state. `attrs` are names to append
+    to attributes that are lists of names, such as `sums`.
     """
     kept = list(kept)
     variables = {**program.variables, **{variable.name: variable for variable, _ in kept}}
@@ -100,12 +98,9 @@ def _listed(program: Program, attr: str) -> tuple[Attr, ...]:
 
 
 def check_gradients_are_known(program: Program, pass_name: str) -> None:
-    """Rejects a program that updates a parameter inside a loop or a branch of its own.
+    """Raises a PassError if a parameter is updated inside a loop or a branch of its own.
 
     A frozen parameter, whose new value does not depend on a gradient, is accepted.
-
-    Raises:
-        PassError: a parameter's gradient is not made in block 0.
     """
     trained = {param for x in program.root.ops for param, _ in x.role_var}
     for param in program.of_kind(Kind.PARAM):
@@ -143,13 +138,10 @@ class OperatorCopies:
 
     def of(self, op: Operator, names: Mapping[str, str], parent: int = 0) -> Operator:
         """Returns a copy of an operator in block `parent`, with variables renamed by `names`."""
-        attrs = op.attrs
-        if op.blocks:
-            moved = {index: self._block(index, names, parent) for index in op.blocks}
-            attrs = Attrs({key: _refer(value, moved) for key, value in attrs.items()})
-        return replace(
-            op, inputs=op.inputs.renamed(names), outputs=op.outputs.renamed(names), attrs=attrs
-        )
+        moved = {index: self._block(index, names, parent) for index in op.blocks}
+        copied = with_block_numbers(op, moved.__getitem__)
+        inputs, outputs = op.inputs.renamed(names), op.outputs.renamed(names)
+        return replace(copied, inputs=inputs, outputs=outputs)
 
     def _block(self, index: int, names: Mapping[str, str], parent: int) -> int:
         block = self.program.blocks[index]
@@ -160,10 +152,3 @@ class OperatorCopies:
         results = tuple(outer.get(x, x) if isinstance(x, str) else x for x in block.results)
         self.blocks[place] = replace(block, index=number, parent=parent, ops=ops, results=results)
         return number
-
-
-def _refer(attr: Attr, moved: Mapping[int, int]) -> Attr:
-    def change(item: Attr) -> Attr:
-        return BlockRef(moved[item.index]) if isinstance(item, BlockRef) else item
-
-    return map_attr(attr, change)

@@ -5,8 +5,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from jaxfleet.analysis.flow import Effects
-from jaxfleet.ir import Attr, Attrs, Block, BlockRef, Kind, Operator, Program, Variable
-from jaxfleet.ir.attributes import map_attr
+from jaxfleet.ir import Block, Kind, Operator, Program, Variable
+from jaxfleet.ir.inline import with_block_numbers
 from jaxfleet.pipeline import Pass, register_pass
 
 
@@ -134,18 +134,9 @@ def _renumbered(blocks: list[Block]) -> list[Block]:
         return blocks
     places[-1] = -1
 
-    def moved(attr: Attr) -> Attr:
-        return BlockRef(places[attr.index]) if isinstance(attr, BlockRef) else attr
-
-    def renumber(op: Operator) -> Operator:
-        if not op.blocks:
-            return op
-        attrs = {name: map_attr(value, moved) for name, value in op.attrs.items()}
-        return replace(op, attrs=Attrs(attrs))
-
     return [
-        replace(
-            block, index=place, parent=places[block.parent], ops=tuple(map(renumber, block.ops))
+        replace(block, index=place, parent=places[block.parent]).with_ops(
+            with_block_numbers(op, places.__getitem__) for op in block.ops
         )
         for place, block in enumerate(blocks)
     ]

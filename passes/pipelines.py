@@ -57,23 +57,18 @@ def collective_pipeline(
 ) -> tuple[Pass, ...]:
     """Returns the passes for a step on one device or several, without servers.
 
-    Args:
-        strategy: how the step is distributed.
-        devices: number of devices.
-        over_gloo: they are CPUs of several processes.
-        on_cpus: they are CPUs.
-        tables: the step looks up tables.
-        loss: variable of the loss, if the strategy is adaptive.
-        outer: the text of an outer optimizer's program.
-        slicing: the passes for a step that accumulates over slices of the batch.
+    The devices may be CPUs, also of several processes (`over_gloo`); `tables` is whether the step
+    looks up tables. `loss` is its variable, if the strategy is adaptive, `outer` the text of an
+    outer optimizer's program, and `slicing` are the passes for a step that accumulates over slices
+    of the batch.
     """
     passes: list[Pass] = [DeadCodeElimination()]
     if strategy.amp:
         scale = strategy.loss_scale if strategy.amp == "float16" else 0.0
         passes.append(HalfPrecision(dtype=strategy.amp, loss_scale=scale, emulate=on_cpus))
     if strategy.amp == "float16":
-        skipping = SkipOverflow(every=strategy.loss_scale_steps, forward=strategy.merge == 1)
-        passes.append(skipping)
+        every = strategy.loss_scale_steps
+        passes.append(SkipOverflow(every=every, forward=strategy.merge == 1))
     elif strategy.on_nonfinite == "skip":
         passes.append(SkipNonfinite(forward=strategy.merge == 1))
     if strategy.merge > 1:

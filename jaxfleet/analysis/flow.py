@@ -32,7 +32,7 @@ class OuterUses:
     def __init__(self, program: Program) -> None:
         self._of_block: dict[int, Uses] = {}
         for block in reversed(program.blocks):
-            reads, writes = set[str](), set[str]()
+            reads, writes = {x for x in block.results if isinstance(x, str)}, set[str]()
             for op in block.ops:
                 uses = self.of(op)
                 reads.update(uses.reads)
@@ -51,6 +51,15 @@ class OuterUses:
             set(op.reads).union(*(uses.reads for uses in inner)),
             set(op.writes).union(*(uses.writes for uses in inner)),
         )
+
+
+def inner_blocks(program: Program, ops: Iterable[Operator]) -> Iterator[Block]:
+    """Yields the blocks that operators run, at any depth."""
+    waiting = [index for op in ops for index in op.blocks]
+    while waiting:
+        block = program.blocks[waiting.pop()]
+        yield block
+        waiting += [index for op in block.ops for index in op.blocks]
 
 
 class Effects:

@@ -24,7 +24,7 @@ LOOKUPS = frozenset({"lookup_table", "lookup_table_v2"})
 
 
 def looks_up(op: Operator, table: str) -> bool:
-    """Tells whether an operator takes rows of a table."""
+    """Whether an operator takes rows of a table."""
     return op.type in LOOKUPS and op.inputs.slot("W") == (table,)
 
 

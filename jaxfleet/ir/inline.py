@@ -1,6 +1,6 @@
 """Programs with other names: canonical temporaries, and one program embedded in another."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -49,6 +49,17 @@ def renamed(program: Program, names: Mapping[str, str]) -> Program:
         return program
     made = embed(program, index=0, inner_from=1, parent=-1, names=names, sizes={})
     return replace(program, variables=made.variables, blocks=(made.root, *made.inner))
+
+
+def with_block_numbers(op: Operator, number: Callable[[int], int]) -> Operator:
+    """Returns an operator with its references to blocks renumbered."""
+
+    def leaf(attr: Attr) -> Attr:
+        return BlockRef(number(attr.index)) if isinstance(attr, BlockRef) else attr
+
+    if not op.blocks:
+        return op
+    return replace(op, attrs=Attrs({key: map_attr(value, leaf) for key, value in op.attrs.items()}))
 
 
 @dataclass(frozen=True)

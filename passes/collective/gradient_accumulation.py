@@ -7,9 +7,7 @@ from jaxfleet.analysis.flow import OuterUses
 from jaxfleet.errors import PassError
 from jaxfleet.ir import (
     Attr,
-    Attrs,
     Block,
-    BlockRef,
     Kind,
     Operand,
     Operator,
@@ -17,7 +15,7 @@ from jaxfleet.ir import (
     Role,
     Variable,
 )
-from jaxfleet.ir.attributes import map_attr
+from jaxfleet.ir.inline import with_block_numbers
 from jaxfleet.ir.naming import unique
 from jaxfleet.passes.building_blocks import (
     check_gradients_are_known,
@@ -47,18 +45,12 @@ class UpdateBranch:
     """Moves the operators of an update into a block of their own, in single-assignment form.
 
     A variable's input value is `w@GIVEN`, its new value `w@NEW`.
-
-    Args:
-        program: the program that contains the update.
-        sums: for each gradient, the variable that holds its sum.
-        late: for each fetched value of the update, the variable that holds it.
-        every: the number of gradients in a sum.
     """
 
     program: Program
-    sums: Mapping[str, Variable]
-    late: Mapping[str, Variable]
-    every: int
+    sums: Mapping[str, Variable]  # for each gradient, the variable that holds its sum
+    late: Mapping[str, Variable]  # for each fetched value of the update, the variable that holds it
+    every: int  # the number of gradients in a sum
     variables: dict[str, Variable] = field(default_factory=dict)
     current: dict[str, str] = field(default_factory=dict)
     given: dict[str, str] = field(default_factory=dict)
@@ -165,13 +157,7 @@ class UpdateBranch:
 
 def _shifted(each: Operator) -> Operator:
     """Returns an operator with its blocks renumbered to follow the branch's two."""
-
-    def leaf(attr: Attr) -> Attr:
-        return BlockRef(attr.index + _BODY) if isinstance(attr, BlockRef) else attr
-
-    if not each.blocks:
-        return each
-    return replace(each, attrs=Attrs({k: map_attr(v, leaf) for k, v in each.attrs.items()}))
+    return with_block_numbers(each, lambda index: index + _BODY)
 
 
 def _moved(block: Block, inside: set[int]) -> Block:

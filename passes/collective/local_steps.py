@@ -13,11 +13,12 @@ from jaxfleet.analysis.sharding import (
     propagate,
 )
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Block, Kind, Operator, Program, Role, Variable, Word, parse
+from jaxfleet.ir import Block, Kind, Operator, Program, Role, Variable, parse
 from jaxfleet.ir.inline import Embedded, embed
 from jaxfleet.ir.naming import grad_name, snapshot_name
 from jaxfleet.passes.building_blocks import (
     conditional,
+    conversion,
     identity_block,
     literal,
     periodic_condition,
@@ -145,24 +146,14 @@ def adacomm_update(loss: str, every: int) -> Iterator[Operator]:
 
     `ceil(sqrt(F / F0) * every)`, with F the mean loss since the last meeting and F0 that until the
     first; from 1 to `every` (Wang and Joshi 2019, equation 14). If that is not finite, the period
-    is unchanged, and F0 is taken from a later meeting.
-
-    Args:
-        loss: a variable of block 0, f32[].
-        every: the initial period in steps.
+    is unchanged, and F0 is taken from a later meeting. `loss` is a variable of block 0, f32[].
     """
 
     def to(name: str) -> tuple[str]:
         return (f"meet.{name}",)
 
     yield update_op("jax.add", (_LOSSES, loss), to("total"))
-    yield update_op(
-        "jax.convert_element_type",
-        ("meet.more",),
-        to("gone"),
-        new_dtype=Word("f32"),
-        weak_type=False,
-    )
+    yield conversion("meet.more", "meet.gone", "f32")
     yield update_op("jax.div", ("meet.total", "meet.gone"), to("mean"))
     yield update_op("jax.eq", (_FIRST, literal(0)), to("fresh"))
     yield update_op("jax.select_n", ("meet.fresh", _FIRST, "meet.mean"), to("known"))
@@ -172,13 +163,7 @@ def adacomm_update(loss: str, every: int) -> Iterator[Operator]:
     yield update_op("jax.ceil", ("meet.exact",), to("up"))
     yield update_op("jax.min", ("meet.up", literal(every)), to("least"))
     yield update_op("jax.max", ("meet.least", literal(1)), to("next"))
-    yield update_op(
-        "jax.convert_element_type",
-        ("meet.next",),
-        to("period"),
-        new_dtype=Word("i32"),
-        weak_type=False,
-    )
+    yield conversion("meet.next", "meet.period", "i32")
     yield update_op("jax.is_finite", ("meet.root",), to("sane"))
     yield update_op("jax.and", ("meet.due", "meet.sane"), to("changes"))
     yield update_op(

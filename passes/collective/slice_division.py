@@ -1,12 +1,12 @@
 """Division of slices of the batch among devices, for loops and for unrolled code."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from jaxfleet.analysis.flow import inner_blocks
 from jaxfleet.analysis.sharding import mesh_of, propagate, summed_state
 from jaxfleet.analysis.sharding.control_flow import accumulators
 from jaxfleet.ir import (
-    Block,
     BlockRef,
     Operands,
     Operator,
@@ -129,7 +129,7 @@ class InterleaveSlices(Pass):
             return False  # rows outside of slices would be combined with other rows than before
         if found.placing.note or not all(label.is_sum for label in found.placing.outputs):
             return False
-        return all(is_rowwise(plan, block) for block in _inside(program, scan))
+        return all(is_rowwise(plan, block) for block in inner_blocks(program, [scan]))
 
 
 def goes_over_slices(program: Program) -> bool:
@@ -164,13 +164,6 @@ def _cuts_rows(program: Program, op: Operator) -> bool:
     rows, shape = _shape(program, given), _shape(program, op.writes[0])
     is_batch = bool(rows) and rows[0] == program.attrs.get("batch")
     return is_batch and shape[2:] == rows[1:] and len(shape) == len(rows) + 1
-
-
-def _inside(program: Program, op: Operator) -> Iterator[Block]:
-    for index in op.blocks:
-        yield program.blocks[index]
-        for inner in program.blocks[index].ops:
-            yield from _inside(program, inner)
 
 
 def _shape(program: Program, name: str) -> tuple[Size, ...]:
@@ -292,7 +285,7 @@ class StrideSlices(Pass):
             made = {*sums.parts, *_strided_of(program)}
             if any(label.is_sharded and name not in made for name, label in read):
                 return False
-        inner = [block for place in of_slices for block in _inner_blocks(program, place)]
+        inner = inner_blocks(program, [program.root.ops[place] for place in of_slices])
         whole = all(is_rowwise(plan, block) for block in inner)
         return whole and is_rowwise(plan, program.root, of_slices)
 
@@ -301,11 +294,3 @@ def _strided_of(program: Program) -> set[str]:
     """Returns the slices that the pass made, before their axis is removed."""
     ops = (op for op in program.root.ops if op.source.made_by == StrideSlices.name)
     return {name for op in ops for name in op.writes}
-
-
-def _inner_blocks(program: Program, place: int) -> Iterator[Block]:
-    waiting = list(program.root.ops[place].blocks)
-    while waiting:
-        block = program.blocks[waiting.pop()]
-        waiting += [index for op in block.ops for index in op.blocks]
-        yield block

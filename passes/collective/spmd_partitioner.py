@@ -199,15 +199,9 @@ def device_program(
     *,
     held: StateSharding | None = None,
 ) -> Program:
-    """Returns the program that each device runs.
+    """Returns the program that each device runs for a one-device program with a sharding plan.
 
-    Args:
-        program: the one-device program.
-        plan: its sharding plan.
-        mesh: the devices.
-        cut: data that is cut, with the axes.
-        mark: marks an operator as made by the pass.
-        held: state that is not replicated.
+    `cut` is data that is cut, with the axes, `held` state that is not replicated.
     """
     held = held or StateSharding()
     placed = partition_blocks(program, plan, mesh, mark, held)

@@ -101,17 +101,6 @@ class Offload(Pass):
                 raise PassError(what, hint="values are named as in the text of the program")
 
 
-@dataclass(frozen=True)
-class _Pause:
-    """A period without reads of a value: the executable `until` reads it next.
-
-    Its prefetch starts before executable `back`.
-    """
-
-    until: int
-    back: int
-
-
 @dataclass
 class _Rewrite:
     pass_: Offload
@@ -134,11 +123,11 @@ class _Rewrite:
                 on_host = self._new(name, host_name(name))
                 leaving = self._move("to_host", name, on_host, maker)
                 moves.setdefault(used_in[0] + 1, []).append(leaving)
-            for pause in pauses:
+            for until, place in pauses:
                 back = self._new(name, back_name(name))
-                names.setdefault(name, []).append((pause.until, back))
+                names.setdefault(name, []).append((until, back))
                 coming = self._move("to_device", on_host, back, maker)
-                moves.setdefault(pause.back, []).append(coming)
+                moves.setdefault(place, []).append(coming)
         if not moves:
             return self.program
         written = list(self._written(moves, names))
@@ -184,12 +173,13 @@ class _Rewrite:
             return False
         return bytes_of(variable, sizes) >= self.pass_.smallest_bytes
 
-    def _pauses(self, used_in: Sequence[int]) -> Iterator[_Pause]:
+    def _pauses(self, used_in: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yields the executable that reads a value next, and the one before which it returns."""
         copied = used_in[0] + 1  # while this executable runs
         for before, until in pairwise(used_in):
             back = until - self.pass_.ahead
             if back > max(before, copied) + 1:  # else it is absent from no executable
-                yield _Pause(until, back)
+                yield until, back
 
     def _new(self, of: str, name: str) -> str:
         made = unique(name, self.taken)

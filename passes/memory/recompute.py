@@ -154,10 +154,8 @@ def with_state_written_last(program: Program) -> Program:
     """Returns a program with forward's writes of state deferred to its end.
 
     Recomputation must read the same values as the first time: the running mean of a normalization,
-    a key that dropout draws from.
-
-    Raises:
-        PassError: a sub-block reads state that forward has overwritten.
+    a key that dropout draws from. A sub-block that reads state that forward has overwritten is a
+    PassError.
     """
     states = {v.name for v in program.of_kind(Kind.PARAM, Kind.STATE)}
     forward = forward_places(program)
@@ -176,14 +174,13 @@ def with_state_written_last(program: Program) -> Program:
         else:
             _check_written_once(op, names)
         ops.append(replace(op, inputs=reads, outputs=op.outputs.renamed(names)))
-    last = [_assigned(name, new) for name, new in names.items()]
+    last = [
+        Operator("assign", Operands.of(new), Operands.of(name), role=Role.OPTIMIZE)
+        for name, new in names.items()
+    ]
     at_end = [op for op in ops if op.type == "fetch"]
     others = [op for op in ops if op.type != "fetch"]
     return program.with_block(program.root.with_ops([*others, *last, *at_end], declare=declared))
-
-
-def _assigned(name: str, new: str) -> Operator:
-    return Operator("assign", Operands.of(new), Operands.of(name), role=Role.OPTIMIZE)
 
 
 def _check_sub_blocks(op: Operator, uses: OuterUses, names: Mapping[str, str]) -> None:

@@ -1,9 +1,9 @@
 """Automatic mixed precision (AMP): products in half precision, everything else in single."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from jaxfleet.analysis.flow import Flow, FlowValue
+from jaxfleet.analysis.flow import Flow, FlowValue, inner_blocks
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Block, Operand, Operands, Operator, Program, Role, Variable, Word
 from jaxfleet.ir.naming import unique
@@ -80,7 +80,9 @@ class HalfPrecision(Pass):
     def run(self, program: Program) -> Program:
         if self.loss_scale > 0:
             check_gradients_are_known(program, self.name)
-        changed = [*_computing(program)]
+        computing = [op for op in program.root.ops if op.role in _COMPUTED]
+        # Loops of the optimizer stay as they are.
+        changed = {0, *(block.index for block in inner_blocks(program, computing))}
         scaled = _cotangents(program) if self.loss_scale > 0 else set[FlowValue]()
         taken = {*program.variables, *(n for block in program.blocks for n in block.variables)}
         blocks = [
@@ -91,16 +93,6 @@ class HalfPrecision(Pass):
         ]
         made = replace(program, blocks=tuple(blocks))
         return with_extra_variables(made, [(scale_variable(), self.loss_scale)]) if scaled else made
-
-
-def _computing(program: Program) -> Iterator[int]:
-    """Yields the blocks of forward and backward, without the loops of the optimizer."""
-    yield 0
-    waiting = [i for op in program.root.ops if op.role in _COMPUTED for i in op.blocks]
-    while waiting:
-        index = waiting.pop()
-        yield index
-        waiting += [i for op in program.blocks[index].ops for i in op.blocks]
 
 
 def _cotangents(program: Program) -> set[FlowValue]:

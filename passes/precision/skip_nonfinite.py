@@ -1,14 +1,15 @@
 """Skips steps with a non-finite gradient: the state is unchanged, and a loss scale is lowered."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from jaxfleet.analysis.flow import OuterUses
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Attr, Kind, Operand, Operator, Program, Role, Variable, Word
+from jaxfleet.ir import Kind, Operand, Operator, Program, Role, Variable
 from jaxfleet.ir.naming import GRADIENTS_FINITE, next_name
 from jaxfleet.passes.building_blocks import (
     check_gradients_are_known,
+    conversion,
     literal,
     update_op,
     with_extra_variables,
@@ -18,44 +19,48 @@ from jaxfleet.pipeline import Pass, made_by, register_pass
 _FORWARD = (Role.FORWARD, Role.FORWARD_LOSS)
 
 
-@dataclass
-class DeferredState:
-    """Makes the state keep its value until the end of the step."""
+def _guarded(
+    program: Program,
+    gradients: Sequence[str],
+    by: Pass,
+    *,
+    forward: bool,
+    finite: str,
+    hint: str,
+    then: Sequence[Operator] = (),
+    declare: Sequence[Variable],
+) -> Program:
+    """Returns a program whose state keeps its value unless all gradients are finite.
 
-    program: Program
-    forward: bool  # also defer writes of forward
-    by: str  # the pass that uses it
-    hint: str  # the hint of the error if that is impossible
-    finite: str = "amp.finite"  # the variable that decides
-    names: dict[str, str] = field(default_factory=dict)  # the new values' names
-    declared: list[Variable] = field(default_factory=list)
-
-    def ops(self) -> Iterator[Operator]:
-        """Yields the operators, with the new state renamed."""
-        states = {v.name for v in self.program.of_kind(Kind.PARAM, Kind.STATE)}
-        uses = OuterUses(self.program)
-        for x in self.program.root.ops:
-            inner = (uses.of(x).reads - set(x.reads)) & self.names.keys()
-            if inner:
-                what = f"{self.by}: a block reads '{min(inner)}' past its arguments"
-                raise PassError(what, op=x, hint=self.hint)
-            reads = x.inputs if x.type == "fetch" else x.inputs.renamed(self.names)
-            if self.forward or x.role not in _FORWARD:
-                # In operator order: the order of a set differs between processes.
-                for name in [n for n in x.writes if n in states and n not in self.names]:
-                    new = replace(self.program.variables[name], name=next_name(name))
-                    self.declared.append(replace(new, kind=Kind.TEMP))
-                    self.names[name] = new.name
-            yield replace(x, inputs=reads, outputs=x.outputs.renamed(self.names))
-
-    def choices(self) -> Iterator[Operator]:
-        """Yields the operators that select the new state if all gradients are finite."""
-        for name, new in self.names.items():
-            yield update_op("jax.select_n", (self.finite, name, new), (name,))
+    Every new value of the state gets another name, those of forward only if `forward`, and is
+    selected at the end, before `then`. `declare` are temporaries, `finite` among them.
+    """
+    states = {v.name for v in program.of_kind(Kind.PARAM, Kind.STATE)}
+    uses, names = OuterUses(program), dict[str, str]()
+    ops, fetches, deferred = list[Operator](), list[Operator](), list[Variable]()
+    for x in program.root.ops:
+        inner = (uses.of(x).reads - set(x.reads)) & names.keys()
+        if inner:
+            what = f"{by.name}: a block reads '{min(inner)}' past its arguments"
+            raise PassError(what, op=x, hint=hint)
+        reads = x.inputs if x.type == "fetch" else x.inputs.renamed(names)
+        if forward or x.role not in _FORWARD:
+            # In operator order: the order of a set differs between processes.
+            for name in [n for n in x.writes if n in states and n not in names]:
+                new = replace(program.variables[name], name=next_name(name), kind=Kind.TEMP)
+                deferred.append(new)
+                names[name] = new.name
+        kept = fetches if x.type == "fetch" else ops
+        kept.append(replace(x, inputs=reads, outputs=x.outputs.renamed(names)))
+    testing, temporaries = _finite_test(program, gradients, finite)
+    choices = [update_op("jax.select_n", (finite, old, new), (old,)) for old, new in names.items()]
+    added = [made_by(x, by) for x in (*testing, *choices, *then)]
+    declared = [*temporaries, *deferred, *declare]
+    return program.with_block(program.root.with_ops([*ops, *added, *fetches], declare=declared))
 
 
-def finite_test(
-    program: Program, gradients: Sequence[str], finite: str = "amp.finite"
+def _finite_test(
+    program: Program, gradients: Sequence[str], finite: str
 ) -> tuple[list[Operator], list[Variable]]:
     """Returns operators and temporaries that test whether all gradients are finite.
 
@@ -74,8 +79,7 @@ def finite_test(
         ops.append(update_op("jax.reduce_sum", (zeros,), (part,), axes=axes))
         if like.dtype != "f32":
             single = f"{part}.f32"
-            cast: dict[str, Attr] = {"new_dtype": Word("f32"), "weak_type": False}
-            ops.append(update_op("jax.convert_element_type", (part,), (single,), **cast))
+            ops.append(conversion(part, single, "f32"))
             declared.append(Variable(single, "f32", ()))
             part = single
         ops.append(update_op("jax.add", (total, part), (more,)))
@@ -83,9 +87,6 @@ def finite_test(
         total = more
     ops.append(update_op("jax.eq", (total, literal(0)), (finite,)))
     return ops, declared
-
-
-_HINT = "leave on_nonfinite='skip' out"
 
 
 @register_pass("skip_nonfinite")
@@ -132,19 +133,17 @@ class SkipNonfinite(Pass):
 
     def run(self, program: Program) -> Program:
         check_gradients_are_known(program, self.name)
-        ops = program.root.ops
-        gradients = [name for x in ops for _, name in x.role_var]
+        gradients = [name for x in program.root.ops for _, name in x.role_var]
         if not gradients:
             return program
-        held = DeferredState(program, self.forward, self.name, _HINT, GRADIENTS_FINITE)
-        renamed = [*held.ops()]
-        testing, declared = finite_test(program, gradients, GRADIENTS_FINITE)
-        declared += [*held.declared, Variable(GRADIENTS_FINITE, "bool", ())]
-        new = [made_by(x, self) for x in (*testing, *held.choices())]
-        fetches = [x for x in renamed if x.type == "fetch"]
-        others = [x for x in renamed if x.type != "fetch"]
-        return program.with_block(
-            program.root.with_ops([*others, *new, *fetches], declare=declared)
+        return _guarded(
+            program,
+            gradients,
+            self,
+            forward=self.forward,
+            finite=GRADIENTS_FINITE,
+            hint="leave on_nonfinite='skip' out",
+            declare=[Variable(GRADIENTS_FINITE, "bool", ())],
         )
 
 
@@ -223,20 +222,20 @@ class SkipOverflow(Pass):
         check_gradients_are_known(program, self.name)
         gradients = [name for x in program.root.ops for _, name in x.role_var]
         held = with_extra_variables(program, [(Variable(_GOOD, "i32", (), Kind.STATE), 0)])
-        hint = "leave amp='float16' out"
         for name in gradients:
             if (dtype := program.lookup(name).dtype) != "f32":
                 what = f"{self.name}: the gradient '{name}' is {dtype}"
                 raise PassError(what, hint="amp='float16' is for parameters in float32")
-        renaming = DeferredState(held, forward=self.forward, by=self.name, hint=hint)
-        ops = [*renaming.ops()]
-        fetches = [x for x in ops if x.type == "fetch"]
-        testing, declared = finite_test(program, gradients)
-        new = [*testing, *renaming.choices(), *_scaling(self.every)]
-        declared += [*renaming.declared, *_temporaries()]
-        others = [x for x in ops if x.type != "fetch"]
-        all_ops = [*others, *(made_by(x, self) for x in new), *fetches]
-        return held.with_block(held.root.with_ops(all_ops, declare=declared))
+        return _guarded(
+            held,
+            gradients,
+            self,
+            forward=self.forward,
+            finite="amp.finite",
+            hint="leave amp='float16' out",
+            then=_scaling(self.every),
+            declare=_temporaries(),
+        )
 
 
 def _scaling(every: int) -> list[Operator]:

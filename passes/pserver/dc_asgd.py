@@ -39,12 +39,8 @@ def compensation_ops(
 ) -> tuple[list[Operator], list[Variable]]:
     """Returns the operators that correct a gradient, and the variables that they make.
 
-    Args:
-        param: the parameter's slice.
-        gradient: as a trainer sends it.
-        corrected: the name of the corrected gradient.
-        copies: the value of the slice that each trainer last received.
-        factor: the factor of the correction.
+    The gradient is as a trainer sends it, and `copies` are the values of the parameter's slice that
+    each trainer last received.
     """
     kept, moved, once, twice, scaled = (
         f"{param}.{name}" for name in ("local_bak", "moved", "once", "twice", "scaled")

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from jaxfleet.analysis.placement.sliced_layout import endpoints_of, server_variables
 from jaxfleet.analysis.updates import is_fluid_dialect
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Attr, Attrs, Block, Kind, Operands, Operator, Program, Role, Variable
+from jaxfleet.ir import Attr, Attrs, Block, Kind, Operator, Program, Variable
 from jaxfleet.passes.fluid.job import fluid_server_startup, fluid_trainer_startup
 from jaxfleet.passes.pserver.insert_send_recv import InsertSendRecv
-from jaxfleet.passes.pserver.job import Mark
+from jaxfleet.passes.pserver.job import Mark, exchange_op
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 STARTUP = ".startup"
@@ -100,17 +100,10 @@ def state_exchange(
 ) -> Program:
     """Returns the program that sends some leaves to servers, and then receives some of them.
 
-    Args:
-        step: its params and state are the leaves.
-        trainer: the trainer's program.
-        places: the servers' pieces of the leaves.
-        trainer_id: which trainer.
-        gives: the leaves to send to servers.
-        takes: the leaves to receive.
-        mark: marks an operator with its maker.
+    The leaves are the params and state of `step`; `places` are the servers' pieces of them. Those
+    in `gives` are sent, those in `takes` received.
     """
-    endpoints = trainer.attrs["endpoints"]
-    made = _Exchange(places, Attrs({"endpoints": endpoints, "trainer_id": trainer_id}))
+    made = _Exchange(places, trainer.attrs["endpoints"], trainer_id)
     leaves = [leaf for leaf in _leaves(step) if leaf.name in gives or leaf.name in takes]
     made.give([leaf for leaf in leaves if leaf.name in gives])
     made.take([leaf for leaf in leaves if leaf.name in takes])
@@ -126,7 +119,8 @@ def state_exchange(
 @dataclass
 class _Exchange:
     places: LeafPieces
-    to_all: Attrs
+    endpoints: Attr
+    trainer_id: int
     ops: list[Operator] = field(default_factory=list)
     declared: dict[str, Variable] = field(default_factory=dict)
 
@@ -137,16 +131,15 @@ class _Exchange:
             if rows:
                 sections = tuple(piece.variable.shape[0] for piece in rows)
                 names = [piece.name for piece in rows]
-                self._dist("split_byref", [leaf.name], names, {"sections": sections})
+                self._add("split_byref", [leaf.name], names, sections=sections)
             copies = dict.fromkeys(piece.name for piece in pieces if piece.start < 0)
             for name in copies:
                 if name != leaf.name:
-                    self._dist("assign", [leaf.name], [name])
+                    self._add("assign", [leaf.name], [name])
             epmap = tuple(piece.endpoint for piece in pieces)
-            names = [piece.name for piece in pieces]
-            self._rpc("send", inputs=names, attrs=Attrs({"epmap": epmap}))
+            self._add("send", [piece.name for piece in pieces], epmap=epmap)
         if leaves:
-            self._rpc("send_barrier", attrs=self.to_all)
+            self._add("send_barrier", endpoints=self.endpoints, trainer_id=self.trainer_id)
 
     def take(self, leaves: Sequence[Variable]) -> None:
         joined: list[tuple[Variable, list[str]]] = []
@@ -156,14 +149,13 @@ class _Exchange:
             names = [piece.name for piece in pieces]
             joined.append((leaf, names))
             epmap = tuple(piece.endpoint for piece in pieces)
-            attrs = {"epmap": epmap, "trainer_id": self.to_all["trainer_id"]}
-            self._rpc("recv", outputs=names, attrs=Attrs(attrs))
-        self._rpc("fetch_barrier", attrs=self.to_all)
+            self._add("recv", (), names, epmap=epmap, trainer_id=self.trainer_id)
+        self._add("fetch_barrier", endpoints=self.endpoints, trainer_id=self.trainer_id)
         for leaf, names in joined:
             if len(names) > 1:
-                self._dist("concat", names, [leaf.name], {"axis": 0})
+                self._add("concat", names, [leaf.name], axis=0)
             elif names != [leaf.name]:
-                self._dist("assign", names, [leaf.name])
+                self._add("assign", names, [leaf.name])
 
     def _pieces(self, leaf: Variable) -> Sequence[LeafPiece]:
         """Returns the servers' pieces of a leaf, and declares those with other names."""
@@ -173,22 +165,10 @@ class _Exchange:
                 self.declared[piece.name] = replace(piece.variable, kind=Kind.TEMP)
         return pieces
 
-    def _dist(
-        self,
-        op_type: str,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        attrs: Mapping[str, Attr] | None = None,
+    def _add(
+        self, op_type: str, reads: Sequence[str] = (), writes: Sequence[str] = (), **attrs: Attr
     ) -> None:
-        read, written = Operands.named(X=inputs), Operands.named(Out=outputs)
-        self.ops.append(Operator(op_type, read, written, Attrs(attrs or {}), Role.DIST))
-
-    def _rpc(
-        self, op_type: str, *, inputs: Sequence[str] = (), outputs: Sequence[str] = (), attrs: Attrs
-    ) -> None:
-        read = Operands.named(X=inputs) if inputs else Operands()
-        written = Operands.named(Out=outputs) if outputs else Operands()
-        self.ops.append(Operator(op_type, read, written, attrs, Role.RPC))
+        self.ops.append(exchange_op(op_type, reads, writes, **attrs))
 
 
 def _server_startup(server: Program, kept: Sequence[Variable], mark: Mark) -> Program:
@@ -199,12 +179,8 @@ def _server_startup(server: Program, kept: Sequence[Variable], mark: Mark) -> Pr
         facts["keeps"] = tuple(leaf.name for leaf in kept)
     facts["trainers"] = server.attrs["trainers"]
     endpoint = server.attrs["endpoint"]
-    attrs = Attrs({"endpoint": endpoint, "trainer_id": _GIVER})
-    ops = [
-        Operator("recv", outputs=Operands.named(Out=[v.name for v in found]), attrs=attrs,
-                 role=Role.RPC)
-        for found in (own, kept) if found
-    ]  # fmt: skip
+    received = ([v.name for v in found] for found in (own, kept) if found)
+    ops = [exchange_op("recv", (), x, endpoint=endpoint, trainer_id=_GIVER) for x in received]
     variables = {v.name: v for v in (*own, *(replace(leaf, kind=Kind.STATE) for leaf in kept))}
     block = Block(ops=tuple(map(mark, ops)))
     return Program(f"{server.name}{STARTUP}", variables, (block,), Attrs(facts))

@@ -1,11 +1,23 @@
 """The facts that all programs of a pserver job share: mode, placement, `listen_and_serv`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jaxfleet.analysis.placement.sliced_layout import Slice
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Attr, Attrs, BlockRef, Operands, Operator, Program, Role, block_name
+from jaxfleet.ir import (
+    Attr,
+    Attrs,
+    Block,
+    BlockRef,
+    Kind,
+    Operands,
+    Operator,
+    Program,
+    Role,
+    Variable,
+    block_name,
+)
 
 _DISTRIBUTED_MODES = {"sync": 0, "async": 1, "half_async": 2, "geo": 3, "dc_asgd": 1, "fl": 0}
 
@@ -77,6 +89,12 @@ class PServerJob:
     def of(self, param: str) -> tuple[Slice, ...]:
         return tuple(cut for cut in self.slices if cut.param == param)
 
+    def held_by(self, endpoint: str) -> list[Slice]:
+        return [cut for cut in self.slices if self.placement[cut.name] == endpoint]
+
+    def endpoints_of(self, cuts: Iterable[Slice]) -> tuple[str, ...]:
+        return tuple(self.placement[cut.name] for cut in cuts)
+
     def name(self, name: str, cut: Slice) -> str:
         """Returns the name of a parameter's leaf or gradient in a slice of it."""
         return name if cut.is_whole else block_name(name, cut.index)
@@ -91,26 +109,63 @@ class PServerJob:
         return tuple(endpoint for endpoint in self.endpoints if endpoint in held)
 
 
-def server_attrs(
-    step: Program, job: PServerJob, endpoint: str, holds: Iterable[Attr]
-) -> dict[str, Attr]:
-    """Returns the attributes of a server's program.
+_CUTS_OR_JOINS = frozenset({"assign", "concat", "split_byref"})
 
-    `holds` is, for each variable of a slice, its name, its leaf and its first row, -1 for a copy.
+
+def exchange_op(
+    op_type: str, reads: Sequence[str] = (), writes: Sequence[str] = (), **attrs: Attr
+) -> Operator:
+    """Returns an operator of the exchange between trainers and servers, with fluid's slots."""
+    role = Role.DIST if op_type in _CUTS_OR_JOINS else Role.RPC
+    read = Operands.named(X=reads) if reads else Operands()
+    written = Operands.named(Out=writes) if writes else Operands()
+    return Operator(op_type, read, written, Attrs(attrs), role)
+
+
+def named_trainer(
+    step: Program, made: Program, job: PServerJob, trainer_id: int, facts: Mapping[str, Attr]
+) -> Program:
+    """Returns a trainer's program with its name and its attributes, `facts` among them."""
+    attrs = step.attrs.updated(role="trainer", trainers=job.trainers, **facts)
+    attrs = attrs.without("slices", "placement")
+    return replace(made, name=f"{step.name}.trainer{trainer_id}", attrs=attrs)
+
+
+_ORDER = (Kind.DATA, Kind.PARAM, Kind.STATE, Kind.CONST)
+
+
+def assembled_server(
+    step: Program,
+    job: PServerJob,
+    endpoint: str,
+    *,
+    holds: Iterable[Attr],
+    variables: Iterable[Variable],
+    blocks: tuple[Block, ...],
+    **facts: Attr,
+) -> Program:
+    """Returns a server's program.
+
+    `holds` is, for each variable of a slice, its name, its leaf and its first row, -1 for a copy;
+    `facts` are more attributes of the program.
     """
-    facts: dict[str, Attr] = {
+    number = job.endpoints.index(endpoint)
+    if "tables" in step.attrs:
+        facts["tables"] = step.attrs["tables"]
+    attrs: dict[str, Attr] = {
         "endpoint": endpoint,
         "endpoints": job.endpoints,
         "holds": tuple(holds),
-        "pserver_id": job.endpoints.index(endpoint),
+        "pserver_id": number,
         "role": "pserver",
         "slices": step.attrs.get("slices", ()),
         "trainers": job.trainers,
         **job.mode.facts(),
+        **facts,
     }
-    if "tables" in step.attrs:
-        facts["tables"] = step.attrs["tables"]
-    return facts
+    top = sorted(variables, key=lambda v: _ORDER.index(v.kind))
+    name = f"{step.name}.pserver{number}"
+    return Program(name, {v.name: v for v in top}, blocks, Attrs(attrs))
 
 
 def listen_and_serv(
@@ -126,15 +181,10 @@ def listen_and_serv(
 ) -> Operator:
     """Returns the operator of a server's block 0, which declares the purpose of each block.
 
-    Args:
-        job: the shared facts.
-        endpoint: the server's.
-        sent: the names that trainers send.
-        runs: the indices of the blocks that it runs, in order.
-        merges: the block that merges a slice's gradient, by the gradient's name there.
-        lr: the block of learning rates, or of other initial work; -1 for none.
-        combine: the block of operators across parameters; -1 for none.
-        parts: the blocks that make values for other servers.
+    `sent` are the names that trainers send, `runs` the blocks that the server runs, in order, and
+    `merges` names the block that merges a slice's gradient, by the gradient's name there. `lr` is
+    the block of learning rates, or of other initial work, and `combine` that of operators across
+    parameters, -1 for none; `parts` are the blocks that make values for other servers.
     """
     attrs: dict[str, Attr] = {
         "Fanin": job.trainers,

@@ -4,9 +4,10 @@ A trainer runs the whole step, followed every `k_steps` by the exchange with ser
 of role `dist` or `rpc`, and those after them. A server adds up deltas, or takes averages.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from jaxfleet.analysis.flow import inner_blocks
 from jaxfleet.analysis.placement.sliced_layout import Slice
 from jaxfleet.errors import PassError
 from jaxfleet.ir import (
@@ -20,10 +21,17 @@ from jaxfleet.ir import (
     Program,
     Role,
     Variable,
-    Word,
     trainer_name,
 )
-from jaxfleet.passes.pserver.job import Mark, PServerJob, listen_and_serv, server_attrs
+from jaxfleet.passes.building_blocks import conversion, update_op
+from jaxfleet.passes.pserver.job import (
+    Mark,
+    PServerJob,
+    assembled_server,
+    exchange_op,
+    listen_and_serv,
+    named_trainer,
+)
 
 SAMPLES = "@SAMPLES@"  # rows that a trainer trained on since the last exchange
 DELTA = ".delta"
@@ -69,42 +77,34 @@ class _TrainerWriter:
             self._exchange(self.program.variables[param], self.job.of(param))
         if self.job.mode.by_rows:
             self._send_samples()
-        to_all = Attrs({"endpoints": self.job.endpoints, "trainer_id": self.trainer_id})
-        barrier = [] if self.is_geo else [_rpc("send_barrier", attrs=to_all)]
-        fetched = [] if self.is_geo else [_rpc("fetch_barrier", attrs=to_all)]
+        if not self.is_geo:
+            to, trainer_id = self.job.endpoints, self.trainer_id
+            self.sends.append(exchange_op("send_barrier", endpoints=to, trainer_id=trainer_id))
+            self.receives.append(exchange_op("fetch_barrier", endpoints=to, trainer_id=trainer_id))
         exchange = [
-            *self.before, *self.splits, *self.sends, *barrier,
-            *self.receives, *fetched, *self.joins, *self.after,
+            *self.before, *self.splits, *self.sends,
+            *self.receives, *self.joins, *self.after,
         ]  # fmt: skip
-        return self._program(map(self.mark, exchange))
-
-    def _program(self, exchange: Iterator[Operator]) -> Program:
-        program, mode = self.program, self.job.mode.facts()
-        facts = program.attrs.updated(role="trainer", trainers=self.job.trainers, **mode)
-        facts = Attrs({k: v for k, v in facts.items() if k not in {"slices", "placement"}})
-        root = program.root
-        block = root.with_ops([*root.ops, *exchange], declare=self.declared.values())
-        made = replace(program, variables={**program.variables, **self.top}, attrs=facts)
-        name = f"{program.name}.trainer{self.trainer_id}"
-        return replace(made.with_block(block), name=name)
+        program, root = self.program, self.program.root
+        ops = [*root.ops, *map(self.mark, exchange)]
+        made = program.with_block(root.with_ops(ops, declare=self.declared.values()))
+        made = replace(made, variables={**program.variables, **self.top})
+        return named_trainer(program, made, self.job, self.trainer_id, self.job.mode.facts())
 
     def _exchange(self, param: Variable, cuts: Sequence[Slice]) -> None:
         names = [cut.name for cut in cuts]
         sent = self._went(param) if self.is_geo else self._updated(param)
         called = [delta_name(n) if self.is_geo else self._own(updated_name(n)) for n in names]
         self._declare_parts(param, called, cuts)
-        epmap = tuple(self.job.placement[name] for name in names)
-        if len(cuts) > 1:
-            sections = Attrs({"sections": tuple(cut.rows for cut in cuts)})
-            self.splits.append(_dist("split_byref", sent, called, sections))
-        self.sends.append(_rpc("send", reads=called, attrs=Attrs({"epmap": epmap})))
+        epmap = self.job.endpoints_of(cuts)
+        self.sends.append(exchange_op("send", called, epmap=epmap))
         self._declare_parts(param, [n for n in names if n != param.name], cuts)
-        attrs: dict[str, Attr] = {"epmap": epmap, "trainer_id": self.trainer_id}
-        self.receives.append(_rpc("recv", writes=names, attrs=Attrs(attrs)))
+        received = exchange_op("recv", (), names, epmap=epmap, trainer_id=self.trainer_id)
+        self.receives.append(received)
         if len(cuts) > 1:
-            made = Operands.named(Out=param.name)
-            join = Operator("concat", Operands.named(X=names), made, Attrs({"axis": 0}), Role.DIST)
-            self.joins.append(join)
+            rows = tuple(cut.rows for cut in cuts)
+            self.splits.append(exchange_op("split_byref", [sent], called, sections=rows))
+            self.joins.append(exchange_op("concat", names, [param.name], axis=0))
 
     def _went(self, param: Variable) -> str:
         """Computes `(w - old) / T`, and merges the servers' value: `w += servers' - old`."""
@@ -144,7 +144,7 @@ class _TrainerWriter:
             return SAMPLES
         name = f"{SAMPLES}.{dtype}"
         if name not in self.declared:
-            self.before.append(conversion_op(SAMPLES, name, dtype, Role.DIST))
+            self.before.append(replace(conversion(SAMPLES, name, dtype), role=Role.DIST))
             self.declared[name] = Variable(name, dtype, ())
         return name
 
@@ -153,7 +153,7 @@ class _TrainerWriter:
         self.declared[name] = Variable(name, "f32", ())
         self.before.append(_dist_device("assign", (SAMPLES,), name))
         to = self.job.sharers()
-        self.sends.append(_rpc("send", reads=[name] * len(to), attrs=Attrs({"epmap": to})))
+        self.sends.append(exchange_op("send", [name] * len(to), epmap=to))
 
     def _own(self, name: str) -> str:
         return trainer_name(name, self.trainer_id)
@@ -176,28 +176,8 @@ class _TrainerWriter:
         self.declared[name] = variable
 
 
-def conversion_op(name: str, made: str, dtype: str, role: Role) -> Operator:
-    """Returns the operator that converts a number to another dtype."""
-    attrs: dict[str, Attr] = {"new_dtype": Word(dtype), "weak_type": False}
-    ins, outs = Operands.of(name), Operands.of(made)
-    return Operator("jax.convert_element_type", ins, outs, Attrs(attrs), role)
-
-
 def _dist_device(op_type: str, reads: Sequence[str | Literal], made: str) -> Operator:
     return Operator(op_type, Operands.of(*reads), Operands.of(made), role=Role.DIST)
-
-
-def _dist(op_type: str, read: str, writes: Sequence[str], attrs: Attrs) -> Operator:
-    ins, outs = Operands.named(X=read), Operands.named(Out=writes)
-    return Operator(op_type, ins, outs, attrs, Role.DIST)
-
-
-def _rpc(
-    op_type: str, *, reads: Sequence[str] = (), writes: Sequence[str] = (), attrs: Attrs
-) -> Operator:
-    ins = Operands.named(X=reads) if reads else Operands()
-    outs = Operands.named(Out=writes) if writes else Operands()
-    return Operator(op_type, ins, outs, attrs, Role.RPC)
 
 
 def local_update_server(program: Program, job: PServerJob, endpoint: str, mark: Mark) -> Program:
@@ -219,7 +199,7 @@ class _ServerWriter:
 
     def run(self) -> Program:
         mode = self.job.mode
-        here = [cut for cut in self.job.slices if self.job.placement[cut.name] == self.endpoint]
+        here = self.job.held_by(self.endpoint)
         weighs = bool(here) and mode.by_rows
         if weighs:
             self._count_samples()
@@ -257,9 +237,8 @@ class _ServerWriter:
             if like.dtype != "f32":
                 weight = f"{cut.name}.samples"
                 made[weight] = Variable(weight, like.dtype, ())
-                ops.append(conversion_op(SAMPLES, weight, like.dtype, Role.OPTIMIZE))
-            ins, outs = Operands.of(merged, weight), Operands.of(cut.name)
-            ops.append(Operator("jax.div", ins, outs, role=Role.OPTIMIZE))
+                ops.append(conversion(SAMPLES, weight, like.dtype))
+            ops.append(update_op("jax.div", (merged, weight), (cut.name,)))
         self._block(ops, made, parent)
 
     def _count_samples(self) -> None:
@@ -282,16 +261,15 @@ class _ServerWriter:
         )
 
     def _program(self, lr: int) -> Program:
-        facts = server_attrs(self.program, self.job, self.endpoint, self.holds)
-        kinds = [Kind.DATA, Kind.PARAM]
-        top = sorted(self.top.values(), key=lambda v: kinds.index(v.kind))
+        job, top = self.job, self.top.values()
         sent = [v.name for v in top if v.kind is Kind.DATA]
         runs = [block.index for block in self.blocks[1:]]
-        serve = listen_and_serv(self.job, self.endpoint, sent, runs=runs, merges=self.merges, lr=lr)
+        serve = listen_and_serv(job, self.endpoint, sent, runs=runs, merges=self.merges, lr=lr)
         root = Block(variables=self.shared, ops=(self.mark(serve),))
-        name = f"{self.program.name}.pserver{facts['pserver_id']}"
         blocks = (root, *self.blocks[1:])
-        return Program(name, {v.name: v for v in top}, blocks, Attrs(facts))
+        return assembled_server(
+            self.program, job, self.endpoint, holds=self.holds, variables=top, blocks=blocks
+        )
 
 
 def _op(op_type: str, reads: Sequence[str], made: str, attrs: Attrs | None = None) -> Operator:
@@ -328,23 +306,14 @@ def _is_of_tables(op: Operator) -> bool:
 
 
 def _only(program: Program, ops: Sequence[Operator]) -> Program:
-    inner = {index for op in ops for index in _within(program, op)}
-    used = {name for op in ops for name in (*op.reads, *op.writes)}
-    blocks = [block if block.index in inner else replace(block, ops=()) for block in program.blocks]
-    for index in inner:
-        used.update(n for op in program.blocks[index].ops for n in (*op.reads, *op.writes))
+    inner = {block.index: block for block in inner_blocks(program, ops)}
+    all_ops = [*ops, *(op for block in inner.values() for op in block.ops)]
+    used = {name for op in all_ops for name in (*op.reads, *op.writes)}
+    blocks = [inner.get(block.index, replace(block, ops=())) for block in program.blocks]
+    blocks[0] = program.root.with_ops(ops).without_unused()
     variables = {
         name: variable
         for name, variable in program.variables.items()
         if name in used or variable.kind is Kind.CONST
     }
-    root = program.root.with_ops(ops).without_unused()
-    blocks[0] = root
     return replace(program, variables=variables, blocks=tuple(blocks))
-
-
-def _within(program: Program, op: Operator) -> list[int]:
-    found = list(op.blocks)
-    for index in op.blocks:
-        found += [inner for o in program.blocks[index].ops for inner in _within(program, o)]
-    return found

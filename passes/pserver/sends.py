@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from jaxfleet.analysis.flow import Effects, OuterUses
 from jaxfleet.analysis.placement.policies import bytes_of
 from jaxfleet.analysis.placement.sliced_layout import joins_slices
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Attr, Attrs, Operands, Operator, Program, Role, Variable
+from jaxfleet.ir import Attr, Attrs, Operands, Operator, Program, Role
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 
@@ -319,11 +320,5 @@ def _split_first(ops: Sequence[Operator]) -> Iterator[Operator]:
 
 
 def _elements(program: Program, op: Operator) -> int:
-    return sum(_size(program.lookup(name)) for name in op.reads)
-
-
-def _size(variable: Variable) -> int:
-    count = 1
-    for size in variable.shape:
-        count *= size if isinstance(size, int) else 1
-    return count
+    shapes = [program.lookup(name).shape for name in op.reads]
+    return sum(prod(size for size in shape if isinstance(size, int)) for shape in shapes)

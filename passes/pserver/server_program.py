@@ -25,7 +25,7 @@ from jaxfleet.passes.pserver.dc_asgd import (
     compensated_name,
     compensation_ops,
 )
-from jaxfleet.passes.pserver.job import Mark, PServerJob, listen_and_serv, server_attrs
+from jaxfleet.passes.pserver.job import Mark, PServerJob, assembled_server, listen_and_serv
 from jaxfleet.passes.pserver.server_split import ServerSplit
 
 
@@ -60,7 +60,7 @@ class _Server:
     _parent: int = 0
 
     def run(self) -> Program:
-        bodies, here = self.bodies, self._here()
+        bodies, here = self.bodies, self.job.held_by(self.endpoint)
         lr = combine = -1
         if here and bodies.lr.root.ops:
             lr = self._parent = self._add(bodies.lr)
@@ -79,9 +79,6 @@ class _Server:
             self.runs.append(1)
             self.blocks.append(Block(1, 0))
         return self._program(lr, combine)
-
-    def _here(self) -> list[Slice]:
-        return [cut for cut in self.job.slices if self.job.placement[cut.name] == self.endpoint]
 
     def _add(
         self,
@@ -216,16 +213,14 @@ class _Server:
         return {name: replace(fed[name], kind=Kind.TEMP) for name in exchange.writes}
 
     def _program(self, lr: int, combine: int) -> Program:
-        step = self.bodies.groups.program
-        facts = server_attrs(step, self.job, self.endpoint, self.holds)
-        if self.backups:
-            facts["backups"] = tuple(self.backups)
+        step, top = self.bodies.groups.program, self.top.values()
+        facts = {"backups": tuple(self.backups)} if self.backups else {}
         root = Block(ops=(self.mark(self._serve(lr, combine)),))
-        kinds = [Kind.DATA, Kind.PARAM, Kind.STATE, Kind.CONST]
-        top = sorted(self.top.values(), key=lambda v: kinds.index(v.kind))
-        name = f"{step.name}.pserver{facts['pserver_id']}"
         blocks = (root, *self.blocks[1:])
-        return self._hoisted(Program(name, {v.name: v for v in top}, blocks, Attrs(facts)))
+        made = assembled_server(
+            step, self.job, self.endpoint, holds=self.holds, variables=top, blocks=blocks, **facts
+        )
+        return self._hoisted(made)
 
     def _serve(self, lr: int, combine: int) -> Operator:
         made = listen_and_serv(
@@ -249,7 +244,7 @@ class _Server:
         wanted = {name for names in self.job.exports.values() for name in names}
         wanted |= {
             self.job.name(name, cut)
-            for cut in self._here()
+            for cut in self.job.held_by(self.endpoint)
             for name in self.job.exports.get(cut.param, ())
         }
         for index in self.runs:

@@ -1,11 +1,10 @@
 """A trainer's program: the step with the exchange instead of its optimize section."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from jaxfleet.analysis.placement.sliced_layout import Slice
 from jaxfleet.ir import (
-    Attr,
     Attrs,
     Kind,
     Operands,
@@ -15,7 +14,7 @@ from jaxfleet.ir import (
     Variable,
     trainer_name,
 )
-from jaxfleet.passes.pserver.job import Mark, PServerJob
+from jaxfleet.passes.pserver.job import Mark, PServerJob, exchange_op, named_trainer
 from jaxfleet.passes.pserver.server_split import ServerSplit
 from jaxfleet.passes.pserver.trainer_split import TrainerSplit
 
@@ -66,11 +65,9 @@ class _Trainer:
         mode = self.job.mode.facts()
         if mode and self.bodies.feeds:
             mode["feeds"] = tuple(sorted(self.bodies.feeds))
-        facts = program.attrs.updated(role="trainer", trainers=self.job.trainers, **mode)
-        facts = Attrs({k: v for k, v in facts.items() if k not in {"slices", "placement"}})
         block = program.root.with_ops(self.ops, declare=self.declared.values())
-        made = replace(program, variables=variables, attrs=facts).with_block(block.without_unused())
-        return replace(made, name=f"{program.name}.trainer{self.trainer_id}")
+        made = replace(program, variables=variables).with_block(block.without_unused())
+        return named_trainer(program, made, self.job, self.trainer_id, mode)
 
     def _with_endpoint(self, op: Operator) -> Operator:
         """Returns the operator; a collective gets the server that runs it."""
@@ -96,7 +93,7 @@ class _Trainer:
             attrs = Attrs({"axis": axis, "devices": self.job.trainers})
             op = Operator("c_allgather", Operands.of(name), Operands.of(names[name]), attrs)
             self.ops.append(self.mark(self._with_endpoint(op)))
-        return _renamed(fetch, names)
+        return replace(fetch, inputs=fetch.inputs.renamed(names))
 
     def _send(self, param: str, gradient: str, near: Operator) -> None:
         """Sends a gradient to the servers of its parameter's slices, cut like the parameter.
@@ -117,32 +114,17 @@ class _Trainer:
             if name != gradient:
                 self.declared[name] = replace(like, name=name, shape=cut.shape, kind=Kind.TEMP)
         if len(cuts) > 1:
-            self._split(gradient, names, cuts, near)
+            rows = tuple(cut.rows for cut in cuts)
+            split = exchange_op("split_byref", [gradient], names, sections=rows)
+            self._add(replace(split, source=near.source))
         elif names[0] != gradient:
             self._call(gradient, names[0], near)
-        epmap = tuple(self.job.placement[cut.name] for cut in cuts)
-        self._rpc(
-            Operator(
-                "send",
-                Operands.named(X=names),
-                attrs=Attrs({"epmap": epmap}),
-                role=Role.RPC,
-                role_var=((param, gradient),),
-                source=near.source,
-            )
-        )
+        send = exchange_op("send", names, epmap=self.job.endpoints_of(cuts))
+        self._add(replace(send, role_var=((param, gradient),), source=near.source))
 
     def _is_told(self) -> bool:
         """Whether trainer 0 sends replicated values for this one, as in sync mode."""
         return self.trainer_id > 0 and self.job.mode.is_sync
-
-    def _split(
-        self, gradient: str, names: Sequence[str], cuts: Sequence[Slice], near: Operator
-    ) -> None:
-        sections = Attrs({"sections": tuple(cut.rows for cut in cuts)})
-        ins, outs = Operands.named(X=gradient), Operands.named(Out=names)
-        source = near.source
-        self._rpc(Operator("split_byref", ins, outs, sections, Role.DIST, source=source))
 
     def _call(self, gradient: str, name: str, near: Operator) -> None:
         """Renames a gradient: at its maker, if that came just before."""
@@ -169,9 +151,7 @@ class _Trainer:
                 continue
             self.fed.add(name)
             to = self._readers(name)
-            attrs = Attrs({"epmap": to})
-            names = Operands.named(X=[name] * len(to))
-            self._rpc(Operator("send", names, attrs=attrs, role=Role.RPC))
+            self._add(exchange_op("send", [name] * len(to), epmap=to))
 
     def _readers(self, feed: str) -> tuple[str, ...]:
         bodies, job = self.bodies, self.job
@@ -193,15 +173,16 @@ class _Trainer:
         made = {name for name, place in self.work.made.items() if place < before}
         found = [(name, cuts) for name, cuts in self._receivable() if name in made - self.received]
         self.received |= made
-        if self.job.mode.is_sync:
-            self._rpc(Operator("send_barrier", attrs=self._to_all(), role=Role.RPC))
-        joins: list[Operator] = []
-        for name, cuts in found:
-            joins += self._receive_one(name, cuts)
-        if self.job.mode.is_sync:
-            self._rpc(Operator("fetch_barrier", attrs=self._to_all(), role=Role.RPC))
+        self._barrier("send_barrier")
+        joins = [join for name, cuts in found for join in self._receive_one(name, cuts)]
+        self._barrier("fetch_barrier")
         for op in joins:
-            self._rpc(op)
+            self._add(op)
+
+    def _barrier(self, op_type: str) -> None:
+        if self.job.mode.is_sync:
+            endpoints, trainer_id = self.job.endpoints, self.trainer_id
+            self._add(exchange_op(op_type, endpoints=endpoints, trainer_id=trainer_id))
 
     def _receivable(self) -> Iterator[tuple[str, Sequence[Slice]]]:
         for group in self.bodies.groups.groups:
@@ -222,15 +203,12 @@ class _Trainer:
             if part != name:
                 shape = (cut.rows, *like.shape[1:]) if len(cuts) > 1 else like.shape
                 self.declared[part] = replace(like, name=part, shape=shape, kind=Kind.TEMP)
-        epmap = tuple(self.job.placement[cut.name] for cut in cuts) or self.job.sharers()[:1]
-        attrs: dict[str, Attr] = {"epmap": epmap, "trainer_id": self.trainer_id}
-        self._rpc(Operator("recv", outputs=Operands.named(Out=names), attrs=Attrs(attrs),
-                           role=Role.RPC))  # fmt: skip
-        ins, outs = Operands.named(X=names), Operands.named(Out=name)
+        epmap = self.job.endpoints_of(cuts) or self.job.sharers()[:1]
+        self._add(exchange_op("recv", (), names, epmap=epmap, trainer_id=self.trainer_id))
         if len(names) > 1:
-            yield Operator("concat", ins, outs, Attrs({"axis": 0}), Role.DIST)
+            yield exchange_op("concat", names, [name], axis=0)
         elif names != [name]:
-            yield Operator("assign", ins, outs, role=Role.DIST)
+            yield exchange_op("assign", names, [name])
 
     def _is_in_rows(self, name: str, cuts: Sequence[Slice]) -> bool:
         """Whether each slice has rows of a server's value; of a scalar, each has all."""
@@ -239,15 +217,8 @@ class _Trainer:
         body = self.bodies.cut(cuts[0].param, cuts[0].rows)
         return not all(isinstance(size, int) for size in body.variables[name].shape)
 
-    def _to_all(self) -> Attrs:
-        return Attrs({"endpoints": self.job.endpoints, "trainer_id": self.trainer_id})
-
-    def _rpc(self, op: Operator) -> None:
+    def _add(self, op: Operator) -> None:
         self.ops.append(self.mark(op))
-
-
-def _renamed(op: Operator, names: Mapping[str, str]) -> Operator:
-    return replace(op, inputs=op.inputs.renamed(names))
 
 
 def sharded_axes(program: Program) -> Iterator[tuple[str, int]]:

@@ -42,22 +42,14 @@ class Forward:
 class RecomputeNeeds:
     """The operators that a group must rerun for its backward, and the values that it must keep.
 
-    A group begins at a stage and grows at its end: the needs of a shorter group are among those of
-    a longer one.
-
-    Attributes:
-        again: operators to rerun.
-        saved: the kept ones among the values that may be kept.
-        again_cost: of the operators.
-        saved_bytes: of the values.
+    A group begins empty at a stage and grows at its end: the needs of a shorter group are among
+    those of a longer one. `stored` values are kept if needed.
     """
 
     def __init__(self, forward: Forward, first: int, stored: Collection[int]) -> None:
-        """Begins with an empty group; `stored` values are kept if needed."""
-        self.again: set[int] = set()
-        self.saved: set[int] = set()
-        self.again_cost = 0
-        self.saved_bytes = 0
+        self.again: set[int] = set()  # operators to rerun
+        self.saved: set[int] = set()  # the kept ones among `stored`
+        self.again_cost = self.saved_bytes = 0  # of these operators, of these values
         self._forward, self._first, self._stored = forward, first, stored
         self._end = first
         self._wanted: set[int] = set()  # values crossing the end, needed once they no longer do
@@ -215,10 +207,8 @@ class IntervalSums:
     def peak_inside(self, own: Table, until: Iterable[tuple[int, int, int, int]] = ()) -> Table:
         """Returns `[p, c]`: the peak, over the group's stages, of the values that stay inside.
 
-        Args:
-            own: by stage, the peak of the values that begin and end in that one stage.
-            until: spans with an additional stage; such a value is alive from the group's first
-                stage to that stage.
+        `own` is, by stage, the peak of the values that begin and end in that one stage; `until` are
+        spans with an additional stage, to which such a value is alive from the group's first stage.
         """
         stages, sums = len(own), self._sums
         peaks = np.zeros((stages + 1, stages + 1), np.int64)

@@ -33,7 +33,11 @@ class ScheduleConstraints:
 
     def last_forward(self, value: LiveRange) -> int:
         """Returns the position of the last forward operator that makes or reads a value."""
-        return max(self.position[x] for x in (value.made, *value.reads) if x in self.position)
+        return _last_forward(self.position, value)
+
+
+def _last_forward(position: Mapping[int, int], value: LiveRange) -> int:
+    return max(position[x] for x in (value.made, *value.reads) if x in position)
 
 
 def schedule_constraints(
@@ -115,15 +119,12 @@ class _Walk:
         for number in self.reads[place]:
             value = self.values[number]
             if value.made in self.position:
-                limits.append(self._last_forward(value))
+                limits.append(_last_forward(self.position, value))
             elif value.made != GIVEN:
                 limits.append(found[value.made])
         for number in self.makes[place]:
             limits += self._old_readers(number, found)
         return min(limits)
-
-    def _last_forward(self, value: LiveRange) -> int:
-        return max(self.position[x] for x in (value.made, *value.reads) if x in self.position)
 
     def _old_readers(self, number: int, found: Mapping[int, int]) -> list[int]:
         """Returns the positions of the readers of a parameter or state before it is written."""

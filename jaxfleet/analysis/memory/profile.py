@@ -85,16 +85,9 @@ def memory_profile(
 ) -> MemoryProfile:
     """Returns the bytes that a program holds at each operator of block 0.
 
-    Temporaries of a sub-block count while its operator runs.
-
-    Args:
-        program: any.
-        sizes: a number for every letter.
-        keep: variables that are fetched by name, so returned.
-        merges: whether the compiler merges operators, as XLA does, or each runs by itself.
-
-    Raises:
-        PassError: a letter has no number.
+    Temporaries of a sub-block count while its operator runs. `sizes` has a number for every letter;
+    a missing one is a PassError. Variables in `keep` are fetched by name, so returned. `merges` is
+    whether the compiler merges operators, as XLA does, or each runs by itself.
     """
     counted = TemporaryBytes(program, sizes, keep=keep)
     values, inner = live_ranges(program, counted), InnerPeaks(program, counted)

@@ -32,8 +32,7 @@ def has_shared_names(program: Program) -> bool:
 def final_variables(program: Program, names: Iterable[str]) -> tuple[str, ...]:
     """Returns the variables that hold values when block 0 ends, by their names before reuse.
 
-    Raises:
-        FeedError: a value was overwritten or released.
+    A value that was overwritten or released is a FeedError.
     """
     names = tuple(names)
     if not any(INSTEAD_OF in op.attrs or op.type == "delete_var" for op in program.root.ops):
@@ -56,18 +55,12 @@ def check_fed(program: Program, names: Iterable[str]) -> None:
 
 
 class _Held:
-    """The value that each variable of block 0 holds at its end.
-
-    Attributes:
-        lies: the variable that holds each written value.
-        taken: by overwritten value, the variable and the value that replaced it there.
-        released: the values that are released before the end.
-    """
+    """The value that each variable of block 0 holds at its end."""
 
     def __init__(self, program: Program) -> None:
-        self.lies: dict[str, str] = {}
-        self.taken: dict[str, tuple[str, str]] = {}
-        self.released: set[str] = set()
+        self.lies: dict[str, str] = {}  # by written value, the variable that holds it
+        self.taken: dict[str, tuple[str, str]] = {}  # by overwritten value, variable and new value
+        self.released: set[str] = set()  # the values that are released before the end
         self._holds: dict[str, str] = {}
         waiting: set[str] = set()  # by `delete_var`, until the end of an executable
         for op, written in _writes(program):

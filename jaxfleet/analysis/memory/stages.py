@@ -39,11 +39,8 @@ from jaxfleet.ir import Program
 class StagedStep:
     """A step, cut into stages.
 
-    Attributes:
-        made: the forward values, as the program has them.
-        held: the same, as a compiler leaves them inside an executable.
-        late: the values made after forward, as the program has them.
-        late_held: the same, as a compiler leaves them inside an executable.
+    `made` are the forward values and `late` those made after forward, as the program has them;
+    `held` and `late_held` are the same, as a compiler leaves them inside an executable.
     """
 
     def __init__(

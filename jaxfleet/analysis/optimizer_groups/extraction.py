@@ -10,10 +10,7 @@ from jaxfleet.analysis.optimizer_groups.optimize_section import (
     union,
 )
 from jaxfleet.ir import (
-    Attr,
-    Attrs,
     Block,
-    BlockRef,
     Kind,
     Operand,
     Operands,
@@ -22,7 +19,7 @@ from jaxfleet.ir import (
     Role,
     Variable,
 )
-from jaxfleet.ir.attributes import map_attr
+from jaxfleet.ir.inline import with_block_numbers
 from jaxfleet.ir.naming import unique
 
 
@@ -46,7 +43,7 @@ class NarrowingCopier:
         if outputs is not None and len(outputs) < len(op.writes) and self.inner.can_narrow(op):
             return self._narrowed(op, parent, sorted(outputs))
         numbers = {index: self._block(index, parent) for index in op.blocks}
-        return _with_blocks(op, numbers)
+        return with_block_numbers(op, numbers.__getitem__)
 
     def _narrowed(self, op: Operator, parent: int, outputs: Sequence[int]) -> Operator:
         masks = self.inner.reads(op)
@@ -61,7 +58,7 @@ class NarrowingCopier:
             inputs=Operands.of(*(op.inputs[place] for place in kept)),
             outputs=Operands.of(*(op.outputs[place] for place in outputs)),
         )
-        return _with_blocks(narrow, numbers)
+        return with_block_numbers(narrow, numbers.__getitem__)
 
     def _block(
         self,
@@ -118,14 +115,6 @@ def _with_used_variables(block: Block) -> Block:
     used += [x for x in block.results if isinstance(x, str)]
     known = block.variables
     return replace(block, variables={name: known[name] for name in used if name in known})
-
-
-def _with_blocks(op: Operator, numbers: Mapping[int, int]) -> Operator:
-    def renumbered(attr: Attr) -> Attr:
-        return BlockRef(numbers[attr.index]) if isinstance(attr, BlockRef) else attr
-
-    attrs = {key: map_attr(value, renumbered) for key, value in op.attrs.items()}
-    return replace(op, attrs=Attrs(attrs))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ depend on every operand.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from jaxfleet.analysis.flow import OuterUses
 from jaxfleet.ir import Block, Kind, Operator, Program, Role, Variable, grad_name
 
 COND = "jax.cond"
@@ -24,9 +25,7 @@ class SubblockDeps:
         self.program = program
         self._of_blocks: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._makers: dict[int, dict[str, tuple[int, int]] | None] = {}
-        self._outer: dict[int, tuple[set[str], set[str]]] = {}
-        for block in reversed(program.blocks[1:]):  # a sub-block comes after the block that runs it
-            self._outer[block.index] = self._uses(block)
+        self._uses = OuterUses(program)
 
     def reads(self, op: Operator) -> tuple[int, ...]:
         """Returns, for each output, the operands that it depends on, as bits."""
@@ -74,20 +73,12 @@ class SubblockDeps:
 
     def outer_reads(self, op: Operator) -> list[str]:
         """Returns the variables around them that an operator's sub-blocks read."""
-        return sorted(set().union(*(self._outer[index][0] for index in op.blocks)))
+        names = set[str]().union(*(self._uses.of_block(index).reads for index in op.blocks))
+        return sorted(name for name in names if not self._is_const(name))
 
     def outer_writes(self, op: Operator) -> list[str]:
         """Returns the variables around them that an operator's sub-blocks write."""
-        return sorted(set().union(*(self._outer[index][1] for index in op.blocks)))
-
-    def _uses(self, block: Block) -> tuple[set[str], set[str]]:
-        reads = {result for result in block.results if isinstance(result, str)}
-        writes = set[str]()
-        for op in block.ops:
-            reads.update(op.reads, *(self._outer[index][0] for index in op.blocks))
-            writes.update(op.writes, *(self._outer[index][1] for index in op.blocks))
-        own = block.variables.keys()
-        return {name for name in reads - own if not self._is_const(name)}, writes - own
+        return sorted(set().union(*(self._uses.of_block(index).writes for index in op.blocks)))
 
     def _is_const(self, name: str) -> bool:
         variable = self.program.variables.get(name)

@@ -33,7 +33,7 @@ from jaxfleet.analysis.sharding import (
 from jaxfleet.analysis.sharding.plan import OperatorView
 from jaxfleet.analysis.sharding.rules import operator_sharding as place_on_rows
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Attrs, Block, Kind, Literal, Operand, Operator, Program, Size, Variable
+from jaxfleet.ir import Attrs, Block, Kind, Operand, Operator, Program, Size, Variable
 from jaxfleet.ir.dims import letter
 
 
@@ -82,7 +82,11 @@ class BroadcastRows:
         """Returns how an operator makes some rows of its output, or why it cannot."""
         op, labels = block.ops[place], self.plan.blocks[block.index].ops[place].labels
         is_whole = len(op.writes) == 1 and all(label == REPLICATED for label in labels)
-        view = _view(self.program, block, op, labels, self.mesh)
+
+        def find(name: str) -> Variable:
+            return block.variables.get(name) or self.program.lookup(name, block)
+
+        view = OperatorView.of(op, labels, self.mesh, find)
         if is_whole and self.mesh.part(view.out_shapes[0][axis]) is not None:
             if (made := _made_along(view, axis)) is not None:
                 return made
@@ -97,28 +101,6 @@ class BroadcastRows:
 def _origin(block: Block, at: int, operand: Operand) -> int | None:
     """Returns the operator that makes an operand, or None if it is not of this block."""
     return next((x for x in reversed(range(at)) if operand in block.ops[x].writes), None)
-
-
-def _view(
-    program: Program, block: Block, op: Operator, labels: tuple[Sharding, ...], mesh: Mesh
-) -> OperatorView:
-    """Returns the view of an operator for sharding rules."""
-
-    def variable(operand: Operand) -> Variable:
-        if isinstance(operand, Literal):
-            return Variable("", operand.dtype, ())
-        return block.variables.get(operand) or program.lookup(operand, block)
-
-    ins, outs = [variable(x) for x in op.inputs], [variable(x) for x in op.writes]
-    return OperatorView(
-        op,
-        labels,
-        tuple(x.shape for x in ins),
-        tuple(x.shape for x in outs),
-        mesh,
-        tuple(x.dtype for x in ins),
-        tuple(x.dtype for x in outs),
-    )
 
 
 def _made_along(view: OperatorView, axis: int) -> NarrowedOperator | None:

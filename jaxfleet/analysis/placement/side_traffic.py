@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from jaxfleet.analysis.memory.costs import itemsize
 from jaxfleet.analysis.placement.policies import bytes_of
-from jaxfleet.ir import Program, Variable, evaluate
+from jaxfleet.ir import Dim, Program, Variable, evaluate
 
 _REDUCTIONS = ("c_allreduce", "c_reducescatter")  # every rank sends as much as it receives
 _GATHERS = ("c_allgather", "c_alltoall")  # every rank receives the data of all
@@ -22,14 +23,14 @@ class TableRows:
     count: int | None  # of rows; None if it depends on an unknown batch size
 
     def __str__(self) -> str:
-        who = f"table '{self.table}': each trainer sends"
+        begin = f"table '{self.table}': each trainer sends"
         if self.count is None:
             return (
-                f"{who} the batch's keys and receives rows of {self.row_bytes} bytes; gradients "
+                f"{begin} the batch's keys and receives rows of {self.row_bytes} bytes; gradients "
                 "as large go back (not counted)"
             )
         return (
-            f"{who} at most {self.count:,} keys of {_KEY_BYTES} bytes and receives "
+            f"{begin} at most {self.count:,} keys of {_KEY_BYTES} bytes and receives "
             f"{self.count * self.row_bytes:,} bytes of rows; gradients as large go back"
         )
 
@@ -121,15 +122,11 @@ def _bytes(variable: Variable, sizes: Mapping[str, int]) -> int | None:
 
 def _elements(variables: Iterable[Variable], sizes: Mapping[str, int]) -> int | None:
     """Returns the number of elements of some variables together, or None if not known."""
-    total = 0
-    for variable in variables:
-        count = 1
-        for size in variable.shape:
-            if not isinstance(size, int) and size.letters - sizes.keys():
-                return None
-            count *= evaluate(size, sizes)
-        total += count
-    return total
+    shapes = [variable.shape for variable in variables]
+    dims = (size for shape in shapes for size in shape if isinstance(size, Dim))
+    if any(dim.letters - sizes.keys() for dim in dims):
+        return None
+    return sum(prod(evaluate(size, sizes) for size in shape) for shape in shapes)
 
 
 def _table_rows(program: Program, sizes: Mapping[str, int]) -> Iterator[TableRows]:

@@ -1,10 +1,9 @@
 """The transfer plan of a job: bytes held by servers, and bytes sent in a step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 
-from jaxfleet.analysis.optimizer_groups import OptimizerGroups, find_optimizer_groups
+from jaxfleet.analysis.optimizer_groups import find_optimizer_groups
 from jaxfleet.analysis.optimizer_groups.result import joined_names
 from jaxfleet.analysis.placement.policies import (
     LoadBalance,
@@ -119,80 +118,52 @@ def transfer_plan(
 ) -> TransferPlan:
     """Returns the bytes that a step's servers hold, and its traffic.
 
-    Args:
-        program: a step that `slice_var` and `dispatch` ran on; a PassError otherwise.
-        trainers: their number.
-        trainer: the program that `insert_send_recv` made of it for trainer 0; without it, only
-            gradients, parameters and partial results across parameters are counted.
-        rows: the number of batch rows of each trainer, if known.
+    A step that `slice_var` and `dispatch` did not run on is a PassError. `trainer` is the program
+    that `insert_send_recv` made of it for trainer 0; without it, only gradients, parameters and
+    partial results across parameters are counted. `rows` are each trainer's, if known.
     """
     if trainers < 1:
         raise PassError(f"plan: trainers is {trainers}, but must be at least 1")
     batch = program.attrs.get("batch")
     letters = batch.letters if isinstance(batch, Dim) else ()
     sizes = dict.fromkeys(letters, rows) if rows is not None else {}
-    return _Planner(program, trainers, trainer, sizes).run()
+    endpoints, placement = endpoints_of(program), placement_of(program)
+    groups = find_optimizer_groups(program)
+    parts = slice_loads(program, groups)
+    push, pull = sum(x.push_bytes for x in parts), sum(x.param_bytes for x in parts)
+    # Every server keeps this state, such as counters of schedules.
+    common_state = (*groups.lr_state, *groups.crossing_state)
+    common = sum(bytes_of(groups.program.variables[name]) for name in common_state)
 
-
-@dataclass
-class _Planner:
-    program: Program
-    trainers: int
-    trainer: Program | None
-    sizes: Mapping[str, int]
-
-    @cached_property
-    def groups(self) -> OptimizerGroups:
-        return find_optimizer_groups(self.program)
-
-    def run(self) -> TransferPlan:
-        endpoints, placement = endpoints_of(self.program), placement_of(self.program)
-        parts = slice_loads(self.program, self.groups)
-        push, pull = sum(x.push_bytes for x in parts), sum(x.param_bytes for x in parts)
-        there = {name: [x for x in parts if placement[x.slice.name] == name] for name in endpoints}
-        return TransferPlan(
-            name=self.program.name,
-            trainers=self.trainers,
-            servers=tuple(self._server(*each, len(endpoints)) for each in there.items()),
-            push_bytes=push,
-            pull_bytes=pull,
-            extras=self._extras(push, pull),
-            balance=LoadBalance.of(parts, placement, endpoints),
-            best=LoadBalance.of(parts, dispatch_slices("balanced", parts, endpoints), endpoints),
-            whole=self._whole(),
-        )
-
-    def _server(self, endpoint: str, parts: list[SliceLoad], servers: int) -> ServerPlan:
-        params = sum(part.param_bytes for part in parts)
+    def server(endpoint: str) -> ServerPlan:
+        held = [part for part in parts if placement[part.slice.name] == endpoint]
+        params = sum(part.param_bytes for part in held)
         return ServerPlan(
             endpoint=endpoint,
-            parts=tuple(parts),
+            parts=tuple(held),
             param_bytes=params,
-            state_bytes=sum(part.state_bytes for part in parts) + self._common_bytes(),
-            from_trainers=self.trainers * sum(part.push_bytes for part in parts),
-            to_trainers=self.trainers * params,
-            to_servers=(servers - 1) * sum(part.part_bytes for part in parts),
+            state_bytes=sum(part.state_bytes for part in held) + common,
+            from_trainers=trainers * sum(part.push_bytes for part in held),
+            to_trainers=trainers * params,
+            to_servers=(len(endpoints) - 1) * sum(part.part_bytes for part in held),
         )
 
-    def _extras(self, push: int, pull: int) -> SideTraffic:
-        return SideTraffic.of(
-            self.trainer,
-            push_bytes=push,
-            pull_bytes=pull,
-            trainers=self.trainers,
-            sizes=self.sizes,
-        )
-
-    def _common_bytes(self) -> int:
-        """Returns the bytes of the state that every server keeps, such as counters of schedules."""
-        names = (*self.groups.lr_state, *self.groups.crossing_state)
-        return sum(bytes_of(self.groups.program.variables[name]) for name in names)
-
-    def _whole(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        found: dict[str, list[str]] = {}
-        for param, why in reasons_for_whole(self.program, self.groups).items():
-            found.setdefault(why, []).append(param)
-        return tuple((why, tuple(params)) for why, params in found.items())
+    whole: dict[str, list[str]] = {}
+    for param, why in reasons_for_whole(program, groups).items():
+        whole.setdefault(why, []).append(param)
+    return TransferPlan(
+        name=program.name,
+        trainers=trainers,
+        servers=tuple(map(server, endpoints)),
+        push_bytes=push,
+        pull_bytes=pull,
+        extras=SideTraffic.of(
+            trainer, push_bytes=push, pull_bytes=pull, trainers=trainers, sizes=sizes
+        ),
+        balance=LoadBalance.of(parts, placement, endpoints),
+        best=LoadBalance.of(parts, dispatch_slices("balanced", parts, endpoints), endpoints),
+        whole=tuple((why, tuple(params)) for why, params in whole.items()),
+    )
 
 
 def _server_json(server: ServerPlan) -> dict[str, object]:

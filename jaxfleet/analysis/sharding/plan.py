@@ -60,11 +60,9 @@ class OperatorView:
         )
 
     def ints(self, name: str) -> tuple[int, ...]:
-        """Returns an attribute that is a list of numbers."""
         return as_ints(self.op.attrs[name])
 
     def number(self, name: str) -> int:
-        """Returns an attribute that is a number."""
         return int(str(self.op.attrs[name]))
 
     def axis(self, place: int) -> int | None:
@@ -74,7 +72,7 @@ class OperatorView:
 
     @property
     def has_rows(self) -> bool:
-        """Tells whether an input is cut."""
+        """Whether an input is cut."""
         return any(label.is_sharded for label in self.labels)
 
     @property
@@ -231,17 +229,9 @@ class PropagationContext(Protocol):
 
     def enter(
         self, block: Block, args: Sequence[Sharding], results: Sequence[Sharding] | None = None
-    ) -> BlockPlan:
-        """Plans a block that is a function."""
-        ...
-
-    def run_alone(self, block: Block) -> None:
-        """Plans a block that every device runs by itself, on any inputs."""
-        ...
-
-    def is_completed_arg(self, block: Block, place: int) -> bool:
-        """Whether a block needs an argument complete."""
-        ...
+    ) -> BlockPlan: ...
+    def run_alone(self, block: Block) -> None: ...
+    def is_completed_arg(self, block: Block, place: int) -> bool: ...
 
 
 def block_at(planner: PropagationContext, view: OperatorView, name: str) -> Block:

@@ -41,18 +41,12 @@ def propagate(
     local: AbstractSet[tuple[int, int]] = frozenset(),
     held: StateSharding | None = None,
 ) -> ShardingPlan:
-    """Returns how a program runs on devices.
+    """Returns how a one-device program runs on devices.
 
-    Args:
-        program: a one-device program.
-        mesh: the devices.
-        sharded_inputs: data variables that are cut, with the axis.
-        local: operators, by block and place, whose sums over the batch stay local to each device,
-            scaled up to represent the whole (local batch statistics).
-        held: the layout of state that is not replicated; all state is replicated by default.
-
-    Raises:
-        PassError: a sub-block reads rows of a block around it, past its arguments.
+    `sharded_inputs` are the data variables that are cut, with the axis. The sums over the batch of
+    the operators `local`, by block and place, stay local to each device, scaled up to represent the
+    whole (local batch statistics). `held` is the layout of state that is not replicated. A
+    sub-block that reads rows of a block around it, past its arguments, is a PassError.
     """
     return _Propagation(program, mesh, sharded_inputs, local, held or StateSharding()).run()
 
@@ -102,10 +96,8 @@ class _Propagation:
     ) -> BlockPlan:
         """Plans a block that is a function.
 
-        Args:
-            block: the block.
-            args: the preferred layout of its arguments; the plan contains the required one.
-            results: the required layout of its results; any, by default.
+        `args` is the preferred layout of its arguments, the plan contains the required one;
+        `results` is the required layout of its results, any by default.
         """
         settled = tuple(
             REPLICATED if label.is_sum and (block.index, -1, place) in self.completed else label
