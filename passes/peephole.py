@@ -90,7 +90,8 @@ def _with_operands_swapped(
     program: Program, block: Block, product: Operator, transpose: Operator
 ) -> Operator | None:
     """Returns the product that replaces product and transpose, or None if there is none."""
-    (contract, batch), precision = _numbers(product), product.attrs.get("precision")
+    numbers: Any = product.attrs["dimension_numbers"]
+    (contract, batch), precision = numbers, product.attrs.get("precision")
     if product.role != transpose.role or isinstance(precision, tuple):  # one for each operand
         return None
     free = []
@@ -112,12 +113,6 @@ def _with_operands_swapped(
         attrs=Attrs({**product.attrs, "dimension_numbers": numbers}),
         role_var=transpose.role_var or product.role_var,
     )
-
-
-def _numbers(product: Operator) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    numbers: Any = product.attrs["dimension_numbers"]
-    contract, batch = numbers
-    return contract, batch
 
 
 # The gradients of sums and differences read no element of the summands.

@@ -101,6 +101,7 @@ def _registered_traits(op_type: str) -> OpTraits:
 
 _BACKWARD = frozenset({Role.BACKWARD, Role.BACKWARD_LOSS, Role.OPTIMIZE, Role.OPTIMIZE_LR_SCHED})
 _EXCHANGE = frozenset({Role.RPC, Role.DIST})
+_FUNCTIONS = frozenset({"jax.scan", "jax.while", "jax.cond", "jax.remat2"})
 
 
 def forward_places(program: Program) -> AbstractSet[int]:
@@ -202,15 +203,12 @@ class Flow:
         for place, op in enumerate(block.ops):
             read = [env.get(x) if isinstance(x, str) else None for x in op.inputs]
             outputs = [FlowValue(block.index, place, count) for count in range(len(op.writes))]
-            if op.blocks and self._is_function(op):
+            if op.blocks and op.type in _FUNCTIONS:
                 self._function(op, read, outputs)
             else:
                 self._connect_all(read, outputs)
             env.update(zip(op.writes, outputs, strict=True))
         return env
-
-    def _is_function(self, op: Operator) -> bool:
-        return op.type in {"jax.scan", "jax.while", "jax.cond", "jax.remat2"}
 
     def _function(
         self, op: Operator, read: list[FlowValue | None], outputs: list[FlowValue]

@@ -1,6 +1,6 @@
 """Single assignment: temporaries that are written several times get one name per value."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ class _Renaming:
             new = {name: self._next(name) for name in sorted(self.several.intersection(op.writes))}
             declared += [replace(self.program.lookup(old), name=x) for old, x in new.items()]
             self.now.update(new)
-            pairs = tuple((w, _now(self.now, g)) for w, g in op.role_var)
+            pairs = tuple((w, self.now.get(g, g)) for w, g in op.role_var)
             outputs = op.outputs.renamed(new)
             ops.append(replace(op, inputs=inputs, outputs=outputs, role_var=pairs))
         return self.program.with_block(self.program.root.with_ops(ops, declare=declared))
@@ -63,10 +63,6 @@ class _Renaming:
         made = unique(name, self.taken) if self.left[name] else name
         self.taken.add(made)
         return made
-
-
-def _now(names: Mapping[str, str], name: str) -> str:
-    return names.get(name, name)
 
 
 # `reads` and `writes` of these name the operands in their sub-blocks.

@@ -25,7 +25,9 @@ def state_is_replicated(program: Program) -> Iterator[Finding]:
     """In a program for several devices, a device's own value reaches state through a collective."""
     if program.attrs.get("devices", 1) == 1:
         return
-    cut, persistable = {*_cut(program), *own_state(program)}, (Kind.PARAM, Kind.STATE)
+    pairs, persistable = program.attrs.get("sharded", ()), (Kind.PARAM, Kind.STATE)
+    assert isinstance(pairs, tuple)
+    cut = {*own_state(program), *(str(pair[0]) for pair in pairs if isinstance(pair, tuple))}
     data = [v.name for v in program.of_kind(Kind.DATA, *persistable) if v.name in cut]
     flow = Flow.of(program, inputs=data)
     own = {value for value in flow.readers if _is_own(flow, value)}
@@ -62,12 +64,6 @@ meaning_rules: tuple[Rule, ...] = (
     state_is_replicated,
     released_variables_are_not_read,
 )
-
-
-def _cut(program: Program) -> set[str]:
-    pairs = program.attrs.get("sharded", ())
-    assert isinstance(pairs, tuple)
-    return {str(pair[0]) for pair in pairs if isinstance(pair, tuple)}
 
 
 def _is_own(flow: Flow, value: FlowValue) -> bool:

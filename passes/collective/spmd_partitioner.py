@@ -18,7 +18,7 @@ from jaxfleet.analysis.sharding import (
 )
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Block, Kind, Operand, Operator, Program, Variable
-from jaxfleet.passes.collective.reshard import ON_THE_RING, Pairs, ReadValue, Resharding
+from jaxfleet.passes.collective.reshard import ON_THE_RING, ReadValue, Resharding
 
 Mark = Callable[[Operator], Operator]
 
@@ -125,16 +125,12 @@ class _BlockPartitioner:
         pairs = tuple([pair for pair in op.role_var if pair[1] == name])
         insert = self.conversions.insert
         if how == SCATTER:
-            self._scatter(op, name, held, pairs)
+            attrs = {"axis": self.held.gradients[name], "devices": self.mesh.devices}
+            insert("c_reducescatter", held, name, op, attrs, pairs=pairs)
         elif how == "local":
             insert("c_local", held, held, op, {"devices": self.mesh.devices}, pairs=pairs)
         else:
             insert(f"c_allreduce_{how}", held, held, op, ON_THE_RING, pairs=pairs)
-
-    def _scatter(self, op: Operator, name: str, held: str, pairs: Pairs) -> None:
-        axis, insert = self.held.gradients[name], self.conversions.insert
-        attrs = {"axis": axis, "devices": self.mesh.devices}
-        insert("c_reducescatter", held, name, op, attrs, pairs=pairs)
 
     def _complete_state(self) -> None:
         """Gives every state variable, on every device, the sharding that the next step expects."""

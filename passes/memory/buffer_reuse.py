@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
@@ -155,10 +155,10 @@ class BufferReuse:
 
     def _written(self, op: Operator) -> Operator:
         names, before = self.names, instead_of(op)
-        pairs = tuple((w, _now(names, g)) for w, g in op.role_var)
+        pairs = tuple((w, names.get(g, g)) for w, g in op.role_var)
         attrs = op.attrs
         if self.block.index == 0:
-            means = {_now(names, x): before.get(x, x) for x in op.writes}
+            means = {names.get(x, x): before.get(x, x) for x in op.writes}
             shared = tuple((now, x) for now, x in means.items() if now != x)
             attrs = attrs.updated(**{INSTEAD_OF: shared}) if shared else attrs.without(INSTEAD_OF)
             attrs = op.attrs if attrs == op.attrs else attrs
@@ -169,10 +169,6 @@ class BufferReuse:
 def is_array(variable: Variable) -> bool:
     """Whether a variable is a temporary that holds an array with axes."""
     return variable.kind is Kind.TEMP and variable.dtype != RAW and bool(variable.shape)
-
-
-def _now(names: Mapping[str, str], name: str) -> str:
-    return names.get(name, name)
 
 
 def _used(op: Operator, uses: OuterUses) -> Uses:

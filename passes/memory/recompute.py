@@ -164,15 +164,19 @@ def with_state_written_last(program: Program) -> Program:
     uses, names = OuterUses(program), dict[str, str]()
     ops, declared, last = list[Operator](), list[Variable](), list[Operator]()
     for place, op in enumerate(program.root.ops):
-        _check_sub_blocks(op, uses, names)
+        if found := sorted((uses.of(op).reads - set(op.reads)) & names.keys()):
+            raise PassError(
+                f"recompute: '{found[0]}' is written by forward, and read in a sub-block after it",
+                op=op,
+            )
         reads = op.inputs if op.type == "fetch" else op.inputs.renamed(names)
         if place in forward:
             for name in [n for n in op.writes if n in states and n not in names]:
                 new = replace(program.variables[name], name=next_name(name), kind=Kind.TEMP)
                 names[name] = new.name
                 declared.append(new)
-        else:
-            _check_written_once(op, names)
+        elif found := sorted(names.keys() & set(op.writes)):
+            raise PassError(f"recompute: '{found[0]}' is written by forward and after it", op=op)
         ops.append(replace(op, inputs=reads, outputs=op.outputs.renamed(names)))
     last = [
         Operator("assign", Operands.of(new), Operands.of(name), role=Role.OPTIMIZE)
@@ -181,18 +185,6 @@ def with_state_written_last(program: Program) -> Program:
     at_end = [op for op in ops if op.type == "fetch"]
     others = [op for op in ops if op.type != "fetch"]
     return program.with_block(program.root.with_ops([*others, *last, *at_end], declare=declared))
-
-
-def _check_sub_blocks(op: Operator, uses: OuterUses, names: Mapping[str, str]) -> None:
-    inner = uses.of(op).reads - set(op.reads)
-    if found := sorted(inner & names.keys()):
-        what = f"recompute: '{found[0]}' is written by forward, and read in a sub-block after it"
-        raise PassError(what, op=op)
-
-
-def _check_written_once(op: Operator, names: Mapping[str, str]) -> None:
-    if found := sorted(names.keys() & set(op.writes)):
-        raise PassError(f"recompute: '{found[0]}' is written by forward and after it", op=op)
 
 
 @register_pass("recompute")

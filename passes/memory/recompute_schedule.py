@@ -5,7 +5,7 @@ Updates that wait for all gradients run in chunks, so that their temporaries do 
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -103,7 +103,9 @@ class ForwardGroups:
         """Returns the recomputation of the wanted values; adds its inputs to `saved`."""
         places, needed = list[int](), set(wanted)
         ops = self.program.root.ops
-        for place in self._places(group):
+        for place in sorted(self.forward, reverse=True):
+            if self.group(place) != group:
+                continue
             op = ops[place]
             if needed.isdisjoint(op.writes):
                 continue
@@ -115,9 +117,6 @@ class ForwardGroups:
                     saved.add(name)
         names = {name for place in places for name in ops[place].writes} - saved
         return Recomputation(tuple(reversed(places)), names)
-
-    def _places(self, group: int) -> Sequence[int]:
-        return [place for place in sorted(self.forward, reverse=True) if self.group(place) == group]
 
     def _read_later(self) -> set[str]:
         """Returns values of forward that later operators read."""
@@ -356,11 +355,6 @@ class UpdateChunks:
         return chain
 
     def _joined(self, chains: Sequence[list[int]]) -> list[list[int]]:
-        joined = (itertools.chain.from_iterable(group) for group in _groups(chains))
-        return [sorted(places) for places in joined] or [[]]
-
-
-def _groups(chains: Sequence[list[int]]) -> Iterator[Sequence[list[int]]]:
-    size = -(-len(chains) // _CHUNKS)
-    for first in range(0, len(chains), max(1, size)):
-        yield chains[first : first + size]
+        size = max(1, -(-len(chains) // _CHUNKS))
+        groups = (chains[first : first + size] for first in range(0, len(chains), size))
+        return [sorted(itertools.chain.from_iterable(group)) for group in groups] or [[]]

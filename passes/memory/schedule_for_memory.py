@@ -77,8 +77,9 @@ class OrderForMemory(Pass):
 
     def run(self, program: Program) -> Program:
         best, curve = program, self._curve(program)
+        ops = program.root.ops
         for order in _orders(program, curve, self._light(program, curve)):
-            made = _ordered(program, order)
+            made = program.with_block(program.root.with_ops(ops[place] for place in order))
             found = self._curve(made)
             if found.peak < curve.peak:
                 best, curve = made, found
@@ -110,11 +111,6 @@ def _orders(
         more = from_the_back(values, front, heavy), from_the_front(values, back, heavy)
         for order in (front, back, *more):
             yield must.with_light(order, light)
-
-
-def _ordered(program: Program, order: Sequence[int]) -> Program:
-    ops = program.root.ops
-    return program.with_block(program.root.with_ops([ops[place] for place in order]))
 
 
 _NEAR = 1.1  # of the least: below that, there may be as many executables as operators

@@ -225,14 +225,9 @@ class _Rewriting:
             "OutBadSteps": (made.bad,),
             "OutGoodSteps": (made.good,),
         }
-        changed = {
-            name: getattr(made, name)
-            for name in (
-                *("incr_every_n_steps", "decr_every_n_nan_or_inf"),
-                *("incr_ratio", "decr_ratio"),
-            )
-            if getattr(made, name) != getattr(AmpByRole, name)
-        }
+        options = ("incr_every_n_steps", "decr_every_n_nan_or_inf", "incr_ratio", "decr_ratio")
+        values = {name: getattr(made, name) for name in options}
+        changed = {name: x for name, x in values.items() if x != getattr(AmpByRole, name)}
         self._add(_operator("update_loss_scaling", reads, writes, Role.OPTIMIZE, like, **changed))
 
     def _new_half(self, name: str) -> str:

@@ -158,7 +158,9 @@ class _Rewrite:
         self, param: str, gradient: str, op: Operator, declared: list[Variable]
     ) -> Iterator[Operator]:
         like = self.program.variables[param]
-        copies = [trainer_name(param, t) + "_bak" for t in range(self._trainers)]
+        trainers = self.program.attrs["trainers"]
+        assert isinstance(trainers, int)
+        copies = [trainer_name(param, t) + "_bak" for t in range(trainers)]
         for copy in copies:
             self._backups.append((param, copy))
             self._fed[copy] = replace(like, name=copy, kind=Kind.DATA)
@@ -178,12 +180,6 @@ class _Rewrite:
             added = Operator(op_type, ins, outs, role=Role.OPTIMIZE, role_var=op.role_var,
                              source=op.source)  # fmt: skip
             yield made_by(added, self.maker)
-
-    @property
-    def _trainers(self) -> int:
-        trainers = self.program.attrs["trainers"]
-        assert isinstance(trainers, int)
-        return trainers
 
 
 def _with_gradient(op: Operator, name: str) -> Operands:

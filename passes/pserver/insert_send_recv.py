@@ -1,5 +1,6 @@
 """Divides a step between trainers and parameter servers: the program of one of them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxfleet.analysis.optimizer_groups import find_optimizer_groups
@@ -110,46 +111,41 @@ class InsertSendRecv(Pass):
 
     def _in_fluids_dialect(self, program: Program, exchange: ExchangeMode) -> Program:
         updates = Updates(program)
-        endpoints = endpoints_of(program)
-        job = PServerJob(
-            self.trainers,
-            endpoints,
-            slices_of(program),
-            placement_of(program),
-            frozenset(gradient for _, gradient in updates.pairs),
-            {},
-        )
+        summed = frozenset(gradient for _, gradient in updates.pairs)
+        job = self._job(program, CommunicationMode(), summed=summed)
         fluid = FluidJob(updates, job, exchange)
         if self.server >= 0:
-            return fluid_server(fluid, endpoints[self.server], self._mark)
+            return fluid_server(fluid, job.endpoints[self.server], self._mark)
         return fluid_trainer(fluid, self.trainer_id, self._mark)
 
+    def _job(
+        self,
+        program: Program,
+        mode: CommunicationMode,
+        *,
+        summed: frozenset[str] = frozenset(),
+        exports: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> PServerJob:
+        endpoints, slices = endpoints_of(program), slices_of(program)
+        placement = placement_of(program)
+        return PServerJob(self.trainers, endpoints, slices, placement, summed, exports or {}, mode)
+
     def _divided(self, program: Program, mode: CommunicationMode) -> Program:
-        endpoints = endpoints_of(program)
         if mode.updates_on_trainers:
-            slices, placement = slices_of(program), placement_of(program)
-            local = PServerJob(self.trainers, endpoints, slices, placement, frozenset(), {}, mode)
+            local = self._job(program, mode)
             if self.server >= 0:
-                return local_update_server(program, local, endpoints[self.server], self._mark)
+                return local_update_server(program, local, local.endpoints[self.server], self._mark)
             return local_update_trainer(program, local, self.trainer_id, self._mark)
         groups = find_optimizer_groups(program)
         if not mode.is_sync:
             check_updates_are_separable(groups)
         bodies = ServerSplit(groups)
         work = TrainerSplit(bodies)
-        job = PServerJob(
-            self.trainers,
-            endpoints,
-            slices_of(program),
-            placement_of(program),
-            work.summed,
-            work.exports,
-            mode,
-        )
+        job = self._job(program, mode, summed=work.summed, exports=work.exports)
         if not mode.is_sync:
             check_async_is_possible(bodies, work)
         if self.server >= 0:
-            return server_program(bodies, job, endpoints[self.server], self._mark)
+            return server_program(bodies, job, job.endpoints[self.server], self._mark)
         return trainer_program(bodies, job, work, self.trainer_id, self._mark)
 
     def _mark(self, op: Operator) -> Operator:

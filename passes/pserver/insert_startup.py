@@ -1,6 +1,6 @@
 """Startup programs of trainers and servers, which distribute the initial state of a job."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from jaxfleet.analysis.placement.sliced_layout import endpoints_of, server_variables
@@ -60,7 +60,12 @@ def leaf_pieces(startups: Sequence[Program]) -> LeafPieces:
 
 def kept_for_trainers(startups: Sequence[Program]) -> frozenset[str]:
     """Returns the leaves that servers keep for trainers, and do not update."""
-    return frozenset(name for program in startups for name in _names(program, "keeps"))
+    found = set[str]()
+    for program in startups:
+        names = program.attrs.get("keeps", ())
+        assert isinstance(names, tuple)
+        found.update(map(str, names))
+    return frozenset(found)
 
 
 def trainer_startup(
@@ -188,12 +193,6 @@ def _server_startup(server: Program, kept: Sequence[Variable], mark: Mark) -> Pr
 
 def _leaves(step: Program) -> tuple[Variable, ...]:
     return step.of_kind(Kind.PARAM, Kind.STATE)
-
-
-def _names(program: Program, attr: str) -> Iterator[str]:
-    value = program.attrs.get(attr, ())
-    assert isinstance(value, tuple)
-    return map(str, value)
 
 
 @register_pass("insert_startup")

@@ -69,7 +69,8 @@ class _Server:
                 self.parts.append(self._add(part, cut))
         if here and bodies.combine is not None:
             exchange = self._exchange()
-            self.shared.update(self._remote_parts(exchange))
+            fed = bodies.combine.variables
+            self.shared |= {n: replace(fed[n], kind=Kind.TEMP) for n in exchange.writes}
             combine = self._add(bodies.combine, before=[exchange])
         for cut in here:
             sizes = {} if cut.is_whole else {"rows": cut.rows}
@@ -200,17 +201,13 @@ class _Server:
                     here += update.parts
                 else:
                     there.update(dict.fromkeys(update.parts, at))
-        attrs: dict[str, Attr] = {
-            "endpoints": self.job.sharers(),
-            "epmap": tuple(there.values()),
-        }
-        inputs, outputs = Operands.named(X=here), Operands.named(Out=list(there))
-        return Operator("exchange", inputs, outputs, Attrs(attrs), Role.RPC)
-
-    def _remote_parts(self, exchange: Operator) -> dict[str, Variable]:
-        assert self.bodies.combine is not None
-        fed = self.bodies.combine.variables
-        return {name: replace(fed[name], kind=Kind.TEMP) for name in exchange.writes}
+        return Operator(
+            "exchange",
+            Operands.named(X=here),
+            Operands.named(Out=list(there)),
+            Attrs({"endpoints": self.job.sharers(), "epmap": tuple(there.values())}),
+            Role.RPC,
+        )
 
     def _program(self, lr: int, combine: int) -> Program:
         step, top = self.bodies.groups.program, self.top.values()

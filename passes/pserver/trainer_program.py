@@ -73,11 +73,9 @@ class _Trainer:
         """Returns the operator; a collective gets the server that runs it."""
         if not self.work.is_collective(op):
             return op
-        return replace(op, attrs=op.attrs.updated(endpoint=self._next_endpoint()))
-
-    def _next_endpoint(self) -> str:
         self.collectives += 1
-        return self.job.endpoints[self.collectives % len(self.job.endpoints)]
+        endpoint = self.job.endpoints[self.collectives % len(self.job.endpoints)]
+        return replace(op, attrs=op.attrs.updated(endpoint=endpoint))
 
     def _gathered(self, fetch: Operator) -> Operator:
         """Gathers a fetched value that is in rows; returns the fetch of the whole."""

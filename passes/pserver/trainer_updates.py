@@ -50,8 +50,11 @@ class ClipOnTrainers(Pass):
     def run(self, program: Program) -> Program:
         if not is_fluid_dialect(program):
             return program
-        ops = [_on_trainers(op) if _clips(op) else op for op in program.root.ops]
-        return program.with_block(program.root.with_ops(ops))
+        return program.with_block(
+            program.root.with_ops(
+                replace(op, role=Role.BACKWARD) if _clips(op) else op for op in program.root.ops
+            )
+        )
 
 
 def _clips(op: Operator) -> bool:
@@ -59,10 +62,6 @@ def _clips(op: Operator) -> bool:
         return False
     scope = op.attrs.get("op_namescope", "")
     return op.type in _OF_ONE_GRADIENT or (isinstance(scope, str) and CLIP_MARK in scope)
-
-
-def _on_trainers(op: Operator) -> Operator:
-    return replace(op, role=Role.BACKWARD)
 
 
 @register_pass("update_on_trainers")

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from jaxfleet.analysis.optimizer_groups.result import OptimizerGroup, RowLocality
 from jaxfleet.analysis.optimizer_groups.row_locality import (
     BroadcastRows,
-    NarrowedOperator,
     plan_rows,
 )
 from jaxfleet.analysis.sharding import REPLICATED, BlockPlan, Mesh, OpPlan, Sharding, sharded
@@ -72,7 +71,10 @@ class _Cutter:
     def _place(self, at: int, op: Operator, plan: OpPlan) -> None:
         placing, narrow = plan.placing, self.uniform.narrow.get((self.block.index, at), [])
         inputs = self._operands(op.inputs, plan.labels, placing.inputs)
-        narrow_inputs = [self._narrow_operands(op, found) for found in narrow]
+        narrow_inputs = [
+            [self._held(x, axis) for x, axis in zip(op.inputs, found.inputs, strict=True)]
+            for found in narrow
+        ]
         outputs = [self._output(*pair) for pair in zip(op.writes, plan.outputs, strict=True)]
         new = replace(op, inputs=op.inputs.replaced(inputs), attrs=placing.attrs)
         self.ops.append(replace(new, outputs=op.outputs.replaced(outputs)))
@@ -88,9 +90,6 @@ class _Cutter:
             self._held(operand, want.axis if label != want and want.is_sharded else None)
             for operand, label, want in zip(operands, labels, wanted, strict=True)
         ]
-
-    def _narrow_operands(self, op: Operator, narrow: NarrowedOperator) -> list[Operand]:
-        return [self._held(x, axis) for x, axis in zip(op.inputs, narrow.inputs, strict=True)]
 
     def _held(self, operand: Operand, axis: int | None) -> Operand:
         """Returns the name for some rows of a variable along an axis, or for the variable."""

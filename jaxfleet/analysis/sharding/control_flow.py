@@ -82,7 +82,7 @@ def scan(planner: PropagationContext, view: OperatorView) -> OperatorSharding:
     first, last = view.number("num_consts"), view.number("num_consts") + view.number("num_carry")
     if sharded(0) in view.labels[last:]:
         return _over_rows(planner, view, first, last)
-    consts, xs = view.labels[:first], [_sliced(label) for label in view.labels[last:]]
+    consts, xs = view.labels[:first], [_moved(label, -1) for label in view.labels[last:]]
 
     def turn(carry: Sequence[Sharding]) -> Sequence[Sharding]:
         return planner.enter(body, [*consts, *carry, *xs]).results[: last - first]
@@ -94,8 +94,8 @@ def scan(planner: PropagationContext, view: OperatorView) -> OperatorSharding:
     plan = planner.enter(body, [*consts, *carry, *xs])
     stacks = plan.found[last - first :]
     plan = planner.enter(body, plan.args, [*carry, *stacks])
-    inputs = [*plan.args[:last], *(_stacked(label) for label in plan.args[last:])]
-    return along(view, inputs, *carry, *(_stacked(label) for label in stacks))
+    inputs = [*plan.args[:last], *(_moved(label, 1) for label in plan.args[last:])]
+    return along(view, inputs, *carry, *(_moved(label, 1) for label in stacks))
 
 
 def while_loop(planner: PropagationContext, view: OperatorView) -> OperatorSharding:
@@ -167,12 +167,8 @@ def _over_rows(
     return placing.noting("each turn of the loop reads all rows") if reads_rows else placing
 
 
-def _sliced(label: Sharding) -> Sharding:
-    return sharded(label.axis - 1) if label.is_sharded else label
-
-
-def _stacked(label: Sharding) -> Sharding:
-    return sharded(label.axis + 1) if label.is_sharded else label
+def _moved(label: Sharding, by: int) -> Sharding:
+    return sharded(label.axis + by) if label.is_sharded else label
 
 
 Rule: TypeAlias = Callable[[PropagationContext, OperatorView], OperatorSharding]

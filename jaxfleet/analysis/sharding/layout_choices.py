@@ -74,8 +74,8 @@ class _Search:
 
     def _kept(self) -> set[FlowValue]:
         """Returns the final values of untrained state that can be averaged."""
-        state = [v.name for v in self.program.of_kind(Kind.STATE) if _is_float(v.dtype)]
-        return {self.flow.final[name] for name in state if name in self.flow.final}
+        floats = (v for v in self.program.of_kind(Kind.STATE) if v.dtype.startswith(("f", "bf")))
+        return {self.flow.final[v.name] for v in floats if v.name in self.flow.final}
 
     def _users(self, sums: list[FlowValue]) -> Iterator[FlowValue]:
         """Yields the rows that are computed, directly or indirectly, from sums."""
@@ -103,10 +103,6 @@ class _Search:
         op = self.flow.op(value)
         assert op is not None
         return op.source.file, op.source.line, op.source.scope
-
-
-def _is_float(dtype: str) -> bool:
-    return dtype.lstrip("b").startswith("f")
 
 
 _UPDATE = frozenset({Role.OPTIMIZE, Role.OPTIMIZE_LR_SCHED, Role.LR_SCHED})
