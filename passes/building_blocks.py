@@ -31,6 +31,14 @@ def update_op(
     )
 
 
+def op_like(
+    near: Operator, op_type: str, reads: Sequence[Operand], output: str, **attrs: Attr
+) -> Operator:
+    """Returns an operator with the role and the source line of another."""
+    ins, outs = Operands.of(*reads), Operands.of(output)
+    return Operator(op_type, ins, outs, Attrs(attrs), near.role, source=near.source)
+
+
 def conversion(read: str, made: str, dtype: str) -> Operator:
     """Returns the operator that converts a number to another dtype."""
     attrs: dict[str, Attr] = {"new_dtype": Word(dtype), "weak_type": False}

@@ -1,6 +1,5 @@
 """Local steps on each device, and periodic averaging of parameters: LocalSGD, DiLoCo, AdaComm."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from jaxfleet.analysis.flow import Flow
@@ -118,63 +117,59 @@ def _makes_rows(program: Program, mesh: Mesh, index: int, place: int) -> bool:
     return any(mesh.has_letter(size) or size == mesh.rows for size in sizes)
 
 
-ADACOMM_PERIOD = "meet.every"
-_LOSSES = "meet.losses"  # the sum of losses since the last meeting
-_FIRST = "meet.first"  # the mean loss until the first meeting; 0 before it
-_FLOATS = ("total", "gone", "mean", "known", "fallen", "root", "exact", "next", "up", "least")
-_FLAGS = ("fresh", "sane", "changes")
+_NAME = "meet"
+_PERIOD = f"{_NAME}.every"  # of AdaComm
+_LOSSES = f"{_NAME}.losses"  # the sum of losses since the last meeting
+_FIRST = f"{_NAME}.first"  # the mean loss until the first meeting; 0 before it
 
 
-def adacomm_state(every: int) -> list[tuple[Variable, str | int | float]]:
+def _adacomm_state(every: int) -> list[tuple[Variable, str | int | float]]:
     """Returns the variables kept between steps, with their initial values."""
     return [
-        (Variable(ADACOMM_PERIOD, "i32", (), Kind.STATE), every),
+        (Variable(_PERIOD, "i32", (), Kind.STATE), every),
         (Variable(_LOSSES, "f32", (), Kind.STATE), 0.0),
         (Variable(_FIRST, "f32", (), Kind.STATE), 0.0),
     ]
 
 
-def adacomm_temporaries() -> list[Variable]:
-    """Returns the temporaries of `adacomm_update`."""
-    floats = [Variable(f"meet.{name}", "f32", ()) for name in _FLOATS]
-    flags = [Variable(f"meet.{name}", "bool", ()) for name in _FLAGS]
-    return [*floats, *flags, Variable("meet.period", "i32", ())]
+def _adacomm_update(loss: str, every: int) -> tuple[list[Operator], list[Variable]]:
+    """Returns operators, and their temporaries, for the steps until the next meeting.
 
-
-def adacomm_update(loss: str, every: int) -> Iterator[Operator]:
-    """Yields the operators that compute the steps until the next meeting, when one ends this step.
+    They compute it when a meeting ends this step:
 
     `ceil(sqrt(F / F0) * every)`, with F the mean loss since the last meeting and F0 that until the
     first; from 1 to `every` (Wang and Joshi 2019, equation 14). If that is not finite, the period
     is unchanged, and F0 is taken from a later meeting. `loss` is a variable of block 0, f32[].
     """
+    declared: list[Variable] = []
 
-    def to(name: str) -> tuple[str]:
-        return (f"meet.{name}",)
+    def new(name: str, dtype: str = "f32") -> str:
+        declared.append(Variable(f"{_NAME}.{name}", dtype, ()))
+        return declared[-1].name
 
-    yield update_op("jax.add", (_LOSSES, loss), to("total"))
-    yield conversion("meet.more", "meet.gone", "f32")
-    yield update_op("jax.div", ("meet.total", "meet.gone"), to("mean"))
-    yield update_op("jax.eq", (_FIRST, literal(0)), to("fresh"))
-    yield update_op("jax.select_n", ("meet.fresh", _FIRST, "meet.mean"), to("known"))
-    yield update_op("jax.div", ("meet.mean", "meet.known"), to("fallen"))
-    yield update_op("jax.sqrt", ("meet.fallen",), to("root"))
-    yield update_op("jax.mul", ("meet.root", literal(every)), to("exact"))
-    yield update_op("jax.ceil", ("meet.exact",), to("up"))
-    yield update_op("jax.min", ("meet.up", literal(every)), to("least"))
-    yield update_op("jax.max", ("meet.least", literal(1)), to("next"))
-    yield conversion("meet.next", "meet.period", "i32")
-    yield update_op("jax.is_finite", ("meet.root",), to("sane"))
-    yield update_op("jax.and", ("meet.due", "meet.sane"), to("changes"))
-    yield update_op(
-        "jax.select_n", ("meet.changes", ADACOMM_PERIOD, "meet.period"), (ADACOMM_PERIOD,)
-    )
-    yield update_op("jax.select_n", ("meet.changes", _FIRST, "meet.known"), (_FIRST,))
-    yield update_op("jax.select_n", ("meet.due", "meet.total", literal(0)), (_LOSSES,))
+    ops = [
+        update_op("jax.add", (_LOSSES, loss), (total := new("total"),)),
+        conversion(f"{_NAME}.more", steps := new("gone"), "f32"),
+        update_op("jax.div", (total, steps), (mean := new("mean"),)),
+        update_op("jax.eq", (_FIRST, literal(0)), (is_first := new("fresh", "bool"),)),
+        update_op("jax.select_n", (is_first, _FIRST, mean), (known := new("known"),)),
+        update_op("jax.div", (mean, known), (fallen := new("fallen"),)),
+        update_op("jax.sqrt", (fallen,), (root := new("root"),)),
+        update_op("jax.mul", (root, literal(every)), (exact := new("exact"),)),
+        update_op("jax.ceil", (exact,), (up := new("up"),)),
+        update_op("jax.min", (up, literal(every)), (least := new("least"),)),
+        update_op("jax.max", (least, literal(1)), (following := new("next"),)),
+        conversion(following, period := new("period", "i32"), "i32"),
+        update_op("jax.is_finite", (root,), (is_sane := new("sane", "bool"),)),
+        update_op("jax.and", (f"{_NAME}.due", is_sane), (changes := new("changes", "bool"),)),
+        update_op("jax.select_n", (changes, _PERIOD, period), (_PERIOD,)),
+        update_op("jax.select_n", (changes, _FIRST, known), (_FIRST,)),
+        update_op("jax.select_n", (f"{_NAME}.due", total, literal(0)), (_LOSSES,)),
+    ]
+    return ops, declared
 
 
 _PARTS = ("OWN", "OLD", "WAY", "MEAN", "MET")
-_NAME = "meet"
 _COUNT = f"{_NAME}.steps"  # steps since the last meeting
 
 
@@ -258,18 +253,18 @@ class Meet(Pass):
         begins: list[tuple[Variable, str | int | float]]
         begins = [(Variable(_COUNT, "i32", (), Kind.STATE), 0), *((v, p.name) for p, v in pairs)]
         outer = self._outer([p.name for p in params])
-        adaptive = adacomm_state(self.every) if self.loss else []
+        adaptive = _adacomm_state(self.every) if self.loss else []
         held = with_extra_variables(program, [*begins, *adaptive, *outer.begins])
         at = len(program.blocks)
         names = [*(x.name for pair in pairs for x in pair), *(v.name for v, _ in outer.begins)]
         still = identity_block([(x, held.variables[x]) for x in names], index=at)
         meeting, inner = self._meeting(params, outer, index=at + 1)
-        every = ADACOMM_PERIOD if self.loss else literal(self.every, "i32")
+        every = _PERIOD if self.loss else literal(self.every, "i32")
         ops, declared, index = periodic_condition(_COUNT, every, _NAME)
         if self.loss:
             self._check_loss(program)
-            ops += adacomm_update(self.loss, self.every)
-            declared += adacomm_temporaries()
+            adapting, temporaries = _adacomm_update(self.loss, self.every)
+            ops, declared = [*ops, *adapting], [*declared, *temporaries]
         new = [made_by(x, self) for x in (*ops, conditional(index, names, (at, at + 1)))]
         root = held.root.with_ops([*held.root.ops, *new], declare=declared)
         attrs = held.attrs.updated(shows=tuple((p.name, v.name) for p, v in pairs))

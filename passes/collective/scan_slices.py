@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from jaxfleet.ir import Block, BlockRef, Literal, Operand, Operands, Operator, Program, Variable
 from jaxfleet.ir.naming import unique
+from jaxfleet.passes.building_blocks import op_like
 from jaxfleet.pipeline import Pass, made_by, register_pass
 
 _SCALAR: Mapping[str, Callable[..., int]] = {
@@ -94,12 +95,9 @@ class ScanSlices(Pass):
             name = unique(f"{given}.slices", taken)
             taken.add(name)
             declared.append(Variable(name, whole.dtype, sizes))
-            reshape = Operator(
-                "jax.reshape", Operands.of(given), Operands.of(name), role=loop.op.role,
-                source=cut.source,
-            )  # fmt: skip
-            attrs = reshape.attrs.updated(new_sizes=sizes)
-            reshapes.append(made_by(replace(reshape, attrs=attrs), self))
+            near = replace(cut, role=loop.op.role)
+            reshape = op_like(near, "jax.reshape", [given], name, new_sizes=sizes)
+            reshapes.append(made_by(reshape, self))
         scan, body = loop.over(body, counter, [x.writes[0] for x in reshapes], found)
         ops = [*root.ops[:place], *reshapes, made_by(scan, self), *root.ops[place + 1 :]]
         changed = program.with_block(root.with_ops(ops, declare=declared).without_unused())

@@ -15,6 +15,7 @@ from jaxfleet.ir import (
     Variable,
 )
 from jaxfleet.ir.naming import unique
+from jaxfleet.passes.building_blocks import op_like
 from jaxfleet.passes.collective.slice_analysis import (
     BatchSlices,
     SliceSums,
@@ -111,11 +112,8 @@ class InterleaveSlices(Pass):
             attrs = op.attrs.updated(new_sizes=sizes)
             ops.append(made_by(replace(op, outputs=Operands.of(name), attrs=attrs), self))
             order = (1, 0, *range(2, len(sizes)))
-            turned = Operator(
-                "jax.transpose", Operands.of(name), Operands.of(out), role=op.role, source=op.source
-            )
-            attrs = turned.attrs.updated(permutation=order)
-            ops.append(made_by(replace(turned, attrs=attrs), self))
+            turned = op_like(op, "jax.transpose", [name], out, permutation=order)
+            ops.append(made_by(turned, self))
         return program.with_block(root.with_ops(ops, declare=declared))
 
     def _is_exact(self, program: Program, place: int) -> bool:
@@ -240,10 +238,7 @@ class StrideSlices(Pass):
             return name
 
         def add(kind: str, given: str, out: str, like: Operator, **attrs: tuple[Size, ...]) -> None:
-            op = Operator(
-                kind, Operands.of(given), Operands.of(out), role=like.role, source=like.source
-            )
-            ops.append(made_by(replace(op, attrs=op.attrs.updated(**attrs)), self))
+            ops.append(made_by(op_like(like, kind, [given], out, **attrs), self))
 
         for place, op in enumerate(root.ops):
             if place not in cuts.at:

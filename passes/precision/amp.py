@@ -5,10 +5,12 @@ from dataclasses import dataclass, field, replace
 
 from jaxfleet.analysis.flow import Flow, FlowValue, inner_blocks
 from jaxfleet.errors import PassError
-from jaxfleet.ir import Block, Operand, Operands, Operator, Program, Role, Variable, Word
+from jaxfleet.ir import Block, Operands, Operator, Program, Role, Variable, Word
 from jaxfleet.ir.naming import unique
 from jaxfleet.passes.building_blocks import (
     check_gradients_are_known,
+    conversion,
+    op_like,
     with_extra_variables,
 )
 from jaxfleet.passes.precision.skip_nonfinite import SCALE, scale_variable
@@ -155,7 +157,7 @@ class _Rounding:
         (out,) = op.writes
         wide = self._new(out, "f32", "scaled")
         self._add(replace(product, outputs=Operands.of(wide), role_var=()))
-        self._add(replace(self._like(op, "jax.div", (wide, SCALE), out), role_var=op.role_var))
+        self._add(replace(op_like(op, "jax.div", (wide, SCALE), out), role_var=op.role_var))
 
     def _half(self, name: str, op: Operator, *, scaled: bool, rounded: bool) -> str:
         """Returns the name of a value in half precision, multiplied by the loss scale if `scaled`.
@@ -166,23 +168,16 @@ class _Rounding:
             wide = name
             if scaled:
                 wide = self._new(name, "f32", "scaled")
-                self._add(self._like(op, "jax.mul", (name, SCALE), wide))
+                self._add(op_like(op, "jax.mul", (name, SCALE), wide))
             dtype = "f32" if rounded else _DTYPES[self.made.dtype]
             half = self._new(name, dtype, "half")
             if rounded:
-                made = self._like(op, "jax.reduce_precision", (wide,), half)
-                attrs = made.attrs.updated(**_BFLOAT16)
+                made = op_like(op, "jax.reduce_precision", (wide,), half, **_BFLOAT16)
             else:
-                made = self._like(op, "jax.convert_element_type", (wide,), half)
-                attrs = made.attrs.updated(new_dtype=Word(dtype), weak_type=False)
-            self._add(replace(made, attrs=attrs))
+                made = replace(conversion(wide, half, dtype), role=op.role, source=op.source)
+            self._add(made)
             self.halves[name, scaled, rounded] = half
         return self.halves[name, scaled, rounded]
-
-    def _like(self, op: Operator, op_type: str, reads: Iterable[Operand], out: str) -> Operator:
-        return Operator(
-            op_type, Operands.of(*reads), Operands.of(out), role=op.role, source=op.source
-        )
 
     def _new(self, name: str, dtype: str, suffix: str) -> str:
         new = unique(f"{name}.{suffix}", self.taken)

@@ -28,12 +28,12 @@ def _guarded(
     finite: str,
     hint: str,
     then: Sequence[Operator] = (),
-    declare: Sequence[Variable],
+    declare: Sequence[Variable] = (),
 ) -> Program:
     """Returns a program whose state keeps its value unless all gradients are finite.
 
     Every new value of the state gets another name, those of forward only if `forward`, and is
-    selected at the end, before `then`. `declare` are temporaries, `finite` among them.
+    selected at the end, before `then`, which makes the temporaries `declare`.
     """
     states = {v.name for v in program.of_kind(Kind.PARAM, Kind.STATE)}
     uses, names = OuterUses(program), dict[str, str]()
@@ -62,13 +62,12 @@ def _guarded(
 def _finite_test(
     program: Program, gradients: Sequence[str], finite: str
 ) -> tuple[list[Operator], list[Variable]]:
-    """Returns operators and temporaries that test whether all gradients are finite.
+    """Returns operators and temporaries, `finite` among them, that test all gradients.
 
-    The test is one sum: a number times zero is zero, unless it is infinite or NaN. The caller
-    declares `finite`, the result.
+    The test is one sum: a number times zero is zero, unless it is infinite or NaN.
     """
     ops: list[Operator] = []
-    declared: list[Variable] = []
+    declared = [Variable(finite, "bool", ())]
     total: Operand = literal(0)
     for name in gradients:
         like = program.lookup(name)
@@ -143,12 +142,12 @@ class SkipNonfinite(Pass):
             forward=self.forward,
             finite=GRADIENTS_FINITE,
             hint="leave on_nonfinite='skip' out",
-            declare=[Variable(GRADIENTS_FINITE, "bool", ())],
         )
 
 
 SCALE = "amp.scale"  # the factor on operands of backward's products
 _GOOD = "amp.good"  # steps since the scale changed
+_FINITE = "amp.finite"
 _MOST = 2.0**24
 
 
@@ -226,34 +225,37 @@ class SkipOverflow(Pass):
             if (dtype := program.lookup(name).dtype) != "f32":
                 what = f"{self.name}: the gradient '{name}' is {dtype}"
                 raise PassError(what, hint="amp='float16' is for parameters in float32")
+        scaling, temporaries = _scaling(self.every)
         return _guarded(
             held,
             gradients,
             self,
             forward=self.forward,
-            finite="amp.finite",
+            finite=_FINITE,
             hint="leave amp='float16' out",
-            then=_scaling(self.every),
-            declare=_temporaries(),
+            then=scaling,
+            declare=temporaries,
         )
 
 
-def _scaling(every: int) -> list[Operator]:
-    return [
-        update_op("jax.mul", (SCALE, literal(0.5)), ("amp.half",)),
-        update_op("jax.max", ("amp.half", literal(1)), ("amp.less",)),
-        update_op("jax.mul", (SCALE, literal(2)), ("amp.twice",)),
-        update_op("jax.min", ("amp.twice", literal(_MOST)), ("amp.most",)),
-        update_op("jax.add", (_GOOD, literal(1, "i32")), ("amp.more",)),
-        update_op("jax.ge", ("amp.more", literal(every, "i32")), ("amp.long",)),
-        update_op("jax.select_n", ("amp.long", SCALE, "amp.most"), ("amp.kept",)),
-        update_op("jax.select_n", ("amp.finite", "amp.less", "amp.kept"), (SCALE,)),
-        update_op("jax.select_n", ("amp.long", "amp.more", literal(0, "i32")), ("amp.count",)),
-        update_op("jax.select_n", ("amp.finite", literal(0, "i32"), "amp.count"), (_GOOD,)),
+def _scaling(every: int) -> tuple[list[Operator], list[Variable]]:
+    """Returns the operators that adjust the scale, and their temporaries."""
+    declared, zero = list[Variable](), literal(0, "i32")
+
+    def new(name: str, dtype: str = "f32") -> str:
+        declared.append(Variable(f"amp.{name}", dtype, ()))
+        return declared[-1].name
+
+    ops = [
+        update_op("jax.mul", (SCALE, literal(0.5)), (half := new("half"),)),
+        update_op("jax.max", (half, literal(1)), (less := new("less"),)),
+        update_op("jax.mul", (SCALE, literal(2)), (twice := new("twice"),)),
+        update_op("jax.min", (twice, literal(_MOST)), (most := new("most"),)),
+        update_op("jax.add", (_GOOD, literal(1, "i32")), (more := new("more", "i32"),)),
+        update_op("jax.ge", (more, literal(every, "i32")), (is_due := new("long", "bool"),)),
+        update_op("jax.select_n", (is_due, SCALE, most), (kept := new("kept"),)),
+        update_op("jax.select_n", (_FINITE, less, kept), (SCALE,)),
+        update_op("jax.select_n", (is_due, more, zero), (count := new("count", "i32"),)),
+        update_op("jax.select_n", (_FINITE, zero, count), (_GOOD,)),
     ]
-
-
-def _temporaries() -> list[Variable]:
-    floats = [Variable(f"amp.{x}", "f32", ()) for x in ("half", "less", "twice", "most", "kept")]
-    counts = [Variable(f"amp.{x}", "i32", ()) for x in ("more", "count")]
-    return [*floats, *counts, *(Variable(f"amp.{x}", "bool", ()) for x in ("finite", "long"))]
+    return ops, declared
