@@ -155,7 +155,7 @@ class RecomputeSchedule:
     as that comes after its own. An operator waits for its inputs, for the readers of values that it
     overwrites, and, if it has side effects, for earlier operators with side effects. One that reads
     a kept value of forward also waits for the backward of the last group that reads it: it could
-    run earlier, but its output would occupy memory until then (`analysis.memory.phases` relies on
+    run earlier, but its output would occupy memory until then (`analysis.memory.ordering` relies on
     it).
     """
 

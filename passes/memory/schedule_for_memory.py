@@ -29,8 +29,8 @@ class OrderForMemory(Pass):
 
     Several orders are made by list scheduling: from the front and from the back, starting from the
     program's order and from a depth-first one that makes the inputs of one result before those of
-    another. The one with the lowest predicted peak is taken (`analysis.memory.curve_of`); if none
-    is lower than the program's own, the program is unchanged. A compiler reorders within an
+    another. The one with the lowest predicted peak is taken (`analysis.memory.memory_profile`); if
+    none is lower than the program's own, the program is unchanged. A compiler reorders within an
     executable, so the order matters between executables (`cut_apart`).
 
     Before::
@@ -126,8 +126,8 @@ class CutApart(Pass):
     A value that crosses a cut is written to memory, so cuts are made where few bytes cross: run
     `order_for_memory` first, which creates such places.
 
-    Cuts are given, or chosen by `analysis.memory.Apart`: the fewest whose estimated peak is little
-    more than the minimum.
+    Cuts are given, or chosen by `analysis.memory.ExecutableCuts`: the fewest whose estimated peak
+    is little more than the minimum.
 
     Before::
 

@@ -1,7 +1,7 @@
 """Construction of the chain of stages of a training step.
 
 Lowering donates a temporary that an executable reads last to an output of the same type
-(`lower.partition`). That saves memory if the old value is read before the new one is written;
+(`lower.staged`). That saves memory if the old value is read before the new one is written;
 otherwise XLA copies it first.
 """
 
