@@ -228,7 +228,6 @@ PUBLIC = {
     "jaxfleet.passes.memory": "",
     "jaxfleet.passes.precision": "",
     "jaxfleet.passes.pserver": "",
-    "jaxfleet.passes.shared": "",
     "jaxfleet.pipeline": """
         Dump Instrument Option Pass Record Stage Statistics Timing communicates dump_folders
         load_plugins made_by make_pass new_dump_folder options_of parse_pipeline pass_text
