@@ -43,10 +43,10 @@ from jaxfleet.ir import (
 )
 from jaxfleet.ir.naming import unique
 from jaxfleet.ir.variable import make_constant
-from jaxfleet.ops import find_op, jax_adapter, jaxprs
+from jaxfleet.ops import find_op, jax_adapter
 from jaxfleet.ops.exported import export_primitive
+from jaxfleet.ops.jax_adapter import Equation, Jaxpr
 from jaxfleet.ops.jax_ops import is_described
-from jaxfleet.ops.jaxprs import Equation, Jaxpr
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,11 @@ class _Builder:
         self.kept_rows: list[Source] = []  # recomputations inlined into their surroundings
 
     def read(self, closed: Jaxpr, inputs: list[Operand], place: _Place) -> list[Operand]:
-        jaxpr, consts = jaxprs.open_jaxpr(closed)
+        jaxpr, consts = jax_adapter.open_jaxpr(closed)
         values: dict[Any, Operand] = {}
         for var, const in zip(jaxpr.constvars, consts, strict=True):
             if isinstance(const, jax.core.Tracer):
-                raise is_leaked(const, jaxprs.first_use(jaxpr, var))
+                raise is_leaked(const, jax_adapter.first_use(jaxpr, var))
             values[var] = self._constant(const)
         values.update(zip(jaxpr.invars, inputs, strict=True))
         for eqn in jaxpr.eqns:
@@ -116,7 +116,7 @@ class _Builder:
     def _equation(self, eqn: Equation, values: dict[Any, Operand], place: _Place) -> None:
         name = eqn.primitive.name
         inputs = [self._value(values, atom) for atom in eqn.invars]
-        stack = "/".join(part for part in (place.stack, jaxprs.stack_of(eqn)) if part)
+        stack = "/".join(part for part in (place.stack, jax_adapter.stack_of(eqn)) if part)
         source = _source(eqn, place, stack)
         if eqn.effects:
             raise has_effect(name, source)
@@ -156,8 +156,8 @@ class _Builder:
     ) -> list[Operand] | None:
         """Returns the results of an equation that needs no operator of its own, else None."""
         name = eqn.primitive.name
-        if (call := jaxprs.call_of(eqn)) is not None:
-            inner = source if jaxprs.is_library_function(call.body) else place.source
+        if (call := jax_adapter.call_of(eqn)) is not None:
+            inner = source if jax_adapter.is_library_function(call.body) else place.source
             passed = [inputs[i] for i in call.inputs]
             return self.read(call.body, passed, replace(place, source=inner))
         if is_recomputed(name) and lookup.holds_lookup(eqn.params["jaxpr"]):
@@ -222,8 +222,8 @@ class _Builder:
         block = _Open(len(self.blocks), outer.index)
         self.blocks.append(block)
         self.current = block
-        jaxpr, _ = jaxprs.open_jaxpr(closed)
-        args = self._declare(jaxpr.invars, Source(scope=jaxprs.clean_scope(place.stack)), "a")
+        jaxpr, _ = jax_adapter.open_jaxpr(closed)
+        args = self._declare(jaxpr.invars, Source(scope=jax_adapter.clean_scope(place.stack)), "a")
         block.args = tuple(args)
         block.results = tuple(self.read(closed, list(args), place))
         self.current = outer
@@ -242,7 +242,7 @@ class _Builder:
         return names
 
     def _value(self, values: Mapping[Any, Operand], atom: Any) -> Operand:
-        if not jaxprs.is_literal(atom):
+        if not jax_adapter.is_literal(atom):
             return values[atom]
         if atom.aval.shape == ():
             return jax_adapter.literal_of(atom.val, atom.aval.dtype)
@@ -288,8 +288,8 @@ def _positional(eqn: Equation) -> tuple[int, ...] | None:
 
 
 def _source(eqn: Equation, place: _Place, stack: str) -> Source:
-    scope = jaxprs.clean_scope(stack)
-    own = place.source or jaxprs.source_of(eqn)
+    scope = jax_adapter.clean_scope(stack)
+    own = place.source or jax_adapter.source_of(eqn)
     if not own.file and place.around is not None:
         own = place.around
     return Source(own.file, own.line, own.function, scope)

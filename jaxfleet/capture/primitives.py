@@ -15,8 +15,8 @@ from typing import Any
 import jax
 
 from jaxfleet.ir import Attr, Attrs, BlockRef
-from jaxfleet.ops import jax_adapter, jaxprs
-from jaxfleet.ops.jaxprs import Equation, Jaxpr
+from jaxfleet.ops import jax_adapter
+from jaxfleet.ops.jax_adapter import Equation, Jaxpr
 
 
 def is_foreign(eqn: Equation) -> bool:
@@ -59,9 +59,9 @@ def implementation(eqn: Equation, known: Sequence[Any | None]) -> Jaxpr | None:
 
 
 def _uses(jaxpr: Jaxpr, primitive: Any) -> bool:
-    opened, _ = jaxprs.open_jaxpr(jaxpr)
+    opened, _ = jax_adapter.open_jaxpr(jaxpr)
     for eqn in opened.eqns:
-        call = jaxprs.call_of(eqn)
+        call = jax_adapter.call_of(eqn)
         if eqn.primitive is primitive or (call is not None and _uses(call.body, primitive)):
             return True
     return False
@@ -96,8 +96,8 @@ def check_of(eqn: Equation) -> Check | None:
     """Returns an equation as a check, or None for any other equation."""
     if eqn.primitive.name != "cond" or len(eqn.params["branches"]) != 2:
         return None
-    passing, failing = (jaxprs.open_jaxpr(branch)[0] for branch in eqn.params["branches"])
-    if passing.eqns or not failing.eqns or any(map(jaxprs.is_literal, passing.outvars)):
+    passing, failing = (jax_adapter.open_jaxpr(branch)[0] for branch in eqn.params["branches"])
+    if passing.eqns or not failing.eqns or any(map(jax_adapter.is_literal, passing.outvars)):
         return None
     first = failing.eqns[0]
     messages = _messages(first)
@@ -105,7 +105,7 @@ def check_of(eqn: Equation) -> Check | None:
         return None
     places = {variable: place for place, variable in enumerate(passing.invars, 1)}
     number = first.invars[0]
-    if not jaxprs.is_literal(number):
+    if not jax_adapter.is_literal(number):
         number = {variable: place for place, variable in enumerate(failing.invars, 1)}[number]
     return Check(messages, number, tuple(places[variable] for variable in passing.outvars))
 
@@ -149,7 +149,7 @@ def read_loop(eqn: Equation, block: Callable[[Jaxpr], BlockRef]) -> tuple[str, A
     attrs: dict[str, Attr]
     match name:
         case "scan":
-            loop = jaxprs.loop_of(eqn)
+            loop = jax_adapter.loop_of(eqn)
             attrs = {
                 "body": block(params["jaxpr"]),
                 "length": jax_adapter.size_of(params["length"]),

@@ -19,7 +19,7 @@ from jaxfleet.capture.finalize import Interface, finalize
 from jaxfleet.capture.pytrees import Leaf, spec_of
 from jaxfleet.capture.signature import Outputs, Signature, check_state, read_outputs
 from jaxfleet.ir import Attrs, Kind, Program, Source, Variable
-from jaxfleet.ops import jax_adapter, jaxprs
+from jaxfleet.ops import jax_adapter
 from jaxfleet.ops.user_frames import line_of_function
 
 BATCH_LETTER = "b"
@@ -116,7 +116,7 @@ def types_of_results(step: Callable[..., Any], *types: Any) -> Any:
         return jax.eval_shape(step, *types)
 
 
-def _make_jaxpr(step: Step, signature: Signature, types: Sequence[Any]) -> jaxprs.Jaxpr:
+def _make_jaxpr(step: Step, signature: Signature, types: Sequence[Any]) -> jax_adapter.Jaxpr:
     unflatten, count = jax.tree_util.tree_unflatten, len(signature.state)
 
     # A user's class may build arrays from its leaves: it gets tracers, and never their types.

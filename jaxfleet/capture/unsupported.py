@@ -4,8 +4,8 @@ from typing import Any
 
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Source
-from jaxfleet.ops import jaxprs
-from jaxfleet.ops.jaxprs import Jaxpr
+from jaxfleet.ops import jax_adapter
+from jaxfleet.ops.jax_adapter import Jaxpr
 from jaxfleet.ops.user_frames import line_of_error
 
 _PLACEMENTS = frozenset({"device_put", "mesh_cast", "reshard", "sharding_constraint"})
@@ -41,9 +41,9 @@ def reduces_by_hand(error: NameError) -> CaptureError:
 
 def division_in(jaxpr: Jaxpr) -> str | None:
     """Returns the primitive that divides a whole step over devices, or None."""
-    opened, _ = jaxprs.open_jaxpr(jaxpr)
-    while len(opened.eqns) == 1 and (call := jaxprs.call_of(opened.eqns[0])) is not None:
-        opened, _ = jaxprs.open_jaxpr(call.body)
+    opened, _ = jax_adapter.open_jaxpr(jaxpr)
+    while len(opened.eqns) == 1 and (call := jax_adapter.call_of(opened.eqns[0])) is not None:
+        opened, _ = jax_adapter.open_jaxpr(call.body)
     return next((e.primitive.name for e in opened.eqns if e.primitive.name in _DIVISIONS), None)
 
 

@@ -7,7 +7,6 @@ from jaxfleet.ops import fluid as fluid
 from jaxfleet.ops import jax_ops as jax_ops
 from jaxfleet.ops import pserver_ops as pserver_ops
 from jaxfleet.ops import sharded_random as sharded_random
-from jaxfleet.ops import table_lookup as table_lookup
 from jaxfleet.ops.interpret import Interpreter as Interpreter
 from jaxfleet.ops.registry import Array as Array
 from jaxfleet.ops.registry import Context as Context

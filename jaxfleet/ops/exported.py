@@ -22,7 +22,7 @@ from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Attrs, Operator, parse_size
 from jaxfleet.ir.variable import type_text
 from jaxfleet.ops import jax_adapter
-from jaxfleet.ops.jaxprs import Equation
+from jaxfleet.ops.jax_adapter import Equation
 from jaxfleet.ops.registry import Array, Context, register_op
 
 _PLATFORMS = ("cpu", "cuda", "tpu")

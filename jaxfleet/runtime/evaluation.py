@@ -18,7 +18,7 @@ from jaxfleet.capture import Captured
 from jaxfleet.capture.embedding.tables import EmbeddingTable, answering
 from jaxfleet.capture.pytrees import difference, spec_of
 from jaxfleet.errors import CaptureError, FeedError
-from jaxfleet.ops.jaxprs import read_arguments
+from jaxfleet.ops.jax_adapter import read_arguments
 from jaxfleet.ops.user_frames import line_of_caller
 
 Function: TypeAlias = Callable[[Any, Any], Any]

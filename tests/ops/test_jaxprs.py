@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax import lax
 
-from jaxfleet.ops import jaxprs
+from jaxfleet.ops import jax_adapter
 
 ONES = jnp.ones((3, 3))
 
@@ -31,10 +31,10 @@ def softened_jvp(primals: Any, tangents: Any) -> Any:
 @pytest.mark.parametrize("function", [jax.jit(jnp.sin), softened], ids=["jit", "custom_jvp"])
 def test_a_wrapper_gives_all_its_inputs_to_what_it_wraps(function: Any) -> None:
     (eqn,) = equations(function, ONES)
-    call = jaxprs.call_of(eqn)
+    call = jax_adapter.call_of(eqn)
     assert call is not None
     assert list(call.inputs) == [0]
-    assert len(jaxprs.open_jaxpr(call.body)[0].eqns) == 1
+    assert len(jax_adapter.open_jaxpr(call.body)[0].eqns) == 1
 
 
 def test_a_linear_solve_is_what_its_solver_does() -> None:
@@ -45,16 +45,16 @@ def test_a_linear_solve_is_what_its_solver_does() -> None:
         return lax.custom_linear_solve(times, x, lambda _, b: b / 2, symmetric=True)
 
     eqn = next(e for e in equations(function, ONES, ONES) if "solve" in e.primitive.name)
-    call = jaxprs.call_of(eqn)
+    call = jax_adapter.call_of(eqn)
     assert call is not None
-    (solve,) = jaxprs.open_jaxpr(call.body)[0].eqns
+    (solve,) = jax_adapter.open_jaxpr(call.body)[0].eqns
     assert solve.primitive.name == "div"
     assert eqn.invars[call.inputs[-1]].aval.shape == (3, 3)
 
 
 def test_what_computes_by_itself_wraps_nothing() -> None:
     (eqn,) = equations(lax.sin, ONES)
-    assert jaxprs.call_of(eqn) is None
+    assert jax_adapter.call_of(eqn) is None
 
 
 def test_a_scan_divides_its_operands() -> None:
@@ -62,12 +62,12 @@ def test_a_scan_divides_its_operands() -> None:
         return lax.scan(lambda c, row: (c * scale + row, None), start, rows)[0]
 
     (eqn,) = equations(function, 2.0, jnp.ones(3), ONES)
-    assert jaxprs.loop_of(eqn) == jaxprs.Loop(num_consts=1, num_carry=1)
+    assert jax_adapter.loop_of(eqn) == jax_adapter.Loop(num_consts=1, num_carry=1)
 
 
 def test_a_source_is_the_innermost_line_outside_libraries() -> None:
     eqns = equations(lambda x: optax.l2_loss(2 * x), ONES)
-    source = jaxprs.source_of(eqns[-1])
+    source = jax_adapter.source_of(eqns[-1])
     assert Path(source.file).name == "test_jaxprs.py"
     assert "optax.l2_loss(2 * x)" in source.where()
 
@@ -83,13 +83,13 @@ def test_a_source_is_the_innermost_line_outside_libraries() -> None:
     ],
 )
 def test_a_scope_is_a_name_stack_without_transformations(stack: str, scope: str) -> None:
-    assert jaxprs.clean_scope(stack) == scope
+    assert jax_adapter.clean_scope(stack) == scope
 
 
 def test_functions_of_libraries_are_told_from_the_users() -> None:
     (own,) = equations(jax.jit(lambda x: x + 1), ONES)
     (library,) = equations(jax.nn.relu, ONES)
-    assert not jaxprs.is_library_function(own.params["jaxpr"])
-    call = jaxprs.call_of(library)
+    assert not jax_adapter.is_library_function(own.params["jaxpr"])
+    call = jax_adapter.call_of(library)
     assert call is not None
-    assert jaxprs.is_library_function(call.body)
+    assert jax_adapter.is_library_function(call.body)

@@ -12,7 +12,7 @@ from jaxfleet.capture.draft import MARK, Draft
 from jaxfleet.capture.gradient_marker import GRADIENT, read_mark
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Operator, Source, Variable
-from jaxfleet.ops.table_lookup import LOOKUP, LOOKUP_GRAD
+from jaxfleet.ops.pserver_ops import LOOKUP, LOOKUP_GRAD
 from jaxfleet.ops.user_frames import line_of_error
 
 PRIMITIVES = frozenset({LOOKUP, LOOKUP_GRAD})

@@ -14,7 +14,7 @@ from jaxfleet.fluid.framework.types import OperatorDesc
 from jaxfleet.ir import Role, Source
 from jaxfleet.ir.naming import INSTEAD_OF
 from jaxfleet.ops.fluid import Schema, Slot, schema_of
-from jaxfleet.ops.fluid.random import DRAWS_AS
+from jaxfleet.ops.fluid.arrays import DRAWS_AS
 
 if TYPE_CHECKING:
     from jaxfleet.fluid.framework.block import Block

@@ -14,7 +14,7 @@ from jaxfleet.fluid.framework.block import Block
 from jaxfleet.fluid.framework.operator import ROLE, ROLE_VAR, Operator, OpRole
 from jaxfleet.fluid.framework.variable import Variable
 from jaxfleet.ops.fluid import RANDOM_OPS, schema_of
-from jaxfleet.ops.fluid.random import DRAWS_AS
+from jaxfleet.ops.fluid.arrays import DRAWS_AS
 
 
 @dataclass(frozen=True)

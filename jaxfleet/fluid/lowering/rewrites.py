@@ -29,9 +29,9 @@ from jaxfleet.analysis.placement.sliced_layout import known_shape, rows_of_slice
 from jaxfleet.fluid.framework.sequence_lengths import lengths_name, source_name
 from jaxfleet.ir import Attrs, Block, Kind, Operands, Operator, Program, Variable
 from jaxfleet.ops.fluid import RANDOM_OPS, RUN_SLOT, schema_of
+from jaxfleet.ops.fluid.arrays import DRAWS_AS
+from jaxfleet.ops.fluid.arrays import RUN as RUN
 from jaxfleet.ops.fluid.control_flow import BESIDE
-from jaxfleet.ops.fluid.random import DRAWS_AS
-from jaxfleet.ops.fluid.random import RUN as RUN
 
 PLACES = "layer_places"  # in a server's facts: `layer_positions` of the whole startup program
 _APART = 0x9E3779B9  # between the run numbers of devices: odd, and larger than any count of runs

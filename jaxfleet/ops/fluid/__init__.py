@@ -12,7 +12,6 @@ from jaxfleet.ops.fluid import images as images
 from jaxfleet.ops.fluid import indexing as indexing
 from jaxfleet.ops.fluid import losses as losses
 from jaxfleet.ops.fluid import normalization as normalization
-from jaxfleet.ops.fluid import random as random
 from jaxfleet.ops.fluid import recurrent as recurrent
 from jaxfleet.ops.fluid import reductions as reductions
 from jaxfleet.ops.fluid import sampled_losses as sampled_losses
@@ -20,8 +19,8 @@ from jaxfleet.ops.fluid import sequence_labeling as sequence_labeling
 from jaxfleet.ops.fluid import sequences as sequences
 from jaxfleet.ops.fluid import shapes as shapes
 from jaxfleet.ops.fluid import updates as updates
-from jaxfleet.ops.fluid.random import RANDOM_OPS as RANDOM_OPS
-from jaxfleet.ops.fluid.random import RUN_SLOT as RUN_SLOT
+from jaxfleet.ops.fluid.arrays import RANDOM_OPS as RANDOM_OPS
+from jaxfleet.ops.fluid.arrays import RUN_SLOT as RUN_SLOT
 from jaxfleet.ops.fluid.schema import EMPTY as EMPTY
 from jaxfleet.ops.fluid.schema import UNWANTED as UNWANTED
 from jaxfleet.ops.fluid.schema import Gradient as Gradient

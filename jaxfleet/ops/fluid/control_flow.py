@@ -24,9 +24,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfleet.ir import Block, Operator, block_of
-from jaxfleet.ops.fluid.gradients import define_block_gradient, define_gradient
-from jaxfleet.ops.fluid.random import RUN
-from jaxfleet.ops.fluid.schema import Attributes, Gradient, Schema, Value, describe, fluid_op, slots
+from jaxfleet.ops.fluid.arrays import RUN
+from jaxfleet.ops.fluid.schema import (
+    Attributes,
+    Gradient,
+    Schema,
+    Value,
+    define_block_gradient,
+    describe,
+    fluid_op,
+    slots,
+)
 from jaxfleet.ops.registry import Array, Context, register_op
 
 Values: TypeAlias = dict[str, Array]
@@ -266,8 +274,7 @@ def _only(x: Array, flags: Array) -> Array:
     return x[jnp.where(flags, jnp.arange(x.shape[0]), jnp.argmax(flags))]
 
 
-@fluid_op("split_lod_tensor", inputs="X Mask", outputs="OutTrue OutFalse",
-          gradient=Gradient("split_lod_tensor_grad", ("X", "Mask"), ("X",)))  # fmt: skip
+@fluid_op("split_lod_tensor", inputs="X Mask", outputs="OutTrue OutFalse", gradient="X Mask -> X")
 def split_lod_tensor(_: Attributes, x: Array, mask: Array) -> Value:
     """Selects the rows for which a mask is true, and the others."""
     flags = mask.reshape(-1).astype(bool)
@@ -275,13 +282,8 @@ def split_lod_tensor(_: Attributes, x: Array, mask: Array) -> Value:
 
 
 @fluid_op("merge_lod_tensor", inputs="Mask InTrue InFalse",
-          gradient=Gradient("merge_lod_tensor_grad", ("Mask", "InTrue", "InFalse"),
-                            ("InTrue", "InFalse")))  # fmt: skip
+          gradient="Mask InTrue InFalse -> InTrue InFalse")  # fmt: skip
 def merge_lod_tensor(_: Attributes, mask: Array, if_true: Array, if_false: Array) -> Array:
     """Merges rows from two sides by a mask."""
     flags = mask.reshape(-1, *[1] * (if_true.ndim - 1)).astype(bool)
     return jnp.where(flags, if_true, if_false)
-
-
-define_gradient("split_lod_tensor")
-define_gradient("merge_lod_tensor")

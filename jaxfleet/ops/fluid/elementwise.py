@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.special import erf
 
-from jaxfleet.ops.fluid.gradients import define_gradient
 from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
@@ -57,8 +56,6 @@ def _binary(name: str, function: Callable[[Array, Array], Array]) -> None:
     def compute(attrs: Mapping[str, Any], x: Array, y: Array) -> Array:
         return function(x, beside(x, y, attrs["axis"]))
 
-    define_gradient(op_type)
-
 
 for _name, _function in _BINARY.items():
     _binary(_name, _function)
@@ -89,14 +86,10 @@ for _name, _function in _WITHOUT_GRADIENT.items():
     _without_gradient(_name, _function)
 
 
-@fluid_op("clip", inputs="X", attrs={"min": 0.0, "max": 0.0},
-          gradient=Gradient("clip_grad", ("X",), ("X",)))  # fmt: skip
+@fluid_op("clip", inputs="X", attrs={"min": 0.0, "max": 0.0}, gradient="X -> X")
 def clip(attrs: Mapping[str, Any], x: Array) -> Array:
     """Clips to `min` and `max`."""
     return jnp.clip(x, attrs["min"], attrs["max"])
-
-
-define_gradient("clip")
 
 
 @fluid_op("increment", inputs="X", attrs={"step": 1.0},
@@ -106,15 +99,11 @@ def increment(attrs: Mapping[str, Any], x: Array) -> Array:
     return x + jnp.asarray(attrs["step"], x.dtype)
 
 
-@fluid_op("clip_by_norm", inputs="X", attrs={"max_norm": 1.0},
-          gradient=Gradient("clip_by_norm_grad", ("X",), ("X",)))  # fmt: skip
+@fluid_op("clip_by_norm", inputs="X", attrs={"max_norm": 1.0}, gradient="X -> X")
 def clip_by_norm(attrs: Mapping[str, Any], x: Array) -> Array:
     """Scales an array to a norm of at most `max_norm`."""
     norm = jnp.sqrt(jnp.maximum(jnp.sum(x * x), 1e-30))  # differentiable at 0
     return jnp.where(norm > attrs["max_norm"], x * (attrs["max_norm"] / norm), x)
-
-
-define_gradient("clip_by_norm")
 
 
 def _cumsum_back(attrs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -226,8 +215,6 @@ def _from_input(name: str, function: Callable[..., Array], declared: Attributes)
     def compute(attrs: Attributes, x: Array) -> Array:
         return function(x, *_arguments(attrs, declared))
 
-    define_gradient(name)
-
 
 def _from_output(
     name: str,
@@ -246,8 +233,6 @@ def _from_output(
     def compute(attrs: Attributes, x: Array) -> Array:
         return function(x, *_arguments(attrs, declared))
 
-    define_gradient(name)
-
 
 def _no_slope(
     _: Attributes, __: Mapping[str, Value], grads: Mapping[str, Value]
@@ -260,11 +245,8 @@ def _flat(name: str, function: Callable[[Array], Array]) -> None:
     def compute(_: Attributes, x: Array) -> Array:
         return function(x)
 
-    define_gradient(name)
 
-
-@fluid_op("sign", inputs="X",
-          gradient=Gradient("scale", (), ("X",), by=lambda _: {"scale": 0.0}))  # fmt: skip
+@fluid_op("sign", inputs="X", gradient=Gradient("scale", (), ("X",), by=lambda _: {"scale": 0.0}))
 def sign(_: Attributes, x: Array) -> Array:
     """Sign of elements: 1, 0 or -1."""
     return jnp.sign(x)

@@ -22,13 +22,13 @@ from jax.experimental import io_callback
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import Operator
 from jaxfleet.ops.fluid.arrays import device_dtype
-from jaxfleet.ops.fluid.gradients import define_gradient
 from jaxfleet.ops.fluid.schema import (
     Attributes,
     Gradient,
     Schema,
     Value,
     attributes,
+    define_gradient,
     describe,
     fluid_op,
     slots,
@@ -295,6 +295,3 @@ def _text(attrs: Attributes, value: np.ndarray[Any, Any]) -> str:
     most = attrs["summarize"] if attrs["summarize"] >= 0 else value.size
     shown = " ".join(str(x) for x in value.reshape(-1)[:most])
     return "\n".join([*lines, f"  - data: [{shown}]", ""])
-
-
-define_gradient("print")

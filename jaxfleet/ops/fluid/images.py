@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxfleet.ops.fluid.gradients import define_gradient
-from jaxfleet.ops.fluid.schema import Attributes, Gradient, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, fluid_op
 from jaxfleet.ops.registry import Array
 
 Pairs: TypeAlias = list[tuple[int, int]]  # padding before and after, per spatial axis
@@ -93,16 +92,14 @@ def _not_empty(
 
 
 @fluid_op("conv3d", inputs="Input Filter Bias?", outputs="Output", attrs=_CONV3,
-          gradient=Gradient("conv3d_grad", ("Input", "Filter", "Bias"),
-                            ("Input", "Filter", "Bias")))  # fmt: skip
+          gradient="Input Filter Bias -> Input Filter Bias")  # fmt: skip
 def conv3d(attrs: Attributes, x: Array, filters: Array, bias: Array | None) -> Array:
     """Convolves volumes."""
     return conv2d(attrs, x, filters, bias)
 
 
 @fluid_op("conv2d", inputs="Input Filter Bias?", outputs="Output", attrs=_CONV,
-          gradient=Gradient("conv2d_grad", ("Input", "Filter", "Bias"),
-                            ("Input", "Filter", "Bias")))  # fmt: skip
+          gradient="Input Filter Bias -> Input Filter Bias")  # fmt: skip
 def conv2d(attrs: Attributes, x: Array, filters: Array, bias: Array | None) -> Array:
     """Convolves images."""
     made = _convolve(attrs, x, filters, attrs["groups"])
@@ -112,8 +109,7 @@ def conv2d(attrs: Attributes, x: Array, filters: Array, bias: Array | None) -> A
 
 
 @fluid_op("depthwise_conv2d", inputs="Input Filter", outputs="Output", attrs=_CONV,
-          gradient=Gradient("depthwise_conv2d_grad", ("Input", "Filter"),
-                            ("Input", "Filter")))  # fmt: skip
+          gradient="Input Filter -> Input Filter")  # fmt: skip
 def depthwise_conv2d(attrs: Attributes, x: Array, filters: Array) -> Array:
     """Convolves each channel separately."""
     return _convolve(attrs, x, filters, attrs["groups"])
@@ -121,8 +117,7 @@ def depthwise_conv2d(attrs: Attributes, x: Array, filters: Array) -> Array:
 
 @fluid_op("conv2d_transpose", inputs="Input Filter", outputs="Output",
           attrs={**_CONV, "output_size": []},
-          gradient=Gradient("conv2d_transpose_grad", ("Input", "Filter"),
-                            ("Input", "Filter")))  # fmt: skip
+          gradient="Input Filter -> Input Filter")  # fmt: skip
 def conv2d_transpose(attrs: Attributes, x: Array, filters: Array) -> Array:
     """Transposed convolution; filters are `[in, out of a group, h, w]`."""
     x = jnp.moveaxis(x, 3, 1) if _is_last(attrs) else x
@@ -158,8 +153,7 @@ def _ends(attrs: Attributes, sizes: Sequence[int], window: Sequence[int]) -> Pai
     return [(low, high + extra) for (low, high), extra in zip(ends, more, strict=True)]
 
 
-@fluid_op("pool2d", inputs="X", attrs=_POOL,
-          gradient=Gradient("pool2d_grad", ("X", "Out"), ("X",)))  # fmt: skip
+@fluid_op("pool2d", inputs="X", attrs=_POOL, gradient="X Out -> X")
 def pool2d(attrs: Attributes, x: Array) -> Array:
     """Maximum or average of each window."""
     x = jnp.moveaxis(x, -1, 1) if _is_last(attrs) else x
@@ -168,8 +162,7 @@ def pool2d(attrs: Attributes, x: Array) -> Array:
     return jnp.moveaxis(made, 1, -1) if _is_last(attrs) else made
 
 
-@fluid_op("pool3d", inputs="X", attrs=_POOL3,
-          gradient=Gradient("pool3d_grad", ("X", "Out"), ("X",)))  # fmt: skip
+@fluid_op("pool3d", inputs="X", attrs=_POOL3, gradient="X Out -> X")
 def pool3d(attrs: Attributes, x: Array) -> Array:
     """Maximum or average of each window of volumes."""
     return pool2d(attrs, x)
@@ -206,9 +199,6 @@ def _adaptive(attrs: Attributes, x: Array) -> Array:
     return jnp.stack(cells, -2)
 
 
-for _type in ("conv2d", "conv3d", "depthwise_conv2d", "conv2d_transpose", "pool2d", "pool3d"):
-    define_gradient(_type)
-
 Along: TypeAlias = Callable[[Attributes, Array, int, int], Array]
 
 _OUT = ("out_d", "out_h", "out_w")
@@ -216,22 +206,21 @@ _ATTRS = {**dict.fromkeys(_OUT, -1), "scale": 0.0, "interp_method": "bilinear",
           "align_corners": True, "align_mode": 1, "data_layout": "NCHW"}  # fmt: skip
 
 
-@fluid_op("bilinear_interp", inputs="X", attrs=_ATTRS,
-          gradient=Gradient("bilinear_interp_grad", ("X",), ("X",)))  # fmt: skip
+@fluid_op("bilinear_interp", inputs="X", attrs=_ATTRS, gradient="X -> X")
 def bilinear_interp(attrs: Attributes, x: Array) -> Array:
     """Resizes images by bilinear interpolation."""
     return _resized(attrs, x, _between)
 
 
 @fluid_op("trilinear_interp", inputs="X", attrs={**_ATTRS, "interp_method": "trilinear"},
-          gradient=Gradient("trilinear_interp_grad", ("X",), ("X",)))  # fmt: skip
+          gradient="X -> X")  # fmt: skip
 def trilinear_interp(attrs: Attributes, x: Array) -> Array:
     """Resizes volumes by trilinear interpolation."""
     return _resized(attrs, x, _between)
 
 
 @fluid_op("nearest_interp", inputs="X", attrs={**_ATTRS, "interp_method": "nearest"},
-          gradient=Gradient("nearest_interp_grad", ("X",), ("X",)))  # fmt: skip
+          gradient="X -> X")  # fmt: skip
 def nearest_interp(attrs: Attributes, x: Array) -> Array:
     """Resizes images by nearest-neighbor interpolation."""
     return _resized(attrs, x, _nearest)
@@ -284,7 +273,3 @@ def _between(attrs: Attributes, x: Array, axis: int, wanted: int) -> Array:
     high = np.minimum(low + 1, size - 1)
     share = (places - low).reshape(-1, *[1] * (x.ndim - axis - 1)).astype(x.dtype)
     return jnp.take(x, low, axis=axis) * (1 - share) + jnp.take(x, high, axis=axis) * share
-
-
-for _type in ("bilinear_interp", "trilinear_interp", "nearest_interp"):
-    define_gradient(_type)

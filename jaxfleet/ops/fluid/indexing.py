@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfleet.ops.fluid.gradients import define_gradient
 from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
@@ -14,8 +13,7 @@ _OF_A_TABLE = {"is_sparse": False, "is_distributed": False, "padding_idx": -1,
                "epmap": [], "table_names": []}  # fmt: skip
 
 
-@fluid_op("lookup_table_v2", inputs="W Ids", attrs=_OF_A_TABLE,
-          gradient=Gradient("lookup_table_v2_grad", ("W", "Ids"), ("W",)))  # fmt: skip
+@fluid_op("lookup_table_v2", inputs="W Ids", attrs=_OF_A_TABLE, gradient="W Ids -> W")
 def lookup_table_v2(attrs: Attributes, table: Array, ids: Array) -> Array:
     """Looks up rows of a table; those of `padding_idx` are zero."""
     rows = _rows(table, ids)
@@ -38,17 +36,12 @@ def _rows(x: Array, numbers: Array) -> Array:
     return jnp.where(is_there.reshape(*numbers.shape, *[1] * (x.ndim - 1)), made, jnp.nan)
 
 
-@fluid_op("lookup_table", inputs="W Ids", attrs=_OF_A_TABLE,
-          gradient=Gradient("lookup_table_grad", ("W", "Ids"), ("W",)))  # fmt: skip
+@fluid_op("lookup_table", inputs="W Ids", attrs=_OF_A_TABLE, gradient="W Ids -> W")
 def lookup_table(attrs: Attributes, table: Array, ids: Array) -> Array:
     """Looks up rows by numbers whose last axis, of size 1, becomes the row."""
     if ids.shape[-1] != 1:
         raise ValueError(f"the last size of its ids is 1, not {ids.shape[-1]}")
     return lookup_table_v2(attrs, table, ids[..., 0])
-
-
-define_gradient("lookup_table_v2")
-define_gradient("lookup_table")
 
 
 def _one_hot(attrs: Attributes, x: Array) -> Array:
@@ -77,15 +70,11 @@ def one_hot(attrs: Attributes, x: Array) -> Array:
     return _one_hot(attrs, x[..., 0])
 
 
-@fluid_op("top_k", inputs="X", outputs="Out Indices", attrs={"k": 1},
-          gradient=Gradient("top_k_grad", ("X", "Indices"), ("X",)))  # fmt: skip
+@fluid_op("top_k", inputs="X", outputs="Out Indices", attrs={"k": 1}, gradient="X Indices -> X")
 def top_k(attrs: Attributes, x: Array) -> Value:
     """The `k` largest elements along the last axis, and their indices."""
     order = jnp.argsort(-x, axis=-1)[..., : attrs["k"]]
     return jnp.take_along_axis(x, order, axis=-1), order.astype(jnp.int32)
-
-
-define_gradient("top_k")
 
 
 _WHICH = {"axis": -1, "keepdims": False, "dtype": "int64"}
@@ -104,14 +93,11 @@ def arg_min(attrs: Attributes, x: Array) -> Array:
 
 
 @fluid_op("argsort", inputs="X", outputs="Out Indices", attrs={"axis": -1, "descending": False},
-          gradient=Gradient("argsort_grad", ("X", "Indices"), ("X",)))  # fmt: skip
+          gradient="X Indices -> X")  # fmt: skip
 def argsort(attrs: Attributes, x: Array) -> Value:
     """Sorts along an axis; returns also the indices."""
     order = jnp.argsort(-x if attrs["descending"] else x, axis=attrs["axis"])
     return jnp.take_along_axis(x, order, axis=attrs["axis"]), order.astype(jnp.int32)
-
-
-define_gradient("argsort")
 
 
 def _gather_back(
@@ -137,22 +123,14 @@ def gather(_: Attributes, x: Array, index: Array) -> Array:
     return _rows(x, index.reshape(-1))
 
 
-define_gradient("gather")
-
-
-@fluid_op(
-    "gather_nd", inputs="X Index", gradient=Gradient("gather_nd_grad", ("X", "Index"), ("X",))
-)
+@fluid_op("gather_nd", inputs="X Index", gradient="X Index -> X")
 def gather_nd(_: Attributes, x: Array, index: Array) -> Array:
     """Selects elements or slices by the index tuples along the last axis."""
     return x[tuple(jnp.moveaxis(index, -1, 0))]
 
 
-define_gradient("gather_nd")
-
-
 @fluid_op("scatter", inputs="X Ids Updates", attrs={"overwrite": True},
-          gradient=Gradient("scatter_grad", ("X", "Ids", "Updates"), ("X", "Updates")))  # fmt: skip
+          gradient="X Ids Updates -> X Updates")  # fmt: skip
 def scatter(attrs: Attributes, x: Array, ids: Array, updates: Array) -> Array:
     """Overwrites rows, or adds to them; updates of the same row are summed."""
     rows = ids.reshape(-1)
@@ -161,12 +139,9 @@ def scatter(attrs: Attributes, x: Array, ids: Array, updates: Array) -> Array:
     )
 
 
-define_gradient("scatter")
-
-
 @fluid_op("slice", inputs="Input",
           attrs={"axes": [], "starts": [], "ends": [], "decrease_axis": [], "infer_flags": []},
-          gradient=Gradient("slice_grad", ("Input",), ("Input",)))  # fmt: skip
+          gradient="Input -> Input")  # fmt: skip
 def slice_(attrs: Attributes, x: Array) -> Array:
     """Slices along axes, and removes the axes of `decrease_axis`."""
     part = [slice(None)] * x.ndim
@@ -177,12 +152,9 @@ def slice_(attrs: Attributes, x: Array) -> Array:
     return made if made.ndim else made.reshape(1)
 
 
-define_gradient("slice")
-
-
 @fluid_op("strided_slice", inputs="Input",
           attrs={"axes": [], "starts": [], "ends": [], "strides": [], "infer_flags": []},
-          gradient=Gradient("strided_slice_grad", ("Input",), ("Input",)))  # fmt: skip
+          gradient="Input -> Input")  # fmt: skip
 def strided_slice(attrs: Attributes, x: Array) -> Array:
     """Slices along axes, with strides."""
     part = [slice(None)] * x.ndim
@@ -190,6 +162,3 @@ def strided_slice(attrs: Attributes, x: Array) -> Array:
     for axis, *bound in zip(*bounds, strict=True):
         part[axis] = slice(*bound)
     return x[tuple(part)]
-
-
-define_gradient("strided_slice")

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from jaxfleet.ops.fluid.gradients import define_gradient
 from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.fluid.shapes import shape_record
 from jaxfleet.ops.registry import Array
@@ -51,7 +50,7 @@ def cross_entropy2(attrs: Attributes, x: Array, label: Array) -> Value:
 
 @fluid_op("cross_entropy", inputs="X Label", outputs="Y",
           attrs={"soft_label": True, "ignore_index": -100},
-          gradient=Gradient("cross_entropy_grad", ("X", "Label"), ("X",)))  # fmt: skip
+          gradient="X Label -> X")  # fmt: skip
 def cross_entropy(attrs: Attributes, x: Array, label: Array) -> Array:
     """Cross entropy with a distribution or a label."""
     if attrs["soft_label"]:
@@ -94,8 +93,7 @@ def softmax_with_cross_entropy(attrs: Attributes, logits: Array, label: Array) -
 
 @fluid_op("sigmoid_cross_entropy_with_logits", inputs="X Label",
           attrs={"ignore_index": -100, "normalize": False},
-          gradient=Gradient("sigmoid_cross_entropy_with_logits_grad", ("X", "Label"),
-                            ("X",)))  # fmt: skip
+          gradient="X Label -> X")  # fmt: skip
 def sigmoid_cross_entropy_with_logits(attrs: Attributes, x: Array, label: Array) -> Array:
     """Cross entropy of independent probabilities, given as logits."""
     loss = jnp.maximum(x, 0) - x * label + jnp.log1p(jnp.exp(-jnp.abs(x)))
@@ -105,7 +103,7 @@ def sigmoid_cross_entropy_with_logits(attrs: Attributes, x: Array, label: Array)
 
 
 @fluid_op("log_loss", inputs="Predicted Labels", outputs="Loss", attrs={"epsilon": 1e-4},
-          gradient=Gradient("log_loss_grad", ("Predicted", "Labels"), ("Predicted",)))  # fmt: skip
+          gradient="Predicted Labels -> Predicted")  # fmt: skip
 def log_loss(attrs: Attributes, predicted: Array, labels: Array) -> Array:
     """Negative log likelihood of a binary label."""
     small = attrs["epsilon"]
@@ -142,12 +140,6 @@ def label_smooth(attrs: Attributes, x: Array, prior: Array | None) -> Array:
     share = attrs["epsilon"]
     other = 1 / x.shape[-1] if prior is None else prior.reshape(x.shape[-1])
     return (1 - share) * x + share * other
-
-
-for _type in ("cross_entropy2", "cross_entropy", "softmax_with_cross_entropy",
-              "sigmoid_cross_entropy_with_logits", "log_loss", "huber_loss",
-              "label_smooth"):  # fmt: skip
-    define_gradient(_type)
 
 
 @fluid_op("accuracy", inputs="Out Indices Label", outputs="Accuracy Correct Total")

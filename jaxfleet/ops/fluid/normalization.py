@@ -10,7 +10,6 @@ from jax import lax
 
 from jaxfleet.ir import Operator
 from jaxfleet.ir.naming import GRAD
-from jaxfleet.ops.fluid.gradients import define_gradient
 from jaxfleet.ops.fluid.schema import (
     Attributes,
     Gradient,
@@ -82,13 +81,9 @@ def batch_norm(
     return made, mean, variance, used, inverse
 
 
-define_gradient("batch_norm")
-
-
 @fluid_op("layer_norm", inputs="X Scale? Bias?", outputs="Y Mean Variance",
           attrs={"epsilon": 1e-5, "begin_norm_axis": 1},
-          gradient=Gradient("layer_norm_grad", ("X", "Scale", "Bias", "Mean", "Variance"),
-                            ("X", "Scale", "Bias")))  # fmt: skip
+          gradient="X Scale Bias Mean Variance -> X Scale Bias")  # fmt: skip
 def layer_norm(attrs: Attributes, x: Array, scale: Array | None, bias: Array | None) -> Value:
     """Normalizes each row (Ba et al., 2016): the axes before `begin_norm_axis` index the rows."""
     begin = attrs["begin_norm_axis"]
@@ -100,13 +95,9 @@ def layer_norm(attrs: Attributes, x: Array, scale: Array | None, bias: Array | N
     return made.reshape(x.shape), mean, variance
 
 
-define_gradient("layer_norm")
-
-
 @fluid_op("group_norm", inputs="X Scale? Bias?", outputs="Y Mean Variance",
           attrs={"epsilon": 1e-5, "groups": 1, "data_layout": "NCHW"},
-          gradient=Gradient("group_norm_grad", ("X", "Scale", "Bias", "Mean", "Variance"),
-                            ("X", "Scale", "Bias")))  # fmt: skip
+          gradient="X Scale Bias Mean Variance -> X Scale Bias")  # fmt: skip
 def group_norm(attrs: Attributes, x: Array, scale: Array | None, bias: Array | None) -> Value:
     """Normalizes groups of channels of each row (Wu and He, 2018): f32[b,c,...]."""
     is_last = attrs["data_layout"] == "NHWC"
@@ -122,30 +113,19 @@ def group_norm(attrs: Attributes, x: Array, scale: Array | None, bias: Array | N
     return jnp.moveaxis(made, 1, -1) if is_last else made, mean, variance
 
 
-define_gradient("group_norm")
-
-
 @fluid_op("norm", inputs="X", outputs="Out Norm", attrs={"axis": -1, "epsilon": 1e-10},
-          gradient=Gradient("norm_grad", ("X", "Norm"), ("X",)))  # fmt: skip
+          gradient="X Norm -> X")  # fmt: skip
 def norm(attrs: Attributes, x: Array) -> Value:
     """Divides by the L2 norm along an axis."""
     length = jnp.sqrt(jnp.sum(x * x, attrs["axis"], keepdims=True) + attrs["epsilon"])
     return x / length, length
 
 
-define_gradient("norm")
-
-
-@fluid_op("cos_sim", inputs="X Y", outputs="Out XNorm YNorm",
-          gradient=Gradient("cos_sim_grad", ("X", "Y", "Out", "XNorm", "YNorm"),
-                            ("X", "Y")))  # fmt: skip
+@fluid_op("cos_sim", inputs="X Y", outputs="Out XNorm YNorm", gradient="X Y Out XNorm YNorm -> X Y")
 def cos_sim(_: Attributes, x: Array, y: Array) -> Value:
     """Cosine similarity of rows: f32[b,n], f32[b,n] or f32[1,n] -> f32[b,1]."""
     lengths = [jnp.sqrt(jnp.sum(v * v, 1, keepdims=True)) for v in (x, y)]
     return jnp.sum(x * y, 1, keepdims=True) / (lengths[0] * lengths[1]), *lengths
-
-
-define_gradient("cos_sim")
 
 
 def _data_norm_back(
@@ -169,9 +149,6 @@ def data_norm(_: Attributes, x: Array, size: Array, total: Array, squares: Array
     """Normalizes each column by all rows so far: their count, sum, and squares of deviations."""
     means, scales = total / size, jnp.sqrt(size / squares)
     return (x - means) * scales, means, scales
-
-
-define_gradient("data_norm")
 
 
 def _schema(op_type: str) -> Schema:

@@ -15,15 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxfleet.ir import Operator
-from jaxfleet.ops.fluid.arrays import device_dtype
+from jaxfleet.ops.fluid.arrays import RUN, device_dtype
 from jaxfleet.ops.fluid.control_flow import BESIDE, names_read, next_run, sub_block
-from jaxfleet.ops.fluid.gradients import define_block_gradient, define_gradient
-from jaxfleet.ops.fluid.random import RUN
 from jaxfleet.ops.fluid.schema import (
     Attributes,
     Gradient,
     Schema,
     Value,
+    define_block_gradient,
     describe,
     fluid_op,
     slots,
@@ -79,8 +78,7 @@ def _initial(given: Array | None, lengths: Array | None, width: int, like: Array
           outputs="Hidden Cell BatchGate BatchCellPreAct",
           attrs={"use_peepholes": True, "is_reverse": False, "gate_activation": "sigmoid",
                  "cell_activation": "tanh", "candidate_activation": "tanh"},
-          gradient=Gradient("lstm_grad", ("Input", "H0", "C0", "Weight", "Bias", "InputLengths"),
-                            ("Input", "H0", "C0", "Weight", "Bias")))  # fmt: skip
+          gradient="Input H0 C0 Weight Bias InputLengths -> Input H0 C0 Weight Bias")  # fmt: skip
 def lstm(
     attrs: Attributes, x: Array, h0: Array | None, c0: Array | None, weight: Array, bias: Array,
     lengths: Array | None,
@@ -115,8 +113,7 @@ def lstm(
           outputs="BatchGate BatchResetHiddenPrev BatchHidden Hidden",
           attrs={"activation": "tanh", "gate_activation": "sigmoid", "is_reverse": False,
                  "origin_mode": False},
-          gradient=Gradient("gru_grad", ("Input", "H0", "Weight", "Bias", "InputLengths"),
-                            ("Input", "H0", "Weight", "Bias")))  # fmt: skip
+          gradient="Input H0 Weight Bias InputLengths -> Input H0 Weight Bias")  # fmt: skip
 def gru(
     attrs: Attributes, x: Array, h0: Array | None, weight: Array, bias: Array | None,
     lengths: Array | None,
@@ -142,9 +139,6 @@ def gru(
     start = _initial(h0, lengths, width, x)
     return scan_rows(step, x, start, lengths, reverse=attrs["is_reverse"])
 
-
-for _type in ("lstm", "gru"):
-    define_gradient(_type)
 
 _OF_ROWS = ("inputsLengths", "inputsRoom")  # read by the operator, not by its block
 Named: TypeAlias = list[tuple[str, Array]]

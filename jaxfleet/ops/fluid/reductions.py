@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from jaxfleet.ops.fluid.gradients import define_gradient
 from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
@@ -17,7 +16,7 @@ def _rows(x: Array, axes: int) -> Array:
 
 
 @fluid_op("mul", inputs="X Y", attrs={"x_num_col_dims": 1, "y_num_col_dims": 1},
-          gradient=Gradient("mul_grad", ("X", "Y"), ("X", "Y")))  # fmt: skip
+          gradient="X Y -> X Y")  # fmt: skip
 def mul(attrs: Attributes, x: Array, y: Array) -> Array:
     """Matrix product of arrays flattened to matrices, whose rows are the first axes."""
     split_x, split_y = attrs["x_num_col_dims"], attrs["y_num_col_dims"]
@@ -26,7 +25,7 @@ def mul(attrs: Attributes, x: Array, y: Array) -> Array:
 
 
 @fluid_op("matmul", inputs="X Y", attrs={"transpose_X": False, "transpose_Y": False, "alpha": 1.0},
-          gradient=Gradient("matmul_grad", ("X", "Y"), ("X", "Y")))  # fmt: skip
+          gradient="X Y -> X Y")  # fmt: skip
 def matmul(attrs: Attributes, x: Array, y: Array) -> Array:
     """Batched matrix product over the last two axes."""
     x = jnp.swapaxes(x, -1, -2) if attrs["transpose_X"] and x.ndim > 1 else x
@@ -35,7 +34,7 @@ def matmul(attrs: Attributes, x: Array, y: Array) -> Array:
     return made if made.ndim else made.reshape(1)
 
 
-@fluid_op("mean", inputs="X", gradient=Gradient("mean_grad", ("X",), ("X",)))
+@fluid_op("mean", inputs="X", gradient="X -> X")
 def mean(_: Attributes, x: Array) -> Array:
     """Mean of all elements: `[1]`."""
     return jnp.mean(x).reshape(1)
@@ -84,9 +83,6 @@ def _reduction(name: str) -> None:
     def compute(attrs: Attributes, x: Array) -> Array:
         return _reduced(attrs, function, x)
 
-    if gradient is not None:
-        define_gradient(f"reduce_{name}")
-
 
 for _name in ("sum", "mean", "max", "min", "prod", "all", "any"):
     _reduction(_name)
@@ -105,7 +101,3 @@ def _softmax_back(
 def softmax(attrs: Attributes, x: Array) -> Array:
     """Normalizes exponentials along an axis to sum 1."""
     return jax.nn.softmax(x, axis=attrs["axis"])
-
-
-for _type in ("mul", "matmul", "mean", "softmax"):
-    define_gradient(_type)

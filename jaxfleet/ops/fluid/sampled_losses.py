@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxfleet.ops.fluid.gradients import define_gradient
-from jaxfleet.ops.fluid.random import key_of
+from jaxfleet.ops.fluid.arrays import key_of
 from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
@@ -91,9 +90,7 @@ def nce(
 @fluid_op("hierarchical_sigmoid", inputs="X W Label PathTable? PathCode? Bias?",
           outputs="Out PreOut W_Out",
           attrs={"num_classes": 2, "is_sparse": False, "remote_prefetch": False},
-          gradient=Gradient("hierarchical_sigmoid_grad",
-                            ("X", "W", "Label", "PathTable", "PathCode", "Bias"),
-                            ("X", "W", "Bias")))  # fmt: skip
+          gradient="X W Label PathTable PathCode Bias -> X W Bias")  # fmt: skip
 def hierarchical_sigmoid(
     attrs: Attributes, x: Array, weight: Array, label: Array, table: Array | None,
     code: Array | None, bias: Array | None,
@@ -189,7 +186,3 @@ def _expected_apart(samples: Array, classes: int, count: int, tries: Array) -> A
     """Expected counts of classes among `count` distinct samples after `tries` draws."""
     share = jnp.log((samples + 2.0) / (samples + 1.0)) / math.log(classes + 1)
     return jnp.where(tries == count, share * count, -jnp.expm1(tries * jnp.log1p(-share)))
-
-
-for _type in ("nce", "hierarchical_sigmoid", "sample_logits"):
-    define_gradient(_type)

@@ -6,13 +6,18 @@ fluid's gradient operator does not read all inputs (`relu_grad` reads `Out`, not
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from jaxfleet.errors import ProgramError
-from jaxfleet.ir import Operator
+from jaxfleet.ir import Operands, Operator
+from jaxfleet.ir.naming import GRAD
 from jaxfleet.ops.collective import attr
-from jaxfleet.ops.registry import Array, Context, register_op
+from jaxfleet.ops.registry import Array, Context, find_op, register_op
 
 EMPTY = "@EMPTY@"  # placeholder of an unwanted output of a gradient operator
 UNWANTED = "unwanted"  # attribute in the IR: (slot, position) of unwanted outputs beside wanted
@@ -121,7 +126,7 @@ def fluid_op(
     inputs: str = "",
     outputs: str = "Out",
     attrs: Mapping[str, Any] | None = None,
-    gradient: Gradient | None = None,
+    gradient: Gradient | str | None = None,
 ) -> Callable[[Compute], Compute]:
     """Registers the decorated function as the computation of a fluid operator.
 
@@ -130,8 +135,13 @@ def fluid_op(
         inputs: slots in argument order: `"X Y Bias?"`.
         outputs: slots in the order of the results.
         attrs: defaults; the function's first argument is a mapping of all attributes.
-        gradient: None if it is not differentiable.
+        gradient: `"X Y -> X"` for a gradient operator `<op_type>_grad` that reads these slots, and
+            differentiates the inputs after the arrow by `jax.vjp`; a `Gradient` for any other; None
+            if it is not differentiable.
     """
+    if isinstance(gradient, str):
+        reads, _, writes = gradient.partition("->")
+        gradient = Gradient(f"{op_type}_grad", tuple(reads.split()), tuple(writes.split()))
 
     def register(compute: Compute) -> Compute:
         schema = Schema(op_type, slots(inputs), slots(outputs), attrs or {}, gradient, compute)
@@ -144,6 +154,8 @@ def fluid_op(
             return flat(op, dict(zip((s.name for s in schema.outputs), made, strict=True)))
 
         register_op(op_type)(meaning)
+        if gradient is not None and gradient.by is None:
+            define_gradient(op_type)
         return compute
 
     return register
@@ -181,3 +193,131 @@ def flat(op: Operator, made: Mapping[str, Value]) -> list[Array]:
             raise ProgramError(f"{op.type} does not make '{name}'", op=op)
         found += values[: len(operands)]
     return found
+
+
+def define_gradient(op_type: str) -> None:
+    """Registers a fluid operator's gradient operator, and the gradient operator of that one.
+
+    So second derivatives exist, as a gradient penalty needs; third ones do not.
+    """
+    first = _define(_SCHEMAS[op_type])
+    names = tuple(slot.name for slot in first.inputs)
+    second = replace(first, gradient=Gradient(f"{first.type}_grad", names, names))
+    describe(second)
+    _define(second)
+
+
+def define_block_gradient(op_type: str, attrs: Mapping[str, Any] | None = None) -> None:
+    """Registers the gradient operator of one with a sub-block, of which it runs a copy.
+
+    `attrs` are its attributes besides the copy's names of its operands.
+    """
+    made = _define(_SCHEMAS[op_type])
+    describe(replace(made, attrs={**made.attrs, "reads": [], "writes": [], **(attrs or {})}))
+
+
+def _define(schema: Schema) -> Schema:
+    """Registers one gradient operator, and returns its schema.
+
+    It reads the slots that the gradient names and, as `Out@GRAD`, the gradients of the outputs; it
+    writes `X@GRAD` for the inputs whose gradients are requested.
+    """
+    assert schema.gradient is not None
+    gradient = schema.gradient
+
+    def meaning(ctx: Context, op: Operator, values: Sequence[Array]) -> Sequence[Array]:
+        given = _slots_read(schema, gradient)
+        grads = tuple(_grad_slot(slot) for slot in schema.outputs)
+        held = by_slot((*given, *grads), op, values)
+        made = _computed(ctx, op, schema, gradient, held)
+        return flat(op, {name + GRAD: value for name, value in made.items()})
+
+    register_op(gradient.type)(meaning)
+    made = _gradient_schema(schema, gradient)
+    describe(made)
+    return made
+
+
+def _gradient_schema(schema: Schema, gradient: Gradient) -> Schema:
+    given = (Slot(slot.name, slot.many, optional=True) for slot in _slots_read(schema, gradient))
+    read = (*given, *(_grad_slot(slot) for slot in schema.outputs))
+    inputs = {slot.name: slot for slot in schema.inputs}
+    written = tuple(_grad_slot(inputs[name]) for name in gradient.writes)
+    return Schema(gradient.type, read, written, schema.attrs)
+
+
+def _slots_read(schema: Schema, gradient: Gradient) -> tuple[Slot, ...]:
+    every = (*schema.inputs, *schema.outputs)
+    return tuple(slot for slot in every if slot.name in gradient.reads)
+
+
+def _grad_slot(slot: Slot) -> Slot:
+    return Slot(slot.name + GRAD, slot.many, optional=True)
+
+
+def _computed(
+    ctx: Context, op: Operator, schema: Schema, gradient: Gradient, held: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    if gradient.compute is None:
+        return _by_vjp(ctx, op, schema, held)
+    reads = {name: held[name] for name in gradient.reads}
+    grads = {slot.name: held[slot.name + GRAD] for slot in schema.outputs}
+    return gradient.compute(attributes(ctx, op, schema), reads, grads)
+
+
+def _by_vjp(
+    ctx: Context, op: Operator, schema: Schema, held: Mapping[str, Value]
+) -> Mapping[str, Value]:
+    """Differentiates the operator with respect to the inputs whose gradients are written."""
+    wanted = [slot for slot in schema.inputs if op.outputs.slot(slot.name + GRAD)]
+    forward = _forward(op, schema, held)
+    meaning = find_op(schema.type).meaning
+
+    def run(chosen: Mapping[str, Value]) -> Sequence[Array]:
+        values = {**held, **chosen}
+        args = [x for slot in schema.inputs for x in _listed(values[slot.name])]
+        return tuple(meaning(ctx, forward, args))
+
+    made, pull = jax.vjp(run, {slot.name: held[slot.name] for slot in wanted})
+    given = [g for slot in schema.outputs for g in _cotangents(slot, op, held)]
+    (found,) = pull(tuple(_cotangent(x, g) for x, g in zip(made, given, strict=True)))
+    return dict(found)
+
+
+def _forward(op: Operator, schema: Schema, held: Mapping[str, Value]) -> Operator:
+    """The operator of a gradient operator, with generated names."""
+    inputs = [(slot.name, _names(slot, held[slot.name])) for slot in schema.inputs]
+    outputs = [
+        (slot.name, tuple(f"{slot.name}.{i}" for i in range(_count(slot, op))))
+        for slot in schema.outputs
+    ]
+    read = Operands((name, names) for name, names in inputs if names)
+    return Operator(schema.type, read, Operands(outputs), op.attrs, source=op.source)
+
+
+def _names(slot: Slot, value: Value) -> tuple[str, ...]:
+    return tuple(f"{slot.name}.{i}" for i in range(len(_listed(value))))
+
+
+def _count(slot: Slot, op: Operator) -> int:
+    return max(1, len(op.inputs.slot(slot.name + GRAD))) if slot.many else 1
+
+
+def _listed(value: Value) -> list[Array]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _cotangents(slot: Slot, op: Operator, held: Mapping[str, Value]) -> list[Array | None]:
+    found: list[Array | None] = list(_listed(held[slot.name + GRAD]))
+    return found + [None] * (_count(slot, op) - len(found))
+
+
+def _cotangent(made: Array, given: Array | None) -> Any:
+    """The gradient of an output; zero if nothing depends on it."""
+    if not jnp.issubdtype(made.dtype, jnp.inexact):
+        return np.zeros(made.shape, jax.dtypes.float0)
+    if given is None:
+        return jnp.zeros_like(made)
+    return jnp.asarray(given, made.dtype).reshape(made.shape)

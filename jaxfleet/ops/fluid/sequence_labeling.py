@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxfleet.ops.fluid.gradients import define_gradient
 from jaxfleet.ops.fluid.recurrent import scan_rows
 from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.fluid.sequences import owners_of, padded, starts_of
@@ -23,9 +22,7 @@ from jaxfleet.ops.registry import Array
 
 @fluid_op("linear_chain_crf", inputs="Emission Transition Label EmissionLengths?",
           outputs="Alpha EmissionExps TransitionExps LogLikelihood",
-          gradient=Gradient("linear_chain_crf_grad",
-                            ("Emission", "Transition", "Label", "EmissionLengths"),
-                            ("Emission", "Transition")))  # fmt: skip
+          gradient="Emission Transition Label EmissionLengths -> Emission Transition")  # fmt: skip
 def linear_chain_crf(
     _: Attributes, emission: Array, transition: Array, label: Array, lengths: Array | None
 ) -> Value:
@@ -102,8 +99,6 @@ def crf_decoding(
         path = path == label.reshape(-1)
     return path.astype(jnp.int32)[:, None]
 
-
-define_gradient("linear_chain_crf")
 
 _NEVER = -1e30  # log of probability 0, finite in sums and gradients
 
@@ -233,6 +228,3 @@ def edit_distance(
     made = jnp.take_along_axis(row, counts[:, None], axis=1).astype(jnp.float32)
     made = made / counts[:, None] if attrs["normalized"] else made
     return made, jnp.full(1, len(words), jnp.int32)
-
-
-define_gradient("warpctc")

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxfleet.ops.fluid.gradients import define_gradient
 from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
@@ -95,7 +94,7 @@ def _first_largest(x: Array, owners: Array, count: int) -> Array:
 
 
 @fluid_op("sequence_softmax", inputs="X XLengths?", attrs={"use_cudnn": False},
-          gradient=Gradient("sequence_softmax_grad", ("X", "XLengths", "Out"), ("X",)))  # fmt: skip
+          gradient="X XLengths Out -> X")  # fmt: skip
 def sequence_softmax(_: Attributes, x: Array, lengths: Array | None) -> Array:
     """Softmax over the elements of each sequence."""
     owners = owners_of(x.shape[0], lengths)
@@ -107,8 +106,7 @@ def sequence_softmax(_: Attributes, x: Array, lengths: Array | None) -> Array:
 
 
 @fluid_op("sequence_expand", inputs="X Y YLengths? YLevels?", attrs={"ref_level": -1},
-          gradient=Gradient("sequence_expand_grad", ("X", "Y", "YLengths", "YLevels"),
-                            ("X",)))  # fmt: skip
+          gradient="X Y YLengths YLevels -> X")  # fmt: skip
 def sequence_expand(
     attrs: Attributes, x: Array, y: Array, lengths: Array | None, levels: Array | None
 ) -> Array:
@@ -122,8 +120,7 @@ def sequence_expand(
     return jnp.take(x, owners_of(y.shape[0], lengths), axis=0, mode="clip")
 
 
-@fluid_op("lod_reset", inputs="X Y YLengths?",
-          gradient=Gradient("lod_reset_grad", ("X", "Y", "YLengths"), ("X",)))  # fmt: skip
+@fluid_op("lod_reset", inputs="X Y YLengths?", gradient="X Y YLengths -> X")
 def lod_reset(_: Attributes, x: Array, y: Array, lengths: Array | None) -> Array:
     """Divides rows into the sequences of `Y`, with as many rows as `Y`, unused ones included.
 
@@ -139,8 +136,7 @@ def lod_reset(_: Attributes, x: Array, y: Array, lengths: Array | None) -> Array
 @fluid_op("sequence_conv", inputs="X Filter XLengths?",
           attrs={"contextLength": 3, "contextStart": -1, "contextStride": 1,
                  "paddingTrainable": False},
-          gradient=Gradient("sequence_conv_grad", ("X", "Filter", "XLengths"),
-                            ("X", "Filter")))  # fmt: skip
+          gradient="X Filter XLengths -> X Filter")  # fmt: skip
 def sequence_conv(attrs: Attributes, x: Array, filters: Array, lengths: Array | None) -> Array:
     """Multiplies the context of each row in its sequence by a matrix; zero beyond the ends."""
     rows = jnp.arange(x.shape[0])
@@ -152,11 +148,6 @@ def sequence_conv(attrs: Attributes, x: Array, filters: Array, lengths: Array | 
         is_same = (places == inside) & (owners[inside] == owners)
         around.append(jnp.where(is_same[:, None], x[inside], 0))
     return jnp.concatenate(around, axis=1) @ filters
-
-
-for _type in ("sequence_pool", "sequence_softmax", "sequence_expand", "sequence_conv",
-              "lod_reset"):  # fmt: skip
-    define_gradient(_type)
 
 
 def padded(x: Array, lengths: Array | None, most: int, fill: Any = 0) -> Array:
@@ -184,8 +175,7 @@ def _unless(is_wrong: Array, x: Array) -> Array:
 
 @fluid_op("sequence_pad", inputs="X PadValue XLengths? XPlaces?", outputs="Out Length",
           attrs={"padded_length": -1},
-          gradient=Gradient("sequence_pad_grad", ("X", "PadValue", "XLengths", "XPlaces"),
-                            ("X",)))  # fmt: skip
+          gradient="X PadValue XLengths XPlaces -> X")  # fmt: skip
 def sequence_pad(
     attrs: Attributes, x: Array, fill: Array, lengths: Array | None, places: Array | None
 ) -> Value:
@@ -202,7 +192,7 @@ def sequence_pad(
 
 @fluid_op("sequence_unpad", inputs="X Length Like?", outputs="Out OutLengths?",
           attrs={"spare_rows": 0},
-          gradient=Gradient("sequence_unpad_grad", ("X", "Length", "Like"), ("X",)))  # fmt: skip
+          gradient="X Length Like -> X")  # fmt: skip
 def sequence_unpad(attrs: Attributes, x: Array, length: Array, like: Array | None) -> Value:
     """Removes padding: `[b,most,...]` -> `[rows,...]`.
 
@@ -220,7 +210,7 @@ def sequence_unpad(attrs: Attributes, x: Array, length: Array, like: Array | Non
 
 @fluid_op("sequence_concat", inputs="X* XLengths*?", outputs="Out OutLengths?",
           attrs={"spare_rows": 0},
-          gradient=Gradient("sequence_concat_grad", ("X", "XLengths"), ("X",)))  # fmt: skip
+          gradient="X XLengths -> X")  # fmt: skip
 def sequence_concat(attrs: Attributes, xs: list[Array], lengths: list[Array]) -> Value:
     """Joins the first sequences of its inputs, then the second ones, and so on."""
     if len(lengths) != len(xs):
@@ -240,8 +230,7 @@ def sequence_concat(attrs: Attributes, xs: list[Array], lengths: list[Array]) ->
 
 @fluid_op("sequence_slice", inputs="X Offset Length XLengths?", outputs="Out OutLengths?",
           attrs={"spare_rows": 0},
-          gradient=Gradient("sequence_slice_grad", ("X", "Offset", "Length", "XLengths"),
-                            ("X",)))  # fmt: skip
+          gradient="X Offset Length XLengths -> X")  # fmt: skip
 def sequence_slice(
     attrs: Attributes, x: Array, offset: Array, length: Array, lengths: Array | None
 ) -> Value:
@@ -259,7 +248,7 @@ def sequence_slice(
 
 @fluid_op("sequence_reshape", inputs="X XLengths?", outputs="Out OutLengths?",
           attrs={"new_dim": 1, "spare_rows": 0},
-          gradient=Gradient("sequence_reshape_grad", ("X", "XLengths"), ("X",)))  # fmt: skip
+          gradient="X XLengths -> X")  # fmt: skip
 def sequence_reshape(attrs: Attributes, x: Array, lengths: Array | None) -> Value:
     """Reshapes the elements of each sequence to rows of another width."""
     if lengths is None:
@@ -284,8 +273,3 @@ def sequence_erase(attrs: Attributes, x: Array, lengths: Array | None) -> Value:
     rows = len(x) + attrs["spare_rows"]
     place = jnp.where(is_kept, jnp.cumsum(is_kept) - 1, rows)
     return jnp.zeros((rows, *x.shape[1:]), x.dtype).at[place].set(x, mode="drop"), own
-
-
-for _type in ("sequence_pad", "sequence_unpad", "sequence_concat", "sequence_slice",
-              "sequence_reshape"):  # fmt: skip
-    define_gradient(_type)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfleet.ops.fluid.gradients import define_gradient
 from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
@@ -32,9 +31,6 @@ def reshape2(attrs: Attributes, x: Array) -> Value:
     return jnp.reshape(x, shape), shape_record(x)
 
 
-define_gradient("reshape2")
-
-
 @fluid_op("unsqueeze2", inputs="X", outputs="Out XShape", attrs={"axes": []},
           gradient=Gradient("unsqueeze2_grad", _SHAPED, ("X",), _shape_back))  # fmt: skip
 def unsqueeze2(attrs: Attributes, x: Array) -> Value:
@@ -42,17 +38,11 @@ def unsqueeze2(attrs: Attributes, x: Array) -> Value:
     return jnp.expand_dims(x, tuple(attrs["axes"])), shape_record(x)
 
 
-define_gradient("unsqueeze2")
-
-
 @fluid_op("squeeze2", inputs="X", outputs="Out XShape", attrs={"axes": []},
           gradient=Gradient("squeeze2_grad", _SHAPED, ("X",), _shape_back))  # fmt: skip
 def squeeze2(attrs: Attributes, x: Array) -> Value:
     """Removes axes of size 1."""
     return jnp.squeeze(x, tuple(attrs["axes"]) or None), shape_record(x)
-
-
-define_gradient("squeeze2")
 
 
 def _transpose_back(
@@ -66,9 +56,6 @@ def _transpose_back(
 def transpose2(attrs: Attributes, x: Array) -> Value:
     """Permutes the axes."""
     return jnp.transpose(x, attrs["axis"]), shape_record(x)
-
-
-define_gradient("transpose2")
 
 
 @fluid_op("split", inputs="X", outputs="Out*", attrs={"num": 0, "sections": [], "axis": 0},
@@ -90,9 +77,6 @@ def flatten2(attrs: Attributes, x: Array) -> Value:
     return jnp.reshape(x, (rows, columns)), shape_record(x)
 
 
-define_gradient("flatten2")
-
-
 def _stack_back(
     attrs: Attributes, _: Mapping[str, Value], grads: Mapping[str, Value]
 ) -> Mapping[str, Value]:
@@ -104,9 +88,6 @@ def _stack_back(
 def stack(attrs: Attributes, xs: list[Array]) -> Array:
     """Stacks along a new axis."""
     return jnp.stack(xs, axis=attrs["axis"])
-
-
-define_gradient("stack")
 
 
 def _unstack_back(
@@ -122,17 +103,10 @@ def unstack(attrs: Attributes, x: Array) -> Value:
     return list(jnp.moveaxis(x, attrs["axis"], 0))
 
 
-define_gradient("unstack")
-
-
-@fluid_op("expand", inputs="X", attrs={"expand_times": []},
-          gradient=Gradient("expand_grad", ("X",), ("X",)))  # fmt: skip
+@fluid_op("expand", inputs="X", attrs={"expand_times": []}, gradient="X -> X")
 def expand(attrs: Attributes, x: Array) -> Array:
     """Tiles an array along its axes."""
     return jnp.tile(x, attrs["expand_times"])
-
-
-define_gradient("expand")
 
 
 def _pad_back(
@@ -149,9 +123,6 @@ def pad(attrs: Attributes, x: Array) -> Array:
     """Pads with a value: a pair of `paddings` per axis."""
     pairs = list(zip(attrs["paddings"][::2], attrs["paddings"][1::2], strict=True))
     return jnp.pad(x, pairs, constant_values=attrs["pad_value"])
-
-
-define_gradient("pad")
 
 
 @fluid_op("reverse", inputs="X", attrs={"axis": [0]},
