@@ -165,10 +165,9 @@ def with_state_written_last(program: Program) -> Program:
     ops, declared, last = list[Operator](), list[Variable](), list[Operator]()
     for place, op in enumerate(program.root.ops):
         if found := sorted((uses.of(op).reads - set(op.reads)) & names.keys()):
-            raise PassError(
-                f"recompute: '{found[0]}' is written by forward, and read in a sub-block after it",
-                op=op,
-            )
+            what = f"recompute: '{found[0]}' is written by forward, and read in a sub-block after it"
+            hint = "read it before forward writes it, or recompute nothing: leave checkpoints out"
+            raise PassError(what, op=op, hint=hint)
         reads = op.inputs if op.type == "fetch" else op.inputs.renamed(names)
         if place in forward:
             for name in [n for n in op.writes if n in states and n not in names]:
@@ -176,7 +175,9 @@ def with_state_written_last(program: Program) -> Program:
                 names[name] = new.name
                 declared.append(new)
         elif found := sorted(names.keys() & set(op.writes)):
-            raise PassError(f"recompute: '{found[0]}' is written by forward and after it", op=op)
+            what = f"recompute: '{found[0]}' is written by forward and after it"
+            hint = "write it in one of them; forward's value may have a variable of its own"
+            raise PassError(what, op=op, hint=hint)
         ops.append(replace(op, inputs=reads, outputs=op.outputs.renamed(names)))
     last = [
         Operator("assign", Operands.of(new), Operands.of(name), role=Role.OPTIMIZE)

@@ -57,7 +57,8 @@ class ForwardGroups:
             for name in self.uses.of(op).writes:
                 if name in found:
                     what = f"recompute: '{name}' is written twice in forward"
-                    raise PassError(what, op=op)
+                    hint = "give the second value a variable of its own, or recompute nothing"
+                    raise PassError(what, op=op, hint=hint)
                 found[name] = place
         return found
 

@@ -71,6 +71,15 @@ def test_state_that_forward_overwrites_is_written_when_all_have_read_it() -> Non
     assert [op.reads for _, op in written_by(made, "h")] == [("s", "m@NEXT")]
 
 
+def test_state_that_is_written_in_and_after_forward_is_refused_with_a_way_out() -> None:
+    text = str(chain(moved="m = jax.add(m, s)", read="m"))
+    program = parse(text.replace("fetch(h)", "m = jax.neg(m)\nfetch(h)"))
+    with pytest.raises(PassError, match="'m' is written by forward and after it") as caught:
+        Recompute(cuts=(4,)).run(program)
+    assert "op: m = jax.neg(m" in str(caught.value.__notes__)
+    assert "write it in one of them" in str(caught.value.hint)
+
+
 def test_an_update_waits_for_what_reads_the_old_value_again() -> None:
     made = Recompute(cuts=(4,)).run(chain(moved="n: f32[4] = jax.mul(v, s)", read="n"))
     verify(made)

@@ -18,7 +18,7 @@ from jaxfleet.ps.server.scheduler import Progress
 from jaxfleet.ps.server.server_links import ServerLinks
 from jaxfleet.ps.server.state import ServerState
 
-_REPLAY_S = 1.0  # replay time after a restart: half of the guaranteed maximum
+_REPLAY_S = 1.0  # estimated replay time after a restart: half of the 2 s that are aimed for
 _STEP_S = 0.01  # overhead of a replayed step beside its blocks: messages and waiting
 _EVERY_S = 30.0
 _MOST_REPLAY_S = 1.5  # beyond this saves may cost more, so that replay stays below 2 s
