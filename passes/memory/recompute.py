@@ -165,7 +165,7 @@ def with_state_written_last(program: Program) -> Program:
     ops, declared, last = list[Operator](), list[Variable](), list[Operator]()
     for place, op in enumerate(program.root.ops):
         if found := sorted((uses.of(op).reads - set(op.reads)) & names.keys()):
-            what = f"recompute: '{found[0]}' is written by forward, and read in a sub-block after it"
+            what = f"recompute: '{found[0]}' is written by forward, and then read in a sub-block"
             hint = "read it before forward writes it, or recompute nothing: leave checkpoints out"
             raise PassError(what, op=op, hint=hint)
         reads = op.inputs if op.type == "fetch" else op.inputs.renamed(names)
