@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
 from types import UnionType
@@ -50,39 +50,56 @@ def read_record(kind: type[Record], plain: object, at: str = "") -> Record:
     if not isinstance(plain, dict):
         raise ValueError(f"`{at or '$'}` is not a table")  # noqa: TRY004  # one kind for bad data
     found = {}
-    for name, hint, is_required in _fields_of(kind):  # type: ignore[arg-type]  # classes hash
+    for name, read, is_required in _fields_of(kind):  # type: ignore[arg-type]  # classes hash
         path = f"{at}.{name}" if at else name
         if name in plain:
-            found[name] = _read(hint, plain[name], path)
+            found[name] = read(plain[name], path)
         elif is_required:
             raise ValueError(f"`{path}` is missing")
     return kind(**found)
 
 
+_Reader: TypeAlias = Callable[[object, str], object]  # of a value at a path
+
+
 @cache
-def _fields_of(kind: type[Any]) -> list[tuple[str, Any, bool]]:
+def _fields_of(kind: type[Any]) -> list[tuple[str, _Reader, bool]]:
     hints = get_type_hints(kind, include_extras=True)
     return [
-        (each.name, hints[each.name], each.default is MISSING is each.default_factory)
+        (each.name, _reader(hints[each.name]), each.default is MISSING is each.default_factory)
         for each in fields(kind)
     ]
 
 
-def _read(hint: Any, value: object, path: str) -> object:
+def _reader(hint: Any) -> _Reader:
     origin, (inner, *more) = get_origin(hint), get_args(hint) or (hint,)
     if origin is Annotated:
-        holds, name = more
-        fits = isinstance(value, get_origin(inner) or inner) and holds(value)
-        if not fits or isinstance(value, bool) != (inner is bool):
+        return _checked(get_origin(inner) or inner, *more)
+    if origin is tuple:
+        return _listed(_reader(inner))
+    if origin in {Union, UnionType}:
+        read = _reader(inner)
+        return lambda value, path: None if value is None else read(value, path)
+    return lambda value, path: read_record(hint, value, path)
+
+
+def _checked(kind: type, holds: Callable[[Any], object], name: str) -> _Reader:
+    def read(value: object, path: str) -> object:
+        fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+        if not fits or not holds(value):
             raise ValueError(f"`{path}` is not {name}")
         return value
-    if origin in {Union, UnionType}:
-        return None if value is None else _read(inner, value, path)
-    if origin is tuple:
+
+    return read
+
+
+def _listed(read: _Reader) -> _Reader:
+    def read_all(value: object, path: str) -> object:
         if not isinstance(value, list):
-            raise ValueError(f"`{path}` is not a list")
-        return tuple(_read(inner, item, f"{path}[{n}]") for n, item in enumerate(value))
-    return read_record(hint, value, path)
+            raise ValueError(f"`{path}` is not a list")  # noqa: TRY004  # one kind for bad data
+        return tuple(read(item, f"{path}[{n}]") for n, item in enumerate(value))
+
+    return read_all
 
 
 def check_shape(key: str, shape: tuple[int, ...]) -> tuple[int, ...]:
