@@ -72,11 +72,7 @@ def describe_difference(mine: np.ndarray | None, theirs: np.ndarray | None) -> s
 
 
 def same_leaves_hint(peer: str) -> str:
-    """Returns a hint for peers that replaced different leaves of the state.
-
-    Args:
-        peer: `trainer` or `rank`.
-    """
+    """Returns a hint for peers (`trainer`, `rank`) that replaced different leaves of the state."""
     return (
         f"replace the same leaves of the state on every {peer}, between the same two steps: write "
         f"{{**state, 'epoch': n}} on all of them, not on one; an evaluation by nnx.jit writes all "

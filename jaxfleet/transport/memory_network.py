@@ -50,12 +50,24 @@ class DeterministicScheduler:
         self._all_done = threading.Event()
 
     def clock(self) -> float:
+        """Returns the virtual time in seconds, which advances only while all participants wait."""
         return self._now_s
 
-    def run(self, bodies: Mapping[str, Callable[[], Any]], *, longest_s: float) -> dict[str, Any]:
-        """Runs all bodies to completion and returns their results.
+    def sleep(self, seconds: float) -> None:
+        """Lets the others run for this many seconds of virtual time."""
+        self.wait(lambda: False, seconds)
 
-        The first exception in one body ends the others with a ClosedError where they wait.
+    def run(
+        self, bodies: Mapping[str, Callable[[], Any]], *, longest_s: float = 100.0
+    ) -> dict[str, Any]:
+        """Runs the participants' bodies to completion, one at a time, and returns their results.
+
+        They start in the given order, and each runs until it waits in `receive` or `sleep`. The
+        first exception in one ends the others with a ClosedError where they wait, and is raised
+        here.
+
+        Raises:
+            ConnectError: they ran for more than `longest_s` real seconds.
         """
         if self._participants:
             raise ClosedError("participants are running already", hint="call run once at a time")
@@ -132,7 +144,7 @@ Faults: TypeAlias = Callable[[str, Message], int]
 the message goes; `Message.sender` says which."""
 
 
-class MemoryNetwork:
+class MemoryNetwork(DeterministicScheduler):
     """Carries messages between threads that take turns.
 
     A message to an endpoint without a listener waits for one, as on the real network; a message
@@ -151,35 +163,13 @@ class MemoryNetwork:
         faults: Faults | None = None,
         limits: Limits | None = None,
     ) -> None:
+        super().__init__()
         self._through_wire = through_wire
         self._faults = faults
         self._limits = limits or Limits()
-        self._baton = DeterministicScheduler()
         self._listeners: dict[str, MemoryListener] = {}
         self._early: dict[str, deque[tuple[MemoryConnections, int, Message]]] = {}
         self._numbers = 0
-
-    def run(
-        self, participants: Mapping[str, Callable[[], Any]], *, longest_s: float = 100.0
-    ) -> dict[str, Any]:
-        """Runs the participants to completion, one at a time, and returns their results.
-
-        They start in the given order, and each runs until it waits in `receive` or `sleep`. The
-        first exception in one ends the others with a ClosedError where they wait, and is raised
-        here.
-
-        Raises:
-            ConnectError: they ran for more than `longest_s` real seconds.
-        """
-        return self._baton.run(participants, longest_s=longest_s)
-
-    def clock(self) -> float:
-        """Returns the virtual time in seconds, which advances only while all participants wait."""
-        return self._baton.clock()
-
-    def sleep(self, seconds: float) -> None:
-        """Lets the others run for this many seconds of virtual time."""
-        self._baton.wait(lambda: False, seconds)
 
     def connect(self, endpoints: Sequence[str]) -> "MemoryConnections":
         return MemoryConnections(self, endpoints)
@@ -199,9 +189,6 @@ class MemoryNetwork:
     def new_number(self) -> int:
         self._numbers += 1
         return self._numbers
-
-    def wait(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        self._baton.wait(ready, timeout_s)
 
     def to_server(self, connections: "MemoryConnections", server: int, message: Message) -> None:
         """Delivers a message to a listener, or queues it for a future one."""

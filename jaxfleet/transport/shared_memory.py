@@ -44,20 +44,13 @@ _LONGEST_READ_S = 600.0  # after this, a sent block has been read or never will 
 
 @dataclass(frozen=True)
 class Block:
-    """Location of an array, for one borrower.
+    """Location of an array, for one borrower."""
 
-    Attributes:
-        pid: the lender's process.
-        fd: the arena's file descriptor in that process.
-        flag: index of the borrower's flag.
-        start: bytes from the beginning of the arena.
-    """
-
-    pid: int
-    fd: int
+    pid: int  # the lender's process
+    fd: int  # of the arena, in that process
     token: bytes
-    flag: int
-    start: int
+    flag: int  # index of the borrower's flag
+    start: int  # bytes from the beginning of the arena
     size: int
 
 
@@ -73,10 +66,8 @@ class Lender:
         A killed borrower returns nothing, so a very old loan makes the lender create a new arena, a
         few times. The old ones remain for blocks in flight.
 
-        Args:
-            memory: the bytes.
-            source: the immutable array that owns the bytes, if any: a block that is already lent is
-                shared with further borrowers instead of copied.
+        `source` is the immutable array that owns the bytes, if any: a block that is already lent is
+        shared with further borrowers instead of copied.
         """
         if len(memory) > ARENA_BYTES - HEADER_BYTES:
             return None
@@ -209,10 +200,7 @@ def share_frames(
 ) -> Sequence[Frame]:
     """Moves large frames into shared memory; returns the frames to send instead.
 
-    Args:
-        frames: a header, and one for each array.
-        lender: provides the shared memory.
-        sources: the arrays, if immutable: several peers then share one copy.
+    If the arrays are immutable and given as `sources`, several peers share one copy.
     """
     known: list[np.ndarray | None] = [None, *sources] if sources else [None] * len(frames)
     blocks = [

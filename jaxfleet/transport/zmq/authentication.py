@@ -73,18 +73,15 @@ class _Unauthenticated:
 class AdmissionControl:
     """The unauthenticated connections of a listener.
 
-    Attributes:
-        by_handshake: a completed handshake authenticates; otherwise connections are cut after a
-            time.
+    A completed handshake authenticates, or (not `by_handshake`) connections are cut after a time.
     """
 
     limits: AdmissionLimits
     by_handshake: bool = True
     clock: Callable[[], float] = time.monotonic
     cut: int = 0
-    _strangers: dict[int, _Unauthenticated] = field(
-        default_factory=dict
-    )  # by descriptor, in order of arrival
+    # By descriptor, in order of arrival.
+    _strangers: dict[int, _Unauthenticated] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._strangers)
@@ -256,11 +253,8 @@ class Authenticator:
     def _answer(self) -> None:
         """Answers an authentication request of ZeroMQ (RFC 27)."""
         version, number, _, _, _, *shown = self._asked.recv_multipart()
-        status = (
-            (b"200", b"OK", b"jaxfleet")
-            if shown == self._wanted
-            else (b"400", b"not this job's", b"")
-        )
+        refused = (b"400", b"not this job's", b"")
+        status = (b"200", b"OK", b"jaxfleet") if shown == self._wanted else refused
         self._asked.send_multipart([version, number, *status, b""])
 
     def _note(self, event: int, descriptor: int) -> None:

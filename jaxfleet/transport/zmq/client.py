@@ -132,10 +132,8 @@ class ZmqConnections:
         share_memory: bool,
         reported: set[str],
     ) -> None:
-        self._names, self._reported = (
-            tuple(a.removeprefix("tcp://") for a in addresses),
-            reported,
-        )
+        self._names = tuple(address.removeprefix("tcp://") for address in addresses)
+        self._reported = reported
         self._limits = limits
         self._named = tuple(addresses)
         nearest = [_nearest(address) for address in addresses]
@@ -223,11 +221,8 @@ class ZmqConnections:
                     if time.monotonic() < until:
                         continue
                 events, _ = self._end.wait(until)
-                self._readable.extend(
-                    s
-                    for line, s in self._servers.items()
-                    if line in events and s not in self._readable
-                )
+                ready = (server for line, server in self._servers.items() if line in events)
+                self._readable.extend(s for s in ready if s not in self._readable)
                 if not self._readable:
                     self._look_after_lines()
                     if time.monotonic() >= until:

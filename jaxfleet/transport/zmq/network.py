@@ -105,11 +105,7 @@ def _host_and_port(endpoint: str) -> tuple[str, int]:
 def _address(host: str, port: int) -> str:
     # Servers bind the only address of `localhost` that every machine has.
     name = _LOCALHOST if host == "localhost" else host
-    return (
-        f"tcp://[{name}]:{port}"
-        if ":" in name.strip("[]") and name[0] != "["
-        else f"tcp://{name}:{port}"
-    )
+    return f"tcp://[{name}]:{port}" if ":" in name and name[0] != "[" else f"tcp://{name}:{port}"
 
 
 def _resolve(host: str) -> str:

@@ -151,7 +151,8 @@ class ZmqListener:
             frames = self._joined(peer, unpack_frames(parts, most=self._limits.max_parts))
             if frames is not None and is_shared(frames):
                 frames = self._borrower.find(frames, peer)
-                self._lend_to(peer)
+                if self._share_memory and peer not in self._near:  # it can map this process's too
+                    self._near.append(peer)
             return None if frames is None else (peer, decode(frames, self._limits))
         except ChunkError:
             self._rejected += 1  # no reply: every chunk after a wrong one is wrong too
@@ -180,18 +181,10 @@ class ZmqListener:
             since = time.monotonic() - self._timing.half_open_s
             self._joiners = {p: (j, at) for p, (j, at) in self._joiners.items() if at > since}
 
-    def _lend_to(self, peer: Peer) -> None:
-        """Notes that a peer is on this machine and can map memory of its processes."""
-        if self._share_memory and peer not in self._near:
-            self._near.append(peer)
-
     def _reject(self, peer: Peer, error: FrameError) -> None:
         self._rejected += 1
-        body = {
-            "error": "bad_message",
-            "what": error.what,
-            "hint": "run the same jaxfleet everywhere",
-        }
+        hint = "run the same jaxfleet everywhere"
+        body = {"error": "bad_message", "what": error.what, "hint": hint}
         sender = f"server at {self._endpoint}"
         self._send(peer, Message(Kind.ERROR, sender, number=error.number, body=body))
 

@@ -140,11 +140,7 @@ def use_keys(made: "zmq.Socket[bytes]", keys: Keys, *, server: bool) -> None:
 
 
 def send_parts(made: "zmq.Socket[bytes]", parts: Sequence[Frame]) -> None:
-    """Sends one multipart message without blocking.
-
-    Raises:
-        zmq.Again: the send queue is full.
-    """
+    """Sends one multipart message without blocking; raises zmq.Again if the queue is full."""
     last = len(parts) - 1
     for place, part in enumerate(parts):
         flags = _NOBLOCK if place == last else _NOBLOCK_MORE
@@ -156,14 +152,8 @@ def receive_parts(
 ) -> list[memoryview]:
     """Returns the parts of the next message, keeping at most `most` of them.
 
-    Args:
-        made: the socket.
-        most: maximum number of parts.
-        first: called with the first part as a ZeroMQ frame.
-
-    Raises:
-        zmq.Again: there is no message.
-        TooManyPartsError: it has more than `most` parts.
+    `first` is called with the first part as a ZeroMQ frame. Raises zmq.Again if there is no message
+    and TooManyPartsError if it has more parts.
     """
     frame = made.recv(zmq.NOBLOCK, copy=False)
     if first is not None:
@@ -181,11 +171,7 @@ def receive_parts(
 
 
 class TooManyPartsError(FrameError):
-    """A message has too many parts.
-
-    Args:
-        first: the first part, which is the sender's identity at a ROUTER.
-    """
+    """A message has too many parts; the first is the sender's identity at a ROUTER."""
 
     def __init__(self, first: bytes, count: int, most: int) -> None:
         super().__init__(f"a message came in {count} parts, and {most} is the most")
@@ -221,11 +207,7 @@ class SocketGroup:
         self._poller.register(made, zmq.POLLIN)
 
     def used(self) -> "SocketGroup":
-        """Returns a context manager that keeps the sockets open.
-
-        Raises:
-            ClosedError: the group was closed.
-        """
+        """Returns a context manager that keeps the sockets open; ClosedError once closed."""
         return self  # not a generator, since it runs for every message
 
     def __enter__(self) -> None:
