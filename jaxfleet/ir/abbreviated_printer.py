@@ -72,8 +72,8 @@ def print_folded(
 
     Args:
         program: any program.
-        keep: whether to show an operator, however many there are.
-        max_lines: the most lines, exceeded only for the kept operators.
+        keep: whether to show an operator, however many there are; they may exceed `max_lines`.
+        max_lines: the most lines of the text.
         source: add the source lines of the operators that are shown.
     """
     text = print_program(program, source=source)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from jaxfleet.ir.attributes import Attr, Attrs, BlockRef, Operand, map_attr
 from jaxfleet.ir.dims import Dim, Size, substitute
@@ -12,13 +11,7 @@ from jaxfleet.ir.variable import Kind, Variable
 
 @dataclass(frozen=True)
 class Embedded:
-    """A program prepared for embedding in another one.
-
-    Attributes:
-        variables: those of the program, under their new names.
-        root: its block 0, with the requested number and parent.
-        inner: its other blocks that are used, in order.
-    """
+    """A program prepared for embedding: its variables, its root, and the inner blocks in use."""
 
     variables: Mapping[str, Variable]
     root: Block
@@ -32,7 +25,7 @@ def embed(
     inner_from: int,
     parent: int,
     names: Mapping[str, str],
-    sizes: Mapping[str, int],
+    sizes: Mapping[str, Size],
 ) -> Embedded:
     """Prepares a program for embedding in another one.
 
@@ -40,7 +33,22 @@ def embed(
     numbered from `inner_from` on. Variables of any block are renamed by `names`, letters replaced
     by `sizes`.
     """
-    return _Embedding(program, index, inner_from, parent, names, sizes).run()
+    used = _reachable(program)
+    numbers = {-1: parent, 0: index}
+    numbers |= {old: inner_from + place for place, old in enumerate(used[1:])}
+    made = _Embedding(numbers, names, sizes)
+    root, *inner = (made.block(program.blocks[old]) for old in used)
+    return Embedded(made.variables(program.variables), root, tuple(inner))
+
+
+def _reachable(program: Program) -> list[int]:
+    """Returns the blocks reachable from block 0; an excerpt may have lost the others."""
+    found, left = {0}, [0]
+    while left:
+        more = {index for op in program.blocks[left.pop()].ops for index in op.blocks} - found
+        found |= more
+        left += more
+    return sorted(found)
 
 
 def renamed(program: Program, names: Mapping[str, str]) -> Program:
@@ -62,47 +70,38 @@ def with_block_numbers(op: Operator, number: Callable[[int], int]) -> Operator:
     return replace(op, attrs=Attrs({key: map_attr(value, leaf) for key, value in op.attrs.items()}))
 
 
+def specialize(program: Program, sizes: Mapping[str, Size]) -> Program:
+    """Returns the program with letters replaced by sizes, in shapes and in attributes."""
+    made = _Embedding({n: n for n in range(-1, len(program.blocks))}, {}, sizes)
+    return replace(
+        program,
+        attrs=made.attrs(program.attrs),
+        variables=made.variables(program.variables),
+        blocks=tuple(map(made.block, program.blocks)),
+    )
+
+
 @dataclass(frozen=True)
 class _Embedding:
-    program: Program
-    index: int
-    inner_from: int
-    parent: int
+    """New numbers of blocks, new names of variables, and sizes of letters."""
+
+    numbers: Mapping[int, int]
     names: Mapping[str, str]
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, Size]
 
-    def run(self) -> Embedded:
-        root, *inner = (self._block(self.program.blocks[index]) for index in self._used)
-        variables = map(self._variable, self.program.variables.values())
-        return Embedded({v.name: v for v in variables}, root, tuple(inner))
-
-    @cached_property
-    def _used(self) -> list[int]:
-        """The blocks reachable from block 0; an excerpt of a program may have lost the others."""
-        found, left = {0}, [0]
-        while left:
-            ops = self.program.blocks[left.pop()].ops
-            more = {index for op in ops for index in op.blocks} - found
-            found |= more
-            left += more
-        return sorted(found)
-
-    @cached_property
-    def _numbers(self) -> dict[int, int]:
-        rest = {index: self.inner_from + place for place, index in enumerate(self._used[1:])}
-        return {-1: self.parent, 0: self.index, **rest}
-
-    def _block(self, block: Block) -> Block:
-        variables = map(self._variable, block.variables.values())
+    def block(self, block: Block) -> Block:
         return replace(
             block,
-            index=self._numbers[block.index],
-            parent=self._numbers[block.parent],
-            variables={v.name: v for v in variables},
+            index=self.numbers[block.index],
+            parent=self.numbers[block.parent],
+            variables=self.variables(block.variables),
             args=tuple(self.names.get(name, name) for name in block.args),
             ops=tuple(map(self._op, block.ops)),
             results=tuple(map(self._operand, block.results)),
         )
+
+    def variables(self, found: Mapping[str, Variable]) -> dict[str, Variable]:
+        return {new.name: new for new in map(self._variable, found.values())}
 
     def _variable(self, variable: Variable) -> Variable:
         name = self.names.get(variable.name, variable.name)
@@ -113,45 +112,16 @@ class _Embedding:
         return self.names.get(operand, operand) if isinstance(operand, str) else operand
 
     def _op(self, op: Operator) -> Operator:
-        attrs = {key: map_attr(value, self._attr) for key, value in op.attrs.items()}
-        return replace(
-            op,
-            inputs=op.inputs.renamed(self.names),
-            outputs=op.outputs.renamed(self.names),
-            attrs=Attrs(attrs),
-        )
+        inputs, outputs = op.inputs.renamed(self.names), op.outputs.renamed(self.names)
+        return replace(op, inputs=inputs, outputs=outputs, attrs=self.attrs(op.attrs))
+
+    def attrs(self, found: Attrs) -> Attrs:
+        return Attrs({key: map_attr(value, self._attr) for key, value in found.items()})
 
     def _attr(self, value: Attr) -> Attr:
         if isinstance(value, BlockRef):
-            return BlockRef(self._numbers[value.index])
+            return BlockRef(self.numbers.get(value.index, value.index))
         return substitute(value, self.sizes) if isinstance(value, Dim) else value
-
-
-def specialize(program: Program, sizes: Mapping[str, Size]) -> Program:
-    """Returns the program with letters replaced by sizes, in shapes and in attributes."""
-
-    def leaf(attr: Attr) -> Attr:
-        return substitute(attr, sizes) if isinstance(attr, Dim) else attr
-
-    def attrs(found: Attrs) -> Attrs:
-        return Attrs({key: map_attr(value, leaf) for key, value in found.items()})
-
-    def variables(found: Mapping[str, Variable]) -> dict[str, Variable]:
-        return {
-            name: replace(v, shape=tuple(substitute(size, sizes) for size in v.shape))
-            for name, v in found.items()
-        }
-
-    def block(found: Block) -> Block:
-        ops = tuple(replace(op, attrs=attrs(op.attrs)) for op in found.ops)
-        return replace(found, variables=variables(found.variables), ops=ops)
-
-    return replace(
-        program,
-        attrs=attrs(program.attrs),
-        variables=variables(program.variables),
-        blocks=tuple(map(block, program.blocks)),
-    )
 
 
 def equivalent(a: Program, b: Program) -> bool:

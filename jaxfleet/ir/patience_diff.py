@@ -113,11 +113,8 @@ def _longest_common(a: Sequence[int], b: Sequence[int]) -> Pairs:
 def unified_diff(before: Program, after: Program, *, context: int = 3, source: bool = False) -> str:
     """Returns the difference of two programs' texts, empty if they print alike.
 
-    Args:
-        before: the first program.
-        after: the second program.
-        context: the number of equal lines to show around a difference.
-        source: add the user's source lines as comments, which are then compared too.
+    `context` equal lines are shown around a difference. With `source`, the user's source lines are
+    added as comments, and compared too.
     """
     texts = [print_program(program, source=source).split("\n") for program in (before, after)]
     hunks = list(_hunks(texts[0], texts[1], context))

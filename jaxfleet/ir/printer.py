@@ -26,22 +26,15 @@ from jaxfleet.ir.variable import Kind, Variable, inline_values
 
 
 def print_program(program: Program, *, source: bool = False) -> str:
-    """Returns a program's text, without a trailing line break.
+    """Returns the text of any program, valid or not, without a trailing line break.
 
-    Args:
-        program: any program, valid or not.
-        source: add the user's source lines as comments.
+    With `source`, the user's source lines are added as comments.
     """
     return "\n".join(_program_lines(program, source=source))
 
 
 def print_operator(op: Operator, *, declared: Block | None = None) -> str:
-    """Returns one operator's line.
-
-    Args:
-        op: the operator.
-        declared: the block whose types to print with the outputs; no types by default.
-    """
+    """Returns one operator's line; with the types of its outputs, as a block declares them."""
     types = declared.variables if declared else {}
     return operator_text(op, {name: types[name] for name in op.writes if name in types})
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal, TypeAlias
 
-from jaxfleet.ir.attributes import Attr, Attrs, BlockRef, map_attr
+from jaxfleet.ir.inline import with_block_numbers
 from jaxfleet.ir.patience_diff import match
 from jaxfleet.ir.printer import (
     attrs_text,
@@ -26,14 +26,9 @@ _MAX_LINES = 40  # of a program's or block's differences in the text
 
 @dataclass(frozen=True)
 class OperatorChange:
-    """One operator that differs between two programs.
+    """One operator that differs: as it was (None if added) and is (None if removed), and where.
 
-    Attributes:
-        kind: the kind of change.
-        before: the operator in the first program, None if it was added.
-        after: the operator in the second program, None if it was removed.
-        at_before: its place in its block in the first program.
-        at_after: its place in its block in the second program.
+    Its places, `at_before` and `at_after`, are counted within its block.
     """
 
     kind: ChangeKind
@@ -45,19 +40,13 @@ class OperatorChange:
 
 @dataclass(frozen=True)
 class VariableChange:
-    """One variable that differs between two programs.
-
-    Attributes:
-        before: the variable in the first program, None if it was added.
-        after: the variable in the second program, None if it was removed.
-    """
+    """One variable that differs: as it was (None if added), and is (None if removed)."""
 
     before: Variable | None
     after: Variable | None
 
     @property
     def name(self) -> str:
-        """The variable's name, the same in both programs."""
         variable = self.before or self.after
         assert variable is not None
         return variable.name
@@ -72,14 +61,7 @@ class VariableChange:
 
 @dataclass(frozen=True)
 class BlockDiff:
-    """The differences of a block and its counterpart.
-
-    Attributes:
-        before: the block in the first program, None if it was added.
-        after: the block in the second program, None if it was removed.
-        variables: those that differ.
-        operators: those that differ, in the order of the block.
-    """
+    """The differences of a block (None if added) and its counterpart (None if removed)."""
 
     before: Block | None
     after: Block | None
@@ -95,10 +77,7 @@ class ProgramDiff:
     is not a difference of that block.
 
     Attributes:
-        before: the first program.
-        after: the second program.
         variables: the programs' own variables that differ.
-        blocks: the blocks that differ.
         renumbered: (index before, index after) of blocks whose index differs.
     """
 
@@ -123,8 +102,7 @@ class ProgramDiff:
     def text(self, *, max_lines: int = _MAX_LINES) -> str:
         """Describes the differences: `+` added, `-` removed, `~` changed, `>` moved.
 
-        Args:
-            max_lines: the most differences to list for the program and for each block.
+        At most `max_lines` are listed for the program and for each block.
         """
         return "\n".join(_lines(self, max_lines))
 
@@ -175,7 +153,7 @@ def _counterparts(before: Program, after: Program) -> list[tuple[int | None, int
 
 def _content(block: Block) -> Hashable:
     """Returns the content of a block, without its number and those of its sub-blocks."""
-    masked = tuple(_with_refs(op, lambda _: BlockRef(0)) for op in block.ops)
+    masked = tuple(with_block_numbers(op, lambda _: 0) for op in block.ops)
     return block.args, block.results, masked
 
 
@@ -192,20 +170,9 @@ def _gaps(
 
 def _renumbered(block: Block, number: Callable[[int], int]) -> Block:
     """Returns a block of the first program with blocks numbered as in the second."""
-    ops = [_with_refs(op, lambda ref: BlockRef(number(ref.index))) for op in block.ops]
+    ops = [with_block_numbers(op, number) for op in block.ops]
     parent = number(block.parent) if block.parent >= 0 else block.parent
     return replace(block, index=number(block.index), parent=parent, ops=tuple(ops))
-
-
-def _with_refs(op: Operator, change: Callable[[BlockRef], BlockRef]) -> Operator:
-    if not op.attrs.block_refs:
-        return op
-
-    def leaf(value: Attr) -> Attr:
-        return change(value) if isinstance(value, BlockRef) else value
-
-    attrs = {name: map_attr(value, leaf) for name, value in op.attrs.items()}
-    return replace(op, attrs=Attrs(attrs))
 
 
 def _block_diff(before: Block | None, comparable: Block | None, after: Block | None) -> BlockDiff:

@@ -37,7 +37,7 @@ def save_program(program: Program, path: str | os.PathLike[str], *, source: bool
 
     Args:
         program: any program.
-        path: the text's file; the values go to the same name with the suffix `.npz`.
+        path: the text's file; the values go beside it, with the suffix `.npz`.
         source: add the user's source lines as comments.
 
     Raises:
@@ -65,11 +65,7 @@ def load_program(path: str | os.PathLike[str]) -> Program:
 
 
 def with_values(program: Program, values: Mapping[str, Any]) -> Program:
-    """Returns the program with a value for every constant that has none.
-
-    Args:
-        program: any program.
-        values: arrays by digest; unused ones are ignored.
+    """Returns the program with a value for every constant that has none, from arrays by digest.
 
     Raises:
         ProgramError: a value is missing or does not match its digest.
