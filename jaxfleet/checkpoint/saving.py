@@ -238,13 +238,7 @@ def save_arrays(
     step: int,
     facts: Mapping[str, Plain] | None = None,
 ) -> None:
-    """Saves whole arrays as a checkpoint of one part.
-
-    Args:
-        folder: the checkpoint's folder; an existing checkpoint is replaced atomically.
-        arrays: array-likes, by name.
-        step: the step that they belong to.
-        facts: plain data, for readers of the checkpoint.
+    """Saves whole arrays as a checkpoint of one part; it replaces an existing one atomically.
 
     Raises:
         CheckpointError: the disk is full or fails, or a value cannot be saved.
@@ -254,22 +248,25 @@ def save_arrays(
 
 
 def save_pieces(
-    folder: Path, pieces: Iterable[Piece], *, step: int, facts: Mapping[str, Plain] | None = None
-) -> None:
+    folder: Path,
+    pieces: Iterable[Piece],
+    *,
+    step: int,
+    facts: Mapping[str, Plain] | None = None,
+    part: str = "all",
+    after: Link | None = None,
+) -> PartReceipt:
     """Saves pieces as a checkpoint of one part, as `save_arrays` does for whole arrays.
 
-    Args:
-        folder: the checkpoint's folder.
-        pieces: all pieces of the checkpoint.
-        step: the step that they belong to.
-        facts: plain data, for readers of the checkpoint.
+    For a delta, `after` is its base.
 
     Raises:
         CheckpointError: the disk is full or fails, or a value cannot be saved.
     """
-    receipt = write_part(folder, "all", pieces, step=step)
+    receipt = write_part(folder, part, pieces, step=step)
     try:
-        commit(folder, [receipt], step=step, facts=facts)
+        commit(folder, [receipt], step=step, facts=facts, after=after)
     except CheckpointError:
         discard(folder, [receipt])
         raise
+    return receipt

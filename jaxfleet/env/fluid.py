@@ -3,7 +3,6 @@
 import os
 
 from jaxfleet.env.variables import GPUS, PLATFORMS, XLA_FLAGS, get, read_number, refuse, whole
-from jaxfleet.errors import StrategyError
 
 _RPC_DEADLINE = "FLAGS_rpc_deadline"
 _CHECK_NAN_INF = "FLAGS_check_nan_inf"
@@ -15,10 +14,7 @@ _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 def rpc_threads(what: str) -> int:
     """Returns `FLAGS_rpc_<what>_thread_num`: fluid's number of threads; 12 by default."""
     name = f"FLAGS_rpc_{what}_thread_num"
-    value = os.environ.get(name, "12")
-    if not value.isdecimal():
-        raise StrategyError(f"{name} is '{value}', and must be a number")
-    return int(value)
+    return read_number(name, least=0, hint="fluid's default is 12") if get(name) else 12
 
 
 def preset_flag(name: str) -> str | None:

@@ -103,11 +103,10 @@ class Environment:
 
 def read_environment() -> Environment:
     """Returns the current settings."""
-    dump_dir = os.environ.get(_DUMP_DIR)
     return Environment(
-        dump_dir=Path(dump_dir) if dump_dir else None,
-        dump_source=os.environ.get(_DUMP_SOURCE, "0") not in {"", "0"},
-        dump_until_compiled=os.environ.get(_DUMP_ONLY, "0") not in {"", "0"},
+        dump_dir=Path(get(_DUMP_DIR)) if get(_DUMP_DIR) else None,
+        dump_source=get(_DUMP_SOURCE) not in {"", "0"},
+        dump_until_compiled=get(_DUMP_ONLY) not in {"", "0"},
     )
 
 

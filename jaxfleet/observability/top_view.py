@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from jaxfleet.errors import StrategyError
@@ -213,16 +214,9 @@ def _table(rich: Any, heads: Iterable[str]) -> Any:
     return table
 
 
-@dataclass(frozen=True)
-class _Rich:
-    Group: Any
-    Table: Any
-
-
-def _rich() -> _Rich:
+def _rich() -> Any:
     try:
-        from rich.console import Group  # noqa: PLC0415  # an extra
-        from rich.table import Table  # noqa: PLC0415
+        from rich import console, table  # noqa: PLC0415  # an extra
     except ImportError as error:
         raise StrategyError("top needs rich", hint="pip install 'jaxfleet[watch]'") from error
-    return _Rich(Group, Table)
+    return SimpleNamespace(Group=console.Group, Table=table.Table)

@@ -93,11 +93,7 @@ class Stage:
         return self.diff_text()
 
     def diff_text(self, *, source: bool = False) -> str:
-        """Returns the pass's changes, as a unified diff of the full texts.
-
-        Args:
-            source: add the user's source lines as comments.
-        """
+        """Returns the same with the user's source lines as comments, if asked for."""
         return unified_diff(self.before, self.after, source=source)
 
     def keeps(self, op: Operator) -> bool:

@@ -40,13 +40,8 @@ class Pass(ABC):
     def run(self, program: Program) -> Program:
         """Returns the rewritten program, and leaves its argument unchanged.
 
-        Operators that the pass inserts are marked with `made_by`, so that dumps can name it.
-
-        Args:
-            program: a valid program.
-
-        Returns:
-            A valid program.
+        Both are valid. Operators that the pass inserts are marked with `made_by`, so that dumps can
+        name it.
         """
 
 
@@ -56,9 +51,6 @@ def made_by(op: Operator, pass_: Pass) -> Operator:
     The user's source line stays: give the operator the source of the one it serves.
     """
     return replace(op, source=replace(op.source, made_by=pass_.name))
-
-
-_REQUIRED = MISSING
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,7 @@ class Option:
 
     def __str__(self) -> str:
         text = f"{self.name}: {_type_text(self.type)}"
-        return text if self.default is _REQUIRED else f"{text} = {option_text(self.default)}"
+        return text if self.default is MISSING else f"{text} = {option_text(self.default)}"
 
 
 def options_of(cls: type[Pass]) -> tuple[Option, ...]:
@@ -109,7 +101,7 @@ def checked_options(cls: type[Pass], values: Mapping[str, object]) -> dict[str, 
             what = f"{cls.name}: option '{name}' is {_type_text(option.type)}"
             raise PassError(f"{what}, not {_shown(value)}", hint=_listing(cls))
     for option in options.values():
-        if option.default is _REQUIRED and option.name not in values:
+        if option.default is MISSING and option.name not in values:
             raise PassError(f"{cls.name}: option '{option.name}' is missing", hint=_listing(cls))
     return checked
 

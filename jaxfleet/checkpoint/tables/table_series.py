@@ -7,7 +7,7 @@ from typing import TypeAlias, cast
 from jaxfleet.checkpoint.files import MANIFEST
 from jaxfleet.checkpoint.manifest import Link, PartReceipt, Piece, Plain
 from jaxfleet.checkpoint.reading import Checkpoint, Part, open_checkpoint
-from jaxfleet.checkpoint.saving import commit, discard, write_part
+from jaxfleet.checkpoint.saving import commit, discard, save_pieces, write_part
 from jaxfleet.checkpoint.series import CheckpointSeries
 from jaxfleet.checkpoint.tables.row_pieces import (
     ABOUT,
@@ -92,16 +92,10 @@ def save_tables(
     """
     older = None if after is None else followed(series, after, step)
     since = {} if older is None else dict.fromkeys(layers_in(older), older.step)
-    folder = series.path(step)
     pieces = table_pieces(stores, buckets=buckets, since=since)
-    receipt = write_part(folder, "tables", pieces, step=step)
-    try:
-        link = None if older is None else Link(older.step, older.sha256)
-        commit(folder, [receipt], step=step, facts=facts, after=link)
-    except CheckpointError:
-        discard(folder, [receipt])
-        raise
-    return receipt
+    link = None if older is None else Link(older.step, older.sha256)
+    folder = series.path(step)
+    return save_pieces(folder, pieces, step=step, facts=facts, part="tables", after=link)
 
 
 def followed(series: CheckpointSeries, after: int, step: int) -> Checkpoint:
@@ -175,17 +169,13 @@ def _whole(table: SavedTable, spans: set[Span]) -> Iterator[Piece]:
 class TableSeries:
     """Saves and restores stores, and tracks the base of the next delta.
 
-    Attributes:
-        series: the checkpoints.
-        stores: one for each table.
-        buckets: the buckets that the stores have.
-        changes: how many deltas may follow a full save; more of them make saves smaller and
-            restores read more.
+    Up to `changes` deltas follow a full save; more of them make saves smaller and restores read
+    more.
     """
 
     series: CheckpointSeries
     stores: Sequence[RowKeeper]
-    buckets: range = ALL_BUCKETS
+    buckets: range = ALL_BUCKETS  # of the stores
     changes: int = 9
     _last: int | None = None  # the last save that contained all of these stores
     _length: int = 0  # the number of deltas that it is built on
