@@ -274,16 +274,11 @@ def image_resize(
 ) -> Variable:
     """Resizes images `[b,c,h,w]`, or volumes `[b,c,d,h,w]`.
 
-    Args:
-        input: images or volumes.
-        out_shape: spatial sizes of the result, as numbers.
-        scale: factor of the sizes, without `out_shape`.
-        name: of the layer.
-        resample: `BILINEAR`, `NEAREST`, or for volumes `TRILINEAR`.
-        actual_shape: unsupported; shapes are known before a run.
-        align_corners: corner elements are mapped to corner elements.
-        align_mode: otherwise, the position of an element: 0 for its center, 1 for its beginning.
-        data_format: `NCHW` or `NHWC`, with a `D` for volumes.
+    `out_shape` has the spatial sizes as numbers, or `scale` is their factor. `resample` is
+    `BILINEAR`, `NEAREST`, or for volumes `TRILINEAR`. With `align_corners` corner elements are
+    mapped to corner elements; otherwise `align_mode` is the position of an element: 0 for its
+    center, 1 for its beginning. `data_format` is `NCHW` or `NHWC`, with a `D` for volumes;
+    `actual_shape` is unsupported, as shapes are known before a run.
 
     Raises:
         ProgramError: there is no such method, the input has the wrong rank, or no size is given.
