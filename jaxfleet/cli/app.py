@@ -13,7 +13,6 @@ from importlib import import_module
 from importlib.metadata import version
 
 import jaxfleet
-from jaxfleet.cli.output import USER_ERROR, log
 from jaxfleet.errors import JaxfleetError
 
 _COMMANDS = {  # each is a module in this package
@@ -27,6 +26,9 @@ _COMMANDS = {  # each is a module in this package
     "top": "show what the servers and trainers of a running job do",
     "timeline": "merge what the processes of a job noted into one timeline",
 }
+DIFFERENT = 1
+SCRIPT_FAILED = 1
+USER_ERROR = 2
 _OWN = frozenset({"-h", "--help", "--version"})  # options before the command
 
 
@@ -53,6 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         log("error: the program is nested too deep: blocks in blocks, or calls in calls")
         return USER_ERROR
     return status
+
+
+def log(text: str) -> None:
+    """Prints a message to stderr, apart from the data."""
+    print(text, file=sys.stderr)
 
 
 def _version() -> str:

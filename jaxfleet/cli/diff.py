@@ -4,8 +4,8 @@ import argparse
 from itertools import zip_longest
 from typing import Any
 
+from jaxfleet.cli.app import DIFFERENT
 from jaxfleet.cli.files import read_programs, shown
-from jaxfleet.cli.output import DIFFERENT
 from jaxfleet.ir import Program, diff, unified_diff
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxfleet.cli.output import SCRIPT_FAILED, log
+from jaxfleet.cli.app import SCRIPT_FAILED, log
 from jaxfleet.env import dumping_to
 from jaxfleet.errors import JaxfleetError, ProgramError
 from jaxfleet.pipeline import dump_folders, read_index, remove_dumps

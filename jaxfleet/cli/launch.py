@@ -14,7 +14,7 @@ from typing import Any
 from jaxfleet.env import read_job
 from jaxfleet.errors import ProgramError, StrategyError
 from jaxfleet.launch import CollectiveJob, Job, Nodes, launch, launch_ranks
-from jaxfleet.launch.gpus import seen_gpus, selected_gpus
+from jaxfleet.launch.placement import seen_gpus, selected_gpus
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import argparse
 from typing import Any
 
 from jaxfleet.analysis.step_checks import meaning_rules
+from jaxfleet.cli.app import log
 from jaxfleet.cli.files import STDIN, read_programs, shown, write_programs
-from jaxfleet.cli.output import log
 from jaxfleet.cli.passes import add_import_option, import_passes
 from jaxfleet.errors import PassError
 from jaxfleet.ir import Program, verify

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jaxfleet.cli.output import USER_ERROR, log
+from jaxfleet.cli.app import USER_ERROR, log
 from jaxfleet.errors import StrategyError
 from jaxfleet.observability import Board, Sample, read_token, scrape
 

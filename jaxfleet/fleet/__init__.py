@@ -11,23 +11,26 @@ The functions act on the job of this process; `JobFleet` documents them::
 
 from jaxfleet.cluster.roles.base import OnlyWorker as OnlyWorker
 from jaxfleet.fleet.base import FleetBase as FleetBase
-from jaxfleet.fleet.default_fleet import all_reduce_worker as all_reduce_worker
-from jaxfleet.fleet.default_fleet import barrier_worker as barrier_worker
-from jaxfleet.fleet.default_fleet import distribute as distribute
-from jaxfleet.fleet.default_fleet import distributed_optimizer as distributed_optimizer
-from jaxfleet.fleet.default_fleet import init as init
-from jaxfleet.fleet.default_fleet import is_first_worker as is_first_worker
-from jaxfleet.fleet.default_fleet import is_server as is_server
-from jaxfleet.fleet.default_fleet import is_worker as is_worker
-from jaxfleet.fleet.default_fleet import restore as restore
-from jaxfleet.fleet.default_fleet import run_server as run_server
-from jaxfleet.fleet.default_fleet import save as save
-from jaxfleet.fleet.default_fleet import server_endpoints as server_endpoints
-from jaxfleet.fleet.default_fleet import server_index as server_index
-from jaxfleet.fleet.default_fleet import server_num as server_num
-from jaxfleet.fleet.default_fleet import split_files as split_files
-from jaxfleet.fleet.default_fleet import stop_worker as stop_worker
-from jaxfleet.fleet.default_fleet import worker_endpoints as worker_endpoints
-from jaxfleet.fleet.default_fleet import worker_index as worker_index
-from jaxfleet.fleet.default_fleet import worker_num as worker_num
 from jaxfleet.fleet.job import JobFleet as JobFleet
+
+_FLEET = JobFleet()
+
+init = _FLEET.init
+is_first_worker = _FLEET.is_first_worker
+worker_index = _FLEET.worker_index
+worker_num = _FLEET.worker_num
+is_worker = _FLEET.is_worker
+is_server = _FLEET.is_server
+server_index = _FLEET.server_index
+server_num = _FLEET.server_num
+worker_endpoints = _FLEET.worker_endpoints
+server_endpoints = _FLEET.server_endpoints
+split_files = _FLEET.split_files
+all_reduce_worker = _FLEET.all_reduce_worker
+barrier_worker = _FLEET.barrier_worker
+distributed_optimizer = _FLEET.distributed_optimizer
+distribute = _FLEET.distribute
+run_server = _FLEET.run_server
+save = _FLEET.save
+restore = _FLEET.restore
+stop_worker = _FLEET.stop_worker

@@ -13,8 +13,8 @@ from typing import Any
 
 from jaxfleet.env import CloudNodes, read_cloud_nodes, read_job
 from jaxfleet.errors import AssertedError, JaxfleetError, ProgramError
-from jaxfleet.launch.gpus import seen_gpus, selected_gpus
 from jaxfleet.launch.job_spec import CollectiveJob, Nodes
+from jaxfleet.launch.placement import seen_gpus, selected_gpus
 from jaxfleet.launch.rank_launch import launch_ranks
 
 _FALSE = frozenset({"", "0", "false", "no", "off", "none"})

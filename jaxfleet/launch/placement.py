@@ -1,13 +1,14 @@
-"""Placement of processes on machines and ports; ports are held until they are used."""
+"""Placement of processes on machines, GPUs and ports; ports are held until they are used."""
 
 import errno
+import re
 import socket
 import sys
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
+from pathlib import Path
 
-from jaxfleet.errors import StrategyError
+from jaxfleet.env import read_visible_gpus, wants_gpus
+from jaxfleet.errors import AssertedError, StrategyError
 from jaxfleet.launch.job_spec import LOOPBACK, CollectiveJob, Job
 
 # On Linux a port may be bound a second time while no socket listens on it, if both sockets request
@@ -110,15 +111,7 @@ class Places:
         if self._ports.endpoints:
             self._ports.give(self.servers.index(server))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._ports.close()
 
 
@@ -170,13 +163,29 @@ class RankPlaces:
         if self._ports is not None:
             self._ports.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+_DEVICES = Path("/dev")
+
+
+def seen_gpus() -> tuple[int, ...]:
+    """Returns the GPUs visible to jax, by its numbers for them: from 0 on."""
+    if not wants_gpus():
+        return ()
+    named = read_visible_gpus()
+    if named is None:
+        devices = [path.name for path in _DEVICES.glob("nvidia*")]
+        named = tuple(name for name in devices if re.fullmatch(r"nvidia\d+", name))
+    return tuple(range(len(named)))
+
+
+def selected_gpus(words: str) -> tuple[int, ...]:
+    """Converts a user's GPU numbers, those of `CUDA_VISIBLE_DEVICES` (`4,5`), to jax's."""
+    asked = [word.strip() for word in words.split(",") if word.strip()]
+    visible = read_visible_gpus() or ()
+    for word in asked:
+        if visible and word not in visible:
+            hint = f"CUDA_VISIBLE_DEVICES has {','.join(visible)}"
+            raise AssertedError(f"GPU {word} is none of the visible ones", hint=hint)
+        if not visible and not word.isdecimal():
+            raise AssertedError(f"GPU {word!r} is no number", hint="write 0,1")
+    return tuple(visible.index(word) if visible else int(word) for word in asked)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
 from jaxfleet.launch import gate
-from jaxfleet.launch.guard_client import GuardClient
+from jaxfleet.launch.guard import GuardClient, signal_group
 from jaxfleet.launch.output import Console, Reader
 
 _LAST_LINES = 20
@@ -110,8 +110,8 @@ class Process:
             return
         if self._popen.returncode is None:
             self.told = number
-        self._signal(number)
-        self._signal(signal.SIGCONT)
+        signal_group(self.pid, number)
+        signal_group(self.pid, signal.SIGCONT)
 
     def _open_gate(self) -> None:
         self._keeper.watch(self.pid)
@@ -132,22 +132,12 @@ class Process:
     def _end_rest(self) -> None:
         for number, wait_s in ((signal.SIGTERM, self._grace_s), (signal.SIGKILL, _KILL_S)):
             deadline = time.monotonic() + wait_s
-            alive = self._signal(number)
+            alive = signal_group(self.pid, number)
             while alive and time.monotonic() < deadline:
                 time.sleep(_LOOK_S)
-                alive = self._signal(0)
+                alive = signal_group(self.pid, 0)
         self._empty.set()
         self._keeper.forget(self.pid)
-
-    def _signal(self, number: int) -> bool:
-        try:
-            os.killpg(self.pid, number)
-        except (
-            ProcessLookupError,
-            PermissionError,
-        ):  # macOS raises the second for a group that has ended
-            return False
-        return True
 
 
 def _signal_name(number: int) -> str:

@@ -8,11 +8,17 @@ from pathlib import Path
 
 from jaxfleet.env import PserverRole, cluster_environment, read_job
 from jaxfleet.launch.events import Due, Ended, Event, Told
-from jaxfleet.launch.job_folder import temporary_folder, with_secret
 from jaxfleet.launch.job_spec import PORT_TAKEN, Job
 from jaxfleet.launch.placement import Places
 from jaxfleet.launch.process import Process
-from jaxfleet.launch.starter import Starter, log_name, meeting_folder, starting
+from jaxfleet.launch.starter import (
+    Starter,
+    log_name,
+    meeting_folder,
+    starting,
+    temporary_folder,
+    with_secret,
+)
 from jaxfleet.launch.termination import Deadline, Ender, Outcome, failure, told
 from jaxfleet.observability import LongWait
 
@@ -91,7 +97,8 @@ def launch(job: Job, *, logs: Callable[[str, int], str] = log_name) -> int:
     """
     with ExitStack() as stack:
         folder = job.checkpoint_dir or temporary_folder(stack)
-        places = stack.enter_context(Places(job))
+        places = Places(job)
+        stack.callback(places.close)
         names = {f"server {at}": logs("server", at) for at in places.servers}
         names |= {f"trainer {at}": logs("trainer", at) for at in places.trainers}
         temporary = [] if job.checkpoint_dir else [folder]

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from jaxfleet.env import Rank, rank_environment
 from jaxfleet.launch.events import Ended, Told
-from jaxfleet.launch.job_folder import with_secret
 from jaxfleet.launch.job_spec import CollectiveJob
 from jaxfleet.launch.placement import RankPlaces
 from jaxfleet.launch.process import Process
-from jaxfleet.launch.starter import Starter, log_name, meeting_folder, starting
+from jaxfleet.launch.starter import Starter, log_name, meeting_folder, starting, with_secret
 from jaxfleet.launch.termination import Deadline, Ender, Outcome, failure, told
 
 _SAY_S = 2.0  # lets ranks that do not wait for the lost one print a traceback
@@ -30,7 +29,8 @@ def launch_ranks(job: CollectiveJob, *, logs: Callable[[str, int], str] = log_na
     timeout. However the launch ends, even if it is killed, none of the ranks is left.
     """
     with ExitStack() as stack:
-        places = stack.enter_context(RankPlaces(job))
+        places = RankPlaces(job)
+        stack.callback(places.close)
         places.move(0)
         names = {f"rank {rank}": logs("rank", rank) for rank in places.ranks}
         meeting, removed = meeting_folder(job, stack)

@@ -12,7 +12,7 @@ import pytest
 
 import jaxfleet.compat
 from jaxfleet import fluid
-from jaxfleet.compat.names import MODULES
+from jaxfleet.compat.installing import MODULES
 from jaxfleet.errors import ProgramError
 
 ROOT = Path(__file__).parents[2]

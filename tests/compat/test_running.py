@@ -8,7 +8,7 @@ import pytest
 
 import jaxfleet.compat
 from jaxfleet.cli import launch as launch_command
-from jaxfleet.compat import running
+from jaxfleet.compat import __main__ as running
 from jaxfleet.launch import paddle_launch, paddle_launch_ps
 
 SCRIPT = """\

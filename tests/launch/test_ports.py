@@ -3,6 +3,7 @@
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_another_start_on_one_machine_goes_elsewhere_where_its_port_is_taken() -
             job = CollectiveJob(
                 command=("x",), port=taken - start, nodes=nodes_of_job, insecure=True
             )
-            with RankPlaces(job) as places:
+            with closing(RankPlaces(job)) as places:
                 if is_refused:
                     with pytest.raises(StrategyError, match=f"port {taken} of 127.0.0.1 cannot"):
                         places.move(start)

@@ -10,8 +10,8 @@ from jaxfleet.cli import launch as cli
 from jaxfleet.cli import main
 from jaxfleet.env import read_restart
 from jaxfleet.errors import AssertedError, StrategyError
-from jaxfleet.launch import CollectiveJob, Nodes, gpus, launch_ranks
-from jaxfleet.launch.gpus import seen_gpus, selected_gpus
+from jaxfleet.launch import CollectiveJob, Nodes, launch_ranks, placement
+from jaxfleet.launch.placement import seen_gpus, selected_gpus
 from tests.launch.jobs import WAIT_S, free_ports, noted, noting, runs
 from tests.launch.ranks import SAYS, command, failing, places, ranks
 
@@ -162,7 +162,7 @@ def test_gpus_are_shared_out(
     found = places(capsys.readouterr().out)
     assert not {"https_proxy", "no_grpc_proxy"} & {name for place in found for name in place}
     assert [place["FLAGS_selected_gpus"] for place in found] == ["0,1", "2,3"]
-    monkeypatch.setattr(gpus, "_DEVICES", tmp_path)
+    monkeypatch.setattr(placement, "_DEVICES", tmp_path)
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)

@@ -13,7 +13,7 @@ from jaxfleet.cli import launch as command
 from jaxfleet.cli import main
 from jaxfleet.errors import StrategyError
 from jaxfleet.launch import CollectiveJob, Job, Nodes, launch, launch_ranks
-from jaxfleet.launch.job_folder import temporary_folder
+from jaxfleet.launch.starter import temporary_folder
 from tests.launch.jobs import IDLE, job, python, waiting
 
 SHOW = """
