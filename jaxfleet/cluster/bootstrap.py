@@ -29,15 +29,10 @@ _joined: list[ProcessGroup] = []  # a process joins only once, as in jax
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Rank of this process and size of its group.
+    """Rank of this process and size of its group."""
 
-    Attributes:
-        rank: from 0.
-        size: the number of ranks; 1 if this process is alone.
-    """
-
-    rank: int = 0
-    size: int = 1
+    rank: int = 0  # from 0
+    size: int = 1  # the number of ranks; 1 if this process is alone
 
 
 def initialize(

@@ -23,35 +23,20 @@ Answers = list[tuple[Peer, Message]]
 
 @dataclass
 class _Seen:
-    """State of one rank.
+    """State of one rank."""
 
-    Attributes:
-        session: distinguishes processes that claim the same rank.
-        line: the connection of the last hello or heartbeat.
-        silent_s: seconds of silence, counted only while this process could receive.
-        word: number of its last message: messages of two threads may arrive out of order.
-        step: the last step it reported.
-        doing: its activity in that step.
-        runs: short description of the program and shapes that it runs in that step.
-        left_after: the step after which it sent bye.
-        inside: it has begun the step but not yet run it.
-        ran: digest of everything it has run, as last reported.
-        last: description of the program that it ran last.
-        had: number of the last answer that it received.
-    """
-
-    session: str
-    line: Peer
-    silent_s: float = 0.0
-    word: int = 0
-    step: int = 0
-    doing: str = ""
-    runs: str = ""
-    left_after: int | None = None
-    inside: bool = False
-    ran: str = ""
-    last: str = ""
-    had: int = 0
+    session: str  # distinguishes processes that claim the same rank
+    line: Peer  # the connection of the last hello or heartbeat
+    silent_s: float = 0.0  # seconds of silence, counted only while this process could receive
+    word: int = 0  # number of its last message: messages of two threads may arrive out of order
+    step: int = 0  # the last step it reported
+    doing: str = ""  # its activity in that step
+    runs: str = ""  # short description of the program and shapes that it runs in that step
+    left_after: int | None = None  # the step after which it sent bye
+    inside: bool = False  # it has begun the step but not yet run it
+    ran: str = ""  # digest of everything it has run, as last reported
+    last: str = ""  # description of the program that it ran last
+    had: int = 0  # number of the last answer that it received
 
     def hear(self, body: Mapping[str, object]) -> None:
         self.ran, self.last = str(body.get("ran", "")), str(body.get("last", ""))
@@ -79,11 +64,7 @@ class _Asked:
 class Coordinator:
     """State machine of the group.
 
-    Args:
-        size: the number of ranks.
-        job: the job's name.
-        coordinator: address of jax's own coordinator, announced to every rank.
-        lost_after_s: a rank that stays silent this long is lost.
+    `coordinator` is the address of jax's own, announced to every rank.
     """
 
     def __init__(self, size: int, job: str, coordinator: str, *, lost_after_s: float) -> None:

@@ -28,19 +28,12 @@ _ANSWERS = frozenset({Kind.PARTS, Kind.PENDING, Kind.OK})
 
 @dataclass(frozen=True)
 class Doing:
-    """The activity that a rank reports.
+    """The activity that a rank reports."""
 
-    Attributes:
-        step: current step; 0 before the first.
-        what: short description.
-        runs: the program and its shapes.
-        inside: it has begun the step but not yet run it.
-    """
-
-    step: int = 0
-    what: str = "starting"
-    runs: str = ""
-    inside: bool = False
+    step: int = 0  # current step; 0 before the first
+    what: str = "starting"  # short description
+    runs: str = ""  # the program and its shapes
+    inside: bool = False  # it has begun the step but not yet run it
 
 
 class CoordinatorClient:
@@ -48,16 +41,6 @@ class CoordinatorClient:
 
     Heartbeats use their own thread and connection, so they continue while the main thread compiles
     or waits.
-
-    Args:
-        network: carries messages.
-        endpoint: where rank 0 listens.
-        rank: this rank.
-        size: the number of ranks.
-        job: the job's name.
-        lost_after_s: rank 0 is lost after this much silence.
-        clock: the time in seconds.
-        beats: send heartbeats from a thread.
     """
 
     def __init__(
@@ -164,13 +147,7 @@ class CoordinatorClient:
         return f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
 
     def together(self, what: str, payload: bytes, timeout_s: float) -> list[bytes]:
-        """Gathers a payload from every rank, in rank order, once all have reached the same place.
-
-        Args:
-            what: short name of the place.
-            payload: this rank's.
-            timeout_s: the longest wait for the others.
-        """
+        """Gathers a payload from every rank, in rank order, once all have reached one place."""
         number, before = next(self._numbers), self._doing
         self._doing = replace(before, what=what)
         tensors = (Tensor("payload", np.frombuffer(payload, np.uint8)),)

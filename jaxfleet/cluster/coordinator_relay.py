@@ -63,11 +63,6 @@ class Relay:
 
     It serves only this user: others would reach the coordinator in the name of this machine, and
     each of their connections would cost one connection and two threads here.
-
-    Args:
-        host: target host.
-        port: target port.
-        connect_s: the longest wait for the target to listen.
     """
 
     def __init__(self, host: str, port: int, *, connect_s: float) -> None:

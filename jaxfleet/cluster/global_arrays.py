@@ -100,11 +100,6 @@ def of_rank_0(joined: ProcessGroup, values: Sequence[Any], *, timeout_s: float) 
 
     They travel as bits, summed with zeros: exact for every dtype, and a collective that all of
     jax's CPU and GPU transports implement.
-
-    Args:
-        joined: this process.
-        values: arrays, of the same shapes and dtypes on all ranks.
-        timeout_s: the longest wait for the others.
     """
     hosts = [np.asarray(to_host(jax.numpy.asarray(value))[0], order="C") for value in values]
     sizes = [host.nbytes for host in hosts]

@@ -19,19 +19,12 @@ _AGAIN = "look at that rank's log; start the job again from its last checkpoint"
 
 @dataclass(frozen=True)
 class Termination:
-    """The reason why the ranks of a group cannot continue.
+    """The reason why the ranks of a group cannot continue."""
 
-    Attributes:
-        rank: the rank at fault.
-        what: what happened to it, or its action.
-        differs: the ranks do not run the same program; otherwise a rank is gone.
-        left: it had finished; otherwise it failed or is lost.
-    """
-
-    rank: int
-    what: str
-    differs: bool = False
-    left: bool = False
+    rank: int  # the rank at fault
+    what: str  # what happened to it, or its action
+    differs: bool = False  # the ranks do not run the same program; otherwise a rank is gone
+    left: bool = False  # it had finished; otherwise it failed or is lost
 
     def error(self, step: int) -> JaxfleetError:
         if self.differs:
@@ -94,10 +87,7 @@ class GroupView:
     def late(self, rank: int, what: str, waited: str) -> Termination:
         """Returns the verdict on the ranks that are late, or the verdict that came before.
 
-        Args:
-            rank: the waiting rank.
-            what: the place: a rank at the same place is not late.
-            waited: description of the wait.
+        A rank at the same place, `what`, is not late.
         """
         with self._lock:
             others = {r: each for r, each in self._ranks.items() if r != rank}

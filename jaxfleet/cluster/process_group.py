@@ -52,11 +52,6 @@ T = TypeVar("T")
 class ProcessGroup:
     """This process as a rank of its group.
 
-    Args:
-        member: the connection to rank 0.
-        serving: rank 0's thread; None elsewhere.
-        spans: timeline of this rank.
-
     Attributes:
         patience_s: how long this process may live on after the loss of a rank before it is ended.
         is_closed: it has left.
@@ -109,11 +104,6 @@ class ProcessGroup:
     def gather(self, what: str, payload: bytes, *, timeout_s: float) -> list[bytes]:
         """Returns every rank's payload, in rank order, once all have arrived.
 
-        Args:
-            what: name of the place, the same on every rank.
-            payload: this rank's.
-            timeout_s: the longest wait for the others.
-
         Raises:
             PeerLostError: a rank is gone or late.
             ProgramError: a rank is at another place.
@@ -127,13 +117,7 @@ class ProcessGroup:
         self.gather(what, b"", timeout_s=timeout_s)
 
     def agree(self, what: str, lines: Sequence[str], *, timeout_s: float) -> str:
-        """Checks, on every rank, that a text is the same on all; returns its digest.
-
-        Args:
-            what: name of the text, for errors.
-            lines: the text.
-            timeout_s: the longest wait for the others.
-        """
+        """Checks, on every rank, that a text is the same on all; returns its digest."""
         difference = first_difference(
             lines, lambda how, data: self.gather(f"{how} {what}", data, timeout_s=timeout_s)
         )
@@ -148,11 +132,8 @@ class ProcessGroup:
     ) -> T:
         """Runs a step that all ranks compute together, as `run` does.
 
-        Args:
-            runs: description of the program and its shapes, the same on all ranks.
-            compute: runs it.
-            timeout_s: the longest run time.
-            digest: of everything that the ranks have agreed on before.
+        `runs` describes the program and its shapes, and `digest` is of all that the ranks have
+        agreed on.
         """
         self.member.now(replace(self.member.doing, runs=runs))
         result = self.run(RUNNING, compute, timeout_s=timeout_s)
@@ -163,11 +144,7 @@ class ProcessGroup:
     def run(self, what: str, compute: Callable[[], T], *, timeout_s: float) -> T:
         """Returns the result of a computation that all ranks take part in.
 
-        Args:
-            what: short description.
-            compute: calls a compiled function and returns its arrays; runs in its own thread, so
-                thread-local settings of jax do not apply.
-            timeout_s: the longest run time.
+        `compute` runs in a thread of its own, so thread-local settings of jax do not apply.
         """
         self.check()
         before = self.member.doing

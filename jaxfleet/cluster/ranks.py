@@ -147,11 +147,8 @@ def split_files(
 def check_same_rank(who: str, said: tuple[int, int], here: tuple[int, int], hint: str) -> None:
     """Rejects an object that belongs to another rank than this process.
 
-    Args:
-        who: beginning of the message: `the program is that of`.
-        said: the declared rank and size.
-        here: rank and size of this process, in the group that it has joined or will join.
-        hint: what to do.
+    `said` and `here` are pairs of rank and size; `who` begins the message: `the program is that
+    of`.
     """
     if said != here:
         what = f"{who} rank {said[0]} of {said[1]}, and this process is rank {here[0]} of {here[1]}"

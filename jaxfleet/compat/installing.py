@@ -130,11 +130,8 @@ class Forward(ModuleType):
     """A module that forwards attributes to other modules.
 
     It is not an alias of them: otherwise `import paddle.fluid.x` would find `x` in this package's
-    folder and import it a second time, under another name and with other classes.
-
-    Args:
-        name: the module's name in scripts.
-        targets: the modules searched for an attribute, in order; imported at the first access.
+    folder and import it a second time, under another name and with other classes. The targets are
+    searched for an attribute in order, and imported at the first access.
     """
 
     def __init__(self, name: str, targets: Sequence[str]) -> None:

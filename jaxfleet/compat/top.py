@@ -16,11 +16,7 @@ def enable_static() -> None:
 
 
 def disable_static() -> None:
-    """Rejects eager execution.
-
-    Raises:
-        ProgramError: always.
-    """
+    """Rejects eager execution."""
     hint = "build a program and run it by an Executor, or write the step in jax (jf.distribute)"
     raise ProgramError("operators cannot run as they are written", hint=hint)
 

@@ -96,10 +96,8 @@ _OWN = "launch"
 class Console:
     """Writes whole lines to this process's stdout and stderr; thread-safe.
 
-    Args:
-        names: of all processes; prefixes have the width of the longest.
-        on_closed: called once the output's reader is gone; later lines are dropped.
-        quiet: drops the launch's own messages, except errors.
+    Prefixes have the width of the longest name. `on_closed` is called once the output's reader is
+    gone; later lines are dropped. `quiet` drops the launch's own messages, except errors.
     """
 
     def __init__(
@@ -166,14 +164,7 @@ _READER_LONGEST = 1 << 20  # bytes of a line buffered for the log file
 class Reader:
     """Shows a stream, in its own thread, and keeps the last lines.
 
-    Args:
-        stream: the end of a pipe; closed at the end of the stream.
-        name: the process's.
-        console: where lines are shown.
-        last: buffer of the last lines, shared by the process's two streams.
-        log: file for all bytes, written in whole lines, or None; an unfinished last line gets a
-            newline.
-        error: whether it is the process's stderr.
+    `log` gets all bytes, in whole lines; an unfinished last line gets a newline.
     """
 
     def __init__(

@@ -27,16 +27,8 @@ _GATE = (sys.executable, "-I", "-S", gate.__file__)
 class Process:
     """Runs a command in its own session.
 
-    Args:
-        name: `trainer 0`.
-        command: the program and its arguments.
-        environment: the whole of it.
-        console: where its lines are shown.
-        log: file for its output, or None.
-        keeper: ends it if this process is killed.
-        grace_s: how long its descendants may take to end after it.
-        on_end: called from another thread when it has ended.
-        on_gone: likewise, once its descendants have ended too and all output was shown.
+    `on_end` is called from another thread when it has ended, and `on_gone` once its descendants
+    have ended too, at most `grace_s` later, and all output was shown.
     """
 
     def __init__(

@@ -23,19 +23,12 @@ _TIMED_OUT = 124  # as in coreutils' timeout
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended.
+    """How a job ended."""
 
-    Attributes:
-        status: the launch's exit status.
-        why: what ended it, unless it ended by itself.
-        failed: the process that ended it.
-        number: signal that stops the trainers.
-    """
-
-    status: int
-    why: str = ""
-    failed: Process | None = None
-    number: signal.Signals = signal.SIGTERM
+    status: int  # the launch's exit status
+    why: str = ""  # what ended it, unless it ended by itself
+    failed: Process | None = None  # the process that ended it
+    number: signal.Signals = signal.SIGTERM  # signal that stops the trainers
 
 
 def failure(process: Process) -> Outcome:

@@ -20,11 +20,8 @@ from jaxfleet.ops.registry import Array, find_op
 class Interpreter:
     """Runs the blocks of one program.
 
-    Attributes:
-        sizes: a number for every letter in it.
-        axis_name: the mesh axis it runs over, or None.
-        trainer: the trainer's id, if there are several and no mesh.
-        zero: `u32[]`, a zero unknown to the compiler, if each product is to be rounded.
+    `sizes` has a number for every letter, `trainer` the trainer's id if there are several and no
+    mesh. If each product is to be rounded, `zero` is a `u32[]`, a zero unknown to the compiler.
     """
 
     program: Program

@@ -49,15 +49,10 @@ class Loop:
 
 @dataclass(frozen=True)
 class Call:
-    """A computation that an equation wraps without changing it.
-
-    Attributes:
-        body: the computation.
-        inputs: indices of the equation's inputs that it takes.
-    """
+    """A computation that an equation wraps without changing it."""
 
     body: Jaxpr
-    inputs: Sequence[int]
+    inputs: Sequence[int]  # indices of the equation's inputs that it takes
 
 
 def open_jaxpr(value: Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:

@@ -54,17 +54,11 @@ Meaning: TypeAlias = Callable[[Context, Operator, Sequence[Array]], Sequence[Arr
 
 @dataclass(frozen=True)
 class OpDef:
-    """The definition of one operator type.
-
-    Attributes:
-        type: the operator's type.
-        meaning: computes the outputs from the inputs, in operand order.
-        traits: what no pass may do with it.
-    """
+    """The definition of one operator type."""
 
     type: str
-    meaning: Meaning
-    traits: OpTraits = PURE
+    meaning: Meaning  # computes the outputs from the inputs, in operand order
+    traits: OpTraits = PURE  # what no pass may do with it
 
 
 @dataclass(frozen=True)

@@ -69,19 +69,12 @@ def _own_key(ctx: Context, key: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Rows:
-    """A device's part of an array that is cut along one axis.
+    """A device's part of an array that is cut along one axis."""
 
-    Attributes:
-        shape: of the part.
-        axis: the axis that is cut.
-        devices: the number of devices.
-        device: the index of this device.
-    """
-
-    shape: tuple[int, ...]
-    axis: int
-    devices: int
-    device: Array
+    shape: tuple[int, ...]  # of the part
+    axis: int  # the axis that is cut
+    devices: int  # the number of devices
+    device: Array  # the index of this device
 
     @classmethod
     def of(cls, ctx: Context, op: Operator) -> "_Rows":

@@ -77,12 +77,6 @@ Gather = Callable[[np.ndarray[Any, Any]], Sequence[np.ndarray[Any, Any]]]
 def reduce_into(output: Any, gather: Gather, given: Any, mode: str) -> None:
     """Writes the reduction of `given` over all processes into `output`.
 
-    Args:
-        output: an array or a list of the same shape.
-        gather: returns the values of all processes, this one included.
-        given: an array, or a list of numbers.
-        mode: `sum`, `min` or `max`.
-
     Raises:
         ProgramError: the mode is unknown, or a shape differs.
         WrongTypeError: the output is neither an array nor a list, or cannot hold the result.

@@ -34,12 +34,8 @@ _LOOK_AT_HELLOS_S = 1.0
 class FileRendezvous:
     """Gathers by files: each process writes its value and reads those of the others.
 
-    Args:
-        path: the folder; each group has a subfolder: `trainer`, `pserver` and `all`.
-        roster: the processes.
-        connect_s: the longest wait for all to arrive.
-        timeout_s: the longest wait at one gather.
-        job: distinguishes jobs that share the folder.
+    Each group has a subfolder: `trainer`, `pserver` and `all`. `job` distinguishes jobs that share
+    the folder.
     """
 
     def __init__(
@@ -173,13 +169,7 @@ def _made(folder: Folder) -> Folder:
 
 @dataclass(frozen=True)
 class Hello:
-    """Content of a hello file.
-
-    Attributes:
-        run: the number drawn by the process.
-        members: the group as it sees it.
-        seen: the others' numbers that it has read, by rank.
-    """
+    """Content of a hello file."""
 
     run: str
     members: Sequence[str]
@@ -187,13 +177,7 @@ class Hello:
 
 
 class FileDiscovery:
-    """Lets the processes of a group find each other.
-
-    Args:
-        folder: visible to all of them.
-        members: their names, in rank order.
-        rank: of this process.
-    """
+    """Lets the processes of a group find each other."""
 
     def __init__(self, folder: Folder, members: Sequence[str], rank: int) -> None:
         self._folder, self._members, self._rank = folder, tuple(members), rank

@@ -21,14 +21,6 @@ class NetworkRendezvous:
 
     Trainers, servers and all processes form one group each, with its own coordinator in trainer 0,
     which must therefore outlive every gather of the others.
-
-    Args:
-        network: carries messages.
-        endpoint: where trainer 0 listens.
-        roster: the processes.
-        connect_s: the longest wait for all to arrive.
-        timeout_s: the longest wait at one gather.
-        job: distinguishes jobs.
     """
 
     def __init__(

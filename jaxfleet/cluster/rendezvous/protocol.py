@@ -52,19 +52,12 @@ class SingleProcess:
 
 @dataclass(frozen=True)
 class Roster:
-    """The processes of a job, by the names that errors use.
+    """The processes of a job, by the names that errors use."""
 
-    Attributes:
-        workers: the workers' endpoints; empty strings if unknown.
-        servers: the servers' endpoints.
-        is_worker: whether this process is a worker.
-        index: index of this process among the workers or servers.
-    """
-
-    workers: Sequence[str]
-    servers: Sequence[str]
+    workers: Sequence[str]  # the workers' endpoints; empty strings if unknown
+    servers: Sequence[str]  # the servers' endpoints
     is_worker: bool
-    index: int
+    index: int  # index of this process among the workers or servers
 
     @property
     def group(self) -> GroupName:

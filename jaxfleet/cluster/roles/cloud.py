@@ -25,15 +25,10 @@ _ROLES = {"TRAINER": Role.WORKER, "PSERVER": Role.SERVER}
 
 @dataclass(frozen=True)
 class Variables:
-    """Snapshot of the variables of roles, taken when a role maker read them.
+    """Snapshot of the variables of roles, taken when a role maker read them."""
 
-    Attributes:
-        values: by name; unset variables are absent.
-        blame: prefix of errors, as in fluid.
-    """
-
-    values: Mapping[str, str]
-    blame: str
+    values: Mapping[str, str]  # by name; unset variables are absent
+    blame: str  # prefix of errors, as in fluid
 
     @classmethod
     def read(cls, blame: str) -> "Variables":

@@ -78,8 +78,7 @@ class MPIRoleMaker(GroupedRoleMaker):
     def _check_role_generation(self) -> bool:
         """Returns True once the role is known.
 
-        Raises:
-            NameError: it is not known yet.
+        Until then it raises NameError.
         """
         if not self._role_is_generated:
             raise NotReadyError("generate_role() should be called first", source=line_of_caller())
@@ -91,9 +90,6 @@ class MPISymetricRoleMaker(MPIRoleMaker, KnownRoleMaker):
 
     mpirun starts two processes on each machine, one of each role. If it starts more, as tests do on
     one machine, every server has a port of its own.
-
-    Args:
-        timeout_seconds: the longest wait at one gather.
     """
 
     def generate_role(self) -> None:
@@ -130,9 +126,6 @@ class MPICollectiveRoleMaker(MPIRoleMaker, KnownRoleMaker):
     """Every process that mpirun started is a worker; there are no servers.
 
     Each has an endpoint with a free port; the group of a collective job meets at the first.
-
-    Args:
-        timeout_seconds: the longest wait at one gather.
     """
 
     _has_servers = False

@@ -139,17 +139,13 @@ class TableAccessorParameter:
 
 @dataclass(frozen=True)
 class TableParameter:
-    """A table of the servers.
-
-    Attributes:
-        type: `PS_SPARSE_TABLE` or `PS_DENSE_TABLE`.
-    """
+    """A table of the servers."""
 
     table_id: int | None = optional(1, "uint64")
     table_class: str | None = optional(2, "string")
     shard_num: int | None = optional(3, "uint64")
     accessor: TableAccessorParameter | None = optional(4)
-    type: str | None = optional(5, "enum", (SPARSE, DENSE))
+    type: str | None = optional(5, "enum", (SPARSE, DENSE))  # `PS_SPARSE_TABLE` or `PS_DENSE_TABLE`
     compress_in_save: bool | None = optional(6, "bool")
     enable_sparse_table_cache: bool | None = optional(7, "bool")
     sparse_table_cache_rate: float | None = optional(8, "double")

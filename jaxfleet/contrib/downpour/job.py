@@ -96,10 +96,6 @@ class DownpourJob:
     def connect(self, programs: Sequence[Program], worker_id: int) -> None:
         """Attaches the programs' tables to the servers.
 
-        Args:
-            programs: the same as passed to `serve`.
-            worker_id: from 0.
-
         Raises:
             ConnectError: a server does not answer.
             ProgramError: a server has different tables, or the programs belong to no Downpour job.

@@ -215,11 +215,7 @@ class LocalTables:
     def declare(self, table_id: int, name: str, dim: int, *, shows: bool) -> None:
         """Creates a sparse table at its first use.
 
-        Args:
-            table_id: number of the table in the description.
-            name: of its parameter.
-            dim: trained elements of a row.
-            shows: also count shows and clicks by key.
+        `dim` counts a row's trained elements; `shows` also counts shows and clicks by key.
         """
         known = self._sparse.get(name)
         if known is not None and known.spec.dim != dim:

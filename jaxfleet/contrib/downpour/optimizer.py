@@ -109,14 +109,8 @@ class DownpourSGD:
     ) -> tuple[None, Pairs, dict[str, Any]]:
         """`minimize` that returns the first loss's pairs, and `_fleet_opt` too.
 
-        Args:
-            losses: see `minimize`, also for the next three.
-            startup_program: see there.
-            parameter_list: see there.
-            no_grad_set: see there.
-            strategy: `fleet_desc_file` names a description in text form whose tables take
-                precedence over those made here; `use_cvm` declares that rows begin with shows and
-                clicks.
+        `fleet_desc_file` of the strategy names a description in text form, whose tables take
+        precedence over those made here; `use_cvm` declares that rows begin with shows and clicks.
 
         Raises:
             ProgramError: the file cannot be read.

@@ -221,11 +221,7 @@ class TableAdmin:
         self._together(f"save {folder}", work)
 
     def load(self, folder: Path, names: Iterable[str] | None = None) -> None:
-        """Makes servers replace the rows of tables by saved ones.
-
-        Raises:
-            CheckpointError: a table is missing, damaged or of another kind.
-        """
+        """Makes servers replace the rows of tables by saved ones."""
         places = {name: str(file_of(folder, name).absolute()) for name in self._wanted(names)}
         self._refill(f"load {folder}", places)
 

@@ -82,10 +82,7 @@ def _unquoted(word: str) -> str:
 def from_text(text: str, kind: type[T], source: str = "the text") -> T:
     """Parses a description.
 
-    Args:
-        text: in the format of `to_text`; comments begin with `#`.
-        kind: the description's class.
-        source: name of the text in errors, such as a file name.
+    Comments begin with `#`; `source` names the text in errors.
 
     Raises:
         TextError: the text is malformed, or has an unknown field.

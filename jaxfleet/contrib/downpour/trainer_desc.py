@@ -24,20 +24,15 @@ _COUNTS = 2  # columns of a row for shows and clicks
 
 @dataclass(frozen=True)
 class SparseTableDesc:
-    """A sparse table as a worker sees it.
-
-    Attributes:
-        emb_dim: columns of a row that the program reads.
-        label_var_name: the variable that marks clicked samples.
-    """
+    """A sparse table as a worker sees it."""
 
     table_id: int
     sparse_key_name: tuple[str, ...]
     sparse_value_name: tuple[str, ...]
     sparse_grad_name: tuple[str, ...]
-    emb_dim: int
+    emb_dim: int  # columns of a row that the program reads
     fea_dim: int
-    label_var_name: str = _LABEL
+    label_var_name: str = _LABEL  # the variable that marks clicked samples
 
 
 @dataclass(frozen=True)
@@ -167,15 +162,9 @@ OPTIONS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class TrainerDescription:
-    """A trainer's configuration for going through a dataset.
+    """A trainer's configuration for going through a dataset."""
 
-    Attributes:
-        class_name: fluid's class of the trainer.
-        device_worker: configuration of each thread; None until generated.
-        fleet_desc: the job's tables; None without them.
-    """
-
-    class_name: str
+    class_name: str  # fluid's class of the trainer
     thread_num: int = 1
     debug: bool = False
     is_infer: bool = False
@@ -195,8 +184,8 @@ class TrainerDescription:
     dump_param: tuple[str, ...] = ()
     check_nan_var_names: tuple[str, ...] = ()
     loss_names: tuple[str, ...] = ()
-    device_worker: WorkerDesc | None = None
-    fleet_desc: PSParameter | None = None
+    device_worker: WorkerDesc | None = None  # configuration of each thread; None until generated
+    fleet_desc: PSParameter | None = None  # the job's tables; None without them
 
 
 class TrainerDesc:

@@ -77,21 +77,13 @@ def detach_tables(program: Program) -> None:
 
 @dataclass(frozen=True)
 class _Found:
-    """Result of a look-up.
+    """Result of a look-up."""
 
-    Attributes:
-        keys: int64[u], unique.
-        places: int64[n], index of each id's key.
-        is_padding: bool[n], ids whose row is zero; None without padding.
-        sample: int64[n], index of each id's sample.
-        samples: number of samples, including those without ids.
-    """
-
-    keys: np.ndarray
-    places: np.ndarray
-    is_padding: np.ndarray | None
-    sample: np.ndarray
-    samples: int
+    keys: np.ndarray  # int64[u], unique
+    places: np.ndarray  # int64[n], index of each id's key
+    is_padding: np.ndarray | None  # bool[n], ids whose row is zero; None without padding
+    sample: np.ndarray  # int64[n], index of each id's sample
+    samples: int  # number of samples, including those without ids
 
 
 class Worker:

@@ -35,33 +35,19 @@ _GRADS = frozenset(f"{op_type}_grad" for op_type in LOOKUPS)
 
 @dataclass(frozen=True)
 class LookUp:
-    """One look-up of a sparse table.
+    """One look-up of a sparse table."""
 
-    Attributes:
-        table_id: pslib's number of the table.
-        table: its parameter's name.
-        width: elements of a row, as the program sees it.
-        ids: variable of the ids.
-        rows: variable of the rows.
-        ids_end: the last axis of the ids, of size 1, becomes the row (`lookup_table`).
-        padding: the id whose row is zero; None without one.
-        grads: gradients of the rows, one for each loss that depends on them.
-        shows: rows begin with the untrained shows and clicks of their key.
-        click: variable that marks clicked samples.
-        scales: multiply gradients by the number of samples of the batch.
-    """
-
-    table_id: int
-    table: str
-    width: int
-    ids: str
-    rows: str
-    ids_end: bool
-    padding: int | None
-    grads: tuple[str, ...]
-    shows: bool
-    click: str = CLICK
-    scales: bool = False
+    table_id: int  # pslib's number of the table
+    table: str  # its parameter's name
+    width: int  # elements of a row, as the program sees it
+    ids: str  # variable of the ids
+    rows: str  # variable of the rows
+    ids_end: bool  # the last axis of the ids, of size 1, becomes the row (`lookup_table`)
+    padding: int | None  # the id whose row is zero; None without one
+    grads: tuple[str, ...]  # gradients of the rows, one for each loss that depends on them
+    shows: bool  # rows begin with the untrained shows and clicks of their key
+    click: str = CLICK  # variable that marks clicked samples
+    scales: bool = False  # multiply gradients by the number of samples of the batch
 
     @property
     def trained(self) -> int:

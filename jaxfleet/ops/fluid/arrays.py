@@ -16,12 +16,10 @@ import numpy as np
 from jaxfleet.ops.fluid.schema import (
     Attributes,
     Gradient,
-    Schema,
     Value,
     define_gradient,
     describe,
     fluid_op,
-    slots,
 )
 from jaxfleet.ops.jax_adapter import numpy_dtype
 from jaxfleet.ops.registry import Array
@@ -35,18 +33,14 @@ def device_dtype(name: str) -> np.dtype[Any]:
     return numpy_dtype(ON_DEVICE.get(name, name))
 
 
-def _described(op_type: str, inputs: str, attrs: Mapping[str, Any], gradient: Gradient) -> None:
-    """Declares the schema of an operator of `jaxfleet.ops.pserver_ops` or `basic`."""
-    describe(Schema(op_type, slots(inputs), slots("Out"), attrs, gradient))
-
-
-_SCALE = {"scale": 1.0, "bias": 0.0, "bias_after_scale": True}
-_described("assign", "X", {}, Gradient("assign", (), ("X",), by=lambda _: {}))
-_described("scale", "X", _SCALE,
-           Gradient("scale", (), ("X",), by=lambda attrs: {"scale": attrs["scale"]}))  # fmt: skip
-_described("sum", "X*", {"use_mkldnn": False},
-           Gradient("scale", (), ("X",), by=lambda _: {"scale": 1.0}))  # fmt: skip
-_described("concat", "X*", {"axis": 0}, Gradient("concat_grad", ("X",), ("X",)))
+# Computed in `jaxfleet.ops.pserver_ops` and `basic`.
+describe("assign", inputs="X", gradient=Gradient("assign", (), ("X",), by=lambda _: {}))
+describe("scale", inputs="X", attrs={"scale": 1.0, "bias": 0.0, "bias_after_scale": True},
+         gradient=Gradient("scale", (), ("X",),
+                           by=lambda attrs: {"scale": attrs["scale"]}))  # fmt: skip
+describe("sum", inputs="X*", attrs={"use_mkldnn": False},
+         gradient=Gradient("scale", (), ("X",), by=lambda _: {"scale": 1.0}))  # fmt: skip
+describe("concat", inputs="X*", attrs={"axis": 0}, gradient="X -> X")
 define_gradient("concat")
 
 

@@ -10,72 +10,35 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxfleet.ops.fluid.arrays import device_dtype
-from jaxfleet.ops.fluid.schema import Schema, Value, describe, fluid_op, slots
+from jaxfleet.ops.fluid.schema import Value, describe, fluid_op
 from jaxfleet.ops.registry import Array
 
 _ON_RING: Mapping[str, Any] = {"ring_id": 0, "use_calc_stream": False}
 
 
-def _described(op_type: str, inputs: str, outputs: str, attrs: Mapping[str, Any]) -> None:
-    describe(Schema(op_type, slots(inputs), slots(outputs), attrs))
-
-
 for _name in ("sum", "max", "min", "prod"):
-    _described(f"c_allreduce_{_name}", "X", "Out", _ON_RING)
-_described("c_broadcast", "X", "Out", {**_ON_RING, "root": 0})
-_described("c_allgather", "X", "Out", {**_ON_RING, "nranks": 1})
-_described("c_reducescatter", "X", "Out", {**_ON_RING, "nranks": 1})
-_described("c_sync_calc_stream", "X", "Out", {})
-_described("c_sync_comm_stream", "X*", "Out*", {"ring_id": 0})
-_described("c_gen_nccl_id", "", "Out", {"rank": 0, "endpoint": "", "other_endpoints": []})
-_described("c_comm_init", "X", "", {"nranks": 1, "rank": 0, "ring_id": 0})
-_described("c_comm_init_all", "", "", {"ring_id": 0})
-_described(
-    "gen_nccl_id",
-    "",
-    "NCCLID",
-    {
-        "trainers": [],
-        "trainer_id": 0,
-        "nccl_comm_num": 1,
-        "use_hierarchical_allreduce": False,
-        "hierarchical_allreduce_inter_nranks": 0,
-    },
-)
-
-describe(
-    Schema(
-        "checkpoint_notify",
-        (),
-        (),
-        {"epmap": [], "dir": "", "lookup_table": "", "trainer_id": 0},
-    )
-)
-describe(Schema("merge_ids", slots("Ids* Rows* X*"), slots("Out*")))
-describe(
-    Schema(
-        "recv_save",
-        (),
-        (),
-        {
-            "dtype": "float32",
-            "endpoints": [],
-            "file_path": "",
-            "is_sparse": False,
-            "overwrite": True,
-            "pserver_num": 0,
-            "remote_varnames": [],
-            "save_as_fp16": False,
-            "shape": [],
-            "slice_shapes": [],
-            "slice_varnames": [],
-            "trainer_id": 0,
-        },
-    )
-)
-
-
-describe(Schema("split_ids", slots("Ids*"), slots("Out*")))
+    describe(f"c_allreduce_{_name}", inputs="X", attrs=_ON_RING)
+describe("c_broadcast", inputs="X", attrs={**_ON_RING, "root": 0})
+describe("c_allgather", inputs="X", attrs={**_ON_RING, "nranks": 1})
+describe("c_reducescatter", inputs="X", attrs={**_ON_RING, "nranks": 1})
+describe("c_sync_calc_stream", inputs="X")
+describe("c_sync_comm_stream", inputs="X*", outputs="Out*", attrs={"ring_id": 0})
+describe("c_gen_nccl_id", attrs={"rank": 0, "endpoint": "", "other_endpoints": []})
+describe("c_comm_init", inputs="X", outputs="", attrs={"nranks": 1, "rank": 0, "ring_id": 0})
+describe("c_comm_init_all", outputs="", attrs={"ring_id": 0})
+describe("gen_nccl_id", outputs="NCCLID",
+         attrs={"trainers": [], "trainer_id": 0, "nccl_comm_num": 1,
+                "use_hierarchical_allreduce": False,
+                "hierarchical_allreduce_inter_nranks": 0})  # fmt: skip
+describe("checkpoint_notify", outputs="",
+         attrs={"epmap": [], "dir": "", "lookup_table": "", "trainer_id": 0})  # fmt: skip
+describe("recv_save", outputs="",
+         attrs={"dtype": "float32", "endpoints": [], "file_path": "", "is_sparse": False,
+                "overwrite": True, "pserver_num": 0, "remote_varnames": [], "save_as_fp16": False,
+                "shape": [], "slice_shapes": [], "slice_varnames": [],
+                "trainer_id": 0})  # fmt: skip
+describe("merge_ids", inputs="Ids* Rows* X*", outputs="Out*")
+describe("split_ids", inputs="Ids*", outputs="Out*")
 
 
 @fluid_op("ref_by_trainer_id", inputs="X* TrainerId")

@@ -27,13 +27,10 @@ from jaxfleet.ir import Block, Operator, block_of
 from jaxfleet.ops.fluid.arrays import RUN
 from jaxfleet.ops.fluid.schema import (
     Attributes,
-    Gradient,
-    Schema,
     Value,
     define_block_gradient,
     describe,
     fluid_op,
-    slots,
 )
 from jaxfleet.ops.registry import Array, Context, register_op
 
@@ -247,24 +244,11 @@ def _first_of(op: Operator, slot: str, inputs: Sequence[Array]) -> Array:
     return {name: [next(rest) for _ in operands] for name, operands in op.inputs.slots}[slot][0]
 
 
-describe(
-    Schema(
-        "while",
-        slots("Condition X*? Beside*?"),
-        slots("Out*"),
-        {"sub_block": None},
-        Gradient("while_grad", ("Condition", "X", "Beside"), ("X",)),
-    )
-)
-describe(
-    Schema(
-        "conditional_block",
-        slots("Cond Input*? Beside*?"),
-        slots("Out*"),
-        {"sub_block": None, "is_scalar_condition": False},
-        Gradient("conditional_block_grad", ("Cond", "Input", "Beside"), ("Input",)),
-    )
-)
+describe("while", inputs="Condition X*? Beside*?", outputs="Out*", attrs={"sub_block": None},
+         gradient="Condition X Beside -> X")  # fmt: skip
+describe("conditional_block", inputs="Cond Input*? Beside*?", outputs="Out*",
+         attrs={"sub_block": None, "is_scalar_condition": False},
+         gradient="Cond Input Beside -> Input")  # fmt: skip
 define_block_gradient("while", {"max_trips": 0})
 define_block_gradient("conditional_block")
 

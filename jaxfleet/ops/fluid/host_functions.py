@@ -25,13 +25,11 @@ from jaxfleet.ops.fluid.arrays import device_dtype
 from jaxfleet.ops.fluid.schema import (
     Attributes,
     Gradient,
-    Schema,
     Value,
     attributes,
     define_gradient,
     describe,
     fluid_op,
-    slots,
 )
 from jaxfleet.ops.registry import Array, Context, register_op
 
@@ -224,27 +222,13 @@ def _py_func_back(
     return {"X": _backward(attrs, reads["X"], reads["Out"], grads["Out"])}
 
 
-_SCHEMA = Schema(
-    "py_func",
-    slots("X*?"),
-    slots("Out*"),
-    {
-        "forward_callable_id": "",
-        "backward_callable_id": "",
-        "names": [],
-        "skipped": [],
-        "out_shapes": [],
-        "out_dtypes": [],
-    },
-    Gradient(
-        "py_func_grad",
-        ("X", "Out"),
-        ("X",),
-        _py_func_back,
-        unless=("backward_callable_id", ""),
-    ),
-)
-describe(_SCHEMA)
+_SCHEMA = describe(
+    "py_func", inputs="X*?", outputs="Out*",
+    attrs={"forward_callable_id": "", "backward_callable_id": "", "names": [], "skipped": [],
+           "out_shapes": [], "out_dtypes": []},
+    gradient=Gradient("py_func_grad", ("X", "Out"), ("X",), _py_func_back,
+                      unless=("backward_callable_id", "")),
+)  # fmt: skip
 define_gradient("py_func")
 
 

@@ -17,7 +17,7 @@ from jaxfleet.ops.fluid.schema import (
     Value,
     attributes,
     by_slot,
-    describe,
+    declare,
     flat,
     fluid_op,
     schema_of,
@@ -151,18 +151,11 @@ def data_norm(_: Attributes, x: Array, size: Array, total: Array, squares: Array
     return (x - means) * scales, means, scales
 
 
-def _schema(op_type: str) -> Schema:
-    found = schema_of(op_type)
-    assert found is not None
-    return found
-
-
 def _described(op_type: str) -> Schema:
     """Declares the schema of an operator from that of its unsynchronized form."""
-    like = _schema(op_type)
-    made = Schema(f"sync_{op_type}", like.inputs, like.outputs, like.attrs)
-    describe(made)
-    return made
+    like = schema_of(op_type)
+    assert like is not None
+    return declare(Schema(f"sync_{op_type}", like.inputs, like.outputs, like.attrs))
 
 
 _FORWARD, _BACKWARD = _described("batch_norm"), _described("batch_norm_grad")

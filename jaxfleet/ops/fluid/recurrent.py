@@ -19,13 +19,10 @@ from jaxfleet.ops.fluid.arrays import RUN, device_dtype
 from jaxfleet.ops.fluid.control_flow import BESIDE, names_read, next_run, sub_block
 from jaxfleet.ops.fluid.schema import (
     Attributes,
-    Gradient,
-    Schema,
     Value,
     define_block_gradient,
     describe,
     fluid_op,
-    slots,
 )
 from jaxfleet.ops.fluid.sequences import owners_of, starts_of
 from jaxfleet.ops.registry import Array, Context, register_op
@@ -261,24 +258,12 @@ _NAMES: Mapping[str, Any] = {
     "states": [],
     "step_outputs": [],
 }
-_READ = ("inputs", "initial_states", "parameters")
-describe(
-    Schema(
-        "recurrent",
-        slots("inputs* initial_states*? parameters*? Beside*?"),
-        slots("outputs*"),
-        {**_NAMES, "reverse": False},
-        Gradient("recurrent_grad", (*_READ, BESIDE), _READ),
-    )
-)
-describe(
-    Schema(
-        "dynamic_recurrent",
-        slots("inputs* initial_states*? parameters*? inputsLengths? inputsRoom? Beside*?"),
-        slots("outputs*"),
-        _NAMES,
-        Gradient("dynamic_recurrent_grad", (*_READ, *_OF_ROWS, BESIDE), _READ),
-    )
-)
+_READ = "inputs initial_states parameters"
+describe("recurrent", inputs="inputs* initial_states*? parameters*? Beside*?", outputs="outputs*",
+         attrs={**_NAMES, "reverse": False}, gradient=f"{_READ} {BESIDE} -> {_READ}")  # fmt: skip
+describe("dynamic_recurrent",
+         inputs="inputs* initial_states*? parameters*? inputsLengths? inputsRoom? Beside*?",
+         outputs="outputs*", attrs=_NAMES,
+         gradient=f"{_READ} {' '.join(_OF_ROWS)} {BESIDE} -> {_READ}")  # fmt: skip
 define_block_gradient("recurrent")
 define_block_gradient("dynamic_recurrent")

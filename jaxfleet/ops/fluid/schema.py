@@ -30,17 +30,11 @@ GradCompute: TypeAlias = Callable[..., Mapping[str, Value]]
 
 @dataclass(frozen=True)
 class Slot:
-    """One named slot of operands.
+    """One named slot of operands."""
 
-    Attributes:
-        name: fluid's: `X`.
-        many: it may hold several variables; its value is a list.
-        optional: it may be empty; its value is then None.
-    """
-
-    name: str
-    many: bool = False
-    optional: bool = False
+    name: str  # fluid's: `X`
+    many: bool = False  # it may hold several variables; its value is a list
+    optional: bool = False  # it may be empty; its value is then None
 
     @classmethod
     def parse(cls, text: str) -> "Slot":
@@ -115,37 +109,49 @@ def slots(text: str) -> tuple[Slot, ...]:
     return tuple(Slot.parse(word) for word in text.split())
 
 
-def describe(schema: Schema) -> None:
-    """Declares the schema of an operator type that is computed elsewhere."""
+def declare(schema: Schema) -> Schema:
+    """Makes a schema known, and returns it."""
     _SCHEMAS[schema.type] = schema
+    return schema
 
 
-def fluid_op(
+def describe(
     op_type: str,
     *,
     inputs: str = "",
     outputs: str = "Out",
     attrs: Mapping[str, Any] | None = None,
     gradient: Gradient | str | None = None,
-) -> Callable[[Compute], Compute]:
-    """Registers the decorated function as the computation of a fluid operator.
+    compute: Compute | None = None,
+) -> Schema:
+    """Declares the schema of an operator.
 
     Args:
         op_type: fluid's name of it.
         inputs: slots in argument order: `"X Y Bias?"`.
         outputs: slots in the order of the results.
-        attrs: defaults; the function's first argument is a mapping of all attributes.
+        attrs: every attribute with its default.
         gradient: `"X Y -> X"` for a gradient operator `<op_type>_grad` that reads these slots, and
             differentiates the inputs after the arrow by `jax.vjp`; a `Gradient` for any other; None
             if it is not differentiable.
+        compute: the operator's computation; None if it is registered elsewhere.
     """
     if isinstance(gradient, str):
         reads, _, writes = gradient.partition("->")
         gradient = Gradient(f"{op_type}_grad", tuple(reads.split()), tuple(writes.split()))
+    made = Schema(op_type, slots(inputs), slots(outputs), attrs or {}, gradient, compute)
+    return declare(made)
+
+
+def fluid_op(op_type: str, **described: Any) -> Callable[[Compute], Compute]:
+    """Registers the decorated function as the computation of a fluid operator, with its gradient.
+
+    `described` are the options of `describe`; the function's first argument is a mapping of all
+    attributes, the others are the values of its slots.
+    """
 
     def register(compute: Compute) -> Compute:
-        schema = Schema(op_type, slots(inputs), slots(outputs), attrs or {}, gradient, compute)
-        describe(schema)
+        schema = describe(op_type, compute=compute, **described)
 
         def meaning(ctx: Context, op: Operator, values: Sequence[Array]) -> Sequence[Array]:
             held = by_slot(schema.inputs, op, values)
@@ -154,7 +160,7 @@ def fluid_op(
             return flat(op, dict(zip((s.name for s in schema.outputs), made, strict=True)))
 
         register_op(op_type)(meaning)
-        if gradient is not None and gradient.by is None:
+        if schema.gradient is not None and schema.gradient.by is None:
             define_gradient(op_type)
         return compute
 
@@ -202,9 +208,7 @@ def define_gradient(op_type: str) -> None:
     """
     first = _define(_SCHEMAS[op_type])
     names = tuple(slot.name for slot in first.inputs)
-    second = replace(first, gradient=Gradient(f"{first.type}_grad", names, names))
-    describe(second)
-    _define(second)
+    _define(declare(replace(first, gradient=Gradient(f"{first.type}_grad", names, names))))
 
 
 def define_block_gradient(op_type: str, attrs: Mapping[str, Any] | None = None) -> None:
@@ -213,7 +217,7 @@ def define_block_gradient(op_type: str, attrs: Mapping[str, Any] | None = None) 
     `attrs` are its attributes besides the copy's names of its operands.
     """
     made = _define(_SCHEMAS[op_type])
-    describe(replace(made, attrs={**made.attrs, "reads": [], "writes": [], **(attrs or {})}))
+    declare(replace(made, attrs={**made.attrs, "reads": [], "writes": [], **(attrs or {})}))
 
 
 def _define(schema: Schema) -> Schema:
@@ -233,17 +237,11 @@ def _define(schema: Schema) -> Schema:
         return flat(op, {name + GRAD: value for name, value in made.items()})
 
     register_op(gradient.type)(meaning)
-    made = _gradient_schema(schema, gradient)
-    describe(made)
-    return made
-
-
-def _gradient_schema(schema: Schema, gradient: Gradient) -> Schema:
     given = (Slot(slot.name, slot.many, optional=True) for slot in _slots_read(schema, gradient))
     read = (*given, *(_grad_slot(slot) for slot in schema.outputs))
     inputs = {slot.name: slot for slot in schema.inputs}
     written = tuple(_grad_slot(inputs[name]) for name in gradient.writes)
-    return Schema(gradient.type, read, written, schema.attrs)
+    return declare(Schema(gradient.type, read, written, schema.attrs))
 
 
 def _slots_read(schema: Schema, gradient: Gradient) -> tuple[Slot, ...]:

@@ -243,20 +243,12 @@ class DownpourOptimizer:
         self._distributed_optimizer = DistributedAdam(optimizer)
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuses: gradients and updates cannot be separated here.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Refuses: gradients and updates cannot be separated here."""
         del args, kwargs
         raise UnsupportedError("a Downpour optimizer has no backward", hint="call minimize")
 
     def apply_gradients(self, params_grads: Any) -> Any:
-        """Refuses: servers apply the updates.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Refuses: servers apply the updates."""
         del params_grads
         raise UnsupportedError("a Downpour optimizer has no apply_gradients", hint="call minimize")
 

@@ -201,11 +201,7 @@ class PSLib(Fleet):
         mode: int = 0,
         table_id: int = 0,
     ) -> int:
-        """Refuses: there is no cache of rows.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Refuses: there is no cache of rows."""
         del executor, dirname, main_program, mode, table_id
         raise UnsupportedError("there is no cache of rows to be saved", hint="save_persistables")
 
