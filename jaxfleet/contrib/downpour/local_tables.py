@@ -37,7 +37,17 @@ from jaxfleet.contrib.downpour.descriptions import (
     TableParameter,
 )
 from jaxfleet.errors import ProgramError
-from jaxfleet.tables import Adam, ByScore, Constant, DownpourAdagrad, Sgd, TableSpec, Uniform
+from jaxfleet.tables import (
+    Adam,
+    ByScore,
+    Constant,
+    DownpourAdagrad,
+    DownpourAdam,
+    Sgd,
+    Summary,
+    TableSpec,
+    Uniform,
+)
 from jaxfleet.tables.spec import Part
 from jaxfleet.tables.store import TableStore
 
@@ -51,13 +61,11 @@ class DenseRule(Protocol):
 
 
 class DenseAdam:
-    """pslib's Adam for a table of `size` elements; `said` has its options."""
+    """pslib's Adam for a table of `size` elements."""
 
-    def __init__(self, said: AdamSGDParameter, size: int) -> None:
-        self._rate = np.float32(_said(said.learning_rate, "adam.learning_rate"))
-        self._keep = np.float32(_said(said.ada_decay_rate, "adam.ada_decay_rate"))
-        self._speed_kept = np.float32(_said(said.mom_decay_rate, "adam.mom_decay_rate"))
-        self._epsilon = np.float32(_said(said.ada_epsilon, "adam.ada_epsilon"))
+    def __init__(self, rule: DownpourAdam, size: int) -> None:
+        self._rate, self._keep = np.float32(rule.learning_rate), np.float32(rule.keep)
+        self._speed_kept, self._epsilon = np.float32(rule.momentum), np.float32(rule.epsilon)
         self._steps = np.float32(0)
         self._squares = np.zeros(size, np.float32)
         self._speed = np.zeros(size, np.float32)
@@ -78,8 +86,8 @@ class DenseAdam:
 class DenseNaive:
     """Plain gradient descent."""
 
-    def __init__(self, said: NaiveSGDParameter) -> None:
-        self._rate = np.float32(_said(said.learning_rate, "naive.learning_rate"))
+    def __init__(self, rule: Sgd) -> None:
+        self._rate = np.float32(rule.learning_rate)
 
     def update(self, values: np.ndarray, grads: np.ndarray) -> None:
         values -= self._rate * grads
@@ -88,27 +96,44 @@ class DenseNaive:
 class DenseSummary:
     """Decayed sum of pushed values."""
 
-    def __init__(self, said: SummarySGDParameter) -> None:
-        self._keep = np.float32(_said(said.summary_decay_rate, "summary.summary_decay_rate"))
+    def __init__(self, rule: Summary) -> None:
+        self._keep = np.float32(rule.keep)
 
     def update(self, values: np.ndarray, grads: np.ndarray) -> None:
         values *= self._keep
         values += grads
 
 
-def dense_rule(said: DenseSGDRuleParameter | None, size: int) -> DenseRule:
-    """Builds the rule that a table's description selects.
+def dense_rule(rule: Part, size: int) -> DenseRule:
+    """Returns the implementation of a dense table's rule in this process."""
+    match rule:
+        case DownpourAdam():
+            return DenseAdam(rule, size)
+        case Sgd():
+            return DenseNaive(rule)
+    assert isinstance(rule, Summary)
+    return DenseSummary(rule)
+
+
+def described_rule(table: TableParameter) -> Part:
+    """Returns the rule that a dense table's description selects.
 
     Raises:
         ProgramError: no rule is set, or its options are missing.
     """
+    said = table.accessor.dense_sgd_param if table.accessor else None
     match said:
         case DenseSGDRuleParameter(name="adam", adam=AdamSGDParameter() as adam):
-            return DenseAdam(adam, size)
+            return DownpourAdam(
+                _said(adam.learning_rate, "adam.learning_rate"),
+                _said(adam.ada_decay_rate, "adam.ada_decay_rate"),
+                _said(adam.mom_decay_rate, "adam.mom_decay_rate"),
+                _said(adam.ada_epsilon, "adam.ada_epsilon"),
+            )
         case DenseSGDRuleParameter(name="naive", naive=NaiveSGDParameter() as naive):
-            return DenseNaive(naive)
+            return Sgd(_said(naive.learning_rate, "naive.learning_rate"))
         case DenseSGDRuleParameter(name="summary", summary=SummarySGDParameter() as summary):
-            return DenseSummary(summary)
+            return Summary(_said(summary.summary_decay_rate, "summary.summary_decay_rate"))
     what = f"a dense table is updated by {said.name if said else None!r}, of which nothing is said"
     raise ProgramError(what, hint="adam, naive and summary are there, each with its numbers")
 
@@ -246,9 +271,8 @@ class LocalTables:
         """Sets a dense table's initial values; later calls have no effect."""
         if table_id not in self._dense:
             whole = flat(values)
-            accessor = self._table(table_id).accessor
-            rule = dense_rule(accessor.dense_sgd_param if accessor else None, whole.size)
-            self._dense[table_id] = whole, rule
+            rule = described_rule(self._table(table_id))
+            self._dense[table_id] = whole, dense_rule(rule, whole.size)
 
     def pull_dense(
         self, table_id: int, shapes: Mapping[str, tuple[int, ...]]

@@ -14,7 +14,6 @@ All of them store the job in `program._fleet_opt`, from which executors run the 
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from jaxfleet.contrib.downpour.descriptions import (
@@ -31,8 +30,7 @@ from jaxfleet.contrib.downpour.node import (
     leave_out_of_startup,
     split_pairs,
 )
-from jaxfleet.contrib.downpour.text_format import from_text
-from jaxfleet.errors import ProgramError
+from jaxfleet.contrib.downpour.text_format import from_file
 from jaxfleet.fluid.argument_checks import check_type, mistake
 from jaxfleet.fluid.backward import append_backward
 from jaxfleet.fluid.distribute_lookup_table import (
@@ -118,7 +116,9 @@ class DownpourSGD:
         many = losses if isinstance(losses, list) else [losses]
         said = strategy or {}
         given = parameter_list, no_grad_set
-        pairs, opt_info = self._described(many, startup_program, *given, _begun(said))
+        pairs, opt_info = self._described(
+            many, startup_program, *given, from_file(said, PSParameter)
+        )
         if "use_cvm" in said:
             opt_info["use_cvm"] = bool(said["use_cvm"])
         return None, pairs[0], opt_info
@@ -205,18 +205,6 @@ class _Tables:
             "fleet_desc": Message.of(PSParameter(server_param=servers, trainer_param=(trainer,))),
             "worker_skipped_ops": list(skipped),
         }
-
-
-def _begun(strategy: Mapping[str, Any]) -> PSParameter | None:
-    """Reads the description file of a strategy, if it names one."""
-    path = strategy.get("fleet_desc_file")
-    if path is None:
-        return None
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ProgramError(f"fleet_desc_file '{path}' cannot be read: {error}") from error
-    return from_text(text, PSParameter, str(path))
 
 
 def _by_program(configs: Sequence[ProgramConfig]) -> dict[str, dict[str, list[int]]]:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxfleet.contrib.downpour.descriptions import DenseSGDRuleParameter, TableParameter
-from jaxfleet.contrib.downpour.local_tables import Push, flat, scores, shaped
+from jaxfleet.contrib.downpour.descriptions import TableParameter
+from jaxfleet.contrib.downpour.local_tables import Push, described_rule, flat, scores, shaped
 from jaxfleet.errors import CheckpointError, JaxfleetError, ProgramError
 from jaxfleet.fluid.npz_files import file_of
 from jaxfleet.fluid.pserver.checkpoint_notify import save_table
@@ -24,8 +24,7 @@ from jaxfleet.fluid.pserver.connections import Connection
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables, refill, shrink
 from jaxfleet.runtime.pserver_checkpoint import meet
-from jaxfleet.tables import Constant, DownpourAdam, Sgd, Summary, TableSpec
-from jaxfleet.tables.spec import Part
+from jaxfleet.tables import Constant, Summary, TableSpec
 from jaxfleet.transport.messages import Kind, Plain, Tensor
 
 _PIECE = 64  # elements of a dense table per row
@@ -35,7 +34,7 @@ _NONE = np.zeros(0, np.int64)
 
 def dense_specs(table: TableParameter) -> list[TableSpec]:
     """Specs of a dense table as rows on servers; its update rule must be one of theirs."""
-    rule, name = _rule(table), dense_name(table.table_id or 0)
+    rule, name = described_rule(table), dense_name(table.table_id or 0)
     made = [TableSpec(name=name, dim=_PIECE, initializer=Constant(0.0), optimizer=rule)]
     if not isinstance(rule, Summary):
         kept = Summary(keep=1.0)
@@ -48,25 +47,6 @@ def dense_specs(table: TableParameter) -> list[TableSpec]:
 def dense_name(table_id: int) -> str:
     """Name of a dense table on servers."""
     return f"dense.{table_id}"
-
-
-def _rule(table: TableParameter) -> Part:
-    said = table.accessor.dense_sgd_param if table.accessor else None
-    match said:
-        case DenseSGDRuleParameter(name="adam") if said.adam is not None:
-            adam = said.adam
-            return DownpourAdam(
-                adam.learning_rate or 0.0,
-                adam.ada_decay_rate or 0.0,
-                adam.mom_decay_rate or 0.0,
-                adam.ada_epsilon or 0.0,
-            )
-        case DenseSGDRuleParameter(name="naive") if said.naive is not None:
-            return Sgd(said.naive.learning_rate or 0.0)
-        case DenseSGDRuleParameter(name="summary") if said.summary is not None:
-            return Summary(said.summary.summary_decay_rate or 0.0)
-    what = f"a dense table is updated by {said.name if said else None!r}, of which nothing is said"
-    raise ProgramError(what, hint="adam, naive and summary are there, each with its numbers")
 
 
 class ServerTables:

@@ -15,11 +15,12 @@ number, if they have numbers (`wire_format`).
 
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from jaxfleet.errors import TextError
+from jaxfleet.errors import ProgramError, TextError
 
 T = TypeVar("T")
 _WORD = re.compile(
@@ -88,6 +89,23 @@ def from_text(text: str, kind: type[T], source: str = "the text") -> T:
         TextError: the text is malformed, or has an unknown field.
     """
     return _Reader(text, source).message(kind, end=None)
+
+
+def from_file(strategy: Mapping[str, Any], kind: type[T]) -> T:
+    """Parses the description file that a strategy names in `fleet_desc_file`; empty without one.
+
+    Raises:
+        ProgramError: the file cannot be read.
+        TextError: its text is malformed.
+    """
+    path = strategy.get("fleet_desc_file")
+    if path is None:
+        return kind()
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ProgramError(f"fleet_desc_file '{path}' cannot be read: {error}") from error
+    return from_text(text, kind, str(path))
 
 
 class _Reader:

@@ -5,7 +5,7 @@ scripts and tests that read it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from jaxfleet.contrib.downpour.descriptions import (
@@ -142,24 +142,6 @@ def _fea_dims(desc: PSParameter) -> dict[int, int]:
     return {t.table_id or 0: (t.accessor and t.accessor.fea_dim) or 0 for t in desc.tables}
 
 
-# Trainer options in a program's `_fleet_opt`, with their defaults.
-OPTIONS: Mapping[str, Any] = {
-    "use_cvm": False,
-    "no_cvm": False,
-    "scale_datanorm": -1.0,
-    "dump_slot": False,
-    "mpi_rank": 0,
-    "mpi_size": 1,
-    "dump_fields": [],
-    "dump_fields_path": "",
-    "dump_file_num": 16,
-    "dump_converter": "",
-    "dump_param": [],
-    "check_nan_var_names": [],
-    "loss_names": [],
-}
-
-
 @dataclass(frozen=True)
 class TrainerDescription:
     """A trainer's configuration for going through a dataset."""
@@ -186,6 +168,15 @@ class TrainerDescription:
     loss_names: tuple[str, ...] = ()
     device_worker: WorkerDesc | None = None  # configuration of each thread; None until generated
     fleet_desc: PSParameter | None = None  # the job's tables; None without them
+
+
+# Trainer options in a program's `_fleet_opt`, with their defaults.
+_OPTIONS: Mapping[str, Any] = {
+    one.name: one.default
+    for one in fields(TrainerDescription)
+    if one.name in {"use_cvm", "no_cvm", "scale_datanorm", "mpi_rank", "mpi_size", "loss_names"}
+    or one.name.startswith(("dump_", "check_nan_"))
+}
 
 
 class TrainerDesc:
@@ -244,7 +235,7 @@ class TrainerDesc:
 
     def _set_dumped(self, name: str, value: Any) -> None:
         """Sets an option of dumping, which only appears in the description."""
-        if value and value != OPTIONS[name]:
+        if value and value != _OPTIONS[name]:
             warn_no_effect(f"TrainerDesc._set_{name}", "no samples are dumped; fetch what you need")
         self._said[name] = tuple(value) if isinstance(value, list | tuple) else value
 
@@ -275,7 +266,7 @@ class TrainerDesc:
     def _set_opt_info(self, opt_info: Mapping[str, Any]) -> None:
         """Sets a program's options of its trainer."""
         self._opt_info = opt_info
-        for name, default in OPTIONS.items():
+        for name, default in _OPTIONS.items():
             value = opt_info.get(name, default)
             self._said[name] = tuple(value) if isinstance(value, list) else value
 

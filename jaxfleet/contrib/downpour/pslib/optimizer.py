@@ -3,17 +3,22 @@
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from jaxfleet.analysis.updates import LOOKUPS
 from jaxfleet.contrib.downpour.descriptions import DownpourTrainerParameter, PSParameter
 from jaxfleet.contrib.downpour.node import SKIPPED, leave_out_of_startup, split_pairs
-from jaxfleet.contrib.downpour.pslib.accessors import CTR, DUMPED, HEAD, VALUE
-from jaxfleet.contrib.downpour.pslib.node import DownpourServer, DownpourWorker
-from jaxfleet.contrib.downpour.text_format import from_text
+from jaxfleet.contrib.downpour.pslib.node import (
+    CTR,
+    DUMPED,
+    HEAD,
+    VALUE,
+    DownpourServer,
+    DownpourWorker,
+)
+from jaxfleet.contrib.downpour.text_format import from_file
 from jaxfleet.contrib.downpour.worker_program import FLEET_ROWS
-from jaxfleet.errors import ProgramError, UnsupportedError
+from jaxfleet.errors import UnsupportedError
 from jaxfleet.fluid.argument_checks import check_type, mistake, warn_no_effect
 from jaxfleet.fluid.backward import append_backward
 from jaxfleet.fluid.distribute_lookup_table import (
@@ -317,17 +322,11 @@ def _tables_of(program: Program) -> list[str]:
 
 def _begun(strategy: Strategy, programs: int) -> PSParameter:
     """Reads a strategy's `fleet_desc_file`, if any; it must describe this many programs."""
-    path = strategy.get("fleet_desc_file")
-    if path is None:
-        return PSParameter()
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ProgramError(f"fleet_desc_file '{path}' cannot be read: {error}") from error
-    begun = from_text(text, PSParameter, str(path))
+    begun = from_file(strategy, PSParameter)
     count = len(begun.trainer_param)
     if count not in {0, 1, programs}:
-        raise mistake(f"trainer param size != program size, {count} vs {programs}", str(path))
+        raise mistake(f"trainer param size != program size, {count} vs {programs}",
+                      str(strategy.get("fleet_desc_file")))  # fmt: skip
     return begun
 
 
