@@ -105,8 +105,8 @@ def _meet(here: Rank, *, connect_s: float, lost_after_s: float) -> ProcessGroup:
         listener = network.listen(first)
         held = _held_port()
         coordinator = f"{host}:{held.getsockname()[1]}"
-        center = Coordinator(size, job, coordinator, lost_after_s=lost_after_s)
-        serving = CoordinatorThread(center, listener)
+        of_ranks = Coordinator(size, job, coordinator, lost_after_s=lost_after_s)
+        serving = CoordinatorThread([of_ranks], listener)
     member = CoordinatorClient(
         network, first, rank=here.rank, size=size, job=job, lost_after_s=lost_after_s
     )

@@ -7,10 +7,9 @@ and goes to every rank.
 
 import threading
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Generic, Protocol, TypeVar
 
 from jaxfleet.cluster.group_view import Termination
 from jaxfleet.errors import ClosedError
@@ -286,26 +285,14 @@ _LISTEN_S = 0.2  # the longest silence that goes uncounted
 _CLOSING_S = 5.0
 
 
-class MessageHandler(Protocol):
-    """The part of a `Coordinator` that its thread needs: data in, data out."""
+class CoordinatorThread:
+    """Runs the coordinators of one or several groups at one address, until closed."""
 
-    def take(self, line: Peer, message: Message) -> Answers: ...
-
-    def passed(self, seconds: float) -> Answers: ...
-
-    def knows(self, message: Message) -> bool: ...
-
-
-HandlerT = TypeVar("HandlerT", bound=MessageHandler)
-
-
-class CoordinatorThread(Generic[HandlerT]):
-    """Runs a coordinator until closed."""
-
-    def __init__(self, center: HandlerT, listener: Listener) -> None:
-        self.center, self._listener = center, listener
+    def __init__(self, coordinators: Sequence[Coordinator], listener: Listener) -> None:
+        self.coordinators, self._listener = coordinators, listener
+        self._by_session: dict[str, Coordinator] = {}
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="jaxfleet-center", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="jaxfleet-coordinator", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -321,12 +308,21 @@ class CoordinatorThread(Generic[HandlerT]):
                 arrived = self._listener.receive(_LISTEN_S)
                 now_s = time.monotonic()
                 # A larger gap means that this process was suspended, when no message could arrive.
-                self._send(self.center.passed(min(now_s - counted_s, 2 * _LISTEN_S)))
+                for each in self.coordinators:
+                    self._send(each.passed(min(now_s - counted_s, 2 * _LISTEN_S)))
                 counted_s = now_s
                 if arrived is not None:
-                    self._send(self.center.take(*arrived))
-                    if self.center.knows(arrived[1]):
-                        self._listener.trust(arrived[0])
+                    self._take(*arrived)
+
+    def _take(self, line: Peer, message: Message) -> None:
+        """Hands a message to its group's coordinator; one of no group is refused by the first."""
+        session, job = str(message.body.get("session", "")), message.body.get("job")
+        named = (each for each in self.coordinators if each.job == job)
+        coordinator = self._by_session.get(session) or next(named, self.coordinators[0])
+        self._send(coordinator.take(line, message))
+        if coordinator.knows(message):
+            self._by_session[session] = coordinator
+            self._listener.trust(line)
 
     def _send(self, answers: Answers) -> None:
         for line, message in answers:

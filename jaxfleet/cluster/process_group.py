@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxfleet.cluster.coordinator import RUNNING, Coordinator, CoordinatorThread
+from jaxfleet.cluster.coordinator import RUNNING, CoordinatorThread
 from jaxfleet.cluster.coordinator_client import CoordinatorClient, Doing
 from jaxfleet.cluster.group_view import CHANGED_STATE
 from jaxfleet.errors import ProgramError
@@ -60,7 +60,7 @@ class ProcessGroup:
     def __init__(
         self,
         member: CoordinatorClient,
-        serving: CoordinatorThread[Coordinator] | None,
+        serving: CoordinatorThread | None,
         spans: Spans = NO_SPANS,
     ) -> None:
         self.member, self._spans = member, spans
@@ -86,7 +86,8 @@ class ProcessGroup:
         """Lowers the timeouts to these, if they are shorter."""
         self.member.lost_after_s = min(lost_after_s, self.member.lost_after_s)
         if self._serving is not None:
-            self._serving.center.lost_after_s = self.member.lost_after_s
+            for coordinator in self._serving.coordinators:
+                coordinator.lost_after_s = self.member.lost_after_s
         self.patience_s = min(step_timeout_s, self.patience_s)
 
     def check(self) -> None:

@@ -18,8 +18,22 @@ _PSLIB = f"{_SERVERS}.pslib"
 _DYGRAPH = ("jaxfleet.compat.dygraph",)
 _FRAMEWORK = (f"{_FLUID}.framework",)
 
-# Packages before their modules.
-MODULES: Mapping[str, tuple[str, ...]] = {
+# Modules of `paddle.fluid` that are modules of `jaxfleet.fluid` of the same name.
+_SAME = """
+    backward clip communicator compiler contrib contrib.mixed_precision core data_feeder dataset
+    device_worker distribute_lookup_table distributed distributed.ps_pb2 executor framework
+    incubate incubate.fleet incubate.fleet.base incubate.fleet.base.role_maker
+    incubate.fleet.base.fleet_base incubate.fleet.collective incubate.fleet.utils
+    incubate.fleet.utils.fleet_barrier_util incubate.fleet.utils.fs
+    incubate.fleet.utils.fleet_util incubate.fleet.parameter_server
+    incubate.fleet.parameter_server.distribute_transpiler
+    incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy
+    incubate.fleet.parameter_server.pslib initializer io layer_helper layers lod_tensor metrics
+    nets op optimizer param_attr parallel_executor profiler regularizer trainer_desc
+    trainer_factory transpiler transpiler.collective transpiler.details unique_name
+"""
+_OF_LAYERS = "learning_rate_scheduler loss metric_op nn ops tensor"
+_OTHERS: Mapping[str, tuple[str, ...]] = {
     "paddle": ("jaxfleet.compat.top",),
     "paddle.compat": ("jaxfleet.compat.text",),
     "paddle.distributed": (),
@@ -32,24 +46,11 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.static": (_FLUID,),
     "paddle.static.nn": ("jaxfleet.compat.static_nn", f"{_FLUID}.layers"),
     "paddle.fluid": (_FLUID,),
-    "paddle.fluid.backward": (f"{_FLUID}.backward",),
-    "paddle.fluid.clip": (f"{_FLUID}.clip",),
-    "paddle.fluid.communicator": (f"{_FLUID}.communicator",),
-    "paddle.fluid.compiler": (f"{_FLUID}.compiler",),
-    "paddle.fluid.contrib": (f"{_FLUID}.contrib",),
-    "paddle.fluid.contrib.mixed_precision": (f"{_FLUID}.contrib.mixed_precision",),
     "paddle.fluid.contrib.mixed_precision.decorator": (f"{_FLUID}.contrib.mixed_precision",),
     "paddle.fluid.contrib.mixed_precision.fp16_lists": (f"{_FLUID}.contrib.mixed_precision",),
     "paddle.fluid.contrib.memory_usage_calc": (f"{_FLUID}.contrib",),
-    "paddle.fluid.core": (f"{_FLUID}.core",),
-    "paddle.fluid.data_feeder": (f"{_FLUID}.data_feeder",),
-    "paddle.fluid.dataset": (f"{_FLUID}.dataset",),
-    "paddle.fluid.device_worker": (f"{_FLUID}.device_worker",),
-    "paddle.fluid.distribute_lookup_table": (f"{_FLUID}.distribute_lookup_table",),
-    "paddle.fluid.distributed": (f"{_FLUID}.distributed",),
     "paddle.fluid.distributed.downpour": (f"{_FLUID}.distributed",),
     "paddle.fluid.distributed.node": (f"{_FLUID}.distributed",),
-    "paddle.fluid.distributed.ps_pb2": (f"{_FLUID}.distributed.ps_pb2",),
     "paddle.fluid.dygraph": _DYGRAPH,
     "paddle.fluid.dygraph.base": _DYGRAPH,
     "paddle.fluid.dygraph.container": _DYGRAPH,
@@ -57,59 +58,13 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid.dygraph.learning_rate_scheduler": _DYGRAPH,
     "paddle.fluid.dygraph.nn": _DYGRAPH,
     "paddle.fluid.dygraph.parallel": _DYGRAPH,
-    "paddle.fluid.executor": (f"{_FLUID}.executor",),
-    "paddle.fluid.framework": _FRAMEWORK,
-    "paddle.fluid.incubate": (f"{_FLUID}.incubate",),
-    "paddle.fluid.incubate.fleet": (f"{_FLUID}.incubate.fleet",),
-    "paddle.fluid.incubate.fleet.base": (f"{_FLUID}.incubate.fleet.base",),
-    "paddle.fluid.incubate.fleet.base.role_maker": (f"{_FLUID}.incubate.fleet.base.role_maker",),
-    "paddle.fluid.incubate.fleet.base.fleet_base": (f"{_FLUID}.incubate.fleet.base.fleet_base",),
-    "paddle.fluid.incubate.fleet.collective": (f"{_FLUID}.incubate.fleet.collective",),
-    "paddle.fluid.incubate.fleet.utils": (f"{_FLUID}.incubate.fleet.utils",),
-    "paddle.fluid.incubate.fleet.utils.fleet_barrier_util": (
-        f"{_FLUID}.incubate.fleet.utils.fleet_barrier_util",
-    ),
-    "paddle.fluid.incubate.fleet.utils.fs": (f"{_FLUID}.incubate.fleet.utils.fs",),
-    "paddle.fluid.incubate.fleet.utils.fleet_util": (f"{_FLUID}.incubate.fleet.utils.fleet_util",),
-    "paddle.fluid.incubate.fleet.parameter_server": (_SERVERS,),
-    "paddle.fluid.incubate.fleet.parameter_server.distribute_transpiler": (
-        f"{_SERVERS}.distribute_transpiler",
-    ),
-    "paddle.fluid.incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy": (
-        f"{_SERVERS}.distribute_transpiler.distributed_strategy",
-    ),
-    "paddle.fluid.incubate.fleet.parameter_server.pslib": (_PSLIB,),
     "paddle.fluid.incubate.fleet.parameter_server.pslib.node": (_PSLIB,),
     "paddle.fluid.incubate.fleet.parameter_server.pslib.optimizer_factory": (_PSLIB,),
     "paddle.fluid.incubate.fleet.parameter_server.pslib.ps_pb2": (f"{_FLUID}.distributed.ps_pb2",),
-    "paddle.fluid.initializer": (f"{_FLUID}.initializer",),
     "paddle.fluid.input": (f"{_FLUID}.input", f"{_FLUID}.layers"),
-    "paddle.fluid.io": (f"{_FLUID}.io",),
-    "paddle.fluid.layer_helper": (f"{_FLUID}.layer_helper",),
-    "paddle.fluid.layers": _LAYERS,
     "paddle.fluid.layers.control_flow": (*_LAYERS, f"{_FLUID}.layers.control_flow"),
     "paddle.fluid.layers.device": ("jaxfleet.compat.device",),
     "paddle.fluid.layers.io": (*_LAYERS, f"{_FLUID}.layers.io"),
-    "paddle.fluid.layers.learning_rate_scheduler": _LAYERS,
-    "paddle.fluid.layers.loss": _LAYERS,
-    "paddle.fluid.layers.metric_op": _LAYERS,
-    "paddle.fluid.layers.nn": _LAYERS,
-    "paddle.fluid.layers.ops": _LAYERS,
-    "paddle.fluid.layers.tensor": _LAYERS,
-    "paddle.fluid.lod_tensor": (f"{_FLUID}.lod_tensor",),
-    "paddle.fluid.metrics": (f"{_FLUID}.metrics",),
-    "paddle.fluid.nets": (f"{_FLUID}.nets",),
-    "paddle.fluid.op": (f"{_FLUID}.op",),
-    "paddle.fluid.optimizer": (f"{_FLUID}.optimizer",),
-    "paddle.fluid.param_attr": (f"{_FLUID}.param_attr",),
-    "paddle.fluid.parallel_executor": (f"{_FLUID}.parallel_executor",),
-    "paddle.fluid.profiler": (f"{_FLUID}.profiler",),
-    "paddle.fluid.regularizer": (f"{_FLUID}.regularizer",),
-    "paddle.fluid.trainer_desc": (f"{_FLUID}.trainer_desc",),
-    "paddle.fluid.trainer_factory": (f"{_FLUID}.trainer_factory",),
-    "paddle.fluid.transpiler": (_TRANSPILER,),
-    "paddle.fluid.transpiler.collective": (f"{_TRANSPILER}.collective",),
-    "paddle.fluid.transpiler.details": (_DETAILS,),
     "paddle.fluid.transpiler.details.checkport": (_DETAILS,),
     "paddle.fluid.transpiler.details.program_utils": (_DETAILS,),
     "paddle.fluid.transpiler.details.ufind": (_DETAILS,),
@@ -122,8 +77,16 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "paddle.fluid.transpiler.geo_sgd_transpiler": (_TRANSPILER,),
     "paddle.fluid.transpiler.memory_optimization_transpiler": (_TRANSPILER,),
     "paddle.fluid.transpiler.ps_dispatcher": (_TRANSPILER,),
-    "paddle.fluid.unique_name": (f"{_FLUID}.unique_name",),
 }
+MODULES: Mapping[str, tuple[str, ...]] = dict(
+    sorted(  # packages before their modules
+        {
+            **{f"paddle.fluid.{name}": (f"{_FLUID}.{name}",) for name in _SAME.split()},
+            **{f"paddle.fluid.layers.{name}": _LAYERS for name in _OF_LAYERS.split()},
+            **_OTHERS,
+        }.items()
+    )
+)
 
 
 class Forward(ModuleType):

@@ -20,53 +20,16 @@ _UNSIGNED: Mapping[int, str] = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64
 
 # These never end in a product; all other operators may, by themselves or as XLA rewrites them (a
 # division by a constant is a product).
-_NO_PRODUCT = frozenset(
-    {
-        "assign",
-        "concat",
-        "put_rows",
-        "split_byref",
-        "sum",
-        "take_rows",
-        "jax.abs",
-        "jax.add",
-        "jax.add_any",
-        "jax.broadcast_in_dim",
-        "jax.ceil",
-        "jax.clamp",
-        "jax.concatenate",
-        "jax.convert_element_type",
-        "jax.copy",
-        "jax.cummax",
-        "jax.cummin",
-        "jax.dynamic_slice",
-        "jax.dynamic_update_slice",
-        "jax.expand_dims",
-        "jax.floor",
-        "jax.gather",
-        "jax.iota",
-        "jax.max",
-        "jax.min",
-        "jax.neg",
-        "jax.pad",
-        "jax.reduce_max",
-        "jax.reduce_min",
-        "jax.reduce_precision",
-        "jax.reduce_sum",
-        "jax.reshape",
-        "jax.rev",
-        "jax.round",
-        "jax.select_n",
-        "jax.sign",
-        "jax.slice",
-        "jax.sort",
-        "jax.split",
-        "jax.squeeze",
-        "jax.stop_gradient",
-        "jax.sub",
-        "jax.transpose",
-    }
-)
+_LISTED = """
+    assign concat put_rows split_byref sum take_rows
+    jax.abs jax.add jax.add_any jax.broadcast_in_dim jax.ceil jax.clamp jax.concatenate
+    jax.convert_element_type jax.copy jax.cummax jax.cummin jax.dynamic_slice
+    jax.dynamic_update_slice jax.expand_dims jax.floor jax.gather jax.iota jax.max jax.min
+    jax.neg jax.pad jax.reduce_max jax.reduce_min jax.reduce_precision jax.reduce_sum
+    jax.reshape jax.rev jax.round jax.select_n jax.sign jax.slice jax.sort jax.split jax.squeeze
+    jax.stop_gradient jax.sub jax.transpose
+"""
+_NO_PRODUCT = frozenset(_LISTED.split())
 
 
 def rounding(meaning: Meaning, zero: Array) -> Meaning:

@@ -41,7 +41,7 @@ def met(size: int) -> Iterator[str]:
     """Runs a coordinator; yields its endpoint."""
     listener = NETWORK.listen("127.0.0.1:0")
     center = Coordinator(size, "job", "127.0.0.1:1", lost_after_s=10.0)
-    with closing(CoordinatorThread(center, listener)):
+    with closing(CoordinatorThread([center], listener)):
         yield listener.endpoint
 
 
@@ -121,7 +121,7 @@ def test_what_ends_rank_0_is_told_before_it_is_gone(monkeypatch: pytest.MonkeyPa
         return take(*given)
 
     listener = NETWORK.listen("127.0.0.1:0")
-    serving = CoordinatorThread(Coordinator(2, "job", "127.0.0.1:1", lost_after_s=10.0), listener)
+    serving = CoordinatorThread([Coordinator(2, "job", "127.0.0.1:1", lost_after_s=10.0)], listener)
     first, second = (member(listener.endpoint, rank, 2) for rank in range(2))
     with closing(second):
         with closing(serving), closing(first):

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from jaxfleet.cluster import ProcessGroup
-from jaxfleet.cluster.coordinator import Answers, Coordinator, CoordinatorThread
+from jaxfleet.cluster.coordinator import Coordinator, CoordinatorThread
 from jaxfleet.cluster.coordinator_client import CoordinatorClient
 from jaxfleet.cluster.rendezvous.exchanged_values import pack, unpack
 from jaxfleet.cluster.rendezvous.protocol import GroupName, Roster, left_error
 from jaxfleet.errors import JaxfleetError
-from jaxfleet.transport.messages import Message, Network, Peer
+from jaxfleet.transport.messages import Network
 
 _LOST_AFTER_S = 60.0  # a process may compile or wait for a lock for this long
 
@@ -36,7 +36,7 @@ class NetworkRendezvous:
         self._network, self._endpoint, self._roster, self._job = network, endpoint, roster, job
         self._connect_s, self._timeout_s = connect_s, timeout_s
         self._members: dict[GroupName, CoordinatorClient] = {}
-        self._serving: CoordinatorThread[_Coordinators] | None = None
+        self._serving: CoordinatorThread | None = None
         self._is_closed = False
 
     def join(self) -> None:
@@ -48,13 +48,14 @@ class NetworkRendezvous:
         """
         atexit.register(self.close)  # sends pending messages
         if self._roster.is_worker and self._roster.index == 0:
-            coordinators = _Coordinators({
-                self._name(group): Coordinator(
+            groups: tuple[GroupName, ...] = ("all", "trainer", "pserver")
+            coordinators = [
+                Coordinator(
                     len(self._roster.members(group)), self._name(group), "",
                     lost_after_s=_LOST_AFTER_S,
                 )
-                for group in ("all", "trainer", "pserver")
-            })  # fmt: skip
+                for group in groups
+            ]  # fmt: skip
             self._serving = CoordinatorThread(coordinators, self._network.listen(self._endpoint))
         try:
             for group in ("all", self._roster.group):
@@ -107,30 +108,6 @@ class NetworkRendezvous:
         if self._serving is not None:
             self._serving.close()
             self._serving = None
-
-
-class _Coordinators:
-    """Coordinators of several groups at one address."""
-
-    def __init__(self, by_job: dict[str, Coordinator]) -> None:
-        self._by_job = by_job
-        self._by_session: dict[str, Coordinator] = {}
-
-    def take(self, line: Peer, message: Message) -> Answers:
-        session = str(message.body.get("session", ""))
-        refusing = next(iter(self._by_job.values()))
-        of_job = self._by_job.get(str(message.body.get("job", "")), refusing)
-        center = self._by_session.get(session, of_job)
-        answers = center.take(line, message)
-        if center.knows(message):
-            self._by_session[session] = center
-        return answers
-
-    def passed(self, seconds: float) -> Answers:
-        return [answer for center in self._by_job.values() for answer in center.passed(seconds)]
-
-    def knows(self, message: Message) -> bool:
-        return str(message.body.get("session", "")) in self._by_session
 
 
 class GroupRendezvous:

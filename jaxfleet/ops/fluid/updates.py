@@ -104,14 +104,9 @@ def adadelta(attrs: Attributes, param: Array, grad: Array, squares: Array, updat
           outputs="ParamOut MomentOut MeanSquareOut MeanGradOut",
           attrs={"epsilon": 1e-6, "decay": 0.95, "momentum": 0.0, "centered": False})  # fmt: skip
 def rmsprop(
-    attrs: Attributes,
-    param: Array,
-    grad: Array,
-    moment: Array,
-    square: Array,
-    mean: Array,
+    attrs: Attributes, param: Array, grad: Array, moment: Array, square: Array, mean: Array,
     rate: Array,
-) -> Value:
+) -> Value:  # fmt: skip
     """Divides by the root of a decaying average of squares (Tieleman and Hinton, 2012)."""
     decay = attrs["decay"]
     square = decay * square + _rest(decay) * grad * grad
@@ -130,17 +125,9 @@ def rmsprop(
           attrs={**_BETAS, "lazy_mode": False, LAZY_ROWS: False,
                  "min_row_size_to_use_multithread": 1000})  # fmt: skip
 def adam(
-    attrs: Attributes,
-    param: Array,
-    grad: Array,
-    first: Array,
-    second: Array,
-    power1: Array,
-    power2: Array,
-    rate: Array,
-    beta1: Array | None,
-    beta2: Array | None,
-) -> Value:
+    attrs: Attributes, param: Array, grad: Array, first: Array, second: Array, power1: Array,
+    power2: Array, rate: Array, beta1: Array | None, beta2: Array | None,
+) -> Value:  # fmt: skip
     """Divides a decaying average by the root of another, bias-corrected (Kingma and Ba, 2015).
 
     With `lazy_rows` a row whose gradient is zero keeps its value and both averages.
@@ -161,14 +148,9 @@ def adam(
 @fluid_op("adamax", inputs="Param Grad Moment InfNorm Beta1Pow LearningRate",
           outputs="ParamOut MomentOut InfNormOut", attrs=_BETAS)  # fmt: skip
 def adamax(
-    attrs: Attributes,
-    param: Array,
-    grad: Array,
-    moment: Array,
-    largest: Array,
-    power: Array,
+    attrs: Attributes, param: Array, grad: Array, moment: Array, largest: Array, power: Array,
     rate: Array,
-) -> Value:
+) -> Value:  # fmt: skip
     """Adam with the maximum gradient instead of the second average."""
     moment = attrs["beta1"] * moment + _rest(attrs["beta1"]) * grad
     largest = jnp.maximum(jnp.abs(grad), attrs["beta2"] * largest + attrs["epsilon"])
@@ -195,15 +177,9 @@ def ftrl(
           outputs="ParamOut Moment1Out Moment2Out Beta1PowOut Beta2PowOut",
           attrs={"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "weight_decay": 0.01})  # fmt: skip
 def lamb(
-    attrs: Attributes,
-    param: Array,
-    grad: Array,
-    first: Array,
-    second: Array,
-    power1: Array,
-    power2: Array,
-    rate: Array,
-) -> Value:
+    attrs: Attributes, param: Array, grad: Array, first: Array, second: Array, power1: Array,
+    power2: Array, rate: Array,
+) -> Value:  # fmt: skip
     """Adam's update scaled by the norm of the parameter (You et al., 2020, first version).
 
     The averages have no bias correction.
@@ -239,15 +215,9 @@ _MOST_IN_ONE_SUM = 16384  # then a new sum is begun: a small term is lost when a
           attrs={"average_window": 0.0, "min_average_window": 10000,
                  "max_average_window": 10000})  # fmt: skip
 def average_accumulates(
-    attrs: Attributes,
-    param: Array,
-    sum_1: Array,
-    sum_2: Array,
-    sum_3: Array,
-    count: Array,
-    old_count: Array,
-    updates: Array,
-) -> Value:
+    attrs: Attributes, param: Array, sum_1: Array, sum_2: Array, sum_3: Array, count: Array,
+    old_count: Array, updates: Array,
+) -> Value:  # fmt: skip
     """Sums a parameter over a window of steps; a full window is kept until the next one is full."""
     updates, count, sum_1 = updates + 1, count + 1, sum_1 + param
     is_long = updates % _MOST_IN_ONE_SUM == 0
