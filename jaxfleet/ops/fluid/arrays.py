@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxfleet.ops.fluid.schema import (
     Attributes,
+    BySlot,
     Gradient,
     Value,
     define_gradient,
@@ -122,9 +123,7 @@ def _index(i: Array) -> Array:
     return i.reshape(()).astype(jnp.int32)
 
 
-def _write_back(
-    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _write_back(attrs: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
     at, grad, rows = _index(reads["I"]), grads["Out"], attrs["rows"]
     own = grad[at] if rows < 0 else grad[at][:rows]
     return {"X": own, "Array": grad.at[at].set(0, mode="drop")}
@@ -230,9 +229,7 @@ def truncated_gaussian_random(attrs: Attributes, run: Array | None) -> Array:
     return drawn * attrs["std"] + attrs["mean"]
 
 
-def _dropout_back(
-    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _dropout_back(attrs: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
     kept = grads["Out"] * reads["Mask"].astype(grads["Out"].dtype)
     return {"X": kept / _kept_share(attrs) if _is_upscaled(attrs) else kept}
 

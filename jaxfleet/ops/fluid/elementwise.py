@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.special import erf
 
-from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, BySlot, Gradient, fluid_op
 from jaxfleet.ops.registry import Array
 
 
@@ -222,9 +222,7 @@ def _from_output(
     factor: Callable[..., Array],
     declared: Attributes,
 ) -> None:
-    def back(
-        attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-    ) -> Mapping[str, Value]:
+    def back(attrs: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
         return {"X": grads["Out"] * factor(reads["Out"], *_arguments(attrs, declared))}
 
     gradient = Gradient(f"{name}_grad", ("Out",), ("X",), back)
@@ -234,9 +232,7 @@ def _from_output(
         return function(x, *_arguments(attrs, declared))
 
 
-def _no_slope(
-    _: Attributes, __: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _no_slope(_: Attributes, __: BySlot, grads: BySlot) -> BySlot:
     return {"X": jnp.zeros_like(grads["Out"])}
 
 

@@ -8,7 +8,7 @@ import hashlib
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -24,8 +24,8 @@ from jaxfleet.ir import Operator
 from jaxfleet.ops.fluid.arrays import device_dtype
 from jaxfleet.ops.fluid.schema import (
     Attributes,
+    BySlot,
     Gradient,
-    Value,
     attributes,
     define_gradient,
     describe,
@@ -216,9 +216,7 @@ def _no_gradient(x: Array) -> Any:
     return np.zeros(x.shape, jax.dtypes.float0)
 
 
-def _py_func_back(
-    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _py_func_back(attrs: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
     return {"X": _backward(attrs, reads["X"], reads["Out"], grads["Out"])}
 
 
@@ -232,9 +230,7 @@ _SCHEMA = describe(
 define_gradient("py_func")
 
 
-def _print_back(
-    attrs: Attributes, _: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _print_back(attrs: Attributes, _: BySlot, grads: BySlot) -> BySlot:
     if attrs["print_phase"].upper() != "FORWARD":
         _show({**attrs, "variable": attrs["variable"] + "@GRAD", "number": -attrs["number"]},
               grads["Out"])  # fmt: skip

@@ -1,11 +1,9 @@
 """Lookup, gather, scatter, slicing, sorting and one-hot operators."""
 
-from collections.abc import Mapping
-
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, BySlot, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
 _OF_A_TABLE = {"is_sparse": False, "is_distributed": False, "padding_idx": -1,
@@ -100,9 +98,7 @@ def argsort(attrs: Attributes, x: Array) -> Value:
     return jnp.take_along_axis(x, order, axis=attrs["axis"]), order.astype(jnp.int32)
 
 
-def _gather_back(
-    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _gather_back(attrs: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
     """Sums the gradients of rows selected twice; with `overwrite` the last one counts."""
     x, rows, grad = reads["X"], reads["Index"].reshape(-1), grads["Out"]
     rows = jnp.where(rows < 0, x.shape[0], rows)  # out of range, so it is dropped

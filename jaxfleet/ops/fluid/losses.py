@@ -1,11 +1,9 @@
 """Losses with their gradients, and metrics (accuracy, AUC), which have none."""
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 
-from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, BySlot, Gradient, Value, fluid_op
 from jaxfleet.ops.fluid.shapes import shape_record
 from jaxfleet.ops.registry import Array
 
@@ -27,9 +25,7 @@ def _beside(x: Array, label: Array, axis: int) -> Array:
     return label.reshape(shape)
 
 
-def _cross_entropy_back(
-    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _cross_entropy_back(attrs: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
     shape = reads["XShape"].shape[1:]
     label = reads["Label"].reshape(*shape[:-1], 1)
     slope = -grads["Y"].reshape(label.shape) / reads["MatchX"].reshape(label.shape)
@@ -59,9 +55,7 @@ def cross_entropy(attrs: Attributes, x: Array, label: Array) -> Array:
     return jnp.where(label.reshape(match.shape) != attrs["ignore_index"], -jnp.log(match), 0)
 
 
-def _softmax_loss_back(
-    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _softmax_loss_back(attrs: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
     made, label, grad, axis = reads["Softmax"], reads["Label"], grads["Loss"], attrs["axis"]
     if attrs["soft_label"]:
         return {"Logits": grad * (made * jnp.sum(label, axis=axis, keepdims=True) - label)}
@@ -110,9 +104,7 @@ def log_loss(attrs: Attributes, predicted: Array, labels: Array) -> Array:
     return -labels * jnp.log(predicted + small) - (1 - labels) * jnp.log(1 - predicted + small)
 
 
-def _huber_back(
-    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _huber_back(attrs: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
     slope = jnp.clip(reads["Residual"], -attrs["delta"], attrs["delta"]) * grads["Out"]
     return {"X": -slope, "Y": slope}
 
@@ -127,9 +119,7 @@ def huber_loss(attrs: Attributes, x: Array, y: Array) -> Value:
     return jnp.where(near, 0.5 * residual**2, delta * (size - 0.5 * delta)), residual
 
 
-def _smooth_back(
-    attrs: Attributes, _: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _smooth_back(attrs: Attributes, _: BySlot, grads: BySlot) -> BySlot:
     return {"X": grads["Out"] * (1 - attrs["epsilon"])}
 
 

@@ -12,6 +12,7 @@ from jaxfleet.ir import Operator
 from jaxfleet.ir.naming import GRAD
 from jaxfleet.ops.fluid.schema import (
     Attributes,
+    BySlot,
     Gradient,
     Schema,
     Value,
@@ -35,9 +36,7 @@ def _uses_kept(attrs: Attributes) -> bool:
     return bool(attrs["is_test"] or attrs["use_global_stats"])
 
 
-def _batch_norm_back(
-    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _batch_norm_back(attrs: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
     x, grad = reads["X"], grads["Y"]
     axes = _other_axes(attrs, x)
     mean, inverse, scale = (
@@ -128,9 +127,7 @@ def cos_sim(_: Attributes, x: Array, y: Array) -> Value:
     return jnp.sum(x * y, 1, keepdims=True) / (lengths[0] * lengths[1]), *lengths
 
 
-def _data_norm_back(
-    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _data_norm_back(attrs: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
     """The batch's increments of counts and sums, instead of their gradients."""
     x, mean = reads["X"], reads["Means"]
     count = jnp.full(mean.shape, x.shape[0], mean.dtype)

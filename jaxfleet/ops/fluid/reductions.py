@@ -1,12 +1,12 @@
 """Matrix products, reductions and softmax."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, BySlot, Gradient, fluid_op
 from jaxfleet.ops.registry import Array
 
 
@@ -49,9 +49,7 @@ def _reduced(attrs: Attributes, function: Callable[..., Array], x: Array) -> Arr
     return made if made.ndim else made.reshape(1)
 
 
-def _extreme_back(
-    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _extreme_back(attrs: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
     """The gradient for every element that equals the extreme, as in fluid."""
     x, shape = reads["X"], _kept_shape(attrs, reads["X"])
     found, grad = reads["Out"].reshape(shape), grads["Out"].reshape(shape)
@@ -88,9 +86,7 @@ for _name in ("sum", "mean", "max", "min", "prod", "all", "any"):
     _reduction(_name)
 
 
-def _softmax_back(
-    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _softmax_back(attrs: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
     out, grad = reads["Out"], grads["Out"]
     inner = jnp.sum(grad * out, axis=attrs["axis"], keepdims=True)
     return {"X": (grad - inner) * out}

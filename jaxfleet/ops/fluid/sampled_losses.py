@@ -1,14 +1,13 @@
 """Losses over many classes: noise-contrastive, hierarchical sigmoid, sampled softmax."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxfleet.ops.fluid.arrays import key_of
-from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, BySlot, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
 UNIFORM, LOG_UNIFORM = 0, 1
@@ -36,9 +35,7 @@ def _expected(attrs: Attributes, classes: Array) -> Array:
     return share * attrs["num_neg_samples"]
 
 
-def _nce_back(
-    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _nce_back(attrs: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
     x, weight, classes, out = (
         reads[n] for n in ("Input", "Weight", "SampleLabels", "SampleLogits")
     )
@@ -124,9 +121,7 @@ def _complete_tree(label: Array, classes: int) -> tuple[Array, Array, Array]:
     return jnp.maximum(nodes, 0), turns, nodes >= 0
 
 
-def _sampled_back(
-    _: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _sampled_back(_: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
     rows, classes, _zero = reads["LogitsDim"].shape
     slope, samples = grads["SampledLogits"], reads["Samples"]
     into = jnp.zeros((rows, classes), slope.dtype)

@@ -25,7 +25,8 @@ UNWANTED = "unwanted"  # attribute in the IR: (slot, position) of unwanted outpu
 Attributes: TypeAlias = Mapping[str, Any]  # all attributes of an operator, defaults included
 Value: TypeAlias = Any  # of a slot: an array, a list of them, or None if the slot is empty
 Compute: TypeAlias = Callable[..., Value]
-GradCompute: TypeAlias = Callable[..., Mapping[str, Value]]
+BySlot: TypeAlias = Mapping[str, Value]
+GradCompute: TypeAlias = Callable[..., BySlot]
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def value_of(slot: Slot, found: list[Array]) -> Value:
     return found[0] if found else None
 
 
-def flat(op: Operator, made: Mapping[str, Value]) -> list[Array]:
+def flat(op: Operator, made: BySlot) -> list[Array]:
     """Outputs in the order of an operator's operands, without unwanted ones."""
     found: list[Array] = []
     unwanted: Any = op.attrs.get(UNWANTED, ())
@@ -254,8 +255,8 @@ def _grad_slot(slot: Slot) -> Slot:
 
 
 def _computed(
-    ctx: Context, op: Operator, schema: Schema, gradient: Gradient, held: Mapping[str, Value]
-) -> Mapping[str, Value]:
+    ctx: Context, op: Operator, schema: Schema, gradient: Gradient, held: BySlot
+) -> BySlot:
     if gradient.compute is None:
         return _by_vjp(ctx, op, schema, held)
     reads = {name: held[name] for name in gradient.reads}
@@ -263,15 +264,13 @@ def _computed(
     return gradient.compute(attributes(ctx, op, schema), reads, grads)
 
 
-def _by_vjp(
-    ctx: Context, op: Operator, schema: Schema, held: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _by_vjp(ctx: Context, op: Operator, schema: Schema, held: BySlot) -> BySlot:
     """Differentiates the operator with respect to the inputs whose gradients are written."""
     wanted = [slot for slot in schema.inputs if op.outputs.slot(slot.name + GRAD)]
     forward = _forward(op, schema, held)
     meaning = find_op(schema.type).meaning
 
-    def run(chosen: Mapping[str, Value]) -> Sequence[Array]:
+    def run(chosen: BySlot) -> Sequence[Array]:
         values = {**held, **chosen}
         args = [x for slot in schema.inputs for x in _listed(values[slot.name])]
         return tuple(meaning(ctx, forward, args))
@@ -282,7 +281,7 @@ def _by_vjp(
     return dict(found)
 
 
-def _forward(op: Operator, schema: Schema, held: Mapping[str, Value]) -> Operator:
+def _forward(op: Operator, schema: Schema, held: BySlot) -> Operator:
     """The operator of a gradient operator, with generated names."""
     inputs = [(slot.name, _names(slot, held[slot.name])) for slot in schema.inputs]
     outputs = [
@@ -307,7 +306,7 @@ def _listed(value: Value) -> list[Array]:
     return list(value) if isinstance(value, list) else [value]
 
 
-def _cotangents(slot: Slot, op: Operator, held: Mapping[str, Value]) -> list[Array | None]:
+def _cotangents(slot: Slot, op: Operator, held: BySlot) -> list[Array | None]:
     found: list[Array | None] = list(_listed(held[slot.name + GRAD]))
     return found + [None] * (_count(slot, op) - len(found))
 

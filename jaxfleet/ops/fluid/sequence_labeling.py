@@ -7,7 +7,6 @@ Sequences are rows with lengths, or padded with a length each. The slots `...Len
 (`jaxfleet.fluid.framework.sequence_lengths`) are for rows with lengths.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxfleet.ops.fluid.recurrent import scan_rows
-from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, BySlot, Gradient, Value, fluid_op
 from jaxfleet.ops.fluid.sequences import owners_of, padded, starts_of
 from jaxfleet.ops.registry import Array
 
@@ -156,9 +155,7 @@ def _ctc(blank: int, scores: Array, times: Array, tags: Array, counts: Array) ->
     return jnp.where(has_time & (times > 0), -total, 0.0)
 
 
-def _ctc_back(
-    attrs: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _ctc_back(attrs: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
     names = ("Logits", "Label", "LogitsLength", "LabelLength", "LogitsLengths", "LogitsRoom",
              "LabelLengths", "LabelRoom")  # fmt: skip
     logits, *rest = (reads[name] for name in names)

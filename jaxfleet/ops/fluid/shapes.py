@@ -1,17 +1,13 @@
 """Operators that reshape, transpose, split and join arrays."""
 
-from collections.abc import Mapping
-
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfleet.ops.fluid.schema import Attributes, Gradient, Value, fluid_op
+from jaxfleet.ops.fluid.schema import Attributes, BySlot, Gradient, Value, fluid_op
 from jaxfleet.ops.registry import Array
 
 
-def _shape_back(
-    _: Attributes, reads: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _shape_back(_: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
     return {"X": grads["Out"].reshape(reads["XShape"].shape[1:])}
 
 
@@ -45,9 +41,7 @@ def squeeze2(attrs: Attributes, x: Array) -> Value:
     return jnp.squeeze(x, tuple(attrs["axes"]) or None), shape_record(x)
 
 
-def _transpose_back(
-    attrs: Attributes, _: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _transpose_back(attrs: Attributes, _: BySlot, grads: BySlot) -> BySlot:
     return {"X": jnp.transpose(grads["Out"], np.argsort(attrs["axis"]).tolist())}
 
 
@@ -77,9 +71,7 @@ def flatten2(attrs: Attributes, x: Array) -> Value:
     return jnp.reshape(x, (rows, columns)), shape_record(x)
 
 
-def _stack_back(
-    attrs: Attributes, _: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _stack_back(attrs: Attributes, _: BySlot, grads: BySlot) -> BySlot:
     return {"X": list(jnp.moveaxis(grads["Y"], attrs["axis"], 0))}
 
 
@@ -90,9 +82,7 @@ def stack(attrs: Attributes, xs: list[Array]) -> Array:
     return jnp.stack(xs, axis=attrs["axis"])
 
 
-def _unstack_back(
-    attrs: Attributes, _: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _unstack_back(attrs: Attributes, _: BySlot, grads: BySlot) -> BySlot:
     return {"X": jnp.stack(grads["Y"], axis=attrs["axis"])}
 
 
@@ -109,9 +99,7 @@ def expand(attrs: Attributes, x: Array) -> Array:
     return jnp.tile(x, attrs["expand_times"])
 
 
-def _pad_back(
-    attrs: Attributes, _: Mapping[str, Value], grads: Mapping[str, Value]
-) -> Mapping[str, Value]:
+def _pad_back(attrs: Attributes, _: BySlot, grads: BySlot) -> BySlot:
     grad, paddings = grads["Out"], attrs["paddings"]
     pairs = zip(paddings[::2], paddings[1::2], grad.shape, strict=True)
     return {"X": grad[tuple(slice(before, size - after) for before, after, size in pairs)]}
