@@ -34,12 +34,7 @@ class Termination:
         return PeerLostError(f"step {step}: {self.what}", hint=hint)
 
     def body(self) -> dict[str, Plain]:
-        return {
-            "rank": self.rank,
-            "what": self.what,
-            "differs": self.differs,
-            "left": self.left,
-        }
+        return {"rank": self.rank, "what": self.what, "differs": self.differs, "left": self.left}
 
     @classmethod
     def of(cls, body: object) -> "Termination | None":

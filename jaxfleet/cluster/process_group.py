@@ -58,10 +58,7 @@ class ProcessGroup:
     """
 
     def __init__(
-        self,
-        member: CoordinatorClient,
-        serving: CoordinatorThread | None,
-        spans: Spans = NO_SPANS,
+        self, member: CoordinatorClient, serving: CoordinatorThread | None, spans: Spans = NO_SPANS
     ) -> None:
         self.member, self._spans = member, spans
         self._serving = serving

@@ -83,16 +83,9 @@ class Adam(fluids.AdamOptimizer):
         lazy_mode: bool = False,
         name: str | None = None,
     ) -> None:
+        decay = _regularization(weight_decay)
         super().__init__(
-            learning_rate,
-            beta1,
-            beta2,
-            epsilon,
-            parameters,
-            _regularization(weight_decay),
-            grad_clip,
-            name,
-            lazy_mode,
+            learning_rate, beta1, beta2, epsilon, parameters, decay, grad_clip, name, lazy_mode
         )
 
 
@@ -148,16 +141,9 @@ class RMSProp(fluids.RMSPropOptimizer):
         grad_clip: Any = None,
         name: str | None = None,
     ) -> None:
+        decay = _regularization(weight_decay)
         super().__init__(
-            learning_rate,
-            rho,
-            epsilon,
-            momentum,
-            centered,
-            parameters,
-            _regularization(weight_decay),
-            grad_clip,
-            name,
+            learning_rate, rho, epsilon, momentum, centered, parameters, decay, grad_clip, name
         )
 
 

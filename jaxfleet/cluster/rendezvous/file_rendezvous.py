@@ -21,12 +21,7 @@ from urllib.parse import quote
 from jaxfleet.cluster.filesystems import Folder
 from jaxfleet.cluster.rendezvous.exchanged_values import pack, unpack_at
 from jaxfleet.cluster.rendezvous.protocol import GroupName, Poll, Roster, left_error
-from jaxfleet.errors import (
-    ConnectError,
-    JaxfleetError,
-    PeerLostError,
-    StrategyError,
-)
+from jaxfleet.errors import ConnectError, JaxfleetError, PeerLostError, StrategyError
 
 _LOOK_AT_HELLOS_S = 1.0
 
@@ -39,13 +34,7 @@ class FileRendezvous:
     """
 
     def __init__(
-        self,
-        path: Folder,
-        roster: Roster,
-        *,
-        connect_s: float,
-        timeout_s: float,
-        job: str = "",
+        self, path: Folder, roster: Roster, *, connect_s: float, timeout_s: float, job: str = ""
     ) -> None:
         self._path, self._roster = path, roster
         self._prefix = quote(job, safe="")

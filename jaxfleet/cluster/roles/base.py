@@ -258,11 +258,7 @@ class RendezvousRoleMaker(KnownRoleMaker):
             hint = "call jf.initialize(), or set JAXFLEET_MEETING_DIR to a folder that all see"
             raise UnsupportedError(what, source=line_of_caller(), hint=hint)
         self._meeting = FileRendezvous(
-            folder,
-            roster,
-            connect_s=_CONNECT_S,
-            timeout_s=_TIMEOUT_S,
-            job=read_job().name,
+            folder, roster, connect_s=_CONNECT_S, timeout_s=_TIMEOUT_S, job=read_job().name
         )
         return self._meeting
 

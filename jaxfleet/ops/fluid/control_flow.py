@@ -25,13 +25,7 @@ import numpy as np
 
 from jaxfleet.ir import Block, Operator, block_of
 from jaxfleet.ops.fluid.arrays import RUN
-from jaxfleet.ops.fluid.schema import (
-    Attributes,
-    Value,
-    define_block_gradient,
-    describe,
-    fluid_op,
-)
+from jaxfleet.ops.fluid.schema import Attributes, Value, define_block_gradient, describe, fluid_op
 from jaxfleet.ops.registry import Array, Context, register_op
 
 Values: TypeAlias = dict[str, Array]

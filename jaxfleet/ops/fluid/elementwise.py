@@ -217,10 +217,7 @@ def _from_input(name: str, function: Callable[..., Array], declared: Attributes)
 
 
 def _from_output(
-    name: str,
-    function: Callable[..., Array],
-    factor: Callable[..., Array],
-    declared: Attributes,
+    name: str, function: Callable[..., Array], factor: Callable[..., Array], declared: Attributes
 ) -> None:
     def back(attrs: Attributes, reads: BySlot, grads: BySlot) -> BySlot:
         return {"X": grads["Out"] * factor(reads["Out"], *_arguments(attrs, declared))}

@@ -94,10 +94,7 @@ def update_loss_scaling(
     It stays finite and at least 1.
     """
     good, bad = jnp.where(found, 0, good + 1), jnp.where(found, bad + 1, 0)
-    grows, shrinks = (
-        good == attrs["incr_every_n_steps"],
-        bad == attrs["decr_every_n_nan_or_inf"],
-    )
+    grows, shrinks = (good == attrs["incr_every_n_steps"], bad == attrs["decr_every_n_nan_or_inf"])
     more, less = scale * attrs["incr_ratio"], jnp.maximum(scale * attrs["decr_ratio"], 1.0)
     scale = jnp.where(shrinks, less, jnp.where(grows & jnp.isfinite(more), more, scale))
     return scale, jnp.where(grows, 0, good), jnp.where(shrinks, 0, bad)

@@ -17,13 +17,7 @@ import jax.numpy as jnp
 from jaxfleet.ir import Operator
 from jaxfleet.ops.fluid.arrays import RUN, device_dtype
 from jaxfleet.ops.fluid.control_flow import BESIDE, names_read, next_run, sub_block
-from jaxfleet.ops.fluid.schema import (
-    Attributes,
-    Value,
-    define_block_gradient,
-    describe,
-    fluid_op,
-)
+from jaxfleet.ops.fluid.schema import Attributes, Value, define_block_gradient, describe, fluid_op
 from jaxfleet.ops.fluid.sequences import owners_of, starts_of
 from jaxfleet.ops.registry import Array, Context, register_op
 

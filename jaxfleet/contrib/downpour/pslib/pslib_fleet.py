@@ -136,11 +136,7 @@ class PSLib(Fleet):
     # --- tables: collective calls, executed by the first worker ------------------------------
 
     def save_persistables(
-        self,
-        executor: Executor,
-        dirname: str,
-        main_program: Program | None = None,
-        mode: int = 0,
+        self, executor: Executor, dirname: str, main_program: Program | None = None, mode: int = 0
     ) -> None:
         """Makes servers write all tables; see `save_model`. Other arguments have no effect."""
         del executor, main_program
