@@ -7,12 +7,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from jaxfleet.env import PserverRole, cluster_environment, read_job
-from jaxfleet.launch.events import Due, Ended, Event, Told
 from jaxfleet.launch.job_spec import PORT_TAKEN, Job
 from jaxfleet.launch.placement import Places
 from jaxfleet.launch.process import Process
 from jaxfleet.launch.starter import (
+    Due,
+    Ended,
+    Event,
     Starter,
+    Told,
     log_name,
     meeting_folder,
     starting,

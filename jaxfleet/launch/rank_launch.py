@@ -5,11 +5,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from jaxfleet.env import Rank, rank_environment
-from jaxfleet.launch.events import Ended, Told
 from jaxfleet.launch.job_spec import CollectiveJob
 from jaxfleet.launch.placement import RankPlaces
 from jaxfleet.launch.process import Process
-from jaxfleet.launch.starter import Starter, log_name, meeting_folder, starting, with_secret
+from jaxfleet.launch.starter import (
+    Ended,
+    Starter,
+    Told,
+    log_name,
+    meeting_folder,
+    starting,
+    with_secret,
+)
 from jaxfleet.launch.termination import Deadline, Ender, Outcome, failure, told
 
 _SAY_S = 2.0  # lets ranks that do not wait for the lost one print a traceback

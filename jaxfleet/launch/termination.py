@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from jaxfleet.launch.events import Told
 from jaxfleet.launch.job_spec import AnyJob
 from jaxfleet.launch.process import Process
-from jaxfleet.launch.starter import Starter
+from jaxfleet.launch.starter import Starter, Told
 from jaxfleet.observability import LongWait
 
 _FOREVER = 10 * 365 * 86400.0

@@ -15,11 +15,10 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.cluster import ProcessGroup, RankPlace
-from jaxfleet.cluster.bootstrap import _meet, detected_rank
+from jaxfleet.cluster.bootstrap import _leave, _meet, detected_rank
 from jaxfleet.cluster.coordinator import Coordinator, CoordinatorThread
 from jaxfleet.cluster.coordinator_client import CoordinatorClient, Doing
 from jaxfleet.cluster.group_view import GroupView, Termination
-from jaxfleet.cluster.shutdown import _leave
 from jaxfleet.env import Rank
 from jaxfleet.errors import ConnectError, PeerLostError, ProgramError, StrategyError
 from jaxfleet.launch.placement import Ports

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from jaxfleet.cluster.roles import endpoint_exchange
-from jaxfleet.cluster.roles.endpoint_exchange import all_endpoints, all_ips, drawn_port
+from jaxfleet.cluster.roles import scheduler
+from jaxfleet.cluster.roles.scheduler import all_endpoints, all_ips, drawn_port
 from jaxfleet.errors import StrategyError
 
 
@@ -30,7 +30,7 @@ def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) ->
         held.bind(("", 0))
         held.listen()
         taken = held.getsockname()[1]
-        monkeypatch.setattr(endpoint_exchange, "drawn_port", lambda _: taken)
+        monkeypatch.setattr(scheduler, "drawn_port", lambda _: taken)
         found = all_endpoints(Said(7, 8), ips, [0, 1, 2], 0)
     port = int(found[0].partition(":")[2])
     assert port > taken

@@ -14,7 +14,7 @@ import pytest
 
 from jaxfleet import fleet
 from jaxfleet.cluster.roles import MPIRoleMaker
-from jaxfleet.cluster.roles.endpoint_exchange import drawn_port
+from jaxfleet.cluster.roles.scheduler import drawn_port
 from jaxfleet.errors import UnsupportedError
 from tests.fleet import jax_script
 from tests.fleet.processes import NAMES

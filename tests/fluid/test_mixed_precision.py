@@ -12,7 +12,7 @@ from jaxfleet.errors import PassError
 from jaxfleet.fluid.contrib.mixed_precision import AutoMixedPrecisionLists, decorate
 from jaxfleet.fluid.incubate.fleet.base.role_maker import UserDefinedCollectiveRoleMaker
 from jaxfleet.fluid.incubate.fleet.collective import Collective, DistributedStrategy
-from jaxfleet.ops.fluid.gradient_transforms import update_loss_scaling
+from jaxfleet.ops.fluid.updates import update_loss_scaling
 from tests.fluid.nets import fresh
 from tests.fluid.parallel import devices
 

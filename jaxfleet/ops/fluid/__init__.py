@@ -6,7 +6,6 @@ from jaxfleet.ops.fluid import beam_search as beam_search
 from jaxfleet.ops.fluid import communication as communication
 from jaxfleet.ops.fluid import control_flow as control_flow
 from jaxfleet.ops.fluid import elementwise as elementwise
-from jaxfleet.ops.fluid import gradient_transforms as gradient_transforms
 from jaxfleet.ops.fluid import host_functions as host_functions
 from jaxfleet.ops.fluid import images as images
 from jaxfleet.ops.fluid import indexing as indexing
