@@ -142,7 +142,8 @@ class _Launch:
     def _watch(self) -> Outcome:
         deadline = Deadline(self._job)
         while not all(trainer.status == 0 for trainer in self._members.trainers):
-            if (outcome := self._next(deadline)) is not None:
+            event = self._events.next(deadline.at)
+            if (outcome := self._act(event, deadline)) is not None:
                 return outcome
         if self._job.trainers_done:
             self._console.say(self._job.trainers_done)
@@ -186,11 +187,8 @@ class _Launch:
         left = [s.name for s in self._members.servers.values() if s.status is None]
         return f"{', '.join(left)} waits for the byes of trainers"
 
-    def _next(self, deadline: Deadline) -> Outcome | None:
-        """Handles the next event; returns the outcome if it ended the job."""
-        return self._act(self._events.next(deadline.at), deadline)
-
     def _act(self, event: Event | None, deadline: Deadline) -> Outcome | None:
+        """Handles an event; returns the outcome if it ended the job."""
         match event:
             case None:
                 return deadline.missed

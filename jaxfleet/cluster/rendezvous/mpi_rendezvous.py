@@ -116,7 +116,8 @@ class _Group:
             late = [peer for peer in others if peer not in got] or list(unread)
             names = ", ".join(self.names[peer] for peer in late)
             if poll.is_over:
-                _end_with_error(all_)
+                # The end of this process ends the job: MPI would wait forever for the lost one.
+                atexit.register(_abort, all_)
                 raise PeerLostError(f"{what}, {self._where()}: waited {timeout_s:g} s for {names}")
             poll.pause(partial("{} waits for {} ({})".format, self.names[rank], names, what))
 
@@ -143,11 +144,6 @@ def _received(communicator: Any, peer: int, tag: int) -> bytes | None:
     data = bytearray(status.Get_count(mpi.BYTE))
     message.Recv([data, mpi.BYTE])
     return bytes(data)
-
-
-def _end_with_error(communicator: Any) -> None:
-    """Makes the end of this process end the job: MPI would wait forever for the lost one."""
-    atexit.register(_abort, communicator)
 
 
 def _abort(communicator: Any) -> None:

@@ -125,23 +125,19 @@ def described_rule(table: TableParameter) -> Part:
     match said:
         case DenseSGDRuleParameter(name="adam", adam=AdamSGDParameter() as adam):
             return DownpourAdam(
-                _said(adam.learning_rate, "adam.learning_rate"),
-                _said(adam.ada_decay_rate, "adam.ada_decay_rate"),
-                _said(adam.mom_decay_rate, "adam.mom_decay_rate"),
-                _said(adam.ada_epsilon, "adam.ada_epsilon"),
+                _number(adam.learning_rate, "adam.learning_rate", "dense"),
+                _number(adam.ada_decay_rate, "adam.ada_decay_rate", "dense"),
+                _number(adam.mom_decay_rate, "adam.mom_decay_rate", "dense"),
+                _number(adam.ada_epsilon, "adam.ada_epsilon", "dense"),
             )
         case DenseSGDRuleParameter(name="naive", naive=NaiveSGDParameter() as naive):
-            return Sgd(_said(naive.learning_rate, "naive.learning_rate"))
+            return Sgd(_number(naive.learning_rate, "naive.learning_rate", "dense"))
         case DenseSGDRuleParameter(name="summary", summary=SummarySGDParameter() as summary):
-            return Summary(_said(summary.summary_decay_rate, "summary.summary_decay_rate"))
+            return Summary(
+                _number(summary.summary_decay_rate, "summary.summary_decay_rate", "dense")
+            )
     what = f"a dense table is updated by {said.name if said else None!r}, of which nothing is said"
     raise ProgramError(what, hint="adam, naive and summary are there, each with its numbers")
-
-
-def _said(number: float | None, name: str) -> float:
-    if number is None:
-        raise ProgramError(f"a dense table's description does not say {name}")
-    return number
 
 
 _WIDEST = 3e38  # of float32, where the description sets no bounds
@@ -153,7 +149,12 @@ def table_spec(name: str, dim: int, accessor: TableAccessorParameter) -> TableSp
     rule = _rule(accessor)
     match rule:
         case SparseAdamSGDParameter():
-            optimizer: Part = _adam(rule)
+            optimizer: Part = Adam(
+                _number(rule.learning_rate, "learning_rate"),
+                _number(rule.beta1_decay_rate, "beta1_decay_rate"),
+                _number(rule.beta2_decay_rate, "beta2_decay_rate"),
+                _number(rule.ada_epsilon, "ada_epsilon"),
+            )
         case SparseNaiveSGDRuleParameter():
             optimizer = Sgd(_number(rule.learning_rate, "learning_rate"))
         case SparseSGDRuleParameter():
@@ -207,18 +208,9 @@ def _adagrad(rule: SparseSGDRuleParameter) -> DownpourAdagrad:
     return DownpourAdagrad(rate, begin, low, high)
 
 
-def _adam(rule: SparseAdamSGDParameter) -> Adam:
-    return Adam(
-        _number(rule.learning_rate, "learning_rate"),
-        _number(rule.beta1_decay_rate, "beta1_decay_rate"),
-        _number(rule.beta2_decay_rate, "beta2_decay_rate"),
-        _number(rule.ada_epsilon, "ada_epsilon"),
-    )
-
-
-def _number(given: float | None, name: str) -> float:
+def _number(given: float | None, name: str, kind: str = "sparse") -> float:
     if given is None:
-        raise ProgramError(f"a sparse table's description does not say {name}")
+        raise ProgramError(f"a {kind} table's description does not say {name}")
     return given
 
 

@@ -283,17 +283,14 @@ def _by_vjp(ctx: Context, op: Operator, schema: Schema, held: BySlot) -> BySlot:
 
 def _forward(op: Operator, schema: Schema, held: BySlot) -> Operator:
     """The operator of a gradient operator, with generated names."""
-    inputs = [(slot.name, _names(slot, held[slot.name])) for slot in schema.inputs]
-    outputs = [
-        (slot.name, tuple(f"{slot.name}.{i}" for i in range(_count(slot, op))))
-        for slot in schema.outputs
-    ]
-    read = Operands((name, names) for name, names in inputs if names)
-    return Operator(schema.type, read, Operands(outputs), op.attrs, source=op.source)
+    counts = [(slot.name, len(_listed(held[slot.name]))) for slot in schema.inputs]
+    read = Operands((name, _names(name, count)) for name, count in counts if count)
+    made = Operands((slot.name, _names(slot.name, _count(slot, op))) for slot in schema.outputs)
+    return Operator(schema.type, read, made, op.attrs, source=op.source)
 
 
-def _names(slot: Slot, value: Value) -> tuple[str, ...]:
-    return tuple(f"{slot.name}.{i}" for i in range(len(_listed(value))))
+def _names(slot: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{slot}.{at}" for at in range(count))
 
 
 def _count(slot: Slot, op: Operator) -> int:
