@@ -5,5 +5,5 @@ from jaxfleet.capture.captured import capture as capture
 from jaxfleet.capture.embedding.tables import EmbeddingTable as EmbeddingTable
 from jaxfleet.capture.embedding.tables import embedding_table as embedding_table
 from jaxfleet.capture.gradient_marker import distributed_optimizer as distributed_optimizer
-from jaxfleet.capture.pytrees import Leaf as Leaf
+from jaxfleet.capture.signature import Leaf as Leaf
 from jaxfleet.capture.signature import Signature as Signature

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfleet.capture.nnx_objects import Watched, update_in_place
-from jaxfleet.capture.pytrees import leaves_of
+from jaxfleet.capture.signature import leaves_of
 from jaxfleet.errors import CaptureError, FeedError
 from jaxfleet.ops.user_frames import line_of_caller, line_of_function
 

@@ -19,13 +19,16 @@ from jaxfleet.capture.gradient_marker import read_mark
 from jaxfleet.capture.primitives import (
     Check,
     check_of,
+    has_effect,
     implementation,
     is_foreign,
+    is_leaked,
     is_loop,
     is_recomputed,
+    is_refused,
+    not_data,
     read_loop,
 )
-from jaxfleet.capture.unsupported import has_effect, is_leaked, is_refused, not_data
 from jaxfleet.errors import ProgramError
 from jaxfleet.ir import (
     Attrs,

@@ -8,15 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxfleet.capture.constant_folding import Known, evaluate, known_literal, literal_of
-from jaxfleet.capture.draft import MARK, Draft
-from jaxfleet.capture.gather_to_slice import (
+from jaxfleet.capture.constant_folding import (
+    Known,
     Link,
     dynamic_slice_as_slice,
     dynamic_update_slice_as_pad,
     gather_as_slice,
+    known_literal,
+    known_result,
+    literal_of,
     scatter_as_pad,
 )
+from jaxfleet.capture.draft import MARK, Draft
 from jaxfleet.ir import (
     Attrs,
     Block,
@@ -130,7 +133,7 @@ class _Tidier:
         given = [array for array in inputs if array is not None]
         if len(given) < len(inputs):
             return None
-        return evaluate(op.type, given, op.attrs, dtype=out.dtype, shape=out.shape)
+        return known_result(op.type, given, op.attrs, dtype=out.dtype, shape=out.shape)
 
     def _known(self, operand: Operand) -> Known | None:
         return known_literal(operand) if isinstance(operand, Literal) else self.known.get(operand)

@@ -1,16 +1,19 @@
 """Folding of integers that are known at capture, mostly indices.
 
 With a symbolic batch size jax emits operators for arithmetic that it otherwise does in Python:
-`x[:, 1:]` gathers at an index computed by `iota`, `mul` and `add`.
+`x[:, 1:]` gathers at an index computed by `iota`, `mul` and `add`, and its gradient is a scatter
+into zeros. With known indices the gather of one window becomes a slice, and its gradient a pad,
+which read better and run faster on every backend.
 """
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from jaxfleet.ir import Attrs, Dim, Literal, Size
+from jaxfleet.ir import Attrs, Dim, Literal, Operand, Size, Struct, Word, evaluate
 
 Known: TypeAlias = np.ndarray[Any, np.dtype[np.object_]]  # of int, bool and Dim
 """A known value: an array of any rank whose elements are numbers or sizes."""
@@ -47,7 +50,7 @@ def literal_of(known: Known, dtype: str) -> Literal | None:
     return None if isinstance(value, Dim) else Literal.of(value, dtype)
 
 
-def evaluate(
+def known_result(
     op_type: str, inputs: Sequence[Known], attrs: Attrs, *, dtype: str, shape: Sequence[Size]
 ) -> Known | None:
     """Evaluates an operator with one output on known inputs; None if it cannot be folded."""
@@ -109,3 +112,194 @@ def _fits(array: Known, low: int, high: int) -> bool:
     """Whether nothing overflows; a size never does, as jax assumes too."""
     values = array.ravel().tolist()
     return all(isinstance(value, Dim) or low <= value <= high for value in values)
+
+
+_IN_BOUNDS = Word("GatherScatterMode.PROMISE_IN_BOUNDS")
+
+
+@dataclass(frozen=True)
+class Link:
+    """One operator of a chain, each of which reads its predecessor's result.
+
+    Attributes:
+        op_type: its type.
+        attrs: its attributes.
+        shape: of its result.
+        more: its other inputs.
+    """
+
+    op_type: str
+    attrs: Attrs
+    shape: tuple[Size, ...]
+    more: tuple[Operand, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A window cut out of an array.
+
+    Attributes:
+        whole: the array's shape.
+        start: first element along each axis.
+        sizes: number of elements.
+        strides: distance between them.
+        dropped: axes of size 1 that the result lacks.
+    """
+
+    whole: tuple[Size, ...]
+    start: tuple[Size, ...]
+    sizes: tuple[Size, ...]
+    strides: tuple[int, ...]
+    dropped: tuple[int, ...]
+
+    @property
+    def ends(self) -> tuple[Size, ...]:
+        parts = zip(self.start, self.sizes, self.strides, strict=True)
+        return tuple(start + (size - 1) * stride + 1 for start, size, stride in parts)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the window is in bounds for all symbolic sizes from 1 on."""
+        rows = zip(self.start, self.ends, self.whole, strict=True)
+        return all(_at_least_0(start) and _at_least_0(size - end) for start, end, size in rows)
+
+    def cut(self) -> list[Link]:
+        links = []
+        if self.sizes != self.whole:
+            attrs = Attrs({"start_indices": self.start, "limit_indices": self.ends})
+            if any(stride != 1 for stride in self.strides):
+                attrs = attrs.updated(strides=self.strides)
+            links.append(Link("jax.slice", attrs, self.sizes))
+        if self.dropped:
+            kept = tuple(s for axis, s in enumerate(self.sizes) if axis not in self.dropped)
+            links.append(Link("jax.squeeze", Attrs({"dimensions": self.dropped}), kept))
+        return links
+
+    def put_back(self, zero: Literal) -> list[Link]:
+        """Returns the chain that pads the window with zeros to the whole array."""
+        links = []
+        if self.dropped:
+            kept = tuple(axis for axis in range(len(self.sizes)) if axis not in self.dropped)
+            attrs = Attrs({"broadcast_dimensions": kept, "shape": self.sizes})
+            links.append(Link("jax.broadcast_in_dim", attrs, self.sizes))
+        if self.sizes != self.whole:
+            rows = zip(self.start, self.whole, self.ends, self.strides, strict=True)
+            config = tuple((start, size - end, stride - 1) for start, size, end, stride in rows)
+            attrs = Attrs({"padding_config": config})
+            links.append(Link("jax.pad", attrs, self.whole, (zero,)))
+        return links
+
+
+def gather_as_slice(whole: Sequence[Size], indices: Known, attrs: Attrs) -> list[Link] | None:
+    """Returns the chain equivalent to a gather, or None unless it reads one window."""
+    numbers = _fields(attrs)
+    if attrs["mode"] != _IN_BOUNDS or numbers["operand_batching_dims"]:
+        return None
+    sizes: Any = attrs["slice_sizes"]
+    axes = _Axes(
+        numbers["start_index_map"], numbers["collapsed_slice_dims"], numbers["offset_dims"]
+    )
+    window = _window(whole, indices, sizes, axes)
+    return window.cut() if window is not None else None
+
+
+def scatter_as_pad(
+    whole: Sequence[Size], indices: Known, updates: Sequence[Size], attrs: Attrs, zero: Literal
+) -> list[Link] | None:
+    """Returns the chain equivalent to a scatter into zeros, or None unless it writes one window."""
+    numbers = _fields(attrs)
+    if attrs["mode"] != _IN_BOUNDS or numbers["operand_batching_dims"]:
+        return None
+    inserted, offsets = numbers["inserted_window_dims"], numbers["update_window_dims"]
+    parts = iter(updates[axis] for axis in offsets)
+    sizes = tuple(1 if axis in inserted else next(parts) for axis in range(len(whole)))
+    axes = _Axes(numbers["scatter_dims_to_operand_dims"], inserted, offsets)
+    window = _window(whole, indices, sizes, axes)
+    return window.put_back(zero) if window is not None else None
+
+
+def dynamic_slice_as_slice(
+    whole: Sequence[Size], start: Sequence[Size], sizes: Sequence[Size]
+) -> list[Link] | None:
+    """Returns the chain equivalent to a `dynamic_slice`, or None if it may be out of bounds."""
+    window = _Window(tuple(whole), tuple(start), tuple(sizes), (1,) * len(whole), ())
+    return window.cut() if window.is_inside else None
+
+
+def dynamic_update_slice_as_pad(
+    whole: Sequence[Size], start: Sequence[Size], sizes: Sequence[Size], zero: Literal
+) -> list[Link] | None:
+    """Returns the chain for a `dynamic_update_slice` of zeros, or None if out of bounds."""
+    window = _Window(tuple(whole), tuple(start), tuple(sizes), (1,) * len(whole), ())
+    return window.put_back(zero) if window.is_inside else None
+
+
+def _fields(attrs: Attrs) -> dict[str, Any]:
+    numbers = attrs["dimension_numbers"]
+    assert isinstance(numbers, Struct)
+    return dict(numbers.fields)
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """Roles of the axes in a gather or scatter.
+
+    Attributes:
+        indexed: the axes of the whole, in the order of the last axis of the indices.
+        collapsed: axes of the whole, of size 1 in a window, that the result lacks.
+        offsets: the axes of the result that are those of a window.
+    """
+
+    indexed: Sequence[int]
+    collapsed: Sequence[int]
+    offsets: Sequence[int]
+
+
+def _window(
+    whole: Sequence[Size], indices: Known, sizes: Sequence[Size], axes: _Axes
+) -> _Window | None:
+    """Returns the union of adjacent windows cut from `whole` if it is a window itself.
+
+    `indices` are the starts: along each axis but the last, one number steps evenly.
+    """
+    if indices.size == 0:
+        return None
+    start: list[Size] = [0] * len(whole)
+    counts, strides = list(sizes), [1] * len(whole)
+    spread: dict[int, int] = {}  # axis of `indices` -> the axis of the whole along which it steps
+    for column, axis in enumerate(axes.indexed):
+        places = indices[..., column]
+        start[axis] = places.ravel().tolist()[0]
+        for along in range(places.ndim):
+            steps = _steps(places, along)
+            if steps == {0}:
+                continue
+            if len(steps) > 1 or min(steps) < 1 or axis not in axes.collapsed:
+                return None
+            spread[along], counts[axis], strides[axis] = axis, places.shape[along], min(steps)
+    for along, count in enumerate(indices.shape[:-1]):
+        free = [axis for axis in axes.collapsed if axis not in spread.values()]
+        if count == 1 and free:
+            spread.setdefault(along, free[0])
+    dropped = tuple(axis for axis in axes.collapsed if axis not in spread.values())
+    window = _Window(tuple(whole), tuple(start), tuple(counts), tuple(strides), dropped)
+    kept = [axis for axis in range(len(whole)) if axis not in dropped]
+    stepped = [kept.index(spread[along]) for along in sorted(spread)]
+    others = [place for place in range(len(kept)) if place not in axes.offsets]
+    is_whole = len(set(spread.values())) == len(spread) == indices.ndim - 1
+    return window if is_whole and stepped == others else None
+
+
+def _steps(places: Known, along: int) -> set[int]:
+    """Returns the differences of neighbours along an axis; 0 for a single element."""
+    rows = np.moveaxis(places, along, 0).reshape(places.shape[along], -1)
+    steps = (rows[1:] - rows[:-1]).ravel().tolist()
+    return {step if isinstance(step, int) else -1 for step in steps} or {0}  # -1: not evenly
+
+
+def _at_least_0(size: Size) -> bool:
+    """Whether a size is at least 0: for a sum that grows with its symbols, at their minimum."""
+    if isinstance(size, int):
+        return size >= 0
+    grows = all(count > 0 or not factors for factors, count in size.terms)
+    return grows and evaluate(size, dict.fromkeys(size.letters, 1)) >= 0

@@ -4,10 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxfleet.capture.draft import Draft
-from jaxfleet.capture.gradients import find_gradients, name_gradients
-from jaxfleet.capture.inner_updates import take_inner_updates
+from jaxfleet.capture.gradients import find_gradients, name_gradients, take_inner_updates
+from jaxfleet.capture.primitives import NOT_WRAPPED
 from jaxfleet.capture.roles import ancestors_of, assign_roles, unmarked
-from jaxfleet.capture.unsupported import NOT_WRAPPED
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Attrs, Kind, Operand, Operands, Operator, Program, Role, Variable
 from jaxfleet.ir.naming import unique

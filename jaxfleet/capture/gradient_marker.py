@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxfleet.capture.pytrees import path_text
+from jaxfleet.capture.signature import path_text
 from jaxfleet.errors import CaptureError
 from jaxfleet.ops.user_frames import line_of_caller
 

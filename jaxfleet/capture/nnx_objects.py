@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxfleet.capture.pytrees import path_text
+from jaxfleet.capture.signature import path_text
 from jaxfleet.errors import CaptureError
 from jaxfleet.ops.user_frames import line_of_caller
 

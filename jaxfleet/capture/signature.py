@@ -1,16 +1,185 @@
 """Signature of a step: leaves of its state and batch, and checks of its results."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from jaxfleet.capture.pytrees import OTHER_ATTRIBUTE, Leaf, difference, leaf_names, leaves_of
 from jaxfleet.errors import CaptureError
 from jaxfleet.ir import Source
+from jaxfleet.ir.naming import unique
 from jaxfleet.ops import jax_adapter
 from jaxfleet.ops.user_frames import line_of_caller, line_of_function
+
+_PREFIXES = ("state", "batch", "metrics")  # prefixes of the variables of the three trees
+_LISTED = 8  # keys of a dict listed in a message
+OTHER_ATTRIBUTE = "and is one with"  # in the message about nodes of the same class
+_LONGEST = 40  # characters of an attribute in a message
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf of the state, the batch or the metrics.
+
+    Attributes:
+        name: its variable's name: `params/Dense_0/kernel`, `batch/image`, `metrics/loss`.
+        shape: as in the example.
+        dtype: a numpy dtype, or jax's dtype of random keys.
+        weak: jax's weak type, as of a Python number.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    weak: bool = False
+
+
+def path_text(path: Sequence[Any]) -> str:
+    """Returns a pytree path as text: `Dense_0/kernel`."""
+    return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
+
+
+def leaf_names(tree: Any, prefix: str, *, bare: bool) -> list[str]:
+    """Returns a unique name for each leaf: its path after the prefix.
+
+    `bare` omits the prefix if the path begins with a letter and not with any prefix.
+    """
+    names: dict[str, None] = {}
+    others = tuple(f"{name}/" for name in _PREFIXES)
+    for path, _ in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_iterator)[0]:
+        text = path_text(path)
+        keep = bare and text[:1].isalpha() and not f"{text}/".startswith(others)
+        keep |= text.startswith(f"{prefix}/")  # an argument of that name
+        names[unique(text if keep else f"{prefix}/{text}" if text else prefix, names)] = None
+    return list(names)
+
+
+def leaves_of(
+    tree: Any, prefix: str, *, bare: bool = False, source: Source | None = None
+) -> list[Leaf]:
+    """Returns the leaves of a pytree of arrays, array types and numbers.
+
+    Raises:
+        CaptureError: a leaf is something else; the error names its path, and points at `source`.
+    """
+    values = jax.tree_util.tree_leaves(tree, is_leaf=_is_iterator)
+    names = leaf_names(tree, prefix, bare=bare)
+    leaves = []
+    for name, value in zip(names, values, strict=True):
+        leaf = _leaf(name, value)
+        if leaf is None:
+            raise _not_an_array(name, value, prefix, source)
+        leaves.append(leaf)
+    return leaves
+
+
+def spec_of(leaf: Leaf, shape: Sequence[Any] | None = None) -> jax.ShapeDtypeStruct:
+    """Returns the type that jax traces a leaf with, with another shape if given."""
+    dims = tuple(leaf.shape if shape is None else shape)
+    return jax.ShapeDtypeStruct(dims, leaf.dtype, weak_type=leaf.weak)
+
+
+def difference(before: Any, after: Any, path: str = "") -> str:
+    """Describes the first difference of two tree structures, which are at `path`."""
+    was, now = before.node_data(), after.node_data()
+    if was is None or now is None or was[0] is not now[0] or was[1] != now[1]:
+        where = f"'{path}' was" if path else "it was"
+        old, new = _node_text(before), _node_text(after)
+        if old == new and was is not None and now is not None:
+            return f"{where} {old} {_other_attribute(was[1], now[1])}"
+        return f"{where} {old} and is {new}"
+    names = _child_names(before)
+    children = zip(names, before.children(), after.children(), strict=True)
+    for name, x, y in children:
+        if x != y:
+            return difference(x, y, f"{path}/{name}" if path else str(name))
+    return f"'{path}' changed"
+
+
+def _other_attribute(before: Any, after: Any, name: str = "") -> str:
+    """Describes the first difference of what two nodes of one class hold beside their children.
+
+    In a node of flax's nnx a tuple of names comes before the tuple of their values.
+    """
+    at = _first_unlike(before, after)
+    if at is not None:
+        names = before[at - 1] if at else ()
+        x, y = before[at], after[at]
+        inner = _first_unlike(x, y)
+        if inner is not None and isinstance(names, tuple) and len(names) == len(x):
+            return _other_attribute(x[inner], y[inner], str(names[inner]))
+        return _other_attribute(x, y, name)
+    old, new = (str(getattr(x, "__qualname__", x)) for x in (before, after))
+    said = f"{name}=" if name else ""
+    if old == new or max(len(old), len(new)) > _LONGEST:
+        return f"{OTHER_ATTRIBUTE} another {name or 'static attribute'}"
+    return f"with {said}{old} {OTHER_ATTRIBUTE} {said}{new}"
+
+
+def _first_unlike(before: Any, after: Any) -> int | None:
+    """Returns the place of the first difference of two tuples of one length; None for others."""
+    if not (isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after)):
+        return None
+    return next((at for at, (x, y) in enumerate(zip(before, after, strict=True)) if x != y), None)
+
+
+def _is_iterator(value: Any) -> bool:
+    """Whether a value is a generator or similar, of which jax would warn."""
+    return isinstance(value, Iterator)
+
+
+def _node_text(structure: Any) -> str:
+    node = structure.node_data()
+    if node is None:
+        return "a leaf" if structure.num_leaves else "None"
+    kind, names = node[0], _child_names(structure)
+    if kind is type(None):
+        return "None"
+    if names and isinstance(names[0], str):
+        return f"a {kind.__name__} with {', '.join(names[:_LISTED])}"
+    return f"a {kind.__name__} of {len(names)}"
+
+
+def _child_names(structure: Any) -> list[Any]:
+    kind, facts = structure.node_data()
+    if issubclass(kind, dict):
+        return list(facts)
+    return list(getattr(kind, "_fields", range(len(structure.children()))))
+
+
+def _leaf(name: str, value: Any) -> Leaf | None:
+    """Returns a leaf's description, or None unless it is an array."""
+    if isinstance(value, bool | int | float | complex):
+        return Leaf(name, (), jnp.result_type(value), weak=True)
+    if isinstance(value, np.ndarray | np.generic):
+        is_number = value.dtype.kind not in "OSUMm" and value.dtype.type is not np.void
+        dtype = jax.dtypes.canonicalize_dtype(value.dtype) if is_number else None
+        return Leaf(name, value.shape, dtype) if is_number else None
+    if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
+        return Leaf(name, value.shape, value.dtype, bool(getattr(value, "weak_type", False)))
+    return None
+
+
+def _not_an_array(name: str, value: Any, what_tree: str, source: Source | None) -> CaptureError:
+    kind = f"dtype {value.dtype}" if isinstance(value, np.ndarray) else f"type {_type_name(value)}"
+    what = f"the {what_tree} leaf '{name}' is of {kind}, not an array of numbers"
+    return CaptureError(what, source=source, hint=_HINTS[what_tree])
+
+
+def _type_name(value: Any) -> str:
+    return type(value).__name__
+
+
+_HINTS = {
+    "argument": "bind what is not an array with functools.partial, static arguments too",
+    "state": "keep what is no array out of the pytree: close over it, or make the field static "
+    "(flax.struct.field(pytree_node=False))",
+    "batch": "pass one batch of arrays, such as next(iter(loader)), and leave out what is no array",
+    "metrics": "return arrays as metrics, and add names and the like outside of the step",
+}
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,7 @@ from jaxfleet.errors import StrategyError
 from jaxfleet.fleet.base import FleetBase
 from jaxfleet.ops.user_frames import line_of_caller
 from jaxfleet.runtime import DistributedStrategy, distribute
-from jaxfleet.runtime.argument_step import with_arguments
-from jaxfleet.runtime.distribution import AnyStep
+from jaxfleet.runtime.distribution import AnyStep, with_arguments
 from jaxfleet.runtime.pserver_entry import job_step, serve_job
 from jaxfleet.strategy import as_strategy
 

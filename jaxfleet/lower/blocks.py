@@ -4,8 +4,9 @@ A parameter server's program consists of such blocks. Two blocks that differ in 
 executable.
 """
 
+import platform
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,7 +20,6 @@ from jaxfleet.ir.attributes import Attr, Attrs, BlockRef, Operand, map_attr
 from jaxfleet.ir.naming import INSTEAD_OF
 from jaxfleet.ir.program import Operands, Role
 from jaxfleet.lower.host_transfer import device_dtype
-from jaxfleet.lower.slice_determinism import compiler_options
 from jaxfleet.ops import Array, Interpreter
 from jaxfleet.ops.jax_adapter import dtype_text
 
@@ -278,3 +278,67 @@ def _declared(program: Program, name: str, block: Block) -> tuple[int, Mapping[s
             return -1, program.variables
         at = program.blocks[at.parent]
     return at.index, at.variables
+
+
+_X86 = ("x86_64", "AMD64")  # values of `platform.machine`
+_WITHOUT_CHOICE: Mapping[str, str | bool] = {
+    "xla_cpu_max_isa": "AVX",  # the last without fused products
+    "xla_cpu_prefer_vector_width": "64",  # bits: too few for vectors
+}
+_APPROXIMATED = frozenset(
+    {
+        "jax.acos",
+        "jax.acosh",
+        "jax.asin",
+        "jax.asinh",
+        "jax.atan",
+        "jax.atan2",
+        "jax.atanh",
+        "jax.bessel_i0e",
+        "jax.bessel_i1e",
+        "jax.cbrt",
+        "jax.cos",
+        "jax.cosh",
+        "jax.digamma",
+        "jax.erf",
+        "jax.erf_inv",
+        "jax.erfc",
+        "jax.exp",
+        "jax.exp2",
+        "jax.expm1",
+        "jax.igamma",
+        "jax.igammac",
+        "jax.lgamma",
+        "jax.log",
+        "jax.log1p",
+        "jax.logistic",
+        "jax.polygamma",
+        "jax.pow",
+        "jax.regularized_incomplete_beta",
+        "jax.sin",
+        "jax.sinh",
+        "jax.tan",
+        "jax.tanh",
+        "jax.zeta",
+    }
+)
+
+
+def compiler_options(program: Program, block: Block) -> dict[str, str | bool]:
+    """Returns XLA's compiler options for a block."""
+    has_choice = jax.default_backend() == "cpu" and platform.machine() in _X86
+    if has_choice and any(_approximates(program, b, op) for b, op in _operators(program, block)):
+        return dict(_WITHOUT_CHOICE)
+    return {}
+
+
+def _operators(program: Program, block: Block) -> Iterator[tuple[Block, Operator]]:
+    for op in block.ops:
+        yield block, op
+        for index in op.blocks:
+            yield from _operators(program, program.blocks[index])
+
+
+def _approximates(program: Program, block: Block, op: Operator) -> bool:
+    """Whether an operator approximates, and for more than one number."""
+    return op.type in _APPROXIMATED and any(program.lookup(w, block).shape for w in op.writes)

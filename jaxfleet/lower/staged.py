@@ -6,7 +6,7 @@ often as one layer is.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -16,8 +16,8 @@ from jaxfleet.analysis.memory.costs import bytes_of
 from jaxfleet.ir import Block, Kind, Operator, Program, Variable
 from jaxfleet.lower.blocks import ExecutableCache, block_key, outer_reads, outer_writes
 from jaxfleet.lower.function import bind_sizes
-from jaxfleet.lower.host_transfer import Move, finish_moves, moves_of, start_moves
-from jaxfleet.lower.partition import in_blocks, run_segment
+from jaxfleet.lower.host_transfer import Move, device_dtype, finish_moves, moves_of, start_moves
+from jaxfleet.lower.partition import in_blocks, run_segment, segment_of, sent_by
 from jaxfleet.lower.staged_sharding import StagedLayout
 from jaxfleet.ops import Array, Interpreter
 
@@ -300,3 +300,52 @@ class StagedStep:
     def peak(self, shapes: Sequence[tuple[int, ...]]) -> Peak:
         """Returns the peak with data of these shapes, on one device; compiles all parts."""
         return peak_of(self.at(shapes), self.fetched)
+
+
+def trainer_stages(
+    program: Program, sizes: Mapping[str, int], kept: Sequence[str], cache: ExecutableCache
+) -> tuple[Stage, ...]:
+    """Returns the executables of a trainer's program, in execution order.
+
+    Between them the host does its part. A value that the host reads last counts as dropped by the
+    executable before: it is released before the next one. The variables in `kept` are read after
+    the step.
+    """
+    blocks, items = in_blocks(program, sizes)
+    found: list[Stage] = []
+    uses: list[Sequence[str]] = []
+    moves: tuple[Move, ...] = ()
+    sent = sent_by(items)
+    for item in items:
+        if isinstance(item, int):
+            found.append(_part(blocks, item, sent, cache, moves))
+            moves = ()
+            uses.append((*found[-1].reads, *found[-1].writes))
+        else:
+            moves += moves_of(item)
+            uses.append([name for op in item for name in (*op.reads, *op.writes)])
+    count = 0
+    for item, drops in zip(items, last_uses(blocks, uses, kept), strict=True):
+        count += isinstance(item, int)
+        if count:
+            found[count - 1] = replace(found[count - 1], drops=(*found[count - 1].drops, *drops))
+    return tuple(found)
+
+
+def _part(
+    program: Program,
+    index: int,
+    sent: Collection[str],
+    cache: ExecutableCache,
+    moves: tuple[Move, ...],
+) -> Stage:
+    segment, block = segment_of(program, index, sent, cache), program.blocks[index]
+    moved = [name for move in moves for name in (move.of, move.to)]
+    names = (*segment.reads, *segment.writes, *moved)
+    types = {name: program.lookup(name, block) for name in names}
+    specs = [jax.ShapeDtypeStruct((), np.int32)]  # the trainer id
+    for name in segment.reads:
+        shape = tuple(int(size) for size in types[name].shape if isinstance(size, int))
+        specs.append(jax.ShapeDtypeStruct(shape, device_dtype(types[name].dtype)))
+    reads, writes, run = segment.reads, segment.writes, segment.run
+    return Stage(reads, writes, (), run, tuple(specs), types, frozenset(), moves)

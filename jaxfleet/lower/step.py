@@ -13,7 +13,7 @@ from jaxfleet.errors import FeedError
 from jaxfleet.ir import Operands, Operator, Program, Variable
 from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.lower.finite import Part, Watched
-from jaxfleet.lower.function import ProgramFunction, cut_axes, device_count
+from jaxfleet.lower.function import Interface, ProgramFunction, Shares, cut_axes, device_count
 from jaxfleet.lower.host_transfer import check_moves, device_dtype
 from jaxfleet.lower.spmd import (
     AXIS,
@@ -27,88 +27,6 @@ from jaxfleet.lower.spmd import (
 )
 from jaxfleet.lower.staged import StagedStep
 from jaxfleet.lower.staged_sharding import layout_for
-
-
-@dataclass(frozen=True)
-class Interface:
-    """How the user's pytrees map to a program's variables.
-
-    Attributes:
-        state: variables of the state's leaves, in order.
-        batch: variables of the batch's leaves, in order.
-        metrics: variables of the metrics' leaves, in order.
-        beside: variables that are kept beside the user's state, in order.
-        state_tree: the structure of the state.
-        batch_tree: the structure of the batch.
-        metrics_tree: the structure of the metrics.
-    """
-
-    state: tuple[str, ...]
-    batch: tuple[str, ...]
-    metrics: tuple[str, ...]
-    state_tree: Any
-    batch_tree: Any
-    metrics_tree: Any
-    beside: tuple[str, ...] = ()
-
-    @property
-    def held(self) -> tuple[str, ...]:
-        """All variables kept between steps: the state's leaves, and those beside."""
-        return (*self.state, *self.beside)
-
-
-@dataclass(frozen=True)
-class Shares:
-    """How a step handles the leaves of the state, by index.
-
-    A leaf that the program only reads is not an output: the input array is returned.
-
-    Attributes:
-        given: donated; the new state reuses their memory.
-        kept: the others.
-        written: those with new values.
-    """
-
-    given: tuple[int, ...]
-    kept: tuple[int, ...]
-    written: tuple[int, ...]
-
-    @classmethod
-    def of(cls, program: Program, state: Sequence[str], *, donate: bool) -> "Shares":
-        """Derives them from a program: `donate` holds the variables that its attribute names."""
-        named = program.attrs.get("donate", ()) if donate else ()
-        assert isinstance(named, tuple)
-        ops = (op for block in program.blocks for op in block.ops)
-        changed = {name for op in ops for name in op.writes}
-        places = range(len(state))
-        return cls(
-            tuple(place for place in places if state[place] in named),
-            tuple(place for place in places if state[place] not in named),
-            tuple(place for place in places if state[place] in changed),
-        )
-
-    def split(self, leaves: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Returns the given and the kept leaves."""
-        if not self.kept:
-            return leaves, []
-        return [leaves[place] for place in self.given], [leaves[place] for place in self.kept]
-
-    def of_each(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
-        """Returns the items for given leaves, and those for kept leaves."""
-        return tuple(leaves[n] for n in self.given), tuple(leaves[n] for n in self.kept)
-
-    def merged(self, given: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
-        places = (*self.given, *self.kept)
-        found = dict(zip(places, (*given, *kept), strict=True))
-        return [found[place] for place in range(len(places))]
-
-    def updated(self, leaves: list[Any], new: list[Any]) -> list[Any]:
-        if len(new) == len(leaves):
-            return new
-        leaves = leaves.copy()
-        for place, value in zip(self.written, new, strict=True):
-            leaves[place] = value
-        return leaves
 
 
 @dataclass(frozen=True)

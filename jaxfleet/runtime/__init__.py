@@ -10,12 +10,12 @@ from typing import Any as _Any
 from jaxfleet.runtime.devices import emulate_devices as emulate_devices
 from jaxfleet.runtime.distribution import distribute as distribute
 from jaxfleet.runtime.executor import Executor as Executor
-from jaxfleet.runtime.handle import Handle as Handle
-from jaxfleet.runtime.memory_passes import memory_optimize as memory_optimize
-from jaxfleet.runtime.memory_passes import release_memory as release_memory
 from jaxfleet.runtime.scope import Scope as Scope
 from jaxfleet.runtime.step import Step as Step
+from jaxfleet.runtime.step_state import Handle as Handle
 from jaxfleet.runtime.training_step import TrainingStep as TrainingStep
+from jaxfleet.runtime.transpile import memory_optimize as memory_optimize
+from jaxfleet.runtime.transpile import release_memory as release_memory
 from jaxfleet.strategy import DistributedStrategy as DistributedStrategy
 
 if _TYPE_CHECKING:

@@ -1,27 +1,95 @@
 """Compiled variants of a step: one for all batch sizes, or one for each."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from jaxfleet.analysis.memory.shared_names import final_variables
 from jaxfleet.analysis.sharding import own_state
 from jaxfleet.capture import Captured
-from jaxfleet.capture.outer_optimizer import trace_outer
+from jaxfleet.capture.trace import trace_outer
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Kind, Program
 from jaxfleet.lower import Interface, LoweredStep, lower_step
 from jaxfleet.lower.blocks import ExecutableCache
 from jaxfleet.passes.pipelines import collective_pipeline, slicing_passes
 from jaxfleet.pipeline import Record
-from jaxfleet.runtime.auxiliary_state import AuxiliaryState, beside
-from jaxfleet.runtime.batch_slices import for_slices
 from jaxfleet.runtime.memory_fit import Fit, Fitting
 from jaxfleet.runtime.memory_report import StepMemory
-from jaxfleet.runtime.step_tables import StepTables
-from jaxfleet.runtime.transpile import over_gloo, transpile
+from jaxfleet.runtime.step_inputs import mistake_in
+from jaxfleet.runtime.step_state import AuxiliaryState, beside
+from jaxfleet.runtime.transpile import for_slices, over_gloo, transpile
 from jaxfleet.strategy import DistributedStrategy, check_skips_no_rows
+from jaxfleet.tables.access import TableAccess
+from jaxfleet.tables.host_lookup import HostTables, Joined, on_device, row_count
+
+
+@dataclass(frozen=True)
+class StepTables:
+    """A program's tables, and the part of it that devices run.
+
+    Attributes:
+        host: the host's work.
+        program: for devices.
+        interface: of that program: the batch without keys, followed by the host's inputs; the
+            metrics, followed by the host's outputs.
+    """
+
+    host: HostTables
+    program: Program
+    interface: Interface
+    _names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, program: Program, interface: Interface) -> "StepTables | None":
+        """Returns the tables of a transpiled program, or None without any."""
+        host = HostTables.of(program)
+        if not host.lookups:
+            return None
+        made = on_device(program, host)
+        known = {v.name for v in made.of_kind(Kind.DATA)}
+        batch = [name for name in interface.batch if name in known]
+        batch += [name for each in host.lookups for name in (each.rows, *each.index)]
+        metrics = [*interface.metrics, *(x.gradient for x in host.lookups if x.gradient)]
+        inside = replace(
+            interface,
+            batch=tuple(batch),
+            metrics=tuple(metrics),
+            batch_tree=jax.tree_util.tree_structure(batch),
+            metrics_tree=jax.tree_util.tree_structure(metrics),
+        )
+        return cls(host, made, inside, interface.batch)
+
+    def bring(self, access: TableAccess, data: Sequence[Any]) -> tuple[list[Any], Joined]:
+        """Returns the device inputs for a batch's leaves, and its keys."""
+        values = dict(zip(self._names, data, strict=True))
+        arrays, _, joined = self.host.bring(access, values)
+        values.update(arrays)
+        return [values[name] for name in self.interface.batch], joined
+
+    def types(self, data: Sequence[Any]) -> list[Any]:
+        """Returns the types of the device inputs for a batch of unique keys."""
+        values = dict(zip(self._names, data, strict=True))
+        for each in self.host.lookups:
+            shapes = [np.shape(values[name]) for name in each.keys]
+            count = row_count(sum(map(math.prod, shapes)))
+            values[each.rows] = jax.ShapeDtypeStruct((count, each.dim), np.float32)
+            for name, shape in zip(each.index, shapes, strict=True):
+                values[name] = jax.ShapeDtypeStruct(shape, np.int32)
+        return [values[name] for name in self.interface.batch]
+
+    def hand_over(self, access: TableAccess, joined: Joined, fetched: list[Any]) -> list[Any]:
+        known = len(fetched) - sum(each.gradient is not None for each in self.host.lookups)
+        gradients = iter(fetched[known:])
+        for each in self.host.lookups:
+            if each.gradient is not None:
+                self.host.hand_over(access, each, joined, np.asarray(next(gradients)))
+        return fetched[:known]
 
 
 @dataclass(frozen=True)
@@ -51,6 +119,41 @@ class Variant:
         if not self.interface.beside and not own_state(self.program):
             return None
         return AuxiliaryState(captured, self.program, self.interface, self.lowered)
+
+
+@dataclass
+class Call:
+    """What runs the calls with batches of one structure.
+
+    Attributes:
+        variant: the compiled step.
+        executable: takes the user's state as it is; None before the first call.
+        shares: there is none, since a state shared a buffer with itself or with the batch.
+    """
+
+    variant: Variant
+    executable: Any = None
+    shares: bool = False
+
+    def on_accepted(self, state: Any, data: list[Any]) -> Any:
+        """Returns the executable's results, or None if it does not accept the state.
+
+        It raises before it runs, and takes no memory then, if the structure or a type differs, an
+        array is deleted, traced or on another device, or one buffer is given twice.
+        """
+        if self.executable is None:
+            return None
+        try:
+            return self.executable(state, [], data)
+        except (TypeError, ValueError):
+            return None
+        except RuntimeError as error:
+            message = str(error)
+            if "donate" in message:  # XLA writes it to standard error too: once is enough
+                self.executable, self.shares = None, True
+            elif "deleted" not in message:
+                raise (mistake_in(error) or error) from None
+            return None
 
 
 class Variants:
@@ -143,8 +246,16 @@ class Variants:
         if variant.tables is not None:
             what = "the memory of a step that looks up tables is not planned"
             raise StrategyError(what, hint="leave memory_budget out")
+        leaves = [leaf.shape for leaf in captured.signature.batch]
+        shapes = [(rows, *shape[1:]) if shape else () for shape in leaves]
         return StepMemory(
-            captured, variant.interface, variant.program, variant.lowered, self._devices, rows
+            variant.program,
+            self._devices[0],
+            shapes,
+            captured,
+            variant.interface,
+            variant.lowered,
+            self._devices,
         )
 
 

@@ -5,10 +5,12 @@ leaves on servers, on several devices or on several processes. The function is t
 find the leaves of the state and the rows of tables that it reads; only those are fetched.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import Any, Generic, Never, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +18,11 @@ import numpy as np
 
 from jaxfleet.capture import Captured
 from jaxfleet.capture.embedding.tables import EmbeddingTable, answering
-from jaxfleet.capture.pytrees import difference, spec_of
+from jaxfleet.capture.signature import difference, spec_of
 from jaxfleet.errors import CaptureError, FeedError
 from jaxfleet.ops.jax_adapter import read_arguments
 from jaxfleet.ops.user_frames import line_of_caller
+from jaxfleet.runtime.training_step import Batch, Metrics, Result, State
 
 Function: TypeAlias = Callable[[Any, Any], Any]
 _KEPT = 32  # compiled functions; otherwise a new lambda at every call would accumulate
@@ -38,12 +41,66 @@ class _Reads:
     rows: tuple[tuple[str, int], ...]
 
 
-def check_is_pair(more: Sequence[Any]) -> None:
-    """Rejects values other than a state and a batch."""
-    if more:
-        what = f"evaluate takes a function, a state and one batch, and {len(more)} more were given"
-        hint = "pass a tuple: step.evaluate(function, state, (x, y)), to a function(state, batch)"
-        raise FeedError(what, hint=hint)
+class Evaluating(ABC, Generic[State, Metrics]):
+    """A step whose state a user's function may be evaluated on.
+
+    Attributes:
+        captured: the one-device program.
+    """
+
+    captured: Captured
+
+    def evaluate(
+        self, function: Callable[[State, Batch], Result], state: State, batch: Batch, *more: Never
+    ) -> Result:
+        """Returns `function(state, batch)`, computed here with the current state.
+
+        For example for accuracy on held-out data. The function is compiled once for each shape of
+        the batch. It may look up tables, by keys that are leaves of the batch; nothing is trained.
+        Of servers only the function's inputs are fetched, and other trainers take no part.
+
+        Args:
+            function: takes the state, as `train_step` does, and a batch of any structure.
+            state: the result of the last step, or without servers a similar one.
+            batch: whole, with any number of rows; its structure may differ from the step's.
+            more: must be empty; pass several values as one batch, a tuple.
+
+        Raises:
+            FeedError: the state does not match, or `more` is not empty.
+            CaptureError: the keys of a look-up are not a leaf of the batch.
+            PeerLostError: a server is gone or late.
+        """
+        if more:
+            what = f"evaluate takes a function, a state and one batch, and {len(more)} more were "
+            hint = "pass a tuple: step.evaluate(function, state, (x, y)), to a "
+            raise FeedError(f"{what}given", hint=f"{hint}function(state, batch)")
+        leaves = jax.tree_util.tree_leaves(state)
+        result: Result = self._evaluator(
+            function,
+            state,
+            self._spread(batch),
+            bring=lambda places: self._readable_leaves(state, leaves, places),
+            look_up=self.look_up,
+        )
+        return result
+
+    @abstractmethod
+    def look_up(self, table: str, keys: Any) -> np.ndarray:
+        """Returns rows of a table."""
+
+    @abstractmethod
+    def _readable_leaves(
+        self, state: Any, leaves: Sequence[Any], places: AbstractSet[int]
+    ) -> Mapping[int, Any]:
+        """Returns values of some leaves of a state, by place."""
+
+    def _spread(self, batch: Any) -> Any:
+        """Returns the batch where it is to be computed."""
+        return batch
+
+    @cached_property
+    def _evaluator(self) -> "Evaluator":
+        return Evaluator(self.captured)
 
 
 class Evaluator:

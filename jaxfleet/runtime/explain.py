@@ -12,8 +12,8 @@ from jaxfleet.ir import Dim, Kind, Operator, Program, Role, Variable
 from jaxfleet.lower import device_count
 from jaxfleet.ops.jax_adapter import numpy_dtype
 from jaxfleet.pipeline import Record
-from jaxfleet.runtime.auxiliary_state import beside
 from jaxfleet.runtime.devices import steps_must_not_overlap
+from jaxfleet.runtime.step_state import beside
 from jaxfleet.strategy import DistributedStrategy
 
 _MOST_NOTES = 6

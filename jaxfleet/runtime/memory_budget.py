@@ -8,49 +8,40 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfleet.analysis.memory import MemoryProfile, memory_profile
 from jaxfleet.analysis.memory.profile import size_text
 from jaxfleet.analysis.memory.shared_names import final_variables
 from jaxfleet.ir import Operands, Operator, Program
 from jaxfleet.lower import ExecutableCache
 from jaxfleet.lower.function import bind_sizes
-from jaxfleet.lower.host_transfer import device_dtype, host_memory_is_apart
-from jaxfleet.lower.staged import Peak, StagedStep, count_runs, peak_of_one
+from jaxfleet.lower.host_transfer import device_dtype
+from jaxfleet.lower.staged import StagedStep
 from jaxfleet.lower.staged_sharding import layout_for
 from jaxfleet.passes import ShapeReads
-from jaxfleet.runtime.compiled_program import CompiledProgram, prepare
+from jaxfleet.runtime.compiled_program import CompiledProgram, prepare, says_cut
 from jaxfleet.runtime.memory_fit import Fit, Fitting
-from jaxfleet.runtime.memory_report import MemoryReport
+from jaxfleet.runtime.memory_report import DeviceMemory, MemoryReport, report_of
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class ProgramMemory:
+class ProgramMemory(DeviceMemory):
     """Memory use of a program on one device, for feeds of these shapes.
 
+    Its last operator lists the fetches.
+
     Attributes:
-        program: the program; its last operator lists the fetches.
         names: the fetched values.
-        shapes: of the feeds, in the order of the data that it reads.
-        device: where it runs.
         cache: of executables.
     """
 
-    program: Program
     names: tuple[str, ...]
-    shapes: Shapes
-    device: Any
     cache: ExecutableCache
 
     @cached_property
     def prepared(self) -> CompiledProgram:
         """The program as one function, whether it is cut or not."""
         return prepare(self.program, self.names)
-
-    @property
-    def host_is_apart(self) -> bool:
-        return host_memory_is_apart(self.device)
 
     @property
     def fetched(self) -> tuple[str, ...]:
@@ -61,11 +52,11 @@ class ProgramMemory:
         return bind_sizes(zip(self.prepared.data, self.shapes, strict=True))
 
     @cached_property
-    def in_parts(self) -> StagedStep | None:
-        """The program in executables; None if it is one."""
-        if not any(op.type == "cut" for op in self.program.root.ops):
-            return None
+    def function(self) -> Any:
+        """The program in executables if it is cut, or as one."""
         ready = self.prepared
+        if not says_cut(self.program):
+            return ready.function
         return StagedStep(
             self.program,
             given=tuple(v.name for v in ready.state if v.name in ready.donated),
@@ -77,49 +68,24 @@ class ProgramMemory:
             cache=self.cache,
         )
 
-    def curve(self) -> MemoryProfile:
-        return memory_profile(self.program, self.sizes, keep=self.fetched)
-
-    def peak(self) -> Peak:
-        if self.in_parts is not None:
-            return self.in_parts.peak(self.shapes)
+    def compiled(self) -> Any:
         ready = self.prepared
         state = {v.name: _type_of(v.dtype, v.shape) for v in ready.state}
         given = {name: state.pop(name) for name in list(state) if name in ready.donated}
         data = {v.name: _type_of(v.dtype, s) for v, s in zip(ready.data, self.shapes, strict=True)}
         with jax.default_device(self.device):
-            return peak_of_one(ready.function.lower(given, state, data).compile())
-
-    @property
-    def executables(self) -> tuple[int, int]:
-        return count_runs(self.runs)
-
-    @property
-    def runs(self) -> Sequence[Any]:
-        if self.in_parts is None:
-            return [self.prepared.function]
-        return [part.run for part in self.in_parts.at(self.shapes)]
+            return ready.function.lower(given, state, data).compile()
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A program that fits a budget.
-
-    Attributes:
-        fit: the result of the search.
-        before: memory use of the original program.
-        after: memory use of the chosen one.
-    """
+    """The result of the search for a budget, and the memory use of the chosen program."""
 
     fit: Fit
-    before: ProgramMemory
     after: ProgramMemory
 
     def report(self) -> MemoryReport:
-        before = self.before.curve()
-        after = self.after.curve() if self.fit.passes else before
-        peak = self.after.peak().bytes
-        return MemoryReport(before, self.fit.before, after, peak, self.after.executables, self.fit)
+        return report_of(self.after, self.fit)
 
 
 @dataclass
@@ -155,10 +121,9 @@ class WithinBudget:
         shapes = tuple(np.shape(data[v.name]) for v in self.prepared.data)
         if shapes not in self.fitted:
             self.fitted[shapes] = self._fit(shapes)
-        memory = self.fitted[shapes].after
-        run = memory.in_parts
-        if run is None:
-            fetched, written = memory.prepared.function(given, kept, data)
+        run = self.fitted[shapes].after.function
+        if not isinstance(run, StagedStep):
+            fetched, written = run(given, kept, data)
             return list(fetched), dict(written)
         values = (
             [given[name] for name in run.given],
@@ -170,21 +135,20 @@ class WithinBudget:
 
     def _fit(self, shapes: Shapes) -> Fitted:
         program = ShapeReads().run(with_fetch(self.prepared.program, self.names))
-        before = ProgramMemory(program, self.names, shapes, self.device, self._cache)
+        before = ProgramMemory(program, self.device, shapes, self.names, self._cache)
         fitting = Fitting(before, lambda made: replace(before, program=made))
         if self.budget is None:
             fit = fitting.least(exact=self.log is not None)
         else:
             fit = fitting.to(self.budget)
-        made = program
-        for pass_ in fit.passes:
-            made = pass_.run(made)
-        after = replace(before, program=made) if fit.passes else before
-        used = [*after.runs, *(run for other in self.fitted.values() for run in other.after.runs)]
-        self._cache.keep(used)
+        after = before
+        if fit.passes:
+            after = replace(before, program=fitting.program(fit.passes))
+        others = (run for other in self.fitted.values() for run in other.after.runs)
+        self._cache.keep([*after.runs, *others])
         if self.log is not None:
             self.log(_in_words(program.name, fit, after))
-        return Fitted(fit, before, after)
+        return Fitted(fit, after)
 
 
 def _in_words(name: str, fit: Fit, after: ProgramMemory) -> str:

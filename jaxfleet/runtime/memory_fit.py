@@ -1,16 +1,20 @@
 """Fits a step to a memory budget: plans, compiles, compares, and plans again."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from jaxfleet.analysis.memory import (
     Chain,
     ExecutableCuts,
+    MemoryProfile,
     RecomputePlan,
     cost_of,
+    memory_profile,
+    offload_plans,
     peak_of,
     plan_for,
     smallest_budget,
@@ -20,25 +24,69 @@ from jaxfleet.analysis.memory import (
 from jaxfleet.analysis.memory.profile import size_text
 from jaxfleet.errors import PassError, StrategyError
 from jaxfleet.ir import Program
-from jaxfleet.lower.staged import Peak
+from jaxfleet.lower.host_transfer import host_memory_is_apart
+from jaxfleet.lower.staged import Peak, count_runs
 from jaxfleet.observability import Progress
-from jaxfleet.passes import CutApart, OrderForMemory
+from jaxfleet.passes import CutApart, Offload, OrderForMemory, Recompute
 from jaxfleet.pipeline import Pass
-from jaxfleet.runtime.offload_plans import Way, moving, recompute_by, ways_on_host
+
+Passes: TypeAlias = tuple[Pass, ...]
 
 # Most compilations for a budget: each takes at least as long as the original step's.
 _TRIES = 4  # plans, besides the smallest and even ones if none of them meets it
 _CUT_TRIES = 2  # ways without recomputation, before plans and after they fail
+_HOST_TRIES = 3  # plans with values on the host, besides the one that holds least
 _MOVES = frozenset({"to_host", "to_device"})
 _NEAR = 0.9  # of the budget: no faster plan is searched from this usage on
 _LEAST_BYTES = 1 << 20  # a smaller step is not cut unless a budget requires it
 _NEAR_LEAST = 1.1  # of the least by count: the target of cuts, for fewer executables
 _WORTH = 0.9  # of the original peak: from here on separate executables do not pay
 _COUNTED_TOO_MUCH = 1.3  # largest ratio of the count of `ExecutableCuts` to xla's peak
-
 _MOST_PLANS = 12  # of all kinds, as in docs/memory.md
+_SHARE = 100  # reciprocal share of the step's original memory below which a value does not move
 
-Passes = tuple[Pass, ...]
+
+@dataclass(frozen=True)
+class Way:
+    """A candidate version of a step, made by `passes`; `for_all` budgets it is tried."""
+
+    passes: Passes
+    note: str
+    for_all: bool = False
+
+
+def recompute_by(plan: RecomputePlan) -> Recompute:
+    """Returns the pass that applies a plan."""
+    return Recompute(cuts=plan.cuts, kept=plan.kept, saved=tuple(sorted(plan.saved)))
+
+
+def moving(before: int, sizes: Mapping[str, int]) -> Offload:
+    """Returns the offload pass, with a threshold relative to the step's original bytes `before`."""
+    smallest = min(Offload.smallest_bytes, before // _SHARE)
+    return Offload(smallest_bytes=smallest, rows=max(sizes.values(), default=1))
+
+
+def ways_on_host(
+    program: Program,
+    sizes: Mapping[str, int],
+    fetched: Sequence[str],
+    budget: int,
+    offload: Offload,
+) -> Iterator[Way]:
+    """Yields the least recomputing versions within budget by the model, and the smallest one.
+
+    Raises:
+        PassError: the step has no forward and backward part to plan.
+    """
+    plans = offload_plans(stages_of(program, sizes, keep=fetched))
+    if not plans:
+        return
+    least = min(plans, key=lambda made: (made.held, made.cost))
+    good = [made for made in plans if made.held <= budget and made is not least]
+    for made in (*good[:_HOST_TRIES], least):
+        again = "some of them computed again" if made.cost else "nothing is computed again"
+        note = f"{len(made.plan.kept)} groups, {again}"
+        yield Way((recompute_by(made.plan), offload), note, made is least)
 
 
 @dataclass(frozen=True)
@@ -46,6 +94,7 @@ class Fit:
     """Result for a budget.
 
     Attributes:
+        original: the program, before it was fitted.
         budget: in bytes.
         before: xla's peak of the original step, in bytes.
         after: xla's peak of the chosen one, in bytes; None for the original step.
@@ -53,6 +102,7 @@ class Fit:
         passes: turn the original step into the chosen one.
     """
 
+    original: Program
     budget: int
     before: int
     after: Peak | None
@@ -60,28 +110,42 @@ class Fit:
     passes: Passes = ()
 
 
-class Memory(Protocol):
-    """Memory use of a program, on a device or a trainer."""
+@dataclass(frozen=True)
+class Memory(ABC):
+    """Memory use of a program on a device."""
+
+    program: Program
+    device: Any
 
     @property
-    def program(self) -> Program: ...
-
-    @property
+    @abstractmethod
     def sizes(self) -> Mapping[str, int]:
         """Values of the symbolic sizes."""
-        ...
 
     @property
+    @abstractmethod
     def fetched(self) -> tuple[str, ...]: ...
+
+    @property
+    @abstractmethod
+    def runs(self) -> Sequence[Any]:
+        """The executables that one step runs, in order."""
+
+    @abstractmethod
+    def peak(self) -> Peak:
+        """Returns xla's peak; compiles if necessary."""
 
     @property
     def host_is_apart(self) -> bool:
         """Whether pinned host memory is separate from the device's."""
-        ...
+        return host_memory_is_apart(self.device)
 
-    def peak(self) -> Peak:
-        """Returns xla's peak; compiles if necessary."""
-        ...
+    @property
+    def executables(self) -> tuple[int, int]:
+        return count_runs(self.runs)
+
+    def curve(self) -> MemoryProfile:
+        return memory_profile(self.program, self.sizes, keep=self.fetched)
 
 
 @dataclass
@@ -119,7 +183,7 @@ class Fitting:
         is_share = isinstance(wanted, float | np.floating)
         budget = int(wanted * before) if is_share else int(wanted)
         if before <= budget:
-            return Fit(budget, before, None, "as it is, the step meets it")
+            return Fit(self.memory.program, budget, before, None, "as it is, the step meets it")
         if any(op.type == "cut" for op in self.memory.program.root.ops):
             return self._as_cut(budget, before)
         if self.offload and (fit := self._on_host(budget, before)) is not None:
@@ -159,9 +223,9 @@ class Fitting:
         counted = int(ways[0][1].held[0, -1]) if ways else 0
         if counted < _LEAST_BYTES:
             peak = self.memory.peak().bytes if exact else counted
-            return Fit(peak, peak, None, "it is too small to be cut apart")
+            return Fit(self.memory.program, peak, peak, None, "it is too small to be cut apart")
         before = self.memory.peak().bytes
-        as_it_is = Fit(before, before, None, "no smaller way was found")
+        as_it_is = Fit(self.memory.program, before, before, None, "no smaller way was found")
         passes, apart = min(ways, key=lambda way: way[1].least())
         least = round(_NEAR_LEAST * apart.least())
         cuts = apart.cuts(least) if least <= _COUNTED_TOO_MUCH * _WORTH * before else None
@@ -202,7 +266,9 @@ class Fitting:
         return None
 
     def _fit(self, budget: int, passes: Passes, note: str) -> Fit:
-        return Fit(budget, self.memory.peak().bytes, self._peak(passes), note, passes)
+        return Fit(
+            self.memory.program, budget, self.memory.peak().bytes, self._peak(passes), note, passes
+        )
 
     def _apart(self, budget: int, *, counted: float) -> Iterator[Passes]:
         """Yields cuts without recomputation that may meet a budget.
@@ -272,14 +338,18 @@ class Fitting:
 
     def _peak(self, passes: Passes) -> Peak:
         if passes not in self._tried:
-            program = self.memory.program
-            for pass_ in passes:
-                program = pass_.run(program)
             number = len(self._tried) + 1
             self._progress.report(f"compiling plan {number} of at most {_MOST_PLANS}")
-            self._tried[passes] = self.of(program).peak()
+            self._tried[passes] = self.of(self.program(passes)).peak()
             self._progress.report(f"plan {number} takes {size_text(self._tried[passes].bytes)}")
         return self._tried[passes]
+
+    def program(self, passes: Passes) -> Program:
+        """Returns the program that these passes make of the original one."""
+        program = self.memory.program
+        for pass_ in passes:
+            program = pass_.run(program)
+        return program
 
     def _cannot(self, budget: int, before: int, why: str = "") -> StrategyError:
         # Only what was tried for this budget: other tries depend on their own budgets.

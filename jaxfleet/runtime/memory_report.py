@@ -1,54 +1,84 @@
-"""Memory of a step, before and after it was fitted to a budget: as text and as a plot."""
+"""Memory of a step or a trainer, before and after it was fitted to a budget: text and plot.
 
-from collections.abc import Mapping, Sequence
+A trainer's program is executables with messages between them. Counted are the values that these
+executables leave for later ones, and the use of the running one; not the messages' own copies.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxfleet.analysis.memory import MemoryProfile, memory_profile
+import jax
+
+from jaxfleet.analysis.memory import MemoryProfile
 from jaxfleet.analysis.memory.profile import size_text
 from jaxfleet.capture import Captured
-from jaxfleet.capture.pytrees import spec_of
+from jaxfleet.capture.signature import spec_of
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
-from jaxfleet.lower import Interface, LoweredStep
+from jaxfleet.lower import ExecutableCache, Interface, LoweredStep
 from jaxfleet.lower.function import bind_sizes, cut_axes
-from jaxfleet.lower.host_transfer import host_memory_is_apart
-from jaxfleet.lower.staged import Peak, StagedStep, count_runs, peak_of_one
+from jaxfleet.lower.partition import rows_of
+from jaxfleet.lower.staged import Peak, Stage, StagedStep, peak_of, peak_of_one, trainer_stages
 from jaxfleet.lower.staged_sharding import layout_for
 from jaxfleet.pipeline import Record
-from jaxfleet.runtime.memory_fit import Fit
-from jaxfleet.runtime.trainer_memory import TrainerMemory
+from jaxfleet.runtime.memory_fit import Fit, Fitting, Memory
+from jaxfleet.runtime.transpile import transpile
+from jaxfleet.strategy import DistributedStrategy
+
+if TYPE_CHECKING:  # every step reports its memory, and only jobs with servers need their programs
+    from jaxfleet.runtime.pserver_job import JobPrograms
 
 
 @dataclass(frozen=True)
-class StepMemory:
+class DeviceMemory(Memory):
+    """Memory use of a program, as one function or in several executables, for these `shapes`."""
+
+    shapes: Sequence[tuple[int, ...]]  # of the data
+
+    @property
+    @abstractmethod
+    def function(self) -> Any:
+        """The jitted function, or a `StagedStep`."""
+
+    @abstractmethod
+    def compiled(self) -> Any:
+        """Returns the executable of a function that is one."""
+
+    def peak(self) -> Peak:
+        run = self.function
+        if isinstance(run, StagedStep):
+            return run.peak(self.shapes)
+        return peak_of_one(self.compiled())
+
+    @property
+    def runs(self) -> Sequence[Any]:
+        run = self.function
+        return [part.run for part in run.at(self.shapes)] if isinstance(run, StagedStep) else [run]
+
+
+@dataclass(frozen=True)
+class StepMemory(DeviceMemory):
     """A lowered step, for batches of one size.
 
     Attributes:
         captured: the step.
         interface: mapping of its pytrees to variables.
-        program: the part that devices run.
-        lowered: that, compiled.
+        lowered: the part that devices run, compiled.
         devices: where it runs.
-        rows: of the whole batch.
     """
 
     captured: Captured
     interface: Interface
-    program: Program
     lowered: LoweredStep
     devices: Sequence[Any]
-    rows: int
 
     @property
     def fetched(self) -> tuple[str, ...]:
         return self.interface.metrics
-
-    @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        shapes = [leaf.shape for leaf in self.captured.signature.batch]
-        return [(self.rows, *shape[1:]) if shape else () for shape in shapes]
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -59,30 +89,15 @@ class StepMemory:
         return bind_sizes(zip(fed, own, strict=True))
 
     @property
-    def host_is_apart(self) -> bool:
-        return host_memory_is_apart(self.devices[0])
+    def function(self) -> Any:
+        return self.lowered.run
 
-    def curve(self) -> MemoryProfile:
-        return memory_profile(self.program, self.sizes, keep=self.fetched)
-
-    def peak(self) -> Peak:
-        run = self.lowered.run
-        if isinstance(run, StagedStep):
-            return run.peak(self.shapes)
+    def compiled(self) -> Any:
         signature = self.captured.signature
         state = [spec_of(leaf) for leaf in signature.state]
         leaves = zip(signature.batch, self.shapes, strict=True)
-        executable = self.lowered.lower(state, [spec_of(leaf, shape) for leaf, shape in leaves])
-        return peak_of_one(executable.compile())
-
-    @property
-    def executables(self) -> tuple[int, int]:
-        return count_runs(self.runs)
-
-    @property
-    def runs(self) -> Sequence[Any]:
-        run = self.lowered.run
-        return [part.run for part in run.at(self.shapes)] if isinstance(run, StagedStep) else [run]
+        data = [spec_of(leaf, shape) for leaf, shape in leaves]
+        return self.lowered.lower(state, data).compile()
 
 
 @dataclass(frozen=True)
@@ -154,13 +169,14 @@ class MemoryReport:
         figure.savefig(path)
 
 
-def report_of(memory: StepMemory | TrainerMemory, fit: Fit | None, dumps: Record) -> MemoryReport:
-    """Returns the report of a step, with the fit to its budget; compiles if necessary."""
+def report_of(memory: Memory, fit: Fit | None) -> MemoryReport:
+    """Returns the report of a program, fitted to a budget or not; compiles if necessary."""
     after, peak = memory.curve(), memory.peak()
     before, before_bytes = after, peak.bytes
-    if fit is not None and fit.passes:
-        before = replace(memory, program=dumps[fit.passes[0].name].before).curve()
+    if fit is not None:
         before_bytes = fit.before
+        if fit.passes:
+            before = replace(memory, program=fit.original).curve()
     return MemoryReport(
         before,
         before_bytes,
@@ -190,3 +206,90 @@ def _axes() -> tuple[Any, Any]:
         raise StrategyError("memory_report: matplotlib is not installed", hint=hint) from error
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     return figure, figure.subplots()
+
+
+@dataclass(frozen=True)
+class TrainerMemory(Memory):
+    """A trainer's program, for one number of rows.
+
+    Attributes:
+        rows: of this trainer.
+        cache: of executables.
+    """
+
+    rows: int
+    cache: ExecutableCache
+
+    @property
+    def fetched(self) -> tuple[str, ...]:
+        fetches = (op.reads for op in reversed(self.program.root.ops) if op.type == "fetch")
+        return next(fetches, ())
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return rows_of(self.program, self.rows)
+
+    @cached_property
+    def _parts(self) -> tuple[Stage, ...]:
+        return trainer_stages(self.program, self.sizes, self.fetched, self.cache)
+
+    @property
+    def runs(self) -> list[Any]:
+        return [part.run for part in self._parts]
+
+    def peak(self) -> Peak:
+        return peak_of(self._parts, self.fetched)
+
+
+def memory_of(
+    job: "JobPrograms", strategy: DistributedStrategy, rows: int, cache: ExecutableCache
+) -> TrainerMemory:
+    """Returns the memory use of a job's trainer for the example's number of rows.
+
+    Raises:
+        StrategyError: its step looks up tables, or it updates by itself.
+    """
+    if "tables" in job.trainer.attrs:
+        what = "the memory of a step that looks up tables is not planned"
+        raise StrategyError(what, hint="leave memory_budget out")
+    if strategy.communication in {"geo", "fl"}:
+        what = (
+            f"the memory of trainers with communication={strategy.communication!r} is not planned"
+        )
+        hint = "strategy.passes='recompute' cuts what they run (docs/memory.md)"
+        raise StrategyError(what, hint=hint)
+    own = rows if job.is_whole or strategy.batch == "local" else rows // job.trainers
+    return TrainerMemory(job.trainer, jax.devices()[0], own, cache)
+
+
+def fitting(
+    programs: "Callable[[Program], JobPrograms]",
+    strategy: DistributedStrategy,
+    rows: int,
+    cache: ExecutableCache,
+) -> "Callable[[Program], JobPrograms]":
+    """Wraps `programs` to fit the trainer's program to the strategy's budget.
+
+    `rows` are those of the example's batch.
+    """
+    budget = strategy.memory_budget
+    if budget is None:
+        return programs
+
+    def make(program: Program) -> "JobPrograms":
+        job = programs(program)
+        memory = memory_of(job, strategy, rows, cache)
+        known, tried = cache.runs(), [memory]
+
+        def of(program: Program) -> TrainerMemory:
+            tried.append(replace(memory, program=program))
+            return tried[-1]
+
+        fit = Fitting(memory, of, strategy.offload).to(budget)
+        made, record = transpile(job.trainer, fit.passes, dump_dir=None)
+        known += replace(memory, program=made).runs
+        cache.forget([run for one in tried for run in one.runs], but=known)
+        more = (replace(s, index=s.index + len(job.dumps) - 1) for s in list(record)[1:])
+        return replace(job, trainer=made, dumps=Record([*job.dumps, *more]), fit=fit)
+
+    return make

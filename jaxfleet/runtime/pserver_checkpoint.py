@@ -1,14 +1,20 @@
-"""Checkpoints of a job: servers write their parts, trainer 0 the rest and the manifest."""
+"""Operations of all trainers of a job together: checkpoints, and those on whole tables.
 
-from collections.abc import Sequence
+Of a checkpoint the servers write their parts, trainer 0 the rest and the manifest. What concerns
+a whole table trainer 0 requests from the servers, while the others wait.
+"""
+
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxfleet.checkpoint import PartReceipt, Piece, commit, discard, write_part
+from jaxfleet.checkpoint.tables.saved_tables import exported
 from jaxfleet.errors import CheckpointError, JaxfleetError
 from jaxfleet.ps.client.client import Client
+from jaxfleet.ps.client.remote_tables import RemoteTables
 from jaxfleet.runtime.checkpointing import open_for, read_leaves
 from jaxfleet.runtime.remote_state import RemoteState
 from jaxfleet.transport.messages import Kind, Tensor
@@ -92,3 +98,44 @@ def agree(client: Client, what: str, error: Exception | None, found: int = 0) ->
 
 def _servers(client: Client) -> range:
     return range(len(client.me.endpoints))
+
+
+def shrink_table(client: Client, tables: RemoteTables, table: str, what: str) -> int:
+    """Lets servers evict rows by a table's rules; returns their number.
+
+    `what` names the operation, uniquely at this step.
+
+    Raises:
+        ProgramError: there is no such table.
+        PeerLostError: a server, or another trainer, is gone or late.
+    """
+    tables.live(table)  # fails on all trainers alike if there is no such table
+    return _together(client, what, lambda: tables.shrink(table))
+
+
+def export_table(
+    client: Client, tables: RemoteTables, table: str, folder: str | Path, what: str, *, text: bool
+) -> int:
+    """Exports a table into a new folder, as `exported`; returns the number of rows.
+
+    `what` names the operation, uniquely at this step.
+
+    Raises:
+        CheckpointError: the folder exists already, or cannot be written.
+        ProgramError: there is no such table.
+        PeerLostError: a server, or another trainer, is gone or late.
+    """
+    live = tables.live(table)
+    return _together(client, what, lambda: exported(live, folder, text=text))
+
+
+def _together(client: Client, what: str, work: Callable[[], int]) -> int:
+    client.doing(what)
+    error: JaxfleetError | None = None
+    count = 0
+    if client.me.trainer == 0:
+        try:
+            count = work()
+        except JaxfleetError as found:
+            error = found
+    return agree(client, what, error, count)

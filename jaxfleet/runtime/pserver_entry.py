@@ -23,7 +23,7 @@ from jaxfleet.runtime.pserver_job import (
     timeouts_of,
 )
 from jaxfleet.runtime.trainer_step import TrainerStep
-from jaxfleet.runtime.type_variables import Metrics, State
+from jaxfleet.runtime.training_step import Metrics, State
 from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.transport.buffers import keep_freed_memory
 

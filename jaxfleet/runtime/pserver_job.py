@@ -29,9 +29,8 @@ from jaxfleet.pipeline import (
     run_pipeline,
 )
 from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
-from jaxfleet.runtime.batch_slices import for_slices
 from jaxfleet.runtime.memory_fit import Fit
-from jaxfleet.runtime.transpile import transpile
+from jaxfleet.runtime.transpile import for_slices, transpile
 from jaxfleet.strategy import DistributedStrategy, check_skips_no_rows
 from jaxfleet.transport.consistency import mask_endpoints, text_digest
 

@@ -25,11 +25,10 @@ from jaxfleet.cluster.group_view import CHANGED_STATE
 from jaxfleet.errors import CheckpointError, StrategyError, UnsupportedError
 from jaxfleet.lower import LoweredStep
 from jaxfleet.runtime.compiled_variants import Variant
-from jaxfleet.runtime.consistency_checks import description, warn_of_own_batches
-from jaxfleet.runtime.state_tracker import LastState
 from jaxfleet.runtime.step import Step
-from jaxfleet.runtime.step_inputs import check_batch, check_state
-from jaxfleet.runtime.type_variables import Metrics, State
+from jaxfleet.runtime.step_inputs import check_batch, check_state, description, warn_of_own_batches
+from jaxfleet.runtime.step_state import LastState
+from jaxfleet.runtime.training_step import Metrics, State
 from jaxfleet.strategy import DistributedStrategy
 
 _SHOWN = 6  # leaves of a state, in an error

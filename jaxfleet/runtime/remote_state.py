@@ -12,8 +12,8 @@ from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.server_session import PendingRequest
 from jaxfleet.ps.client.trainer_executor import run_startup, sent_leaves
 from jaxfleet.runtime.checkpointing import on_host
-from jaxfleet.runtime.handle import Handle
 from jaxfleet.runtime.pserver_job import JobPrograms
+from jaxfleet.runtime.step_state import Handle
 
 
 class RemoteState:

@@ -21,6 +21,7 @@ from jaxfleet.lower import ExecutableCache
 from jaxfleet.passes.pserver.placement import local_endpoints
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.server import Server, ServerCore, ServerOptions
+from jaxfleet.runtime.memory_report import fitting
 from jaxfleet.runtime.pserver_job import (
     JobPrograms,
     example_of,
@@ -28,7 +29,6 @@ from jaxfleet.runtime.pserver_job import (
     membership,
     timeouts_of,
 )
-from jaxfleet.runtime.trainer_memory import fitting
 from jaxfleet.runtime.trainer_step import TrainerStep
 from jaxfleet.strategy import DistributedStrategy, as_strategy
 from jaxfleet.transport.memory_network import MemoryNetwork

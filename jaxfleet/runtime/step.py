@@ -1,11 +1,10 @@
 """Step: a distributed training step, with the signature of the user's own."""
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Never, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -16,32 +15,32 @@ from jaxfleet.checkpoint import Checkpoint
 from jaxfleet.checkpoint.tables.saved_tables import exported
 from jaxfleet.errors import JaxfleetError
 from jaxfleet.lower import LoweredStep
-from jaxfleet.ops.basic import failed_check
 from jaxfleet.ops.user_frames import warn_at_caller
 from jaxfleet.runtime.checkpointing import open_for, read_leaves, read_tables, save_leaves
-from jaxfleet.runtime.compiled_variants import Variant, Variants
+from jaxfleet.runtime.compiled_variants import Call, Variant, Variants
 from jaxfleet.runtime.devices import steps_must_not_overlap
-from jaxfleet.runtime.dump_series import end_if_only_dumping
-from jaxfleet.runtime.evaluation import Evaluator, check_is_pair
+from jaxfleet.runtime.evaluation import Evaluating
 from jaxfleet.runtime.explain import undivided
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
-from jaxfleet.runtime.state_tracker import LastState
 from jaxfleet.runtime.step_inputs import (
     check_batch,
     check_rows,
     check_state,
+    mistake_in,
     place_batch,
     place_state,
     used_before,
 )
 from jaxfleet.runtime.step_introspection import StepViews
-from jaxfleet.runtime.type_variables import Batch, Metrics, Result, State
+from jaxfleet.runtime.step_state import LastState
+from jaxfleet.runtime.training_step import Metrics, State
+from jaxfleet.runtime.transpile import end_if_only_dumping
 from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.tables.access import LocalTables
 from jaxfleet.tables.host_lookup import looked_up, specs_of
 
 
-class Step(StepViews, Generic[State, Metrics]):
+class Step(StepViews, Evaluating[State, Metrics]):
     """A distributed training step: `state, metrics = step(state, batch)`.
 
     Attributes:
@@ -66,9 +65,8 @@ class Step(StepViews, Generic[State, Metrics]):
         self.tables = LocalTables(specs_of(captured.program))
         self._waits = steps_must_not_overlap(self.devices)
         self._variants = Variants(captured, strategy, self.devices, dump_dir)
-        self._calls: dict[tuple[Any, ...], _Call] = {}  # by the structure and types of a batch
+        self._calls: dict[tuple[Any, ...], Call] = {}  # by the structure and types of a batch
         self._returned = LastState()
-        self._evaluator = Evaluator(captured)
         self._finite = FiniteWatch(
             strategy.on_nonfinite,
             [captured.program.variables[leaf.name] for leaf in captured.signature.state],
@@ -103,7 +101,7 @@ class Step(StepViews, Generic[State, Metrics]):
         key = (batch_tree, *map(_shape_and_dtype, data))
         call = self._calls.get(key)
         if call is None:
-            call = self._calls[key] = _Call(self._new_variant(data, batch_tree))
+            call = self._calls[key] = Call(self._new_variant(data, batch_tree))
             end_if_only_dumping()
         variant, joined = call.variant, None
         if variant.tables is not None:
@@ -119,7 +117,7 @@ class Step(StepViews, Generic[State, Metrics]):
         self._finite.note(fetched, variant.metrics_tree, state, finite)
         return state, metrics
 
-    def _run_on_tree(self, call: "_Call", state: Any, data: list[Any]) -> tuple[Any, Any, Any]:
+    def _run_on_tree(self, call: Call, state: Any, data: list[Any]) -> tuple[Any, Any, Any]:
         """Runs a step of one device on the user's state as it is; jit flattens and checks it.
 
         What it rejects is not like the state that a step returns: those leaves are checked and
@@ -136,7 +134,7 @@ class Step(StepViews, Generic[State, Metrics]):
         state, fetched, finite = made
         return state, fetched, (finite,)
 
-    def _run_on_leaves(self, call: "_Call", state: Any, data: list[Any]) -> tuple[Any, Any, Any]:
+    def _run_on_leaves(self, call: Call, state: Any, data: list[Any]) -> tuple[Any, Any, Any]:
         """Runs a step on lists of the leaves, some of which it keeps, or which are elsewhere."""
         lowered = call.variant.lowered
         leaves, tree = _flatten(state)
@@ -190,35 +188,6 @@ class Step(StepViews, Generic[State, Metrics]):
             found: State = _unflatten(tree, self._held.restored(leaves, tree, checkpoint))
             return found
         return self.place(_unflatten(tree, leaves))
-
-    def evaluate(
-        self, function: Callable[[State, Batch], Result], state: State, batch: Batch, *more: Never
-    ) -> Result:
-        """Returns `function(state, batch)`, computed with the current state.
-
-        For example for accuracy on held-out data. The function is compiled once for each shape of
-        the batch. It may look up tables, by keys that are leaves of the batch; nothing is trained.
-
-        Args:
-            function: takes the state, as `train_step` does, and a batch of any structure.
-            state: the result of the last step, or a similar one.
-            batch: whole, with any number of rows; its structure may differ from the step's.
-            more: must be empty; pass several values as one batch, a tuple.
-
-        Raises:
-            FeedError: the state does not match the example, or `more` is not empty.
-            CaptureError: the keys of a look-up are not a leaf of the batch.
-        """
-        check_is_pair(more)
-        leaves = jax.tree_util.tree_leaves(state)
-        result: Result = self._evaluator(
-            function,
-            state,
-            self._spread(batch),
-            bring=lambda places: self._readable_leaves(state, leaves, places),
-            look_up=self.look_up,
-        )
-        return result
 
     def _readable_leaves(
         self, state: Any, leaves: Sequence[Any], places: AbstractSet[int]
@@ -377,51 +346,9 @@ class Step(StepViews, Generic[State, Metrics]):
         except (RuntimeError, ValueError) as error:
             if isinstance(error, JaxfleetError):
                 raise
-            if (mistake := _mistake(error)) is None:
+            if (mistake := mistake_in(error)) is None:
                 raise
             raise mistake from error
-
-
-@dataclass
-class _Call:
-    """What runs the calls with batches of one structure.
-
-    Attributes:
-        variant: the compiled step.
-        executable: takes the user's state as it is; None before the first call.
-        shares: there is none, since a state shared a buffer with itself or with the batch.
-    """
-
-    variant: Variant
-    executable: Any = None
-    shares: bool = False
-
-    def on_accepted(self, state: Any, data: list[Any]) -> Any:
-        """Returns the executable's results, or None if it does not accept the state.
-
-        It raises before it runs, and takes no memory then, if the structure or a type differs, an
-        array is deleted, traced or on another device, or one buffer is given twice.
-        """
-        if self.executable is None:
-            return None
-        try:
-            return self.executable(state, [], data)
-        except (TypeError, ValueError):
-            return None
-        except RuntimeError as error:
-            message = str(error)
-            if "donate" in message:  # XLA writes it to standard error too: once is enough
-                self.executable, self.shares = None, True
-            elif "deleted" not in message:
-                raise (_mistake(error) or error) from None
-            return None
-
-
-def _mistake(error: Exception) -> Exception | None:
-    """Returns the user's mistake that made a computation fail, if it is one."""
-    if isinstance(error, RuntimeError) and (failed := failed_check(error)) is not None:
-        return failed
-    return used_before("state") if "deleted" in str(error) else None
 
 
 def _is_wide(leaf: Any) -> bool:

@@ -5,15 +5,15 @@ from typing import Any
 import jax
 
 from jaxfleet.capture import Captured
-from jaxfleet.capture.pytrees import spec_of
+from jaxfleet.capture.signature import spec_of
 from jaxfleet.errors import StrategyError
 from jaxfleet.ir import Program
 from jaxfleet.pipeline import Record
-from jaxfleet.runtime.auxiliary_state import AuxiliaryState
 from jaxfleet.runtime.compiled_variants import Variant, Variants
 from jaxfleet.runtime.explain import explain
 from jaxfleet.runtime.memory_report import MemoryReport, report_of
 from jaxfleet.runtime.step_inputs import type_of
+from jaxfleet.runtime.step_state import AuxiliaryState
 from jaxfleet.strategy import DistributedStrategy
 
 _unflatten = jax.tree_util.tree_unflatten
@@ -118,7 +118,7 @@ class StepViews:
             StrategyError: the step looks up tables.
         """
         rows = self.captured.signature.rows
-        return report_of(self._variants.memory(rows), self._example.fit, self._example.dumps)
+        return report_of(self._variants.memory(rows), self._example.fit)
 
     def explain(self) -> str:
         """Returns about twenty lines on the decisions made, and why."""

@@ -14,10 +14,10 @@ from jaxfleet.lower.partition import rows_of
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.host_ops import Copies
 from jaxfleet.ps.client.trainer_executor import TrainerExecutor, TrainerTables
-from jaxfleet.runtime.batch_slices import for_slices
 from jaxfleet.runtime.pserver_job import JobPrograms
 from jaxfleet.runtime.step_inputs import check_batch, check_rows
 from jaxfleet.runtime.trainer_connection import TrainerSync
+from jaxfleet.runtime.transpile import for_slices
 from jaxfleet.tables.access import TableAccess
 
 Programs = Callable[[Program], JobPrograms]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Generic, Never, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -16,27 +16,30 @@ from jaxfleet.lower import ExecutableCache
 from jaxfleet.pipeline import Record
 from jaxfleet.ps.client.client import Client
 from jaxfleet.ps.client.remote_tables import RemoteTables, table_stats
-from jaxfleet.runtime.consistency_checks import compare_batches
-from jaxfleet.runtime.evaluation import Evaluator, check_is_pair
+from jaxfleet.runtime.evaluation import Evaluating
 from jaxfleet.runtime.explain_job import explain_job
-from jaxfleet.runtime.handle import Handle
-from jaxfleet.runtime.memory_report import MemoryReport, report_of
+from jaxfleet.runtime.memory_report import MemoryReport, fitting, memory_of, report_of
 from jaxfleet.runtime.nonfinite_watch import FiniteWatch
-from jaxfleet.runtime.pserver_checkpoint import meet, restore_job, save_job
+from jaxfleet.runtime.pserver_checkpoint import (
+    export_table,
+    meet,
+    restore_job,
+    save_job,
+    shrink_table,
+)
 from jaxfleet.runtime.pserver_job import JobPrograms
 from jaxfleet.runtime.remote_state import RemoteState
-from jaxfleet.runtime.state_tracker import NewestState
-from jaxfleet.runtime.table_admin import export_table, shrink_table
+from jaxfleet.runtime.step_inputs import compare_batches
+from jaxfleet.runtime.step_state import Handle, NewestState
 from jaxfleet.runtime.trainer_batches import Programs, TrainerBatches
 from jaxfleet.runtime.trainer_connection import TrainerConnection, TrainerSync
-from jaxfleet.runtime.trainer_memory import fitting, memory_of
-from jaxfleet.runtime.type_variables import Batch, Metrics, Result, State
+from jaxfleet.runtime.training_step import Metrics, State
 from jaxfleet.strategy import DistributedStrategy
 from jaxfleet.tables.host_lookup import looked_up, specs_of
 from jaxfleet.transport.messages import Kind
 
 
-class TrainerStep(Generic[State, Metrics]):
+class TrainerStep(Evaluating[State, Metrics]):
     """A step that runs on a trainer and updates on servers: `state, metrics = step(state, batch)`.
 
     Attributes:
@@ -68,7 +71,6 @@ class TrainerStep(Generic[State, Metrics]):
         self._lines = TrainerConnection(lambda: connect(self._job), self._pace, specs)
         self._served = RemoteState(captured, self._job)
         self._newest = NewestState(captured)
-        self._evaluator = Evaluator(captured)
         self._finite = FiniteWatch(
             strategy.on_nonfinite,
             [captured.program.variables[leaf.name] for leaf in captured.signature.state],
@@ -116,7 +118,7 @@ class TrainerStep(Generic[State, Metrics]):
             StrategyError: the step looks up tables, or trainers update by themselves.
         """
         memory = memory_of(self._job, self.strategy, self.captured.signature.rows, self._cache)
-        return report_of(memory, self._job.fit, self._job.dumps)
+        return report_of(memory, self._job.fit)
 
     @property
     def client(self) -> Client:
@@ -172,37 +174,16 @@ class TrainerStep(Generic[State, Metrics]):
             FeedError: it is older: servers hold only the newest.
         """
         leaves, tree = jax.tree_util.tree_flatten(state)
-        values = self._values(leaves, set(range(len(leaves))))
+        values = self._readable_leaves(state, leaves, set(range(len(leaves))))
         full = [values[at] for at in range(len(leaves))]
         pulled: State = jax.tree_util.tree_unflatten(tree, full)
         return pulled
 
-    def evaluate(
-        self, function: Callable[[State, Batch], Result], state: State, batch: Batch, *more: Never
-    ) -> Result:
-        """Returns `function(state, batch)`, computed here with the current state.
-
-        Only the inputs of the function are fetched from the servers. Not collective; see
-        `Step.evaluate`.
-
-        Raises:
-            FeedError: the state is not the result of the last step, or `more` is not empty.
-            CaptureError: the keys of a look-up are not a leaf of the batch.
-            PeerLostError: a server is gone or late.
-        """
-        check_is_pair(more)
-        leaves = jax.tree_util.tree_leaves(state)
-        result: Result = self._evaluator(
-            function,
-            state,
-            batch,
-            bring=lambda places: self._values(leaves, places),
-            look_up=self.look_up,
-        )
-        return result
-
-    def _values(self, leaves: Sequence[Any], places: AbstractSet[int]) -> Mapping[int, Any]:
+    def _readable_leaves(
+        self, state: Any, leaves: Sequence[Any], places: AbstractSet[int]
+    ) -> Mapping[int, Any]:
         """Returns values of some leaves of the newest state, by place; servers' values first."""
+        del state
         if not self._newest.is_made_of(leaves):
             what = "the state is not what the last step returned, and servers hold only the newest"
             raise FeedError(what, hint="pull the state that step(...) returned last")

@@ -2,13 +2,28 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Never, Protocol, Self
+from typing import TYPE_CHECKING, Any, Never, Protocol, Self
 
 import numpy as np
 
 from jaxfleet.ir import Program
 from jaxfleet.runtime.memory_report import MemoryReport
-from jaxfleet.runtime.type_variables import Batch, Metrics_co, Result, State
+
+if TYPE_CHECKING:  # a default needs Python 3.13, or a package that only type checkers bring
+    from typing_extensions import TypeVar
+
+    State = TypeVar("State", default=Any)
+    Metrics = TypeVar("Metrics", default=Any)
+    Metrics_co = TypeVar("Metrics_co", default=Any, covariant=True)
+else:
+    from typing import TypeVar
+
+    State = TypeVar("State")
+    Metrics = TypeVar("Metrics")
+    Metrics_co = TypeVar("Metrics_co", covariant=True)
+
+Batch = TypeVar("Batch")
+Result = TypeVar("Result")
 
 
 class TrainingStep(Protocol[State, Metrics_co]):

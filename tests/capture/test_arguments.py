@@ -11,7 +11,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.errors import CaptureError, FeedError
-from jaxfleet.runtime.argument_step import with_arguments
+from jaxfleet.runtime.distribution import with_arguments
 
 DEVICES = 4
 STEPS = 3

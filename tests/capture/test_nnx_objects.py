@@ -13,7 +13,7 @@ from flax import nnx
 
 import jaxfleet as jf
 from jaxfleet.errors import CaptureError, FeedError
-from jaxfleet.runtime.argument_step import with_arguments
+from jaxfleet.runtime.distribution import with_arguments
 
 DEVICES = 2
 PLAIN = optax.adam(0.1)

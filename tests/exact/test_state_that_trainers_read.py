@@ -11,7 +11,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.errors import PassError
-from jaxfleet.runtime.handle import Handle
+from jaxfleet.runtime.step_state import Handle
 
 ROWS, FEATURES, OUT = 8, 4, 2
 Tx = optax.GradientTransformationExtraArgs

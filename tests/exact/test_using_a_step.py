@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jaxfleet.errors import FeedError
-from jaxfleet.runtime.handle import Handle
 from jaxfleet.runtime.simulated_job import Twin, TwinResult
+from jaxfleet.runtime.step_state import Handle
 from jaxfleet.runtime.trainer_step import TrainerStep
 from tests.exact.common import STEPS, Cut, Prepared, assert_same, executables, prepared
 from tests.runtime.comparing import FLOAT32

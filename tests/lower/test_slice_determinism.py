@@ -8,7 +8,7 @@ import pytest
 
 from jaxfleet.ir import parse
 from jaxfleet.lower import ExecutableCache, lower_block
-from jaxfleet.lower.slice_determinism import compiler_options
+from jaxfleet.lower.blocks import compiler_options
 
 ROWS = 330
 TEXT = """

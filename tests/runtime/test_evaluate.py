@@ -12,7 +12,7 @@ import pytest
 import jaxfleet as jf
 from jaxfleet.errors import CaptureError, FeedError
 from jaxfleet.ps.client.client import Client
-from jaxfleet.runtime.handle import Handle
+from jaxfleet.runtime.step_state import Handle
 from jaxfleet.runtime.trainer_step import TrainerStep
 
 TX = jf.distributed_optimizer(optax.adam(0.1))

@@ -2,7 +2,7 @@
 
 import gc
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +20,7 @@ from jaxfleet.ir import Program
 from jaxfleet.lower import ExecutableCache, host_transfer
 from jaxfleet.lower.staged import Peak
 from jaxfleet.passes import Offload, Recompute
-from jaxfleet.runtime.memory_fit import Fit, Fitting
+from jaxfleet.runtime.memory_fit import Fit, Fitting, Memory
 from tests.tiers import by_default
 
 LAYERS, ROWS, WIDTH = 8, 256, 64
@@ -134,12 +134,22 @@ def test_a_budget_is_met_with_values_on_the_host() -> None:
 
 
 @dataclass(frozen=True)
-class Modelled:
+class Modelled(Memory):
     """A program's memory by the model alone: nothing is compiled."""
 
-    program: Program
-    host_is_apart: bool = False
-    fetched: tuple[str, ...] = ()
+    is_apart: bool = False
+
+    @property
+    def host_is_apart(self) -> bool:
+        return self.is_apart
+
+    @property
+    def fetched(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def runs(self) -> tuple[Any, ...]:
+        return ()
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -154,8 +164,8 @@ class Modelled:
 
 
 def fit(program: Program, budget: int, *, offload: bool | None, apart: bool = False) -> Fit:
-    fitting = Fitting(Modelled(program, apart), lambda made: Modelled(made, apart), offload)
-    return fitting.to(budget)
+    memory = Modelled(program, jax.devices()[0], apart)
+    return Fitting(memory, lambda made: replace(memory, program=made), offload).to(budget)
 
 
 def least(program: Program, **options: Any) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 import jaxfleet as jf
 from jaxfleet.lower.partition import rows_of
-from jaxfleet.runtime.trainer_memory import TrainerMemory
+from jaxfleet.runtime.memory_report import TrainerMemory
 from tests.runtime.comparing import assert_close, distributed, on_one_device, tolerance
 from tests.zoo import ZOO, Case
 

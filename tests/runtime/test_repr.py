@@ -11,8 +11,8 @@ import pytest
 import jaxfleet as jf
 from jaxfleet.errors import FeedError, ProgramError
 from jaxfleet.ir import Operator, Program
-from jaxfleet.runtime.handle import Handle
 from jaxfleet.runtime.simulated_job import TwinResult
+from jaxfleet.runtime.step_state import Handle
 
 TX = jf.distributed_optimizer(optax.adam(0.1))
 

@@ -12,8 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxfleet as jf
 from jaxfleet.errors import FeedError
-from jaxfleet.runtime.handle import Handle
-from jaxfleet.runtime.state_tracker import LastState
+from jaxfleet.runtime.step_state import Handle, LastState
 from tests.runtime.toys import (
     State,
     assert_alike,
@@ -230,6 +229,59 @@ def test_a_state_that_another_function_took_is_refused(devices: int) -> None:
     )
     with pytest.raises(FeedError, match="the state was used before"):
         step(state, rows(8))
+
+
+def test_one_device_does_not_look_at_the_leaves_of_a_state_that_it_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step, state = distributed(devices=1)
+    state, _ = step(state, rows(8))
+    with monkeypatch.context() as patched:
+        patched.setattr("jaxfleet.runtime.step.check_state", None)
+        patched.setattr("jaxfleet.runtime.step.place_state", None)
+        for _ in range(3):
+            state, metrics = step(state, rows(8))
+    assert_alike((state, metrics), plain(4, rows(8)))
+
+
+def replaced(state: State, leaf: Any) -> State:
+    return {**state, "params": {**state["params"], "w": leaf}}
+
+
+def test_one_device_takes_other_leaves_like_those_that_it_returned() -> None:
+    step, state = distributed(devices=1)
+    wanted = start(optax.adam(0.1))
+    train_step = jax.jit(training(optax.adam(0.1)))
+    for leaf in (None, np.full(6, 0.5, np.float32), jax.device_put(np.ones(6), jax.devices()[3])):
+        if leaf is not None:
+            state, wanted = replaced(state, leaf), replaced(wanted, np.asarray(leaf))
+        state, _ = step(state, rows(8))
+        wanted, _ = train_step(wanted, rows(8))
+    assert_alike(state, wanted)
+    assert state["params"]["w"].devices() == set(step.devices)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (np.ones(6, np.int32), "is fed i32, but it is f32"),
+        (np.ones(7, np.float32), r"is fed an array of shape \[7\], but it is f32\[6\]"),
+        ({"more": np.ones(6, np.float32)}, "the state has another structure"),
+        ("text", "'params/w'"),
+    ],
+)
+def test_one_device_refuses_other_leaves_later_too(leaf: Any, message: str) -> None:
+    step, state = distributed(devices=1)
+    state, _ = step(state, rows(8))
+    older = state["params"]["w"]
+    with pytest.raises(FeedError, match=message):
+        step(replaced(state, leaf), rows(8))
+    state, _ = step(state, rows(8))  # the refused call took nothing
+    with pytest.raises(FeedError, match="'params/w' is of an older state"):
+        step(replaced(state, older), rows(8))
+    with pytest.raises(FeedError, match="called inside a traced function"):
+        jax.jit(lambda state: step(state, rows(8)))(state)
+    step(state, rows(8))
 
 
 def test_an_array_is_compared_with_the_leaves_only_if_something_refers_to_it_weakly() -> None:

@@ -29,11 +29,9 @@ from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import DataParallel, Donate, MultiBatchMerge, TwoLevels
 from jaxfleet.pipeline import Pass
 from jaxfleet.runtime.compiled_program import not_fed
-from jaxfleet.runtime.dump_series import DumpSeries, begin_series, run_passes
-from jaxfleet.runtime.rank_executor import RanksProgram
-from jaxfleet.runtime.rank_feeds import Fed, Fetched
+from jaxfleet.runtime.rank_executor import Fed, Fetched, RanksProgram
 from jaxfleet.runtime.scope import Scope
-from jaxfleet.runtime.transpile import summed_over
+from jaxfleet.runtime.transpile import DumpSeries, begin_series, run_passes, summed_over
 
 
 def hierarchical_allreduce(

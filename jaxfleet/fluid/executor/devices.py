@@ -31,11 +31,9 @@ from jaxfleet.fluid.pserver import refuse_several_devices
 from jaxfleet.passes import Donate
 from jaxfleet.runtime.compiled_program import missing_state, not_fed
 from jaxfleet.runtime.devices import emulated_count
-from jaxfleet.runtime.dump_series import begin_series, run_passes
-from jaxfleet.runtime.rank_executor import RanksProgram
-from jaxfleet.runtime.rank_feeds import Fetched
+from jaxfleet.runtime.rank_executor import Fetched, RanksProgram
 from jaxfleet.runtime.scope import Scope
-from jaxfleet.runtime.transpile import summed_over
+from jaxfleet.runtime.transpile import begin_series, run_passes, summed_over
 
 _BY_TRAINERS, _BY_RINGS = "gen_nccl_id", "c_gen_nccl_id"  # operators that name all processes
 _SAYS = frozenset({_BY_TRAINERS, _BY_RINGS})

@@ -20,7 +20,7 @@ from jaxfleet.fluid.framework.program_copy import (
 from jaxfleet.fluid.framework.variable import Parameter, Variable
 from jaxfleet.ir import Attr
 from jaxfleet.pipeline import Pass
-from jaxfleet.runtime.dump_series import begin_series, run_passes
+from jaxfleet.runtime.transpile import begin_series, run_passes
 
 
 class Program(RoleGuards, ProgramAttributes):

@@ -20,9 +20,9 @@ from jaxfleet.ir import Operator as IrOperator
 from jaxfleet.ir import Program as IrProgram
 from jaxfleet.passes import Recompute
 from jaxfleet.runtime.compiled_program import CompiledProgram
-from jaxfleet.runtime.dump_series import DumpSeries, run_passes
 from jaxfleet.runtime.memory_budget import WithinBudget, within_budget
 from jaxfleet.runtime.memory_report import MemoryReport
+from jaxfleet.runtime.transpile import DumpSeries, run_passes
 
 CHECKPOINTS = "checkpoints"
 

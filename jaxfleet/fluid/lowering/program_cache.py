@@ -24,8 +24,8 @@ from jaxfleet.ops.jax_adapter import numpy_dtype
 from jaxfleet.ops.user_frames import warn_at_caller
 from jaxfleet.passes import Donate
 from jaxfleet.runtime.compiled_program import CompiledProgram, prepare
-from jaxfleet.runtime.dump_series import begin_series
 from jaxfleet.runtime.memory_budget import within_budget
+from jaxfleet.runtime.transpile import begin_series
 from jaxfleet.tables import TableSpec
 
 

@@ -21,5 +21,5 @@ from jaxfleet.fluid.transpiler.ps_dispatcher import RoundRobin as RoundRobin
 from jaxfleet.fluid.transpiler.ps_dispatcher import VarBlock as VarBlock
 from jaxfleet.fluid.transpiler.ps_dispatcher import same_or_split_var as same_or_split_var
 from jaxfleet.fluid.transpiler.ps_dispatcher import slice_variable as slice_variable
-from jaxfleet.runtime.memory_passes import memory_optimize as memory_optimize
-from jaxfleet.runtime.memory_passes import release_memory as release_memory
+from jaxfleet.runtime.transpile import memory_optimize as memory_optimize
+from jaxfleet.runtime.transpile import release_memory as release_memory

@@ -30,8 +30,7 @@ from jaxfleet.passes import (
     SliceVar,
 )
 from jaxfleet.pipeline import Pass, Stage
-from jaxfleet.runtime.dump_series import begin_series
-from jaxfleet.runtime.transpile import transpile
+from jaxfleet.runtime.transpile import begin_series, transpile
 from jaxfleet.tables import Constant, Normal, Sgd, TableSpec, Uniform
 from jaxfleet.tables.spec import Part
 

@@ -1,4 +1,4 @@
-"""State that a step keeps between calls besides the user's.
+"""State of a step between its calls: what it returned, and what it keeps besides.
 
 Passes keep variables beside the state (accumulated gradients, snapshots, a loss scale), and some
 let every device have its own value of the user's leaves. A program declares them by attributes:
@@ -9,9 +9,11 @@ let every device have its own value of the user's leaves. A program declares the
   as handles.
 """
 
+import operator
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, Self, TypeAlias
+from weakref import getweakrefcount, ref
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +23,109 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxfleet.analysis.sharding import own_state
 from jaxfleet.capture import Captured
 from jaxfleet.checkpoint import Checkpoint
+from jaxfleet.errors import FeedError
 from jaxfleet.ir import Program, Variable
 from jaxfleet.lower import Interface, LoweredStep
 from jaxfleet.lower.host_transfer import device_dtype, is_key, to_device
 from jaxfleet.runtime.checkpointing import on_host
-from jaxfleet.runtime.handle import Handle
-from jaxfleet.runtime.state_tracker import NewestState
-from jaxfleet.runtime.step_inputs import place_state
+from jaxfleet.runtime.step_inputs import check_state, place_state
+
+
+class Handle:
+    """A leaf of the state that lives on servers; it holds no memory, and cannot be read.
+
+    Attributes:
+        name: the variable's.
+        shape: of ints.
+        dtype: numpy's, or jax's dtype of random keys.
+        servers: the servers that hold it.
+    """
+
+    __slots__ = ("__weakref__", "dtype", "name", "servers", "shape")
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: Any, servers: str) -> None:
+        self.name, self.shape, self.dtype, self.servers = name, shape, dtype, servers
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def again(self) -> Self:
+        return type(self)(self.name, self.shape, self.dtype, self.servers)
+
+    def __repr__(self) -> str:
+        return f"<'{self.name}' {self.dtype}{list(self.shape)} on {self.servers}>"
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        what = f"'{self.name}' lives on {self.servers} and cannot be read here"
+        raise FeedError(what, hint="state = step.pull(state) brings it to this process")
+
+    # jax checks for it before it reads an argument; its own error would not mention servers.
+    __jax_array__ = property(_refuse)
+    __array__ = __float__ = __int__ = __bool__ = __index__ = _refuse
+    __getitem__ = __iter__ = __len__ = __neg__ = __abs__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __pow__ = __matmul__ = __rmatmul__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    # Common array attributes in scripts: an AttributeError would not show where the value is.
+    sum = mean = max = min = std = var = prod = any = all = argmax = argmin = _refuse
+    astype = reshape = ravel = flatten = squeeze = transpose = dot = copy = item = tolist = _refuse
+    at = T = property(_refuse)
+
+
+class LastState:
+    """The leaves of a state, by weak references.
+
+    References identify objects, where numbers like `id` are reused: a new array does get the
+    address of an old one.
+    """
+
+    def __init__(self, leaves: Sequence[Any] = ()) -> None:
+        self._leaves = list(map(ref, leaves))
+
+    def is_made_of(self, leaves: Sequence[Any]) -> bool:
+        same = len(leaves) == len(self._leaves)
+        return same and all(map(operator.is_, map(operator.call, self._leaves), leaves))
+
+    def __contains__(self, value: object) -> bool:
+        # Runs at every step for each array of a batch, none of which has a weak reference.
+        return getweakrefcount(value) > 0 and any(leaf() is value for leaf in self._leaves)
+
+
+class NewestState:
+    """Recognizes the leaves that a step returned last, by identity.
+
+    Attributes:
+        leaves: the last returned ones; none before the first time.
+    """
+
+    def __init__(self, captured: Captured) -> None:
+        self._captured = captured
+        self.leaves: list[Any] = []
+
+    def is_made_of(self, leaves: Sequence[Any]) -> bool:
+        same = len(leaves) == len(self.leaves)
+        return same and all(map(operator.is_, leaves, self.leaves))
+
+    def places_of_others(self, leaves: Sequence[Any]) -> list[int]:
+        known = self.leaves or [None] * len(leaves)
+        pairs = zip(leaves, known, strict=True)
+        return [place for place, (leaf, old) in enumerate(pairs) if leaf is not old]
+
+    def check(self, leaves: Sequence[Any], tree: Any) -> None:
+        """Checks that a state matches the example, and has no handles of another step."""
+        known = {id(leaf) for leaf in self.leaves}
+        for leaf in leaves:
+            if isinstance(leaf, Handle) and id(leaf) not in known:
+                what = f"{leaf!r} is of another step"
+                raise FeedError(what, hint="begin with real values: pull them, or restore them")
+        spec = [_stand_in(leaf) if isinstance(leaf, Handle) else leaf for leaf in leaves]
+        check_state(spec, tree, self._captured)
+
+
+def _stand_in(handle: Handle) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(handle.shape, handle.dtype)
+
 
 Begin: TypeAlias = str | int | float
 _EACH = "@EACH"  # name in checkpoints of a leaf's values on all devices: `m@EACH`
