@@ -41,25 +41,16 @@ class _Metric:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Arguments and results of a step that takes more than a state and a batch.
+    """Arguments and results of a step that takes more than a state and a batch."""
 
-    Attributes:
-        names: of the arguments, in order.
-        state: those that the step returns or changes in place.
-        fixed: read-only ones without rows, replicated on every device.
-        batch: the others; leaves without rows, such as keys, are replicated too.
-        raw_keys: by argument, the leaves that are keys as integers, `jax.random.PRNGKey`.
-        results: the step's results: tuples of `_Returned` and `_Metric`.
-        in_place: those of the state that the step changes and does not return.
-    """
-
-    names: tuple[str, ...]
-    state: tuple[str, ...]
-    fixed: tuple[str, ...]
-    batch: tuple[str, ...]
+    names: tuple[str, ...]  # of the arguments, in order
+    state: tuple[str, ...]  # those that the step returns or changes in place
+    fixed: tuple[str, ...]  # read-only ones without rows, replicated on every device
+    batch: tuple[str, ...]  # the others; leaves without rows, such as keys, are replicated too
+    # By argument, the leaves that are keys as integers, `jax.random.PRNGKey`
     raw_keys: Mapping[str, frozenset[int]]
-    results: Any
-    in_place: tuple[str, ...] = ()
+    results: Any  # the step's results: tuples of `_Returned` and `_Metric`
+    in_place: tuple[str, ...] = ()  # those of the state that the step changes and does not return
 
     def split(self, args: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
         if len(args) != len(self.names):

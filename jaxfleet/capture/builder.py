@@ -54,17 +54,11 @@ from jaxfleet.ops.jax_ops import is_described
 
 @dataclass(frozen=True)
 class _Place:
-    """Context of the equations being read.
+    """Context of the equations being read."""
 
-    Attributes:
-        stack: jax's name stack around them.
-        source: overrides their source inside a library function.
-        around: the source of the enclosing loop, for equations without one.
-    """
-
-    stack: str = ""
-    source: Source | None = None
-    around: Source | None = None
+    stack: str = ""  # jax's name stack around them
+    source: Source | None = None  # overrides their source inside a library function
+    around: Source | None = None  # the source of the enclosing loop, for equations without one
 
 
 @dataclass

@@ -119,38 +119,23 @@ _IN_BOUNDS = Word("GatherScatterMode.PROMISE_IN_BOUNDS")
 
 @dataclass(frozen=True)
 class Link:
-    """One operator of a chain, each of which reads its predecessor's result.
+    """One operator of a chain, each of which reads its predecessor's result."""
 
-    Attributes:
-        op_type: its type.
-        attrs: its attributes.
-        shape: of its result.
-        more: its other inputs.
-    """
-
-    op_type: str
-    attrs: Attrs
-    shape: tuple[Size, ...]
-    more: tuple[Operand, ...] = ()
+    op_type: str  # its type
+    attrs: Attrs  # its attributes
+    shape: tuple[Size, ...]  # of its result
+    more: tuple[Operand, ...] = ()  # its other inputs
 
 
 @dataclass(frozen=True)
 class _Window:
-    """A window cut out of an array.
+    """A window cut out of an array."""
 
-    Attributes:
-        whole: the array's shape.
-        start: first element along each axis.
-        sizes: number of elements.
-        strides: distance between them.
-        dropped: axes of size 1 that the result lacks.
-    """
-
-    whole: tuple[Size, ...]
-    start: tuple[Size, ...]
-    sizes: tuple[Size, ...]
-    strides: tuple[int, ...]
-    dropped: tuple[int, ...]
+    whole: tuple[Size, ...]  # the array's shape
+    start: tuple[Size, ...]  # first element along each axis
+    sizes: tuple[Size, ...]  # number of elements
+    strides: tuple[int, ...]  # distance between them
+    dropped: tuple[int, ...]  # axes of size 1 that the result lacks
 
     @property
     def ends(self) -> tuple[Size, ...]:
@@ -242,17 +227,11 @@ def _fields(attrs: Attrs) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Axes:
-    """Roles of the axes in a gather or scatter.
+    """Roles of the axes in a gather or scatter."""
 
-    Attributes:
-        indexed: the axes of the whole, in the order of the last axis of the indices.
-        collapsed: axes of the whole, of size 1 in a window, that the result lacks.
-        offsets: the axes of the result that are those of a window.
-    """
-
-    indexed: Sequence[int]
-    collapsed: Sequence[int]
-    offsets: Sequence[int]
+    indexed: Sequence[int]  # the axes of the whole, in the order of the last axis of the indices
+    collapsed: Sequence[int]  # axes of the whole, of size 1 in a window, that the result lacks
+    offsets: Sequence[int]  # the axes of the result that are those of a window
 
 
 def _window(

@@ -11,18 +11,12 @@ MARK = "jaxfleet.mark"  # operator of a marker, until `finalize` removes it
 
 @dataclass(frozen=True)
 class Draft:
-    """A traced step: operators in single-assignment form, by block.
+    """A traced step: operators in single-assignment form, by block."""
 
-    Attributes:
-        blocks: block 0 is the step; all variables are temporaries.
-        constants: by name.
-        results: of the step, flat.
-        kept_rows: recomputations that were inlined because they look up rows of tables.
-    """
-
-    blocks: Sequence[Block]
-    constants: Mapping[str, Variable]
-    results: Sequence[Operand]
+    blocks: Sequence[Block]  # block 0 is the step; all variables are temporaries
+    constants: Mapping[str, Variable]  # by name
+    results: Sequence[Operand]  # of the step, flat
+    # Recomputations that were inlined because they look up rows of tables
     kept_rows: tuple[Source, ...] = ()
 
     def without_dead_ops(self) -> "Draft":

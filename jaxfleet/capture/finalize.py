@@ -14,19 +14,12 @@ from jaxfleet.ir.naming import unique
 
 @dataclass(frozen=True)
 class Interface:
-    """Inputs and outputs of a step.
+    """Inputs and outputs of a step."""
 
-    Attributes:
-        state: variables of the state, in the order of its leaves.
-        data: variables of the batch, in the order of its leaves.
-        new_state: new value of each state leaf.
-        metrics: name and value of each metric.
-    """
-
-    state: Sequence[Variable]
-    data: Sequence[Variable]
-    new_state: Sequence[Operand]
-    metrics: Sequence[tuple[str, Operand]]
+    state: Sequence[Variable]  # variables of the state, in the order of its leaves
+    data: Sequence[Variable]  # variables of the batch, in the order of its leaves
+    new_state: Sequence[Operand]  # new value of each state leaf
+    metrics: Sequence[tuple[str, Operand]]  # name and value of each metric
 
 
 def finalize(draft: Draft, interface: Interface, *, name: str, attrs: Attrs) -> Program:

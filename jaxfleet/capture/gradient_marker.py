@@ -30,19 +30,12 @@ _INSIDE = contextvars.ContextVar("inside the update of a wrapped optimizer", def
 
 @dataclass(frozen=True)
 class Mark:
-    """Content of one marker.
+    """Content of one marker."""
 
-    Attributes:
-        kind: `GRADIENT` or `PARAMETER`.
-        optimizer: number of the wrapped optimizer, in order of creation.
-        leaf: index of the leaf in the gradients' tree.
-        path: its path there: `Dense_0/kernel`.
-    """
-
-    kind: str
-    optimizer: int
-    leaf: int
-    path: str
+    kind: str  # `GRADIENT` or `PARAMETER`
+    optimizer: int  # number of the wrapped optimizer, in order of creation
+    leaf: int  # index of the leaf in the gradients' tree
+    path: str  # its path there: `Dense_0/kernel`
 
     def text(self) -> str:
         return f"{self.kind}:{self.optimizer}:{self.leaf}:{self.path}"

@@ -21,17 +21,11 @@ _COPIES = frozenset({MARK, "jax.convert_element_type", "jax.copy"})
 
 @dataclass(frozen=True)
 class Gradient:
-    """A marked gradient.
+    """A marked gradient."""
 
-    Attributes:
-        param: state variable of which it is the gradient.
-        raw: the value before the marker.
-        marked: the value after it.
-    """
-
-    param: str
-    raw: Operand
-    marked: str
+    param: str  # state variable of which it is the gradient
+    raw: Operand  # the value before the marker
+    marked: str  # the value after it
 
 
 def find_gradients(
@@ -206,17 +200,11 @@ def _ends_with(name: str, path: str) -> bool:
 
 @dataclass(frozen=True)
 class InnerUpdates:
-    """Updates inside loops and branches.
+    """Updates inside loops and branches."""
 
-    Attributes:
-        draft: the step, without markers in sub-blocks.
-        params: the state leaves that they train.
-        results: outputs of the operators of block 0 that contain an update.
-    """
-
-    draft: Draft
-    params: frozenset[str]
-    results: frozenset[str]
+    draft: Draft  # the step, without markers in sub-blocks
+    params: frozenset[str]  # the state leaves that they train
+    results: frozenset[str]  # outputs of the operators of block 0 that contain an update
 
 
 def take_inner_updates(

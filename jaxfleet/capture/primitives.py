@@ -83,17 +83,11 @@ _RAISES = ("equinox._errors", "_error.<locals>.raises")
 
 @dataclass(frozen=True)
 class Check:
-    """A branch that passes values through, or raises.
+    """A branch that passes values through, or raises."""
 
-    Attributes:
-        messages: possible messages of the error.
-        number: selects the message: an input's position, or a literal.
-        values: positions of the inputs passed through.
-    """
-
-    messages: tuple[str, ...]
-    number: Any
-    values: tuple[int, ...]
+    messages: tuple[str, ...]  # possible messages of the error
+    number: Any  # selects the message: an input's position, or a literal
+    values: tuple[int, ...]  # positions of the inputs passed through
 
 
 def check_of(eqn: Equation) -> Check | None:

@@ -22,19 +22,12 @@ _LONGEST = 40  # characters of an attribute in a message
 
 @dataclass(frozen=True)
 class Leaf:
-    """One leaf of the state, the batch or the metrics.
+    """One leaf of the state, the batch or the metrics."""
 
-    Attributes:
-        name: its variable's name: `params/Dense_0/kernel`, `batch/image`, `metrics/loss`.
-        shape: as in the example.
-        dtype: a numpy dtype, or jax's dtype of random keys.
-        weak: jax's weak type, as of a Python number.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: Any
-    weak: bool = False
+    name: str  # its variable's name: `params/Dense_0/kernel`, `batch/image`, `metrics/loss`
+    shape: tuple[int, ...]  # as in the example
+    dtype: Any  # a numpy dtype, or jax's dtype of random keys
+    weak: bool = False  # jax's weak type, as of a Python number
 
 
 def path_text(path: Sequence[Any]) -> str:
@@ -184,21 +177,13 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Signature:
-    """Mapping of a step's pytrees to variables.
+    """Mapping of a step's pytrees to variables."""
 
-    Attributes:
-        state: leaves of the state, in order.
-        batch: leaves of the batch, in order.
-        state_tree: the state's structure.
-        batch_tree: the batch's structure.
-        rows: the example's global batch size.
-    """
-
-    state: tuple[Leaf, ...]
-    batch: tuple[Leaf, ...]
-    state_tree: Any
-    batch_tree: Any
-    rows: int
+    state: tuple[Leaf, ...]  # leaves of the state, in order
+    batch: tuple[Leaf, ...]  # leaves of the batch, in order
+    state_tree: Any  # the state's structure
+    batch_tree: Any  # the batch's structure
+    rows: int  # the example's global batch size
 
     @classmethod
     def of(cls, state: Any, batch: Any) -> "Signature":
@@ -254,17 +239,11 @@ def _rows(batch: Sequence[Leaf], caller: Source | None) -> int:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Structure of a step's results, without values.
+    """Structure of a step's results, without values."""
 
-    Attributes:
-        state_tree: the structure of the new state.
-        metrics_tree: the structure of the metrics.
-        metrics: a name for each of their leaves.
-    """
-
-    state_tree: Any
-    metrics_tree: Any
-    metrics: tuple[str, ...]
+    state_tree: Any  # the structure of the new state
+    metrics_tree: Any  # the structure of the metrics
+    metrics: tuple[str, ...]  # a name for each of their leaves
 
 
 def read_outputs(result: Any, step: Callable[..., Any]) -> Outputs:

@@ -43,20 +43,13 @@ Step: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class Traced:
-    """A traced step.
+    """A traced step."""
 
-    Attributes:
-        program: the computation.
-        metrics_tree: the structure of the metrics.
-        metrics: their variables, in the order of the leaves.
-        notes: decisions, a line each.
-        keys: leaves of the batch that are keys of tables, and are not sent to devices.
-    """
-
-    program: Program
-    metrics_tree: Any
-    metrics: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    program: Program  # the computation
+    metrics_tree: Any  # the structure of the metrics
+    metrics: tuple[str, ...]  # their variables, in the order of the leaves
+    notes: tuple[str, ...] = ()  # decisions, a line each
+    # Leaves of the batch that are keys of tables, and are not sent to devices
     keys: frozenset[str] = frozenset()
 
 

@@ -88,40 +88,26 @@ class _Numbering(Numbering):
 
 @dataclass(frozen=True)
 class _Part:
-    """The operators that compute a value from values common to both programs.
+    """The operators that compute a value from values common to both programs."""
 
-    Attributes:
-        value: their result.
-        places: their positions, in order.
-        inputs: the common values.
-    """
-
-    value: str
-    places: tuple[int, ...]
-    inputs: tuple[str, ...]
+    value: str  # their result
+    places: tuple[int, ...]  # their positions, in order
+    inputs: tuple[str, ...]  # the common values
 
 
 @dataclass
 class _Side:
-    """A program in which every value has a unique name.
+    """A program in which every value has a unique name."""
 
-    Attributes:
-        program: as traced.
-        sizes: values of its symbols.
-        ops: its operators, with the unique names.
-        types: of every value, with concrete sizes.
-        maker: the position of the operator that makes a value.
-        newest: the last value of each of the program's own names.
-        numbers: of every value.
-    """
-
-    program: Program
-    sizes: Mapping[str, int]
-    ops: list[Operator] = field(default_factory=list)
-    types: dict[str, Variable] = field(default_factory=dict)
+    program: Program  # as traced
+    sizes: Mapping[str, int]  # values of its symbols
+    ops: list[Operator] = field(default_factory=list)  # its operators, with the unique names
+    types: dict[str, Variable] = field(default_factory=dict)  # of every value, with concrete sizes
+    # The position of the operator that makes a value
     maker: dict[str, int] = field(default_factory=dict)
+    # The last value of each of the program's own names
     newest: dict[str, str] = field(default_factory=dict)
-    numbers: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)  # of every value
 
     def __post_init__(self) -> None:
         root = self.program.root
@@ -252,14 +238,10 @@ def _are_close(x: Array, y: Array) -> bool:
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference between two traces of one step.
+    """Difference between two traces of one step."""
 
-    Attributes:
-        names: state leaves and metrics whose values differ.
-        op: the first operator of the second trace that the first lacks, or the other way round.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # state leaves and metrics whose values differ
+    # The first operator of the second trace that the first lacks, or the other way round
     op: Operator | None
 
 

@@ -28,13 +28,9 @@ Run = Callable[..., Sequence[Array]]
 
 @dataclass
 class ExecutableCache:
-    """Executables by the content of their blocks, shared by the cache's users.
+    """Executables by the content of their blocks, shared by the cache's users."""
 
-    Attributes:
-        compiled: the number of compilations.
-    """
-
-    compiled: int = 0
+    compiled: int = 0  # the number of compilations
     _held: dict[str, Run] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -76,16 +72,11 @@ def compute_in_place() -> None:
 
 @dataclass
 class LoweredBlock:
-    """A block as a function.
+    """A block as a function."""
 
-    Attributes:
-        reads: the variables that it takes, in order: those that it does not declare.
-        writes: the variables that it returns, in order.
-        donated: those whose memory its results reuse; their arrays are invalid afterwards.
-    """
-
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
+    reads: tuple[str, ...]  # the variables that it takes, in order: those that it does not declare
+    writes: tuple[str, ...]  # the variables that it returns, in order
+    # Those whose memory its results reuse; their arrays are invalid afterwards
     donated: tuple[str, ...]
     _build: Callable[[], Run] = field(repr=False)
     _run: Run | None = field(default=None, repr=False)

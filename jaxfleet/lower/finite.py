@@ -18,16 +18,12 @@ _TOGETHER = 1 << 12  # elements up to which arrays are checked as one
 
 @dataclass(frozen=True)
 class Watched:
-    """The values of a step that show whether its gradients were finite.
+    """The values of a step that show whether its gradients were finite."""
 
-    Attributes:
-        decision: `(gradients.finite,)` if the program skips a step by it; else empty.
-        parameters: those that it writes: they contain a non-finite gradient's effect afterwards.
-        shared: the replicated ones, of which each device may check a part.
-    """
-
-    decision: tuple[str, ...]
+    decision: tuple[str, ...]  # `(gradients.finite,)` if the program skips a step by it; else empty
+    # Those that it writes: they contain a non-finite gradient's effect afterwards
     parameters: tuple[str, ...]
+    # The replicated ones, of which each device may check a part
     shared: frozenset[str] = frozenset()
 
     @classmethod
@@ -63,14 +59,10 @@ class Part:
     """The part of replicated arrays that this device checks.
 
     The devices of one process check all of it together, since a process reads its own flags.
-
-    Attributes:
-        axis_name: of the mesh.
-        count: the number of parts: the number of devices of a process.
     """
 
-    axis_name: str
-    count: int
+    axis_name: str  # of the mesh
+    count: int  # the number of parts: the number of devices of a process
 
     @classmethod
     def of(cls, axis_name: str, devices: Sequence[Any]) -> "Part | None":

@@ -55,16 +55,11 @@ Values: TypeAlias = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class ProgramFunction:
-    """Runs a program on values by name; the function that `jit` traces.
-
-    Attributes:
-        fetch: variables to return.
-        axis_name: the mesh axis it runs over, or None on one device.
-    """
+    """Runs a program on values by name; the function that `jit` traces."""
 
     program: Program
-    fetch: tuple[str, ...]
-    axis_name: str | None = None
+    fetch: tuple[str, ...]  # variables to return
+    axis_name: str | None = None  # the mesh axis it runs over, or None on one device
 
     def __call__(self, state: Values, data: Values) -> tuple[dict[str, Array], list[Array]]:
         """Runs the program once."""
@@ -116,25 +111,15 @@ def check_types(fed: Sequence[tuple[Variable, Any]]) -> None:
 
 @dataclass(frozen=True)
 class Interface:
-    """How the user's pytrees map to a program's variables.
+    """How the user's pytrees map to a program's variables."""
 
-    Attributes:
-        state: variables of the state's leaves, in order.
-        batch: variables of the batch's leaves, in order.
-        metrics: variables of the metrics' leaves, in order.
-        beside: variables that are kept beside the user's state, in order.
-        state_tree: the structure of the state.
-        batch_tree: the structure of the batch.
-        metrics_tree: the structure of the metrics.
-    """
-
-    state: tuple[str, ...]
-    batch: tuple[str, ...]
-    metrics: tuple[str, ...]
-    state_tree: Any
-    batch_tree: Any
-    metrics_tree: Any
-    beside: tuple[str, ...] = ()
+    state: tuple[str, ...]  # variables of the state's leaves, in order
+    batch: tuple[str, ...]  # variables of the batch's leaves, in order
+    metrics: tuple[str, ...]  # variables of the metrics' leaves, in order
+    state_tree: Any  # the structure of the state
+    batch_tree: Any  # the structure of the batch
+    metrics_tree: Any  # the structure of the metrics
+    beside: tuple[str, ...] = ()  # variables that are kept beside the user's state, in order
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -147,16 +132,11 @@ class Shares:
     """How a step handles the leaves of the state, by index.
 
     A leaf that the program only reads is not an output: the input array is returned.
-
-    Attributes:
-        given: donated; the new state reuses their memory.
-        kept: the others.
-        written: those with new values.
     """
 
-    given: tuple[int, ...]
-    kept: tuple[int, ...]
-    written: tuple[int, ...]
+    given: tuple[int, ...]  # donated; the new state reuses their memory
+    kept: tuple[int, ...]  # the others
+    written: tuple[int, ...]  # those with new values
 
     @classmethod
     def of(cls, program: Program, state: Sequence[str], *, donate: bool) -> "Shares":

@@ -29,15 +29,10 @@ _KEYS: Mapping[str, tuple[str, int]] = {
 
 @dataclass(frozen=True)
 class HostType:
-    """The host array of a variable.
+    """The host array of a variable."""
 
-    Attributes:
-        dtype: numpy's.
-        shape: numbers.
-    """
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
+    dtype: np.dtype[Any]  # numpy's
+    shape: tuple[int, ...]  # numbers
 
 
 def host_type(variable: Variable) -> HostType:
@@ -111,17 +106,11 @@ MOVES = frozenset({"to_host", "to_device"})
 
 @dataclass(frozen=True)
 class Move:
-    """The move of one value.
+    """The move of one value."""
 
-    Attributes:
-        of: the source variable.
-        to: the target variable.
-        leaves: whether it goes to the host, or comes back.
-    """
-
-    of: str
-    to: str
-    leaves: bool
+    of: str  # the source variable
+    to: str  # the target variable
+    leaves: bool  # whether it goes to the host, or comes back
 
 
 def moves_of(ops: Iterable[Operator]) -> tuple[Move, ...]:

@@ -35,19 +35,13 @@ Run: TypeAlias = Callable[..., Sequence[Array]]
 
 @dataclass(frozen=True)
 class Segment:
-    """Operators that run on the device, as one function.
+    """Operators that run on the device, as one function."""
 
-    Attributes:
-        reads: the variables that it takes, in order, after the trainer id.
-        writes: the variables that it returns, in order.
-        run: `(trainer, *reads) -> writes`, compiled at the first call.
-        is_watched: `run` returns one more value, `bool[2]`: whether its input parameters are
-            finite, and whether its sent or parameter outputs are, gradients among them.
-    """
-
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    run: Run = field(repr=False)
+    reads: tuple[str, ...]  # the variables that it takes, in order, after the trainer id
+    writes: tuple[str, ...]  # the variables that it returns, in order
+    run: Run = field(repr=False)  # `(trainer, *reads) -> writes`, compiled at the first call
+    # `run` returns one more value, `bool[2]`: whether its input parameters are finite, and whether
+    # its sent or parameter outputs are, gradients among them
     is_watched: bool = False
 
 

@@ -24,20 +24,13 @@ Body: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class Layout:
-    """How the arguments and the results of a body are cut: an axis, None or `OWN` per leaf.
+    """How the arguments and the results of a body are cut: an axis, None or `OWN` per leaf."""
 
-    Attributes:
-        data: for each leaf of the data, the axis that is cut, or None.
-        fetched: the same for each fetched leaf.
-        state: the same for each leaf of the state, as `(given, kept)`, with `OWN` too; replicated
-            by default.
-        written: the same for each leaf of the new state.
-    """
-
-    data: tuple[int | None, ...]
-    fetched: tuple[int | None, ...]
+    data: tuple[int | None, ...]  # for each leaf of the data, the axis that is cut, or None
+    fetched: tuple[int | None, ...]  # the same for each fetched leaf
+    # The same for each leaf of the state, as `(given, kept)`, with `OWN` too; replicated by default
     state: tuple[tuple[int | None, ...], tuple[int | None, ...]] | None = None
-    written: tuple[int | None, ...] = ()
+    written: tuple[int | None, ...] = ()  # the same for each leaf of the new state
 
 
 def device_mesh(devices: Sequence[Any]) -> Mesh:
@@ -155,15 +148,10 @@ UnevenValues: TypeAlias = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class UnevenVariant:
-    """The shapes on some of the devices.
+    """The shapes on some of the devices."""
 
-    Attributes:
-        interpreter: runs operators with the sizes of these devices.
-        shapes: of each value so far.
-    """
-
-    interpreter: Interpreter
-    shapes: dict[str, Shape]
+    interpreter: Interpreter  # runs operators with the sizes of these devices
+    shapes: dict[str, Shape]  # of each value so far
 
     def run(
         self, ops: Sequence[Operator], values: UnevenValues, wanted: Iterable[str]
@@ -227,18 +215,12 @@ def run_uneven(
 
 @dataclass(frozen=True)
 class _Section:
-    """Consecutive operators.
-
-    Attributes:
-        is_collective: all devices run them together.
-        reads: the names that they read.
-        makes: the names that they write and that are read later.
-    """
+    """Consecutive operators."""
 
     ops: tuple[Operator, ...]
-    is_collective: bool
-    reads: frozenset[str]
-    makes: tuple[str, ...]
+    is_collective: bool  # all devices run them together
+    reads: frozenset[str]  # the names that they read
+    makes: tuple[str, ...]  # the names that they write and that are read later
 
 
 def _sections(program: Program, keep: Iterable[str]) -> Iterator[_Section]:
@@ -293,22 +275,14 @@ class ParallelFunction:
 
     Every value, state included, is per rank and concatenated along axis 0; if shapes differ, each
     is padded to the largest. A value without axes becomes one number per rank.
-
-    Attributes:
-        program: the program of a rank.
-        fetch: variables to return.
-        written: state to return.
-        mesh: the ranks' devices.
-        fed: for each rank, the shapes of its data, in the same order.
-        fetched: for each rank, the shapes of its fetched values; known once the function was
-            traced.
     """
 
-    program: Program
-    fetch: tuple[str, ...]
-    written: tuple[str, ...]
-    mesh: Mesh
-    fed: tuple[Mapping[str, Shape], ...]
+    program: Program  # the program of a rank
+    fetch: tuple[str, ...]  # variables to return
+    written: tuple[str, ...]  # state to return
+    mesh: Mesh  # the ranks' devices
+    fed: tuple[Mapping[str, Shape], ...]  # for each rank, the shapes of its data, in the same order
+    # For each rank, the shapes of its fetched values; known once the function was traced
     fetched: list[tuple[Shape, ...]] = field(default_factory=list)
 
     def jitted(self) -> Any:

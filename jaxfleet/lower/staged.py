@@ -42,27 +42,17 @@ def last_uses(
 
 @dataclass(frozen=True)
 class Stage:
-    """One executable's run in a step.
+    """One executable's run in a step."""
 
-    Attributes:
-        reads: the variables that it takes, in order.
-        writes: the variables that it returns, in order.
-        drops: the variables that no later stage reads.
-        run: jitted, `*reads -> writes`.
-        specs: the types of its inputs.
-        types: its inputs and outputs, with numbers for sizes.
-        donated: the variables whose memory its results reuse.
-        moves: the asynchronous moves between device and host before it runs.
-    """
-
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    drops: tuple[str, ...]
-    run: Any = field(repr=False)
-    specs: tuple[Any, ...] = field(repr=False)
+    reads: tuple[str, ...]  # the variables that it takes, in order
+    writes: tuple[str, ...]  # the variables that it returns, in order
+    drops: tuple[str, ...]  # the variables that no later stage reads
+    run: Any = field(repr=False)  # jitted, `*reads -> writes`
+    specs: tuple[Any, ...] = field(repr=False)  # the types of its inputs
+    # Its inputs and outputs, with numbers for sizes
     types: Mapping[str, Variable] = field(repr=False)
-    donated: frozenset[str]
-    moves: tuple[Move, ...] = ()
+    donated: frozenset[str]  # the variables whose memory its results reuse
+    moves: tuple[Move, ...] = ()  # the asynchronous moves between device and host before it runs
 
     @property
     def temp_bytes(self) -> int:
@@ -76,21 +66,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class Stages:
-    """Builds the parts of a step.
+    """Builds the parts of a step."""
 
-    Attributes:
-        program: with `cut` between its executables.
-        layout: of its values.
-        donated: state whose memory its new value may reuse.
-        kept: variables that are read after the step.
-        cache: for the executables.
-    """
-
-    program: Program
-    layout: StagedLayout
-    donated: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-    cache: ExecutableCache = field(default_factory=ExecutableCache)
+    program: Program  # with `cut` between its executables
+    layout: StagedLayout  # of its values
+    donated: tuple[str, ...] = ()  # state whose memory its new value may reuse
+    kept: tuple[str, ...] = ()  # variables that are read after the step
+    cache: ExecutableCache = field(default_factory=ExecutableCache)  # for the executables
 
     def at(self, sizes: Mapping[str, int]) -> tuple[Stage, ...]:
         """Returns the executables of a step in execution order, given a number for every letter."""
@@ -176,23 +158,14 @@ def _same_types(used: _Used, drops: Sequence[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class Peak:
-    """The peak memory of a step, its inputs and outputs excluded.
+    """The peak memory of a step, its inputs and outputs excluded."""
 
-    Attributes:
-        bytes: on one device.
-        part: the number of the executable that ran then.
-        alive: the temporaries kept between executables then, and their bytes.
-        temp_bytes: of the executable.
-        curve: the bytes while each executable runs, in order.
-        host_bytes: the peak in pinned memory of the host, for one device.
-    """
-
-    bytes: int
-    part: int
-    alive: Mapping[str, int]
-    temp_bytes: int
-    curve: tuple[int, ...]
-    host_bytes: int = 0
+    bytes: int  # on one device
+    part: int  # the number of the executable that ran then
+    alive: Mapping[str, int]  # the temporaries kept between executables then, and their bytes
+    temp_bytes: int  # of the executable
+    curve: tuple[int, ...]  # the bytes while each executable runs, in order
+    host_bytes: int = 0  # the peak in pinned memory of the host, for one device
 
 
 def peak_of(parts: Sequence[Stage], returned: Sequence[str]) -> Peak:
@@ -240,29 +213,18 @@ def count_runs(runs: Sequence[Any]) -> tuple[int, int]:
 
 @dataclass
 class StagedStep:
-    """A step in parts, on lists of leaves: `(given, kept, data) -> (written, fetched)`.
+    """A step in parts, on lists of leaves: `(given, kept, data) -> (written, fetched)`."""
 
-    Attributes:
-        program: with `cut` between its executables.
-        given: the state whose memory the new state may reuse.
-        kept: the other state.
-        data: the fed variables.
-        written: the new state.
-        fetched: the fetched variables.
-        layout: of the values.
-        waits: wait for each part; executables with collectives must not overlap on a CPU.
-        cache: for the executables.
-    """
-
-    program: Program
-    given: tuple[str, ...]
-    kept: tuple[str, ...]
-    data: tuple[str, ...]
-    written: tuple[str, ...]
-    fetched: tuple[str, ...]
-    layout: StagedLayout
+    program: Program  # with `cut` between its executables
+    given: tuple[str, ...]  # the state whose memory the new state may reuse
+    kept: tuple[str, ...]  # the other state
+    data: tuple[str, ...]  # the fed variables
+    written: tuple[str, ...]  # the new state
+    fetched: tuple[str, ...]  # the fetched variables
+    layout: StagedLayout  # of the values
+    # Wait for each part; executables with collectives must not overlap on a CPU
     waits: bool = False
-    cache: ExecutableCache = field(default_factory=ExecutableCache)
+    cache: ExecutableCache = field(default_factory=ExecutableCache)  # for the executables
     _plans: dict[tuple[Any, ...], tuple[Stage, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

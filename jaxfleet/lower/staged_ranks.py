@@ -24,12 +24,9 @@ class OnRanks:
 
     A temporary has an additional leading axis, whatever its shape; a value without axes is one
     number per rank.
-
-    Attributes:
-        mesh: the ranks' devices.
     """
 
-    mesh: Mesh
+    mesh: Mesh  # the ranks' devices
 
     @property
     def axis_name(self) -> str | None:
@@ -98,12 +95,9 @@ class StagedRanks:
     """A program over a mesh, in parts, with the signature of `ParallelFunction.jitted`'s result.
 
     All ranks are fed the same shapes.
-
-    Attributes:
-        step: the parts.
     """
 
-    step: StagedStep
+    step: StagedStep  # the parts
 
     @classmethod
     def of(

@@ -74,15 +74,11 @@ class OnMesh:
     """State replicated; data cut; a temporary cut along an additional leading axis.
 
     The value of a temporary may differ between devices, whatever its shape.
-
-    Attributes:
-        devices: in a row.
-        axes: the axis of inputs and outputs that are cut.
-        own: state of which every device has its own; its layout is that of temporaries.
     """
 
-    devices: tuple[Any, ...]
-    axes: Mapping[str, int]
+    devices: tuple[Any, ...]  # in a row
+    axes: Mapping[str, int]  # the axis of inputs and outputs that are cut
+    # State of which every device has its own; its layout is that of temporaries
     own: tuple[str, ...] = ()
 
     @property

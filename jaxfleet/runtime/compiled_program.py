@@ -30,38 +30,23 @@ Names: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """A program compiled for one choice of fetches.
+    """A program compiled for one choice of fetches."""
 
-    Attributes:
-        program: kept alive, since the cache is keyed by its id.
-        function: jitted; from donated state, kept state and data to fetches and new state.
-        data: the variables to feed.
-        state: the persistable variables that must be in the scope.
-        donated: those of them whose memory the run may reuse.
-        written: the persistable variables that it writes.
-    """
-
-    program: Program
-    function: Any
-    data: tuple[Variable, ...]
-    state: tuple[Variable, ...]
-    donated: frozenset[str]
-    written: tuple[str, ...]
+    program: Program  # kept alive, since the cache is keyed by its id
+    function: Any  # jitted; from donated state, kept state and data to fetches and new state
+    data: tuple[Variable, ...]  # the variables to feed
+    state: tuple[Variable, ...]  # the persistable variables that must be in the scope
+    donated: frozenset[str]  # those of them whose memory the run may reuse
+    written: tuple[str, ...]  # the persistable variables that it writes
 
 
 @dataclass(frozen=True)
 class Uses:
-    """Inputs and outputs of a program, for one choice of fetches.
+    """Inputs and outputs of a program, for one choice of fetches."""
 
-    Attributes:
-        data: the variables to feed.
-        state: the persistable variables that must be in the scope.
-        written: those that it writes.
-    """
-
-    data: tuple[Variable, ...]
-    state: tuple[Variable, ...]
-    written: tuple[Variable, ...]
+    data: tuple[Variable, ...]  # the variables to feed
+    state: tuple[Variable, ...]  # the persistable variables that must be in the scope
+    written: tuple[Variable, ...]  # those that it writes
 
 
 def uses_of(program: Program, fetch: tuple[str, ...]) -> Uses:

@@ -31,17 +31,12 @@ from jaxfleet.tables.host_lookup import HostTables, Joined, on_device, row_count
 
 @dataclass(frozen=True)
 class StepTables:
-    """A program's tables, and the part of it that devices run.
+    """A program's tables, and the part of it that devices run."""
 
-    Attributes:
-        host: the host's work.
-        program: for devices.
-        interface: of that program: the batch without keys, followed by the host's inputs; the
-            metrics, followed by the host's outputs.
-    """
-
-    host: HostTables
-    program: Program
+    host: HostTables  # the host's work
+    program: Program  # for devices
+    # Of that program: the batch without keys, followed by the host's inputs; the metrics, followed
+    # by the host's outputs
     interface: Interface
     _names: tuple[str, ...]
 
@@ -94,25 +89,15 @@ class StepTables:
 
 @dataclass(frozen=True)
 class Variant:
-    """A step compiled for one capture of the batch.
+    """A step compiled for one capture of the batch."""
 
-    Attributes:
-        program: transpiled.
-        dumps: record of every pass.
-        lowered: compiled.
-        metrics_tree: structure of its metrics.
-        tables: the tables that it looks up; None without any.
-        interface: mapping of pytrees to its variables.
-        fit: result for a memory budget; None without a budget.
-    """
-
-    program: Program
-    dumps: Record
-    lowered: LoweredStep
-    metrics_tree: Any
-    interface: Interface
-    tables: StepTables | None = None
-    fit: Fit | None = None
+    program: Program  # transpiled
+    dumps: Record  # record of every pass
+    lowered: LoweredStep  # compiled
+    metrics_tree: Any  # structure of its metrics
+    interface: Interface  # mapping of pytrees to its variables
+    tables: StepTables | None = None  # the tables that it looks up; None without any
+    fit: Fit | None = None  # result for a memory budget; None without a budget
 
     def holds(self, captured: Captured) -> AuxiliaryState | None:
         """Returns the auxiliary state of the step; None if there is none."""
@@ -123,16 +108,11 @@ class Variant:
 
 @dataclass
 class Call:
-    """What runs the calls with batches of one structure.
+    """What runs the calls with batches of one structure."""
 
-    Attributes:
-        variant: the compiled step.
-        executable: takes the user's state as it is; None before the first call.
-        shares: there is none, since a state shared a buffer with itself or with the batch.
-    """
-
-    variant: Variant
-    executable: Any = None
+    variant: Variant  # the compiled step
+    executable: Any = None  # takes the user's state as it is; None before the first call
+    # There is none, since a state shared a buffer with itself or with the batch
     shares: bool = False
 
     def on_accepted(self, state: Any, data: list[Any]) -> Any:

@@ -24,24 +24,18 @@ _ROOM = 10.0  # rounding may change a leaf by this multiple of the effect of suc
 
 @dataclass(frozen=True)
 class Verification:
-    """Difference between a job in one process and one device.
+    """Difference between a job in one process and one device."""
 
-    Attributes:
-        steps: number of steps.
-        differences: by leaf of the state: the largest difference over the largest value; infinite
-            if only one of both has a non-finite value.
-        same_on_all: whether all trainers ended with the same state, bit by bit.
-        tolerance: leaves with a larger difference are examined for noise.
-        noise: by leaf beyond the tolerance: the difference of one device from itself, measured
-            alike, if every float of its first state is changed by a factor of 1 +- 1e-6. A leaf
-            that moves so far is decided by rounding: a bias before a normalization, whose gradient
-            is 0 but for rounding, moves in the direction of the noise, by whole steps of Adam.
-    """
-
-    steps: int
+    steps: int  # number of steps
+    # By leaf of the state: the largest difference over the largest value; infinite if only one of
+    # both has a non-finite value
     differences: dict[str, float]
-    same_on_all: bool
-    tolerance: float = 1e-4
+    same_on_all: bool  # whether all trainers ended with the same state, bit by bit
+    tolerance: float = 1e-4  # leaves with a larger difference are examined for noise
+    # By leaf beyond the tolerance: the difference of one device from itself, measured alike, if
+    # every float of its first state is changed by a factor of 1 +- 1e-6. A leaf that moves so far
+    # is decided by rounding: a bias before a normalization, whose gradient is 0 but for rounding,
+    # moves in the direction of the noise, by whole steps of Adam.
     noise: dict[str, float] = field(default_factory=dict)
 
     @property

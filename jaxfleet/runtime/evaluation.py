@@ -30,14 +30,10 @@ _KEPT = 32  # compiled functions; otherwise a new lambda at every call would acc
 
 @dataclass(frozen=True)
 class _Reads:
-    """Inputs that a function reads.
+    """Inputs that a function reads."""
 
-    Attributes:
-        leaves: the places of leaves of the state.
-        rows: a table's name and the place of its keys among the batch's leaves, a look-up each.
-    """
-
-    leaves: AbstractSet[int]
+    leaves: AbstractSet[int]  # the places of leaves of the state
+    # A table's name and the place of its keys among the batch's leaves, a look-up each
     rows: tuple[tuple[str, int], ...]
 
 

@@ -29,14 +29,10 @@ class ProgramMemory(DeviceMemory):
     """Memory use of a program on one device, for feeds of these shapes.
 
     Its last operator lists the fetches.
-
-    Attributes:
-        names: the fetched values.
-        cache: of executables.
     """
 
-    names: tuple[str, ...]
-    cache: ExecutableCache
+    names: tuple[str, ...]  # the fetched values
+    cache: ExecutableCache  # of executables
 
     @cached_property
     def prepared(self) -> CompiledProgram:
@@ -90,23 +86,16 @@ class Fitted:
 
 @dataclass
 class WithinBudget:
-    """A compiled program's function that fits a budget, planned at the first feed of each shape.
+    """A compiled program's function that fits a budget, planned at the first feed of each shape."""
 
-    Attributes:
-        prepared: the program.
-        names: the fetched values.
-        budget: an int of bytes, or a float fraction of the program's peak; None for the least
-            without recomputation.
-        device: where it runs.
-        log: receives a description of each result.
-        fitted: by the shapes of the feeds, in order of first use.
-    """
-
-    prepared: CompiledProgram
-    names: tuple[str, ...]
+    prepared: CompiledProgram  # the program
+    names: tuple[str, ...]  # the fetched values
+    # An int of bytes, or a float fraction of the program's peak; None for the least without
+    # recomputation
     budget: float | None
-    device: Any
-    log: Callable[[str], None] | None = None
+    device: Any  # where it runs
+    log: Callable[[str], None] | None = None  # receives a description of each result
+    # By the shapes of the feeds, in order of first use
     fitted: dict[Shapes, Fitted] = field(default_factory=dict)
     _cache: ExecutableCache = field(default_factory=ExecutableCache)
 

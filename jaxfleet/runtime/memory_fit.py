@@ -91,23 +91,14 @@ def ways_on_host(
 
 @dataclass(frozen=True)
 class Fit:
-    """Result for a budget.
+    """Result for a budget."""
 
-    Attributes:
-        original: the program, before it was fitted.
-        budget: in bytes.
-        before: xla's peak of the original step, in bytes.
-        after: xla's peak of the chosen one, in bytes; None for the original step.
-        note: the reason, in words.
-        passes: turn the original step into the chosen one.
-    """
-
-    original: Program
-    budget: int
-    before: int
-    after: Peak | None
-    note: str
-    passes: Passes = ()
+    original: Program  # the program, before it was fitted
+    budget: int  # in bytes
+    before: int  # xla's peak of the original step, in bytes
+    after: Peak | None  # xla's peak of the chosen one, in bytes; None for the original step
+    note: str  # the reason, in words
+    passes: Passes = ()  # turn the original step into the chosen one
 
 
 @dataclass(frozen=True)
@@ -150,17 +141,12 @@ class Memory(ABC):
 
 @dataclass
 class Fitting:
-    """Search for a version of a step that fits a budget.
+    """Search for a version of a step that fits a budget."""
 
-    Attributes:
-        memory: of the original step.
-        of: memory of another program of this step.
-        offload: whether values may be offloaded to the host: first (True), last if that has
-            separate memory (None), or never (False).
-    """
-
-    memory: Memory
-    of: Callable[[Program], Memory]
+    memory: Memory  # of the original step
+    of: Callable[[Program], Memory]  # memory of another program of this step
+    # Whether values may be offloaded to the host: first (True), last if that has separate memory
+    # (None), or never (False)
     offload: bool | None = False
     _tried: dict[Passes, Peak] = field(default_factory=dict)
     _progress: Progress = field(init=False)

@@ -62,19 +62,12 @@ class DeviceMemory(Memory):
 
 @dataclass(frozen=True)
 class StepMemory(DeviceMemory):
-    """A lowered step, for batches of one size.
+    """A lowered step, for batches of one size."""
 
-    Attributes:
-        captured: the step.
-        interface: mapping of its pytrees to variables.
-        lowered: the part that devices run, compiled.
-        devices: where it runs.
-    """
-
-    captured: Captured
-    interface: Interface
-    lowered: LoweredStep
-    devices: Sequence[Any]
+    captured: Captured  # the step
+    interface: Interface  # mapping of its pytrees to variables
+    lowered: LoweredStep  # the part that devices run, compiled
+    devices: Sequence[Any]  # where it runs
 
     @property
     def fetched(self) -> tuple[str, ...]:
@@ -210,15 +203,10 @@ def _axes() -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class TrainerMemory(Memory):
-    """A trainer's program, for one number of rows.
+    """A trainer's program, for one number of rows."""
 
-    Attributes:
-        rows: of this trainer.
-        cache: of executables.
-    """
-
-    rows: int
-    cache: ExecutableCache
+    rows: int  # of this trainer
+    cache: ExecutableCache  # of executables
 
     @property
     def fetched(self) -> tuple[str, ...]:

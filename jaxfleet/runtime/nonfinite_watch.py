@@ -161,18 +161,12 @@ class FiniteWatch:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """The scalar metrics of one step; larger ones are not kept.
-
-    Attributes:
-        leaves: the scalars, with their places in the tree.
-        finite: the step's flags on its gradients.
-        of_own: the flags are a trainer's.
-    """
+    """The scalar metrics of one step; larger ones are not kept."""
 
     tree: Any
-    leaves: list[tuple[int, Any]]
-    finite: Sequence[Any]
-    of_own: bool
+    leaves: list[tuple[int, Any]]  # the scalars, with their places in the tree
+    finite: Sequence[Any]  # the step's flags on its gradients
+    of_own: bool  # the flags are a trainer's
 
     @property
     def is_all_finite(self) -> bool:

@@ -37,31 +37,18 @@ from jaxfleet.transport.consistency import mask_endpoints, text_digest
 
 @dataclass(frozen=True)
 class JobPrograms:
-    """Programs of a job's processes.
+    """Programs of a job's processes."""
 
-    Attributes:
-        trainer: this trainer's program.
-        servers: each server's.
-        trainer_startup: this trainer's startup program.
-        server_startups: each server's.
-        dumps: record of every pass on the trainer's program.
-        trainers: number of trainers.
-        is_whole: every trainer computes the whole batch, since it cannot be divided.
-        text: the programs, which must be the same in all processes of a job.
-        digest: of the text.
-        fit: result for a memory budget; None without a budget.
-    """
-
-    trainer: Program
-    servers: tuple[Program, ...]
-    trainer_startup: Program
-    server_startups: tuple[Program, ...]
-    dumps: Record
-    trainers: int
-    is_whole: bool
-    text: str
-    digest: str
-    fit: Fit | None = None
+    trainer: Program  # this trainer's program
+    servers: tuple[Program, ...]  # each server's
+    trainer_startup: Program  # this trainer's startup program
+    server_startups: tuple[Program, ...]  # each server's
+    dumps: Record  # record of every pass on the trainer's program
+    trainers: int  # number of trainers
+    is_whole: bool  # every trainer computes the whole batch, since it cannot be divided
+    text: str  # the programs, which must be the same in all processes of a job
+    digest: str  # of the text
+    fit: Fit | None = None  # result for a memory budget; None without a budget
 
     def __repr__(self) -> str:
         of_servers = ", ".join(repr(program) for program in self.servers[:2])

@@ -37,15 +37,10 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Fed:
-    """Feeds of all ranks.
+    """Feeds of all ranks."""
 
-    Attributes:
-        rows: by name, the ranks' feeds along axis 0, each padded to the largest.
-        shapes: for each rank, the unpadded shapes.
-    """
-
-    rows: Mapping[str, Any]
-    shapes: tuple[Mapping[str, Shape], ...]
+    rows: Mapping[str, Any]  # by name, the ranks' feeds along axis 0, each padded to the largest
+    shapes: tuple[Mapping[str, Shape], ...]  # for each rank, the unpadded shapes
 
     @classmethod
     def even(cls, rows: Mapping[str, Any], numbers: Container[str], ranks: int) -> "Fed":
@@ -76,17 +71,11 @@ def _joined(values: Sequence[Any]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Fetched:
-    """Results of all ranks, in the order of the fetch list.
+    """Results of all ranks, in the order of the fetch list."""
 
-    Attributes:
-        names: of the fetches.
-        values: the ranks' values along axis 0, padded to the largest.
-        shapes: for each rank, the unpadded shapes.
-    """
-
-    names: Sequence[str]
-    values: Sequence[Array]
-    shapes: Sequence[Sequence[Shape]]
+    names: Sequence[str]  # of the fetches
+    values: Sequence[Array]  # the ranks' values along axis 0, padded to the largest
+    shapes: Sequence[Sequence[Shape]]  # for each rank, the unpadded shapes
 
     def first(self, count: int) -> "Fetched":
         shapes = [own[:count] for own in self.shapes]
@@ -138,28 +127,19 @@ def rank_count(program: Program) -> int:
 
 @dataclass(frozen=True)
 class RanksProgram:
-    """A program compiled for all ranks, for one choice of fetches.
+    """A program compiled for all ranks, for one choice of fetches."""
 
-    Attributes:
-        program: the program.
-        fetch: variables to return.
-        mesh: the ranks' devices, in order.
-        uses: its inputs and outputs.
-        joined: this process, if the devices are those of a group.
-        timeout_s: deadline of a run for the other processes.
-        functions: jitted, by the shapes of the ranks' feeds.
-        digests: agreed with the other processes, likewise.
-        compared: parameters that no run writes, as of the last comparison of processes.
-    """
-
-    program: Program
-    fetch: tuple[str, ...]
-    mesh: Mesh
-    uses: Uses
-    joined: ProcessGroup | None = None
-    timeout_s: float = 600.0
+    program: Program  # the program
+    fetch: tuple[str, ...]  # variables to return
+    mesh: Mesh  # the ranks' devices, in order
+    uses: Uses  # its inputs and outputs
+    joined: ProcessGroup | None = None  # this process, if the devices are those of a group
+    timeout_s: float = 600.0  # deadline of a run for the other processes
+    # Jitted, by the shapes of the ranks' feeds
     functions: dict[Any, _Run] = field(default_factory=dict)
+    # Agreed with the other processes, likewise
     digests: dict[Any, str] = field(default_factory=dict)
+    # Parameters that no run writes, as of the last comparison of processes
     compared: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -11,15 +11,10 @@ from jaxfleet.tables import TableStore
 
 @dataclass(frozen=True)
 class OfRanks:
-    """Values of a variable on several ranks.
+    """Values of a variable on several ranks."""
 
-    Attributes:
-        shown: rank 0's, which the scope holds under the variable's name.
-        whole: all ranks', concatenated along axis 0, each on its rank's device.
-    """
-
-    shown: Array
-    whole: Array
+    shown: Array  # rank 0's, which the scope holds under the variable's name
+    whole: Array  # all ranks', concatenated along axis 0, each on its rank's device
 
 
 class Scope(MutableMapping[str, Array]):

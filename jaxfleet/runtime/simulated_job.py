@@ -38,15 +38,10 @@ _FOREVER_S = 1e9  # no peer can be lost in one process
 
 @dataclass(frozen=True)
 class TwinResult:
-    """Results of a run.
+    """Results of a run."""
 
-    Attributes:
-        states: the last state of each trainer, with values instead of handles.
-        metrics: of every step, for each trainer.
-    """
-
-    states: tuple[Any, ...]
-    metrics: tuple[tuple[Any, ...], ...]
+    states: tuple[Any, ...]  # the last state of each trainer, with values instead of handles
+    metrics: tuple[tuple[Any, ...], ...]  # of every step, for each trainer
 
     def __repr__(self) -> str:
         steps = len(self.metrics[0]) if self.metrics else 0

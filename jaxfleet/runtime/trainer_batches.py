@@ -25,17 +25,11 @@ Programs = Callable[[Program], JobPrograms]
 
 @dataclass(frozen=True)
 class Variant:
-    """The step for one capture of the batch.
+    """The step for one capture of the batch."""
 
-    Attributes:
-        trainer: runs this trainer's program.
-        captured: the one-device program.
-        sharers: number of trainers that share a call's rows; 1 if all are its own.
-    """
-
-    trainer: TrainerExecutor
-    captured: Captured
-    sharers: int
+    trainer: TrainerExecutor  # runs this trainer's program
+    captured: Captured  # the one-device program
+    sharers: int  # number of trainers that share a call's rows; 1 if all are its own
 
     def run(
         self, state: Mapping[str, Any], data: Sequence[Any], rows: int
