@@ -148,11 +148,7 @@ def _descendants(ops: Sequence[Operator], names: set[str]) -> set[int]:
 
 
 def _feeds_only_the_optimizer(
-    ops: Sequence[Operator],
-    before: set[int],
-    after: set[int],
-    fed: set[int],
-    returned: set[str],
+    ops: Sequence[Operator], before: set[int], after: set[int], fed: set[int], returned: set[str]
 ) -> set[int]:
     """Returns the positions of operators that feed only the optimizer or the next step."""
     elsewhere = set(returned)

@@ -53,13 +53,7 @@ class Traced:
     keys: frozenset[str] = frozenset()
 
 
-def trace(
-    step: Step,
-    signature: Signature,
-    *,
-    rows: int | None,
-    name: str,
-) -> Traced:
+def trace(step: Step, signature: Signature, *, rows: int | None, name: str) -> Traced:
     """Traces a step of `(state, batch)` with `rows` rows, or None for a symbolic batch size.
 
     Raises:
@@ -185,10 +179,7 @@ def _kept_apart(source: Source) -> str:
 def _variables(leaves: Sequence[Leaf], specs: Sequence[Any], kind: Kind) -> list[Variable]:
     return [
         Variable(
-            leaf.name,
-            jax_adapter.dtype_text(spec.dtype),
-            jax_adapter.shape_text(spec.shape),
-            kind,
+            leaf.name, jax_adapter.dtype_text(spec.dtype), jax_adapter.shape_text(spec.shape), kind
         )
         for leaf, spec in zip(leaves, specs, strict=False)
     ]

@@ -202,11 +202,7 @@ class _Key:
         self._lines: list[str] = []
 
     def of(
-        self,
-        block: Block,
-        reads: Sequence[str],
-        writes: Sequence[str],
-        donated: Collection[str],
+        self, block: Block, reads: Sequence[str], writes: Sequence[str], donated: Collection[str]
     ) -> str:
         """Returns the text of a block and of all blocks that its operators run."""
         self._block(block)

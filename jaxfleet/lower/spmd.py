@@ -50,10 +50,7 @@ def with_shard_map(body: Body, mesh: Mesh, layout: Layout) -> Body:
     return jax.shard_map(
         _without_front(body, layout),
         mesh=mesh,
-        in_specs=(
-            whole if state is None else tuple(map(_specs, state)),
-            _specs(layout.data),
-        ),
+        in_specs=(whole if state is None else tuple(map(_specs, state)), _specs(layout.data)),
         out_specs=(whole if state is None else _specs(written), _specs(layout.fetched)),
         check_vma=False,
     )

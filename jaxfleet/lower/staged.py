@@ -114,9 +114,7 @@ class Stages:
         return jax.jit(function, donate_argnums=[n for n, x in enumerate(reads) if x in donated])
 
 
-def _turns(
-    items: Iterable[int | tuple[Operator, ...]],
-) -> Iterator[tuple[int, tuple[Move, ...]]]:
+def _turns(items: Iterable[int | tuple[Operator, ...]]) -> Iterator[tuple[int, tuple[Move, ...]]]:
     """Yields the blocks of a program's executables, with the moves before each."""
     moves: tuple[Move, ...] = ()
     for item in items:

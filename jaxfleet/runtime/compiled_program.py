@@ -143,10 +143,7 @@ def _check_complete(program: Program, fetch: tuple[str, ...]) -> None:
 
 
 def _function(
-    program: Program,
-    fetch: tuple[str, ...],
-    written: tuple[str, ...],
-    data: tuple[Variable, ...],
+    program: Program, fetch: tuple[str, ...], written: tuple[str, ...], data: tuple[Variable, ...]
 ) -> Any:
     devices = choose_devices(device_count(program))
     several = len(devices) > 1

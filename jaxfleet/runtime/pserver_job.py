@@ -20,14 +20,7 @@ from jaxfleet.passes.pipelines import (
     trainer_pipeline,
 )
 from jaxfleet.passes.pserver.insert_startup import server_startups, trainer_startup
-from jaxfleet.pipeline import (
-    Dump,
-    Pass,
-    Record,
-    Stage,
-    new_dump_folder,
-    run_pipeline,
-)
+from jaxfleet.pipeline import Dump, Pass, Record, Stage, new_dump_folder, run_pipeline
 from jaxfleet.ps.client.trainer_identity import Timeouts, TrainerIdentity
 from jaxfleet.runtime.memory_fit import Fit
 from jaxfleet.runtime.transpile import for_slices, transpile

@@ -149,10 +149,7 @@ class Twin:
     def _serve(self, network: MemoryNetwork, number: int, folder: Path | None) -> int:
         endpoint = self.endpoints[number]
         options = ServerOptions(
-            server=number,
-            lost_after_s=_FOREVER_S,
-            step_timeout_s=_FOREVER_S,
-            checkpoint_dir=folder,
+            server=number, lost_after_s=_FOREVER_S, step_timeout_s=_FOREVER_S, checkpoint_dir=folder
         )
         core = ServerCore(endpoint, self.cache, network.clock, options)
         server = Server(
@@ -175,11 +172,7 @@ class Twin:
     ) -> tuple[Any, tuple[Any, ...]]:
         def connect(job: JobPrograms) -> Client:
             me = membership(
-                job,
-                name="twin",
-                trainer=number,
-                trainers=self.trainers,
-                endpoints=self.endpoints,
+                job, name="twin", trainer=number, trainers=self.trainers, endpoints=self.endpoints
             )
             lines = network.connect(self.endpoints)
             return Client(lines, me, timeouts=timeouts_of(self.strategy), clock=network.clock)
